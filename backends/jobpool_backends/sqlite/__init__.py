@@ -1,0 +1,17 @@
+"""`sqlite:///file`: the embedded default. One file, no server; any number of processes of one machine share it.
+
+* `schema`: the tables, their versions and their indexes
+* `database`: connections, transactions, and what SQLite's errors mean
+* `moment`: what time it is, for leases that outlive a reboot
+* `tally`, `calls`: counts a queue, and the memory of calls
+* `producing`, `fetching`, `settling`, `reaping`: the life of a message
+* `looking`, `tending`, `filters`: the administrator's side
+* `waiting`: sleep until something is there
+* `backend`: the class that puts them together
+"""
+
+from __future__ import annotations
+
+from jobpool_backends.sqlite.backend import SqliteBackend
+
+__all__ = ["SqliteBackend"]

@@ -1,0 +1,203 @@
+"""`SqliteBackend`: the contract, put together from the parts of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+from urllib.parse import parse_qsl, unquote
+
+from jobpool.backend import (
+    Capabilities,
+    Message,
+    MessageFilter,
+    NewMessage,
+    QueueBackend,
+    QueueStats,
+    Reaped,
+    ReapPolicy,
+    Verb,
+)
+from jobpool.clock import Clock
+from jobpool.errors import ConfigurationError
+from jobpool.lease import JobLease
+from jobpool.settlement import Ack, Settled, Settlement
+from jobpool.signing import EnvelopeSigner
+from jobpool_backends.inotify import ring
+from jobpool_backends.shared import micros, refuse_options
+from jobpool_backends.sqlite import producing
+from jobpool_backends.sqlite.calls import Sweeper
+from jobpool_backends.sqlite.database import PRAGMAS, Database
+from jobpool_backends.sqlite.fetching import Fetcher
+from jobpool_backends.sqlite.looking import Looker
+from jobpool_backends.sqlite.moment import this_boot
+from jobpool_backends.sqlite.reaping import Reaper
+from jobpool_backends.sqlite.settling import Settler
+from jobpool_backends.sqlite.tally import Tally
+from jobpool_backends.sqlite.tending import Tender
+from jobpool_backends.sqlite.waiting import Waiter
+
+DEFAULT_TIMEOUT = 5.0
+
+
+class SqliteBackend(QueueBackend):
+    """Messages in one SQLite file, shared by any number of processes of one machine.
+
+    A call takes a write transaction at most, and waits for its turn for `timeout` seconds at most; then it raises
+    `BackendUnavailable`. What a call has answered is on the disk.
+
+    Args:
+        path: Of the file; created when it is not there.
+        timeout: Seconds, > 0.
+        signer: Signs what is enqueued; None = unsigned.
+        clock: Tells all times; None = the machine's.
+        boot: Names the boot in which `clock.boot()` counts; None = this one.
+        pragmas: Run on each connection.
+
+    Raises:
+        ConfigurationError: The path cannot be right, or the file is another program's or a newer jobpool's.
+        BackendUnavailable: The file cannot be opened or prepared; the text says why and what to do.
+    """
+
+    scheme: ClassVar[str] = "sqlite"
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        signer: EnvelopeSigner | None = None,
+        clock: Clock | None = None,
+        boot: int | None = None,
+        pragmas: tuple[str, ...] = PRAGMAS,
+    ) -> None:
+        super().__init__(signer=signer, clock=clock)
+        boot = this_boot() if boot is None else boot
+        sweeper = Sweeper()
+        self._database = Database(path, timeout=timeout, pragmas=pragmas)
+        self._fetcher = Fetcher(self._database, self.clock, boot, sweeper, self.scheme)
+        self._settler = Settler(self._database, self.clock, boot, sweeper)
+        self._reaper = Reaper(self._database, self.clock, boot)
+        self._looker = Looker(self._database, self.clock)
+        self._tender = Tender(self._database, self.clock, self._looker)
+        self._waiter = Waiter(self._database, self.clock)
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        signer: EnvelopeSigner | None = None,
+        clock: Clock | None = None,
+        runner: object = None,
+        **options: object,
+    ) -> SqliteBackend:
+        """Open `sqlite:///relative.db` or `sqlite:////absolute.db`; options there (`?timeout=10`) or by keyword.
+
+        Raises:
+            ConfigurationError: The URL names no file, or an option is unknown or out of range.
+            BackendUnavailable: The file cannot be opened.
+        """
+        del runner  # only sync:// has a use for one
+        path, found = _split(url)
+        options = found | options
+        timeout = _read_timeout(options.pop("timeout", DEFAULT_TIMEOUT))
+        refuse_options(cls.scheme, options)
+        return cls(path, timeout=timeout, signer=signer, clock=clock)
+
+    def close(self) -> None:
+        """Close files and listeners; threads that wait come back within half a second. Safe to call twice."""
+        self._database.close()
+        self._waiter.close()
+
+    # --- the life of a message -----------------------------------------------------------------------
+
+    def _enqueue(self, messages: Sequence[NewMessage]) -> None:
+        with self._database.write() as connection:
+            tally = Tally()
+            producing.add(connection, messages, micros(self.clock.wall()), tally)
+            tally.write(connection)
+        self._ring()
+
+    def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
+        return self._fetcher.fetch(queue, limit, ttl, fetch_id)
+
+    def _wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
+        return self._waiter.wait_any(queues, timeout)
+
+    def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
+        follow_ups = {
+            place: [self.pack(definition) for definition in settlement.follow_ups]
+            for place, (_, settlement) in enumerate(settlements)
+            if type(settlement) is Ack and settlement.follow_ups
+        }
+        answers, brings_work = self._settler.settle(settlements, follow_ups, call_id)
+        if brings_work:
+            self._ring()
+        return answers
+
+    def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
+        return self._settler.renew(leases, ttl)
+
+    def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
+        reaped = self._reaper.reap(queue, policy, visibility_timeout)
+        if not all(message.dead for message in reaped):
+            self._ring()
+        return reaped
+
+    def _ring(self) -> None:
+        ring(self._database.path)
+
+    # --- looking and tending -------------------------------------------------------------------------
+
+    def stats(self, queue: str) -> QueueStats:
+        """Counts of one queue, O(1); delayed messages that fell due while nobody fetched are counted to 10,000."""
+        return self._looker.stats(queue)
+
+    def queues(self) -> list[str]:
+        """The names of all queues that hold a message, sorted."""
+        return self._looker.queues()
+
+    def list_messages(
+        self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
+    ) -> list[Message]:
+        """One page in enqueue order."""
+        return self._looker.page(where or MessageFilter(), after, limit)
+
+    def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
+        """How many messages match, up to `cap`."""
+        return self._looker.count(where, cap)
+
+    def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
+        """Do `verb` to up to `limit` matching messages, 500 a transaction."""
+        changed = self._tender.bulk(where, verb, limit)
+        if changed and verb is Verb.RETRY:
+            self._ring()
+        return changed
+
+    def inspect(self, ident: str) -> Message | None:
+        """The message with this id, live or dead."""
+        return self._looker.inspect(ident)
+
+
+def _split(url: str) -> tuple[str, dict[str, object]]:
+    """The path in a URL, and the options behind its question mark."""
+    address, _, query = url.partition("?")
+    path = unquote(address[len("sqlite:///") :]) if address.lower().startswith("sqlite:///") else ""
+    if not path or path.startswith(":memory:"):
+        raise ConfigurationError(
+            f"{url!r} names no file: write sqlite:///relative.db or sqlite:////absolute.db; memory:// needs none"
+        )
+    return path, dict(parse_qsl(query, keep_blank_values=True))
+
+
+def _read_timeout(value: object) -> float:
+    try:
+        timeout = float(str(value))
+    except ValueError:
+        timeout = 0.0
+    if not 0 < timeout <= 3600:
+        raise ConfigurationError(
+            f"sqlite:// option timeout must be more than 0 and at most 3600 seconds, not {value!r}"
+        )
+    return timeout

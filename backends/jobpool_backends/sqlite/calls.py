@@ -1,0 +1,64 @@
+"""Memory that makes a repeated request harmless: calls for a minute, ids that a producer gave for ten.
+
+One row a call, not a message, written in the transaction of the call itself.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+
+from jobpool.backend import ENQUEUE_MEMORY, REMEMBER_CALLS
+from jobpool.settlement import Settled
+from jobpool_backends.shared import MICRO, micros
+
+_LETTERS = {Settled.OK: "o", Settled.NOT_IN_FLIGHT: "n", Settled.EXPIRED: "e", Settled.NOT_OWNER: "w"}
+_REPEATED = {letter: answer for answer, letter in _LETTERS.items()} | {"o": Settled.ALREADY}
+
+_SWEEP_BATCH = 2000
+_SWEEPS = tuple(
+    f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table} WHERE until <= ? ORDER BY until LIMIT {_SWEEP_BATCH})"
+    for table in ("calls", "ended")
+)
+
+
+def recall(connection: sqlite3.Connection, call: str, now: int) -> str | None:
+    """What `remember` kept under this id, None when it is too long ago or never was."""
+    row = connection.execute("SELECT answer FROM calls WHERE id = ? AND until > ?", (call, now)).fetchone()
+    return row[0] if row else None
+
+
+def remember(connection: sqlite3.Connection, call: str, answer: str, now: int) -> None:
+    connection.execute("INSERT OR REPLACE INTO calls VALUES (?, ?, ?)", (call, now + micros(REMEMBER_CALLS), answer))
+
+
+def remember_ended(connection: sqlite3.Connection, idents: Iterable[str], now: int) -> None:
+    """Keep the ids of messages that have come to their end."""
+    until = now + micros(ENQUEUE_MEMORY)
+    connection.executemany("INSERT OR REPLACE INTO ended VALUES (?, ?)", [(ident, until) for ident in idents])
+
+
+def write_answers(answers: Iterable[Settled]) -> str:
+    return "".join([_LETTERS[answer] for answer in answers])
+
+
+def repeat_answers(text: str) -> list[Settled]:
+    """The answers of the first time, with ALREADY for OK."""
+    return [_REPEATED[letter] for letter in text]
+
+
+class Sweeper:
+    """Drops what need not be remembered any longer, a bounded piece at a time, within write transactions.
+
+    Shared by threads without a lock: all that a race can do is sweep once too often.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def sweep(self, connection: sqlite3.Connection, now: int) -> None:
+        """Delete a piece, when a second has passed since the last or that one was full."""
+        if now < self._next <= now + MICRO:
+            return
+        swept = max(connection.execute(sql, (now,)).rowcount for sql in _SWEEPS)
+        self._next = now if swept >= _SWEEP_BATCH else now + MICRO

@@ -1,0 +1,226 @@
+"""Connections to one database file, and transactions on them.
+
+A connection is used by one thread at a time, and goes back to a stack when its transaction has ended; none crosses a
+fork. Threads of this process take turns by a lock, because waiting for SQLite's own means sleeping and trying again;
+that is left for other processes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool_backends.shared import contains
+from jobpool_backends.sqlite.schema import is_current, migrate
+from jobpool_backends.sqlite.trouble import LOCKED, is_locked, raise_explained
+
+PRAGMAS = (
+    "synchronous = FULL",  # a commit is on the disk before it is answered
+    "secure_delete = FAST",
+    "cache_size = -8000",
+    "wal_autocheckpoint = 4000",
+    "journal_size_limit = 67108864",
+)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_SHORTEST_NAP = 0.0002
+_LONGEST_NAP = 0.005
+
+
+class Database:
+    """One file.
+
+    Args:
+        path: Of the file; it is created when it is not there, its directory is not.
+        timeout: Seconds that a transaction waits for its turn.
+        pragmas: Run on each new connection.
+
+    Raises:
+        ConfigurationError: The directory is missing, the path names none or no file, or the tables are not ours.
+        BackendUnavailable: SQLite cannot open it; the text says why and what to do.
+    """
+
+    def __init__(self, path: str, *, timeout: float, pragmas: tuple[str, ...] = PRAGMAS) -> None:
+        self.path = path
+        self._timeout = timeout
+        self._pragmas = pragmas
+        self._pid = os.getpid()
+        self._idle: list[sqlite3.Connection] = []
+        self._writing = threading.Lock()
+        self.closed = False
+        _check_place(path)
+        self._prepare()
+        self._inode = os.stat(path).st_ino
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """A write transaction: committed to the disk when the block ends, undone when it raises.
+
+        Raises:
+            BackendUnavailable: No turn within the time limit, or SQLite failed. Unless a commit failed, nothing was
+                changed.
+        """
+        self._check_usable()  # before the lock: after a fork it may be held by a thread that is not there
+        with self._turn(), self.session() as connection, self._transaction(connection, "BEGIN IMMEDIATE"):
+            yield connection
+
+    @contextmanager
+    def read(self) -> Iterator[sqlite3.Connection]:
+        """A read transaction: one snapshot, whatever others commit meanwhile. Waits for nobody."""
+        with self.session() as connection, self._transaction(connection, "BEGIN"):
+            yield connection
+
+    @contextmanager
+    def session(self) -> Iterator[sqlite3.Connection]:
+        """A connection for this thread alone, outside any transaction."""
+        self._check_usable()
+        try:
+            connection = self._idle.pop() if self._idle else self._connect()
+        except sqlite3.Error as error:
+            raise_explained(error, self.path, self._timeout)
+        try:
+            yield connection
+        except sqlite3.Error as error:
+            raise_explained(error, self.path, self._timeout)
+        finally:
+            self._give_back(connection)
+
+    def close(self) -> None:
+        """Close the connections; one that is in use is closed when its user is done with it. Safe to call twice."""
+        self.closed = True
+        if os.getpid() == self._pid:
+            self._close_idle()
+
+    # --- connections -------------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if self.closed:
+            raise BackendUnavailable(f"database {self.path} was closed: open the backend again")
+        if os.getpid() != self._pid:
+            raise ConfigurationError(
+                f"database {self.path} was opened by process {self._pid}, before a fork: SQLite's connections do not"
+                " survive that. Open the backend after the fork, in the process that uses it"
+            )
+        try:
+            same = os.stat(self.path).st_ino == self._inode
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise BackendUnavailable(
+                f"database {self.path} was removed or replaced while it was in use: restart what uses it"
+            )
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        self._idle.append(connection)
+        if self.closed:
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):  # several threads may close: each pops its own
+            while True:
+                self._idle.pop().close()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.path, timeout=0.0, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+        try:
+            for pragma in self._pragmas:
+                connection.execute(f"PRAGMA {pragma}")
+            connection.create_function("jobpool_contains", -1, contains, deterministic=True)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _prepare(self) -> None:
+        """Make the file a current database, in WAL mode, whoever else is about to do the same."""
+        try:
+            connection = self._connect()
+        except sqlite3.Error as error:
+            raise_explained(error, self.path, self._timeout)
+        try:
+            self.patiently(self._switch_to_wal, connection)
+            if not self.patiently(is_current, connection, self.path):
+                with self._transaction(connection, "BEGIN IMMEDIATE"):
+                    migrate(connection, self.path)
+        except sqlite3.Error as error:
+            connection.close()
+            raise_explained(error, self.path, self._timeout)
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append(connection)
+
+    def _switch_to_wal(self, connection: sqlite3.Connection) -> None:
+        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise ConfigurationError(
+                f"database {self.path} cannot use a write-ahead log (its journal mode stays {mode!r}): put it on a"
+                " local disk, not on a network file system"
+            )
+
+    # --- transactions ------------------------------------------------------------------------------
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """This process's one writer."""
+        if not self._writing.acquire(timeout=self._timeout):
+            raise BackendUnavailable(LOCKED.format(path=self.path, timeout=self._timeout))
+        try:
+            yield
+        finally:
+            self._writing.release()
+
+    @contextmanager
+    def _transaction(self, connection: sqlite3.Connection, begin: str) -> Iterator[None]:
+        self.patiently(_begin, connection, begin)
+        try:
+            yield
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:  # SQLite may have rolled back by itself
+                connection.execute("ROLLBACK")
+            raise
+
+    def patiently(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do `step`, again and again while another process holds the lock, within the time limit."""
+        give_up = time.monotonic() + self._timeout
+        nap = _SHORTEST_NAP
+        while True:
+            try:
+                return step(*args, **kwargs)
+            except sqlite3.OperationalError as error:
+                if not is_locked(error) or time.monotonic() >= give_up:
+                    raise
+            time.sleep(nap * random.uniform(0.5, 1.5))
+            nap = min(nap * 1.5, _LONGEST_NAP)
+
+
+def _begin(connection: sqlite3.Connection, begin: str) -> None:
+    connection.execute(begin)
+    if begin == "BEGIN":  # a plain BEGIN takes no snapshot; the first read does, and it may meet a lock
+        try:
+            connection.execute("SELECT 1 FROM queues LIMIT 1").fetchone()
+        except sqlite3.Error:
+            connection.execute("ROLLBACK")
+            raise
+
+
+def _check_place(path: str) -> None:
+    place = Path(path)
+    if place.is_dir():
+        raise ConfigurationError(f"{path} is a directory: name a file in it, such as sqlite:///{place / 'jobpool.db'}")
+    if not place.parent.is_dir():
+        raise ConfigurationError(
+            f"the directory {place.parent.absolute()} of database {path} does not exist: create it"
+        )

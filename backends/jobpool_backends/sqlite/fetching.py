@@ -1,0 +1,143 @@
+"""Leasing: messages that have fallen due join the others, then the first ones in order get a holder and a deadline.
+
+The order of a queue is that of an index, (priority, seq) over waiting messages only. A delayed message enters it when a
+fetch finds it due, `PROMOTE_LIMIT` of them a fetch, so that a million that fall due at once do not hold the lock for
+seconds: until they have all joined, the order holds among those that have.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+from typing import Any
+
+from jobpool.clock import Clock
+from jobpool.lease import JobLease
+from jobpool_backends.shared import MICRO, micros
+from jobpool_backends.sqlite import calls
+from jobpool_backends.sqlite.calls import Sweeper
+from jobpool_backends.sqlite.database import Database
+from jobpool_backends.sqlite.moment import Moment, read_moment
+from jobpool_backends.sqlite.schema import DELAYED, LEASED, WAITING
+from jobpool_backends.sqlite.tally import Tally
+
+PROMOTE_LIMIT = 5000
+
+_WORTH_A_TRANSACTION = """
+SELECT EXISTS (SELECT 1 FROM messages INDEXED BY messages_ready WHERE queue = :queue AND state = 0)
+    OR EXISTS (SELECT 1 FROM messages INDEXED BY messages_due
+               WHERE queue = :queue AND state = 1 AND available_at <= :wall)
+    OR EXISTS (SELECT 1 FROM calls WHERE id = :call)
+"""
+_PROMOTE = f"""
+UPDATE messages SET state = 0 WHERE seq IN (
+    SELECT seq FROM messages INDEXED BY messages_due
+    WHERE queue = ? AND state = 1 AND available_at <= ? ORDER BY available_at LIMIT {PROMOTE_LIMIT}
+)
+"""
+_COLUMNS = """
+seq, priority, id, (SELECT body FROM bodies WHERE bodies.seq = messages.seq),
+attempts, crashes, deliveries, enqueued_at, deadline
+"""
+_TAKE = f"""
+UPDATE messages
+SET state = 2, holder = ?, boot = ?, deadline = ?, deadline_wall = ?, ttl = ?, deliveries = deliveries + 1
+WHERE seq IN (
+    SELECT seq FROM messages INDEXED BY messages_ready WHERE queue = ? AND state = 0 ORDER BY priority, seq LIMIT ?
+)
+RETURNING {_COLUMNS}
+"""
+_STILL_HELD = f"""
+SELECT {_COLUMNS} FROM messages
+WHERE seq IN (SELECT value FROM json_each(?)) AND state = 2 AND holder = ? AND boot = ? AND deadline > ?
+"""
+
+
+class Fetcher:
+    """Leases messages of one database."""
+
+    def __init__(self, database: Database, clock: Clock, boot: int, sweeper: Sweeper, scheme: str) -> None:
+        self._database = database
+        self._clock = clock
+        self._boot = boot
+        self._sweeper = sweeper
+        self._scheme = scheme
+
+    def fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
+        call = f"fetch:{fetch_id}"
+        before = self._clock.boot()
+        if not self._has_work(queue, call):
+            return []
+        with self._database.write() as connection:
+            now = read_moment(self._clock, self._boot)
+            known = calls.recall(connection, call, now.wall)
+            if known is not None:
+                return self._fetch_again(connection, queue, known, now)
+            holder = secrets.token_hex(8)
+            rows = self._take(connection, queue, limit, micros(ttl), holder, now)
+            if rows:
+                self._remember(connection, call, holder, rows, now)
+        return self._leases(queue, holder, rows, before + ttl)
+
+    def _has_work(self, queue: str, call: str) -> bool:
+        """A look without the lock: an empty queue costs no transaction."""
+        arguments = {"queue": queue, "wall": micros(self._clock.wall()), "call": call}
+        with self._database.session() as connection:
+            return bool(self._database.patiently(_first, connection, _WORTH_A_TRANSACTION, arguments))
+
+    def _take(
+        self, connection: sqlite3.Connection, queue: str, limit: int, ttl: int, holder: str, now: Moment
+    ) -> list[tuple[Any, ...]]:
+        due = connection.execute(_PROMOTE, (queue, now.wall)).rowcount
+        deadlines = (now.boottime + ttl, now.wall + ttl)
+        rows = connection.execute(_TAKE, (holder, self._boot, *deadlines, ttl, queue, limit)).fetchall()
+        tally = Tally()
+        tally.move(queue, DELAYED, WAITING, due)
+        tally.move(queue, WAITING, LEASED, len(rows))
+        tally.write(connection)
+        return rows
+
+    def _remember(
+        self, connection: sqlite3.Connection, call: str, holder: str, rows: list[tuple[Any, ...]], now: Moment
+    ) -> None:
+        calls.remember(connection, call, f"{holder} {json.dumps([row[0] for row in rows])}", now.wall)
+        self._sweeper.sweep(connection, now.wall)
+
+    def _fetch_again(self, connection: sqlite3.Connection, queue: str, known: str, now: Moment) -> list[JobLease]:
+        holder, _, sequence = known.partition(" ")
+        rows = connection.execute(_STILL_HELD, (sequence, holder, now.boot, now.boottime)).fetchall()
+        return self._leases(queue, holder, rows, None)
+
+    def _leases(self, queue: str, holder: str, rows: list[tuple[Any, ...]], expires_at: float | None) -> list[JobLease]:
+        rows.sort(key=_place)  # RETURNING promises no order
+        scheme = self._scheme
+        return [
+            JobLease(
+                ident,
+                queue,
+                body,
+                seq,
+                owner_token(holder, seq),
+                deadline / MICRO if expires_at is None else expires_at,
+                scheme,
+                attempts,
+                crashes,
+                deliveries,
+                enqueued_at / MICRO,
+            )
+            for seq, _, ident, body, attempts, crashes, deliveries, enqueued_at, deadline in rows
+        ]
+
+
+def owner_token(holder: str, seq: int) -> str:
+    """32 hex characters: one random half a fetch, and the message's number, so that no two are alike."""
+    return f"{holder}{seq:016x}"
+
+
+def _first(connection: sqlite3.Connection, sql: str, arguments: dict[str, object]) -> Any:
+    return connection.execute(sql, arguments).fetchone()[0]
+
+
+def _place(row: tuple[Any, ...]) -> tuple[int, int]:
+    return row[1], row[0]

@@ -1,0 +1,119 @@
+"""Taking back messages whose lease has expired.
+
+The candidates are read without the lock, so that a reaper that finds nothing disturbs nobody; the write transaction
+then reads them again under the same condition, and charges those that still meet it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from jobpool.backend import Reaped, ReapPolicy
+from jobpool.clock import Clock
+from jobpool_backends.shared import delay_micros, micros
+from jobpool_backends.sqlite.database import Database
+from jobpool_backends.sqlite.moment import Moment, read_moment
+from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, WAITING
+from jobpool_backends.sqlite.settling import NO_LEASE
+from jobpool_backends.sqlite.tally import Tally
+
+REAP_LIMIT = 1000
+UNKNOWN_CAUSE = "lease expired"
+
+_HELD = "SELECT seq FROM messages INDEXED BY messages_held WHERE queue = :queue AND state = 2"
+# Leases of this boot by its own clock, in the order of their deadlines; those of another boot by the wall clock.
+_EXPIRED = f"""
+SELECT seq FROM ({_HELD} AND boot = :boot AND deadline <= :boottime ORDER BY deadline LIMIT {REAP_LIMIT})
+UNION ALL SELECT seq FROM ({_HELD} AND boot < :boot AND deadline_wall <= :wall LIMIT {REAP_LIMIT})
+UNION ALL SELECT seq FROM ({_HELD} AND boot > :boot AND deadline_wall <= :wall LIMIT {REAP_LIMIT})
+LIMIT {REAP_LIMIT}
+"""
+# A person's call, not the pool's: it walks over all leases of the queue.
+_TAKEN_LONG_AGO = f"""
+{_HELD} AND CASE WHEN boot = :boot THEN deadline <= :boottime OR deadline - ttl <= :boottime - :visibility
+                 ELSE deadline_wall <= :wall OR deadline_wall - ttl <= :wall - :visibility END
+LIMIT {REAP_LIMIT}
+"""
+_STILL = """
+SELECT seq, id, crashes, last_crash, forfeited FROM messages
+WHERE seq IN (SELECT value FROM json_each(:candidates)) AND state = 2 AND CASE
+    WHEN boot = :boot THEN deadline <= :boottime OR deadline - ttl <= :boottime - :visibility
+    ELSE deadline_wall <= :wall OR deadline_wall - ttl <= :wall - :visibility END
+ORDER BY deadline, seq
+"""
+_RECOVER = f"""
+UPDATE messages SET state = ?, available_at = ?, crashes = ?, last_crash = ?, cause = ?, {NO_LEASE} WHERE seq = ?
+"""
+_BURY = f"""
+UPDATE messages SET state = 3, died_at = ?, reason = 'crash-limit', crashes = ?, last_crash = ?, cause = ?, {NO_LEASE}
+WHERE seq = ?
+"""
+_NEVER = 2**61
+"""Microseconds: longer ago than any lease was taken."""
+
+
+class _Expired(NamedTuple):
+    seq: int
+    id: str
+    crashes: int
+    last_crash: int | None
+    forfeited: str | None
+
+
+class Reaper:
+    """Reaps the queues of one database."""
+
+    def __init__(self, database: Database, clock: Clock, boot: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._boot = boot
+        self._random = random.SystemRandom()
+
+    def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
+        visibility = _NEVER if visibility_timeout is None else micros(visibility_timeout)
+        sql = _EXPIRED if visibility_timeout is None else _TAKEN_LONG_AGO
+        with self._database.read() as connection:
+            arguments = self._arguments(visibility) | {"queue": queue}
+            candidates = [row[0] for row in connection.execute(sql, arguments)]
+        if not candidates:
+            return []
+        with self._database.write() as connection:
+            now = read_moment(self._clock, self._boot)
+            arguments = self._arguments(visibility, now) | {"candidates": json.dumps(candidates)}
+            expired = [_Expired._make(row) for row in connection.execute(_STILL, arguments)]
+            return self._charge(connection, queue, expired, policy, now.wall)
+
+    def _arguments(self, visibility: int, now: Moment | None = None) -> dict[str, int | str]:
+        now = now or read_moment(self._clock, self._boot)
+        return {"boot": now.boot, "boottime": now.boottime, "wall": now.wall, "visibility": visibility}
+
+    def _charge(
+        self, connection: sqlite3.Connection, queue: str, expired: Iterable[_Expired], policy: ReapPolicy, now: int
+    ) -> list[Reaped]:
+        tally = Tally()
+        reaped = []
+        for message in expired:
+            crashes = _count(message, policy, now)
+            cause = message.forfeited or UNKNOWN_CAUSE
+            dead = policy.is_over(crashes)
+            if dead:
+                connection.execute(_BURY, (now, crashes, now, cause, message.seq))
+                tally.move(queue, LEASED, DEAD)
+            else:
+                delay = delay_micros(self._random.uniform(0.0, policy.ceiling(crashes)))
+                state = DELAYED if delay else WAITING
+                connection.execute(_RECOVER, (state, now + delay, crashes, now, cause, message.seq))
+                tally.move(queue, LEASED, state)
+            reaped.append(Reaped(message.id, queue, crashes, cause, dead))
+        tally.write(connection)
+        return reaped
+
+
+def _count(message: _Expired, policy: ReapPolicy, now: int) -> int:
+    """How many crashes this one makes: those before the window are forgotten."""
+    long_ago = message.last_crash is not None and now - message.last_crash > micros(policy.window)
+    return 1 if long_ago else message.crashes + 1

@@ -1,0 +1,103 @@
+"""The tables, and how an older file becomes a current one.
+
+All times are whole microseconds: Unix time, but `deadline` is on CLOCK_BOOTTIME of the boot that `boot` names.
+
+`messages` holds what changes, in short rows; `bodies` what never changes, so that leasing a message of a megabyte does
+not write a megabyte. `seq` is the enqueue sequence, kept for life and never used twice.
+
+Each index serves one question, and is partial where only one state asks it, so that its cost does not grow with
+messages in other states: ready (fetch), due (promotion, next due time), held (reap), listed (lists, counts, oldest).
+`queues` holds the counts, changed in the transaction that moves messages (see `tally`).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from jobpool.errors import ConfigurationError
+
+WAITING, DELAYED, LEASED, DEAD = range(4)
+"""`messages.state`. In the SQL they stand as numbers: a partial index is not used for a parameter."""
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """
+        CREATE TABLE messages (
+            seq INTEGER PRIMARY KEY AUTOINCREMENT,
+            id TEXT NOT NULL,
+            given INTEGER NOT NULL,             -- 1: its producer chose the id
+            queue TEXT NOT NULL,
+            handler TEXT NOT NULL,
+            priority INTEGER NOT NULL,
+            state INTEGER NOT NULL,             -- 0 waiting, 1 delayed, 2 leased, 3 dead
+            attempts INTEGER NOT NULL DEFAULT 0,
+            crashes INTEGER NOT NULL DEFAULT 0,
+            deliveries INTEGER NOT NULL DEFAULT 0,
+            enqueued_at INTEGER NOT NULL,
+            available_at INTEGER NOT NULL,
+            holder TEXT,                        -- first half of the owner token; the second is seq in hex
+            boot INTEGER,                       -- names the boot in which `deadline` counts
+            deadline INTEGER,
+            deadline_wall INTEGER,              -- the same, as Unix time, for after a reboot
+            ttl INTEGER,                        -- so that deadline - ttl is when it was taken or renewed
+            forfeited TEXT,                     -- the cause, when the lease was forfeited
+            cause TEXT,                         -- of the last crash
+            reason TEXT,                        -- of a dead letter
+            last_error TEXT,
+            died_at INTEGER,
+            last_crash INTEGER,
+            CHECK ((state = 2) = (holder IS NOT NULL)),
+            CHECK ((state = 3) = (died_at IS NOT NULL))
+        )
+        """,
+        "CREATE UNIQUE INDEX messages_by_id ON messages (id)",
+        "CREATE INDEX messages_ready ON messages (queue, priority, seq) WHERE state = 0",
+        "CREATE INDEX messages_due ON messages (queue, available_at) WHERE state = 1",
+        "CREATE INDEX messages_held ON messages (queue, boot, deadline) WHERE state = 2",
+        "CREATE INDEX messages_listed ON messages (queue, state, seq)",
+        "CREATE TABLE bodies (seq INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+        """
+        CREATE TABLE queues (
+            name TEXT PRIMARY KEY,
+            waiting INTEGER NOT NULL DEFAULT 0,
+            delayed INTEGER NOT NULL DEFAULT 0,
+            leased INTEGER NOT NULL DEFAULT 0,
+            dead INTEGER NOT NULL DEFAULT 0
+        ) WITHOUT ROWID
+        """,
+        "CREATE TABLE calls (id TEXT PRIMARY KEY, until INTEGER NOT NULL, answer TEXT NOT NULL) WITHOUT ROWID",
+        "CREATE INDEX calls_until ON calls (until)",
+        "CREATE TABLE ended (id TEXT PRIMARY KEY, until INTEGER NOT NULL) WITHOUT ROWID",
+        "CREATE INDEX ended_until ON ended (until)",
+    ),
+)
+
+VERSION = len(MIGRATIONS)
+
+
+def is_current(connection: sqlite3.Connection, path: str) -> bool:
+    """Whether the tables are those of this code.
+
+    Raises:
+        ConfigurationError: They are newer, or another program's.
+    """
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > VERSION:
+        raise ConfigurationError(
+            f"database {path} has schema version {version}, and this jobpool knows {VERSION}:"
+            " install the newer jobpool that wrote it, or name another file"
+        )
+    if version == 0 and connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone():
+        raise ConfigurationError(f"database {path} holds tables of another program: give jobpool a file of its own")
+    return bool(version == VERSION)
+
+
+def migrate(connection: sqlite3.Connection, path: str) -> None:
+    """Bring the tables up to date. Call it inside a write transaction: another process may have done so meanwhile."""
+    if is_current(connection, path):
+        return
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    for statements in MIGRATIONS[version:]:
+        for statement in statements:
+            connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {VERSION}")

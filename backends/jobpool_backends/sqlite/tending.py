@@ -1,0 +1,87 @@
+"""What an administrator does to many messages: delete them, or retry the dead.
+
+They are looked for without the lock, and changed in transactions of bounded size, in which the filter must hold again:
+a message that moved on meanwhile is left alone. Leased ones are never touched.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import replace
+
+from jobpool.backend import MessageFilter, State, Verb
+from jobpool.clock import Clock
+from jobpool_backends.shared import check_positive, micros
+from jobpool_backends.sqlite import calls
+from jobpool_backends.sqlite.database import Database
+from jobpool_backends.sqlite.looking import Looker, find
+from jobpool_backends.sqlite.schema import DEAD, WAITING
+from jobpool_backends.sqlite.settling import DELETE, DELETE_BODY
+from jobpool_backends.sqlite.tally import Tally
+
+BATCH = 500
+_TOUCHABLE = {Verb.DELETE: (State.WAITING, State.DELAYED, State.DEAD), Verb.RETRY: (State.DEAD,)}
+_RETRY = """
+UPDATE messages SET state = 0, available_at = ?, attempts = 0, crashes = 0,
+    last_error = NULL, reason = NULL, cause = NULL, died_at = NULL, last_crash = NULL
+WHERE seq IN (SELECT value FROM json_each(?))
+"""
+
+
+class Tender:
+    """Tends one database."""
+
+    def __init__(self, database: Database, clock: Clock, looker: Looker) -> None:
+        self._database = database
+        self._clock = clock
+        self._looker = looker
+
+    def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
+        check_positive(limit, "limit")
+        states = tuple(state for state in _TOUCHABLE[verb] if not where.states or state in where.states)
+        touchable = replace(where, states=states)
+        changed = first = 0
+        while states and changed < limit:
+            found = self._find(touchable, first, min(BATCH, limit - changed))
+            if not found:
+                break
+            changed += self._change(touchable, verb, found)
+            first = found[-1]
+        return changed
+
+    def _find(self, where: MessageFilter, first: int, limit: int) -> list[int]:
+        with self._database.read() as connection:
+            wanted = self._looker.search(connection, where, micros(self._clock.wall()))
+            return [row[0] for row in find(connection, wanted, "seq", first, limit)]
+
+    def _change(self, where: MessageFilter, verb: Verb, found: list[int]) -> int:
+        with self._database.write() as connection:
+            now = micros(self._clock.wall())
+            wanted = self._looker.search(connection, where, now)
+            sql = (
+                "SELECT seq, queue, state, id, given FROM messages"
+                f" WHERE seq IN (SELECT value FROM json_each(:found)) AND {wanted.where}"
+            )
+            rows = connection.execute(sql, wanted.arguments | {"found": json.dumps(found)}).fetchall()
+            _retry(connection, rows, now) if verb is Verb.RETRY else _delete(connection, rows, now)
+        return len(rows)
+
+
+def _retry(connection: sqlite3.Connection, rows: list[tuple[int, str, int, str, int]], now: int) -> None:
+    tally = Tally()
+    for _, queue, *_ in rows:
+        tally.move(queue, DEAD, WAITING)
+    connection.execute(_RETRY, (now, json.dumps([row[0] for row in rows])))
+    tally.write(connection)
+
+
+def _delete(connection: sqlite3.Connection, rows: list[tuple[int, str, int, str, int]], now: int) -> None:
+    tally = Tally()
+    for _, queue, state, *_ in rows:
+        tally.remove(queue, state)
+    sequence = json.dumps([row[0] for row in rows])
+    connection.execute(DELETE, (sequence,))
+    connection.execute(DELETE_BODY, (sequence,))
+    calls.remember_ended(connection, [ident for _, _, _, ident, given in rows if given], now)
+    tally.write(connection)

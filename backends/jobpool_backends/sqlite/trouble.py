@@ -1,0 +1,49 @@
+"""What SQLite's errors mean to the caller: one table from result code to sentence."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import NoReturn
+
+from jobpool.errors import BackendUnavailable
+
+LOCKED = (
+    "database {path} was locked by another process for {timeout:g} s: look for one that holds a transaction open"
+    " (fuser {path}), or raise the option timeout"
+)
+
+_BUSY_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+_MEANINGS = {
+    sqlite3.SQLITE_BUSY: LOCKED,
+    sqlite3.SQLITE_LOCKED: LOCKED,
+    sqlite3.SQLITE_FULL: "the disk or the quota of database {path} is full: free some space; nothing was changed",
+    sqlite3.SQLITE_READONLY: "database {path} is read-only for this user: allow writing to the file and its directory",
+    sqlite3.SQLITE_PERM: "database {path} may not be used by this user: allow reading and writing",
+    sqlite3.SQLITE_AUTH: "database {path} may not be used by this user: allow reading and writing",
+    sqlite3.SQLITE_CANTOPEN: "database {path} cannot be opened: allow this user to read and write it and its directory",
+    sqlite3.SQLITE_NOTADB: "{path} is not a SQLite database: name another file",
+    sqlite3.SQLITE_CORRUPT: "database {path} is damaged: restore a copy, or try `sqlite3 {path} .recover`",
+    sqlite3.SQLITE_IOERR: "the disk of database {path} reports an input/output error: check it and its free space",
+    sqlite3.SQLITE_NOMEM: "there is no memory left for database {path}",
+    sqlite3.SQLITE_PROTOCOL: "database {path} is under too many processes at once: try again",
+}
+
+
+def primary_code(error: sqlite3.Error) -> int:
+    """The primary result code, 0 when the error is the Python module's own."""
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF
+
+
+def is_locked(error: sqlite3.Error) -> bool:
+    """Whether trying again in a moment may help."""
+    return primary_code(error) in _BUSY_CODES
+
+
+def raise_explained(error: sqlite3.Error, path: str, timeout: float) -> NoReturn:
+    """Raise what SQLite's error means. One that is not in the table is a fault in jobpool, and stays as it is."""
+    meaning = _MEANINGS.get(primary_code(error))
+    if meaning is None:
+        raise error
+    raise BackendUnavailable(f"{meaning.format(path=path, timeout=timeout)} ({error})") from error

@@ -1,0 +1,131 @@
+"""Sleep until a queue may have something, without asking again and again.
+
+Who makes messages fetchable rings a bell after the commit (see `jobpool_backends.inotify`); who waits hears it at once.
+Watching the write-ahead log itself would not do: its last write comes before the sync that makes the commit visible, so
+a waiter would look too early and then hear nothing more. For commits without a bell (another program's), and where
+the kernel has no listener left, SQLite's own change counter is looked at as well.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from jobpool.clock import Clock
+from jobpool_backends.inotify import Listener
+from jobpool_backends.shared import MICRO, micros
+from jobpool_backends.sqlite.database import Database
+
+LOOK_AGAIN = 0.5
+"""Seconds between two looks when no bell rings."""
+
+WITHOUT_BELL = 0.02
+"""The same, where there is no listener."""
+
+_SHORTEST_REST = 0.001
+_LONGEST_REST = 0.008
+"""Seconds to rest after bells that brought nothing for us: other queues' traffic must not keep this thread busy."""
+
+_STATE = """
+SELECT EXISTS (SELECT 1 FROM messages INDEXED BY messages_ready WHERE queue = :queue AND state = 0),
+    (SELECT available_at FROM messages INDEXED BY messages_due
+     WHERE queue = :queue AND state = 1 ORDER BY available_at LIMIT 1)
+"""
+
+
+class Waiter:
+    """Waits on one database; any number of threads at once."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._listeners: list[Listener] = []
+
+    def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
+        give_up = time.monotonic() + timeout
+        listener = self._listeners.pop() if self._listeners else self._listen()
+        try:
+            with self._database.session() as connection:
+                return self._wait(connection, listener, queues, give_up)
+        finally:
+            if listener:
+                self._put_away(listener)
+
+    def close(self) -> None:
+        """Close the listeners that nobody uses; one in use is closed when its user is done."""
+        with suppress(IndexError):
+            while True:
+                self._listeners.pop().close()
+
+    def _wait(
+        self, connection: sqlite3.Connection, listener: Listener | None, queues: Sequence[str], give_up: float
+    ) -> str | None:
+        seen = due = None
+        rest = 0.0
+        while not self._database.closed:
+            version = self._database.patiently(_change_counter, connection)
+            if version != seen or (due is not None and due <= self._now()):
+                seen = version
+                ready, due = self._look(connection, queues)
+                if ready:
+                    return ready
+            remaining = give_up - time.monotonic()
+            if remaining <= 0:
+                return None
+            rest = _sleep(listener, min(remaining, self._until(due)), rest)
+        return None
+
+    def _look(self, connection: sqlite3.Connection, queues: Sequence[str]) -> tuple[str | None, int | None]:
+        """A queue that has something now, or None and when the next message falls due."""
+        now = self._now()
+        next_due = None
+        for queue in queues:
+            ready, due = self._database.patiently(_state, connection, queue)
+            if ready or (due is not None and due <= now):
+                return queue, None
+            if due is not None:
+                next_due = min(due, next_due or due)
+        return None, next_due
+
+    def _now(self) -> int:
+        return micros(self._clock.wall())
+
+    def _until(self, due: int | None) -> float:
+        return LOOK_AGAIN if due is None else max(0.0, (due - self._now()) / MICRO)
+
+    def _listen(self) -> Listener | None:
+        try:
+            return Listener(self._database.path)
+        except OSError:
+            return None
+
+    def _put_away(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+        if self._database.closed:
+            self.close()
+
+
+def _sleep(listener: Listener | None, seconds: float, rest: float) -> float:
+    """Sleep until the bell or for `seconds`; how long to rest after the next bell, if this one brings nothing."""
+    if listener is None:
+        time.sleep(min(seconds, WITHOUT_BELL))
+        return 0.0
+    if not listener.wait(min(seconds, LOOK_AGAIN)):
+        return 0.0
+    if rest:
+        time.sleep(rest)
+        listener.clear()
+    return min(_LONGEST_REST, rest * 2 or _SHORTEST_REST)
+
+
+def _change_counter(connection: sqlite3.Connection) -> int:
+    """Changes whenever another connection, of any process, has committed."""
+    version: int = connection.execute("PRAGMA data_version").fetchone()[0]
+    return version
+
+
+def _state(connection: sqlite3.Connection, queue: str) -> tuple[int, int | None]:
+    ready, due = connection.execute(_STATE, {"queue": queue}).fetchone()
+    return ready, due

@@ -1,0 +1,178 @@
+"""`sync://`: runs each job inline, at `enqueue`, in the caller's own process and thread. For tests and command lines.
+
+Nothing is kept, so nothing is ever leased: the verbs are accepted and do nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import ClassVar
+
+from jobpool.backend import (
+    Capabilities,
+    Message,
+    MessageFilter,
+    NewMessage,
+    QueueBackend,
+    QueueStats,
+    Reaped,
+    ReapPolicy,
+    Verb,
+)
+from jobpool.clock import Clock
+from jobpool.definition import JobDefinition
+from jobpool.errors import ConfigurationError, Unsupported
+from jobpool.lease import JobLease
+from jobpool.settlement import Settled, Settlement
+from jobpool.signing import EnvelopeSigner
+from jobpool_backends.shared import check_page, check_positive, read_cursor, refuse_options
+
+Runner = Callable[[JobDefinition], object]
+
+
+class SyncBackend(QueueBackend):
+    """Runs jobs at once.
+
+    Args:
+        runner: Called with each definition; what it raises, `enqueue` raises.
+        signer: Signs the body whose bounds are checked; None = unsigned.
+        clock: Tells whether a job's time lies in the future.
+    """
+
+    scheme: ClassVar[str] = "sync"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        forfeit=False,
+        atomic_nack=False,
+        idempotent_settle=False,
+        idempotent_fetch=False,
+        exact_crashes=False,
+        priorities=False,
+        atomic_follow_ups=False,
+        leases=False,
+    )
+
+    def __init__(
+        self, runner: Runner | None = None, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None
+    ) -> None:
+        super().__init__(signer=signer, clock=clock)
+        self._runner = runner
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        signer: EnvelopeSigner | None = None,
+        clock: Clock | None = None,
+        runner: Runner | None = None,
+        **options: object,
+    ) -> SyncBackend:
+        """The backend for `sync://`.
+
+        Raises:
+            ConfigurationError: There is anything behind `sync://`, or an option.
+        """
+        if url.lower() != "sync://":
+            raise ConfigurationError(f"{url!r} is refused: write sync:// and nothing behind it")
+        refuse_options(cls.scheme, options)
+        return cls(runner, signer=signer, clock=clock)
+
+    def enqueue_many(self, definitions: Iterable[JobDefinition]) -> list[str]:
+        """Run the jobs one after another; an id each, `sync-` and 12 hex characters. Blocks until they are done.
+
+        Raises:
+            InvalidJob: A definition is out of bounds; nothing was run.
+            Unsupported: One is due in the future, or asks for keys; nothing was run.
+            ConfigurationError: There is no runner.
+            Exception: What a job raised; those after it were not run.
+        """
+        checked = list(definitions)
+        runner = self._require_runner()
+        for definition in checked:
+            self._check(definition)
+        return [self._run(runner, definition) for definition in checked]
+
+    def _check(self, definition: JobDefinition) -> None:
+        self.pack(definition)
+        due = definition.scheduled_at
+        if due is not None and due > datetime.fromtimestamp(self.clock.wall(), UTC):
+            raise Unsupported(
+                f"sync:// runs job {definition.handler!r} at once and cannot hold it until {due.isoformat()}:"
+                " leave the time out, or choose a backend that keeps messages"
+            )
+
+    def _require_runner(self) -> Runner:
+        if self._runner is None:
+            raise ConfigurationError(
+                "sync:// has nothing to run jobs with: pass runner= to open_backend, or use Jobs('sync://')"
+            )
+        return self._runner
+
+    @staticmethod
+    def _run(runner: Runner, definition: JobDefinition) -> str:
+        runner(definition)
+        return f"sync-{secrets.token_hex(6)}"
+
+    def stats(self, queue: str) -> QueueStats:
+        """Always empty."""
+        del queue
+        return QueueStats()
+
+    def queues(self) -> list[str]:
+        """None: nothing is kept."""
+        return []
+
+    def list_messages(
+        self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
+    ) -> list[Message]:
+        """Always empty."""
+        del where
+        read_cursor(after)
+        check_page(limit)
+        return []
+
+    def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
+        """Always 0."""
+        del where
+        check_positive(cap, "cap")
+        return 0
+
+    def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
+        """Always 0."""
+        del where, verb
+        check_positive(limit, "limit")
+        return 0
+
+    def inspect(self, ident: str) -> Message | None:
+        """Always None."""
+        del ident
+        return None
+
+    def _enqueue(self, messages: Sequence[NewMessage]) -> None:
+        raise Unsupported(
+            f"sync:// keeps no messages, so not these {len(messages)}: enqueue definitions, which it runs"
+        )
+
+    def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
+        del queue, limit, ttl, fetch_id
+        return []
+
+    def _wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
+        del queues
+        time.sleep(max(0.0, timeout))  # nothing can ever come: the wait is the whole of the answer
+        return None
+
+    def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
+        del call_id
+        return [Settled.OK] * len(settlements)
+
+    def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
+        del ttl
+        return list(leases)
+
+    def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
+        del queue, policy, visibility_timeout
+        return []

@@ -1,0 +1,121 @@
+"""The demo: enqueue, run a pool with a progress bar, sum up. Exit 0 when all is as it should be, else 1.
+
+python -m stdlib_reports [--workers N] [--output FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import jobpool
+from stdlib_reports import page, pool
+from stdlib_reports.shelf import Shelf
+from stdlib_reports.summary import Picture, differences, lines
+
+PATIENCE = 300.0
+"""Seconds after which the pool is told to stop: the demo takes a tenth of it on two slow cores."""
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the demo; the exit status."""
+    options = _options(arguments)
+    console = Console(highlight=False, soft_wrap=True)
+    shelf = Shelf(options.output)
+    clear(shelf)
+    enqueued = pool.enqueue(shelf)
+    console.print(f"{enqueued.count} jobs enqueued: {len(enqueued.reports)} reports, and three jobs that misbehave")
+    console.print(f"$ {shlex.join(pool.command(shelf, options.workers))}")
+    began = time.monotonic()
+    pool_exit = _work(shelf, options.workers, enqueued.count, console)
+    took = time.monotonic() - began
+    shelf.put_index(page.index(shelf.totals()))
+    return _sum_up(pool.picture(shelf, enqueued, pool_exit), shelf, took, console)
+
+
+def clear(shelf: Shelf) -> None:
+    """Throw away what an earlier demo left in the folder, and nothing else."""
+    shelf.folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(shelf.reports, ignore_errors=True)
+    for old in [shelf.ledger, *shelf.folder.glob("jobs.db*"), shelf.folder / "jobpool.log"]:
+        old.unlink(missing_ok=True)
+    shelf.prepare()
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("scripts/demo", description="A report on every package of the standard library.")
+    parser.add_argument(
+        "-w", "--workers", type=int, default=max(4, len(os.sched_getaffinity(0))), help="child processes"
+    )
+    parser.add_argument("-o", "--output", type=Path, default=REPOSITORY / "demo-output", help="where everything is put")
+    return parser.parse_args(arguments)
+
+
+def _work(shelf: Shelf, workers: int, count: int, console: Console) -> int:
+    """Run the pool until the queue is empty, with a progress bar; its exit status."""
+    with (
+        closing(jobpool.open_backend(pool.url_of(shelf))) as backend,
+        pool.running(shelf, workers) as process,
+        _bar(console) as bar,
+    ):
+        task = bar.add_task("jobs", total=count)
+        give_up = time.monotonic() + PATIENCE
+        while not _ended(process, 0.2) and time.monotonic() < give_up:
+            bar.update(task, completed=count - pool.left(backend))
+        bar.update(task, completed=count - pool.left(backend))
+    return process.returncode
+
+
+def _ended(process: subprocess.Popen[bytes], within: float) -> bool:
+    try:
+        process.wait(within)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _bar(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def _sum_up(picture: Picture, shelf: Shelf, took: float, console: Console) -> int:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = used.ru_utime + used.ru_stime
+    console.print(f"\n{picture.enqueued} jobs in {took:.1f} s, {cpu:.1f} s of processor time\n")
+    for line in lines(picture):
+        console.print(f"  {line.what:<13} {line.count:>4}   {line.why}".rstrip(), markup=False)
+        for inner in line.inner:
+            console.print(f"  {'':<21} {inner}", markup=False)
+    _point(shelf, console)
+    wrong = differences(picture)
+    for text in wrong:
+        console.print(f"not as expected: {text}", markup=False)
+    return 1 if wrong else 0
+
+
+def _point(shelf: Shelf, console: Console) -> None:
+    jobpool_command = f"{Path(sys.executable).with_name('jobpool')} --backend {shlex.quote(pool.url_of(shelf))}"
+    console.print(f"\nThe reports   {shelf.reports / 'index.html'}")
+    console.print(f"The log       {shelf.folder / 'jobpool.log'}")
+    console.print("Look next\n")
+    for verb in ("stats", "dead list", "dead retry reason:timeout --dry-run"):
+        console.print(f"  {jobpool_command} {verb}", markup=False)
+    console.print("  jobpool top, in a second terminal, while the demo runs\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

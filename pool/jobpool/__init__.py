@@ -1,0 +1,105 @@
+"""jobpool: runs jobs from a queue in a pool of worker processes, with hard timeouts and fenced leases.
+
+The public names are imported when they are first used, so that a child process holds only what its handlers need.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from jobpool import producer
+
+if TYPE_CHECKING:
+    from jobpool.backend import Capabilities, QueueBackend
+    from jobpool.builder import JobBuilder
+    from jobpool.child.registry import HandlerRegistry, handler
+    from jobpool.client import Jobs
+    from jobpool.context import JobContext
+    from jobpool.definition import JobDefinition
+    from jobpool.envelope import JobEnvelope
+    from jobpool.errors import BackendUnavailable, HardTimeout, LeaseLost, Retry, Snooze, Unrecoverable
+    from jobpool.lease import JobLease
+    from jobpool.opening import open_backend
+    from jobpool.policy.retry import RetryPolicy
+    from jobpool.result import ExecutionResult, WorkerResult
+    from jobpool.settlement import Settled
+    from jobpool.signing import EnvelopeSigner
+    from jobpool.worker import QueueWorker
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackendUnavailable",
+    "Capabilities",
+    "EnvelopeSigner",
+    "ExecutionResult",
+    "HandlerRegistry",
+    "HardTimeout",
+    "JobBuilder",
+    "JobContext",
+    "JobDefinition",
+    "JobEnvelope",
+    "JobLease",
+    "Jobs",
+    "LeaseLost",
+    "QueueBackend",
+    "QueueWorker",
+    "Retry",
+    "RetryPolicy",
+    "Settled",
+    "Snooze",
+    "Unrecoverable",
+    "WorkerResult",
+    "handler",
+    "open_backend",
+]
+
+_HOME = {
+    "BackendUnavailable": "jobpool.errors",
+    "Capabilities": "jobpool.backend",
+    "EnvelopeSigner": "jobpool.signing",
+    "ExecutionResult": "jobpool.result",
+    "HandlerRegistry": "jobpool.child.registry",
+    "HardTimeout": "jobpool.errors",
+    "JobBuilder": "jobpool.builder",
+    "JobContext": "jobpool.context",
+    "JobDefinition": "jobpool.definition",
+    "JobEnvelope": "jobpool.envelope",
+    "JobLease": "jobpool.lease",
+    "Jobs": "jobpool.client",
+    "LeaseLost": "jobpool.errors",
+    "QueueBackend": "jobpool.backend",
+    "QueueWorker": "jobpool.worker",
+    "Retry": "jobpool.errors",
+    "RetryPolicy": "jobpool.policy.retry",
+    "Settled": "jobpool.settlement",
+    "Snooze": "jobpool.errors",
+    "Unrecoverable": "jobpool.errors",
+    "WorkerResult": "jobpool.result",
+    "handler": "jobpool.child.registry",
+    "open_backend": "jobpool.opening",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME.get(name)
+    if module is None:
+        raise AttributeError(f"module 'jobpool' has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _open_default() -> producer.Producer:
+    from jobpool.client import Jobs
+
+    return Jobs()
+
+
+# Here and not in client.py, so that `handler.enqueue()` finds it in a program that never names `Jobs`.
+producer.set_factory(_open_default)

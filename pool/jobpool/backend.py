@@ -1,0 +1,480 @@
+"""The contract between jobpool and a broker. Its docstrings are the specification; one suite tests them all.
+
+`QueueBackend` is a template: the public methods check their arguments, mint ids and wait, once for all
+brokers; a broker fills in the underscored steps, each one atomic. Times are seconds. Wall-clock times are Unix
+time on the *broker's* clock and say so; lease deadlines are on this machine's CLOCK_BOOTTIME.
+
+A message is at every moment in exactly one state:
+
+    enqueue ──► WAITING ◄──────────────┐            due is inclusive: available_at <= now
+       │           │ fetch             │ release, reap, nack(0)
+       ▼           ▼                   │
+    DELAYED     LEASED ── nack(d) ─► DELAYED
+                   │  └── abandon, reap past max_crashes ──► DEAD ── retry ──► WAITING
+                   └── ack ──► gone
+"""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar
+
+from jobpool.clock import Clock, SystemClock
+from jobpool.definition import JobDefinition
+from jobpool.envelope import MAX_BODY_BYTES, encode
+from jobpool.errors import InvalidJob, LeaseLost
+from jobpool.lease import JobLease
+from jobpool.names import QUEUE_NAME as QUEUE_NAME
+from jobpool.names import check_queue as check_queue
+from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
+from jobpool.signing import EnvelopeSigner
+
+REMEMBER_CALLS = 60.0
+"""Seconds for which a settle call's or a fetch's id is remembered (law 2, law 1)."""
+
+ENQUEUE_MEMORY = 600.0
+"""Seconds after its end for which an id that a producer gave is still known (law 8)."""
+
+
+class State(str, Enum):
+    """Where a message is."""
+
+    WAITING = "waiting"
+    DELAYED = "delayed"
+    LEASED = "leased"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a broker can do. Shown in docs/backends.md as a table made from these fields."""
+
+    native_reap: bool = False
+    """The broker redelivers expired leases itself; `reap` returns nothing."""
+    forfeit: bool = True
+    """A lease can be ended early with its cause; else it simply runs out."""
+    atomic_nack: bool = True
+    """nack is one step; else a copy is put first and a crash between the two leaves a duplicate."""
+    idempotent_settle: bool = True
+    """A repeated settle call is answered ALREADY."""
+    idempotent_fetch: bool = True
+    """A repeated fetch id returns the same leases."""
+    exact_crashes: bool = True
+    """Each expired lease is charged exactly once."""
+    delay_resolution: float = 1e-6
+    """Seconds to which delays are rounded up."""
+    priorities: bool = True
+    """A smaller priority number is fetched sooner."""
+    key_store: bool = False
+    """Idempotency records, locks, unique enqueue and shared limits."""
+    claims: bool = False
+    """Sets of messages checked out by hand."""
+    atomic_follow_ups: bool = True
+    """`Ack.follow_ups` are enqueued in the same step as the ack."""
+    leases: bool = True
+    """Messages are kept and leased; `sync://` runs them at enqueue instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """Counts of one queue, O(1) however long it is. A count at `cap` means "at least".
+
+    Attributes:
+        waiting: Ready to be fetched now (delayed messages that have fallen due count here).
+        delayed: Not yet due.
+        leased: Held, expired leases that nobody has reaped yet included.
+        dead: Dead letters.
+        oldest: Seconds since the enqueue of the oldest waiting message; None when none waits.
+    """
+
+    waiting: int = 0
+    delayed: int = 0
+    leased: int = 0
+    dead: int = 0
+    oldest: float | None = None
+    cap: int | None = None
+
+    @property
+    def pending(self) -> int:
+        """Everything that is not dead."""
+        return self.waiting + self.delayed + self.leased
+
+
+@dataclass(frozen=True, slots=True)
+class ReapPolicy:
+    """How the reaper treats a message whose lease has expired.
+
+    After the first crash it is fetchable at once, then after a delay drawn uniformly from
+    [0, min(back_off_cap, back_off * 2**(crashes - 2))] (full jitter, SEMANTICS "Leases").
+
+    Attributes:
+        max_crashes: A crash beyond this many makes a dead letter, reason `crash-limit`; 0 = no limit.
+        window: Seconds; when the previous crash of the message is longer ago than this, counting starts at 1 again.
+        back_off: Seconds, >= 0, upper edge of the delay after the second crash.
+        back_off_cap: Seconds, >= 0.
+    """
+
+    max_crashes: int = 5
+    window: float = 72 * 3600.0
+    back_off: float = 1.0
+    back_off_cap: float = 60.0
+
+    def ceiling(self, crashes: int) -> float:
+        """The longest delay, in seconds, after the `crashes`-th crash (1-based)."""
+        if crashes <= 1:
+            return 0.0
+        return min(self.back_off_cap, self.back_off * 2.0 ** min(crashes - 2, 60))
+
+    def is_over(self, crashes: int) -> bool:
+        """Whether `crashes` is past the limit."""
+        return 0 < self.max_crashes < crashes
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """One message that a reap took back. `dead`: it went past `max_crashes`."""
+
+    id: str
+    queue: str
+    crashes: int
+    cause: str | None
+    dead: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as an administrator sees it. Wall-clock times are Unix seconds on the broker's clock."""
+
+    id: str
+    queue: str
+    state: State
+    handler: str
+    priority: int
+    attempts: int
+    crashes: int
+    deliveries: int
+    enqueued_at: float
+    available_at: float
+    body: bytes = field(repr=False)
+    reason: str | None = None
+    last_error: str | None = None
+    cause: str | None = None
+    died_at: float | None = None
+    expires_at: float | None = None
+    """Unix time at which the current lease ends; None when not leased."""
+    cursor: str = ""
+    """Opaque; `list_messages(after=…)` goes on behind this message."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """Which messages a person means. Every field that is set must match; empty means all.
+
+    Attributes:
+        queue: Exact name.
+        handler: Exact name.
+        states: Any of these; empty = any.
+        reason: Exact word of a dead letter.
+        older_than: Seconds since the enqueue (since its death for a dead letter), at least.
+        newer_than: The same, at most.
+        text: Case-insensitive substring of the body, the last error or the cause.
+        ids: Any of these; empty = any.
+    """
+
+    queue: str | None = None
+    handler: str | None = None
+    states: tuple[State, ...] = ()
+    reason: str | None = None
+    older_than: float | None = None
+    newer_than: float | None = None
+    text: str | None = None
+    ids: tuple[str, ...] = ()
+
+
+class Verb(str, Enum):
+    """What `bulk` does with what the filter finds. Leased messages are never touched."""
+
+    DELETE = "delete"
+    RETRY = "retry"
+    """Dead only: waiting again under its id; attempts, crashes, last error, reason and cause cleared."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewMessage:
+    """One message on its way in. `given`: the producer chose the id. `due`: Unix time, None = now."""
+
+    id: str
+    given: bool
+    queue: str
+    handler: str
+    priority: int
+    due: float | None
+    body: bytes
+
+
+def check_ttl(ttl: float) -> float:
+    """Return `ttl`, or raise `ValueError`: a lease lasts longer than 0 seconds and less than a year."""
+    if not 0 < ttl < 366 * 86400:
+        raise ValueError(f"ttl must be more than 0 seconds and less than a year, not {ttl!r}")
+    return float(ttl)
+
+
+class QueueBackend(ABC):
+    """A broker. Safe to share between threads; never across a fork: open one after the fork.
+
+    Args:
+        signer: Signs what is enqueued; None = unsigned.
+        clock: The embedded backends' clock; a broker with a clock of its own uses it only for lease deadlines.
+    """
+
+    scheme: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
+
+    def __init__(self, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None) -> None:
+        self.signer = signer or EnvelopeSigner()
+        self.clock: Clock = clock or SystemClock()
+
+    # --- producing ---------------------------------------------------------------------------------
+
+    def enqueue(self, definition: JobDefinition) -> str:
+        """Enqueue one job and return its id. See `enqueue_many`."""
+        return self.enqueue_many([definition])[0]
+
+    def enqueue_many(self, definitions: Iterable[JobDefinition]) -> list[str]:
+        """Enqueue jobs, all or none, in one round trip; their ids, in order.
+
+        A definition without `identifier` gets a fresh id. One whose id is live or dead is left as it is (law 8), and
+        one given by its producer is known until `ENQUEUE_MEMORY` seconds after its end: so a retried call makes no
+        duplicate, once its ids are given.
+
+        Raises:
+            InvalidJob: A definition is out of bounds, or its body above 1 MiB; nothing was enqueued.
+            Unsupported: It asks for what `capabilities` lacks; nothing was enqueued.
+            BackendUnavailable: Nothing is known. Retry with ids of your own to be sure of no duplicate.
+        """
+        messages = [self.pack(definition) for definition in definitions]
+        if messages:
+            self._enqueue(messages)
+        return [message.id for message in messages]
+
+    def pack(self, definition: JobDefinition) -> NewMessage:
+        """The wire form of `definition`, signed; the same rules as `enqueue_many`, and no I/O."""
+        definition.require(self.capabilities.key_store, self.scheme)
+        ident = definition.identifier or secrets.token_hex(8)
+        queue = check_queue(definition.queue or "default")
+        body = encode(definition, identifier=ident, queue=queue, signer=self.signer, now=self.clock.wall())
+        if len(body) > MAX_BODY_BYTES:
+            raise InvalidJob(f"the body of job {definition.handler!r} has {len(body)} bytes; at most {MAX_BODY_BYTES}")
+        due = definition.scheduled_at.timestamp() if definition.scheduled_at else None
+        return NewMessage(
+            id=ident,
+            given=definition.identifier is not None,
+            queue=queue,
+            handler=definition.handler,
+            priority=definition.priority,
+            due=due,
+            body=body,
+        )
+
+    # --- consuming ---------------------------------------------------------------------------------
+
+    def fetch(self, queue: str, *, ttl: float = 30.0, wait: float = 0.0) -> JobLease | None:
+        """Lease one message, or None. See `fetch_many`."""
+        leases = self.fetch_many(queue, limit=1, ttl=ttl, wait=wait)
+        return leases[0] if leases else None
+
+    def fetch_many(
+        self, queue: str, *, limit: int, ttl: float = 30.0, wait: float = 0.0, fetch_id: str | None = None
+    ) -> list[JobLease]:
+        """Lease up to `limit` messages, in the order (priority, enqueue sequence), in one atomic step.
+
+        Takes ready and due messages only. Each gets a fresh owner token, a deadline `ttl` seconds from now and
+        deliveries + 1. The deadline in the lease is counted from before the request was sent.
+
+        Args:
+            queue: Its name.
+            limit: 1 or more.
+            ttl: Seconds, > 0; checked before anything else.
+            wait: Seconds to wait for the first message when there is none; 0 = do not wait.
+            fetch_id: Asking again with the same id within 60 s, while the leases still run, returns those of them that
+                are still held under this id, and leases nothing new: a lost reply freezes nothing.
+
+        Raises:
+            ValueError: ttl or limit out of range.
+            BackendUnavailable: Nothing is known; call again with the same fetch id.
+
+        Blocks for `wait` seconds at most, plus one round trip.
+        """
+        check_ttl(ttl)
+        check_queue(queue)
+        if limit < 1:
+            raise ValueError(f"limit must be 1 or more, not {limit!r}")
+        ident = fetch_id or secrets.token_hex(8)
+        give_up = self.clock.mono() + wait
+        while True:
+            leases = self._fetch(queue, limit, ttl, ident)
+            remaining = give_up - self.clock.mono()
+            if leases or remaining <= 0:
+                return leases
+            self.wait_any([queue], remaining)
+
+    def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
+        """Wait until one of `queues` may have something to fetch, and return it; None after `timeout` seconds.
+
+        A hint: it may be wrong, but must not miss a message, or a delay that falls due, for longer than 0.5 s. Never a busy loop.
+        """
+        for queue in queues:
+            check_queue(queue)
+        return self._wait_any(queues, timeout)
+
+    # --- settling ----------------------------------------------------------------------------------
+
+    def ack(self, lease: JobLease) -> Settled:
+        """Done: remove the message."""
+        return self._settle_one(lease, Ack())
+
+    def nack(self, lease: JobLease, delay: float | None = None, error: str | None = None) -> Settled:
+        """Failed: the message comes back after `delay` seconds (None or below 0 = now), attempts + 1."""
+        return self._settle_one(lease, Nack(max(0.0, delay or 0.0), error))
+
+    def abandon(self, lease: JobLease, reason: str = "", error: str | None = None) -> Settled:
+        """Given up: the message becomes a dead letter with this reason."""
+        return self._settle_one(lease, Abandon(reason, error))
+
+    def release(self, lease: JobLease, delay: float | None = None) -> Settled:
+        """Given back unharmed, after `delay` seconds (None or below 0 = now), to its old place."""
+        return self._settle_one(lease, Release(max(0.0, delay or 0.0)))
+
+    def forfeit(self, lease: JobLease, cause: str) -> Settled:
+        """No verdict: the lease's deadline is now, `cause` is kept beside it; the reaper does the rest.
+
+        Raises `Unsupported` where `capabilities.forfeit` is False.
+        """
+        return self._settle_one(lease, Forfeit(cause))
+
+    def settle_many(
+        self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str | None = None
+    ) -> list[Settled]:
+        """Settle each message in one atomic conditional step; one round trip, one answer each, in order.
+
+        For each: NOT_IN_FLIGHT, EXPIRED, NOT_OWNER, in this precedence, and nothing is changed; else OK. The steps
+        are atomic one by one; where the broker can, the whole call is.
+
+        Args:
+            call_id: Repeating a call with the same id within 60 s answers as the first time did, with ALREADY for
+                OK, and changes nothing. None = minted here. A single verb's id is verb + owner token.
+
+        Raises:
+            BackendUnavailable: Nothing is known; repeat with the same call id while the lease runs.
+
+        Blocks for one round trip.
+        """
+        if not settlements:
+            return []
+        return self._settle(settlements, call_id or secrets.token_hex(8))
+
+    def _settle_one(self, lease: JobLease, settlement: Settlement) -> Settled:
+        verb = type(settlement).__name__.lower()
+        return self.settle_many([(lease, settlement)], call_id=f"{verb}:{lease.owner_token}")[0]
+
+    # --- holding -----------------------------------------------------------------------------------
+
+    def renew(self, lease: JobLease, ttl: float) -> JobLease:
+        """Hold the message for `ttl` seconds more, counted from now.
+
+        Args:
+            lease: What `fetch` or the last `renew` returned.
+            ttl: Seconds, > 0. A broker with a fixed lease uses its own: read `expires_at`.
+
+        Returns:
+            The lease with its new `expires_at`, taken from before the request was sent.
+
+        Raises:
+            LeaseLost: The message is settled, expired, or somebody else holds it. Do not settle it.
+            BackendUnavailable: Nothing is known; the old `expires_at` stands. Safe to call again.
+        """
+        renewed = self.renew_many([lease], ttl)[0]
+        if renewed is None:
+            raise LeaseLost(f"the lease of message {lease.id} in queue {lease.queue!r} has ended")
+        return renewed
+
+    def renew_many(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
+        """Renew each lease; None where it is lost. One round trip. Raises as `renew`, without LeaseLost."""
+        check_ttl(ttl)
+        return self._renew(leases, ttl) if leases else []
+
+    def reap(self, queue: str, policy: ReapPolicy | None = None) -> list[Reaped]:
+        """Give back the messages whose lease has expired: each expiry is charged once (crashes + 1), attempts untouched.
+
+        They go to their old place, after the policy's back-off, or to the dead letters past `max_crashes` with reason
+        `crash-limit`. Safe with any number of reapers; the condition is repeated in the write. At most 1,000 a call.
+        """
+        return self._reap(check_queue(queue), policy or ReapPolicy(), None)
+
+    def reap_expired(self, queue: str, visibility_timeout: float | None = None) -> int:
+        """`reap` with the default policy; the number of messages given back.
+
+        With `visibility_timeout` (seconds, > 0) also those whose lease was taken or last renewed at least that long ago.
+        """
+        if visibility_timeout is not None:
+            check_ttl(visibility_timeout)
+        return len(self._reap(check_queue(queue), ReapPolicy(), visibility_timeout))
+
+    # --- looking and tending -----------------------------------------------------------------------
+
+    @abstractmethod
+    def stats(self, queue: str) -> QueueStats:
+        """Counts of one queue; O(1), or capped."""
+
+    @abstractmethod
+    def queues(self) -> list[str]:
+        """The names of all queues that hold a message, sorted."""
+
+    @abstractmethod
+    def list_messages(
+        self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
+    ) -> list[Message]:
+        """One page of messages in enqueue order, `limit` 1..1000; go on with the last one's `cursor` as `after`."""
+
+    @abstractmethod
+    def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
+        """How many messages match, counted up to `cap`: an answer of `cap` means "at least"."""
+
+    @abstractmethod
+    def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
+        """Do `verb` to up to `limit` matching messages, oldest first; how many it changed. Call again until 0."""
+
+    @abstractmethod
+    def inspect(self, ident: str) -> Message | None:
+        """The message with this id, live or dead; None when it is gone or never was."""
+
+    def ping(self) -> None:
+        """Ask the broker for a sign of life. Raises BackendUnavailable. Blocks for one round trip."""
+        self.stats("ping")
+
+    def close(self) -> None:
+        """Close every connection; safe to call twice. Leases are left to expire."""
+
+    # --- what a broker fills in: each one atomic step, arguments already checked --------------------
+
+    @abstractmethod
+    def _enqueue(self, messages: Sequence[NewMessage]) -> None: ...
+
+    @abstractmethod
+    def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]: ...
+
+    @abstractmethod
+    def _wait_any(self, queues: Sequence[str], timeout: float) -> str | None: ...
+
+    @abstractmethod
+    def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]: ...
+
+    @abstractmethod
+    def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]: ...
+
+    @abstractmethod
+    def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]: ...

@@ -1,0 +1,298 @@
+"""The fluent way to describe a job: `jobs.define("report", {...}).queue("reports").max_retries(5).dispatch()`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol, Self
+
+from jobpool import producer as producers
+from jobpool.clock import Clock, SystemClock
+from jobpool.definition import EVERY_MINUTE, JobDefinition, check_seconds
+from jobpool.errors import InvalidJob
+from jobpool.names import check_name
+from jobpool.payload import check_payload
+
+_CLOCK = SystemClock()
+_DAYS = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
+_MONTHS = (
+    "january", "february", "march", "april", "may", "june",
+    "july", "august", "september", "october", "november", "december",
+)  # fmt: skip
+
+
+class Target(Protocol):
+    """What `dispatch` sends to: a backend, `jobpool.Jobs`, any producer."""
+
+    def enqueue(self, definition: JobDefinition, /) -> str: ...
+
+
+class JobBuilder:
+    """Collects a job's fields; ends with `to_definition()` or `dispatch()`, both of which may be called again.
+
+    Every other method changes one field and returns the builder. Bounds are those of `JobDefinition` and are checked
+    when the definition is made; the payload is copied and checked at once. The cron helpers overwrite only the
+    fields that they name: `daily_at("08:30").weekdays()` is `30 8 * * 1-5`, a bare `weekdays()` each minute of them.
+
+    Args:
+        handler: Name of the handler.
+        payload: Any JSON value; None = an empty object.
+        producer: Where `dispatch()` sends it; None = the process's default.
+        clock: What `delay` counts from.
+
+    Raises:
+        InvalidJob: The payload is none that JSON can carry, or the name is no name.
+    """
+
+    __slots__ = ("_clock", "_cron", "_delay", "_fields", "_handler", "_payload", "_producer")
+
+    def __init__(
+        self, handler: str, payload: Any = None, *, producer: Target | None = None, clock: Clock = _CLOCK
+    ) -> None:
+        self._handler = check_name(handler, "handler name")
+        self._payload = {} if payload is None else check_payload(payload)
+        self._producer = producer
+        self._clock = clock
+        self._fields: dict[str, Any] = {}
+        self._delay: float | None = None
+        self._cron = EVERY_MINUTE.split()
+
+    # --- the job -----------------------------------------------------------------------------------
+
+    def named(self, name: str | None) -> Self:
+        return self._put("name", name)
+
+    def queue(self, queue: str | None) -> Self:
+        return self._put("queue", queue)
+
+    def priority(self, priority: int) -> Self:
+        """0..255; a smaller number runs sooner, 5 is the default."""
+        return self._put("priority", priority)
+
+    def max_retries(self, retries: int | None) -> Self:
+        """Runs after the first that fails, >= 0."""
+        return self._put("max_retries", retries)
+
+    def max_attempts(self, attempts: int) -> Self:
+        """Runs in all, >= 1: `max_retries` + 1."""
+        if type(attempts) is not int or attempts < 1:
+            raise InvalidJob(f"max_attempts must be a whole number from 1, not {attempts!r}")
+        return self._put("max_retries", attempts - 1)
+
+    def timeout(self, seconds: float | None) -> Self:
+        """Seconds; 0 = unlimited."""
+        return self._put("timeout", seconds)
+
+    def scheduled_at(self, moment: datetime | None) -> Self:
+        """Not before this moment, timezone-aware. Takes the place of `delay`."""
+        self._delay = None
+        return self._put("scheduled_at", moment)
+
+    def delay(self, wait: float | timedelta) -> Self:
+        """Not before this many seconds after the dispatch (>= 0). Takes the place of `scheduled_at`."""
+        seconds = wait.total_seconds() if isinstance(wait, timedelta) else wait
+        self._delay = check_seconds(seconds, "delay")
+        self._fields.pop("scheduled_at", None)
+        return self
+
+    def single_instance(self, flag: bool = True) -> Self:
+        return self._put("single_instance", flag)
+
+    def idempotency_key(self, key: str | None) -> Self:
+        return self._put("idempotency_key", key)
+
+    def unique(self, flag: bool = True) -> Self:
+        """Enqueue only if no job with this idempotency key exists."""
+        return self._put("unique", flag)
+
+    def identifier(self, identifier: str | None) -> Self:
+        """The message's id; dispatching it again changes nothing."""
+        return self._put("identifier", identifier)
+
+    def expires_in(self, seconds: float | None) -> Self:
+        """Seconds after the dispatch, > 0; a dead letter `expired` when not started by then."""
+        return self._put("expires_in", seconds)
+
+    def concurrency_key(self, key: str | None) -> Self:
+        return self._put("concurrency_key", key)
+
+    def meta(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
+        """Add to what the handler finds in `ctx.meta`; a key given again takes the new value."""
+        merged: Any = {**self._fields.get("meta", {}), **(values or {}), **more}
+        return self._put("meta", check_payload(merged, "meta"))
+
+    # --- cron ----------------------------------------------------------------------------------------
+
+    def environments(self, *names: str | Iterable[str]) -> Self:
+        """Cron runs it in these only. Replaces; takes names or lists of them."""
+        return self._put("environments", _flatten(names))
+
+    def depends_on(self, *names: str | Iterable[str]) -> Self:
+        """Cron runs these before it. Replaces; takes names or lists of them."""
+        return self._put("depends_on", _flatten(names))
+
+    def enabled(self, flag: bool = True) -> Self:
+        """Whether cron runs it."""
+        return self._put("enabled", flag)
+
+    def disable(self) -> Self:
+        return self.enabled(False)
+
+    def cron(self, expression: str) -> Self:
+        """All five fields at once: minute, hour, day of month, month, day of week."""
+        parts = expression.split()
+        if len(parts) != 5:
+            raise InvalidJob(f"cron expression {expression!r} must have five fields: minute hour day month weekday")
+        self._cron = parts
+        return self
+
+    def every_minute(self, n: int = 1) -> Self:
+        """Every n-th minute of the hour, 1..59."""
+        return self._at(minute=_every(n, 59, "minutes"))
+
+    def hourly(self) -> Self:
+        """At minute 0."""
+        return self.hourly_at(0)
+
+    def hourly_at(self, minute: int) -> Self:
+        """At this minute, 0..59, of every hour that the other fields allow."""
+        return self._at(minute=_number(minute, 0, 59, "minute"))
+
+    def every_hour(self, n: int = 1, minute: int = 0) -> Self:
+        """Every n-th hour of the day, 1..23, at this minute."""
+        return self._at(minute=_number(minute, 0, 59, "minute"), hour=_every(n, 23, "hours"))
+
+    def daily(self) -> Self:
+        """At midnight."""
+        return self.daily_at("00:00")
+
+    def daily_at(self, time: str) -> Self:
+        """At this time, `"HH:MM"`."""
+        hour, minute = _clock_time(time)
+        return self._at(minute=minute, hour=hour)
+
+    def weekly(self) -> Self:
+        """Sundays at midnight."""
+        return self._at(minute="0", hour="0", weekday="0")
+
+    def monthly(self) -> Self:
+        """On the first at midnight."""
+        return self._at(minute="0", hour="0", day="1")
+
+    def quarterly(self) -> Self:
+        """On the first of January, April, July and October at midnight."""
+        return self._at(minute="0", hour="0", day="1", month="1,4,7,10")
+
+    def yearly(self) -> Self:
+        """On the first of January at midnight."""
+        return self._at(minute="0", hour="0", day="1", month="1")
+
+    def weekdays(self) -> Self:
+        """Monday to Friday."""
+        return self._at(weekday="1-5")
+
+    def weekends(self) -> Self:
+        """Saturday and Sunday."""
+        return self._at(weekday="0,6")
+
+    def on_days(self, *days: int | str | Iterable[int | str]) -> Self:
+        """On these days of the week: names (`"mon"`, `"monday"`) or numbers, 0 = Sunday .. 6, 7 = Sunday."""
+        numbers = {_named(day, _DAYS, 0, 7, "day") % 7 for day in _flatten(days)}
+        return self._at(weekday=_join(numbers, "on_days"))
+
+    def in_months(self, *months: int | str | Iterable[int | str]) -> Self:
+        """In these months: names (`"jan"`, `"january"`) or numbers, 1..12."""
+        numbers = {_named(month, _MONTHS, 1, 12, "month") for month in _flatten(months)}
+        return self._at(month=_join(numbers, "in_months"))
+
+    # --- the end -------------------------------------------------------------------------------------
+
+    def to_definition(self) -> JobDefinition:
+        """The definition; `delay` counts from now.
+
+        Raises:
+            InvalidJob: A field is out of bounds.
+        """
+        values = dict(self._fields)
+        if self._delay is not None:
+            now = datetime.fromtimestamp(self._clock.wall(), UTC)
+            values["scheduled_at"] = now + timedelta(seconds=self._delay)
+        return JobDefinition(self._handler, self._payload, cron_expression=" ".join(self._cron), **values)
+
+    def dispatch(self, backend: Target | None = None) -> str:
+        """Enqueue the job and return its id.
+
+        Args:
+            backend: Where to; None = the producer of this builder, else the process's default.
+
+        Raises:
+            InvalidJob: A field is out of bounds.
+            Unsupported: The backend cannot do what the job asks for.
+            BackendUnavailable: Nothing is known; dispatch again with an `identifier` to be sure of no duplicate.
+            ConfigurationError: There is no default producer.
+
+        Blocks for one round trip.
+        """
+        target = backend or self._producer or producers.default()
+        return target.enqueue(self.to_definition())
+
+    def _put(self, name: str, value: Any) -> Self:
+        self._fields[name] = value
+        return self
+
+    def _at(
+        self,
+        minute: str | None = None,
+        hour: str | None = None,
+        day: str | None = None,
+        month: str | None = None,
+        weekday: str | None = None,
+    ) -> Self:
+        for index, value in enumerate((minute, hour, day, month, weekday)):
+            if value is not None:
+                self._cron[index] = value
+        return self
+
+
+def _flatten(values: Iterable[Any]) -> tuple[Any, ...]:
+    flat: list[Any] = []
+    for value in values:
+        if isinstance(value, Iterable) and not isinstance(value, str):
+            flat.extend(_flatten(value))
+        else:
+            flat.append(value)
+    return tuple(flat)
+
+
+def _number(value: int, least: int, most: int, what: str) -> str:
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidJob(f"{what} must be a whole number from {least} to {most}, not {value!r}")
+    return str(value)
+
+
+def _every(n: int, most: int, what: str) -> str:
+    step = _number(n, 1, most, what)
+    return "*" if n == 1 else f"*/{step}"
+
+
+def _clock_time(time: str) -> tuple[str, str]:
+    hour, colon, minute = time.partition(":") if isinstance(time, str) else ("", "", "")
+    digits = hour.isascii() and minute.isascii() and hour.isdigit() and minute.isdigit()
+    if not (colon and digits and len(minute) == 2 and int(hour) < 24 and int(minute) < 60):
+        raise InvalidJob(f"the time of day {time!r} is refused: write HH:MM, 00:00 to 23:59")
+    return str(int(hour)), str(int(minute))
+
+
+def _named(value: int | str, names: tuple[str, ...], least: int, most: int, what: str) -> int:
+    if isinstance(value, str):
+        for index, name in enumerate(names, start=least):
+            if value.lower() in (name, name[:3]):
+                return index
+        raise InvalidJob(f"{what} {value!r} is refused: one of {', '.join(name[:3] for name in names)}, or a number")
+    return int(_number(value, least, most, what))
+
+
+def _join(numbers: set[int], what: str) -> str:
+    if not numbers:
+        raise InvalidJob(f"{what} needs at least one value")
+    return ",".join(map(str, sorted(numbers)))

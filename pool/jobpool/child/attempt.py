@@ -1,0 +1,329 @@
+"""One attempt at one job, in this process: from the handler's name to an `Attempt`.
+
+The order is: resolve the handler for the queue; capture stdout and stderr; `before_run`; the handler; `after_run`.
+Everything of the user's runs inside `Alarm.call`, hooks, exceptions' texts and returned values' `repr` included, so
+nothing of it outlasts the hard timeout, and no `HardTimeout` gets out.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Protocol
+
+from jobpool.child import ending, loops, output
+from jobpool.child.capture import DEFAULT_CAP, Capture
+from jobpool.child.ending import Ending
+from jobpool.child.registry import AnyHandler, HandlerNotAllowed, HandlerRegistry, UnknownHandler
+from jobpool.context import JobContext
+from jobpool.definition import JobDefinition
+from jobpool.envelope import JobEnvelope
+from jobpool.errors import ConfigurationError
+from jobpool.mechanism.alarm import Alarm, Borrowed
+from jobpool.mechanism.frames import Verdict
+from jobpool.result import ExecutionResult
+
+DOUBLE = 75
+"""Exit status of a process that a handler forked and that came back from it: there is one of us already."""
+
+Progress = Callable[[float, str], object]
+
+
+@dataclass(slots=True)
+class JobToRun:
+    """What an attempt needs to know of a message.
+
+    Attributes:
+        envelope: Decoded, its signature verified.
+        queue: Where it was fetched from.
+        fence: The message's deliveries.
+        crashes: Deliveries so far that ended with no verdict.
+        timeout: Seconds; 0 = unlimited.
+        max_retries: What applies, where it is not the envelope's.
+    """
+
+    envelope: JobEnvelope
+    queue: str
+    fence: int = 1
+    crashes: int = 0
+    timeout: float = 0.0
+    max_retries: int | None = None
+
+
+@dataclass(slots=True)
+class Attempt:
+    """How an attempt ended.
+
+    Attributes:
+        handler: Its name.
+        verdict: How it ended.
+        started: CLOCK_MONOTONIC seconds; `duration` counts from here.
+        duration: Seconds, hooks included.
+        output: Captured text and return value, capped.
+        error: Traceback, stack or reason; "" on success.
+        after: Seconds that `Retry` or `Snooze` asked for.
+        follow_ups: Jobs from `ctx.enqueue`; empty unless it succeeded.
+        started_at: Unix time.
+        daemons: The handler may leave processes behind.
+    """
+
+    handler: str
+    verdict: Verdict
+    started: float
+    duration: float = 0.0
+    output: str = ""
+    error: str = ""
+    after: float = 0.0
+    follow_ups: list[JobDefinition] = field(default_factory=list)
+    started_at: float = 0.0
+    daemons: bool = False
+
+    @property
+    def result(self) -> ExecutionResult:
+        """As `after_run` hooks and histories see it."""
+        ended_at = self.started_at + self.duration
+        succeeded = self.verdict is Verdict.SUCCEEDED
+        return ExecutionResult(
+            succeeded, self.output, None if succeeded else self.error, self.started_at, ended_at, self.handler
+        )
+
+
+class Watch(Protocol):
+    """What ends user code in time: `Alarm`, or `SoftWatch` where no alarm can be had."""
+
+    on_fire: Callable[[], object] | None
+    stack: Any
+
+    def arm(self, seconds: float) -> None: ...
+
+    def disarm(self) -> None: ...
+
+    def expired(self, now: float) -> bool: ...
+
+    def call(self, function: Callable[[Any], Any], argument: Any) -> tuple[Any, BaseException | None]: ...
+
+
+class SoftWatch:
+    """A watch for threads that are not the main one, where Python delivers no signal: it interrupts nothing.
+
+    A handler that returns late has timed out all the same, so the verdict is the one that a pool would give.
+    """
+
+    def __init__(self) -> None:
+        self.on_fire: Callable[[], object] | None = None
+        self.stack = None
+        self._deadline = 0.0
+
+    def arm(self, seconds: float) -> None:
+        self._deadline = monotonic() + seconds if seconds > 0 else 0.0
+
+    def disarm(self) -> None:
+        pass
+
+    def expired(self, now: float) -> bool:
+        return 0.0 < self._deadline <= now
+
+    def call(self, function: Callable[[Any], Any], argument: Any) -> tuple[Any, BaseException | None]:
+        try:
+            return function(argument), None
+        except BaseException as raised:  # noqa: BLE001 - SystemExit is an answer too
+            return None, raised
+
+
+class NoCapture:
+    """For threads that are not the main one: `sys.stdout` belongs to all of them."""
+
+    def begin(self) -> None:
+        pass
+
+    def text(self) -> str:
+        return ""
+
+
+class AttemptRunner:
+    """Runs attempts, one after the other, in the process and thread that made it.
+
+    Args:
+        registry: Where handlers are looked up.
+        watch: Ends user code in time.
+        capture: Takes what is printed.
+        output_cap: Bytes of output, and of error text, that are kept.
+        more_output: Asked once an attempt for text that was printed past `sys.stdout`.
+    """
+
+    def __init__(
+        self,
+        registry: HandlerRegistry,
+        watch: Watch,
+        capture: Capture | NoCapture,
+        output_cap: int = DEFAULT_CAP,
+        more_output: Callable[[], str] | None = None,
+    ) -> None:
+        self._registry = registry
+        self._watch = watch
+        self._capture = capture
+        self._cap = output_cap
+        self._more_output = more_output
+        self._pid = os.getpid()
+        watch.on_fire = loops.stop
+
+    def run(self, job: JobToRun, progress: Progress | None = None) -> Attempt:
+        """Run one attempt. Raises only what `more_output` raises.
+
+        Args:
+            job: What to run.
+            progress: Called for every `ctx.progress`.
+
+        Blocks until the handler is done, or as long as it resists `HardTimeout`.
+        """
+        name = job.envelope.job
+        started = monotonic()
+        try:
+            handler = self._registry.resolve(name, job.queue)
+            _ = handler.bound
+        except UnknownHandler as error:
+            return Attempt(name, Verdict.UNKNOWN_HANDLER, started, error=str(error))
+        except HandlerNotAllowed as error:
+            return Attempt(name, Verdict.NOT_ALLOWED, started, error=str(error))
+        except ConfigurationError as error:
+            return Attempt(name, Verdict.FAILED, started, error=str(error))
+        attempt = Attempt(name, Verdict.FAILED, started, started_at=time.time(), daemons=handler.allow_daemons)
+        self._run(handler, job, attempt, _Notes(progress))
+        return attempt
+
+    def _run(self, handler: AnyHandler, job: JobToRun, attempt: Attempt, notes: _Notes) -> None:
+        self._capture.begin()
+        self._watch.arm(job.timeout)
+        self._fill(attempt, self._call(handler, _context(job, attempt, notes)), job)
+        if handler.after_run is not None:
+            self._after(handler.after_run, attempt, job)
+        self._watch.disarm()
+        if attempt.verdict is Verdict.SUCCEEDED and notes.follow_ups:
+            attempt.follow_ups = notes.follow_ups
+
+    def _call(self, handler: AnyHandler, ctx: JobContext) -> Ending:
+        answer, raised = self._watch.call(_user_code, (handler, ctx, self._cap))
+        if os.getpid() != self._pid:
+            os._exit(DOUBLE)
+        if raised is not None:  # while the handler's own error was being put into words
+            return Ending(Verdict.FAILED, error=ending.named(raised))
+        return answer  # type: ignore[no-any-return]
+
+    def _fill(self, attempt: Attempt, end: Ending, job: JobToRun) -> None:
+        now = monotonic()
+        attempt.duration = now - attempt.started
+        attempt.output = output.join(end.output, self._printed(), self._cap)
+        if self._watch.expired(now):
+            self._time_out(attempt, job)
+        else:
+            attempt.verdict = end.verdict
+            attempt.error = end.error
+            attempt.after = end.after
+
+    def _time_out(self, attempt: Attempt, job: JobToRun) -> None:
+        name = job.envelope.name or job.envelope.job
+        attempt.verdict = Verdict.TIMEOUT
+        attempt.error = ending.timeout_text(name, job.timeout, self._watch.stack, self._cap)
+
+    def _after(self, hook: Callable[[ExecutionResult], object], attempt: Attempt, job: JobToRun) -> None:
+        self._capture.begin()
+        self._watch.call(_after_run, (hook, attempt.result))
+        if os.getpid() != self._pid:
+            os._exit(DOUBLE)
+        now = monotonic()
+        attempt.duration = now - attempt.started
+        attempt.output = output.join(attempt.output, self._printed(), self._cap)
+        if attempt.verdict is not Verdict.TIMEOUT and self._watch.expired(now):
+            self._time_out(attempt, job)
+
+    def _printed(self) -> str:
+        printed = self._capture.text()
+        if self._more_output is None:
+            return printed
+        return output.join(printed, self._more_output(), self._cap)
+
+
+def run_attempt(
+    job: JobToRun,
+    registry: HandlerRegistry,
+    *,
+    output_cap: int = DEFAULT_CAP,
+    kill_grace: float = 1.0,
+    progress: Progress | None = None,
+) -> Attempt:
+    """Run one attempt in the caller's process, and leave its streams, alarm and signal mask as they were.
+
+    In the main thread this is what a child does. In any other thread there is no alarm and no capture: a handler that
+    hangs, hangs, and one that returns after its time has timed out.
+
+    Args:
+        job: What to run.
+        registry: Where its handler is looked up.
+        output_cap: Bytes of output, and of error text, that are kept.
+        kill_grace: Seconds; a handler that swallows the alarm meets it again after half of them.
+        progress: Called for every `ctx.progress`.
+
+    Blocks until the handler is done, or as long as it resists `HardTimeout`: nobody kills it here.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return AttemptRunner(registry, SoftWatch(), NoCapture(), output_cap).run(job, progress)
+    capture = Capture(output_cap)
+    with Borrowed(), capture.lent():
+        return AttemptRunner(registry, Alarm(kill_grace), capture, output_cap).run(job, progress)
+
+
+class _Notes:
+    """What the handler says through its context."""
+
+    __slots__ = ("_progress", "follow_ups")
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self.follow_ups: list[JobDefinition] = []
+
+    def progress(self, fraction: float, text: str, /) -> None:
+        if self._progress is not None:
+            self._progress(fraction, text)
+
+    def follow_up(self, definition: JobDefinition, /) -> None:
+        self.follow_ups.append(definition)
+
+
+def _context(job: JobToRun, attempt: Attempt, notes: _Notes) -> JobContext:
+    return JobContext(
+        job.envelope,
+        notes,
+        fence=job.fence,
+        crashes=job.crashes,
+        max_retries=job.max_retries,
+        deadline=attempt.started + job.timeout if job.timeout > 0 else None,
+    )
+
+
+def _user_code(task: tuple[AnyHandler, JobContext, int]) -> Ending:
+    """Called under the alarm only. All that is the user's happens below this frame, and its exceptions end here."""
+    handler, ctx, cap = task
+    try:
+        if handler.before_run is not None:
+            handler.before_run(ctx)
+        value = handler.bound(ctx)
+        if value is None:
+            return ending.SUCCEEDED
+        return Ending(Verdict.SUCCEEDED, output=output.render(value, cap))
+    except BaseException as error:  # noqa: BLE001 - SystemExit, KeyboardInterrupt and HardTimeout fail the attempt
+        return ending.of_error(error, cap)
+
+
+def _after_run(task: tuple[Callable[[ExecutionResult], object], ExecutionResult]) -> None:
+    """Called under the alarm only."""
+    hook, result = task
+    try:
+        hook(result)
+    except BaseException:  # its errors are logged, never a verdict
+        import logging
+
+        logging.getLogger("jobpool.child").exception("after_run of handler %r failed", result.handler)

@@ -1,0 +1,218 @@
+"""What an attempt prints, kept within a bound however much it is: the first half of the cap and the last.
+
+Two ways lead out of a handler. What goes through `sys.stdout` and `sys.stderr` stays in memory (`Capture`). What goes
+past them, straight to descriptors 1 and 2 (C code, subprocesses, log handlers made at import), lands in the child's
+output file (`OutputFile`) and is read, and emptied, when the attempt is over.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO, cast
+
+DEFAULT_CAP = 64 * 1024
+
+
+class HeadTail:
+    """The beginning and the end of a stream of bytes; what lies between is only counted.
+
+    Takes no lock: the alarm may raise anywhere, and would leave it locked. Threads that write at the same time may lose
+    a few bytes to each other.
+    """
+
+    __slots__ = ("_head", "_room", "_tail", "total")
+
+    def __init__(self, cap: int) -> None:
+        self._room = max(1, cap // 2)
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.total = 0
+        """Bytes written since `clear`."""
+
+    def write(self, data: bytes) -> None:
+        self.total += len(data)
+        free = self._room - len(self._head)
+        if free > 0:
+            self._head += data[:free]
+            data = data[free:]
+        if data:
+            self._tail += data[-self._room :]
+            if len(self._tail) > 2 * self._room:
+                del self._tail[: -self._room]
+
+    def skip(self, count: int) -> None:
+        """Count bytes that were dropped before they came here."""
+        self.total += count
+
+    def text(self) -> str:
+        """All of it, or head, mark and tail. No character is cut in two, and bytes that are no UTF-8 become U+FFFD."""
+        tail = bytes(self._tail[-self._room :])
+        dropped = self.total - len(self._head) - len(tail)
+        if dropped <= 0:
+            return (bytes(self._head) + tail).decode("utf-8", "replace")
+        head = codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(self._head))
+        return head + _mark(dropped) + _from_character(tail).decode("utf-8", "replace")
+
+    def clear(self) -> None:
+        self._head.clear()
+        self._tail.clear()
+        self.total = 0
+
+
+def cap_text(text: str, cap: int) -> str:
+    """`text`, or its head and tail around a mark, when it has more than `cap` bytes in UTF-8.
+
+    The mark comes on top. Lone surrogates, which UTF-8 cannot carry, come out as `\\udc80`.
+    """
+    if len(text) * 4 <= cap and text.isascii():
+        return text
+    kept = HeadTail(cap)
+    kept.write(text.encode("utf-8", "backslashreplace"))
+    return kept.text()
+
+
+class Capture:
+    """Stands in for `sys.stdout` and `sys.stderr`, both into one text, in the order of the writes.
+
+    Args:
+        cap: Bytes that are kept of one attempt.
+    """
+
+    def __init__(self, cap: int = DEFAULT_CAP) -> None:
+        self._kept = HeadTail(cap)
+        self._out = cast(TextIO, _Stream(self._kept, 1))
+        self._err = cast(TextIO, _Stream(self._kept, 2))
+
+    def begin(self) -> None:
+        """Forget what was printed, and take the places of the two streams, if they were taken away."""
+        if self._kept.total:
+            self._kept.clear()
+        if sys.stdout is not self._out:
+            sys.stdout = self._out
+        if sys.stderr is not self._err:
+            sys.stderr = self._err
+
+    def text(self) -> str:
+        """What was printed since `begin`."""
+        return self._kept.text() if self._kept.total else ""
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Give the two streams back afterwards, as they were."""
+        before = sys.stdout, sys.stderr
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+
+
+class OutputFile:
+    """The file that descriptors 1 and 2 of a child append to.
+
+    Args:
+        fd: Readable and writable.
+        cap: Bytes that are kept of one attempt.
+    """
+
+    def __init__(self, fd: int, cap: int = DEFAULT_CAP) -> None:
+        self._fd = fd
+        self._cap = cap
+
+    def take(self) -> str:
+        """What was written since the last call; empties the file. Costs one system call when there is nothing.
+
+        Raises:
+            OSError: The handler has closed it.
+        """
+        size = os.lseek(self._fd, 0, os.SEEK_END)
+        return self._take(size) if size else ""
+
+    def _take(self, size: int) -> str:
+        half = max(1, self._cap // 2)
+        kept = HeadTail(self._cap)
+        kept.write(os.pread(self._fd, min(size, half), 0))
+        if size > half:
+            start = max(half, size - half)
+            kept.skip(start - half)
+            kept.write(os.pread(self._fd, size - start, start))
+        os.ftruncate(self._fd, 0)
+        os.lseek(self._fd, 0, os.SEEK_SET)  # for a file that was not opened to append
+        return kept.text()
+
+
+class _Stream(io.TextIOBase):
+    """One of the two streams. It cannot be closed: the next attempt prints to it too."""
+
+    def __init__(self, kept: HeadTail, fd: int) -> None:
+        super().__init__()
+        self._kept = kept
+        self._fd = fd
+        self.buffer = _Binary(kept, fd)
+        self.name = "<stdout>" if fd == 1 else "<stderr>"
+        self.mode = "w"
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    @property
+    def errors(self) -> str:  # type: ignore[override]
+        return "backslashreplace"
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        self._kept.write(text.encode("utf-8", "backslashreplace"))
+        return len(text)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def writable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+    def reconfigure(self, **_: Any) -> None:
+        """As of a `TextIOWrapper`; there is nothing to set here."""
+
+
+class _Binary(io.RawIOBase):
+    """`sys.stdout.buffer`."""
+
+    def __init__(self, kept: HeadTail, fd: int) -> None:
+        super().__init__()
+        self._kept = kept
+        self._fd = fd
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._kept.write(bytes(view))
+        return len(view)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def writable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+def _mark(dropped: int) -> str:
+    return f"\n[… {dropped} bytes dropped …]\n"
+
+
+def _from_character(data: bytes) -> bytes:
+    """Without the rest of a character that was cut off at the beginning."""
+    start = 0
+    while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
+        start += 1
+    return data[start:]

@@ -1,0 +1,81 @@
+"""`Jobs()` inside a child: its producer asks the master, which holds the broker's credentials and the signing key."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterable
+
+from jobpool import errors
+from jobpool.definition import JobDefinition
+from jobpool.errors import BackendUnavailable, InvalidJob, JobpoolError, Unsupported
+from jobpool.mechanism import frames, packets
+from jobpool.mechanism.frames import Ask, Reply
+
+
+class ChannelProducer:
+    """A `Producer` over the child's channel. From any thread; one question at a time."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._owed = 0
+
+    def enqueue(self, definition: JobDefinition, /) -> str:
+        """Enqueue one job now, whatever becomes of this attempt; its id. See `enqueue_many`."""
+        return self.enqueue_many([definition])[0]
+
+    def enqueue_many(self, definitions: Iterable[JobDefinition], /) -> list[str]:
+        """Enqueue jobs now, all or none; their ids, in order.
+
+        Raises:
+            BackendUnavailable: The broker did not answer, or the master is gone. Nothing is known.
+            InvalidJob: More than 64 MiB at once, or refused by the backend.
+            Unsupported: In a process that the handler forked.
+
+        Blocks until the master has the broker's answer.
+        """
+        if os.getpid() != self._pid:
+            raise Unsupported("a process that the handler forked cannot enqueue: do it in the handler itself")
+        packet = Ask([definition.to_dict() for definition in definitions]).encode()
+        with self._lock:
+            reply = self._ask(packet)
+        if reply.kind:
+            raise _error(reply)
+        return reply.ids
+
+    def _ask(self, packet: bytes) -> Reply:
+        try:
+            # Counted before the question is out: the alarm may end this attempt's wait, and the answer still comes.
+            self._owed += 1
+            packets.send(self._channel, packet)
+            while True:
+                reply = self._receive()
+                self._owed -= 1
+                if not self._owed:
+                    return reply
+        except packets.PacketTooLarge as error:
+            self._owed -= 1
+            raise InvalidJob(f"too much to enqueue at once: {error}") from None
+        except (OSError, frames.BadFrame) as error:
+            raise BackendUnavailable(f"the pool's master does not answer: {error}") from error
+
+    def _receive(self) -> Reply:
+        received = packets.recv(self._channel)
+        if received is None:
+            raise BackendUnavailable("the pool's master is gone")
+        packet, fds = received
+        packets.close_all(fds)
+        frame = frames.decode(packet)
+        if not isinstance(frame, Reply):
+            raise frames.BadFrame(f"a {type(frame).__name__} is no answer")
+        return frame
+
+
+def _error(reply: Reply) -> JobpoolError:
+    kind = getattr(errors, reply.kind, BackendUnavailable)
+    if not isinstance(kind, type) or not issubclass(kind, JobpoolError):
+        kind = BackendUnavailable
+    return kind(reply.error)

@@ -1,0 +1,296 @@
+"""JSON values to what an annotation asks for, strictly: text is no number, and a whole number is no truth value.
+
+`converter(annotation)` looks at the annotation once and returns a function for the values. What it does not know it
+passes on unchanged: an annotation is a promise to the reader first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, time
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+Convert = Callable[[Any, str], Any]
+"""Of a value and the path of its field ("" = the payload itself)."""
+
+_KINDS = {
+    dict: "an object",
+    list: "a list",
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+}
+_FROM_TEXT: dict[Any, tuple[str, Callable[[str], Any]]] = {
+    datetime: ("a date and time in ISO 8601", datetime.fromisoformat),
+    date: ("a date in ISO 8601", date.fromisoformat),
+    time: ("a time in ISO 8601", time.fromisoformat),
+    Decimal: ("a decimal number as text", Decimal),
+    UUID: ("a UUID", UUID),
+    Path: ("a path", Path),
+}
+
+
+class Mismatch(ValueError):
+    """A value is not what its annotation asks for. The text starts with the field."""
+
+
+def is_model(annotation: Any) -> bool:
+    """Whether an annotation stands for a whole payload: a dataclass, or a class with `model_validate`."""
+    if not isinstance(annotation, type):
+        return False
+    return dataclasses.is_dataclass(annotation) or callable(getattr(annotation, "model_validate", None))
+
+
+def resolve_hints(function: Any) -> dict[str, Any]:
+    """The annotations of a function or class; one whose name cannot be found is left out, the others are kept."""
+    hints = {}
+    for name, annotation in _annotations(function).items():
+        found = _resolve(annotation, function)
+        if found is not inspect.Parameter.empty:
+            hints[name] = found
+    return hints
+
+
+def converter(annotation: Any) -> Convert:
+    """A function that turns JSON values into what `annotation` asks for, or raises `Mismatch`."""
+    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        return _dataclass(annotation)
+    if callable(getattr(annotation, "model_validate", None)):
+        return _model(annotation)
+    if annotation in (None, type(None)):
+        return _none
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return _enum(annotation)
+    if isinstance(annotation, typing.Hashable) and annotation in _FROM_TEXT:
+        return _from_text(*_FROM_TEXT[annotation])
+    return _generic(annotation)
+
+
+def _generic(annotation: Any) -> Convert:
+    origin = typing.get_origin(annotation) or annotation
+    inner = typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return converter(inner[0])
+    if origin in (typing.Union, types.UnionType):
+        return _union(inner)
+    if origin is typing.Literal:
+        return _literal(inner)
+    if origin in (list, set, frozenset, Sequence):
+        return _items(list if origin is Sequence else origin, converter(inner[0]) if inner else _any)
+    if origin is tuple:
+        return _tuple(inner)
+    if origin in (dict, Mapping):
+        return _object(converter(inner[1]) if len(inner) == 2 else _any)
+    return _SCALARS.get(origin, _any)
+
+
+def _any(value: Any, _where: str) -> Any:
+    return value
+
+
+def _none(value: Any, where: str) -> None:
+    if value is not None:
+        raise _wrong(where, "null", value)
+
+
+def _exactly(kind: type) -> Convert:
+    def convert(value: Any, where: str) -> Any:
+        if type(value) is kind:
+            return value
+        raise _wrong(where, _KINDS[kind], value)
+
+    return convert
+
+
+def _float(value: Any, where: str) -> float:
+    if type(value) in (int, float):
+        return float(value)
+    raise _wrong(where, "a number", value)
+
+
+_SCALARS: dict[Any, Convert] = {kind: _exactly(kind) for kind in (str, int, bool)} | {float: _float}
+
+
+def _items(kind: Callable[[list[Any]], Any], convert: Convert) -> Convert:
+    def convert_all(value: Any, where: str) -> Any:
+        if type(value) is not list:
+            raise _wrong(where, "a list", value)
+        return kind([convert(item, f"{where}[{at}]") for at, item in enumerate(value)])
+
+    return convert_all
+
+
+def _tuple(inner: tuple[Any, ...]) -> Convert:
+    if not inner or inner[-1] is Ellipsis:
+        return _items(tuple, converter(inner[0]) if inner else _any)
+    converters = [converter(part) for part in inner]
+
+    def convert(value: Any, where: str) -> Any:
+        if type(value) is not list or len(value) != len(converters):
+            raise _wrong(where, f"a list of {len(converters)}", value)
+        return tuple(
+            part(item, f"{where}[{at}]") for at, (part, item) in enumerate(zip(converters, value, strict=True))
+        )
+
+    return convert
+
+
+def _object(convert: Convert) -> Convert:
+    def convert_all(value: Any, where: str) -> Any:
+        if type(value) is not dict:
+            raise _wrong(where, "an object", value)
+        return {key: convert(item, _path(where, key)) for key, item in value.items()}
+
+    return convert_all
+
+
+def _union(inner: tuple[Any, ...]) -> Convert:
+    options = [converter(part) for part in inner]
+
+    def convert(value: Any, where: str) -> Any:
+        problems = []
+        for option in options:
+            try:
+                return option(value, where)
+            except Mismatch as mismatch:
+                problems.append(str(mismatch))
+        # The last is as good as any when they differ, and with `T | None` the first is about the type that was meant.
+        raise Mismatch(problems[0] if value is not None else problems[-1])
+
+    return convert
+
+
+def _literal(allowed: tuple[Any, ...]) -> Convert:
+    def convert(value: Any, where: str) -> Any:
+        for one in allowed:
+            if type(value) is type(one) and value == one:
+                return one
+        raise _wrong(where, "one of " + ", ".join(map(repr, allowed)), value)
+
+    return convert
+
+
+def _enum(kind: type[Enum]) -> Convert:
+    allowed = ", ".join(repr(member.value) for member in kind)
+
+    def convert(value: Any, where: str) -> Any:
+        try:
+            return kind(value)
+        except ValueError:
+            raise _wrong(where, f"one of {allowed}", value) from None
+
+    return convert
+
+
+def _from_text(what: str, parse: Callable[[str], Any]) -> Convert:
+    def convert(value: Any, where: str) -> Any:
+        if type(value) is str:
+            try:
+                return parse(value)
+            except (ValueError, ArithmeticError):
+                pass
+        raise _wrong(where, what, value)
+
+    return convert
+
+
+def _model(kind: Any) -> Convert:
+    def convert(value: Any, where: str) -> Any:
+        try:
+            return kind.model_validate(value)
+        except ValueError as error:  # pydantic's ValidationError is one, and names the fields itself
+            raise Mismatch(f"{_named(where)} is no {kind.__name__}: {error}") from None
+
+    return convert
+
+
+def _dataclass(kind: type) -> Convert:
+    built: list[tuple[Mapping[str, Convert], list[str]]] = []
+
+    def convert(value: Any, where: str) -> Any:
+        if not built:  # at the first value, so that a dataclass may contain itself
+            built.append(_fields(kind))
+        return kind(**_values(value, where, kind, *built[0]))
+
+    return convert
+
+
+def _fields(kind: type) -> tuple[Mapping[str, Convert], list[str]]:
+    hints = resolve_hints(kind)
+    fields = [part for part in dataclasses.fields(kind) if part.init]
+    missing = dataclasses.MISSING
+    required = [part.name for part in fields if part.default is missing and part.default_factory is missing]
+    return {part.name: converter(hints.get(part.name, Any)) for part in fields}, required
+
+
+def _values(value: Any, where: str, kind: type, fields: Mapping[str, Convert], required: list[str]) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise _wrong(where, f"an object with the fields of {kind.__name__}", value)
+    for name in required:
+        if name not in value:
+            raise Mismatch(f"field {_path(where, name)!r} is missing")
+    for name in value:
+        if name not in fields:
+            known = ", ".join(map(repr, fields))
+            raise Mismatch(f"field {_path(where, name)!r} is unknown; {kind.__name__} has {known}")
+    return {name: fields[name](item, _path(where, name)) for name, item in value.items()}
+
+
+def _wrong(where: str, wanted: str, value: Any) -> Mismatch:
+    shown = repr(value)
+    return Mismatch(f"{_named(where)} must be {wanted}, not {shown if len(shown) <= 80 else shown[:77] + '...'}")
+
+
+def _named(where: str) -> str:
+    return f"field {where!r}" if where else "it"
+
+
+def _path(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _annotations(function: Any) -> dict[str, Any]:
+    if not isinstance(function, type):
+        return getattr(function, "__annotations__", {})
+    merged: dict[str, Any] = {}
+    for base in reversed(function.__mro__):
+        merged.update(inspect.get_annotations(base))
+    return merged
+
+
+def _resolve(annotation: Any, owner: Any) -> Any:
+    """An annotation written as text, as the object that it names; `Parameter.empty` when that is not to be had.
+
+    One by one, because `typing.get_type_hints` gives up on all of them when one was imported for type checkers only.
+    """
+    holder = type("_Holder", (), {"__annotations__": {"it": annotation}})
+    try:
+        return typing.get_type_hints(holder, *_names(owner), include_extras=True)["it"]
+    except Exception:  # noqa: BLE001 - an annotation may be any expression
+        return inspect.Parameter.empty
+
+
+def _names(owner: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The names that an annotation of `owner` may use: of its module, and of the function that it was defined in."""
+    if isinstance(owner, type):
+        module = sys.modules.get(owner.__module__)
+        return dict(vars(module)) if module else {}, {owner.__name__: owner}
+    code, closure = getattr(owner, "__code__", None), getattr(owner, "__closure__", None)
+    names = code.co_freevars if code and closure else ()
+    cells = {}
+    for name, cell in zip(names, closure or (), strict=True):
+        try:
+            cells[name] = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    return dict(getattr(owner, "__globals__", {})), cells

@@ -1,0 +1,216 @@
+"""A child's life: boot, then one attempt at a time, until the work ends or it is worn.
+
+It holds no lease, no owner token and no broker connection; it decides nothing about a message. It reads `Run` frames
+from `work`, one when it is idle, and answers each with a `Result` on `channel`. Its first act on a frame is to write
+the attempt's nonce to its page of the scoreboard: so the master knows of every frame whether it was looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import socket
+import struct
+import sys
+from time import monotonic
+
+from setproctitle import setproctitle
+
+from jobpool import producer
+from jobpool.child import app
+from jobpool.child.attempt import Attempt, AttemptRunner, JobToRun
+from jobpool.child.capture import Capture, OutputFile
+from jobpool.child.channel import ChannelProducer
+from jobpool.child.recycle import DESCRIPTORS, Wear
+from jobpool.child.registry import DEFAULT
+from jobpool.child.tidy import Tidy
+from jobpool.envelope import decode
+from jobpool.errors import ConfigurationError, MalformedEnvelope
+from jobpool.mechanism import packets
+from jobpool.mechanism.alarm import Alarm
+from jobpool.mechanism.boot import ChildBoot
+from jobpool.mechanism.frames import RUN_HEAD, BootFailed, Ready, Result, Verdict
+
+OK = 0
+CANNOT_BOOT = 69
+BROKEN = 70
+"""Exit status when a socket to the master does not work any more: the handler has closed it, or the master is gone."""
+
+IDLE_AFTER = 0.1
+"""Seconds without a frame after which the process title says so: not after every job of a quick series."""
+
+_RUN = 1
+
+
+def run(boot: ChildBoot) -> int:
+    """Live a child's life in this process; its exit status. Uses the main thread, signals and standard streams freely.
+
+    Blocks for as long as there is work: until `work` ends, a `Retire` comes, or the child is worn (then its last
+    `Result` says why).
+    """
+    page = boot.board.slot(boot.slot).child
+    page.booting(os.getpid(), monotonic())
+    setproctitle(f"{boot.options.title}: slot {boot.slot} booting")
+    try:
+        if not boot.options.preload:
+            app.load(boot.options)
+    except ConfigurationError as error:
+        return _cannot_boot(boot, str(error))
+    try:
+        return Child(boot).serve()
+    except OSError:
+        return BROKEN
+
+
+def _cannot_boot(boot: ChildBoot, error: str) -> int:
+    with contextlib.suppress(OSError):
+        packets.send(boot.channel, BootFailed(error).encode())
+    return CANNOT_BOOT
+
+
+class Child:
+    """A booted child."""
+
+    def __init__(self, boot: ChildBoot) -> None:
+        options = boot.options
+        DEFAULT.restrict(options.queue_handlers)
+        producer.set_default(ChannelProducer(boot.channel))
+        _write_lines_at_once()
+        self._boot = boot
+        self._work = boot.work
+        self._channel = boot.channel
+        self._page = boot.board.slot(boot.slot).child
+        self._title = _Title(f"{options.title}: slot {boot.slot}")
+        raw_output = OutputFile(boot.output_fd, options.output_cap)
+        self._runner = AttemptRunner(
+            DEFAULT, Alarm(options.kill_grace), Capture(options.output_cap), options.output_cap, raw_output.take
+        )
+        _forget_output(raw_output)
+        # Title and page are written only when the child has been idle for a moment, so the wait needs a limit.
+        boot.work.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(IDLE_AFTER * 1e6)))
+        self._more_work = select.poll()
+        self._more_work.register(boot.work, select.POLLIN)
+        self._tidy = Tidy()
+        self._wear = Wear(boot)
+
+    def serve(self) -> int:
+        """Tell the master, then take frame after frame.
+
+        Raises:
+            OSError: A socket to the master is broken.
+        """
+        self._page.idle(monotonic())
+        self._title.idle()
+        packets.send(self._channel, Ready().encode())
+        while (packet := self._next()) is not None and packet[0] == _RUN:
+            if self._attempt(packet):
+                break
+        return OK
+
+    def _next(self) -> bytes | None:
+        """The next frame; None at the end of the work. Blocks until there is one."""
+        while True:
+            try:
+                received = packets.recv(self._work)
+            except BlockingIOError:  # nothing for IDLE_AFTER seconds, or the master was quicker and took it back
+                self._title.idle()
+                self._more_work.poll()
+                continue
+            if received is None:
+                return None
+            packet, fds = received
+            if fds:
+                packets.close_all(fds)
+            return packet
+
+    def _attempt(self, packet: bytes) -> str:
+        """Run one attempt and answer it; why the child leaves now, or ""."""
+        _, nonce, fence, attempts, crashes, timeout = RUN_HEAD.unpack_from(packet)
+        now = monotonic()
+        self._page.took(nonce, now)
+        try:
+            envelope = decode(packet[RUN_HEAD.size :], attempts=attempts)
+        except MalformedEnvelope as error:
+            return self._answer(nonce, Attempt("", Verdict.UNRECOVERABLE, now, error=str(error)))
+        deadline = now + timeout if timeout > 0 else 0.0
+        self._page.started(nonce, now, deadline, envelope.identifier, envelope.queue, envelope.job, attempts + 1)
+        self._title.busy(envelope.job, envelope.identifier)
+        job = JobToRun(envelope, envelope.queue, fence, crashes, timeout)
+        return self._answer(nonce, self._runner.run(job, self._page.progress))
+
+    def _answer(self, nonce: int, attempt: Attempt) -> str:
+        leaving = self._leaving(attempt)
+        self._send(_result(nonce, attempt, leaving))
+        self._page.finished(attempt.verdict is Verdict.SUCCEEDED, monotonic())
+        return leaving
+
+    def _leaving(self, attempt: Attempt) -> str:
+        try:
+            leaving = self._wear.reason(attempt)
+            self._tidy.restore()
+        except OSError:
+            return DESCRIPTORS
+        return leaving
+
+    def _send(self, result: Result) -> None:
+        try:
+            packets.send(self._channel, result.encode())
+        except packets.PacketTooLarge as error:
+            failed = Result(
+                result.nonce,
+                Verdict.FAILED,
+                result.started,
+                result.duration,
+                error=f"the job's follow-ups are too large to be sent at once: {error}",
+                leaving=result.leaving,
+            )
+            packets.send(self._channel, failed.encode())
+
+
+class _Title:
+    """The process title: slot, state, job. Half a microsecond, when nothing but the job changes."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._idle = False
+
+    def busy(self, handler: str, identifier: str) -> None:
+        self._idle = False
+        setproctitle(f"{self._prefix} busy {handler} {identifier}")
+
+    def idle(self) -> None:
+        if not self._idle:
+            self._idle = True
+            setproctitle(f"{self._prefix} idle")
+
+
+def _result(nonce: int, attempt: Attempt, leaving: str) -> Result:
+    return Result(
+        nonce,
+        attempt.verdict,
+        attempt.started,
+        attempt.duration,
+        attempt.output,
+        attempt.error,
+        attempt.after,
+        [definition.to_dict() for definition in attempt.follow_ups],
+        leaving,
+    )
+
+
+def _write_lines_at_once() -> None:
+    """What C code and old stream objects print must reach the output file with its own attempt, not a later one."""
+    for stream in (sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    libc = ctypes.CDLL(None)
+    with contextlib.suppress(ValueError, AttributeError):
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 1, 0)  # 1: _IOLBF
+
+
+def _forget_output(raw_output: OutputFile) -> None:
+    """What was printed before the first job belongs to none."""
+    with contextlib.suppress(OSError):
+        raw_output.take()

@@ -1,0 +1,159 @@
+"""When a child has served: the reasons not to use it for another job, looked at after every attempt.
+
+Each look is a system call or less; what costs more is done only when the cheap look says so.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import random
+import resource
+import socket
+import threading
+from time import monotonic
+
+from jobpool.child.attempt import Attempt
+from jobpool.mechanism import linux
+from jobpool.mechanism.boot import ChildBoot, ChildOptions
+from jobpool.mechanism.frames import Verdict
+
+TIMEOUT = "timeout"
+JOBS = "jobs"
+MEMORY = "memory"
+THREADS = "threads"
+PROCESSES = "processes"
+DESCRIPTORS = "descriptors"
+
+LAST_WORDS = 0.05
+"""Seconds that threads which an attempt left behind get to end by themselves."""
+
+SWEEP_LIMIT = 0.5
+"""Seconds for which killing left-over processes may hold the result up; the fork server sweeps again anyway."""
+
+_RSS_EVERY = 64
+_RSS_INTERVAL = 1.0
+_SO_COOKIE = 57
+"""Of <asm-generic/socket.h>: a number that no other socket of this boot has."""
+
+
+class Wear:
+    """How worn a child is, measured against how it was when this was made: right before its first job."""
+
+    def __init__(self, boot: ChildBoot) -> None:
+        self._options = boot.options
+        self._left = _lifetime(boot.options, boot.child)
+        self._threads = _thread._count()
+        self._memory = _Memory(boot.options.max_rss)
+        self._descriptors = _Descriptors((boot.work, boot.channel), boot.options.max_leaked_fds)
+        self._daemons = linux.direct_children() if linux.has_children() else set()
+
+    def reason(self, attempt: Attempt) -> str:
+        """Why the child should go now; "" = it may stay. Kills what processes the attempt has left behind.
+
+        Blocks for `LAST_WORDS` and `SWEEP_LIMIT` at most, and not at all when nothing was left behind.
+        """
+        self._left -= 1
+        # Swept in any case: a left-over process must not go on because the child leaves for another reason.
+        swept = linux.has_children() and self._sweep(attempt)
+        if attempt.verdict is Verdict.TIMEOUT:
+            return TIMEOUT
+        if swept:
+            return PROCESSES
+        if _thread._count() > self._threads and not self._threads_ended():
+            return THREADS
+        if self._descriptors.worn():
+            return DESCRIPTORS
+        if self._memory.worn():
+            return MEMORY
+        return JOBS if self._left == 0 else ""
+
+    def _sweep(self, attempt: Attempt) -> bool:
+        """Whether anything had to be killed. What had ended by itself is only collected."""
+        if attempt.daemons and attempt.verdict is not Verdict.TIMEOUT:
+            self._daemons |= linux.direct_children()
+            return False
+        _collect_the_dead()
+        return linux.has_children() and linux.sweep_strays(self._daemons, SWEEP_LIMIT) > 0
+
+    def _threads_ended(self) -> bool:
+        give_up = monotonic() + LAST_WORDS
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, give_up - monotonic()))
+                if _thread._count() <= self._threads:
+                    break
+        return _thread._count() <= self._threads
+
+
+class _Memory:
+    """Resident memory against its mark, read every 64 jobs or every second."""
+
+    def __init__(self, mark: int) -> None:
+        self._mark = mark
+        self._jobs = 0
+        self._next = 0.0
+
+    def worn(self) -> bool:
+        if not self._mark:
+            return False
+        self._jobs += 1
+        now = monotonic()
+        if self._jobs < _RSS_EVERY and now < self._next:
+            return False
+        self._jobs = 0
+        self._next = now + _RSS_INTERVAL
+        return resident() > self._mark
+
+
+class _Descriptors:
+    """Whether descriptors leak, or were closed under our feet, told by the lowest free one: two system calls.
+
+    A socket that was closed and whose number went to another is told by its cookie.
+    """
+
+    def __init__(self, sockets: tuple[socket.socket, ...], most: int) -> None:
+        self._first = _lowest_free()
+        self._most = self._first + most
+        self._sockets = [(sock, _cookie(sock)) for sock in sockets]
+
+    def worn(self) -> bool:
+        try:
+            if not self._first <= _lowest_free() <= self._most:
+                return True
+        except OSError:  # none is left, or the standard streams are closed
+            return True
+        return any(_cookie(sock) != cookie for sock, cookie in self._sockets)
+
+
+def resident() -> int:
+    """Bytes of resident memory of this process."""
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()
+
+
+def _lifetime(options: ChildOptions, child: int) -> int:
+    """After how many jobs the child leaves, drawn apart so that children do not leave together; 0 = never."""
+    if options.max_jobs <= 0:
+        return 0
+    spread = options.max_jobs_jitter
+    drawn = random.Random(child).uniform(1 - spread, 1 + spread)
+    return max(1, round(options.max_jobs * drawn))
+
+
+def _collect_the_dead() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _lowest_free() -> int:
+    fd = os.dup(1)
+    os.close(fd)
+    return fd
+
+
+def _cookie(sock: socket.socket) -> bytes:
+    """Raises `OSError` when the descriptor is closed, or no socket."""
+    return sock.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8)

@@ -1,0 +1,90 @@
+"""The order of words on the command line: options may stand before the verb, and `jobpool` alone means `jobpool run`.
+
+    jobpool -w 4 -Q reports        →  run -w 4 -Q reports
+    jobpool -C prod.toml dead list →  dead list -C prod.toml
+
+Words only move; click parses them, once they stand behind their verb. Which word is the verb depends on which options
+take a value (`-Q stats` is a queue), so that is asked of the commands themselves.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+
+import click
+
+FOR_THE_GROUP = frozenset({"-h", "--help", "-V", "--version"})
+
+
+def arrange(group: click.Group, words: Sequence[str], default: str) -> list[str]:
+    """`words` with the verb in front, `default` where none is given, and options that stood before it behind it.
+
+    Raises:
+        click.UsageError: The first word that is no option is no verb; the text names the nearest one.
+    """
+    place = _first_plain(words, _values_taken(group))
+    if place is None:
+        asks_group = not group.commands.keys() & {default} or FOR_THE_GROUP & set(words)
+        return list(words) if asks_group else [default, *words]
+    verb = words[place]
+    command = group.commands.get(verb)
+    if command is None:
+        raise click.UsageError(unknown_verb(verb, group.commands))
+    rest = [*words[:place], *words[place + 1 :]]
+    return [verb, *arrange(command, rest, "list")] if isinstance(command, click.Group) else [verb, *rest]
+
+
+def unknown_verb(word: str, verbs: Iterable[str]) -> str:
+    """The sentence for a word that is no verb."""
+    verbs = sorted(verbs)
+    near = difflib.get_close_matches(word, verbs, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"the verbs are {', '.join(verbs)}"
+    return f"{word!r} is no verb of jobpool; {hint}"
+
+
+def _first_plain(words: Sequence[str], takes: dict[str, bool]) -> int | None:
+    """The place of the first word that is neither an option nor its value; None: none, or behind an unknown one."""
+    place = 0
+    while place < len(words):
+        word = words[place]
+        if not word.startswith("-") or word == "-":
+            return place
+        name, attached = _split(word, takes)
+        if name not in takes:
+            return None
+        place += 2 if takes[name] and not attached else 1
+    return None
+
+
+def _split(word: str, takes: dict[str, bool]) -> tuple[str, bool]:
+    """The option that decides about the next word, and whether its value is in this word already."""
+    if word.startswith("--"):
+        name, sign, _ = word.partition("=")
+        return name, bool(sign)
+    for index in range(1, len(word)):
+        letter = "-" + word[index]
+        if takes.get(letter, True):
+            return letter, index + 1 < len(word)
+    return "-" + word[-1], False
+
+
+def _values_taken(group: click.Group) -> dict[str, bool]:
+    """Every option of every verb, with whether it takes a value."""
+    takes = dict.fromkeys(FOR_THE_GROUP, False)
+    for command in walk(group):
+        for option in command.params:
+            if isinstance(option, click.Option):
+                takes_value = not (option.is_flag or option.count)
+                takes.update(dict.fromkeys([*option.opts, *option.secondary_opts], takes_value))
+    return takes
+
+
+def walk(group: click.Group) -> Iterator[click.Command]:
+    """The group, its commands, and theirs."""
+    yield group
+    for command in group.commands.values():
+        if isinstance(command, click.Group):
+            yield from walk(command)
+        else:
+            yield command

@@ -1,0 +1,171 @@
+"""`jobpool enqueue`: one job from the command line, or many from a file of JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from jobpool.cli.options import Command, as_json, common, option
+from jobpool.cli.output import answer_json, say
+from jobpool.cli.session import Session
+
+if TYPE_CHECKING:
+    from jobpool.backend import QueueBackend
+    from jobpool.definition import JobDefinition
+
+BATCH = 1000
+
+
+@click.command("enqueue", cls=Command)
+@click.argument("handler", required=False)
+@click.argument("payload", nargs=-1)
+@option("-Q", "--queue", metavar="NAME", help="[default: default]")
+@option("-p", "--priority", type=int, metavar="N", help="0 to 255; a smaller number runs sooner.  [default: 5]")
+@option("--delay", metavar="TIME", help="Not before this long from now.")
+@option("--max-retries", type=int, metavar="N", help="Runs after the first that fails.")
+@option("--timeout", metavar="TIME", help="Hard timeout of an attempt; 0 = unlimited.")
+@option("--id", "ident", metavar="ID", help="Of the message; enqueueing it again changes nothing.")
+@option("--file", "file", type=click.File("rb"), metavar="FILE", help="Many jobs, a JSON value a line; - = stdin.")
+@as_json
+@common
+def enqueue(
+    session: Session, handler: str | None, payload: tuple[str, ...], file: IO[bytes] | None, json_: bool, **options: Any
+) -> None:
+    """Enqueue a job and print its id.
+
+    PAYLOAD is one JSON value, or any number of key=value; a value is JSON where it can be read as JSON, else text:
+
+    \b
+      jobpool enqueue report '{"customer": 7, "month": "2026-06"}'
+      jobpool enqueue report customer=7 month=2026-06 --queue reports
+
+    With --file each line is one payload for HANDLER; without HANDLER it is an object with "handler", "payload" and, if
+    need be, "queue", "priority", "max_retries", "timeout", "delay" and "id".
+    """
+    defaults = _defaults(options)
+    if file is not None:
+        _refuse_with_file(payload, defaults)
+        definitions = _from_lines(file, handler, defaults)
+    elif handler is None:
+        raise click.UsageError("the name of a handler is missing: jobpool enqueue HANDLER [PAYLOAD]")
+    else:
+        definitions = iter([_definition({**defaults, "handler": handler, "payload": read_payload(payload)})])
+    with session.broker() as backend:
+        ids = _enqueue(backend, definitions, quiet=json_)
+    if json_:
+        answer_json(ids)
+
+
+def read_payload(words: tuple[str, ...]) -> Any:
+    """The payload that these words spell: one JSON value, or key=value words; none = an empty object.
+
+    Raises:
+        click.UsageError: They are neither.
+    """
+    if len(words) == 1 and ("=" not in words[0] or words[0].lstrip()[:1] in ('{', '[', '"')):
+        return _json_value(words[0])
+    pairs: dict[str, Any] = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        if not sign or not key:
+            raise click.UsageError(f"{word!r} is not key=value; give one JSON value, or only key=value words")
+        if key in pairs:
+            raise click.UsageError(f"{key!r} is given twice")
+        pairs[key] = _json_or_text(value)
+    return pairs
+
+
+def _json_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise click.UsageError(
+            f'the payload {text[:60]!r} is neither JSON nor key=value: {error}; a text is written \'"like this"\''
+        ) from None
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _defaults(options: dict[str, Any]) -> dict[str, Any]:
+    renamed = {"ident": "id"}
+    return {renamed.get(key, key): value for key, value in options.items() if value is not None}
+
+
+def _refuse_with_file(payload: tuple[str, ...], defaults: dict[str, Any]) -> None:
+    if payload:
+        raise click.UsageError("a payload and --file exclude each other: the payloads are the lines of the file")
+    if "id" in defaults:
+        raise click.UsageError('--id and --file exclude each other: write "id" into the lines')
+
+
+def _from_lines(file: IO[bytes], handler: str | None, defaults: dict[str, Any]) -> Iterator[JobDefinition]:
+    from jobpool.errors import InvalidJob
+
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            yield _definition({**defaults, **_read_line(line, handler)})
+        except (ValueError, RecursionError, click.UsageError) as error:
+            reason = error.format_message() if isinstance(error, click.UsageError) else error
+            raise InvalidJob(f"line {number}: {reason}") from None
+
+
+def _read_line(line: bytes, handler: str | None) -> dict[str, Any]:
+    value = json.loads(line)
+    if handler is not None:
+        return {"handler": handler, "payload": value}
+    if not isinstance(value, dict) or "handler" not in value:
+        raise ValueError('it is not an object with "handler"; name a HANDLER if the lines are payloads')
+    return value
+
+
+def _definition(values: dict[str, Any]) -> JobDefinition:
+    from jobpool.definition import JobDefinition
+    from jobpool.units import parse_duration
+
+    fields = dict(values)
+    if "id" in fields:
+        fields["identifier"] = fields.pop("id")
+    try:
+        if fields.get("timeout") is not None:
+            fields["timeout"] = parse_duration(fields["timeout"])
+        if "delay" in fields:
+            fields["scheduled_at"] = _moment(parse_duration(fields.pop("delay")))
+    except (ValueError, OverflowError) as error:
+        raise click.UsageError(str(error)) from None
+    return JobDefinition.from_dict(fields)
+
+
+def _moment(delay: float) -> str:
+    from datetime import UTC, datetime, timedelta
+
+    return (datetime.now(UTC) + timedelta(seconds=delay)).isoformat()
+
+
+def _enqueue(backend: QueueBackend, definitions: Iterable[JobDefinition], *, quiet: bool) -> list[str]:
+    """Enqueue in batches, all or none each; an error says how many jobs are enqueued already."""
+    from jobpool.errors import JobpoolError
+
+    ids: list[str] = []
+    rest = iter(definitions)
+    try:
+        while batch := list(islice(rest, BATCH)):
+            new = backend.enqueue_many(batch)
+            ids.extend(new)
+            if not quiet:
+                say("\n".join(new))
+    except JobpoolError as error:
+        if not ids:
+            raise
+        raise type(error)(f"{error} ({len(ids):,} jobs before it are enqueued; their ids are printed above)") from error
+    return ids

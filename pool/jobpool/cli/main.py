@@ -1,0 +1,109 @@
+"""The command `jobpool`: the pool itself, and the verbs around it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+from click.shell_completion import CompletionItem
+
+from jobpool.cli import bulk, enqueue, health, init, messages, queues, run, top
+from jobpool.cli.arrange import arrange
+from jobpool.cli.failures import guarded
+from jobpool.cli.options import write_sections
+
+DEFAULT_VERB = "run"
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+EPILOG = """\b
+Shell completion: eval "$(_JOBPOOL_COMPLETE=bash_source jobpool)" (or zsh_source, fish_source).
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration; `health`: 1 degraded, 3 no pool."""
+
+
+class Verbs(click.Group):
+    """A group whose verb may be left out, and whose verbs' options may stand before the verb."""
+
+    default = "list"
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        completing = bool(extra.get("resilient_parsing"))
+        return super().make_context(info_name, self._arranged(args, completing), parent, **extra)
+
+    def _arranged(self, args: list[str], completing: bool) -> list[str]:
+        if not completing:
+            return arrange(self, args, self.default)
+        try:
+            return arrange(self, args, self.default) if args else args
+        except click.UsageError:
+            return args
+
+
+class Root(Verbs):
+    """`jobpool`: errors become sentences here, and `--help` shows the pool's own options."""
+
+    default = DEFAULT_VERB
+
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> NoReturn:
+        words = list(sys.argv[1:] if args is None else args)
+        extra["standalone_mode"] = False
+        code = guarded(lambda: click.Group.main(self, words, prog_name or "jobpool", **extra), words)
+        sys.exit(code)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - the signature is click's
+        return ["[OPTIONS]  |  VERB [OPTIONS] ..."]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(ctx, formatter)
+        pool = self.commands[DEFAULT_VERB]
+        own = [param for param in self.get_params(ctx) if param.name == "version"]
+        write_sections([*pool.get_params(ctx), *own], ctx, formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = super().shell_complete(ctx, incomplete)
+        return found + self.commands[DEFAULT_VERB].shell_complete(ctx, incomplete) if incomplete[:1] == "-" else found
+
+
+def _version(ctx: click.Context, _param: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        from importlib.metadata import version
+
+        click.echo(f"jobpool {version('jobpool')}")
+        ctx.exit()
+
+
+@click.group(cls=Root, epilog=EPILOG, context_settings=CONTEXT)
+@click.option("-V", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show it.")
+def cli() -> None:
+    """Run jobs from queues in a pool of worker processes.
+
+    Without a verb the pool itself runs, until it is told to stop: jobpool --workers 16 --queue reports --app myapp.jobs
+    """
+
+
+@cli.group(cls=Verbs)
+def dead() -> None:
+    """List, retry or purge dead letters."""
+
+
+dead.add_command(bulk.dead_list)
+dead.add_command(bulk.dead_retry)
+dead.add_command(bulk.dead_purge)
+for command in (
+    *(run.run, enqueue.enqueue, queues.stats, messages.list_, messages.inspect, bulk.purge),
+    *(queues.reap, top.top, health.health, init.init),
+):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """The entry point of the console script."""
+    cli()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""`jobpool list` and `jobpool inspect`: messages as a person looks at them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobpool.cli.options import Command, as_json, common, option
+from jobpool.cli.output import Column, answer_json, note, say, table
+from jobpool.cli.session import Session
+
+if TYPE_CHECKING:
+    from jobpool.backend import Message, MessageFilter, QueueBackend
+
+PAGE = 500
+
+COLUMNS = (
+    Column("ID"),
+    Column("STATE"),
+    Column("QUEUE"),
+    Column("HANDLER"),
+    Column("PRIO", right=True),
+    Column("ATTEMPTS", right=True),
+    Column("CRASHES", right=True),
+    Column("AGE", right=True),
+    Column("WHY", flexible=True),
+)
+TIMES = ("enqueued_at", "available_at", "expires_at", "died_at")
+
+
+@click.command("list", cls=Command, short_help="List messages.")
+@click.argument("terms", nargs=-1, metavar="[FILTER]...")
+@option("-Q", "--queue", metavar="NAME", help="The same as queue:NAME.")
+@option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show so many; 0 = all.")
+@as_json
+@common
+def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
+    """List messages in the order of their enqueue.
+
+    FILTER: queue:reports handler:report state:dead reason:timeout age:>1h id:ID "some text". Every term must match; a
+    word of 16 hex digits is an id.
+    """
+    show(session, read_filter(terms, queue), limit, json_)
+
+
+@click.command("inspect", cls=Command, short_help="Show everything about one message.")
+@click.argument("ident", metavar="ID")
+@as_json
+@common
+def inspect(session: Session, ident: str, json_: bool) -> None:
+    """Show everything about one message: counters, times, payload, last error."""
+    with session.broker() as backend:
+        message = backend.inspect(ident)
+    if message is None:
+        raise click.ClickException(f"no message {ident!r}: it is done and gone, or never was on this broker")
+    if json_:
+        answer_json(as_values(message))
+    else:
+        _describe(message)
+
+
+def read_filter(terms: tuple[str, ...], queue: str | None = None) -> MessageFilter:
+    """The filter that these shell words mean. Raises `BadFilter`.
+
+    The shell has eaten the quotes of `"disk full"`, so a word with spaces and nothing else special is one text.
+    """
+    from jobpool.filters import parse_filter
+
+    words = [_term(term) for term in terms]
+    if queue is not None:
+        words.append(f"queue:{queue}")
+    return parse_filter(" ".join(words))
+
+
+def show(session: Session, where: MessageFilter, limit: int, json_: bool) -> None:
+    """List what matches."""
+    with session.broker() as backend:
+        found = list(_pages(backend, where, limit + 1 if limit else 0))
+    shown = found[:limit] if limit else found
+    if json_:
+        answer_json([as_values(message) for message in shown])
+    elif shown:
+        table(COLUMNS, [row(message) for message in shown])
+    if not found:
+        note("no message matches")
+    if len(found) > len(shown):
+        note(f"there are more than {limit}; --limit 0 lists all")
+
+
+def row(message: Message) -> list[str]:
+    """One message as the cells of `COLUMNS`."""
+    from jobpool.units import format_duration
+
+    since = message.died_at or message.enqueued_at
+    return [
+        *(message.id, message.state.value, message.queue, message.handler, str(message.priority)),
+        *(str(message.attempts), str(message.crashes)),
+        format_duration(max(0.0, time.time() - since)),
+        _why(message),
+    ]
+
+
+def as_values(message: Message) -> dict[str, Any]:
+    """One message as JSON values: times in RFC 3339, the body decoded where it is an envelope of ours."""
+    names = ("id", "queue", "handler", "priority", "attempts", "crashes", "deliveries", "reason", "last_error", "cause")
+    values: dict[str, Any] = {name: getattr(message, name) for name in names}
+    values["state"] = message.state.value
+    for name in TIMES:
+        moment = getattr(message, name)
+        values[name] = None if moment is None else _rfc3339(moment)
+    return values | _body(message.body)
+
+
+def _pages(backend: QueueBackend, where: MessageFilter, limit: int) -> Iterator[Message]:
+    after: str | None = None
+    left = limit or None
+    while left is None or left > 0:
+        asked = PAGE if left is None else min(PAGE, left)
+        page = backend.list_messages(where, after=after, limit=asked)
+        yield from page
+        if len(page) < asked:
+            return
+        after = page[-1].cursor
+        left = None if left is None else left - len(page)
+
+
+def _term(term: str) -> str:
+    if len(term) == 16 and set(term) <= set("0123456789abcdef"):
+        return f"id:{term}"
+    if any(char.isspace() for char in term) and not set(term) & set('":'):
+        return json.dumps(term, ensure_ascii=False)
+    return term
+
+
+def _why(message: Message) -> str:
+    """The reason of a dead letter, and the end of the last error: the line that names the exception."""
+    last = (message.last_error or message.cause or "").strip().splitlines()
+    return ": ".join(part for part in (message.reason, last[-1] if last else "") if part)
+
+
+def _body(body: bytes) -> dict[str, Any]:
+    from jobpool.envelope import decode
+    from jobpool.errors import MalformedEnvelope
+
+    try:
+        envelope = decode(body, attempts=0)
+    except MalformedEnvelope as error:
+        return {"body": body.decode("utf-8", "replace"), "malformed": str(error)}
+    return {
+        "name": envelope.name,
+        "max_retries": envelope.max_retries,
+        "timeout": envelope.timeout,
+        "idempotency_key": envelope.idempotency_key,
+        "payload": envelope.payload,
+        "meta": envelope.meta,
+    }
+
+
+def _describe(message: Message) -> None:
+    values = as_values(message)
+    long = {key: values.pop(key, None) for key in ("payload", "meta", "body", "last_error", "cause")}
+    width = max(len(key) for key in values)
+    for key, value in values.items():
+        if value is not None:
+            say(f"{key:<{width}}  {value}")
+    for key, value in long.items():
+        if value not in (None, {}, ""):
+            text = value if isinstance(value, str) and key != "payload" else _pretty(value)
+            say(f"\n{key}\n  " + text.rstrip().replace("\n", "\n  "))
+
+
+def _pretty(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def _rfc3339(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

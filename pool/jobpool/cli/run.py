@@ -1,0 +1,132 @@
+"""`jobpool` itself: run a pool until it is told to stop, or until there is nothing left to do."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobpool.cli import options
+from jobpool.cli.options import Command, option
+from jobpool.cli.session import Session
+
+if TYPE_CHECKING:
+    from jobpool.cli.startup import Start
+    from jobpool.logs import LineHandler
+    from jobpool.master.settings import PoolSettings
+
+log = logging.getLogger("jobpool.cli")
+
+
+def _stop(*names: str, **kwargs: Any) -> Callable[[options.Function], options.Function]:
+    return option(*names, section="When to stop  [default: when told to]", **kwargs)
+
+
+@click.command("run", cls=Command, short_help="Run a pool; the same as `jobpool` without a verb.")
+@options.settings
+@_stop("--until-empty", "--burst", is_flag=True, help="When nothing is waiting, delayed or leased any more.")
+@_stop("--once", "--one-shot", is_flag=True, help="After one job.")
+@_stop("--max", "max_", type=click.IntRange(min=0), default=0, metavar="N", help="After N jobs; 0 = no limit.")
+@_stop("--fail-on-dead", is_flag=True, help="Exit with 1 if a job became a dead letter.")
+@_stop("--progress/--no-progress", default=None, help="A progress bar.  [default: on a terminal, if it stops]")
+@options.common
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    session: Session,
+    until_empty: bool,
+    once: bool,
+    max_: int,
+    fail_on_dead: bool,
+    progress: bool | None,
+    **flags: Any,
+) -> None:
+    """Run a pool of worker processes until it is told to stop.
+
+    \b
+      jobpool --workers 16 --queue reports --app myapp.jobs
+      jobpool -Q reports=8,mail=1 -A myapp.jobs --until-empty --fail-on-dead
+
+    SIGTERM and SIGINT drain, a second one kills; SIGHUP loads the app anew; SIGTTIN and SIGTTOU add and remove a
+    child; SIGQUIT logs every child's stack.
+    """
+    if once and max_ > 1:
+        raise click.UsageError("--once and --max exclude each other")
+    mode = {"max_total": 1 if once else max_, "until_empty": until_empty, "fail_on_dead": fail_on_dead}
+    start = _read(session, flags, mode)
+    from jobpool.cli.startup import check_apps
+    from jobpool.logs import configure
+
+    pool = check_apps(start.pool)
+    lines = configure(session.log_level(start.log_level), start.log_format)
+    if progress is None:
+        progress = sys.stderr.isatty() and start.log_format == "text" and bool(until_empty or pool.max_total)
+    with _published(pool, start.runtime_dir) as published:
+        ctx.exit(_run(published, lines if progress else None))
+
+
+def _read(session: Session, flags: dict[str, Any], mode: dict[str, Any]) -> Start:
+    """The settings, read in a process of their own; see `apart`."""
+    from jobpool.cli.startup import apart, read_start, search_path
+
+    given = {key: value for key, value in flags.items() if value not in (None, ())}
+
+    def read() -> Start:
+        settings = session.settings(**given)
+        return read_start(settings, sys_path=search_path(session.config_directory()), **mode)
+
+    return apart(read)
+
+
+@contextlib.contextmanager
+def _published(pool: PoolSettings, directory: str | None) -> Iterator[PoolSettings]:
+    """Leave a note for `top` and `health` while the block runs; without a runtime directory the pool runs unseen."""
+    from importlib.metadata import version
+
+    from jobpool.errors import ConfigurationError
+    from jobpool.runtime_dir import board_path, register, runtime_dir, this_pool, unregister
+
+    try:
+        place = runtime_dir(directory)
+    except ConfigurationError as error:
+        if directory is not None:
+            raise
+        log.warning("top and health will not see this pool", extra={"why": str(error)})
+        yield pool
+        return
+    note = this_pool(
+        name=pool.name,
+        version=version("jobpool"),
+        queues=pool.queue_names,
+        workers=pool.workers,
+        backend=pool.backend,
+        directory=place,
+        since=time.time(),
+    )
+    path = register(place, note)
+    try:
+        yield replace(pool, board_path=str(board_path(place, note.name, note.pid)))
+    finally:
+        unregister(path)
+
+
+def _run(pool: PoolSettings, lines: LineHandler | None) -> int:
+    """Run it; with `lines`, under a progress bar."""
+    from jobpool.master.run import run_pool
+
+    if lines is None or pool.board_path is None:
+        return run_pool(pool)
+    from jobpool.cli.progress import Progress
+    from jobpool.cli.startup import backlog
+
+    waiting = backlog(pool)
+    total = min(waiting, pool.max_total) if pool.max_total and pool.until_empty else pool.max_total or waiting
+    with Progress(pool.board_path, total, lines):
+        return run_pool(pool)

@@ -1,0 +1,111 @@
+"""`jobpool top`: the pools of this machine, live. The values come from jobpool.top; here they get a face."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from jobpool.cli.health import no_pool
+from jobpool.cli.options import Command, as_json, common, option
+from jobpool.cli.output import Column, answer_json, say, table
+from jobpool.cli.session import Session
+from jobpool.cli.topview import COLUMNS, cells, headline
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from jobpool.top import PoolSample, Watcher
+
+FAILED = 1
+
+
+@click.command("top", cls=Command, short_help="Watch the pools of this machine, slot by slot.")
+@option("--once", is_flag=True, help="Print once and exit.  [default when stdout is no terminal]")
+@option("-d", "--interval", type=click.FloatRange(min=0.1), default=0.5, show_default=True, help="Seconds.")
+@as_json
+@common
+@click.pass_context
+def top(ctx: click.Context, session: Session, once: bool, interval: float, json_: bool) -> None:
+    """Watch every slot of the pools on this machine: what it runs, for how long, with how much memory.
+
+    It reads shared memory only, so it answers while a pool or its broker hangs. q or Ctrl-C leaves.
+    """
+    from jobpool.runtime_dir import discover
+    from jobpool.top import Watcher
+
+    directory = session.runtime_dir()
+    with Watcher(partial(discover, directory, session.pool_name())) as watcher:
+        if json_:
+            answer_json([asdict(sample) for sample in watcher.sample()])
+        elif once or not sys.stdout.isatty():
+            ctx.exit(_print(watcher, no_pool(session.pool_name(), str(directory))))
+        else:
+            _live(watcher, interval, no_pool(session.pool_name(), str(directory)))
+
+
+def _print(watcher: Watcher, nobody: str) -> int:
+    samples = watcher.sample()
+    for number, sample in enumerate(samples):
+        say(("\n" if number else "") + headline(sample))
+        if sample.rows:
+            table([Column(title, right=right) for title, right in COLUMNS], [cells(row) for row in sample.rows])
+    if not samples:
+        click.echo(nobody, err=True)
+    return 0 if samples else FAILED
+
+
+def _live(watcher: Watcher, interval: float, nobody: str) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    with (
+        _keys() as keys,
+        contextlib.suppress(KeyboardInterrupt),
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
+        while True:
+            live.update(_screen(watcher.sample(), console.size.height, nobody), refresh=True)
+            if _left(keys, interval):
+                return
+
+
+def _screen(samples: list[PoolSample], height: int, nobody: str) -> RenderableType:
+    from jobpool.cli.topview import screen
+
+    return screen(samples, height, nobody)
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[int | None]:
+    """The keyboard, key by key and without echo, for the block; None when stdin is no terminal."""
+    if not sys.stdin.isatty():
+        yield None
+        return
+    import termios
+    import tty
+
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+    try:
+        tty.setcbreak(keyboard)
+        yield keyboard
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+
+
+def _left(keyboard: int | None, interval: float) -> bool:
+    """Wait; whether the person wants to leave. Another key only looks again at once."""
+    ready, _, _ = select.select([] if keyboard is None else [keyboard], [], [], interval)
+    if not ready or keyboard is None:
+        return False
+    pressed = os.read(keyboard, 32)
+    return not pressed or pressed[:1] in b"qQ\x03\x04"

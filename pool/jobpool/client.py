@@ -1,0 +1,199 @@
+"""`Jobs`: how a program enqueues work and looks at its queues.
+
+It opens its backend at the first use, and again in a forked process: a `Jobs()` at the top of a module is made before
+the pool's children are forked, and a broker's connection must never be shared across a fork. In a child of a pool it
+opens none at all; there everything goes to the master, which holds the broker.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, Self
+
+from jobpool import producer
+from jobpool.backend import QueueBackend, QueueStats
+from jobpool.builder import JobBuilder
+from jobpool.configfile import find_config
+from jobpool.definition import JobDefinition
+from jobpool.errors import ConfigurationError, Unsupported
+from jobpool.opening import Runner, check_url, default_signer, default_url, open_backend, redact, scheme_of
+from jobpool.signing import Key
+
+BATCH = 1000
+"""Jobs in one round trip of `enqueue_many`."""
+
+logger = logging.getLogger("jobpool.client")
+
+_inherited: list[QueueBackend] = []
+"""Backends that a parent opened. Kept, because even closing them would write to the parent's connections."""
+
+
+class Jobs:
+    """A producer. Safe to share between threads, and usable after a fork when it was made from a URL.
+
+    Args:
+        url: Of the backend. None = JOBPOOL_BACKEND, else the configuration file's, else SQLite in `jobpool.db` beside
+            that file (or in the working directory), which is logged once.
+        signing_key: One key or several, of which the first signs. None = the configuration's, else
+            JOBPOOL_SIGNING_KEY, else JOBS_SIGNING_KEY, else unsigned.
+        backend: An open backend in place of a URL. It stays its owner's: `close` leaves it open.
+        runner: What `sync://` runs jobs with; None = the handlers of this process, one attempt each.
+        options: The backend's own, by keyword.
+
+    Raises:
+        ConfigurationError: The URL's scheme is unknown, or both a URL and a backend are given.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        signing_key: Key | Sequence[Key] | None = None,
+        backend: QueueBackend | None = None,
+        runner: Runner | None = None,
+        **options: Any,
+    ) -> None:
+        if backend is not None and (url is not None or signing_key is not None or runner is not None or options):
+            raise ConfigurationError("an open backend has its URL, keys and options already: give it alone")
+        self._url = None if url is None else check_url(url)
+        self._signing_key = signing_key
+        self._runner = runner
+        self._options = options
+        self._given = backend
+        self._opened: QueueBackend | None = None
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    # --- producing ---------------------------------------------------------------------------------
+
+    def define(self, handler: str, payload: Any = None) -> JobBuilder:
+        """Describe a job step by step; end with `dispatch()`, which sends it here.
+
+        Raises:
+            InvalidJob: The payload is none that JSON can carry, or the name is no handler name.
+        """
+        return JobBuilder(handler, payload, producer=self)
+
+    def enqueue(self, job: JobDefinition | JobBuilder, /) -> str:
+        """Enqueue one job and return its id.
+
+        Raises:
+            InvalidJob, Unsupported, ConfigurationError: It was not enqueued.
+            BackendUnavailable: Nothing is known. Retry with an identifier of your own to be sure of no duplicate.
+
+        Blocks for one round trip; the first call also opens the backend.
+        """
+        return self._producer().enqueue(_definition(job))
+
+    def enqueue_many(self, jobs: Iterable[JobDefinition | JobBuilder], /) -> list[str]:
+        """Enqueue any number of jobs, 1,000 in a round trip; their ids, in order.
+
+        Each 1,000 are enqueued all or none; when it raises, those before are in the queue. `jobs` may be a generator:
+        it is read as the batches are sent.
+
+        Raises:
+            As `enqueue`.
+
+        Blocks for a round trip a batch.
+        """
+        target = self._producer()
+        rest = iter(jobs)
+        ids: list[str] = []
+        while batch := [_definition(job) for job in islice(rest, BATCH)]:
+            ids += target.enqueue_many(batch)
+        return ids
+
+    # --- looking -----------------------------------------------------------------------------------
+
+    def stats(self, queue: str = "default") -> QueueStats:
+        """Counts of one queue.
+
+        Raises:
+            Unsupported: In a child of a pool, which holds no broker.
+            BackendUnavailable: Nothing is known.
+        """
+        return self.backend.stats(queue)
+
+    def queues(self) -> list[str]:
+        """The names of all queues that hold a message, sorted. Raises as `stats`."""
+        return self.backend.queues()
+
+    @property
+    def backend(self) -> QueueBackend:
+        """The backend, opened when it is not yet.
+
+        Raises:
+            Unsupported: In a child of a pool, which holds no broker.
+            ConfigurationError: It cannot be opened as configured, or this `Jobs` is closed.
+            BackendUnavailable: The broker does not answer.
+        """
+        if producer.in_child():
+            raise Unsupported("a job cannot look into the broker: its process holds no connection; it can only enqueue")
+        if self._given is not None:
+            return self._given
+        with self._lock:
+            self._leave_to_parent()
+            if self._closed:
+                raise ConfigurationError("this Jobs is closed: make a new one")
+            if self._opened is None:
+                self._opened = self._open()
+            return self._opened
+
+    def close(self) -> None:
+        """Close the backend, unless it was given open; safe to call twice."""
+        with self._lock:
+            self._leave_to_parent()
+            self._closed = True
+            if self._opened is not None:
+                self._opened.close()
+                self._opened = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._given is not None:
+            return f"<Jobs on a {self._given.scheme} backend>"
+        return f"<Jobs {redact(self._url) if self._url else 'on the default backend'}>"
+
+    # --- how it gets there -------------------------------------------------------------------------
+
+    def _producer(self) -> producer.Producer:
+        return producer.default() if producer.in_child() else self.backend
+
+    def _open(self) -> QueueBackend:
+        config = find_config()
+        url = self._url or default_url(config)
+        signer = default_signer(self._signing_key, config)
+        if self._url is None:
+            logger.info("no backend was named: using %s", redact(url))
+        runner = self._runner
+        if runner is None and scheme_of(url) == "sync":
+            runner = _inline_runner()
+        return open_backend(url, signer=signer, runner=runner, **self._options)
+
+    def _leave_to_parent(self) -> None:
+        """After a fork, forget what the parent opened."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            if self._opened is not None:
+                _inherited.append(self._opened)
+                self._opened = None
+
+
+def _definition(job: JobDefinition | JobBuilder) -> JobDefinition:
+    return job.to_definition() if isinstance(job, JobBuilder) else job
+
+
+def _inline_runner() -> Runner:
+    from jobpool.worker import inline_runner  # a producer needs what runs handlers only for sync://
+
+    return inline_runner()

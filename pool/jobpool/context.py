@@ -1,0 +1,163 @@
+"""What a handler is told about its job, and what it can say while it runs."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Protocol
+
+from jobpool.builder import JobBuilder
+from jobpool.definition import JobDefinition
+from jobpool.envelope import MAX_BODY_BYTES, JobEnvelope, encode
+from jobpool.errors import InvalidJob
+from jobpool.signing import SIGNATURE_LENGTH, EnvelopeSigner
+
+_UNSIGNED = EnvelopeSigner()
+_TRACE = "traceparent"
+
+
+class Reporter(Protocol):
+    """Where a context hands on what its handler says: the child's attempt, `QueueWorker`, or a test."""
+
+    def progress(self, fraction: float, text: str, /) -> None:
+        """Show this much done, 0..1. Must not block."""
+        ...
+
+    def follow_up(self, definition: JobDefinition, /) -> None:
+        """Keep a job, its identifier set, to be sent with the ack."""
+        ...
+
+
+class JobContext:
+    """One attempt, seen from its handler. Made once a job, so it only holds on to the envelope.
+
+    Args:
+        envelope: The decoded message; its `attempts` counts the failed runs before this one.
+        reporter: Takes progress and follow-ups.
+        fence: The message's deliveries: strictly increasing, a fencing token for what the handler writes elsewhere.
+        crashes: Deliveries so far that ended with no verdict.
+        max_retries: What applies to this attempt, where it is not the envelope's.
+        deadline: CLOCK_MONOTONIC seconds at which the alarm fires; None = unlimited.
+    """
+
+    __slots__ = ("_envelope", "_max_retries", "_reporter", "crashes", "deadline", "fence")
+
+    def __init__(
+        self,
+        envelope: JobEnvelope,
+        reporter: Reporter,
+        *,
+        fence: int = 1,
+        crashes: int = 0,
+        max_retries: int | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        self._envelope = envelope
+        self._reporter = reporter
+        self._max_retries = max_retries
+        self.fence = fence
+        self.crashes = crashes
+        self.deadline = deadline
+
+    @property
+    def id(self) -> str:
+        """The message's id, the same in every attempt."""
+        return self._envelope.identifier
+
+    @property
+    def name(self) -> str:
+        """The job's name; its handler's, when it has none."""
+        return self._envelope.name or self._envelope.job
+
+    @property
+    def handler(self) -> str:
+        return self._envelope.job
+
+    @property
+    def payload(self) -> Any:
+        return self._envelope.payload
+
+    @property
+    def queue(self) -> str:
+        return self._envelope.queue
+
+    @property
+    def attempt(self) -> int:
+        """1 in the first run; crashes and releases do not raise it."""
+        return self._envelope.attempts + 1
+
+    @property
+    def max_retries(self) -> int | None:
+        """Runs after the first that fails; None = the pool's policy decides."""
+        return self._envelope.max_retries if self._max_retries is None else self._max_retries
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """A new dict of what the producer sent along."""
+        return self._envelope.user_meta
+
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Show how far the job is, in `jobpool top` and `jobpool status`.
+
+        Args:
+            fraction: 0..1; what lies outside is taken as the nearer bound.
+            text: One short line.
+
+        Raises:
+            ValueError: `fraction` is no number.
+
+        Never blocks.
+        """
+        if not isinstance(fraction, int | float) or fraction != fraction:
+            raise ValueError(f"progress is a number from 0 to 1, not {fraction!r}")
+        self._reporter.progress(min(1.0, max(0.0, float(fraction))), text)
+
+    def enqueue(self, job: JobDefinition | JobBuilder | str, payload: Any = None) -> str:
+        """Enqueue a follow-up job together with this job's ack, and return its id at once.
+
+        It is sent only if this attempt succeeds, so one that fails or crashes, and runs again, leaves none behind.
+        The id is minted here, before the ack, so an ack that has to be repeated sends the same message and makes no
+        duplicate. Where a broker cannot ack and enqueue in one step (`Capabilities.atomic_follow_ups`), a run after
+        a lost ack may send it again under another id: give an `identifier` of your own where that matters.
+
+        Args:
+            job: A definition, a builder, or the name of a handler.
+            payload: With a name: any JSON value; None = an empty object.
+
+        Raises:
+            InvalidJob: It is out of bounds, or its body above 1 MiB.
+
+        Never blocks.
+        """
+        definition = self._with_trace(_definition(job, payload))
+        if definition.identifier is None:
+            definition = definition.with_identifier(secrets.token_hex(8))
+        identifier = _check_size(definition)
+        self._reporter.follow_up(definition)
+        return identifier
+
+    def _with_trace(self, definition: JobDefinition) -> JobDefinition:
+        trace = self._envelope.meta.get(_TRACE)
+        if trace is None or _TRACE in definition.meta:
+            return definition
+        return definition.with_meta({**definition.meta, _TRACE: trace})
+
+    def __repr__(self) -> str:
+        return f"<JobContext {self.id} {self.handler!r} attempt {self.attempt}>"
+
+
+def _definition(job: JobDefinition | JobBuilder | str, payload: Any) -> JobDefinition:
+    if isinstance(job, str):
+        return JobDefinition(job, {} if payload is None else payload)
+    if payload is not None:
+        raise InvalidJob("give a payload with a handler's name only: a definition or builder has its own")
+    return job.to_definition() if isinstance(job, JobBuilder) else job
+
+
+def _check_size(definition: JobDefinition) -> str:
+    """The identifier. Refuse here what the master could only refuse once the handler's work is done."""
+    identifier = str(definition.identifier)
+    queue = definition.queue or "default"
+    body = encode(definition, identifier=identifier, queue=queue, signer=_UNSIGNED, now=0.0)
+    if len(body) > MAX_BODY_BYTES - 2 * SIGNATURE_LENGTH:
+        raise InvalidJob(f"the body of job {definition.handler!r} has {len(body)} bytes; at most {MAX_BODY_BYTES}")
+    return identifier

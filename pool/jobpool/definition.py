@@ -1,0 +1,319 @@
+"""A job as its producer describes it: immutable, checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from jobpool.errors import InvalidJob, Unsupported
+from jobpool.names import check_identifier, check_name, check_queue
+from jobpool.payload import check_payload
+
+LONGEST = 100 * 366 * 86400.0
+"""Seconds: the upper bound of every duration, far below what a timer or a date overflows at."""
+
+EVERY_MINUTE = "* * * * *"
+_set = object.__setattr__
+
+
+@dataclass(frozen=True, slots=True)
+class JobDefinition:
+    """One job to enqueue, or one scheduled job. Each field has a `with_<field>()` copy helper.
+
+    Attributes:
+        handler: Name of the handler that runs it; 1 to 255 printable characters.
+        payload: Any JSON value, copied; handlers with keyword arguments need an object.
+        name: Shown in logs and titles; None = the handler's name.
+        queue: None = `default` when dispatched, inline in cron.
+        priority: 0..255; a smaller number runs sooner.
+        max_retries: Runs after the first that fails, >= 0; None = not set, the handler's or the pool's value applies.
+        timeout: Seconds, >= 0; 0 = unlimited; None = the handler's or the pool's value applies.
+        scheduled_at: Not before this moment, timezone-aware, kept in UTC; in the past = now.
+        single_instance: At most one of this name runs at a time.
+        environments: Cron runs it in these only; empty = in all.
+        depends_on: Names of the jobs that cron runs before it.
+        cron_expression: Five fields: minute, hour, day of month, month, day of week.
+        meta: The producer's own JSON object, handed to the handler; keys starting with `_`, and `v`, are reserved.
+        enabled: False: cron skips it.
+        idempotency_key: Trimmed; empty = None. Once a job with the key is done, others are skipped.
+        unique: Enqueue only if no job with this idempotency key exists.
+        identifier: The message's id; None = minted. Enqueueing it again changes nothing.
+        expires_in: Seconds, > 0, after its enqueue; not started by then, it is a dead letter `expired`.
+        concurrency_key: Jobs that share it share a limit.
+
+    Raises:
+        InvalidJob: A value is out of bounds; the text names the field and the bound.
+    """
+
+    handler: str
+    payload: Any = field(default_factory=dict)
+    name: str | None = None
+    queue: str | None = None
+    priority: int = 5
+    max_retries: int | None = None
+    timeout: float | None = None
+    scheduled_at: datetime | None = None
+    single_instance: bool = False
+    environments: tuple[str, ...] = ()
+    depends_on: tuple[str, ...] = ()
+    cron_expression: str = EVERY_MINUTE
+    meta: dict[str, Any] = field(default_factory=dict)
+    enabled: bool = True
+    idempotency_key: str | None = None
+    unique: bool = False
+    identifier: str | None = None
+    expires_in: float | None = None
+    concurrency_key: str | None = None
+
+    def __post_init__(self) -> None:
+        check_name(self.handler, "handler name")
+        _set(self, "payload", check_payload(self.payload))
+        _check_int(self.priority, "priority", 0, 255)
+        self._check_target()
+        self._check_limits()
+        self._check_cron()
+        self._check_flags()
+        if self.meta:
+            _set(self, "meta", _check_meta(self.meta))
+
+    def _check_target(self) -> None:
+        if self.name is not None:
+            check_name(self.name, "job name")
+        if self.queue is not None:
+            check_queue(self.queue)
+        if self.identifier is not None:
+            check_identifier(self.identifier)
+        if self.idempotency_key is not None:
+            _set(self, "idempotency_key", _check_key(self.idempotency_key, "idempotency_key"))
+        if self.concurrency_key is not None:
+            _set(self, "concurrency_key", _check_key(self.concurrency_key, "concurrency_key"))
+
+    def _check_limits(self) -> None:
+        if self.max_retries is not None:
+            _check_int(self.max_retries, "max_retries", 0, 2**31 - 1)
+        if self.timeout is not None:
+            _set(self, "timeout", check_seconds(self.timeout, "timeout"))
+        if self.expires_in is not None:
+            _set(self, "expires_in", _check_expiry(self.expires_in))
+        if self.scheduled_at is not None:
+            _set(self, "scheduled_at", _check_moment(self.scheduled_at))
+
+    def _check_cron(self) -> None:
+        if self.cron_expression != EVERY_MINUTE:
+            _set(self, "cron_expression", _check_cron(self.cron_expression))
+        if self.environments != ():
+            _set(self, "environments", _check_names(self.environments, "environments"))
+        if self.depends_on != ():
+            _set(self, "depends_on", _check_names(self.depends_on, "depends_on"))
+
+    def _check_flags(self) -> None:
+        for flag in ("single_instance", "enabled", "unique"):
+            if not isinstance(getattr(self, flag), bool):
+                raise InvalidJob(f"{flag} is True or False, not {getattr(self, flag)!r}")
+
+    def require(self, key_store: bool, scheme: str) -> None:
+        """Check that a broker can do what this job asks for.
+
+        Args:
+            key_store: `Capabilities.key_store` of the broker.
+            scheme: Its name, for the error.
+
+        Raises:
+            Unsupported: It needs a key store and there is none; the text says what to leave out.
+            InvalidJob: `unique` without an idempotency key.
+        """
+        if self.unique and self.idempotency_key is None:
+            raise InvalidJob("unique needs an idempotency_key: give one, or leave unique out")
+        if key_store:
+            return
+        asked = [part for part in _NEEDS_KEY_STORE if getattr(self, part)]
+        if asked:
+            names = " and ".join(asked)
+            raise Unsupported(
+                f"{scheme}:// keeps no keys (Capabilities.key_store), which job {self.handler!r} needs for {names}:"
+                f" leave {names} out, or choose a backend with a key store"
+            )
+
+    # --- crossing a socket -------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `from_dict` reads: JSON values only, fields at their default left out."""
+        values: dict[str, Any] = {"handler": self.handler, "payload": self.payload}
+        for name, default in _DEFAULTS:
+            value = getattr(self, name)
+            if value != default:
+                values[name] = value
+        if self.scheduled_at is not None:
+            values["scheduled_at"] = rfc3339(self.scheduled_at)
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> JobDefinition:
+        """The definition that `to_dict` described, checked again.
+
+        Raises:
+            InvalidJob: A value is out of bounds, a field is unknown, or `handler` is missing.
+        """
+        if not isinstance(values, Mapping) or "handler" not in values:
+            raise InvalidJob("a definition is an object with a handler")
+        unknown = sorted(set(values) - _FIELDS)
+        if unknown:
+            raise InvalidJob(f"a definition has no field {', '.join(map(repr, unknown))}")
+        known = dict(values)
+        if known.get("scheduled_at") is not None:
+            known["scheduled_at"] = _parse_moment(known["scheduled_at"])
+        return cls(**known)
+
+    # --- copies with one field changed; each checks as the constructor does --------------------------
+
+    def with_handler(self, handler: str) -> JobDefinition:
+        return replace(self, handler=handler)
+
+    def with_payload(self, payload: Any) -> JobDefinition:
+        return replace(self, payload=payload)
+
+    def with_name(self, name: str | None) -> JobDefinition:
+        return replace(self, name=name)
+
+    def with_queue(self, queue: str | None) -> JobDefinition:
+        return replace(self, queue=queue)
+
+    def with_priority(self, priority: int) -> JobDefinition:
+        return replace(self, priority=priority)
+
+    def with_max_retries(self, max_retries: int | None) -> JobDefinition:
+        return replace(self, max_retries=max_retries)
+
+    def with_timeout(self, timeout: float | None) -> JobDefinition:
+        return replace(self, timeout=timeout)
+
+    def with_scheduled_at(self, scheduled_at: datetime | None) -> JobDefinition:
+        return replace(self, scheduled_at=scheduled_at)
+
+    def with_single_instance(self, single_instance: bool = True) -> JobDefinition:
+        return replace(self, single_instance=single_instance)
+
+    def with_environments(self, environments: Iterable[str]) -> JobDefinition:
+        return replace(self, environments=_as_tuple(environments, "environments"))
+
+    def with_depends_on(self, depends_on: Iterable[str]) -> JobDefinition:
+        return replace(self, depends_on=_as_tuple(depends_on, "depends_on"))
+
+    def with_cron_expression(self, cron_expression: str) -> JobDefinition:
+        return replace(self, cron_expression=cron_expression)
+
+    def with_meta(self, meta: dict[str, Any]) -> JobDefinition:
+        return replace(self, meta=meta)
+
+    def with_enabled(self, enabled: bool = True) -> JobDefinition:
+        return replace(self, enabled=enabled)
+
+    def with_idempotency_key(self, idempotency_key: str | None) -> JobDefinition:
+        return replace(self, idempotency_key=idempotency_key)
+
+    def with_unique(self, unique: bool = True) -> JobDefinition:
+        return replace(self, unique=unique)
+
+    def with_identifier(self, identifier: str | None) -> JobDefinition:
+        return replace(self, identifier=identifier)
+
+    def with_expires_in(self, expires_in: float | None) -> JobDefinition:
+        return replace(self, expires_in=expires_in)
+
+    def with_concurrency_key(self, concurrency_key: str | None) -> JobDefinition:
+        return replace(self, concurrency_key=concurrency_key)
+
+
+def check_seconds(value: float, what: str) -> float:
+    """Return `value` as a float, or raise `InvalidJob`: seconds from 0 to a hundred years."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= LONGEST:
+        raise InvalidJob(f"{what} must be 0 to {LONGEST:.0f} seconds, not {value!r}")
+    return float(value)
+
+
+def rfc3339(moment: datetime) -> str:
+    """A timezone-aware moment as RFC 3339 in UTC, to the microsecond."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _check_int(value: int, what: str, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidJob(f"{what} must be a whole number from {least} to {most}, not {value!r}")
+
+
+def _check_expiry(value: float) -> float:
+    seconds = check_seconds(value, "expires_in")
+    if not seconds:
+        raise InvalidJob("expires_in must be more than 0 seconds: leave it out for a job that never expires")
+    return seconds
+
+
+def _check_moment(moment: datetime) -> datetime:
+    if not isinstance(moment, datetime):
+        raise InvalidJob(f"scheduled_at is a datetime, not {type(moment).__name__}")
+    if moment.utcoffset() is None:
+        raise InvalidJob(
+            f"scheduled_at {moment.isoformat()} has no timezone: write datetime(…, tzinfo=UTC),"
+            " or datetime.now(UTC) + timedelta(…)"
+        )
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise InvalidJob(f"scheduled_at {moment.isoformat()} is outside the years 1 to 9999 in UTC") from None
+
+
+def _parse_moment(text: object) -> datetime:
+    try:
+        return datetime.fromisoformat(str(text))
+    except ValueError:
+        raise InvalidJob(f"scheduled_at {text!r} is no RFC 3339 date and time") from None
+
+
+def _check_key(key: str, what: str) -> str | None:
+    if not isinstance(key, str):
+        raise InvalidJob(f"{what} is text, not {type(key).__name__}")
+    trimmed = key.strip()
+    return check_name(trimmed, what) if trimmed else None
+
+
+def _check_meta(meta: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(meta, dict):
+        raise InvalidJob(f"meta is an object, not {type(meta).__name__}")
+    copy: dict[str, Any] = check_payload(meta, "meta")
+    for key in copy:
+        if is_reserved(key):
+            raise InvalidJob(f"meta key {key!r} is reserved: 'v' and keys starting with '_' belong to the wire")
+    return copy
+
+
+def is_reserved(key: str) -> bool:
+    """Whether a meta key belongs to the wire and not to the producer."""
+    return key == "v" or key.startswith("_")
+
+
+def _check_cron(expression: str) -> str:
+    if not isinstance(expression, str) or len(expression.split()) != 5 or not expression.isascii():
+        raise InvalidJob(f"cron_expression {expression!r} must have five fields: minute hour day month weekday")
+    return " ".join(expression.split())
+
+
+def _as_tuple(names: Iterable[str], what: str) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InvalidJob(f"{what} is a list of names, not {names!r}")
+    return tuple(names)
+
+
+def _check_names(names: Iterable[str], what: str) -> tuple[str, ...]:
+    return tuple(check_name(name, f"a name in {what}") for name in _as_tuple(names, what))
+
+
+_NEEDS_KEY_STORE = ("unique", "single_instance", "concurrency_key", "idempotency_key")
+_FIELDS = frozenset(part.name for part in fields(JobDefinition))
+_DEFAULTS: tuple[tuple[str, Any], ...] = tuple(
+    (part.name, {} if part.name == "meta" else part.default)
+    for part in fields(JobDefinition)
+    if part.name not in ("handler", "payload")
+)

@@ -1,0 +1,78 @@
+"""The errors of jobpool: few, and each tells the caller what to do."""
+
+from __future__ import annotations
+
+
+class JobpoolError(Exception):
+    """Base of every error that jobpool raises on purpose."""
+
+
+class InvalidJob(JobpoolError, ValueError):
+    """A definition, payload, name or policy is outside its documented range.
+
+    Raised when the value is made, never later; the text names the bound. Mend the caller.
+    """
+
+
+class MalformedEnvelope(JobpoolError, ValueError):
+    """A message body is no wire object of ours. Abandon the message as `rejected`; never retry it."""
+
+
+class BadSignature(MalformedEnvelope):
+    """A message's `_sig` is missing or wrong under every known key. Abandon it as `rejected`."""
+
+
+class BackendUnavailable(JobpoolError):
+    """The broker did not answer: nothing is known. Safe to make the same call again.
+
+    Never raised for an empty queue.
+    """
+
+
+class LeaseLost(JobpoolError):
+    """The lease has ended: the message is settled, or somebody else may hold it. Do not settle it."""
+
+
+class Unsupported(JobpoolError):
+    """This broker cannot do that; the text names the capability. Choose another backend or leave it out."""
+
+
+class ConfigurationError(JobpoolError):
+    """A setting, option, URL or application module cannot work; the text names it and the mend."""
+
+
+class Unrecoverable(JobpoolError):
+    """Raised by a handler: the job can never succeed. It is abandoned at once, whatever budget is left.
+
+    Counts anywhere in the cause chain of what the handler raised.
+    """
+
+
+class Retry(JobpoolError):
+    """Raised by a handler: try again after `after` seconds (>= 0). Burns one attempt."""
+
+    def __init__(self, after: float = 0.0, reason: str = "") -> None:
+        super().__init__(reason or f"retry asked for after {after} s")
+        self.after = _delay(after)
+
+
+class Snooze(JobpoolError):
+    """Raised by a handler: give the message back for `after` seconds (>= 0). Burns no attempt."""
+
+    def __init__(self, after: float = 0.0, reason: str = "") -> None:
+        super().__init__(reason or f"snoozed for {after} s")
+        self.after = _delay(after)
+
+
+class HardTimeout(BaseException):
+    """Raised in a handler by the alarm when its time is up.
+
+    A `BaseException`, so that `except Exception` does not swallow it. Once it was raised the verdict is
+    *timeout*, whatever the handler does with it.
+    """
+
+
+def _delay(after: float) -> float:
+    if not after >= 0:
+        raise InvalidJob(f"after must be >= 0 seconds, not {after!r}")
+    return float(after)

@@ -1,0 +1,108 @@
+"""Is this pool well? Judged from its scoreboard alone, so the answer comes while the broker or the master hangs.
+
+`examine` is the judgement: a header in, one `Check` a line out, no I/O. `look` reads the header for it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from jobpool.master.boot import LOOP_AT
+from jobpool.mechanism.board_views import HeaderView
+from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.runtime_dir import PoolFile
+from jobpool.units import format_duration
+
+LOOP_LIMIT = 5.0
+"""Seconds: the master's loop turns at least once a second, even when there is nothing to do."""
+
+MISSED = 3
+"""How many intervals the broker's answer, or the reaper, may be late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the answer: what was looked at, whether it is well, and the sentence for a person."""
+
+    name: str
+    ok: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The answer for one pool."""
+
+    pool: PoolFile
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+
+def examine(header: HeaderView, pool: PoolFile, now: float) -> list[Check]:
+    """The checks of one pool. `now`: CLOCK_MONOTONIC seconds, as the times in the header."""
+    return [
+        _loop(header, pool, now),
+        _children(header),
+        _broker(header, now),
+        _reaper(header, now),
+        _boot(header),
+    ]
+
+
+def look(pool: PoolFile, now: float | None = None) -> Health:
+    """Read the pool's scoreboard and examine it. Does not block."""
+    try:
+        with Scoreboard.open(pool.board) as board:
+            header = board.header.read()
+    except (OSError, ValueError) as error:
+        return Health(pool, (Check("scoreboard", False, f"the scoreboard {pool.board} cannot be read: {error}"),))
+    return Health(pool, tuple(examine(header, pool, time.monotonic() if now is None else now)))
+
+
+def _loop(header: HeaderView, pool: PoolFile, now: float) -> Check:
+    silent = _since(header.loop_at, header, now)
+    master, ago = f"the master (pid {pool.pid})", format_duration(silent)
+    if silent > LOOP_LIMIT:
+        return Check("loop", False, f"{master} has not turned its loop for {ago}")
+    return Check("loop", True, f"{master} turned its loop {ago} ago")
+
+
+def _children(header: HeaderView) -> Check:
+    count = f"{header.ready} of {header.workers} children ready"
+    if header.ready >= 1:
+        return Check("children", True, count + (", draining" if header.draining else ""))
+    return Check("children", False, count + (f": {header.problem}" if header.problem else ""))
+
+
+def _broker(header: HeaderView, now: float) -> Check:
+    silent = _since(header.broker_ok_at, header, now)
+    ago = format_duration(silent)
+    if silent > MISSED * header.broker_interval:
+        every = format_duration(header.broker_interval)
+        return Check("broker", False, f"{header.backend} last answered {ago} ago; it is asked every {every}")
+    return Check("broker", True, f"{header.backend} answered {ago} ago")
+
+
+def _reaper(header: HeaderView, now: float) -> Check:
+    silent = _since(header.reaped_at, header, now)
+    ago = format_duration(silent)
+    if silent > MISSED * header.reap_interval:
+        every = format_duration(header.reap_interval)
+        return Check("reaper", False, f"the reaper last ran {ago} ago; it is due every {every}")
+    return Check("reaper", True, f"the reaper ran {ago} ago")
+
+
+def _boot(header: HeaderView) -> Check:
+    if header.boot_failures >= LOOP_AT:
+        why = f": {header.problem}" if header.problem else ""
+        return Check("boot", False, f"{header.boot_failures} children in a row could not boot{why}")
+    return Check("boot", True, "children boot")
+
+
+def _since(moment: float, header: HeaderView, now: float) -> float:
+    """Seconds since `moment`; what has not happened yet counts from the start, so that a young pool is not ill."""
+    return max(0.0, now - (moment or header.started))

@@ -1,0 +1,51 @@
+"""A lease: the right to settle one message until a deadline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jobpool.envelope import JobEnvelope, decode
+
+
+@dataclass(frozen=True, slots=True)
+class JobLease:
+    """What `fetch` hands out, immutable. Whoever holds it may settle the message until `expires_at`.
+
+    Attributes:
+        id: The message's id: 16 hex characters, or what its producer gave.
+        queue: The queue it was fetched from.
+        body: The wire bytes exactly as they were enqueued.
+        token: The backend's own handle (a row id, a lock token).
+        owner_token: 32 hex characters, fresh for every delivery; proof of this lease and no other.
+        expires_at: Seconds on this machine's CLOCK_BOOTTIME, taken from before the request was sent. At
+            `now == expires_at` the lease has ended.
+        backend: The scheme of the backend that leased it.
+        attempts: Failures that the handler is responsible for, as the backend counts them.
+        crashes: Deliveries that ended with no verdict.
+        deliveries: All leases so far, this one included; strictly increasing: a fencing token.
+        enqueued_at: Unix time of the enqueue, on the broker's clock.
+    """
+
+    id: str
+    queue: str
+    body: bytes
+    token: object
+    owner_token: str
+    expires_at: float
+    backend: str
+    attempts: int = 0
+    crashes: int = 0
+    deliveries: int = 1
+    enqueued_at: float = 0.0
+    _envelope: list[JobEnvelope] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def envelope(self) -> JobEnvelope:
+        """The decoded body, with `attempts` as the backend counts them; decoded once.
+
+        Raises:
+            MalformedEnvelope: The body is no wire object, too large or too deep.
+        """
+        if not self._envelope:
+            self._envelope.append(decode(self.body, attempts=self.attempts))
+        return self._envelope[0]

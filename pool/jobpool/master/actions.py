@@ -1,0 +1,109 @@
+"""What the plan can ask for: the input of the loop's `perform`. One class a kind of action."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jobpool.master.delivery import Delivery
+from jobpool.master.slots import Slot
+from jobpool.mechanism.frames import Reply
+from jobpool.settlement import Settlement
+
+
+@dataclass(frozen=True, slots=True)
+class StartForkServer:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndForkServer:
+    """Close its control channel: it ends its children and itself."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnChild:
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """Write the attempt to the child."""
+
+    slot: Slot
+    delivery: Delivery
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBack:
+    """Take unread frames off the child's socket."""
+
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class RetireChild:
+    """Let the child exit after what it runs; unread frames are taken back first."""
+
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class DumpStack:
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class KillChild:
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetChild:
+    """A killed child was not collected in time: close what we hold of it."""
+
+    slot: Slot
+    child: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    delivery: Delivery
+    settlement: Settlement
+
+
+@dataclass(frozen=True, slots=True)
+class Produce:
+    """Enqueue for a child."""
+
+    child: int
+    definitions: tuple[dict[str, object], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    child: int
+    reply: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStacks:
+    """Log the stack of every child (QUIT)."""
+
+
+Action = (
+    StartForkServer
+    | EndForkServer
+    | SpawnChild
+    | Hand
+    | TakeBack
+    | RetireChild
+    | DumpStack
+    | KillChild
+    | ForgetChild
+    | Settle
+    | Produce
+    | Answer
+    | WriteStacks
+)

@@ -1,0 +1,299 @@
+"""The I/O of all fork servers and children: carries out what the plan asks, and turns what comes back into events."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+
+from jobpool.master import events as ev
+from jobpool.master.children import BrokenChannelError, ChildLine
+from jobpool.master.delivery import Delivery
+from jobpool.master.slots import Slot
+from jobpool.mechanism import linux, packets
+from jobpool.mechanism.boot import ForkServerConfig
+from jobpool.mechanism.forkclient import ForkServer
+from jobpool.mechanism.frames import (
+    Ask,
+    BootFailed,
+    Exited,
+    Frame,
+    Loaded,
+    LoadFailed,
+    Ready,
+    Reply,
+    Result,
+    Run,
+    Spawned,
+    SpawnFailed,
+)
+from jobpool.mechanism.scoreboard import Scoreboard
+
+FRAMES_AT_ONCE = 128
+"""Frames read from one child before the others get their turn."""
+
+COLLECT_EVERY = 0.02
+"""Seconds between two looks for the dead of a fork server that has died."""
+
+SWEEP_LIMIT = 0.5
+"""Seconds for killing what a dead fork server's children left behind."""
+
+
+class Crew:
+    """See the module. `events()` are gathered by `poll`; nothing here waits but `poll`."""
+
+    def __init__(self, config: ForkServerConfig, board: Scoreboard, environ: Mapping[str, str]) -> None:
+        self._config = config
+        self._board = board
+        self._environ = environ
+        self._poll = select.epoll()
+        self._readers: dict[int, Callable[[], list[ev.Event]]] = {}
+        self._lines: dict[int, ChildLine] = {}
+        self._slot_of: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
+        self._servers: dict[int, ForkServer] = {}
+        self._generation_of: dict[int, int] = {}
+        self._ended: dict[int, ForkServer] = {}
+        self._loaded: set[int] = set()
+        self._not_ours = linux.direct_children()
+
+    # --- waiting ------------------------------------------------------------------------------------
+
+    def watch(self, fd: int, reader: Callable[[], list[ev.Event]]) -> None:
+        """Call `reader` from `poll` whenever `fd` can be read."""
+        self._readers[fd] = reader
+        self._poll.register(fd, select.EPOLLIN)
+
+    def _unwatch(self, fd: int) -> None:
+        if self._readers.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def poll(self, timeout: float) -> list[ev.Event]:
+        """Sleep until something comes, `timeout` seconds at most; what came."""
+        if self._ended:
+            timeout = min(timeout, COLLECT_EVERY)
+        events: list[ev.Event] = []
+        for fd, _ in self._poll.poll(max(0.0, timeout)):
+            reader = self._readers.get(fd)
+            if reader is not None:
+                events.extend(reader())
+        if self._ended:
+            events.extend(self._collect())
+        return events
+
+    # --- fork servers -------------------------------------------------------------------------------
+
+    def start_server(self, generation: int) -> None:
+        server = ForkServer.start(self._config, self._board.fd, self._environ)
+        self._servers[generation] = server
+        self.watch(server.fileno(), lambda: self._read_server(generation, server))
+
+    def end_server(self, generation: int) -> None:
+        """Hang up; what is left of it and its children is collected by `poll`."""
+        server = self._servers.pop(generation, None)
+        if server is not None:
+            self._unwatch(server.fileno())
+            server.close()
+            self._ended[generation] = server
+            if generation not in self._loaded:
+                server.kill()  # it may hang in the import, where it hears nothing
+
+    def _read_server(self, generation: int, server: ForkServer) -> list[ev.Event]:
+        events: list[ev.Event] = []
+        for frame, fds in server.receive():
+            events.extend(self._server_said(generation, frame, fds))
+        if server.closed:
+            self.end_server(generation)
+            server.kill()
+            events.append(ev.ForkServerGone(generation))
+        return events
+
+    def _server_said(self, generation: int, frame: Frame, fds: list[int]) -> list[ev.Event]:
+        match frame:
+            case Spawned(child, pid):
+                return self._spawned(child, pid, fds)
+            case Exited():
+                return self._died(frame)
+            case SpawnFailed(child, error):
+                self.forget(child)
+                return [ev.SpawnRefused(child, error)]
+            case Loaded(handlers, preloaded, threads, seconds):
+                self._loaded.add(generation)
+                return [ev.AppLoaded(generation, handlers, preloaded, threads, seconds)]
+            case LoadFailed(error, trace):
+                return [ev.AppFailed(generation, error, trace)]
+            case _:
+                return []
+
+    def _collect(self) -> list[ev.Event]:
+        """The children of fork servers that have died: this process adopts and collects them."""
+        events: list[ev.Event] = []
+        for generation, server in list(self._ended.items()):
+            if server.poll() is None:
+                continue
+            for child in [c for c, g in self._generation_of.items() if g == generation]:
+                events.extend(self._collect_orphan(child))
+            if generation not in self._generation_of.values():
+                del self._ended[generation]
+                self._sweep()
+        return events
+
+    def _collect_orphan(self, child: int) -> list[ev.Event]:
+        pid = self._pids.get(child, 0)
+        try:
+            if pid:
+                linux.kill_group(pid)
+                done, status, usage = os.wait4(pid, os.WNOHANG)
+                if not done:
+                    return []
+                return self._died(_exited(child, pid, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024))
+        except ChildProcessError:
+            pass  # the fork server had collected it before it died itself
+        return self._died(Exited(child, pid, None, signal.SIGKILL))
+
+    def _sweep(self) -> None:
+        servers = {server.pid for server in (*self._servers.values(), *self._ended.values())}
+        linux.sweep_strays(self._not_ours | servers | set(self._pids.values()), SWEEP_LIMIT)
+
+    # --- children -----------------------------------------------------------------------------------
+
+    def spawn(self, slot: Slot) -> None:
+        """Ask for the child that `slot` was marked with."""
+        server = self._servers.get(slot.generation)
+        if server is None:
+            return
+        line = ChildLine(slot.child)
+        child = slot.child
+        self._lines[child] = line
+        self._slot_of[child] = slot.index
+        self._generation_of[child] = slot.generation
+        server.spawn(child, slot.index, line.birth().fds)
+        line.born()
+        self.watch(line.channel.fileno(), lambda: self._read_child(child, line))
+
+    def _spawned(self, child: int, pid: int, fds: list[int]) -> list[ev.Event]:
+        line = self._lines.get(child)
+        if line is None or not fds:
+            packets.close_all(fds)
+            return []
+        line.pidfd = fds[0]
+        packets.close_all(fds[1:])
+        self._pids[child] = pid
+        return [ev.ChildSpawned(child, pid)]
+
+    def _read_child(self, child: int, line: ChildLine) -> list[ev.Event]:
+        events: list[ev.Event] = []
+        try:
+            for _ in range(FRAMES_AT_ONCE):
+                frame = line.receive()
+                if frame is None:
+                    break
+                events.append(_child_said(child, frame))
+        except BrokenChannelError as error:
+            self._unwatch(line.channel.fileno())
+            events.append(ev.ChildBroken(child, str(error), error.closed))
+        return events
+
+    def _died(self, exited: Exited) -> list[ev.Event]:
+        """Drain the channel of a collected child: a complete answer counts. Then let go of it."""
+        child = exited.child
+        line = self._lines.get(child)
+        if line is None:
+            return []
+        events: list[ev.Event] = [e for e in self._read_child(child, line) if not isinstance(e, ev.ChildBroken)]
+        started = self._board.slot(self._slot_of[child]).child.nonce
+        stack, output = line.read_trace(), line.read_output()
+        events.append(ev.ChildDied(child, exited, started, line.take_back(), stack, output))
+        self.forget(child)
+        return events
+
+    def forget(self, child: int) -> None:
+        """Close what is held of a child."""
+        line = self._lines.pop(child, None)
+        if line is not None:
+            self._unwatch(line.channel.fileno())
+            line.close()
+        for table in (self._slot_of, self._generation_of, self._pids):
+            table.pop(child, None)
+
+    def hand(self, slot: Slot, delivery: Delivery) -> bool:
+        """Write the attempt; False: the socket is full, nothing was written."""
+        line = self._lines.get(slot.child)
+        if line is None:
+            return False
+        lease = delivery.lease
+        run = Run(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
+        return line.hand(run)
+
+    def take_back(self, slot: Slot) -> ev.TookBack:
+        line = self._lines.get(slot.child)
+        return ev.TookBack(slot.child, line.take_back() if line else frozenset())
+
+    def retire(self, slot: Slot) -> None:
+        line = self._lines.get(slot.child)
+        if line is not None:
+            line.retire()
+
+    def signal(self, slot: Slot, number: int) -> None:
+        line = self._lines.get(slot.child)
+        if line is not None:
+            line.signal(number)
+
+    def reply(self, child: int, reply: Reply) -> None:
+        line = self._lines.get(child)
+        if line is not None:
+            line.reply(reply)
+
+    def stack(self, slot: Slot) -> str:
+        """What the child's fault handler has written since the last look."""
+        line = self._lines.get(slot.child)
+        return line.read_trace() if line else ""
+
+    def close(self) -> None:
+        """End every fork server and let go of everything. Blocks until they are dead, some milliseconds."""
+        for generation in list(self._servers):
+            self.end_server(generation)
+        for server in self._ended.values():
+            _await_end(server)
+        self._ended.clear()
+        for child in list(self._lines):
+            self.forget(child)
+        self._sweep()
+        self._poll.close()
+
+
+def _await_end(server: ForkServer) -> None:
+    try:
+        server.wait(5.0)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait(5.0)
+
+
+def _child_said(child: int, frame: Frame) -> ev.Event:
+    match frame:
+        case Result():
+            return ev.ChildResult(child, frame)
+        case Ready():
+            return ev.ChildReady(child)
+        case Ask():
+            return ev.ChildAsked(child, frame)
+        case BootFailed(error):
+            return ev.ChildBootFailed(child, error)
+        case _:
+            raise BrokenChannelError(f"a child sent {type(frame).__name__}")
+
+
+def _exited(child: int, pid: int, status: int, cpu: float, peak: int) -> Exited:
+    signalled = os.WIFSIGNALED(status)
+    return Exited(
+        child,
+        pid,
+        code=None if signalled else os.WEXITSTATUS(status),
+        signal=os.WTERMSIG(status) if signalled else None,
+        core=os.WCOREDUMP(status),
+        cpu_seconds=cpu,
+        peak_rss=peak,
+    )

@@ -1,0 +1,33 @@
+"""One lease in the master's hands, from its fetch to the answer of its settlement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jobpool.lease import JobLease
+from jobpool.outcome import Outcome
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """Mutable on purpose: the lease is replaced when it is renewed.
+
+    Attributes:
+        nonce: Names this attempt in every frame and kill; never reused in the life of a master.
+        timeout: Seconds for the handler; 0 = unlimited.
+        leased_at: CLOCK_MONOTONIC seconds.
+        slot: Index of the slot whose socket holds it, or -1.
+        outcome: How it ended, once it has.
+        lost: Its lease has ended: whatever comes of it, nothing is settled.
+        settling: A settlement is under way: its verdict is fixed, "lost" is ignored.
+    """
+
+    lease: JobLease
+    nonce: int
+    timeout: float
+    handler: str
+    leased_at: float
+    slot: int = -1
+    settling: bool = False
+    lost: bool = False
+    outcome: Outcome | None = None

@@ -1,0 +1,219 @@
+"""What can happen to a pool: the input of `Pool.apply`. One class a kind of event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jobpool.backend import QueueStats, Reaped
+from jobpool.lease import JobLease
+from jobpool.master.delivery import Delivery
+from jobpool.mechanism.frames import Ask, Exited, HandlerInfo, Result
+from jobpool.outcome import Outcome
+from jobpool.settlement import Settled, Settlement
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """A lease whose body was checked: `outcome` is set when it must not be run."""
+
+    lease: JobLease
+    outcome: Outcome | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    leases: list[Inspected]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSilent:
+    """A call to the broker failed; said once an outage and thread."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAnswered:
+    """The first good answer after an outage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What the backend said to settlements."""
+
+    answers: list[tuple[Delivery, Settlement, Settled]]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """Settlements whose leases ended before the broker answered: nothing more is done about them."""
+
+    deliveries: list[Delivery]
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """(delivery, its renewed lease); None: lost."""
+
+    renewals: list[tuple[Delivery, JobLease | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReapDone:
+    reaped: list[Reaped]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Fresh counts of every queue."""
+
+    stats: dict[str, QueueStats]
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """A child's `Jobs()` call was carried out: ids, or an error with the name of its class."""
+
+    child: int
+    ids: list[str]
+    kind: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class AppLoaded:
+    generation: int
+    handlers: list[HandlerInfo]
+    preloaded: bool
+    threads: list[str]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class AppFailed:
+    generation: int
+    error: str
+    trace: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForkServerGone:
+    """Its control channel has closed; its process is dead or dying."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpawned:
+    child: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnRefused:
+    child: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChildReady:
+    child: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChildBootFailed:
+    child: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChildResult:
+    child: int
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class ChildAsked:
+    child: int
+    ask: Ask
+
+
+@dataclass(frozen=True, slots=True)
+class ChildBroken:
+    """The channel has closed, or carried what is no frame. No proof of death, but the child is of no use any more."""
+
+    child: int
+    why: str
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChildDied:
+    """The death was collected and the channel drained.
+
+    `started`: nonce of the last attempt that the child began. `stack`, `output`: what it left behind, capped.
+    `unread`: nonces of the frames that it had not read.
+    """
+
+    child: int
+    exited: Exited
+    started: int
+    unread: frozenset[int]
+    stack: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class TookBack:
+    """Frames that the child had not read are the master's again."""
+
+    child: int
+    nonces: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """(child, resident bytes, peak so far, share of one core) of each child that was looked at."""
+
+    samples: list[tuple[int, int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class SignalCame:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadDied:
+    """A thread of the master ended by an error that nobody foresaw."""
+
+    name: str
+    trace: str
+
+
+Event = (
+    Leased
+    | BrokerSilent
+    | BrokerAnswered
+    | Answered
+    | GivenUp
+    | Renewed
+    | ReapDone
+    | Counted
+    | Produced
+    | AppLoaded
+    | AppFailed
+    | ForkServerGone
+    | ChildSpawned
+    | SpawnRefused
+    | ChildReady
+    | ChildBootFailed
+    | ChildResult
+    | ChildAsked
+    | ChildBroken
+    | ChildDied
+    | TookBack
+    | Sampled
+    | SignalCame
+    | ThreadDied
+)

@@ -1,0 +1,41 @@
+"""Where the master's threads leave events for its loop, and how they wake it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+
+from jobpool.master.events import Event
+
+
+class Inbox:
+    """Many writers, one reader. `put` never blocks and is cheap while the loop is awake: one wake-up a batch."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._events: deque[Event] = deque()
+        self._rung = False
+
+    def put(self, event: Event) -> None:
+        """Leave an event. Safe from any thread."""
+        self._events.append(event)
+        if not self._rung:
+            self._rung = True
+            os.eventfd_write(self.fd, 1)
+
+    def take(self) -> list[Event]:
+        """All events so far. Only the loop calls it."""
+        if not self._rung:
+            return []
+        # The flag goes down before the events are taken: one that comes in between rings again, for nothing at worst.
+        self._rung = False
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+        taken = []
+        while self._events:
+            taken.append(self._events.popleft())
+        return taken
+
+    def close(self) -> None:
+        os.close(self.fd)

@@ -1,0 +1,43 @@
+"""What must not be run, found before a child sees it: envelope bounds, signature, queue, version, expiry, allow-list.
+
+The handler is never imported, and the body of what is rejected is never shown to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jobpool.envelope import WIRE_VERSION, verify
+from jobpool.errors import BadSignature, MalformedEnvelope
+from jobpool.lease import JobLease
+from jobpool.master.events import Inspected
+from jobpool.outcome import Expired, HandlerNotAllowed, NewerWire, Outcome, Rejected
+from jobpool.signing import EnvelopeSigner
+
+
+class Inspector:
+    """Looks at each lease once. Pure but for the clock reading it is given."""
+
+    def __init__(self, signer: EnvelopeSigner, queue_handlers: Mapping[str, list[str]]) -> None:
+        self._signer = signer
+        self._allowed = {queue: frozenset(names) for queue, names in queue_handlers.items()}
+
+    def inspect(self, lease: JobLease, wall: float) -> Inspected:
+        """The lease with the outcome it has already, or None. `wall`: Unix time now."""
+        return Inspected(lease, self._outcome(lease, wall))
+
+    def _outcome(self, lease: JobLease, wall: float) -> Outcome | None:
+        try:
+            envelope = lease.envelope
+            verify(lease.body, envelope, self._signer, lease.queue)
+        except MalformedEnvelope as error:
+            return Rejected(str(error), signature=isinstance(error, BadSignature))
+        if envelope.meta:
+            if envelope.version > WIRE_VERSION:
+                return NewerWire(envelope.version)
+            if envelope.expires is not None and wall >= envelope.expires:
+                return Expired()
+        allowed = self._allowed.get(lease.queue) if self._allowed else None
+        if allowed is not None and envelope.job not in allowed:
+            return HandlerNotAllowed(envelope.job)
+        return None

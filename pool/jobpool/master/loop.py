@@ -1,0 +1,225 @@
+"""The master's loop: wait, apply, plan, perform. `apply` and `plan` are the program; this is a `poll` and a `match`."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from jobpool.backend import QueueBackend
+from jobpool.master import actions as act
+from jobpool.master import events as ev
+from jobpool.master.crew import Crew
+from jobpool.master.delivery import Delivery
+from jobpool.master.inbox import Inbox
+from jobpool.master.lessor import Lessor
+from jobpool.master.plan import Planner, room
+from jobpool.master.pool import Pool
+from jobpool.master.publisher import EVERY, Publisher
+from jobpool.master.renewer import Renewer
+from jobpool.master.sampler import Sampler
+from jobpool.master.settler import Settler
+from jobpool.master.slots import SlotState
+from jobpool.settlement import Settlement
+
+STACK_WAIT = 0.1
+"""Seconds for the children's fault handlers to write, before their stacks are logged."""
+
+JOIN_LIMIT = 2.0
+
+
+class Master:
+    """Owns the pool's state. Only `run`, on one thread, touches it; the other threads leave events in the inbox."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        planner: Planner,
+        backend: QueueBackend,
+        crew: Crew,
+        inbox: Inbox,
+        lessor: Lessor,
+        settler: Settler,
+        publisher: Publisher,
+    ) -> None:
+        self._pool = pool
+        self._planner = planner
+        self._clock = backend.clock
+        self._crew = crew
+        self._inbox = inbox
+        self._lessor = lessor
+        self._settler = settler
+        self._publisher = publisher
+        self._renewer = Renewer(backend, pool.settings.ttl, lambda: list(pool.held.values()), inbox)
+        self._sampler = Sampler(self._living, inbox)
+        self._to_settle: list[tuple[Delivery, Settlement]] = []
+        self._stacks_due = 0.0
+        self._unpublished = True
+        crew.watch(inbox.fd, inbox.take)
+
+    def run(self) -> int:
+        """Serve until told to stop; return the exit status. Blocks."""
+        pool = self._pool
+        self._start_threads()
+        while not (pool.finished and not self._lessor.is_alive()):
+            for event in self._wait():
+                pool.apply(event, time.monotonic())
+                self._note(event)
+            for action in self._planner.plan(pool, time.monotonic(), self._clock.boot()):
+                self._perform(action)
+            self._after(time.monotonic())
+        self._end()
+        return int(bool(pool.fatal) or (pool.settings.fail_on_dead and pool.counters.dead > 0))
+
+    # --- wait ---------------------------------------------------------------------------------------
+
+    def _wait(self) -> list[ev.Event]:
+        now = time.monotonic()
+        due = self._planner.next_due(self._pool, now)
+        if self._unpublished:
+            due = min(due, now + EVERY)
+        if self._stacks_due:
+            due = min(due, self._stacks_due)
+        if self._pool.is_stopping:
+            due = min(due, now + EVERY)  # a thread may end without an event
+        events = self._crew.poll(due - now)
+        self._unpublished = self._unpublished or bool(events)
+        return events
+
+    def _note(self, event: ev.Event) -> None:
+        """What an event means for the loop's own helpers."""
+        match event:
+            case ev.Leased():
+                self._lessor.seen()
+            case ev.AppLoaded():
+                self._planner.forget_rules()
+            case ev.Sampled(samples):
+                for child, _, share in samples:
+                    self._publisher.note_cpu(child, share)
+
+    # --- perform ------------------------------------------------------------------------------------
+
+    def _perform(self, action: act.Action) -> None:
+        match action:
+            case act.Hand(slot, delivery):
+                if self._crew.hand(slot, delivery):
+                    slot.hand(delivery, time.monotonic())
+                else:
+                    slot.full = True
+                    self._pool.put_back([delivery])
+            case act.Settle(delivery, settlement):
+                self._to_settle.append((delivery, settlement))
+            case act.TakeBack(slot):
+                self._pool.apply(self._crew.take_back(slot), time.monotonic())
+            case _:
+                self._perform_rare(action)
+
+    def _perform_rare(self, action: act.Action) -> None:
+        match action:
+            case act.SpawnChild(slot):
+                self._crew.spawn(slot)
+            case act.RetireChild(slot):
+                self._retire(action)
+            case act.KillChild(slot):
+                self._crew.signal(slot, signal.SIGKILL)
+            case act.DumpStack(slot):
+                self._crew.signal(slot, signal.SIGUSR1)
+            case act.ForgetChild(_, child):
+                self._crew.forget(child)
+            case act.Produce(child, definitions):
+                self._settler.produce(child, definitions)
+            case act.Answer(child, reply):
+                self._crew.reply(child, reply)
+            case act.StartForkServer(generation):
+                self._start_server(generation)
+            case act.EndForkServer(generation):
+                self._crew.end_server(generation)
+                self._pool.apply(ev.ForkServerGone(generation), time.monotonic())
+            case act.WriteStacks():
+                self._ask_stacks()
+
+    def _retire(self, action: act.RetireChild) -> None:
+        """Unread frames first: what the child reads next must be the order to go."""
+        slot = action.slot
+        slot.retiring = True
+        self._pool.apply(self._crew.take_back(slot), time.monotonic())
+        self._crew.retire(slot)
+
+    def _start_server(self, generation: int) -> None:
+        try:
+            self._crew.start_server(generation)
+        except OSError as error:
+            self._pool.note("error", "no fork server could be started", error=str(error))
+            self._pool.boot.failed(str(error), time.monotonic())
+            self._pool.servers.pop(generation, None)
+
+    # --- after each turn ----------------------------------------------------------------------------
+
+    def _after(self, now: float) -> None:
+        pool = self._pool
+        if self._to_settle:
+            batch, self._to_settle = self._to_settle, []
+            self._settler.settle(batch)
+        if pool.is_stopping:
+            self._lessor.stop()
+        else:
+            self._lessor.want(self._room(now))
+        if self._stacks_due and now >= self._stacks_due:
+            self._log_stacks()
+        if self._unpublished or now - self._published_at >= EVERY:
+            self._publish(now)
+        if pool.notes:
+            self._publisher.log_notes(pool)
+
+    def _room(self, now: float) -> int:
+        """How many to lease. A small number while children are busy would make many small fetches: wait for more."""
+        wanted = room(self._pool, now)
+        if wanted and not self._pool.slots.count(SlotState.IDLE) and wanted * 4 < self._pool.lookahead.size(now):
+            return 0
+        return wanted
+
+    _published_at = 0.0
+
+    def _publish(self, now: float, force: bool = False) -> None:
+        if now - self._published_at < EVERY and not force:
+            return
+        self._published_at = now
+        self._unpublished = False
+        answered = max(self._lessor.answered_at, self._settler.answered_at)
+        self._publisher.publish(self._pool, now, answered, self._settler.reaped_at, force=True)
+
+    def _ask_stacks(self) -> None:
+        for slot in self._pool.slots.live:
+            self._crew.signal(slot, signal.SIGUSR1)
+        self._stacks_due = time.monotonic() + STACK_WAIT
+
+    def _log_stacks(self) -> None:
+        self._stacks_due = 0.0
+        for slot in self._pool.slots.live:
+            self._pool.note("warning", "stack of a child", slot=slot.index, pid=slot.pid, stack=self._crew.stack(slot))
+
+    # --- threads ------------------------------------------------------------------------------------
+
+    def _living(self) -> list[tuple[int, int, bool]]:
+        return [(slot.child, slot.pid, slot.state is SlotState.BUSY) for slot in self._pool.slots.live]
+
+    def _start_threads(self) -> None:
+        for thread in (self._lessor, self._settler, self._renewer, self._sampler):
+            thread.start()
+
+    def _end(self) -> None:
+        """Let the threads finish, take in the last answers, end the fork servers, publish once more."""
+        self._settler.stop()
+        self._renewer.stop()
+        self._sampler.stop()
+        self._settler.join(JOIN_LIMIT)
+        for event in self._inbox.take():
+            self._pool.apply(event, time.monotonic())
+        self._crew.close()
+        if self._pool.held:
+            self._pool.note(
+                "warning", "leases are left to expire: the broker did not answer", count=len(self._pool.held)
+            )
+        self._publish(time.monotonic(), force=True)
+        self._publisher.log_notes(self._pool)
+        self._renewer.join(JOIN_LIMIT)
+        self._sampler.join(JOIN_LIMIT)

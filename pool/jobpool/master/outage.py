@@ -1,0 +1,34 @@
+"""One thread's view of a broker's outage: when to try again, and what to tell the loop, once each way."""
+
+from __future__ import annotations
+
+from threading import Event as Flag
+
+from jobpool.errors import BackendUnavailable
+from jobpool.master.events import BrokerAnswered, BrokerSilent
+from jobpool.master.inbox import Inbox
+
+FIRST = 0.05
+LONGEST = 2.0
+
+
+class Outage:
+    """Back-off from 50 ms, doubling to 2 s; reset by the first good answer."""
+
+    def __init__(self, inbox: Inbox, stop: Flag) -> None:
+        self._inbox = inbox
+        self._stop = stop
+        self._delay = 0.0
+
+    def failed(self, error: BackendUnavailable) -> None:
+        """Note the failure and wait before the next try; a stop cuts the wait short."""
+        if not self._delay:
+            self._inbox.put(BrokerSilent(str(error)))
+        self._delay = min(LONGEST, 2 * self._delay or FIRST)
+        self._stop.wait(self._delay)
+
+    def over(self) -> None:
+        """The broker has answered."""
+        if self._delay:
+            self._delay = 0.0
+            self._inbox.put(BrokerAnswered())

@@ -1,0 +1,49 @@
+"""The renew thread: pushes every held lease's deadline forward, each third of the ttl.
+
+It waits behind no fetch and no settlement, and no handler can starve it: it shares only the interpreter with the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jobpool.backend import QueueBackend
+from jobpool.errors import BackendUnavailable
+from jobpool.master.delivery import Delivery
+from jobpool.master.events import Renewed
+from jobpool.master.inbox import Inbox
+from jobpool.master.outage import Outage
+from jobpool.master.thread import MasterThread
+
+MOST_AT_ONCE = 500
+
+
+class Renewer(MasterThread):
+    """`held` is asked for a snapshot of the deliveries whose settlement was not yet answered."""
+
+    def __init__(self, backend: QueueBackend, ttl: float, held: Callable[[], list[Delivery]], inbox: Inbox) -> None:
+        super().__init__("renew", inbox)
+        self._backend = backend
+        self._ttl = ttl
+        self._held = held
+        self._outage = Outage(inbox, self._halt)
+
+    def serve(self) -> None:
+        while not self._halt.wait(self._ttl / 10):
+            due = self._due()
+            for start in range(0, len(due), MOST_AT_ONCE):
+                self._renew(due[start : start + MOST_AT_ONCE])
+
+    def _due(self) -> list[Delivery]:
+        """Leases with less than two thirds of their time left; ended ones are the loop's to drop."""
+        now = self._backend.clock.boot()
+        return [d for d in self._held() if now < d.lease.expires_at < now + 2 * self._ttl / 3]
+
+    def _renew(self, deliveries: list[Delivery]) -> None:
+        try:
+            renewed = self._backend.renew_many([d.lease for d in deliveries], self._ttl)
+        except BackendUnavailable as error:
+            self._outage.failed(error)  # the old deadlines stand, and the next round comes before they end
+            return
+        self._outage.over()
+        self._inbox.put(Renewed(list(zip(deliveries, renewed, strict=True))))

@@ -1,0 +1,169 @@
+"""Builds a pool from its settings and runs it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+from setproctitle import setproctitle
+
+from jobpool.backend import QueueBackend, ReapPolicy
+from jobpool.errors import ConfigurationError
+from jobpool.master.crew import Crew
+from jobpool.master.inbox import Inbox
+from jobpool.master.inspection import Inspector
+from jobpool.master.lessor import Lessor
+from jobpool.master.loop import Master
+from jobpool.master.plan import Planner
+from jobpool.master.pool import Pool, slot_count
+from jobpool.master.publisher import Publisher
+from jobpool.master.settings import PoolSettings
+from jobpool.master.settler import COUNT_EVERY, Settler
+from jobpool.master.signals import Signals
+from jobpool.mechanism import linux
+from jobpool.mechanism.boot import ChildOptions, ForkServerConfig
+from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.opening import open_backend, redact
+from jobpool.policy.retry import RetryPolicy
+from jobpool.signing import EnvelopeSigner
+
+COUNT_EVERY_UNTIL_EMPTY = 0.2
+"""Seconds between two looks at the counts when the pool ends as soon as they are 0."""
+
+BROKER_INTERVAL = 2.0
+"""Seconds in which the broker is asked at least once: the settle thread's counts."""
+
+
+def run_pool(
+    settings: PoolSettings, *, backend: QueueBackend | None = None, on_start: Callable[[Scoreboard], None] | None = None
+) -> int:
+    """Run a pool until it is told to stop; its exit status: 0, or 1 if the app does not load (or `fail_on_dead`).
+
+    Args:
+        settings: Checked by whoever made them.
+        backend: Instead of opening `settings.backend`; the caller closes it.
+        on_start: Called once with the scoreboard, before the first child.
+
+    Raises:
+        ConfigurationError: The machine or a setting cannot work.
+        BackendUnavailable: The broker does not answer at the start. Later outages are waited out.
+
+    Blocks. Installs signal handlers when called on the main thread, and puts the old ones back.
+    """
+    linux.check_kernel()
+    signer = EnvelopeSigner(list(settings.signing_keys) or None)
+    broker = backend or open_backend(settings.backend, signer=signer)
+    try:
+        if not broker.capabilities.leases:
+            raise ConfigurationError(
+                f"a pool cannot serve {broker.scheme}://, which runs jobs as they are enqueued; use sqlite:///jobpool.db"
+            )
+        broker.ping()
+        with Scoreboard.create(settings.board_path, slot_count(settings.workers)) as board:
+            return _run(settings, broker, signer, board, on_start)
+    finally:
+        if backend is None:
+            broker.close()
+
+
+def _run(
+    settings: PoolSettings,
+    backend: QueueBackend,
+    signer: EnvelopeSigner,
+    board: Scoreboard,
+    on_start: Callable[[Scoreboard], None] | None,
+) -> int:
+    linux.become_subreaper()
+    setproctitle(f"jobpool: master [{settings.name}] {' '.join(settings.queue_names)}")
+    pool = Pool(settings, now=backend.clock.mono())
+    signals, inbox = Signals(), Inbox()
+    crew = Crew(fork_server_config(settings), board, os.environ)
+    try:
+        signals.install()
+        crew.watch(signals.fileno(), signals.read)
+        master = _master(settings, pool, backend, signer, board, crew, inbox)
+        if on_start:
+            on_start(board)
+        gc.collect()
+        gc.freeze()
+        status = master.run()
+    finally:
+        signals.close()
+        inbox.close()
+    if pool.fatal:
+        raise ConfigurationError(pool.fatal)
+    return status
+
+
+def _master(
+    settings: PoolSettings,
+    pool: Pool,
+    backend: QueueBackend,
+    signer: EnvelopeSigner,
+    board: Scoreboard,
+    crew: Crew,
+    inbox: Inbox,
+) -> Master:
+    every = COUNT_EVERY_UNTIL_EMPTY if settings.until_empty else COUNT_EVERY
+    reaping = ReapPolicy(max_crashes=settings.max_crashes, window=settings.crash_window)
+    settler = Settler(backend, settings.queue_names, settings.ttl, reaping, inbox, every)
+    publisher = Publisher(
+        board,
+        name=settings.name,
+        version=_version(),
+        queues=" ".join(settings.queue_names),
+        backend=redact(settings.backend),
+        broker_interval=BROKER_INTERVAL,
+        reap_interval=settler.reap_every,
+    )
+    return Master(
+        pool=pool,
+        planner=Planner(retry_policy(settings), backend.pack, backend.capabilities.forfeit, settings.boot_timeout),
+        backend=backend,
+        crew=crew,
+        inbox=inbox,
+        lessor=Lessor(backend, settings.queues, settings.ttl, Inspector(signer, settings.queue_handlers), inbox),
+        settler=settler,
+        publisher=publisher,
+    )
+
+
+def retry_policy(settings: PoolSettings) -> RetryPolicy:
+    """The policy that the `retry*` settings describe."""
+    return RetryPolicy(
+        strategy=settings.retry,  # type: ignore[arg-type]
+        base=settings.retry_base,
+        multiplier=settings.retry_multiplier,
+        max_delay=settings.retry_max_delay,
+        jitter=settings.retry_jitter,
+        max_attempts=settings.retry_max_attempts,
+    )
+
+
+def fork_server_config(settings: PoolSettings) -> ForkServerConfig:
+    """What the fork server and its children are told: nothing of the broker."""
+    options = ChildOptions(
+        apps=list(settings.apps),
+        kill_grace=settings.kill_grace,
+        output_cap=settings.output_cap,
+        max_jobs=settings.max_jobs,
+        max_jobs_jitter=settings.max_jobs_jitter,
+        max_rss=settings.recycle_memory,
+        title=settings.name,
+        sys_path=list(settings.sys_path) or [os.getcwd()],
+        queue_handlers={queue: list(names) for queue, names in settings.queue_handlers.items()},
+        queues=list(settings.queue_names),
+    )
+    return ForkServerConfig(
+        options, child_main="jobpool.child.main:run", app_loader="jobpool.child.app:load", name=settings.name
+    )
+
+
+def _version() -> str:
+    try:
+        return version("jobpool")
+    except PackageNotFoundError:
+        return f"unknown (Python {sys.version_info.major}.{sys.version_info.minor})"

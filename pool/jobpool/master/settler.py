@@ -1,0 +1,182 @@
+"""The settle thread: carries settlements to the backend in batches, enqueues for children, and reaps.
+
+A batch is sent again, with the same call id, until the broker has answered or every lease in it has ended: so a lost
+reply does no harm. An accepted forfeit is reaped at once; otherwise each queue is reaped every third of the ttl.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from jobpool.backend import QueueBackend, QueueStats, ReapPolicy
+from jobpool.definition import JobDefinition
+from jobpool.errors import BackendUnavailable, JobpoolError
+from jobpool.master.delivery import Delivery
+from jobpool.master.events import Answered, Counted, GivenUp, Produced, ReapDone
+from jobpool.master.inbox import Inbox
+from jobpool.master.outage import Outage
+from jobpool.master.thread import MasterThread
+from jobpool.settlement import Forfeit, Settlement
+
+Work = tuple[Delivery, Settlement]
+
+MOST_AT_ONCE = 500
+"""Settlements in one call: a transaction of some 10 ms at most, so that no producer waits long behind it."""
+
+COUNT_EVERY = 2.0
+"""Seconds between two looks at the counts of the queues."""
+
+
+class Settler(MasterThread):
+    """See the module. `answered_at`, `reaped_at`: CLOCK_MONOTONIC seconds of the last good answer, and reap."""
+
+    def __init__(
+        self,
+        backend: QueueBackend,
+        queues: tuple[str, ...],
+        ttl: float,
+        policy: ReapPolicy,
+        inbox: Inbox,
+        count_every: float,
+    ) -> None:
+        super().__init__("settle", inbox)
+        self._backend = backend
+        self._queues = queues
+        self._policy = policy
+        self._clock = backend.clock
+        self._wake = threading.Condition()
+        self._work: deque[Work] = deque()
+        self._asked: deque[tuple[int, tuple[dict[str, Any], ...]]] = deque()
+        self._outage = Outage(inbox, self._halt)
+        self.reap_every = ttl / 3
+        self._count_every = count_every
+        self._reap_at = 0.0
+        self._count_at = 0.0
+        self.answered_at = self.reaped_at = self._clock.mono()
+
+    def settle(self, work: list[Work]) -> None:
+        """Hand over decided settlements; the answers come back as `Answered`."""
+        with self._wake:
+            self._work.extend(work)
+            self._wake.notify()
+
+    def produce(self, child: int, definitions: tuple[dict[str, Any], ...]) -> None:
+        """Enqueue for a child; the answer comes back as `Produced`."""
+        with self._wake:
+            self._asked.append((child, definitions))
+            self._wake.notify()
+
+    def count_soon(self) -> None:
+        """Count the queues again now."""
+        with self._wake:
+            self._count_at = 0.0
+            self._wake.notify()
+
+    def stop(self) -> None:
+        """Finish what is there, as far as the broker answers, and end."""
+        super().stop()
+        with self._wake:
+            self._wake.notify()
+
+    def serve(self) -> None:
+        while True:
+            batch, asked = self._next()
+            if batch:
+                self._settle(batch)
+            for child, definitions in asked:
+                self._produce(child, definitions)
+            if self._halt.is_set():
+                if not (batch or asked):
+                    return
+                continue
+            self._do_what_is_due()
+
+    def _next(self) -> tuple[list[Work], list[tuple[int, tuple[dict[str, Any], ...]]]]:
+        with self._wake:
+            if not (self._work or self._asked or self._halt.is_set()):
+                due = min(self._reap_at, self._count_at) - self._clock.mono()
+                self._wake.wait(max(0.0, due))
+            batch = [self._work.popleft() for _ in range(min(len(self._work), MOST_AT_ONCE))]
+            asked = list(self._asked)
+            self._asked.clear()
+            return batch, asked
+
+    # --- settling -----------------------------------------------------------------------------------
+
+    def _settle(self, batch: list[Work]) -> None:
+        call_id = secrets.token_hex(8)
+        while True:
+            pairs = [(delivery.lease, settlement) for delivery, settlement in batch]
+            try:
+                answers = self._backend.settle_many(pairs, call_id)
+            except BackendUnavailable as error:
+                if self._all_ended(batch):
+                    self._inbox.put(GivenUp([delivery for delivery, _ in batch]))
+                    return
+                self._outage.failed(error)
+                continue
+            self._note_answer()
+            self._inbox.put(Answered([(d, s, a) for (d, s), a in zip(batch, answers, strict=True)]))
+            self._reap_forfeited({d.lease.queue for d, s in batch if isinstance(s, Forfeit)})
+            return
+
+    def _all_ended(self, batch: list[Work]) -> bool:
+        now = self._clock.boot()
+        return all(now >= delivery.lease.expires_at for delivery, _ in batch)
+
+    def _reap_forfeited(self, queues: set[str]) -> None:
+        for queue in queues:
+            self._try(lambda queue=queue: self._reap(queue))  # type: ignore[misc]
+
+    # --- enqueueing for children --------------------------------------------------------------------
+
+    def _produce(self, child: int, definitions: tuple[dict[str, Any], ...]) -> None:
+        try:
+            ids = self._backend.enqueue_many([JobDefinition.from_dict(item) for item in definitions])
+        except (JobpoolError, TypeError, KeyError, ValueError) as error:
+            self._inbox.put(Produced(child, [], type(error).__name__, str(error)))
+        else:
+            self._inbox.put(Produced(child, ids, "", ""))
+
+    # --- by the clock -------------------------------------------------------------------------------
+
+    def _do_what_is_due(self) -> None:
+        now = self._clock.mono()
+        if now >= self._reap_at:
+            self._reap_at = now + self.reap_every * random.uniform(0.8, 1.2)
+            self._try(self._reap_all)
+        if now >= self._count_at:
+            self._count_at = now + self._count_every
+            self._try(self._count)
+
+    def _reap_all(self) -> None:
+        for queue in self._queues:
+            self._reap(queue)
+
+    def _reap(self, queue: str) -> None:
+        reaped = self._backend.reap(queue, self._policy)
+        self.reaped_at = self._clock.mono()
+        if reaped:
+            self._inbox.put(ReapDone(reaped))
+
+    def _count(self) -> None:
+        stats: dict[str, QueueStats] = {queue: self._backend.stats(queue) for queue in self._queues}
+        self._inbox.put(Counted(stats))
+
+    def _try(self, call: Callable[[], None]) -> None:
+        """Make a call that may be left out when the broker is silent: it comes round again."""
+        try:
+            call()
+        except BackendUnavailable as error:
+            self._outage.failed(error)
+        else:
+            self._note_answer()
+
+    def _note_answer(self) -> None:
+        self.answered_at = self._clock.mono()
+        self._outage.over()

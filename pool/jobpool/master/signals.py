@@ -1,0 +1,57 @@
+"""Signals to the master: a handler notes nothing and decides nothing, the interpreter writes the number to a socket."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from types import FrameType
+from typing import Any
+
+from jobpool.master.events import Event, SignalCame
+
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU)
+
+
+class Signals:
+    """Routes the signals that the pool knows into events, and puts the old handlers back.
+
+    Elsewhere than on the main thread, where Python has no signals, nothing is installed.
+    """
+
+    def __init__(self) -> None:
+        self._here, self._there = socket.socketpair()
+        self._here.setblocking(False)
+        self._there.setblocking(False)
+        self._before: dict[int, Any] = {}
+        self._fd_before = -1
+
+    def fileno(self) -> int:
+        return self._here.fileno()
+
+    def install(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._fd_before = signal.set_wakeup_fd(self._there.fileno(), warn_on_full_buffer=False)
+        for number in HANDLED:
+            self._before[number] = signal.signal(number, _ignore)
+
+    def read(self) -> list[Event]:
+        """The signals that came, in order."""
+        try:
+            numbers = self._here.recv(4096)
+        except BlockingIOError:
+            return []
+        return [SignalCame(number) for number in numbers if number in HANDLED]
+
+    def close(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._before:
+            signal.set_wakeup_fd(self._fd_before)
+        self._here.close()
+        self._there.close()
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Python must have a handler, or the default action ends the process; the wake-up socket does the rest."""

@@ -1,0 +1,192 @@
+"""The table of children: a slot is a place in the pool, a child fills it and may be replaced.
+
+    EMPTY ──spawn──► STARTING ──ready──► IDLE ◄──last result── BUSY
+      ▲                 │                 │ └──first frame────► │
+      │                 └───────┬─────────┴──────────┬──────────┘
+      │                         ▼ kill, retire       │ died by itself
+      └──────collected────── DYING                   │
+      ▲──────────────────────────────────────────────┘
+
+Every legal move stands in `MOVES`; another raises `IllegalMoveError` and changes nothing. A slot is found by its index,
+which is stable, and by the serial number of its child, which passes. A child that this table does not know is
+somebody else's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from jobpool.master.delivery import Delivery
+
+
+class SlotState(Enum):
+    EMPTY = "empty"
+    STARTING = "starting"
+    IDLE = "idle"
+    BUSY = "busy"
+    DYING = "dying"
+
+
+MOVES: dict[SlotState, frozenset[SlotState]] = {
+    SlotState.EMPTY: frozenset({SlotState.STARTING}),
+    SlotState.STARTING: frozenset({SlotState.IDLE, SlotState.DYING, SlotState.EMPTY}),
+    SlotState.IDLE: frozenset({SlotState.BUSY, SlotState.DYING, SlotState.EMPTY}),
+    SlotState.BUSY: frozenset({SlotState.IDLE, SlotState.DYING, SlotState.EMPTY}),
+    SlotState.DYING: frozenset({SlotState.EMPTY}),
+}
+
+
+class IllegalMoveError(RuntimeError):
+    """A slot was told to go where it cannot go from where it is: a fault in the pool, never in a job."""
+
+
+class Ending(Enum):
+    """Why the master ended a child, or let it end."""
+
+    NONE = "none"
+    TIMEOUT = "timeout"
+    MEMORY = "memory-limit"
+    STOP = "stop"
+    LOST = "lease lost"
+    RECYCLE = "recycle"
+    RETIRE = "retire"
+    PROTOCOL = "broken channel"
+    BOOT = "boot timeout"
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One place. `deliveries` are the frames handed over and not answered; the head is the one that runs.
+
+    Times are CLOCK_MONOTONIC seconds.
+    """
+
+    index: int
+    state: SlotState = SlotState.EMPTY
+    child: int = 0
+    pid: int = 0
+    generation: int = 0
+    since: float = 0.0
+    restarts: int = -1
+    rss: int = 0
+    peak_rss: int = 0
+    crashes: int = 0
+    timeouts: int = 0
+    last_death: str = ""
+    full: bool = False
+    broken_at: float = 0.0
+    ending: Ending = Ending.NONE
+    ending_text: str = ""
+    killed_at: float = 0.0
+    dumped_at: float = 0.0
+    head_since: float = 0.0
+    retiring: bool = False
+    deliveries: deque[Delivery] = field(default_factory=deque)
+
+    def move(self, to: SlotState, now: float) -> None:
+        """Go to `to`, or raise `IllegalMoveError`."""
+        if to not in MOVES[self.state]:
+            raise IllegalMoveError(f"slot {self.index} cannot go from {self.state.value} to {to.value}")
+        self.state = to
+        self.since = now
+
+    def hand(self, delivery: Delivery, now: float) -> None:
+        """Note that `delivery` was written to the child; the clock of the head starts here."""
+        if not self.deliveries:
+            self.move(SlotState.BUSY, now)
+            self.head_since = now
+            self.dumped_at = 0.0
+        delivery.slot = self.index
+        self.deliveries.append(delivery)
+
+    def answered(self, nonce: int, now: float) -> Delivery | None:
+        """Take the head off if it is attempt `nonce`; the next one starts now. None: not what runs here."""
+        if not self.deliveries or self.deliveries[0].nonce != nonce:
+            return None
+        head = self.deliveries.popleft()
+        self.head_since = now
+        self.full = False
+        self.dumped_at = 0.0
+        if not self.deliveries and self.state is SlotState.BUSY:
+            self.move(SlotState.IDLE, now)
+        return head
+
+    def take_back(self, nonces: set[int], now: float) -> list[Delivery]:
+        """Remove the deliveries that the child will never read, in their order."""
+        taken = [delivery for delivery in self.deliveries if delivery.nonce in nonces]
+        if taken:
+            self.deliveries = deque(d for d in self.deliveries if d.nonce not in nonces)
+            self.full = False
+            if not self.deliveries and self.state is SlotState.BUSY:
+                self.move(SlotState.IDLE, now)
+        return taken
+
+    def deadline(self) -> float | None:
+        """When the running attempt's time is up; None: nothing runs, or it is unlimited."""
+        if not self.deliveries or self.deliveries[0].timeout <= 0:
+            return None
+        return self.head_since + self.deliveries[0].timeout
+
+    def end(self, why: Ending, now: float, text: str = "", killed: bool = True) -> None:
+        """Note that the child is being ended; its first reason stands."""
+        if self.state is not SlotState.DYING:
+            self.move(SlotState.DYING, now)
+            self.ending = why
+            self.ending_text = text
+        if killed and not self.killed_at:
+            self.killed_at = now
+
+
+class Slots:
+    """All slots, by index and by child."""
+
+    def __init__(self, count: int) -> None:
+        self.all = [Slot(index) for index in range(count)]
+        self._by_child: dict[int, Slot] = {}
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self.all)
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def by_child(self, child: int) -> Slot | None:
+        return self._by_child.get(child)
+
+    def by_pid(self, pid: int) -> Slot | None:
+        return next((slot for slot in self._by_child.values() if slot.pid == pid), None)
+
+    def empty(self) -> Slot | None:
+        """The first empty slot."""
+        return next((slot for slot in self.all if slot.state is SlotState.EMPTY), None)
+
+    def start(self, slot: Slot, child: int, generation: int, now: float) -> None:
+        """A child is asked for."""
+        slot.move(SlotState.STARTING, now)
+        slot.child, slot.generation, slot.pid = child, generation, 0
+        slot.restarts += 1
+        slot.ending, slot.ending_text, slot.retiring = Ending.NONE, "", False
+        slot.killed_at = slot.dumped_at = 0.0
+        slot.rss = slot.peak_rss = 0
+        slot.full = False
+        slot.broken_at = 0.0
+        self._by_child[child] = slot
+
+    def collect(self, child: int, now: float) -> Slot | None:
+        """A child's death was collected: its slot, EMPTY now, its deliveries still on it; None: not ours."""
+        slot = self._by_child.pop(child, None)
+        if slot is not None:
+            slot.move(SlotState.EMPTY, now)
+            slot.child = slot.pid = 0
+        return slot
+
+    def count(self, *states: SlotState) -> int:
+        return sum(slot.state in states for slot in self.all)
+
+    @property
+    def live(self) -> list[Slot]:
+        """Slots that have a child."""
+        return list(self._by_child.values())

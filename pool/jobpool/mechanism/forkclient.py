@@ -1,0 +1,174 @@
+"""The master's side of a fork server: start it, ask for children, hear what became of them. Nothing here waits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from jobpool.mechanism import packets
+from jobpool.mechanism.boot import ForkServerConfig
+from jobpool.mechanism.frames import BadFrame, Exited, Frame, Loaded, LoadFailed, Spawn, Spawned, SpawnFailed, decode
+from jobpool.mechanism.outbox import Outbox
+
+_AT_ONCE = 256
+_OURS = re.compile(r"(JOBPOOL|JOBS)_", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"URL|URI|DSN|BACKEND|BROKER|STATE|KEY|SECRET|TOKEN|PASSW|SIGN|CREDENTIAL", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"://|Endpoint=", re.IGNORECASE)
+_UP = (Loaded, LoadFailed, Spawned, SpawnFailed, Exited)
+
+
+def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` without what only the master may know: its own variables that hold a broker's URL or a key.
+
+    Variables of other names are the app's, and stay.
+    """
+    return {name: value for name, value in environ.items() if not _is_secret(name, value)}
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return bool(_OURS.match(name) and (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value)))
+
+
+class ForkServer:
+    """One running fork server. Use it on one thread.
+
+    Poll `fileno()` for reading and call `receive()`; when `closed` is true, unregister it, call `close()`, and call
+    `poll()` until it gives a status. Its children die with it.
+
+    Attributes:
+        pid: Of the process; it leads a session and a group of its own.
+        closed: No frame will come any more: it has died, or it was closed.
+        broken: Why it was killed by this class; "" = it was not.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+        control.setblocking(False)
+        self._process = process
+        self._control = control
+        self._outbox = Outbox(control)
+        self.pid = process.pid
+        self.closed = False
+        self.broken = ""
+
+    @classmethod
+    def start(cls, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str]) -> ForkServer:
+        """Start one; its first frame is `Loaded` or `LoadFailed`.
+
+        Args:
+            config: What it is told.
+            board_fd: Of the scoreboard; stays the caller's.
+            environ: Its environment, before it is `scrubbed`.
+
+        Raises:
+            OSError: No process or descriptor to be had.
+
+        Call it on the main thread: the fork server dies with the calling thread until the app is imported.
+        Blocks until the interpreter is executed, some milliseconds.
+        """
+        here, there = packets.pair()
+        with there:
+            config_fd = os.memfd_create("jobpool-config", os.MFD_CLOEXEC)
+            try:
+                os.write(config_fd, config.to_json())
+                process = _execute((there.fileno(), config_fd, board_fd), environ)
+            except BaseException:
+                here.close()
+                raise
+            finally:
+                os.close(config_fd)
+        return cls(process, here)
+
+    def fileno(self) -> int:
+        """Readable when `receive` has something; -1 once `close` was called."""
+        return self._control.fileno()
+
+    def spawn(self, child: int, slot: int, fds: tuple[int, int, int, int]) -> None:
+        """Ask for a child; the answer is `Spawned` or `SpawnFailed`, or `closed`.
+
+        Args:
+            child: Serial number, never used before.
+            slot: Which page of the board it writes.
+            fds: work (reading end), channel, trace, output; they stay the caller's.
+
+        Raises:
+            OSError: EMFILE, no descriptor to be had for a request that has to wait.
+        """
+        if self.closed:
+            return
+        with contextlib.suppress(ConnectionError):  # `receive` hears of it, after what came before
+            self._outbox.send(Spawn(child, slot).encode(), fds)
+
+    def receive(self) -> list[tuple[Frame, list[int]]]:
+        """The frames that have come, at most 256, and with a `Spawned` the pidfd, which is the caller's to close."""
+        frames: list[tuple[Frame, list[int]]] = []
+        if not self.closed:
+            with contextlib.suppress(ConnectionError):
+                self._outbox.flush()
+        while not self.closed and len(frames) < _AT_ONCE:
+            try:
+                got = packets.recv(self._control)
+            except BlockingIOError:
+                break
+            except packets.PacketTooLarge as error:
+                self._give_up(str(error))
+            except OSError:
+                self.closed = True
+            else:
+                self._take(got, frames)
+        return frames
+
+    def _take(self, got: tuple[bytes, list[int]] | None, frames: list[tuple[Frame, list[int]]]) -> None:
+        if got is None:
+            self.closed = True
+            return
+        packet, fds = got
+        try:
+            frame = decode(packet)
+            if not isinstance(frame, _UP):
+                raise BadFrame(f"{type(frame).__name__} is not for the master")
+        except BadFrame as error:
+            packets.close_all(fds)
+            self._give_up(str(error))
+        else:
+            frames.append((frame, fds))
+
+    def _give_up(self, why: str) -> None:
+        """It sends rubbish: the app has got at its descriptors. Its children cannot be looked after any more."""
+        self.broken = f"the fork server does not speak our language any more ({why}), and was killed"
+        self.closed = True
+        self.kill()
+
+    def poll(self) -> int | None:
+        """Its exit status, negative = by that signal; None while it runs. Collects it."""
+        return self._process.poll()
+
+    def wait(self, timeout: float) -> int:
+        """Its exit status, after at most `timeout` seconds. Raises `subprocess.TimeoutExpired`."""
+        return self._process.wait(timeout)
+
+    def kill(self) -> None:
+        """SIGKILL for it and its group; its children die with it. A dead one is fine."""
+        if self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Hang up: it kills its children, groups and strays, and exits; `poll()` tells when. Safe to call twice."""
+        self.closed = True
+        self._outbox.close()
+        self._control.close()
+
+
+def _execute(fds: tuple[int, int, int], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "jobpool.mechanism.forkserver", *map(str, fds)],
+        stdin=subprocess.DEVNULL,
+        pass_fds=fds,
+        start_new_session=True,
+        env=scrubbed(environ),
+    )

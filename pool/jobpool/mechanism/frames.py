@@ -1,0 +1,308 @@
+"""What crosses the sockets between master, fork server and children: one frozen dataclass a kind of message.
+
+Bytes in, values out: no socket here. A packet holds one frame: a tag byte, then a packed head for the two hot frames
+(`Run`, `Result`), then JSON. Sockets are SOCK_SEQPACKET, so the kernel keeps the edges of a packet; a packet that does
+not decode is `BadFrame`, and whoever sent it is not to be trusted any more.
+
+Three sockets (docs/architecture.md, "Channels"):
+
+* work, master → child: `Run`, `Retire`. The master keeps the reading end too, so it can take back what was not read.
+* channel, child ↔ master: `Ready`, `BootFailed`, `Result`, `Ask`; and `Reply` down.
+* control, master ↔ fork server: `Spawn` down; `Loaded`, `LoadFailed`, `Spawned`, `SpawnFailed`, `Exited` up.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import orjson
+
+RUN_HEAD = struct.Struct("<BQQIId")
+RESULT_HEAD = struct.Struct("<BQBdd")
+_RESULT_TAIL = (str, str, (int, float), list, str)
+
+
+class BadFrame(ValueError):
+    """A packet is no frame of ours: rubbish, cut short, or of another version."""
+
+
+class Verdict(IntEnum):
+    """How an attempt ended, as the child saw it."""
+
+    SUCCEEDED = 0
+    FAILED = 1
+    UNRECOVERABLE = 2
+    RETRY = 3
+    SNOOZE = 4
+    TIMEOUT = 5
+    UNKNOWN_HANDLER = 6
+    NOT_ALLOWED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run one attempt. `nonce` names the attempt; `fence` is the message's deliveries; `timeout` 0 = unlimited."""
+
+    nonce: int
+    fence: int
+    attempts: int
+    crashes: int
+    timeout: float
+    body: bytes
+
+    def encode(self) -> bytes:
+        head = RUN_HEAD.pack(1, self.nonce, self.fence, self.attempts, self.crashes, self.timeout)
+        return head + self.body
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Finish: exit with status 0 when this is read."""
+
+    def encode(self) -> bytes:
+        return b"\x02"
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The child has booted and will read `Run` frames."""
+
+    def encode(self) -> bytes:
+        return b"\x10"
+
+
+@dataclass(frozen=True, slots=True)
+class BootFailed:
+    """The child could not boot (it had to import the app itself, say) and exits."""
+
+    error: str
+
+    def encode(self) -> bytes:
+        return b"\x11" + _dump(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One attempt has ended.
+
+    Attributes:
+        nonce: Of the `Run` that it answers.
+        verdict: How it ended.
+        started: CLOCK_MONOTONIC seconds at which the handler began.
+        duration: Seconds it ran.
+        output: Captured text and return value, capped.
+        error: Traceback or stack; "" on success.
+        after: Delay in seconds that `Retry` or `Snooze` asked for.
+        follow_ups: Jobs from `ctx.enqueue`, as `JobDefinition.to_dict` makes them.
+        leaving: Why the child exits after this frame; "" = it takes the next one.
+    """
+
+    nonce: int
+    verdict: Verdict
+    started: float
+    duration: float
+    output: str = ""
+    error: str = ""
+    after: float = 0.0
+    follow_ups: list[dict[str, Any]] = field(default_factory=list)
+    leaving: str = ""
+
+    def encode(self) -> bytes:
+        head = RESULT_HEAD.pack(0x12, self.nonce, self.verdict, self.started, self.duration)
+        if not (self.output or self.error or self.after or self.follow_ups or self.leaving):
+            return head
+        return head + orjson.dumps([self.output, self.error, self.after, self.follow_ups, self.leaving])
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Code inside a child used `Jobs()`: enqueue these for it (`JobDefinition.to_dict`), and `Reply`."""
+
+    definitions: list[dict[str, Any]]
+
+    def encode(self) -> bytes:
+        return b"\x13" + _dump(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to `Ask`: the ids, or an error (`kind` is the name of a class in jobpool.errors)."""
+
+    ids: list[str]
+    kind: str = ""
+    error: str = ""
+
+    def encode(self) -> bytes:
+        return b"\x14" + _dump(self)
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerInfo:
+    """What the master knows of a handler. `queues` empty = any; None = the job's or the pool's value applies."""
+
+    name: str
+    queues: list[str] = field(default_factory=list)
+    max_retries: int | None = None
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The fork server has imported the app.
+
+    `threads`: names of Python threads that live on after the import; then `preloaded` is False and every child imports
+    the app itself. `seconds`: how long the import took.
+    """
+
+    handlers: list[HandlerInfo]
+    preloaded: bool = True
+    threads: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def encode(self) -> bytes:
+        return b"\x20" + _dump(self)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """The app does not import; `error` is one sentence, `trace` the traceback. The fork server exits after it."""
+
+    error: str
+    trace: str = ""
+
+    def encode(self) -> bytes:
+        return b"\x21" + _dump(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Fork a child. With it travel four descriptors: work (reading end), channel, trace file, output file.
+
+    `child` is a serial number, never reused in the life of a master; `slot` is the page it writes.
+    """
+
+    child: int
+    slot: int
+
+    def encode(self) -> bytes:
+        return b"\x22" + _dump(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """The child exists; a pidfd travels with it."""
+
+    child: int
+    pid: int
+
+    def encode(self) -> bytes:
+        return b"\x23" + _dump(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFailed:
+    """fork was refused (EAGAIN, ENOMEM): the slot may be tried again after a back-off."""
+
+    child: int
+    error: str
+
+    def encode(self) -> bytes:
+        return b"\x24" + _dump(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The child was collected, its group killed and its strays swept, in this order.
+
+    Attributes:
+        code: Exit status; None when a signal ended it.
+        signal: Signal number; None when it exited.
+        core: Whether a core was dumped.
+        cpu_seconds: User and system time.
+        peak_rss: Bytes, the highest resident size.
+        strays: How many processes of its group or re-parented ones were killed after it.
+    """
+
+    child: int
+    pid: int
+    code: int | None
+    signal: int | None
+    core: bool = False
+    cpu_seconds: float = 0.0
+    peak_rss: int = 0
+    strays: int = 0
+
+    def encode(self) -> bytes:
+        return b"\x25" + _dump(self)
+
+
+Frame = (
+    Run
+    | Retire
+    | Ready
+    | BootFailed
+    | Result
+    | Ask
+    | Reply
+    | Loaded
+    | LoadFailed
+    | Spawn
+    | Spawned
+    | SpawnFailed
+    | Exited
+)
+
+_JSON_FRAMES: dict[int, type[Any]] = {
+    0x11: BootFailed,
+    0x13: Ask,
+    0x14: Reply,
+    0x21: LoadFailed,
+    0x22: Spawn,
+    0x23: Spawned,
+    0x24: SpawnFailed,
+    0x25: Exited,
+}
+
+
+def decode(packet: bytes) -> Frame:
+    """The frame in one packet.
+
+    Raises:
+        BadFrame: It is none of ours.
+    """
+    try:
+        return _decode(packet)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, struct.error) as error:
+        raise BadFrame(f"a packet of {len(packet)} bytes is no frame: {error}") from error
+
+
+def _decode(packet: bytes) -> Frame:
+    tag = packet[0]
+    if tag == 0x12:
+        _, nonce, verdict, started, duration = RESULT_HEAD.unpack_from(packet)
+        if len(packet) == RESULT_HEAD.size:
+            return Result(nonce, Verdict(verdict), started, duration)
+        tail = orjson.loads(memoryview(packet)[RESULT_HEAD.size :])
+        if not all(map(isinstance, tail, _RESULT_TAIL)):  # user code shares the process that sends this
+            raise BadFrame("a Result with fields of other types")
+        output, error, after, follow_ups, leaving = tail
+        return Result(nonce, Verdict(verdict), started, duration, output, error, after, follow_ups, leaving)
+    if tag == 1:
+        _, nonce, fence, attempts, crashes, timeout = RUN_HEAD.unpack_from(packet)
+        return Run(nonce, fence, attempts, crashes, timeout, packet[RUN_HEAD.size :])
+    if tag == 2:
+        return Retire()
+    if tag == 0x10:
+        return Ready()
+    fields = orjson.loads(memoryview(packet)[1:])
+    if tag == 0x20:
+        handlers = [HandlerInfo(**info) for info in fields.pop("handlers")]
+        return Loaded(handlers=handlers, **fields)
+    return _JSON_FRAMES[tag](**fields)  # type: ignore[no-any-return]
+
+
+def _dump(frame: Any) -> bytes:
+    return orjson.dumps(asdict(frame))

@@ -1,0 +1,189 @@
+"""What jobpool needs of Linux and Python does not offer: parents and orphans, descriptors, the out-of-memory killer.
+
+Facts that this stands on: PR_SET_PDEATHSIG fires when the parent *thread* that forked ends, reaches no grandchild, and
+must be followed by a look at getppid(). An orphan goes to its nearest living ancestor that is a sub-reaper; there
+it is a direct child, whatever session or group it has put itself into, and so it can be found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from jobpool.errors import ConfigurationError
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PAUSE = 0.0005
+"""Seconds between two looks at a process that was sent SIGKILL; most are dead within one."""
+
+
+def check_kernel() -> None:
+    """Return on a system that jobpool can run on.
+
+    Raises:
+        ConfigurationError: It is no Linux, or one older than 5.4 (pidfd), or /proc lacks the list of children.
+    """
+    if sys.platform != "linux":
+        raise ConfigurationError(f"jobpool runs its workers on Linux only, and this is {sys.platform}: use a container")
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError) as error:
+        raise ConfigurationError(
+            f"jobpool needs Linux 5.4 or newer (pidfd_open), and this is {platform.release()}: {error}"
+        ) from error
+    if not _children_file(os.getpid()).exists():
+        raise ConfigurationError(
+            "/proc/self/task/*/children is missing: mount /proc, and use a kernel with CONFIG_PROC_CHILDREN"
+        )
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")
+
+
+def signal_at_parents_death(number: int) -> None:
+    """Have the kernel send this process `number` when the thread that forked it ends; 0 = no longer."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def die_with_parent(expected_ppid: int) -> None:
+    """Be killed when the parent dies. A parent that is dead already is another one by now: then die at once."""
+    signal_at_parents_death(signal.SIGKILL)
+    if os.getppid() != expected_ppid:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def become_subreaper() -> None:
+    """Adopt the orphans among the descendants of this process. Not inherited by a fork."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def direct_children() -> set[int]:
+    """The living and dead, not yet collected, children of this process, adopted ones too.
+
+    Raises:
+        OSError: /proc cannot be read (no descriptor left, say).
+    """
+    pids: set[int] = set()
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            pids.update(map(int, _children_file(task).read_text().split()))
+    return pids
+
+
+def _children_file(task: int | str) -> Path:
+    return Path(f"/proc/self/task/{task}/children")
+
+
+def has_children() -> bool:
+    """Whether there is any child, adopted or dead and not collected. One system call."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def sweep_strays(keep: Collection[int], limit_s: float) -> int:
+    """Kill and collect every child of this process that is not in `keep`, until no stranger remains.
+
+    A killed stranger's own children are adopted before its death can be collected; so when a look finds no stranger,
+    there is none in the whole tree below, but what hangs under those in `keep`.
+
+    Args:
+        keep: Pids that are left alone.
+        limit_s: Seconds, >= 0. What does not die within them (state D) is left; sweep again later.
+
+    Returns:
+        How many were collected.
+    """
+    give_up = time.monotonic() + limit_s
+    collected = 0
+    while strays := direct_children().difference(keep):
+        for pid in strays:
+            kill(pid)
+        dead = sum(map(_collect, strays))
+        collected += dead
+        if time.monotonic() >= give_up:
+            break
+        if not dead:
+            time.sleep(_PAUSE)
+    return collected
+
+
+def kill(pid: int) -> None:
+    """SIGKILL for a child that nobody else collects, so that its pid cannot be another's. One that is gone is fine."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_group(pgid: int) -> None:
+    """SIGKILL for a process group whose leader was not collected yet. An empty one is fine."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pgid, signal.SIGKILL)
+
+
+def _collect(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:  # somebody else collected it, or it ignores SIGCHLD
+        return True
+
+
+def open_fds() -> set[int]:
+    """The open descriptors of this process."""
+    return {fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_open(fd)}  # the list names its own, closed again
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_GETFD)
+    except OSError:
+        return False
+    return True
+
+
+def close_all_but(keep: Collection[int]) -> None:
+    """Close every descriptor that is not in `keep`."""
+    close_each(open_fds().difference(keep))
+
+
+def close_each(fds: Iterable[int]) -> None:
+    """Close each; one that is closed already is fine."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def blind(fds: Iterable[int]) -> None:
+    """Cut each descriptor off from its file, but keep its number taken.
+
+    For descriptors whose owners in this process still believe in them: a read or write gives EBADF, as if they were
+    closed, and a late `close` by the owner hits no innocent file that got the same number.
+    """
+    nothing = os.open("/dev/null", os.O_PATH | os.O_CLOEXEC)
+    for fd in fds:
+        os.dup2(nothing, fd, inheritable=False)
+    os.close(nothing)
+
+
+def prefer_as_victim(points: int) -> None:
+    """Raise this process's `oom_score_adj` by `points` (bounded at 1000), so that it dies before its betters do.
+
+    Raising is always allowed; where it is not, nothing happens.
+    """
+    path = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError, ValueError):
+        path.write_text(str(min(1000, int(path.read_text()) + points)))

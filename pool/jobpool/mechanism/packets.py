@@ -1,0 +1,113 @@
+"""Packets over a SOCK_SEQPACKET socket, of any size up to a bound, with descriptors beside them.
+
+One `send` is one packet is one `recv`: nothing is ever half read, and a packet that nobody has read yet can be taken
+back by whoever holds the reading end too. A packet above `INLINE` bytes (the kernel bounds one by the socket's
+buffer, net.core.wmem_max, 212,992 bytes by default) travels as a sealed memfd beside a one-byte packet.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import os
+import socket
+
+INLINE = 32 * 1024
+LARGEST = 64 * 1024 * 1024
+MAX_FDS = 4
+_BY_MEMFD = b"\xff"
+_ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+# Plain numbers: to combine the enum's members costs more than the system call.
+_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
+_TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+
+
+class PacketTooLarge(ValueError):
+    """A peer sent, or was to send, more than the bound."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """A connected pair; close-on-exec, blocking."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(sock: socket.socket, packet: bytes, fds: tuple[int, ...] = ()) -> None:
+    """Send one packet, whole. `packet` is never empty, at most LARGEST bytes; `fds` at most MAX_FDS.
+
+    Raises:
+        BlockingIOError: The socket is non-blocking and full; nothing was sent.
+        OSError: The peer is gone (EPIPE, ECONNRESET).
+
+    Blocks while the socket is full, if it is a blocking one.
+    """
+    if len(packet) <= INLINE:
+        if fds:
+            socket.send_fds(sock, [packet], fds)
+        else:
+            sock.send(packet)
+        return
+    if len(packet) > LARGEST or fds:
+        raise PacketTooLarge(f"a packet of {len(packet)} bytes; at most {LARGEST}, and no descriptors above {INLINE}")
+    memfd = os.memfd_create("packet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        _write_all(memfd, packet)
+        fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+        socket.send_fds(sock, [_BY_MEMFD], [memfd])
+    finally:
+        os.close(memfd)
+
+
+def recv(sock: socket.socket, largest: int = LARGEST, flags: int = 0) -> tuple[bytes, list[int]] | None:
+    """The next packet and the descriptors beside it; None at the end of the stream.
+
+    Raises:
+        BlockingIOError: Nothing to read now, on a non-blocking socket or with MSG_DONTWAIT.
+        PacketTooLarge: Above `largest`; it was taken off the socket and its descriptors closed.
+        OSError: The socket is broken.
+    """
+    data, ancillary, message_flags, _ = sock.recvmsg(INLINE + 1, _ANCILLARY, int(flags) | _CLOEXEC)
+    fds = _descriptors(ancillary)
+    if not data and not fds:
+        return None
+    if message_flags & _TRUNCATED:
+        close_all(fds)
+        raise PacketTooLarge(
+            f"a packet above {INLINE} bytes, or with more descriptors than {MAX_FDS} or than `ulimit -n` allows"
+        )
+    if data == _BY_MEMFD and len(fds) == 1:
+        return _read_memfd(fds[0], largest), []
+    return data, fds
+
+
+def close_all(fds: list[int]) -> None:
+    """Close each descriptor; one that is closed already is no error."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return list(fds)
+
+
+def _read_memfd(memfd: int, largest: int) -> bytes:
+    try:
+        if fcntl.fcntl(memfd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE == 0:
+            raise PacketTooLarge("a packet beside an unsealed file")
+        size = os.fstat(memfd).st_size
+        if size > largest:
+            raise PacketTooLarge(f"a packet of {size} bytes; at most {largest}")
+        return os.pread(memfd, size, 0)
+    finally:
+        os.close(memfd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

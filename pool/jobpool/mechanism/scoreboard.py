@@ -1,0 +1,173 @@
+"""The scoreboard: shared memory that says what every slot does, readable from outside while the master is stopped.
+
+A memfd or a file, one header page and one page a slot. A page holds *parts*; a part has one writer and a sequence lock
+of its own: the writer makes the sequence odd, writes, makes it even; a reader takes what it read only between two
+equal even readings. A writer killed in mid-write leaves it odd for ever: readers give up after a bounded time and say
+`torn`, and the next writer of that part heals it. The table of who writes what is `HEADER`, `CHILD`, `PROGRESS` and
+`MASTER` below, and nothing else in this file knows an offset.
+
+Numbers are native 8-byte words written through a cast memoryview: one store each, which does not tear (`struct` with a
+byte order packs byte by byte, and does). So a single number, `slot.child.nonce` say, may be read without the lock.
+Python gives no memory barrier: the lock stands on the total store order of x86. On a weakly ordered machine a reader
+might in theory see a mixed record; what the master *decides* by is single words and frames, never a record.
+
+Times are CLOCK_MONOTONIC seconds, the same in all processes of a boot; a name that ends in `_wall` is Unix time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+from types import TracebackType
+
+from jobpool.mechanism.board_layout import CHILD, HEADER, MASTER, PAGE, PROGRESS, VERSION
+from jobpool.mechanism.board_parts import ChildPart, HeaderPart, MasterPart
+from jobpool.mechanism.board_views import ChildState, ChildView, HeaderView, MasterView
+
+__all__ = ["ChildState", "ChildView", "HeaderView", "MasterView", "Scoreboard", "ScoreboardError", "Slot"]
+
+_MAGIC = int.from_bytes(b"JOBPOOL\0", "little")
+_FRONT = struct.Struct("=QQQQ")  # magic, layout version, slots, bytes a page
+
+
+class ScoreboardError(ValueError):
+    """The file is no scoreboard, is cut short, or has another layout; the text says which."""
+
+
+class Slot:
+    """One slot's page. `child` is written by the child, `master` by the master."""
+
+    def __init__(self, page: memoryview) -> None:
+        self.child = ChildPart(CHILD.of(page), PROGRESS.of(page))
+        self.master = MasterPart(MASTER.of(page))
+
+    def release(self) -> None:
+        """Let the memory go, so that it can be unmapped."""
+        self.child.release()
+        self.master.release()
+
+
+class Scoreboard:
+    """The mapped board. Make one with `create`, `from_fd` or `open`; close it, or use it in a `with`.
+
+    Not to be closed in a forked child: Python's mmap keeps a descriptor of its own, which the child has closed.
+    """
+
+    def __init__(self, fd: int, *, writable: bool) -> None:
+        """Takes `fd` over. Raises `ScoreboardError`, and closes it, when there is no board of this layout in it."""
+        self.fd = fd
+        try:
+            self.slots = _check(fd)
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            self._map = mmap.mmap(fd, PAGE * (self.slots + 1), access=access)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._view = memoryview(self._map)
+        self._pages: dict[int, Slot] = {}
+        self.header = HeaderPart(HEADER.of(self._view[:PAGE]))
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str] | None, slots: int) -> Scoreboard:
+        """A new, empty board, writable; `path` None = in memory only (a memfd, to be handed on by descriptor).
+
+        The file has mode 0600 and appears complete, in one step, in place of an old one.
+
+        Raises:
+            ValueError: slots is less than 1.
+            OSError: It cannot be written; a full disk shows here, not later as SIGBUS.
+        """
+        if slots < 1:
+            raise ValueError(f"a scoreboard has 1 slot or more, not {slots!r}")
+        fd = _new_memory(slots) if path is None else _new_file(os.fspath(path), slots)
+        return cls(fd, writable=True)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Scoreboard:
+        """The board behind an inherited descriptor, writable; takes `fd` over. Raises `ScoreboardError`."""
+        return cls(fd, writable=True)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Scoreboard:
+        """A board from outside, read-only: a write raises `TypeError`.
+
+        Raises:
+            ScoreboardError: No board, or one of another layout.
+            OSError: No such file, or not allowed.
+        """
+        return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC), writable=False)
+
+    def slot(self, index: int) -> Slot:
+        """The page of slot `index`, 0 to `slots` - 1; `IndexError` elsewhere."""
+        slot = self._pages.get(index)
+        if slot is None:
+            if not 0 <= index < self.slots:
+                raise IndexError(f"slot {index} of a scoreboard with {self.slots}")
+            start = PAGE * (index + 1)
+            slot = self._pages[index] = Slot(self._view[start : start + PAGE])
+        return slot
+
+    def close(self) -> None:
+        """Unmap it and close the descriptor. Safe to call twice."""
+        if self.fd < 0:
+            return
+        self.header.release()
+        for slot in self._pages.values():
+            slot.release()
+        self._pages.clear()
+        self._view.release()
+        self._map.close()
+        os.close(self.fd)
+        self.fd = -1
+
+    def __enter__(self) -> Scoreboard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _new_memory(slots: int) -> int:
+    fd = os.memfd_create("jobpool-board", os.MFD_CLOEXEC)
+    _fill(fd, slots)
+    return fd
+
+
+def _new_file(path: str, slots: int) -> int:
+    young = f"{path}.{os.getpid()}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(young)
+    fd = os.open(young, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        _fill(fd, slots)
+        os.rename(young, path)
+    except BaseException:
+        os.close(fd)
+        os.unlink(young)
+        raise
+    return fd
+
+
+def _fill(fd: int, slots: int) -> None:
+    os.posix_fallocate(fd, 0, PAGE * (slots + 1))
+    os.pwrite(fd, _FRONT.pack(_MAGIC, VERSION, slots, PAGE), 0)
+
+
+def _check(fd: int) -> int:
+    """How many slots the board in `fd` has."""
+    front = os.pread(fd, _FRONT.size, 0)
+    if len(front) < _FRONT.size or _FRONT.unpack(front)[0] != _MAGIC:
+        raise ScoreboardError("this file is no jobpool scoreboard")
+    _, version, slots, page = _FRONT.unpack(front)
+    if version != VERSION or page != PAGE:
+        raise ScoreboardError(
+            f"this scoreboard has layout {version}, and this jobpool reads layout {VERSION}: "
+            "use the jobpool that runs the pool, or restart the pool with this one"
+        )
+    if os.fstat(fd).st_size < PAGE * (slots + 1):
+        raise ScoreboardError(f"this scoreboard is cut short: {slots} slots do not fit in it")
+    return int(slots)

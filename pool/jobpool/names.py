@@ -1,0 +1,49 @@
+"""What names, ids and keys may hold: one place, so that every producer, broker and file name agrees."""
+
+from __future__ import annotations
+
+import re
+
+from jobpool.errors import InvalidJob
+
+QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Safe in a file name, a broker's key and a shell word."""
+
+IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=~-]{0,127}")
+"""Ids that a producer gives itself; minted ones are 16 lower-case hex characters."""
+
+LONGEST_IDENTIFIER = 128
+LONGEST_NAME = 255
+"""Characters in a handler's name, a job's name, an idempotency key or a concurrency key."""
+
+
+def check_queue(queue: str) -> str:
+    """Return `queue`, or raise `InvalidJob` naming what a queue name may hold."""
+    if not isinstance(queue, str) or not QUEUE_NAME.fullmatch(queue):
+        raise InvalidJob(
+            f"queue name {queue!r} is refused: 1 to 100 letters, digits, '.', '_' or '-',"
+            " starting with a letter or digit"
+        )
+    return queue
+
+
+def check_identifier(identifier: str) -> str:
+    """Return `identifier`, or raise `InvalidJob` naming what an id may hold."""
+    if not isinstance(identifier, str) or not IDENTIFIER.fullmatch(identifier):
+        raise InvalidJob(
+            f"identifier {identifier!r} is refused: 1 to 128 letters, digits or '._:@/+=~-',"
+            " starting with a letter or digit"
+        )
+    return identifier
+
+
+def check_name(name: str, what: str) -> str:
+    """Return `name`, or raise `InvalidJob`; `what` says which name it is."""
+    if not isinstance(name, str) or not is_name(name):
+        raise InvalidJob(f"{what} {name!r} is refused: 1 to {LONGEST_NAME} printable characters")
+    return name
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` can be shown on one line and written as UTF-8: no control characters, no lone surrogates."""
+    return 0 < len(text) <= LONGEST_NAME and text.isprintable()

@@ -1,0 +1,183 @@
+"""From a URL to an open backend: by its scheme, through the entry-point group `jobpool.backends`.
+
+The built-in backends are registered the same way as anybody's. A backend's module is imported when its scheme is asked
+for, and not before, so that a broker's client library is needed only by those who use that broker. Also here: which
+URL and which signing keys apply when a program names none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobpool.backend import QueueBackend
+from jobpool.clock import Clock
+from jobpool.configfile import ConfigFile, find_config
+from jobpool.definition import JobDefinition
+from jobpool.errors import ConfigurationError
+from jobpool.signing import EnvelopeSigner, Key
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "jobpool.backends"
+
+Runner = Callable[[JobDefinition], object]
+"""What `sync://` runs a job with: one attempt, in the calling thread; what it raises, `enqueue` raises."""
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_AZURE = re.compile(r"\s*Endpoint\s*=\s*sb://", re.IGNORECASE)
+_USER = re.compile(r"(?<=://)([^:@]*):.*@")  # greedy: a password may hold an '@' that nobody escaped
+_SECRET = re.compile(r"(?i)([?&;][^=&;]*(?:password|passwd|pwd|secret|token|key|signature)(?!name)[^=&;]*=)[^&;]*")
+
+
+def open_backend(
+    url: str,
+    *,
+    signer: EnvelopeSigner | None = None,
+    runner: Runner | None = None,
+    clock: Clock | None = None,
+    **options: Any,
+) -> QueueBackend:
+    """Find and open the backend for `url`.
+
+    Args:
+        url: `scheme://…`, or an Azure connection string `Endpoint=sb://…`.
+        signer: Signs what is enqueued; None = unsigned.
+        runner: What `sync://` runs a job with; other backends have no use for it.
+        clock: For backends that keep time themselves; None = the machine's.
+        options: The backend's own, by keyword.
+
+    Raises:
+        ConfigurationError: The scheme is unknown, a package that it needs is missing, or the URL or an option is not
+            what the backend takes. The text names the mend, and never a password.
+        BackendUnavailable: The broker does not answer.
+
+    Blocks as long as the backend takes to open.
+    """
+    backend_class = _load(_entry_point(url), url)
+    backend: QueueBackend = backend_class.from_url(url, signer=signer, clock=clock, runner=runner, **options)
+    return backend
+
+
+def known_schemes() -> list[str]:
+    """The schemes that are installed, sorted."""
+    return sorted(_entry_points())
+
+
+def check_url(url: str) -> str:
+    """Return `url`, or raise `ConfigurationError`: its scheme is unknown. Imports and opens nothing."""
+    _entry_point(url)
+    return url
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of a backend URL, in lower case; `servicebus` for an Azure connection string.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    if _AZURE.match(url):
+        return "servicebus"
+    match = _SCHEME.match(url)
+    if match is None:
+        raise ConfigurationError(f"backend {redact(url)!r} is no URL: write scheme://…, with one of {_list_schemes()}")
+    return match[1].lower()
+
+
+def redact(url: str) -> str:
+    """`url` with every password and key in it replaced by `***`, fit for a log line or an error text."""
+    return _SECRET.sub(r"\1***", _USER.sub(r"\1:***@", url))
+
+
+def default_url(config: ConfigFile | None = None) -> str:
+    """The URL that applies when a program names none.
+
+    JOBPOOL_BACKEND, else `backend` in the nearest configuration file, else SQLite in `jobpool.db` beside that file, or
+    in the working directory when there is none.
+
+    Raises:
+        ConfigurationError: The configuration file cannot be read, or its `backend` is no text.
+    """
+    from_environment = os.environ.get("JOBPOOL_BACKEND")
+    if from_environment:
+        return from_environment
+    config = config or find_config()
+    named = config.values.get("backend")
+    if named is None:
+        return f"sqlite:///{config.directory / 'jobpool.db'}"
+    if not isinstance(named, str) or not named:
+        raise ConfigurationError(f"{config.path}: backend must be a URL in quotes, not {named!r}")
+    return named
+
+
+def default_signer(keys: Key | Sequence[Key] | None = None, config: ConfigFile | None = None) -> EnvelopeSigner:
+    """The signer that applies: `keys`, else the configuration file's, else JOBPOOL_SIGNING_KEY, else JOBS_SIGNING_KEY.
+
+    In the configuration file (or its JOBPOOL_* variable) `signing_key_file`, one key a line, goes before `signing_key`.
+
+    Raises:
+        ConfigurationError: The first that is set is empty, cannot be read, or is no key.
+    """
+    if keys is not None:
+        return EnvelopeSigner(keys)
+    config = config or find_config()
+    return EnvelopeSigner.from_settings(None, _configured_keys(config), os.environ)
+
+
+def _configured_keys(config: ConfigFile) -> Any:
+    from_environment = os.environ.get("JOBPOOL_SIGNING_KEY_FILE")
+    if from_environment:
+        return _read_keys(Path(from_environment))
+    named = config.values.get("signing_key_file")
+    if named is None:
+        return config.values.get("signing_key")
+    if not isinstance(named, str):
+        raise ConfigurationError(f"{config.path}: signing_key_file must be a path in quotes, not {named!r}")
+    return _read_keys(config.directory / named)
+
+
+def _read_keys(path: Path) -> list[str]:
+    try:
+        keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"signing_key_file cannot be read: {error}") from error
+    if not keys:
+        raise ConfigurationError(f"signing_key_file {path} holds no key: write one a line")
+    return keys
+
+
+def _entry_points() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # costs tens of milliseconds, which not every process must pay
+
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def _entry_point(url: str) -> EntryPoint:
+    scheme = scheme_of(url)
+    point = _entry_points().get(scheme)
+    if point is None:
+        raise ConfigurationError(f"no backend for {scheme}:// is installed; known are {_list_schemes()}")
+    return point
+
+
+def _load(point: EntryPoint, url: str) -> Any:
+    try:
+        return point.load()
+    except ImportError as error:
+        raise ConfigurationError(f"the backend for {redact(url)} {_what_is_wrong(error)}") from error
+
+
+def _what_is_wrong(error: ImportError) -> str:
+    package = (error.name or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and package and package not in sys.modules:
+        return f"needs the package {package!r}, which is not installed"
+    return f"cannot be imported: {error}"
+
+
+def _list_schemes() -> str:
+    return ", ".join(f"{scheme}://" for scheme in known_schemes())

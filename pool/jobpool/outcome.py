@@ -1,0 +1,171 @@
+"""How a delivery ended, as the master (or `QueueWorker`) saw it: the input of the settlement decision.
+
+One frozen class a row of the table in docs/architecture.md, "Verdicts". `error` texts are what a person reads later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jobpool.definition import JobDefinition
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    follow_ups: tuple[JobDefinition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The handler raised (`SystemExit` too). `permanent`: `Unrecoverable` in the cause chain."""
+
+    error: str
+    permanent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAsked:
+    """The handler raised `Retry(after=…)`: its own delay, burns an attempt."""
+
+    after: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snoozed:
+    """The handler raised `Snooze(after)`: no attempt is burnt."""
+
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """The alarm fired, or the master killed the child at deadline + grace. `error` holds the stack."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryExceeded:
+    """Killed for its memory limit; `error` names the peak."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """The child ended with no verdict: a signal, `os._exit`, exec, a broken channel."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Killed by a stop or a reload past its grace."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeverStarted:
+    """The child died before it reported STARTED; `times` in a row for this message, this one included."""
+
+    times: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotRun:
+    """Leased and never handed to a handler: look-ahead that was too long, a pool that stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostLease:
+    """The lease could not be renewed in time."""
+
+    why: str = "lease lost"
+
+
+@dataclass(frozen=True, slots=True)
+class CancelledByPerson:
+    """A person cancelled the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Bad signature, foreign queue, body that is no wire object, too large or too deep.
+
+    `signature`: it was the signature (the signed queue included), not the body's form; only a counter differs.
+    """
+
+    why: str
+    signature: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NewerWire:
+    """The wire version is newer than this worker understands: a deploy is rolling."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownHandler:
+    """No such handler here; `seen_for` seconds since this pool first saw the message."""
+
+    handler: str
+    seen_for: float
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerNotAllowed:
+    """The handler exists and may not run on this queue."""
+
+    handler: str
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyDone:
+    """The idempotency key is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contended:
+    """The idempotency key, single-instance lock or concurrency slot is held elsewhere; try after `delay` seconds."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """`expires_in` ran out before the job was started."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrashLimit:
+    """More crashes than `max_crashes`, found at fetch (brokers that reap natively)."""
+
+    crashes: int
+    cause: str
+
+
+Outcome = (
+    Succeeded
+    | Failed
+    | RetryAsked
+    | Snoozed
+    | TimedOut
+    | MemoryExceeded
+    | Crashed
+    | Stopped
+    | NeverStarted
+    | NotRun
+    | LostLease
+    | CancelledByPerson
+    | Rejected
+    | NewerWire
+    | UnknownHandler
+    | HandlerNotAllowed
+    | AlreadyDone
+    | Contended
+    | Expired
+    | CrashLimit
+)

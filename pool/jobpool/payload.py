@@ -1,0 +1,134 @@
+"""What a payload may hold: any JSON value that reads back as it was written.
+
+`check_payload` copies, so that a later change of the caller's value changes nothing, and refuses what JSON cannot
+carry, with the path of the offending value. Tuples become lists; subclasses of dict, list, str, int and float
+(a `StrEnum` member, an `OrderedDict`, a `numpy.float64`) become the plain type, as they would on the wire.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from jobpool.errors import InvalidJob
+
+MAX_DEPTH = 64
+"""Of a whole message. The payload and the meta sit one level down, so theirs is one less."""
+
+SMALLEST_INT = -(2**63)
+LARGEST_INT = 2**64 - 1
+
+
+class _PayloadError(Exception):
+    """The reason, and the keys from the inside out."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.path: list[str] = []
+
+
+def check_payload(value: Any, where: str = "payload") -> Any:
+    """A deep copy of `value`, made of dict, list, str, int, float, bool and None only.
+
+    Args:
+        value: Any JSON value, at most 63 containers deep.
+        where: What to call it in an error.
+
+    Raises:
+        InvalidJob: NaN or an infinity, an integer outside -2**63..2**64-1, text with a lone surrogate, a key that
+            is not a string, too deep (or in itself), or a type that JSON does not have. The text starts with the
+            path: ``payload.items[3].price: …``.
+    """
+    try:
+        return _copy(value, MAX_DEPTH - 1)
+    except _PayloadError as refused:
+        path = where + "".join(reversed(refused.path))
+        raise InvalidJob(f"{path}: {refused}") from None
+
+
+def _copy(value: Any, depth: int) -> Any:
+    kind = type(value)
+    if kind is str:
+        return value if value.isascii() else _text(value)
+    if kind is int:
+        return value if SMALLEST_INT <= value <= LARGEST_INT else _refuse_int()
+    if kind is bool or value is None:
+        return value
+    if kind is dict:
+        return _copy_dict(value, depth)
+    if kind is list or kind is tuple:
+        return _copy_list(value, depth)
+    if kind is float:
+        return value if math.isfinite(value) else _refuse_float(value)
+    return _copy_subclass(value, depth)
+
+
+def _copy_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
+    if not depth:
+        raise _too_deep()
+    copy: dict[str, Any] = {}
+    for key, item in value.items():
+        try:
+            copy[key if type(key) is str and key.isascii() else _key(key)] = _copy(item, depth - 1)
+        except _PayloadError as refused:
+            refused.path.append(_step(key))
+            raise
+    return copy
+
+
+def _copy_list(value: list[Any] | tuple[Any, ...], depth: int) -> list[Any]:
+    if not depth:
+        raise _too_deep()
+    copy: list[Any] = []
+    for item in value:
+        try:
+            copy.append(_copy(item, depth - 1))
+        except _PayloadError as refused:
+            refused.path.append(f"[{len(copy)}]")
+            raise
+    return copy
+
+
+def _copy_subclass(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, int):
+        return _copy(int.__int__(value), depth)
+    if isinstance(value, float):
+        return _copy(float.__float__(value), depth)
+    if isinstance(value, dict):
+        return _copy_dict(value, depth)
+    if isinstance(value, (list, tuple)):
+        return _copy_list(value, depth)
+    raise _PayloadError(f"JSON has no {type(value).__name__}; convert it to text, a number, a list or a dict")
+
+
+def _text(value: str) -> str:
+    try:
+        return value.encode().decode()
+    except UnicodeEncodeError:
+        raise _PayloadError("the text holds a lone surrogate, which UTF-8 cannot carry") from None
+
+
+def _key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise _PayloadError(f"the key {key!r} is a {type(key).__name__}; JSON keys are strings")
+    return _text(key)
+
+
+def _step(key: Any) -> str:
+    if isinstance(key, str) and key.isidentifier():
+        return f".{key}"
+    return f"[{key!r}]"
+
+
+def _refuse_int() -> None:
+    raise _PayloadError("the integer is beyond 64 bits; send it as text")
+
+
+def _refuse_float(value: float) -> None:
+    raise _PayloadError(f"{value!r} is not a number in JSON; send null or text")
+
+
+def _too_deep() -> _PayloadError:
+    return _PayloadError(f"nested more than {MAX_DEPTH - 1} deep, or inside itself")

@@ -1,0 +1,230 @@
+"""What becomes of a message: the table of docs/architecture.md, "Verdicts", as one pure function.
+
+The master and `QueueWorker` both call it, so that a message is treated alike wherever it ran. No I/O, no clock. Beside
+it the two views of the answer: the worker's status, and the counters to add once the backend has accepted it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, assert_never
+
+from jobpool.definition import LONGEST
+from jobpool.lease import JobLease
+from jobpool.outcome import (
+    AlreadyDone,
+    CancelledByPerson,
+    Contended,
+    Crashed,
+    CrashLimit,
+    Expired,
+    Failed,
+    HandlerNotAllowed,
+    LostLease,
+    MemoryExceeded,
+    NeverStarted,
+    NewerWire,
+    NotRun,
+    Outcome,
+    Rejected,
+    RetryAsked,
+    Snoozed,
+    Stopped,
+    Succeeded,
+    TimedOut,
+    UnknownHandler,
+)
+from jobpool.policy.retry import RetryPolicy
+from jobpool.result import Status
+from jobpool.settlement import Abandon, Ack, Forfeit, Leave, Nack, Release, Settled, Settlement
+
+NEVER_STARTED_LIMIT = 3
+"""So many children in a row that died before they began a message: it is the message's doing."""
+
+# Shared by all decisions: a no-op job costs no new object here.
+ACK = Ack()
+RELEASE = Release()
+LEASE_LOST = Leave("lease lost")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the pool has been told, as far as it bears on a verdict. Made once a handler, not once a message.
+
+    Attributes:
+        max_retries: The handler's own, for jobs that set none; None = the retry policy's.
+        unknown_handler_grace: Seconds since a message was first seen for which an unknown handler is waited for.
+        unknown_handler_delay: Seconds between two looks at such a message.
+        newer_wire_delay: Seconds between two looks at a message of a newer wire version.
+        on_crash: `forfeit` ends a crashed message's lease at once; `expire` lets it run out.
+        can_forfeit: `Capabilities.forfeit` of the backend.
+    """
+
+    max_retries: int | None = None
+    unknown_handler_grace: float = 600.0
+    unknown_handler_delay: float = 5.0
+    newer_wire_delay: float = 5.0
+    on_crash: Literal["forfeit", "expire"] = "forfeit"
+    can_forfeit: bool = True
+
+
+def decide(outcome: Outcome, lease: JobLease, rules: Rules, retry: RetryPolicy, now_boot: float) -> Settlement | Leave:
+    """Decide what becomes of the message.
+
+    Args:
+        outcome: How the delivery ended.
+        lease: The newest lease. Its body is decoded for failed attempts only, never for what was rejected.
+        rules: The pool's.
+        retry: The pool's.
+        now_boot: CLOCK_BOOTTIME seconds. At `lease.expires_at` or after, nothing is settled, whatever happened.
+    """
+    if now_boot >= lease.expires_at:
+        return LEASE_LOST
+    match outcome:
+        case Succeeded(follow_ups):
+            return Ack(follow_ups) if follow_ups else ACK
+        case Failed(error, permanent=True):
+            return Abandon("unrecoverable", error)
+        case Failed(error):
+            return _failed("failed", error, lease, rules, retry)
+        case RetryAsked(after, error):
+            return _failed("failed", error, lease, rules, retry, _bounded(after))
+        case TimedOut(error):
+            return _failed("timeout", error, lease, rules, retry)
+        case MemoryExceeded(error):
+            return _failed("memory-limit", error, lease, rules, retry)
+        case Snoozed(delay) | Contended(delay):
+            return Release(_bounded(delay))
+        case Stopped() | NotRun():
+            return RELEASE
+        case Crashed(cause):
+            return _no_verdict(cause, rules)
+        case NeverStarted(times, cause):
+            return _no_verdict(cause, rules) if times >= NEVER_STARTED_LIMIT else RELEASE
+        case LostLease(why):
+            return Leave(why)
+        case AlreadyDone():
+            return ACK
+        case NewerWire():
+            return Release(rules.newer_wire_delay)
+        case UnknownHandler(handler, seen_for):
+            return _unknown(handler, seen_for, rules)
+        case _:
+            return _given_up(outcome)
+
+
+def _failed(
+    reason: str, error: str, lease: JobLease, rules: Rules, retry: RetryPolicy, delay: float | None = None
+) -> Settlement:
+    """One attempt is spent: try again, or give up when it was the last."""
+    failures = lease.attempts + 1
+    asked = lease.envelope.max_retries
+    if failures >= retry.budget(rules.max_retries if asked is None else asked):
+        return Abandon(reason, error)
+    return Nack(retry.delay(failures) if delay is None else delay, error)
+
+
+def _no_verdict(cause: str, rules: Rules) -> Settlement | Leave:
+    if rules.can_forfeit and rules.on_crash == "forfeit":
+        return Forfeit(cause)
+    return Leave(f"left to expire: {cause}")
+
+
+def _unknown(handler: str, seen_for: float, rules: Rules) -> Settlement:
+    """A deploy is rolling: another pool may know the handler, or this one soon."""
+    remaining = rules.unknown_handler_grace - seen_for
+    if remaining > 0:
+        return Release(min(rules.unknown_handler_delay, remaining))
+    waited = f"no handler {handler!r} here, after {seen_for:.0f} s of waiting for one"
+    return Abandon("unknown-handler", f"{waited}; import the module that defines it with --app, then retry the message")
+
+
+def _given_up(outcome: CancelledByPerson | Rejected | HandlerNotAllowed | Expired | CrashLimit) -> Abandon:
+    """What no further attempt can change."""
+    match outcome:
+        case CancelledByPerson():
+            return Abandon("cancelled", "cancelled by a person")
+        case Rejected(why):
+            return Abandon("rejected", why)
+        case HandlerNotAllowed(handler):
+            return Abandon("handler-not-allowed", f"handler {handler!r} may not run on this queue")
+        case Expired():
+            return Abandon("expired", "not started before it expired")
+        case CrashLimit(crashes, cause):
+            return Abandon("crash-limit", f"{crashes} deliveries ended with no verdict, the last one: {cause}")
+        case _:
+            assert_never(outcome)
+
+
+def _bounded(delay: float) -> float:
+    """`delay` as a broker can store it; also for what a handler asked for, such as infinity."""
+    return min(max(0.0, delay), LONGEST)
+
+
+# --- the answer, seen from the worker and from the metrics -----------------------------------------------------------
+
+_STATUS: dict[type[Settlement | Leave], Status] = {
+    Ack: Status.ACKED,
+    Nack: Status.REQUEUED,
+    Abandon: Status.DEAD_LETTERED,
+    Release: Status.RELEASED,
+    Forfeit: Status.CRASHED,
+    Leave: Status.LOST,
+}
+
+
+def status_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settled = Settled.OK) -> Status:
+    """What `WorkerResult.status` says. `settled`: the backend's answer; a refusal is `lost`, whatever was decided."""
+    if not settled:
+        return Status.LOST
+    match settlement, outcome:
+        case Ack(), AlreadyDone():
+            return Status.SKIPPED_IDEMPOTENT
+        case Abandon(), Rejected():
+            return Status.REJECTED
+        case Leave(), Crashed() | NeverStarted() if settlement is not LEASE_LOST:
+            return Status.CRASHED
+        case _:
+            return _STATUS[type(settlement)]
+
+
+SUCCEEDED = ("jobs_succeeded",)
+
+
+def counters_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settled = Settled.OK) -> tuple[str, ...]:
+    """The names of the counters to add, label `queue`, once the backend has answered `settled`.
+
+    `jobs_fetched` is counted at the fetch and `jobs_reaped` by the reaper.
+    """
+    match status_of(settlement, outcome, settled):
+        case Status.ACKED:
+            return SUCCEEDED
+        case Status.REQUEUED:
+            return ("jobs_failed", "jobs_requeued", *_timed_out(outcome))
+        case Status.DEAD_LETTERED:
+            return (*_attempt_failed(outcome), "jobs_failed_permanently", *_timed_out(outcome))
+        case Status.REJECTED:
+            return ("jobs_rejected_signature" if _is_about_signature(outcome) else "jobs_rejected_payload",)
+        case other:
+            return _PLAIN_COUNTERS.get(other, ())
+
+
+_PLAIN_COUNTERS: dict[Status, tuple[str, ...]] = {
+    Status.SKIPPED_IDEMPOTENT: ("jobs_skipped_idempotent",),
+    Status.RELEASED: ("jobs_released",),
+    Status.LOST: ("jobs_lease_lost",),
+    Status.CRASHED: ("jobs_crashed",),
+}
+
+
+def _attempt_failed(outcome: Outcome) -> tuple[str, ...]:
+    """A dead letter whose handler never ran, or was cancelled, is no failed attempt."""
+    return ("jobs_failed",) if isinstance(outcome, Failed | RetryAsked | TimedOut | MemoryExceeded) else ()
+
+
+def _timed_out(outcome: Outcome) -> tuple[str, ...]:
+    return ("jobs_timed_out",) if isinstance(outcome, TimedOut) else ()
+
+
+def _is_about_signature(outcome: Outcome) -> bool:
+    return isinstance(outcome, Rejected) and outcome.signature

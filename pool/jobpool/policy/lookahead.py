@@ -1,0 +1,96 @@
+"""How many messages to lease beyond the idle children, so that about 20 ms of the pool's work is held.
+
+No-op jobs then stream in batches, and long jobs are never hoarded. Numbers in, numbers out: no clock, no I/O.
+
+The size follows what finished lately, seen twice: over the last 100 ms, so that one burst is not taken for a stream,
+and over the last 20 to 30 ms, so that it falls as soon as jobs get longer. It at most doubles from one window to the
+next, because the first few short jobs prove nothing about the ones behind them.
+"""
+
+from __future__ import annotations
+
+HELD = 0.02
+"""Seconds of the pool's work to hold."""
+
+WINDOW = 0.01
+"""Seconds of one observation window."""
+
+SPAN = 10
+"""Windows that are remembered: 100 ms."""
+
+RECENT = 3
+"""Windows, the running one included, that cover `HELD`."""
+
+CAP = 1024
+
+
+class LookAhead:
+    """Adapts to what the pool finishes. Times are CLOCK_MONOTONIC seconds and do not run backwards.
+
+    Args:
+        now: The present.
+        cap: The largest size, 0 or more; 0 switches look-ahead off.
+    """
+
+    __slots__ = ("_allowed", "_busy", "_cap", "_counts", "_last", "_window")
+
+    def __init__(self, now: float, cap: int = CAP) -> None:
+        self._cap = cap
+        self.restart(now)
+
+    def restart(self, now: float) -> None:
+        """Begin again from nothing: something was held and not started within 100 ms, or the pool has changed."""
+        self._allowed = 0
+        self._counts = [0] * SPAN
+        self._busy = [0.0] * SPAN
+        self._window = int(now / WINDOW)
+        self._last = now
+
+    def finished(self, count: int, now: float, busy: float = 0.0) -> None:
+        """Note that `count` attempts have ended, which ran for `busy` seconds, added up.
+
+        The run time tells many long jobs that end together from a stream of short ones; 0 = not known.
+        """
+        self._roll(now)
+        slot = self._window % SPAN
+        self._counts[slot] += count
+        self._busy[slot] += busy
+        self._last = now
+
+    def size(self, now: float) -> int:
+        """Messages to hold beyond what idle children take at once: 0 to `cap`."""
+        self._roll(now)
+        if now - self._last > HELD:
+            return 0  # nothing ends any more: whatever runs now is long
+        return min(self._allowed, self._target())
+
+    def _target(self) -> int:
+        """What the pool finishes in `HELD` seconds, by the lower of the two rates."""
+        total = sum(self._counts)
+        if not total:
+            return 0
+        recent = sum(self._counts[(self._window - ago) % SPAN] for ago in range(RECENT))
+        mean = sum(self._busy) / total
+        return min(recent, round(total * HELD / max(SPAN * WINDOW, mean)))
+
+    def _roll(self, now: float) -> None:
+        """Close the windows that have ended, and let the size double once for each."""
+        window = int(now / WINDOW)
+        if window - self._window >= SPAN:
+            self._forget(window)
+        while self._window < window:
+            self._close()
+
+    def _close(self) -> None:
+        if self._allowed or self._counts[self._window % SPAN]:
+            self._allowed = min(self._cap, max(1, 2 * min(self._allowed, self._target())))
+        self._window += 1
+        slot = self._window % SPAN
+        self._counts[slot] = 0
+        self._busy[slot] = 0.0
+
+    def _forget(self, window: int) -> None:
+        self._counts = [0] * SPAN
+        self._busy = [0.0] * SPAN
+        self._allowed = min(self._allowed, 1)
+        self._window = window

@@ -1,0 +1,167 @@
+"""When a failed attempt is tried again, and how many attempts a job gets: numbers in, numbers out.
+
+The order of steps is fixed, because each one changes the result: grow, cap, round half up, jitter, clamp. The clamp
+comes last, so that jitter never lifts a delay above `max_delay`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from dataclasses import dataclass, field, replace
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Literal, get_args
+
+from jobpool.definition import LONGEST
+from jobpool.errors import ConfigurationError
+
+Strategy = Literal["none", "fixed", "exponential"]
+
+
+def attempts_from_retries(max_retries: int) -> int:
+    """All executions of a job that may be retried `max_retries` times: the one place where the two are converted."""
+    return max_retries + 1
+
+
+class Dice:
+    """A source of random numbers that two processes never share: after a fork it begins a state of its own.
+
+    A pid check and no fork hook, so that a policy is a plain value that needs no register and no clean-up.
+    """
+
+    __slots__ = ("_pid", "_random", "_seed")
+
+    def __init__(self, seed: int | None = None, source: random.Random | None = None) -> None:
+        self._seed = seed
+        self._pid = os.getpid()
+        self._random = source or random.Random(seed)
+
+    def uniform(self, low: float, high: float) -> float:
+        """A number in [low, high]."""
+        pid = os.getpid()
+        if pid != self._pid:
+            self._pid = pid
+            self._random = random.Random(None if self._seed is None else f"{self._seed}:{pid}")
+        return self._random.uniform(low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long to wait before a retry, and how many attempts to make. Immutable; safe to share between threads.
+
+    Attributes:
+        strategy: `none` (delay 0), `fixed` (always `base`: no cap, no jitter) or `exponential`
+            (`base * multiplier ** (retry - 1)`).
+        base: Seconds; 0 or less acts as 0.
+        multiplier: Less than 1 acts as 1.
+        max_delay: Seconds, the cap of `exponential`; between 0 and `base` acts as `base`; 0 or less = no cap, save that
+            no delay is longer than a hundred years.
+        jitter: Share of the delay, clamped to [0, 1]: the delay is drawn from [1 - jitter, 1 + jitter] times itself.
+            `"full"` draws it from [0, delay].
+        max_attempts: Attempts in all, the first included; 0 or less = this policy sets none.
+        resolution: Seconds, > 0: what `exponential` delays are rounded to, half up, before the jitter.
+        seed: Makes the jitter repeatable, in one process; a forked one derives its own state from it.
+        source: A random source of the caller's own in place of `seed`.
+
+    Raises:
+        ConfigurationError: The strategy is unknown, a number is not finite, or `resolution` is not above 0.
+    """
+
+    strategy: Strategy = "none"
+    base: float = 0.0
+    multiplier: float = 2.0
+    max_delay: float = 300.0
+    jitter: float | Literal["full"] = 0.15
+    max_attempts: int = 0
+    resolution: float = 0.001
+    seed: int | None = None
+    source: random.Random | None = field(default=None, repr=False, compare=False)
+    _dice: Dice = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.strategy not in get_args(Strategy):
+            known = ", ".join(get_args(Strategy))
+            raise ConfigurationError(f"retry strategy {self.strategy!r} is unknown; choose one of: {known}")
+        self._check_numbers()
+        base, cap = max(0.0, float(self.base)), max(0.0, float(self.max_delay))
+        self._set("base", base)
+        self._set("max_delay", max(cap, base) if cap else 0.0)
+        self._set("multiplier", max(1.0, float(self.multiplier)))
+        self._set("max_attempts", max(0, self.max_attempts))
+        if self.jitter != "full":
+            self._set("jitter", min(1.0, max(0.0, float(self.jitter))))
+        self._set("_dice", Dice(self.seed, self.source))
+
+    @classmethod
+    def preset(cls, name: str, *, seed: int | None = None) -> RetryPolicy:
+        """A policy by name: `none` (no retries unless a job asks for them) or `exponential` (25 attempts, up to 5 s).
+
+        Raises:
+            ConfigurationError: There is no preset of that name.
+        """
+        if name not in PRESETS:
+            raise ConfigurationError(f"retry preset {name!r} is unknown; choose one of: {', '.join(PRESETS)}")
+        return replace(PRESETS[name], seed=seed)
+
+    def budget(self, max_retries: int | None) -> int:
+        """Effective attempts, 1 or more, of a job whose own `max_retries` is given (None = not set).
+
+        The smaller of the job's and the policy's, over those that are set; 1 when neither is.
+        """
+        limits = [] if max_retries is None else [max(1, attempts_from_retries(max_retries))]
+        if self.max_attempts:
+            limits.append(self.max_attempts)
+        return min(limits, default=1)
+
+    def delay(self, retry: int) -> float:
+        """Seconds to wait before the `retry`-th retry (1-based; less acts as 1). Finite at any number."""
+        if self.strategy == "none":
+            return 0.0
+        if self.strategy == "fixed":
+            return self.base
+        limit = self.max_delay or LONGEST
+        delay = _round_half_up(min(limit, self._grown(retry)), self.resolution)
+        return min(limit, max(0.0, self._jittered(delay)))
+
+    def compute_delay(self, attempt: int) -> float:
+        """The same, asked with the number (1-based) of the attempt about to run: 0 for the first."""
+        return self.delay(attempt - 1) if attempt > 1 else 0.0
+
+    def _grown(self, retry: int) -> float:
+        try:
+            return self.base * self.multiplier ** (max(1, retry) - 1)
+        except OverflowError:
+            return LONGEST if self.base else 0.0
+
+    def _jittered(self, delay: float) -> float:
+        if self.jitter == "full":
+            return self._dice.uniform(0.0, delay)
+        if not self.jitter:
+            return delay
+        return delay * self._dice.uniform(1.0 - self.jitter, 1.0 + self.jitter)
+
+    def _check_numbers(self) -> None:
+        numbers = {"base": self.base, "multiplier": self.multiplier, "max_delay": self.max_delay}
+        if self.jitter != "full":
+            numbers["jitter"] = self.jitter
+        for name, value in numbers.items():
+            if isinstance(value, str) or not math.isfinite(value):
+                raise ConfigurationError(f"{name} of a retry policy must be a finite number, not {value!r}")
+        if not 0 < self.resolution < math.inf:
+            raise ConfigurationError(f"resolution of a retry policy must be above 0 seconds, not {self.resolution!r}")
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+
+def _round_half_up(delay: float, resolution: float) -> float:
+    # In decimal, as a person wrote the numbers: 1.0005 s rounds up to 1.001 s although its binary form is less.
+    step = Decimal(repr(resolution))
+    return float((Decimal(repr(delay)) / step).to_integral_value(ROUND_HALF_UP) * step)
+
+
+PRESETS = {
+    "none": RetryPolicy("none"),
+    "exponential": RetryPolicy("exponential", base=0.2, max_delay=5.0, multiplier=2.0, jitter=0.20, max_attempts=25),
+}

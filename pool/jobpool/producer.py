@@ -1,0 +1,87 @@
+"""The process's default producer: where `handler.enqueue()` and `builder.dispatch()` send what names no backend.
+
+In a producer's process that is `jobpool.Jobs`, opened at the first use by the factory; in a child it is the channel to
+the master. Each process sets its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from jobpool.definition import JobDefinition
+from jobpool.errors import ConfigurationError
+
+
+class Producer(Protocol):
+    """What takes jobs: `jobpool.Jobs`, any `QueueBackend`, or a child's channel to its master."""
+
+    def enqueue(self, definition: JobDefinition, /) -> str:
+        """Enqueue one job; its id. Blocks for one round trip."""
+        ...
+
+    def enqueue_many(self, definitions: Iterable[JobDefinition], /) -> list[str]:
+        """Enqueue jobs, all or none; their ids, in order. Blocks for one round trip."""
+        ...
+
+
+class _Default:
+    def __init__(self) -> None:
+        # Two threads that need it first at the same time must not open two.
+        self.lock = threading.Lock()
+        self.producer: Producer | None = None
+        self.factory: Callable[[], Producer] | None = None
+        self.in_child = False
+
+
+_default = _Default()
+
+
+def _renew_lock() -> None:
+    """A lock that another thread held at a fork would stay locked in the child for ever."""
+    _default.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def default() -> Producer:
+    """The default producer of this process, made by the factory at the first call.
+
+    Raises:
+        ConfigurationError: Neither `set_default` nor `set_factory` was called, or the factory could not open it.
+
+    Blocks as long as the factory takes to open a backend, at the first call.
+    """
+    with _default.lock:
+        if _default.producer is None:
+            if _default.factory is None:
+                raise ConfigurationError("there is no default producer: make a jobpool.Jobs(…) and enqueue through it")
+            _default.producer = _default.factory()
+        return _default.producer
+
+
+def set_default(producer: Producer | None) -> None:
+    """Make `producer` the default of this process; None = ask the factory again at the next use."""
+    with _default.lock:
+        _default.producer = producer
+
+
+def set_factory(factory: Callable[[], Producer] | None) -> None:
+    """Set what opens the default producer at its first use. The factory must not call `default()`."""
+    with _default.lock:
+        _default.factory = factory
+
+
+def enter_child(producer: Producer) -> None:
+    """Called once in a child's boot: from now on everything that this process enqueues goes to its master."""
+    with _default.lock:
+        _default.producer = producer
+        _default.in_child = True
+
+
+def in_child() -> bool:
+    """Whether this process is a pool's child: then `Jobs(…)` opens no broker and uses `default()`, whatever its URL."""
+    return _default.in_child

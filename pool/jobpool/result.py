@@ -1,0 +1,68 @@
+"""How one attempt ended, and what the pipeline did with the message: for tests, history and callers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """What became of one message in `QueueWorker.process_once`."""
+
+    EMPTY = "empty"
+    """There was nothing to fetch."""
+    ACKED = "acked"
+    REQUEUED = "requeued"
+    """A failed attempt with budget left."""
+    DEAD_LETTERED = "dead-lettered"
+    """Failed for good."""
+    REJECTED = "rejected"
+    """Bad signature, foreign queue, or no wire object: never run."""
+    SKIPPED_IDEMPOTENT = "skipped-idempotent"
+    """Its idempotency key was done: acked without a run."""
+    RELEASED = "released"
+    """Given back unharmed."""
+    LOST = "lost"
+    """The lease ended before the settlement: nothing was settled."""
+    CRASHED = "crashed"
+    """No verdict: the lease was forfeited, or left to expire."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionResult:
+    """One attempt.
+
+    Attributes:
+        success: Whether the handler returned.
+        output: Captured text and return value, capped.
+        error: Traceback or stack; None on success.
+        started_at: Unix time at which the handler began.
+        ended_at: Unix time at which it ended.
+        handler: Its name.
+    """
+
+    success: bool
+    output: str
+    error: str | None
+    started_at: float
+    ended_at: float
+    handler: str
+
+    def duration_seconds(self) -> float:
+        """How long it ran, >= 0 also when the wall clock was set back meanwhile."""
+        return max(0.0, self.ended_at - self.started_at)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResult:
+    """What the pipeline did with one message.
+
+    Attributes:
+        status: Its end.
+        attempts: Attempts of the message that have ended, this one included; 0 when none has.
+        error: Why, when it did not succeed.
+    """
+
+    status: Status
+    attempts: int = 0
+    error: str | None = None

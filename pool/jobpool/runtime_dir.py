@@ -1,0 +1,206 @@
+"""Where running pools leave a note of themselves, and how `top` and `health` find them.
+
+One JSON file a pool, mode 0600, in the runtime directory: JOBPOOL_RUNTIME_DIR, else `$XDG_RUNTIME_DIR/jobpool`, else
+`/run/jobpool` for root, else `jobpool-<uid>` below the temporary directory. The last lies where everybody may write, so
+it is made 0700 and refused when it is somebody else's.
+
+A pool that was killed leaves its note behind. The note names the boot and the process's start time, so a pid that was
+given to another process since is not mistaken for it; whoever looks first cleans up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from jobpool.errors import ConfigurationError
+from jobpool.opening import redact
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFile:
+    """What a pool says of itself.
+
+    Attributes:
+        name: Of the pool; several pools may share one.
+        pid: Of its master.
+        started: Start time of that process in clock ticks since the boot, from /proc/PID/stat.
+        boot: Id of the boot in which `started` counts.
+        host: Host name; notes of other hosts (a shared directory) are left alone.
+        version: Of jobpool.
+        queues: Their names.
+        workers: Children asked for at the start.
+        backend: URL of the broker, without its secrets.
+        board: Path of the scoreboard; "" when it cannot be seen from outside.
+        since: Unix time of the start.
+    """
+
+    name: str
+    pid: int
+    started: int
+    boot: str
+    host: str
+    version: str
+    queues: tuple[str, ...]
+    workers: int
+    backend: str
+    board: str
+    since: float
+
+    def is_alive(self) -> bool:
+        """Whether that very process still runs (a zombie does not)."""
+        return self.boot == boot_id() and self.started == start_time(self.pid)
+
+
+def runtime_dir(named: str | os.PathLike[str] | None = None) -> Path:
+    """The runtime directory, made if missing.
+
+    Args:
+        named: From the settings; None = look at the environment.
+
+    Raises:
+        ConfigurationError: It cannot be made, or others could tamper with it; the text names the mend.
+    """
+    directory = _choose(named)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.lstat()
+    except OSError as error:
+        raise ConfigurationError(
+            f"runtime directory {directory} cannot be made: {error.strerror}; set JOBPOOL_RUNTIME_DIR to one that can"
+        ) from error
+    _check(directory, found)
+    return directory
+
+
+def register(directory: Path, pool: PoolFile) -> Path:
+    """Leave the note of `pool`, in one step for whoever looks; its path, to be handed to `unregister`.
+
+    Raises:
+        ConfigurationError: The directory cannot be written.
+    """
+    path = note_path(directory, pool.name, pool.pid)
+    draft = path.with_suffix(".new")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(asdict(pool), file)
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigurationError(f"runtime directory {directory} cannot be written: {error.strerror}") from error
+    return path
+
+
+def unregister(path: Path) -> None:
+    """Remove a note and its scoreboard; fine when they are gone already."""
+    for leftover in (path, path.with_suffix(".board")):
+        with contextlib.suppress(OSError):
+            leftover.unlink()
+
+
+def discover(directory: Path, name: str | None = None) -> list[PoolFile]:
+    """The pools that run on this host, oldest first; notes of dead ones are removed. `name` None = all names."""
+    pools = []
+    for path in sorted(directory.glob("*.json")):
+        pool = _read(path)
+        if pool is None or pool.host != socket.gethostname():
+            continue
+        if not pool.is_alive():
+            unregister(path)
+        elif name in (None, pool.name):
+            pools.append(pool)
+    return sorted(pools, key=lambda pool: (pool.since, pool.pid))
+
+
+def note_path(directory: Path, name: str, pid: int) -> Path:
+    """Where the note of this pool lies."""
+    return directory / f"{name}.{pid}.json"
+
+
+def board_path(directory: Path, name: str, pid: int) -> Path:
+    """Where the scoreboard of this pool lies: beside its note."""
+    return note_path(directory, name, pid).with_suffix(".board")
+
+
+def this_pool(
+    *, name: str, version: str, queues: tuple[str, ...], workers: int, backend: str, directory: Path, since: float
+) -> PoolFile:
+    """The note of a pool whose master is the calling process and whose files lie in `directory`."""
+    pid = os.getpid()
+    return PoolFile(
+        name=name,
+        pid=pid,
+        started=start_time(pid) or 0,
+        boot=boot_id(),
+        host=socket.gethostname(),
+        version=version,
+        queues=queues,
+        workers=workers,
+        backend=redact(backend),
+        board=str(board_path(directory, name, pid)),
+        since=since,
+    )
+
+
+def start_time(pid: int) -> int | None:
+    """When process `pid` started, in clock ticks since the boot; None: there is none, or it is a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The command's name is in parentheses and may hold anything, so count from the last one: state is the first word.
+    words = text.rpartition(")")[2].split()
+    return int(words[19]) if words and words[0] not in "ZX" else None
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot; "" where there is none."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _choose(named: str | os.PathLike[str] | None) -> Path:
+    chosen = named or os.environ.get("JOBPOOL_RUNTIME_DIR")
+    if chosen:
+        return Path(chosen).absolute()
+    session = os.environ.get("XDG_RUNTIME_DIR")
+    if session and os.access(session, os.W_OK):
+        return Path(session).absolute() / "jobpool"
+    if os.geteuid() == 0:
+        return Path("/run/jobpool")
+    return Path(tempfile.gettempdir()) / f"jobpool-{os.geteuid()}"
+
+
+def _check(directory: Path, found: os.stat_result) -> None:
+    if not stat.S_ISDIR(found.st_mode):
+        raise ConfigurationError(f"runtime directory {directory} is not a directory; set JOBPOOL_RUNTIME_DIR")
+    if os.geteuid() not in (0, found.st_uid):
+        raise ConfigurationError(f"runtime directory {directory} belongs to another user; set JOBPOOL_RUNTIME_DIR")
+    if found.st_mode & 0o022:
+        raise ConfigurationError(f"runtime directory {directory} can be written by others; chmod 700 it")
+
+
+def _read(path: Path) -> PoolFile | None:
+    """The note at `path`; None when it has gone, is not ours to read, or is no note of this version."""
+    try:
+        values = json.loads(path.read_bytes())
+        return PoolFile(**_known(values))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    known = {field.name: values[field.name] for field in fields(PoolFile)}
+    return known | {"queues": tuple(known["queues"])}

@@ -1,0 +1,81 @@
+"""What can become of a leased message, and what a backend answers when told so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from jobpool.definition import JobDefinition
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Done: remove the message.
+
+    `follow_ups` are enqueued in the same step where `Capabilities.atomic_follow_ups` says so.
+    """
+
+    follow_ups: tuple[JobDefinition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Nack:
+    """Failed: back to the queue after `delay` seconds (below 0 acts as 0), attempts + 1."""
+
+    delay: float = 0.0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Given up: to the dead letters.
+
+    `reason` is a short word to filter by (`timeout`, `rejected`, …); `error` is the text a person reads.
+    """
+
+    reason: str = ""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Given back unharmed after `delay` seconds: no counter that leads to a dead letter moves."""
+
+    delay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Forfeit:
+    """No verdict: the lease ends now, `cause` is kept beside it, and the reaper recovers the message."""
+
+    cause: str = ""
+
+
+Settlement = Ack | Nack | Abandon | Release | Forfeit
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Not a settlement: leave the message alone, because the lease is no longer ours."""
+
+    why: str
+
+
+class Settled(Enum):
+    """A backend's answer to a settlement. Truthy when the message is where the caller wanted it.
+
+    The refusals are tried in this order, and a refusal changes nothing: `NOT_IN_FLIGHT`, `EXPIRED`, `NOT_OWNER`.
+    """
+
+    OK = "ok"
+    ALREADY = "already"
+    """A repeat, within 60 s, of a call that was answered `OK`; nothing was changed."""
+    NOT_IN_FLIGHT = "not-in-flight"
+    """The message is waiting, delayed, dead or gone: nobody holds it."""
+    EXPIRED = "expired"
+    """The message is still leased, and that lease's deadline has been reached."""
+    NOT_OWNER = "not-owner"
+    """The message is leased to somebody else now."""
+
+    def __bool__(self) -> bool:
+        return self in (Settled.OK, Settled.ALREADY)

@@ -1,0 +1,185 @@
+"""What `jobpool top` shows, as values: samples of the scoreboards, read from outside.
+
+Nothing here asks a master or a broker, so it works while the master is busy, stopped, or waits for a dead broker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+
+from jobpool.mechanism.board_views import ChildState, ChildView, HeaderView, MasterView
+from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.runtime_dir import PoolFile
+
+RATE_SPAN = 5.0
+"""Seconds over which jobs/s is averaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRow:
+    """One slot, at one moment. Seconds and bytes; None = does not apply.
+
+    Attributes:
+        age: How long the attempt has run; of an idle slot, how long it has been idle.
+        left: Until the hard timeout; below 0 it is overdue; None = unlimited or idle.
+        progress: 0 to 1, as the handler tells it.
+        torn: The page was in mid-write; look again.
+    """
+
+    slot: int
+    pid: int
+    state: str
+    job: str
+    handler: str
+    queue: str
+    attempt: int | None
+    age: float
+    left: float | None
+    progress: float
+    progress_text: str
+    rss: int
+    cpu: float
+    done: int
+    failed: int
+    restarts: int
+    torn: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSample:
+    """One pool, at one moment.
+
+    Attributes:
+        rate: Attempts that ended a second, lately; None until there are two samples.
+        silent: Seconds since the master's loop last turned.
+        problem: Why there are no rows; "" = there are.
+    """
+
+    pool: PoolFile
+    header: HeaderView | None
+    rows: tuple[SlotRow, ...]
+    rate: float | None
+    uptime: float
+    silent: float
+    problem: str = ""
+
+    @property
+    def busy(self) -> int:
+        return sum(row.state == "busy" for row in self.rows)
+
+
+class Watcher:
+    """Keeps the boards of all known pools mapped between two samples. Close it, or use it in a `with`.
+
+    Args:
+        find: Says which pools there are now.
+        now: CLOCK_MONOTONIC seconds.
+    """
+
+    def __init__(self, find: Callable[[], Iterable[PoolFile]], now: Callable[[], float] = time.monotonic) -> None:
+        self._find = find
+        self._now = now
+        self._boards: dict[tuple[int, str], Scoreboard] = {}
+        self._rates: dict[tuple[int, str], _Rate] = {}
+
+    def sample(self) -> list[PoolSample]:
+        """All pools now, oldest first. Does not block."""
+        pools = list(self._find())
+        self._forget({_key(pool) for pool in pools})
+        return [self._sample(pool) for pool in pools]
+
+    def close(self) -> None:
+        self._forget(set())
+
+    def __enter__(self) -> Watcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _sample(self, pool: PoolFile) -> PoolSample:
+        try:
+            board = self._board(pool)
+        except (OSError, ValueError) as error:
+            problem = f"its scoreboard cannot be read: {error}"
+            return PoolSample(pool, None, (), None, 0.0, 0.0, problem)
+        now = self._now()
+        header = board.header.read()
+        # A board has room for children to be added by a signal: what was never filled is not shown.
+        views = [(index, *_views(board, index)) for index in range(board.slots)]
+        rows = tuple(slot_row(index, child, master, now) for index, child, master in views if master.state)
+        rate = self._rates.setdefault(_key(pool), _Rate()).note(now, sum(row.done + row.failed for row in rows))
+        uptime = now - header.started if header.started else 0.0
+        return PoolSample(pool, header, rows, rate, uptime, max(0.0, now - (header.loop_at or header.started or now)))
+
+    def _board(self, pool: PoolFile) -> Scoreboard:
+        key = _key(pool)
+        if key not in self._boards:
+            self._boards[key] = Scoreboard.open(pool.board)
+        return self._boards[key]
+
+    def _forget(self, alive: set[tuple[int, str]]) -> None:
+        for key in self._boards.keys() - alive:
+            with contextlib.suppress(OSError):
+                self._boards.pop(key).close()
+            self._rates.pop(key, None)
+
+
+class _Rate:
+    """A counter's growth a second over the last `RATE_SPAN`."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, int]] = []
+
+    def note(self, now: float, count: int) -> float | None:
+        self._seen = [(at, old) for at, old in self._seen if now - at <= RATE_SPAN]
+        self._seen.append((now, count))
+        (first, before), (last, after) = self._seen[0], self._seen[-1]
+        return (after - before) / (last - first) if last > first else None
+
+
+def slot_row(index: int, child: ChildView, master: MasterView, now: float) -> SlotRow:
+    """What the two parts of a slot's page say together."""
+    state = _state(child, master)
+    busy = child.state is ChildState.BUSY and state in ("busy", "dying")
+    return SlotRow(
+        slot=index,
+        pid=master.pid,
+        state=state,
+        job=child.ident if busy else "",
+        handler=child.handler if busy else "",
+        queue=child.queue if busy else "",
+        attempt=child.attempt if busy else None,
+        age=max(0.0, now - (child.started if busy else child.since or master.since or now)),
+        left=child.deadline - now if busy and child.deadline else None,
+        progress=child.progress if busy else 0.0,
+        progress_text=child.progress_text if busy else "",
+        rss=master.rss,
+        cpu=master.cpu,
+        done=child.done,
+        failed=child.failed,
+        restarts=master.restarts,
+        torn=child.torn or master.torn,
+    )
+
+
+def _state(child: ChildView, master: MasterView) -> str:
+    """The child knows best whether it is busy; only the master knows that there is none, or that it is being ended."""
+    if not master.pid or child.pid != master.pid or master.state == "dying":
+        return master.state or "empty"
+    return child.state.name.lower()
+
+
+def _views(board: Scoreboard, index: int) -> tuple[ChildView, MasterView]:
+    slot = board.slot(index)
+    return slot.child.read(), slot.master.read()
+
+
+def _key(pool: PoolFile) -> tuple[int, str]:
+    return pool.pid, pool.board

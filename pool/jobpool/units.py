@@ -1,0 +1,89 @@
+"""Durations and sizes as people write them: `90`, `"90s"`, `"5m"`, `"1h"`; `"512M"`. And back."""
+
+from __future__ import annotations
+
+import math
+import re
+
+SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+BYTES = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([BKMGT]?)(?:i?B)?", re.IGNORECASE)
+
+
+def parse_duration(value: object) -> float:
+    """Seconds (>= 0, finite) from a number or a text such as `90`, `"1.5"`, `"250ms"`, `"5m"`, `"1h30m"`, `"2d"`.
+
+    Raises:
+        ValueError: It is none of these; the text says how to write one.
+    """
+    seconds = _seconds(value)
+    if seconds is None or not math.isfinite(seconds) or seconds < 0:
+        raise ValueError(f'{value!r} is not a duration: write seconds, such as 90, or "90s", "5m", "1h"')
+    return seconds
+
+
+def parse_size(value: object) -> int:
+    """Bytes (>= 0) from a number or a text such as `65536`, `"64K"`, `"512M"`, `"1.5G"`; units are powers of 1024.
+
+    Raises:
+        ValueError: It is none of these; the text says how to write one.
+    """
+    size = _bytes(value)
+    if size is None or size < 0:
+        raise ValueError(f'{value!r} is not a size: write bytes, such as 65536, or "64K", "512M", "2G"')
+    return size
+
+
+def format_duration(seconds: float) -> str:
+    """A short text for people: `0.4s`, `59s`, `4m10s`, `3h05m`, `2d03h`."""
+    if seconds < 0:
+        return "-" + format_duration(-seconds)
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def format_size(size: float) -> str:
+    """A short text for people: `0B`, `812K`, `4.2M`, `1.5G`."""
+    for unit in ("B", "K", "M", "G"):
+        if size < 1000:
+            return f"{size:.1f}{unit}" if 0 < size < 10 and unit != "B" else f"{size:.0f}{unit}"
+        size /= 1024
+    return f"{size:.1f}T"
+
+
+def _seconds(value: object) -> float | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    text = str(value).replace(" ", "")
+    parts = _DURATION.findall(text)
+    if parts and "".join(number + unit for number, unit in parts) == text:
+        return sum(float(number) * SECONDS[unit] for number, unit in parts)
+    return _number(text)
+
+
+def _bytes(value: object) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    match = _SIZE.fullmatch(str(value).strip())
+    return int(float(match[1]) * BYTES[match[2].upper()]) if match else None
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,360 @@
+"""`QueueWorker`: one message at a time in the caller's own process, for tests, cron and small scripts.
+
+The pipeline is the pool's: fetch, inspect, run one attempt, decide, settle. Inspection, attempt and decision are the very
+functions that the pool uses. What a single process cannot do, it does not: nobody kills a handler that hangs in C code,
+and one that crashes takes the caller with it; its lease then expires, and the reaper of a pool, or
+`backend.reap_expired(queue)`, recovers the message.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Self
+
+from jobpool.backend import QueueBackend, check_ttl
+from jobpool.child.attempt import Attempt, JobToRun, run_attempt
+from jobpool.child.registry import DEFAULT, AnyHandler, HandlerRegistry
+from jobpool.definition import JobDefinition, check_seconds
+from jobpool.envelope import JobEnvelope, decode, encode
+from jobpool.errors import BackendUnavailable, JobpoolError, LeaseLost, Unsupported
+from jobpool.lease import JobLease
+from jobpool.master.inspection import Inspector
+from jobpool.mechanism.frames import Verdict
+from jobpool.outcome import (
+    Failed,
+    HandlerNotAllowed,
+    LostLease,
+    MemoryExceeded,
+    Outcome,
+    RetryAsked,
+    Snoozed,
+    Succeeded,
+    TimedOut,
+    UnknownHandler,
+)
+from jobpool.policy.decide import Rules, counters_of, decide, status_of
+from jobpool.policy.retry import RetryPolicy
+from jobpool.result import ExecutionResult, Status, WorkerResult
+from jobpool.settlement import Abandon, Forfeit, Leave, Nack, Settled, Settlement
+from jobpool.signing import EnvelopeSigner
+
+DEFAULT_TIMEOUT = 3600.0
+"""Seconds for a handler when neither the job nor the handler says."""
+
+MOST_SEEN = 10_000
+"""Messages with an unknown handler whose first sight is remembered."""
+
+REJECTED_EVERY = 60.0
+"""Seconds between two log lines about rejected messages: whoever forges them must not fill the log."""
+
+logger = logging.getLogger("jobpool.worker")
+
+
+class JobFailed(JobpoolError):
+    """A job that was run inline did not succeed. The text is its error; `result` has the rest."""
+
+    def __init__(self, result: ExecutionResult) -> None:
+        super().__init__(f"job for handler {result.handler!r} failed: {result.error}")
+        self.result = result
+
+
+class QueueWorker:
+    """Processes messages one by one, in the thread that calls it.
+
+    Args:
+        backend: Where messages come from. It stays its owner's; its signer verifies what is fetched.
+        registry: The handlers; None = those of `@jobpool.handler`.
+        retry: What becomes of failed attempts; None = no retries unless a job or handler asks for them.
+        ttl: Seconds, > 0, that a lease holds; it is renewed every third of it while the handler runs.
+        default_timeout: Seconds, >= 0, for jobs and handlers that set none; 0 = unlimited.
+        queue_handlers: Queue to the only handlers that may run there; a queue that is absent is free.
+        unknown_handler_grace: Seconds for which a message waits for its handler, before it is given up.
+
+    Attributes:
+        counters: Queue to counts by name (`jobs_fetched`, `jobs_succeeded`, …), counted when the backend accepted.
+
+    Raises:
+        ValueError: `ttl` or `default_timeout` is out of bounds.
+    """
+
+    def __init__(
+        self,
+        backend: QueueBackend,
+        registry: HandlerRegistry | None = None,
+        *,
+        retry: RetryPolicy | None = None,
+        ttl: float = 30.0,
+        default_timeout: float = DEFAULT_TIMEOUT,
+        queue_handlers: Mapping[str, list[str]] | None = None,
+        unknown_handler_grace: float = 600.0,
+    ) -> None:
+        self._backend = backend
+        self._clock = backend.clock
+        self._registry = DEFAULT if registry is None else registry
+        self._retry = retry or RetryPolicy()
+        self._ttl = check_ttl(ttl)
+        self._default_timeout = check_seconds(default_timeout, "default_timeout")
+        self._inspector = Inspector(backend.signer, queue_handlers or {})
+        self._grace = unknown_handler_grace
+        self._seen = _FirstSeen()
+        self._rejected_logged_at: float | None = None
+        self.counters: dict[str, Counter[str]] = {}
+
+    def process_once(self, queue: str) -> WorkerResult:
+        """Process one message of `queue`, or none when there is none to fetch.
+
+        Returns:
+            What became of it. An error of the handler is in the result, never raised.
+
+        Raises:
+            BackendUnavailable: The broker did not answer the fetch; or it was silent until the lease had run out, and
+                whether the message was settled is not known: unless it was, the reaper recovers it.
+
+        Blocks for the handler, and a few round trips. In the main thread the handler's timeout is enforced by SIGALRM;
+        in any other, a handler that returns late has timed out, and one that hangs, hangs.
+        """
+        lease = self._backend.fetch(queue, ttl=self._ttl)
+        if lease is None:
+            return WorkerResult(Status.EMPTY)
+        self._count(queue, ("jobs_fetched",))
+        refused = self._inspector.inspect(lease, self._clock.wall()).outcome
+        if refused is not None:
+            return self._conclude(refused, lease, None)
+        handler = _find(self._registry, lease.envelope.job, queue)
+        outcome, lease = self._run(lease, handler)
+        return self._conclude(outcome, lease, handler)
+
+    def _run(self, lease: JobLease, handler: AnyHandler | None) -> tuple[Outcome, JobLease]:
+        """One attempt, and the lease as it was last renewed."""
+        envelope = lease.envelope
+        job = JobToRun(
+            envelope,
+            lease.queue,
+            fence=lease.deliveries,
+            crashes=lease.crashes,
+            timeout=_timeout(envelope, handler, self._default_timeout),
+            max_retries=self._retry.budget(_max_retries(envelope, handler)) - 1,
+        )
+        with LeaseKeeper(self._backend, lease, self._ttl) as keeper:
+            attempt = run_attempt(job, self._registry)
+        if keeper.lost:
+            return LostLease(), keeper.lease
+        seen_for = self._seen.seconds(lease.id, self._clock.mono(), handler is None)
+        return _outcome(attempt, seen_for), keeper.lease
+
+    def _conclude(self, outcome: Outcome, lease: JobLease, handler: AnyHandler | None) -> WorkerResult:
+        """Decide, settle, count and log."""
+        rules = Rules(
+            max_retries=handler.max_retries if handler else None,
+            unknown_handler_grace=self._grace,
+            can_forfeit=self._backend.capabilities.forfeit,
+        )
+        settlement = decide(outcome, lease, rules, self._retry, self._clock.boot())
+        settled = Settled.OK if isinstance(settlement, Leave) else self._settle(lease, settlement)
+        self._count(lease.queue, counters_of(settlement, outcome, settled))
+        result = _result(settlement, outcome, settled, lease)
+        self._log(result, lease)
+        return result
+
+    def _settle(self, lease: JobLease, settlement: Settlement) -> Settled:
+        """Settle, again and again under one call id while the broker is silent and the lease runs."""
+        call_id = secrets.token_hex(8)
+        pause, give_up = 0.1, time.monotonic() + self._ttl
+        while True:
+            try:
+                return self._backend.settle_many([(lease, settlement)], call_id)[0]
+            except BackendUnavailable:
+                if time.monotonic() + pause >= give_up or self._clock.boot() + pause >= lease.expires_at:
+                    raise
+            time.sleep(pause)
+            pause = min(1.0, pause * 2)
+
+    def _count(self, queue: str, names: tuple[str, ...]) -> None:
+        self.counters.setdefault(queue, Counter()).update(names)
+
+    def _log(self, result: WorkerResult, lease: JobLease) -> None:
+        if result.status is Status.DEAD_LETTERED:
+            name = lease.envelope.name or lease.envelope.job
+            text = "job %s (%s) of queue %s is a dead letter after %d attempts: %s"
+            logger.critical(text, lease.id, name, lease.queue, result.attempts, result.error)
+        elif result.status is Status.REJECTED and self._may_log_rejected(time.monotonic()):
+            # No name: nothing in the body of a rejected message is to be believed.
+            logger.critical("message %s of queue %s is rejected: %s", lease.id, lease.queue, result.error)
+
+    def _may_log_rejected(self, now: float) -> bool:
+        if self._rejected_logged_at is not None and now - self._rejected_logged_at < REJECTED_EVERY:
+            return False
+        self._rejected_logged_at = now
+        return True
+
+
+class LeaseKeeper:
+    """Renews one lease from a thread of its own, while the caller's thread runs the handler.
+
+    Attributes:
+        lease: As it was last renewed.
+        lost: The backend said that the lease has ended.
+    """
+
+    def __init__(self, backend: QueueBackend, lease: JobLease, ttl: float) -> None:
+        self.lease = lease
+        self.lost = False
+        self._backend = backend
+        self._ttl = ttl
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=f"jobpool-renew-{lease.id}", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop renewing. Blocks for the round trip that is under way, if there is one."""
+        self._stop.set()
+        self._thread.join()
+
+    def _keep(self) -> None:
+        pause = self._ttl / 3
+        while not self._stop.wait(pause):
+            try:
+                self.lease = self._backend.renew(self.lease, self._ttl)
+                pause = self._ttl / 3
+            except BackendUnavailable:
+                pause = min(1.0, self._ttl / 10)  # the lease still runs: there is time for several tries
+            except LeaseLost:
+                self.lost = True
+                return
+
+
+def inline_runner(
+    registry: HandlerRegistry | None = None, *, default_timeout: float = DEFAULT_TIMEOUT
+) -> Callable[[JobDefinition], ExecutionResult]:
+    """What `sync://` runs jobs with: one attempt in the caller's process, then the follow-ups that it enqueued.
+
+    Args:
+        registry: The handlers; None = those of `@jobpool.handler`.
+        default_timeout: Seconds, >= 0, for jobs and handlers that set none; 0 = unlimited.
+
+    Returns:
+        A function of a definition that returns the job's result, and raises `JobFailed` when it, or one of its
+        follow-ups, did not succeed. There are no retries: nothing is kept that could be tried again.
+    """
+    handlers = DEFAULT if registry is None else registry
+
+    def run(definition: JobDefinition) -> ExecutionResult:
+        first = attempt = _run_inline(definition, handlers, default_timeout)
+        waiting = deque(attempt.follow_ups)
+        while waiting:
+            follow_up = waiting.popleft()
+            _refuse_later(follow_up)
+            attempt = _run_inline(follow_up, handlers, default_timeout)
+            waiting.extend(attempt.follow_ups)
+        return first.result
+
+    return run
+
+
+def _run_inline(definition: JobDefinition, registry: HandlerRegistry, default_timeout: float) -> Attempt:
+    queue = definition.queue or "default"
+    ident = definition.identifier or secrets.token_hex(8)
+    body = encode(definition, identifier=ident, queue=queue, signer=EnvelopeSigner(), now=time.time())
+    envelope = decode(body, attempts=0)  # the handler meets its payload as it would come off the wire
+    handler = _find(registry, envelope.job, queue)
+    timeout = _timeout(envelope, handler, default_timeout)
+    attempt = run_attempt(JobToRun(envelope, queue, timeout=timeout), registry)
+    if attempt.verdict is not Verdict.SUCCEEDED:
+        raise JobFailed(attempt.result)
+    return attempt
+
+
+def _refuse_later(definition: JobDefinition) -> None:
+    due = definition.scheduled_at
+    if due is not None and due > datetime.now(UTC):
+        raise Unsupported(
+            f"follow-up job {definition.handler!r} is due at {due.isoformat()}, and what runs jobs inline keeps none:"
+            " leave the time out, or choose a backend that keeps messages"
+        )
+
+
+def _find(registry: HandlerRegistry, name: str, queue: str) -> AnyHandler | None:
+    try:
+        return registry.resolve(name, queue)
+    except LookupError:
+        return None  # the attempt finds the same, and says which of the two reasons it is
+
+
+def _timeout(envelope: JobEnvelope, handler: AnyHandler | None, default: float) -> float:
+    """Seconds, 0 = unlimited: the job's, else the handler's, else the default."""
+    if envelope.timeout is not None:
+        return envelope.timeout
+    if handler is not None and handler.timeout is not None:
+        return handler.timeout
+    return default
+
+
+def _max_retries(envelope: JobEnvelope, handler: AnyHandler | None) -> int | None:
+    if envelope.max_retries is not None or handler is None:
+        return envelope.max_retries
+    return handler.max_retries
+
+
+def _outcome(attempt: Attempt, seen_for: float) -> Outcome:
+    """What an attempt's verdict means."""
+    match attempt.verdict:
+        case Verdict.SUCCEEDED:
+            return Succeeded(tuple(attempt.follow_ups))
+        case Verdict.FAILED:
+            return Failed(attempt.error)
+        case Verdict.UNRECOVERABLE:
+            return Failed(attempt.error, permanent=True)
+        case Verdict.RETRY:
+            return RetryAsked(attempt.after, attempt.error)
+        case Verdict.SNOOZE:
+            return Snoozed(attempt.after)
+        case Verdict.TIMEOUT:
+            return TimedOut(attempt.error)
+        case Verdict.UNKNOWN_HANDLER:
+            return UnknownHandler(attempt.handler, seen_for)
+        case Verdict.NOT_ALLOWED:
+            return HandlerNotAllowed(attempt.handler)
+
+
+def _result(settlement: Settlement | Leave, outcome: Outcome, settled: Settled, lease: JobLease) -> WorkerResult:
+    ran = isinstance(outcome, Succeeded | Failed | RetryAsked | TimedOut | MemoryExceeded)
+    status = status_of(settlement, outcome, settled)
+    return WorkerResult(status, lease.attempts + ran, _error(settlement, settled))
+
+
+def _error(settlement: Settlement | Leave, settled: Settled) -> str | None:
+    if not settled:
+        return f"the backend refused the settlement: {settled.value}"
+    match settlement:
+        case Nack(error=error) | Abandon(error=error):
+            return error
+        case Forfeit(text) | Leave(text):
+            return text
+        case _:
+            return None
+
+
+class _FirstSeen:
+    """When messages with an unknown handler were first met, by this worker. Old ones are forgotten before new ones."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, float] = {}
+
+    def seconds(self, ident: str, now: float, unknown: bool) -> float:
+        """How long ago the message was first met without a handler; forgets it when there is one now."""
+        if not unknown:
+            self._times.pop(ident, None)
+            return 0.0
+        first = self._times.setdefault(ident, now)
+        if len(self._times) > MOST_SEEN:
+            del self._times[next(iter(self._times))]
+        return now - first

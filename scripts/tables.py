@@ -1,0 +1,117 @@
+"""Write the tables of the docs that come from the code: what each broker can do, and every setting.
+
+python scripts/tables.py            write
+python scripts/tables.py --check    exit 1 when a page is not current
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from jobpool.backend import Capabilities
+from jobpool.settings import Settings
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+BEGIN, END = "<!-- made by scripts/tables.py -->", "<!-- end of what scripts/tables.py made -->"
+
+
+def capabilities() -> str:
+    """A row a capability, a column a scheme."""
+    brokers = {point.name: point.load().capabilities for point in entry_points(group="jobpool.backends")}
+    schemes = sorted(brokers)
+    meaning = texts_below_fields(Capabilities)
+    return table(
+        ["capability", *(f"`{scheme}://`" for scheme in schemes), "means"],
+        ([f"`{name}`", *(_shown(getattr(brokers[s], name)) for s in schemes), meaning[name]] for name in meaning),
+    )
+
+
+def settings() -> str:
+    """A row a setting. Its flag is its name with dashes, so it has no column."""
+    meaning = texts_below_fields(Settings)
+    return table(
+        ["setting", "default", "means"],
+        ([f"`{name}`", _default(name), meaning[name]] for name in Settings.model_fields),
+    )
+
+
+PAGES: dict[str, Callable[[], str]] = {"backends.md": capabilities, "operating.md": settings}
+
+
+def table(head: list[str], rows: Iterable[list[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
+
+
+def texts_below_fields(owner: type[Any]) -> dict[str, str]:
+    """What the string below each annotated field of a class says, on one line."""
+    [definition] = ast.parse(inspect.getsource(owner)).body
+    assert isinstance(definition, ast.ClassDef)
+    found = {}
+    for field, text in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            assert isinstance(field.target, ast.Name)
+            found[field.target.id] = " ".join(str(text.value.value).split())
+    return found
+
+
+def renewed(page: str, content: str) -> str:
+    """The page, with what stands between its markers replaced."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"the page has lost its markers, {BEGIN!r} and {END!r}")
+    return f"{before}{BEGIN}\n\n{content}\n\n{END}{after}"
+
+
+def stale() -> dict[Path, str]:
+    """The pages that are not current, with what they should be."""
+    found = {}
+    for name, content in PAGES.items():
+        page = (DOCS / name).read_text("utf-8")
+        current = renewed(page, content())
+        if current != page:
+            found[DOCS / name] = current
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check; the exit status."""
+    pages = stale()
+    if "--check" in arguments:
+        for path in pages:
+            print(f"docs/{path.name} is not current: run scripts/fix", file=sys.stderr)
+        return 1 if pages else 0
+    for path, current in pages.items():
+        path.write_text(current, "utf-8")
+    return 0
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g} s" if isinstance(value, float) else str(value)
+
+
+def _default(name: str) -> str:
+    """The default as one would write it; what depends on the machine is described by its meaning."""
+    field = Settings.model_fields[name]
+    if field.default_factory is not None or field.is_required():
+        return "see there"
+    value = field.default
+    if value is None or value == ():
+        return "not set"
+    if name == "queues":
+        return ", ".join(f"`{queue}`" for queue, _ in value)
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

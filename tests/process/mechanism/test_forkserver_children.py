@@ -1,0 +1,232 @@
+"""Children of a real fork server: how they are born, how they die, what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from nurse import Nurse, Watch, text_of, wait_until
+
+from jobpool.mechanism import packets
+from jobpool.mechanism.frames import Exited, Loaded, Retire, Spawned, SpawnFailed
+from jobpool.mechanism.linux import open_fds
+from jobpool.mechanism.scoreboard import ChildState
+
+
+def test_a_child_is_ready_and_writes_its_page() -> None:
+    with Nurse() as nurse:
+        child = nurse.bear(slot=2)
+        wait_until(lambda: nurse.board.slot(2).child.read().state is ChildState.IDLE)
+        assert nurse.board.slot(2).child.pid == child.pid
+        assert nurse.board.slot(1).child.pid == 0
+
+
+def test_a_child_leads_a_group_has_one_thread_and_the_fork_server_as_its_parent() -> None:
+    with Nurse() as nurse:
+        child = nurse.bear()
+        report = child.ask("report")
+        assert report["pid"] == report["group"] == child.pid
+        assert report["parent"] == report["session"] == nurse.server.pid
+        assert report["threads"] == 1
+        assert report["subreaper"]
+        assert report["stdin"] == "/dev/null"
+
+
+def test_the_out_of_memory_killer_prefers_children_to_the_fork_server_and_this_to_the_master() -> None:
+    with Nurse() as nurse:
+        child = nurse.bear().ask("report")["oom_score_adj"]
+        server = int(Path(f"/proc/{nurse.server.pid}/oom_score_adj").read_text())
+        own = int(Path("/proc/self/oom_score_adj").read_text())
+        assert own < server < child
+
+
+def test_a_child_holds_no_descriptor_but_its_own() -> None:
+    with Nurse() as nurse:
+        nurse.bear(0)
+        assert nurse.bear(1).ask("descriptors") == {}
+
+
+def test_what_the_app_opened_is_cut_off_and_what_its_after_fork_hook_opens_is_kept() -> None:
+    with Nurse(app="opens_things") as nurse:
+        child = nurse.bear()
+        assert child.ask("opened") == {"socket": "Bad file descriptor", "file": "Bad file descriptor", "reopened": 3}
+        assert set(child.ask("descriptors").values()) == {"/dev/null", "/dev/zero"}
+
+
+def test_output_of_any_kind_lands_in_the_output_file_and_that_of_the_import_does_not() -> None:
+    with Nurse() as nurse:
+        child = nurse.bear()
+        child.ask("shout")
+        packets.send(child.work, Retire().encode())
+        assert nurse.hear(Exited, child).code == 0
+        assert text_of(child.output) == "to one\nto two\nby print\n"
+
+
+def test_children_do_not_share_a_random_state() -> None:
+    with Nurse(app="meddles") as nurse:
+        numbers = {nurse.bear(slot).ask("report")["random"] for slot in range(4)}
+        assert len(numbers) == 4
+
+
+def test_what_the_app_did_to_signals_does_not_reach_a_child() -> None:
+    with Nurse(app="meddles") as nurse:
+        answer = nurse.bear().ask("signals")
+        assert set(answer["changed"]) <= {"SIGPIPE", "SIGXFSZ", "SIGKILL", "SIGSTOP"}
+        assert answer["blocked"] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL, signal.SIGALRM])
+def test_a_signal_from_a_stranger_ends_a_child_and_is_reported(number: signal.Signals) -> None:
+    with Nurse() as nurse:
+        child = nurse.bear()
+        os.kill(child.pid, number)
+        exited = nurse.hear(Exited, child)
+        assert (exited.pid, exited.signal, exited.code) == (child.pid, number, None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_the_fork_server_ignores_what_is_meant_for_the_master(number: signal.Signals) -> None:
+    with Nurse() as nurse:
+        nurse.hear(Loaded)
+        os.kill(nurse.server.pid, number)
+        nurse.bear()
+
+
+@pytest.mark.parametrize("status", [0, 3, 255])
+def test_an_exit_status_is_reported(status: int) -> None:
+    with Nurse() as nurse:
+        child = nurse.bear()
+        child.tell(f"leave {status}")
+        exited = nurse.hear(Exited, child)
+        assert (exited.code, exited.signal) == (status, None)
+
+
+def test_usage_is_reported() -> None:
+    with Nurse() as nurse:
+        child = nurse.bear()
+        exited = nurse.end(child)
+        assert 0 < exited.cpu_seconds < 60
+        assert 1 << 20 < exited.peak_rss < 1 << 30
+
+
+def test_a_crash_in_c_leaves_its_stack_in_the_trace_file() -> None:
+    with Nurse() as nurse:
+        child = nurse.bear()
+        child.tell("crash_in_c")
+        assert nurse.hear(Exited, child).signal == signal.SIGSEGV
+        assert "Fatal Python error: Segmentation fault" in text_of(child.trace)
+        assert "in crash_in_c" in text_of(child.trace)
+
+
+def test_a_stack_is_dumped_on_demand_from_inside_a_c_loop() -> None:
+    with Nurse() as nurse:
+        child = nurse.bear()
+        child.tell("spin")
+        wait_until(lambda: nurse.board.slot(0).child.read().state is ChildState.BUSY)
+
+        def dumped() -> bool:  # again and again: the first may come before the loop
+            signal.pidfd_send_signal(child.pidfd, signal.SIGUSR1)
+            return "in spin" in text_of(child.trace)
+
+        wait_until(dumped)
+        assert nurse.end(child).signal == signal.SIGKILL
+
+
+def test_a_main_function_that_raises_is_an_exit_with_its_traceback_in_the_output() -> None:
+    with Nurse(main="raises") as nurse:
+        child = nurse.spawn()
+        assert nurse.hear(Exited, child).code == 70
+        assert "LookupError: a fault of the child's own" in text_of(child.output)
+
+
+def test_a_child_that_executes_another_program_closes_its_channel_and_is_collected() -> None:
+    with Nurse() as nurse:
+        child = nurse.bear()
+        child.tell("become sleep 600")
+        assert child.hear() is None
+        assert nurse.end(child).signal == signal.SIGKILL
+
+
+@pytest.mark.parametrize("command", ["leave 0", "leave 1", "kill_myself 11", "kill_myself 9"])
+def test_grandchildren_are_dead_within_a_second_of_the_child_whatever_they_did_to_hide(command: str) -> None:
+    with Nurse() as nurse:
+        child = nurse.bear()
+        grandchildren = Watch(child.ask("leave_grandchildren"))
+        child.tell(command)
+        assert grandchildren.wait(1.0) == []
+        assert nurse.hear(Exited, child).strays == 3
+
+
+def test_a_death_is_reported_after_the_strays_are_gone_and_spares_the_neighbour_and_its_grandchildren() -> None:
+    with Nurse() as nurse:
+        child, neighbour = nurse.bear(0), nurse.bear(1)
+        theirs = neighbour.ask("leave_grandchildren")
+        grandchildren = Watch(child.ask("leave_grandchildren"))
+        nurse.end(child)
+        assert grandchildren.wait(0.001) == []
+        assert Watch(theirs).wait(0.05) == theirs
+        assert neighbour.ask("report")["pid"] == neighbour.pid
+
+
+def test_what_the_app_itself_started_at_its_import_lives_until_the_fork_server_ends() -> None:
+    with Nurse(app="meddles") as nurse:
+        child = nurse.bear()
+        helper = child.ask("helper")
+        nurse.end(child)
+        assert Watch([helper]).wait(0.05) == [helper]
+        watch = Watch([helper])
+        nurse.server.close()
+        assert watch.wait(1.0) == []
+
+
+def test_two_hundred_children_dying_at_once_are_all_reported() -> None:
+    with Nurse(slots=200) as nurse:
+        children = [nurse.spawn(slot) for slot in range(200)]
+        for child in children:
+            nurse.hear(Spawned, child)
+            child.wait_ready()
+        begun = time.monotonic()
+        for child in children:
+            signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+        assert {nurse.hear(Exited, child).signal for child in children} == {signal.SIGKILL}
+        assert time.monotonic() - begun < 10
+        nurse.bear()
+
+
+def test_five_hundred_spawns_leave_no_descriptor_anywhere() -> None:
+    with Nurse() as nurse:
+        nurse.end(nurse.bear())
+        own, of_server = open_fds(), _descriptors_of(nurse.server.pid)
+        for _ in range(100):
+            for child in [nurse.spawn(slot) for slot in range(4)] + [nurse.spawn(0)]:
+                nurse.hear(Spawned, child)
+                nurse.end(child)
+        assert _descriptors_of(nurse.server.pid) == of_server
+        assert open_fds() == own
+
+
+def _descriptors_of(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def test_a_fork_that_is_refused_is_reported_and_the_next_succeeds() -> None:
+    with Nurse(app="forks_fail_at_first") as nurse:
+        child = nurse.spawn()
+        assert "Resource temporarily unavailable" in nurse.hear(SpawnFailed, child).error
+        nurse.bear()
+
+
+def test_a_stopped_master_that_reads_nothing_does_not_stop_the_fork_server_from_collecting() -> None:
+    """More news than the socket holds are kept, in order."""
+    with Nurse(slots=1) as nurse:
+        nurse.hear(Loaded)
+        children = [nurse.spawn() for _ in range(600)]  # more than one socket buffer of requests and of answers
+        for child in children:
+            child.work.close()  # read as the end of the stream: the child exits
+            child.work_reading.close()
+        spawned = [nurse.hear(Spawned, child).child for child in children]
+        assert spawned == [child.serial for child in children]
+        assert {nurse.hear(Exited, child).code for child in children} == {0}

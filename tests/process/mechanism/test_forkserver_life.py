@@ -1,0 +1,228 @@
+"""The fork server itself: its start, the import of the app, its end and its owner's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from nurse import LIMIT, SUPPORT, Nurse, Watch, wait_until
+
+from jobpool.mechanism import packets
+from jobpool.mechanism.frames import Exited, HandlerInfo, Loaded, LoadFailed
+from jobpool.mechanism.linux import open_fds
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+
+
+def test_the_table_of_handlers_is_reported_and_the_title_names_the_pool() -> None:
+    with Nurse(queues=["reports"]) as nurse:
+        loaded = nurse.hear(Loaded)
+        assert loaded.handlers == [HandlerInfo("demo", ["reports"])]
+        assert (loaded.preloaded, loaded.threads) == (True, [])
+        assert 0 <= loaded.seconds < LIMIT
+        assert command_line(nurse.server.pid) == "jobpool: fork server [test]"
+        assert nurse.bear().ask("report")["preload"] is True
+
+
+@pytest.mark.parametrize(
+    ("app", "sentence", "in_trace"),
+    [
+        (
+            "missing",
+            "myapp does not import: ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+            "childmains.py",
+        ),
+        ("bad_syntax", "myapp does not import: SyntaxError: invalid syntax (myapp.py, line 1)", "def report(:"),
+        (
+            "exits",
+            "myapp called sys.exit(5) while it was imported: an app must only define its handlers",
+            "sys.exit(5)",
+        ),
+        ("misconfigured", "the app 'myapp' has no handlers: decorate one with @jobpool.handler", "Traceback"),
+        ("no_such_function", "myapp does not import: AttributeError", "no_such_function"),
+    ],
+)
+def test_an_app_that_does_not_import_is_one_sentence_and_a_traceback(app: str, sentence: str, in_trace: str) -> None:
+    with Nurse(app=app, apps=["myapp"]) as nurse:
+        [failed] = nurse.hear_end()
+        assert isinstance(failed, LoadFailed)
+        assert failed.error.startswith(sentence)
+        assert in_trace in failed.trace
+        assert nurse.server.wait(LIMIT) == 3
+
+
+def test_an_app_that_ends_the_process_at_its_import_is_an_end_without_a_word() -> None:
+    with Nurse(app="dies") as nurse:
+        assert nurse.hear_end() == []
+        assert nurse.server.wait(LIMIT) == 9
+
+
+def test_an_import_that_hangs_in_c_can_be_killed() -> None:
+    with Nurse(app="hangs") as nurse:
+        wait_until(lambda: "fork server" in command_line(nurse.server.pid))
+        assert nurse.server.poll() is None
+        nurse.server.kill()
+        assert nurse.hear_end() == []
+        assert nurse.server.wait(LIMIT) == -signal.SIGKILL
+
+
+def test_threads_that_the_import_leaves_are_named_and_the_children_import_by_themselves() -> None:
+    with Nurse(app="starts_threads") as nurse:
+        loaded = nurse.hear(Loaded)
+        assert (loaded.preloaded, loaded.threads) == (False, ["poller"])
+        assert [handler.name for handler in loaded.handlers] == ["demo"]
+        child = nurse.bear()
+        report = child.ask("report")
+        assert (report["preload"], report["threads"]) == (False, 1)
+        assert report["parent"] == nurse.server.pid
+        assert child.ask("descriptors") == {}
+        assert Path(f"/proc/{nurse.server.pid}/task/{nurse.server.pid}/children").read_text().split() == [
+            str(child.pid)
+        ]
+
+
+def test_without_preload_the_handlers_are_reported_and_the_children_import_by_themselves() -> None:
+    with Nurse(preload=False) as nurse:
+        loaded = nurse.hear(Loaded)
+        assert (loaded.preloaded, loaded.threads, len(loaded.handlers)) == (False, [], 1)
+        assert nurse.bear().ask("report")["preload"] is False
+
+
+def test_the_brokers_url_and_the_keys_are_not_in_any_environment() -> None:
+    environ = {**os.environ, "JOBPOOL_BACKEND": "redis://:secret@host", "JOBS_KEY": "secret", "SECRET_KEY": "the app's"}
+    with Nurse(environ=environ) as nurse:
+        of_child = nurse.bear().ask("report")["environ"]
+        assert "JOBPOOL_BACKEND" not in of_child
+        assert of_child["SECRET_KEY"] == "the app's"
+        assert b"redis://:secret" not in Path(f"/proc/{nurse.server.pid}/environ").read_bytes()
+
+
+def test_a_request_that_is_no_frame_ends_the_fork_server_and_its_children() -> None:
+    with Nurse() as nurse:
+        child = nurse.bear()
+        watch = Watch([child.pid, *child.ask("leave_grandchildren")])
+        packets.send(nurse.server._control, b"rubbish")
+        nurse.hear_end()
+        assert watch.wait(1.0) == []
+        assert nurse.server.wait(LIMIT) == 1
+
+
+def test_rubbish_from_the_fork_server_makes_the_master_kill_it() -> None:
+    with Nurse() as nurse:
+        nurse.hear(Loaded)
+        theirs, ours = packets.pair()
+        with theirs:
+            nurse.server._control.close()
+            ours.setblocking(False)
+            nurse.server._control = ours
+            theirs.send(b"rubbish")
+            assert nurse.server.receive() == []
+        assert nurse.server.closed
+        assert "rubbish" not in nurse.server.broken
+        assert "was killed" in nurse.server.broken
+        assert nurse.server.wait(LIMIT) == -signal.SIGKILL
+
+
+def test_hanging_up_ends_everything_within_a_second() -> None:
+    with Nurse() as nurse:
+        children = [nurse.bear(slot) for slot in range(4)]
+        grandchildren = [pid for child in children for pid in child.ask("leave_grandchildren")]
+        watch = Watch([nurse.server.pid, *(child.pid for child in children), *grandchildren])
+        nurse.server.close()
+        assert watch.wait(1.0) == []
+        assert nurse.server.poll() == 0
+
+
+def test_a_closed_client_is_harmless() -> None:
+    before = open_fds()
+    with Nurse() as nurse:
+        nurse.server.close()
+        nurse.server.close()
+        assert nurse.server.fileno() == -1
+        assert nurse.server.receive() == []
+        nurse.spawn()
+        nurse.server.wait(LIMIT)
+        nurse.server.kill()
+    assert open_fds() == before
+
+
+def start_owner(count: int) -> tuple[subprocess.Popen[str], dict[str, list[int]]]:
+    owner = subprocess.Popen(
+        [sys.executable, f"{SUPPORT}/owner.py", str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    line = next(line for line in owner.stdout if line.startswith("{"))  # beside what the app prints at its import
+    return owner, json.loads(line)
+
+
+def test_kill_9_of_the_owner_ends_fork_server_children_and_grandchildren_within_a_second() -> None:
+    owner, pids = start_owner(4)
+    with owner:
+        watch = Watch([pids["server"], *pids["children"], *pids["grandchildren"]])
+        owner.kill()
+        assert watch.wait(1.0) == []
+
+
+def test_kill_9_of_the_owner_while_the_app_hangs_at_its_import_ends_the_fork_server() -> None:
+    program = "import sys; sys.path.insert(0, sys.argv[1])\nfrom nurse import Nurse\nimport time\n"
+    program += "nurse = Nurse(app='hangs')\nprint(nurse.server.pid, flush=True)\ntime.sleep(600)\n"
+    with subprocess.Popen([sys.executable, "-c", program, SUPPORT], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        said = {owner.stdout.readline().strip(), owner.stdout.readline().strip()} - {"importing"}
+        watch = Watch([int(said.pop())])
+        owner.kill()
+        assert watch.wait(1.0) == []
+
+
+def test_kill_9_of_the_fork_server_ends_the_children_and_leaves_the_rest_to_the_owners_sweep() -> None:
+    owner, pids = start_owner(3)
+    with owner:
+        assert owner.stdin is not None
+        assert owner.stdout is not None
+        children, grandchildren = Watch(pids["children"]), Watch(pids["grandchildren"])
+        owner.stdin.write("kill-server\n")
+        owner.stdin.flush()
+        assert children.wait(1.0) == []
+        assert int(owner.stdout.readline()) >= len(pids["grandchildren"])
+        assert grandchildren.wait(0.001) == []
+    assert owner.returncode == 0
+
+
+def test_a_child_whose_group_was_stopped_dies_of_the_kill_all_the_same() -> None:
+    with Nurse() as nurse:
+        child = nurse.bear()
+        os.killpg(child.pid, signal.SIGSTOP)
+        assert nurse.end(child).signal == signal.SIGKILL
+
+
+def test_children_come_up_fast_and_share_what_was_preloaded() -> None:
+    with Nurse(app="thirty_megabytes", main="quiet") as nurse:
+        nurse.hear(Loaded)
+        begun = time.monotonic()
+        child = nurse.bear()
+        assert time.monotonic() - begun < 1.0
+        assert private_bytes(child.pid) <= 6 << 20
+        assert shared_bytes(child.pid) > 25 << 20
+        exited = nurse.end(child)
+        assert isinstance(exited, Exited)
+
+
+def private_bytes(pid: int) -> int:
+    return _rollup(pid, "Private_Clean", "Private_Dirty")
+
+
+def shared_bytes(pid: int) -> int:
+    return _rollup(pid, "Shared_Clean", "Shared_Dirty")
+
+
+def _rollup(pid: int, *names: str) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.split(":")[0] in names)

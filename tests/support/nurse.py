@@ -1,0 +1,210 @@
+"""A small stand-in for a master: starts a real fork server, asks for children, and tells what it heard."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from jobpool.mechanism import packets
+from jobpool.mechanism.boot import ChildOptions, ForkServerConfig
+from jobpool.mechanism.forkclient import ForkServer
+from jobpool.mechanism.frames import Exited, Frame, Ready, Result, Run, Spawned, decode
+from jobpool.mechanism.scoreboard import Scoreboard
+
+LIMIT = 20.0
+"""Seconds after which a test gives up waiting: far above what anything here takes."""
+
+SUPPORT = str(Path(__file__).parent)
+F = TypeVar("F")
+
+
+def wait_until(condition: Callable[[], object], limit: float = LIMIT) -> None:
+    """Return once `condition()` is true; `AssertionError` after `limit` seconds."""
+    give_up = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < give_up, f"not so within {limit} s"
+        time.sleep(0.002)
+
+
+class Watch:
+    """Processes that are watched through pidfds, so that no other process can be taken for one of them."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._left = {os.pidfd_open(pid): pid for pid in pids}
+
+    def wait(self, limit: float) -> list[int]:
+        """The pids that are still alive after at most `limit` seconds."""
+        give_up = time.monotonic() + limit
+        while self._left and (left := give_up - time.monotonic()) > 0:
+            poll = select.poll()
+            for pidfd in self._left:
+                poll.register(pidfd, select.POLLIN)
+            for pidfd, _ in poll.poll(left * 1000):
+                del self._left[pidfd]
+                os.close(pidfd)
+        alive = list(self._left.values())
+        packets.close_all(list(self._left))
+        self._left.clear()
+        return alive
+
+
+@dataclass
+class Child:
+    """A child that was asked for."""
+
+    serial: int
+    work: Any
+    work_reading: Any
+    channel: Any
+    trace: int
+    output: int
+    pid: int = 0
+    pidfd: int = -1
+    _nonce: int = 0
+
+    def wait_ready(self) -> None:
+        assert isinstance(self.hear(), Ready)
+
+    def hear(self) -> Frame | None:
+        """The next frame on its channel; None at the end."""
+        try:
+            got = packets.recv(self.channel)
+        except ConnectionResetError:
+            return None
+        return decode(got[0]) if got else None
+
+    def tell(self, command: str) -> None:
+        """Have it do something."""
+        self._nonce += 1
+        packets.send(self.work, Run(self._nonce, 1, 0, 0, 0.0, command.encode()).encode())
+
+    def ask(self, command: str) -> Any:
+        """What came of it."""
+        self.tell(command)
+        frame = self.hear()
+        assert isinstance(frame, Result), frame
+        return json.loads(frame.output)
+
+    def close(self) -> None:
+        for sock in (self.work, self.work_reading, self.channel):
+            sock.close()
+        packets.close_all([fd for fd in (self.trace, self.output, self.pidfd) if fd >= 0])
+        self.trace = self.output = self.pidfd = -1
+
+
+class Nurse:
+    """Use it in a `with`: it leaves no process and no descriptor behind."""
+
+    def __init__(
+        self,
+        app: str = "plain",
+        main: str = "obey",
+        *,
+        slots: int = 4,
+        environ: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        self.board = Scoreboard.create(None, slots)
+        config = ForkServerConfig(
+            ChildOptions(sys_path=[SUPPORT], **options), f"childmains:{main}", f"childmains:{app}", "test"
+        )
+        self.server = ForkServer.start(config, self.board.fd, os.environ if environ is None else environ)
+        self.children: dict[int, Child] = {}
+        self._heard: list[Frame] = []
+        self._serial = 0
+
+    def __enter__(self) -> Nurse:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.close()
+        try:
+            self.server.wait(LIMIT)
+        finally:
+            self.server.kill()
+            self.server.wait(LIMIT)
+            for child in self.children.values():
+                child.close()
+            self.board.close()
+
+    def spawn(self, slot: int = 0) -> Child:
+        """Ask for a child; do not wait."""
+        self._serial += 1
+        work, work_reading = packets.pair()
+        channel, channel_of_child = packets.pair()
+        child = Child(self._serial, work, work_reading, channel, os.memfd_create("trace"), _appending("output"))
+        self.children[child.serial] = child
+        self.server.spawn(
+            child.serial, slot, (work_reading.fileno(), channel_of_child.fileno(), child.trace, child.output)
+        )
+        channel_of_child.close()
+        return child
+
+    def bear(self, slot: int = 0) -> Child:
+        """Ask for a child and wait until it is ready."""
+        child = self.spawn(slot)
+        self.hear(Spawned, child)
+        child.wait_ready()
+        return child
+
+    def hear(self, kind: type[F], child: Child | None = None, limit: float = LIMIT) -> F:
+        """The first frame of this kind, about this child; others are kept for later."""
+        give_up = time.monotonic() + limit
+        while True:
+            for frame in self._heard:
+                if isinstance(frame, kind) and (child is None or getattr(frame, "child", None) == child.serial):
+                    self._heard.remove(frame)
+                    return frame
+            left = give_up - time.monotonic()
+            assert left > 0, f"no {kind.__name__}; heard {self._heard}"
+            assert not self.server.closed, f"the fork server has ended; heard {self._heard}"
+            self._listen(left)
+
+    def hear_end(self, limit: float = LIMIT) -> list[Frame]:
+        """Everything until the fork server hangs up."""
+        give_up = time.monotonic() + limit
+        while not self.server.closed:
+            assert time.monotonic() < give_up, "the fork server goes on"
+            self._listen(1.0)
+        heard, self._heard = self._heard, []
+        return heard
+
+    def _listen(self, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(self.server, select.POLLIN)
+        poll.poll(seconds * 1000)
+        for frame, fds in self.server.receive():
+            self._heard.append(frame)
+            if isinstance(frame, Spawned):
+                child = self.children[frame.child]
+                child.pid, [child.pidfd] = frame.pid, fds
+
+    def end(self, child: Child) -> Exited:
+        """Kill it, hear of it, forget it."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+        exited = self.hear(Exited, child)
+        self.children.pop(child.serial).close()
+        return exited
+
+
+def _appending(name: str) -> int:
+    """A memory file that is written to at its end, whoever writes."""
+    memory = os.memfd_create(name)
+    try:
+        return os.open(f"/proc/self/fd/{memory}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+    finally:
+        os.close(memory)
+
+
+def text_of(fd: int) -> str:
+    """All that was written to a trace or an output."""
+    return os.pread(fd, 1 << 20, 0).decode()

@@ -1,0 +1,221 @@
+"""`Jobs`: what it sends and where, in a program, in a forked process and in a child of a pool."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+import jobpool
+from jobpool import producer
+from jobpool.backend import QueueBackend
+from jobpool.client import Jobs
+from jobpool.definition import JobDefinition
+from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
+from jobpool.opening import open_backend
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for variable in ("JOBPOOL_BACKEND", "JOBPOOL_SIGNING_KEY", "JOBPOOL_CONFIG", "JOBS_SIGNING_KEY"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def memory() -> Iterator[QueueBackend]:
+    backend = open_backend("memory://")
+    yield backend
+    backend.close()
+
+
+class Recorder:
+    """A producer that keeps what it was given, as a child's channel to its master would pass it on."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.jobs: list[JobDefinition] = []
+
+    def enqueue(self, definition: JobDefinition, /) -> str:
+        return self.enqueue_many([definition])[0]
+
+    def enqueue_many(self, definitions: Iterable[JobDefinition], /) -> list[str]:
+        batch = list(definitions)
+        self.batches.append(len(batch))
+        self.jobs += batch
+        return [f"id-{number}" for number in range(len(self.jobs) - len(batch), len(self.jobs))]
+
+
+@pytest.fixture
+def master(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """This process plays a child: everything goes to its master."""
+    recorder = Recorder()
+    monkeypatch.setattr(producer, "_default", producer._Default())
+    producer.enter_child(recorder)
+    return recorder
+
+
+def test_a_job_is_defined_and_dispatched(memory: QueueBackend) -> None:
+    jobs = Jobs(backend=memory)
+    ident = jobs.define("report", {"customer": 7}).queue("reports").max_retries(5).dispatch()
+    [message] = memory.list_messages()
+    assert (message.id, message.queue, message.handler) == (ident, "reports", "report")
+
+
+def test_a_definition_and_a_builder_are_enqueued_alike(memory: QueueBackend) -> None:
+    jobs = Jobs(backend=memory)
+    ids = [jobs.enqueue(JobDefinition("report")), jobs.enqueue(jobs.define("report"))]
+    assert [message.id for message in memory.list_messages()] == ids
+
+
+def test_many_jobs_go_in_batches_and_keep_their_order() -> None:
+    recorder = Recorder()
+    jobs = Jobs(backend=recorder)  # type: ignore[arg-type]  # it needs no more of a backend
+    ids = jobs.enqueue_many(JobDefinition("report", {"n": n}) for n in range(2500))
+    assert recorder.batches == [1000, 1000, 500]
+    assert ids == [f"id-{n}" for n in range(2500)]
+    assert [job.payload["n"] for job in recorder.jobs] == list(range(2500))
+
+
+def test_a_generator_is_read_as_the_batches_are_sent() -> None:
+    recorder = Recorder()
+
+    def jobs_until_a_bad_one() -> Iterator[JobDefinition]:
+        for n in range(1500):
+            yield JobDefinition("report", {"n": n})
+        raise InvalidJob("the source is broken")
+
+    with pytest.raises(InvalidJob):
+        Jobs(backend=recorder).enqueue_many(jobs_until_a_bad_one())  # type: ignore[arg-type]
+    assert recorder.batches == [1000]
+
+
+def test_no_jobs_are_no_round_trip() -> None:
+    recorder = Recorder()
+    assert Jobs(backend=recorder).enqueue_many([]) == []  # type: ignore[arg-type]
+    assert recorder.batches == []
+
+
+def test_it_looks_at_queues(memory: QueueBackend) -> None:
+    jobs = Jobs(backend=memory)
+    jobs.define("report").queue("reports").dispatch()
+    jobs.define("report").dispatch()
+    assert jobs.queues() == ["default", "reports"]
+    assert jobs.stats("reports").waiting == 1
+    assert jobs.stats().waiting == 1
+
+
+# --- opening and closing ---------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_opened_before_the_first_use(tmp_path: Path) -> None:
+    with Jobs():
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("url", ["nosuch://host", "jobpool.db"])
+def test_a_wrong_url_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ConfigurationError):
+        Jobs(url)
+
+
+def test_a_backend_is_given_alone(memory: QueueBackend) -> None:
+    with pytest.raises(ConfigurationError, match="give it alone"):
+        Jobs("memory://", backend=memory)
+    with pytest.raises(ConfigurationError, match="give it alone"):
+        Jobs(backend=memory, signing_key="secret")
+
+
+def test_the_signing_key_signs() -> None:
+    with Jobs("memory://", signing_key="secret-key") as jobs:
+        jobs.define("report").dispatch()
+        lease = jobs.backend.fetch("default")
+    assert lease is not None
+    assert len(lease.envelope.sig) == 64
+
+
+def test_the_default_backend_is_used_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="jobpool.client"), Jobs() as jobs:
+        jobs.define("report").dispatch()
+        jobs.define("report").dispatch()
+        assert jobs.stats().waiting == 2
+    assert (tmp_path / "jobpool.db").exists()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"no backend was named: using sqlite:///{tmp_path}/jobpool.db"
+    ]
+
+
+def test_closing_is_safe_twice_and_final() -> None:
+    jobs = Jobs("memory://")
+    jobs.define("report").dispatch()
+    jobs.close()
+    jobs.close()
+    with pytest.raises(ConfigurationError, match="closed"):
+        jobs.define("report").dispatch()
+
+
+def test_a_given_backend_stays_its_owners(memory: QueueBackend) -> None:
+    with Jobs(backend=memory) as jobs:
+        jobs.define("report").dispatch()
+    assert memory.stats("default").waiting == 1
+
+
+def test_no_password_is_shown() -> None:
+    assert repr(Jobs("memory://")) == "<Jobs memory://>"
+    assert repr(Jobs()) == "<Jobs on the default backend>"
+
+
+# --- forked processes and children -----------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # the test runner may have threads
+def test_a_forked_process_opens_its_own(tmp_path: Path) -> None:
+    with Jobs(f"sqlite:///{tmp_path}/shared.db") as jobs:
+        jobs.define("report").dispatch()
+        mine = jobs.backend
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                jobs.define("report").dispatch()
+                status = 0 if jobs.backend is not mine else 2
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert jobs.backend is mine
+        assert jobs.stats().waiting == 2
+
+
+def test_in_a_child_everything_goes_to_the_master(master: Recorder) -> None:
+    jobs = Jobs("memory://")
+    assert jobs.define("report", {"n": 1}).dispatch() == "id-0"
+    assert jobs.enqueue_many([JobDefinition("report", {"n": n}) for n in (2, 3)]) == ["id-1", "id-2"]
+    assert [job.payload["n"] for job in master.jobs] == [1, 2, 3]
+
+
+def test_in_a_child_a_given_backend_is_not_used_either(master: Recorder, memory: QueueBackend) -> None:
+    Jobs(backend=memory).define("report").dispatch()
+    assert len(master.jobs) == 1
+    assert memory.stats("default").waiting == 0
+
+
+def test_a_child_cannot_look_into_the_broker(master: Recorder) -> None:
+    del master
+    with pytest.raises(Unsupported, match="it can only enqueue"):
+        Jobs("memory://").stats()
+
+
+def test_the_default_producer_opens_jobs_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = producer._Default()
+    fresh.factory = jobpool._open_default
+    monkeypatch.setattr(producer, "_default", fresh)
+    jobs = producer.default()
+    assert isinstance(jobs, Jobs)
+    with jobs:
+        jobs.enqueue(JobDefinition("report"))
+        assert (tmp_path / "jobpool.db").exists()
+        assert producer.default() is jobs

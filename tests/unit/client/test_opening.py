@@ -1,0 +1,219 @@
+"""From a URL to a backend: schemes, missing packages, passwords, and what applies when nothing is named."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobpool.clock import ManualClock
+from jobpool.configfile import ConfigFile
+from jobpool.definition import JobDefinition
+from jobpool.errors import ConfigurationError
+from jobpool.opening import default_signer, default_url, known_schemes, open_backend, redact, scheme_of
+from jobpool.signing import EnvelopeSigner
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for variable in ("BACKEND", "SIGNING_KEY", "SIGNING_KEY_FILE", "CONFIG"):
+        monkeypatch.delenv(f"JOBPOOL_{variable}", raising=False)
+    monkeypatch.delenv("JOBS_SIGNING_KEY", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
+    """These backends, and no others, are installed."""
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: list(points))
+
+
+def test_a_backend_is_found_by_its_scheme() -> None:
+    signer, clock = EnvelopeSigner("secret"), ManualClock()
+    backend = open_backend("memory://", signer=signer, clock=clock)
+    assert type(backend).__name__ == "MemoryBackend"
+    assert backend.signer is signer
+    assert backend.clock is clock
+    backend.close()
+
+
+def test_sync_runs_jobs_with_the_runner() -> None:
+    ran: list[JobDefinition] = []
+    backend = open_backend("sync://", runner=ran.append)
+    job = JobDefinition("report", {"customer": 7})
+    backend.enqueue(job)
+    assert ran == [job]
+
+
+def test_an_option_reaches_the_backend() -> None:
+    with pytest.raises(ConfigurationError, match="colour"):
+        open_backend("memory://", colour="blue")
+
+
+def test_an_unknown_scheme_names_the_known_ones() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"no backend for nosuch:// is installed; known are .*memory://.*sqlite://"
+    ):
+        open_backend("nosuch://localhost")
+
+
+@pytest.mark.parametrize("url", ["", "jobpool.db", "/var/lib/jobpool.db", "sqlite:jobpool.db", "://"])
+def test_what_is_no_url_says_how_to_write_one(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"is no URL: write scheme://"):
+        open_backend(url)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, EntryPoint("far", "a_package_that_is_not_there.far:Far", "jobpool.backends"))
+    with pytest.raises(ConfigurationError, match="'a_package_that_is_not_there', which is not installed") as caught:
+        open_backend("far://me:hidden@host")
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_backend_that_is_broken_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, EntryPoint("odd", "jobpool_backends.nowhere:Odd", "jobpool.backends"))
+    with pytest.raises(ConfigurationError, match=r"cannot be imported: No module named 'jobpool_backends.nowhere'"):
+        open_backend("odd://host")
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme"),
+    [
+        ("memory://", "memory"),
+        ("SQLite:///jobpool.db", "sqlite"),
+        ("rediss://host/0", "rediss"),
+        ("postgresql+psycopg://host/db", "postgresql+psycopg"),
+        ("Endpoint=sb://x.servicebus.windows.net/;SharedAccessKeyName=n;SharedAccessKey=k=", "servicebus"),
+        (" endpoint = sb://x/", "servicebus"),
+    ],
+)
+def test_scheme(url: str, scheme: str) -> None:
+    assert scheme_of(url) == scheme
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sqlite:////srv/jobs.db", "sqlite:////srv/jobs.db"),
+        ("redis://localhost/0", "redis://localhost/0"),
+        ("redis://me@localhost/0", "redis://me@localhost/0"),
+        ("redis://me:hidden@localhost/0", "redis://me:***@localhost/0"),
+        ("redis://:hidden@localhost/0", "redis://:***@localhost/0"),
+        ("redis://me:hid@den@localhost/0", "redis://me:***@localhost/0"),
+        ("redis://me:hid/den@localhost/0", "redis://me:***@localhost/0"),
+        ("redis://h/0?password=hidden&db=1", "redis://h/0?password=***&db=1"),
+        ("postgresql://h/d?user=u&sslpassword=hidden", "postgresql://h/d?user=u&sslpassword=***"),
+        (
+            "Endpoint=sb://x/;SharedAccessKeyName=n;SharedAccessKey=hidden+/=;EntityPath=q",
+            "Endpoint=sb://x/;SharedAccessKeyName=n;SharedAccessKey=***;EntityPath=q",
+        ),
+    ],
+)
+def test_passwords_are_never_shown(url: str, shown: str) -> None:
+    assert redact(url) == shown
+
+
+@pytest.mark.parametrize("url", ["nosuch://me:hidden@host", "me:hidden@host?password=hidden"])
+def test_errors_hold_no_password(url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        open_backend(url)
+    assert "password=hidden" not in str(caught.value)
+    assert "//me:hidden" not in str(caught.value)
+
+
+def test_the_built_in_backends_are_registered_like_anybodys() -> None:
+    assert {"memory", "sqlite", "sync"} <= set(known_schemes())
+
+
+# --- what applies when nothing is named ------------------------------------------------------------------------------
+
+
+def test_the_default_is_a_file_in_the_working_directory(tmp_path: Path) -> None:
+    assert default_url() == f"sqlite:///{tmp_path}/jobpool.db"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("jobpool.toml", 'name = "x"\n'), ("pyproject.toml", "[tool.jobpool]\n")],
+)
+def test_the_default_is_a_file_beside_the_nearest_configuration_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    below = tmp_path / "src" / "app"
+    below.mkdir(parents=True)
+    (tmp_path / name).write_text(text)
+    monkeypatch.chdir(below)
+    assert default_url() == f"sqlite:///{tmp_path}/jobpool.db"
+
+
+def test_the_configuration_file_names_the_backend_and_the_environment_goes_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jobpool.toml").write_text('backend = "memory://"\n')
+    assert default_url() == "memory://"
+    monkeypatch.setenv("JOBPOOL_BACKEND", "sync://")
+    assert default_url() == "sync://"
+    monkeypatch.setenv("JOBPOOL_BACKEND", "")
+    assert default_url() == "memory://"
+
+
+@pytest.mark.parametrize("value", [7, "", ["memory://"]])
+def test_a_backend_in_the_file_that_is_no_url_is_refused(value: Any, tmp_path: Path) -> None:
+    config = ConfigFile(tmp_path / "jobpool.toml", tmp_path, {"backend": value})
+    with pytest.raises(ConfigurationError, match=r"jobpool\.toml: backend must be a URL"):
+        default_url(config)
+
+
+def signature(signer: EnvelopeSigner) -> str:
+    return signer.sign(b"body")
+
+
+def by(key: str) -> str:
+    return EnvelopeSigner(key).sign(b"body")
+
+
+def test_the_first_key_that_is_set_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert signature(default_signer()) == ""
+    monkeypatch.setenv("JOBS_SIGNING_KEY", "fourth")
+    assert signature(default_signer()) == by("fourth")
+    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "third")
+    assert signature(default_signer()) == by("third")
+    (tmp_path / "jobpool.toml").write_text('signing_key = "second"\n')
+    assert signature(default_signer()) == by("second")
+    assert signature(default_signer("first")) == by("first")
+    assert signature(default_signer(["first", "old"])) == by("first")
+
+
+def test_keys_from_a_file_beside_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys").write_text("new\n\nold\n")
+    (tmp_path / "jobpool.toml").write_text('signing_key_file = "keys"\nsigning_key = "other"\n')
+    below = tmp_path / "below"
+    below.mkdir()
+    monkeypatch.chdir(below)
+    signer = default_signer()
+    assert signature(signer) == by("new")
+    assert signer.verify(b"body", by("old"))
+
+
+def test_keys_from_a_file_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys").write_text("mine\n")
+    monkeypatch.setenv("JOBPOOL_SIGNING_KEY_FILE", str(tmp_path / "keys"))
+    assert signature(default_signer()) == by("mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param('signing_key = ""', "empty", id="empty key"),
+        pytest.param('signing_key_file = "missing"', "cannot be read", id="missing file"),
+        pytest.param('signing_key_file = "blank"', "holds no key", id="file without a key"),
+        pytest.param("signing_key_file = 7", "must be a path", id="no path"),
+    ],
+)
+def test_a_key_that_cannot_be_used_is_an_error_and_not_signing_off(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "blank").write_text("\n")
+    (tmp_path / "jobpool.toml").write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        default_signer()

@@ -1,0 +1,31 @@
+"""What the tests of the faces share: an environment without JOBPOOL_* variables, an empty directory, and a runner."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from jobpool.cli.main import cli
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No variable of ours leaks in, and the search for a configuration starts in an empty directory."""
+    for variable in [name for name in os.environ if name.startswith(("JOBPOOL_", "JOBS_"))]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("JOBPOOL_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def jobpool() -> Callable[..., Result]:
+    """Call the command line in this process: `jobpool("stats", "--json")`."""
+
+    def call(*words: str, input: str | None = None) -> Result:
+        return CliRunner().invoke(cli, list(words), input=input)
+
+    return call

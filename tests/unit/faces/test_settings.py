@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobpool.configfile import find_config
+from jobpool.errors import ConfigurationError
+from jobpool.master.settings import PoolSettings
+from jobpool.settings import KEYS, Settings, load
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+# --- where values come from ------------------------------------------------------------------------
+
+
+def test_without_any_file_the_database_lies_in_the_working_directory(tmp_path: Path) -> None:
+    assert load().backend == f"sqlite:///{tmp_path}/jobpool.db"
+
+
+def test_the_file_is_searched_upwards_and_the_database_lies_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "jobpool.toml", "workers = 3\n")
+    deep = tmp_path / "a" / "b"
+    deep.mkdir(parents=True)
+    monkeypatch.chdir(deep)
+    settings = load()
+    assert settings.workers == 3
+    assert settings.backend == f"sqlite:///{tmp_path}/jobpool.db"
+
+
+def test_a_table_in_pyproject_counts_and_a_pyproject_without_one_does_not(tmp_path: Path) -> None:
+    write(tmp_path / "pyproject.toml", "[tool.jobpool]\nworkers = 3\n")
+    inner = write(tmp_path / "inner" / "pyproject.toml", "[tool.other]\n").parent
+    assert find_config(start=inner).path == tmp_path / "pyproject.toml"
+    assert load(start=inner).workers == 3
+
+
+def test_jobpool_toml_wins_over_pyproject_in_the_same_directory(tmp_path: Path) -> None:
+    write(tmp_path / "pyproject.toml", "[tool.jobpool]\nworkers = 3\n")
+    write(tmp_path / "jobpool.toml", "workers = 4\n")
+    assert load().workers == 4
+
+
+def test_environment_is_stronger_than_the_file_and_flags_than_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "jobpool.toml", 'workers = 2\nttl = 2\nstop_grace = "2s"\n')
+    monkeypatch.setenv("JOBPOOL_TTL", "3s")
+    monkeypatch.setenv("JOBPOOL_STOP_GRACE", "3s")
+    settings = load({"stop_grace": "4s", "kill_grace": None})
+    assert (settings.workers, settings.ttl, settings.stop_grace, settings.kill_grace) == (2, 3.0, 4.0, 1.0)
+
+
+def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBPOOL_TTL", "")
+    assert load().ttl == 30.0
+
+
+def test_a_named_file_ends_the_search(tmp_path: Path) -> None:
+    write(tmp_path / "jobpool.toml", "workers = 2\n")
+    named = write(tmp_path / "else" / "prod.toml", "ttl = 9\n")
+    settings = load(config=named)
+    assert settings.ttl == 9
+    assert settings.backend == f"sqlite:///{tmp_path}/else/jobpool.db"
+
+
+def test_jobpool_config_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBPOOL_CONFIG", str(write(tmp_path / "prod.toml", "ttl = 9\n")))
+    assert load().ttl == 9
+
+
+def test_relative_paths_in_the_file_count_from_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "jobpool.toml", 'backend = "sqlite:///data/jobs.db"\nruntime_dir = "run"\nsigning_key_file = "key"\n')
+    write(tmp_path / "key", "new\n\nold\n")
+    (tmp_path / "deep").mkdir()
+    monkeypatch.chdir(tmp_path / "deep")
+    monkeypatch.delenv("JOBPOOL_RUNTIME_DIR")
+    settings = load()
+    assert settings.backend == f"sqlite:///{tmp_path}/data/jobs.db"
+    assert settings.runtime_dir == tmp_path / "run"
+    assert settings.signing_keys() == ("new", "old")
+
+
+@pytest.mark.parametrize("url", ["sqlite:////var/lib/jobs.db", "redis://localhost/0", "memory://"])
+def test_absolute_urls_stay_as_they_are(tmp_path: Path, url: str) -> None:
+    write(tmp_path / "jobpool.toml", f'backend = "{url}"\n')
+    assert load().backend == url
+
+
+def test_what_kubernetes_sets_for_a_service_called_jobpool_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("JOBPOOL_PORT", "JOBPOOL_PORT_80_TCP_ADDR", "JOBPOOL_SERVICE_HOST", "JOBPOOL_SERVICE_PORT_WEB"):
+        monkeypatch.setenv(variable, "10.0.0.1")
+    monkeypatch.setenv("JOBPOOL_DEBUG", "1")
+    load()
+
+
+# --- forms -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "queues"),
+    [
+        ('"reports"', (("reports", 1.0),)),
+        ('"reports=8,mail"', (("reports", 8.0), ("mail", 1.0))),
+        ('["reports=8", "mail=0.5"]', (("reports", 8.0), ("mail", 0.5))),
+        ("{ reports = 8, mail = 1 }", (("reports", 8.0), ("mail", 1.0))),
+        ('"3"', (("3", 1.0),)),
+    ],
+)
+def test_queues_are_written_in_several_ways(tmp_path: Path, written: str, queues: object) -> None:
+    write(tmp_path / "jobpool.toml", f"queues = {written}\n")
+    assert load().queues == queues
+
+
+def test_queues_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBPOOL_QUEUES", "reports=8, mail")
+    monkeypatch.setenv("JOBPOOL_APPS", "a.b,c")
+    monkeypatch.setenv("JOBPOOL_QUEUE_HANDLERS", "reports=render,mail;mail=")
+    settings = load()
+    assert settings.queues == (("reports", 8.0), ("mail", 1.0))
+    assert settings.apps == ("a.b", "c")
+    assert settings.queue_handlers == {"reports": ["render", "mail"], "mail": []}
+
+
+def test_queue_handlers_in_the_file_are_a_table(tmp_path: Path) -> None:
+    write(tmp_path / "jobpool.toml", '[queue_handlers]\nreports = ["render"]\nmail = []\n')
+    assert load().queue_handlers == {"reports": ["render"], "mail": []}
+
+
+def test_workers_auto_is_at_least_one() -> None:
+    assert load({"workers": "auto"}).workers == load().workers >= 1
+
+
+def test_sizes_shares_and_durations_have_units() -> None:
+    settings = load({"memory_limit": "512M", "retry_jitter": "20%", "crash_window": "3d", "output_cap": "1M"})
+    assert settings.memory_limit == 512 << 20
+    assert settings.retry_jitter == 0.2
+    assert settings.crash_window == 259200
+    assert settings.output_cap == 1 << 20
+
+
+# --- refusals: the cause, its source, the mend ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("ttl", "0", "--ttl must be greater than 0, not "),
+        ("ttl", "soon", "--ttl: 'soon' is not a duration: write seconds, such as 90"),
+        ("memory_limit", "much", "--memory-limit: 'much' is not a size"),
+        ("output_cap", "10", "--output-cap must be greater than or equal to 1024"),
+        ("workers", "0", "--workers: 0 is not a number of workers: 1 to 1024, or 'auto'"),
+        ("workers", "four", "--workers: 'four' is not a whole number"),
+        ("workers", "5000", "--workers: 5000 is not a number of workers"),
+        ("queues", ("reports,3",), "--queue: '3' after a comma would be a queue of that name; a weight is written NAME=3"),
+        ("queues", ("reports=0",), "--queue: the weight of queue 'reports' must be a number above 0, not '0'"),
+        ("queues", ("a", "a=2"), "--queue: queue 'a' is named twice"),
+        ("queues", ("my queue",), "--queue: queue name 'my queue' is refused: 1 to 100 letters, digits"),
+        ("queue_handlers", ("reports",), "--queue-handlers: 'reports' names no handlers: write QUEUE=HANDLER,HANDLER"),
+        ("retry", "twice", "--retry must be 'none', 'fixed' or 'exponential', not 'twice'"),
+        ("retry_jitter", "1.5", "--retry-jitter: '1.5' is not a share: 0 to 1, or a percentage"),
+        ("max_crashes", "-1", "--max-crashes: '-1' is not a whole number, 0 or more"),
+        ("log_level", "loud", "--log-level must be 'debug', 'info', "),
+        ("name", "my pool", "--name: queue name 'my pool' is refused"),
+    ],
+)
+def test_a_bad_flag_is_refused_with_its_name_and_what_it_takes(key: str, value: object, sentence: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load({key: value})
+    assert sentence in str(refused.value)
+
+
+def test_an_unknown_key_names_the_nearest_known_one(tmp_path: Path) -> None:
+    file = write(tmp_path / "jobpool.toml", "worker = 4\n")
+    with pytest.raises(ConfigurationError, match="'worker' is no setting of jobpool; did you mean 'workers'") as refused:
+        load()
+    assert str(file) in str(refused.value)
+
+
+def test_an_unknown_key_that_is_near_nothing_is_refused_too(tmp_path: Path) -> None:
+    write(tmp_path / "jobpool.toml", "zzz = 4\n")
+    with pytest.raises(ConfigurationError, match="'zzz' is no setting of jobpool$"):
+        load()
+
+
+def test_an_unknown_variable_names_the_nearest_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBPOOL_WORKRES", "4")
+    with pytest.raises(ConfigurationError, match="JOBPOOL_WORKRES is no setting of jobpool; did you mean 'JOBPOOL_WORKERS'"):
+        load()
+
+
+def test_an_error_says_which_source_it_is_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "jobpool.toml", 'ttl = "x"\n')
+    monkeypatch.setenv("JOBPOOL_KILL_GRACE", "y")
+    with pytest.raises(ConfigurationError) as refused:
+        load()
+    assert f"{file}: ttl: 'x' is not a duration" in str(refused.value)
+    assert "JOBPOOL_KILL_GRACE: 'y' is not a duration" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("jobpool.toml", "workers = ", "jobpool.toml is not valid TOML"),
+        ("pyproject.toml", "[tool]\njobpool = 3\n", r"tool.jobpool must be a table, \[tool.jobpool\]"),
+    ],
+)
+def test_a_file_that_cannot_be_understood_is_refused(tmp_path: Path, name: str, text: str, sentence: str) -> None:
+    write(tmp_path / name, text)
+    with pytest.raises(ConfigurationError, match=sentence):
+        load()
+
+
+def test_a_named_file_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="nowhere.toml does not exist; `jobpool init` writes one"):
+        load(config="nowhere.toml")
+
+
+# --- signing keys -----------------------------------------------------------------------------------
+
+
+def test_the_files_key_comes_before_the_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "jobpool.toml", 'signing_key = ["new", "old"]\n')
+    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "from the environment")
+    assert load().signing_keys() == ("new", "old")
+
+
+def test_of_the_environments_keys_ours_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBS_SIGNING_KEY", "theirs")
+    assert load().signing_keys() == ("theirs",)
+    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", '["ours", "old"]')
+    assert load().signing_keys() == ("ours", "old")
+
+
+@pytest.mark.parametrize("variable", ["JOBPOOL_SIGNING_KEY", "JOBS_SIGNING_KEY"])
+def test_an_empty_key_is_an_error_and_not_signing_off(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "")
+    with pytest.raises(ConfigurationError, match=f"{variable}: a signing key must not be empty"):
+        load()
+
+
+def test_keys_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "hush-hush")
+    assert "hush-hush" not in repr(load({"backend": "redis://:hush-hush@localhost"}))
+
+
+def test_a_key_file_without_a_key_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "empty", "\n")
+    with pytest.raises(ConfigurationError, match="holds no key: write one a line"):
+        load({"signing_key_file": str(tmp_path / "empty")}).signing_keys()
+
+
+# --- what the master gets ---------------------------------------------------------------------------
+
+
+def test_the_defaults_are_the_masters_own() -> None:
+    pool = load({"backend": "memory://", "workers": 2}).pool()
+    expected = PoolSettings(queues=(("default", 1.0),), backend="memory://", workers=2)
+    assert {key: value for key, value in vars_of(pool).items() if not key.startswith("retry_")} == {
+        key: value for key, value in vars_of(expected).items() if not key.startswith("retry_")
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"retry": "exponential"}, ("exponential", 0.2, 2.0, 5.0, 0.2, 25)),
+        ({"retry": "exponential", "retry_base": "1s", "retry_max_delay": "1m"}, ("exponential", 1.0, 2.0, 60.0, 0.2, 25)),
+        ({"retry": "fixed", "retry_max_attempts": "3"}, ("fixed", 5.0, 2.0, 300.0, 0.15, 3)),
+        ({}, ("none", 0.0, 2.0, 300.0, 0.15, 0)),
+    ],
+)
+def test_retry_presets_fill_what_is_not_said(flags: dict[str, str], expected: tuple[object, ...]) -> None:
+    pool = load(flags).pool()
+    fields = ("retry", "retry_base", "retry_multiplier", "retry_max_delay", "retry_jitter", "retry_max_attempts")
+    assert tuple(getattr(pool, field) for field in fields) == expected
+
+
+def test_every_setting_reaches_the_master_or_the_face(tmp_path: Path) -> None:
+    faces = {"signing_key", "signing_key_file", "runtime_dir", "log_level", "log_format"}
+    renamed = {"recycle_jobs": "max_jobs", "recycle_jitter": "max_jobs_jitter"}
+    assert {renamed.get(key, key) for key in KEYS - faces} <= set(PoolSettings.__slots__)
+    pool = load({"recycle_jobs": 7, "recycle_jitter": 0.5}).pool(max_total=3, sys_path=(str(tmp_path),))
+    assert (pool.max_jobs, pool.max_jobs_jitter, pool.max_total, pool.sys_path) == (7, 0.5, 3, (str(tmp_path),))
+
+
+def test_settings_are_immutable() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load().ttl = 3.0  # type: ignore[misc]
+    assert isinstance(load(), Settings)
+
+
+def vars_of(pool: PoolSettings) -> dict[str, object]:
+    return {name: getattr(pool, name) for name in PoolSettings.__slots__}

@@ -1,0 +1,8 @@
+"""Makes `stage` importable by name, whatever the test's import mode is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

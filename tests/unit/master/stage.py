@@ -1,0 +1,129 @@
+"""A pool on a stage: events in, actions out, on a clock that the test turns. No process, no socket."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TypeVar
+
+from jobpool.definition import JobDefinition
+from jobpool.envelope import encode
+from jobpool.lease import JobLease
+from jobpool.master import actions as act
+from jobpool.master import events as ev
+from jobpool.master.plan import Planner
+from jobpool.master.pool import Pool
+from jobpool.master.settings import PoolSettings
+from jobpool.master.slots import Slot, SlotState
+from jobpool.mechanism.frames import Exited, HandlerInfo, Result, Verdict
+from jobpool.outcome import Outcome
+from jobpool.policy.retry import RetryPolicy
+from jobpool.settlement import Settled, Settlement
+from jobpool.signing import EnvelopeSigner
+
+A = TypeVar("A")
+
+HANDLERS = [HandlerInfo("report"), HandlerInfo("slow", timeout=10.0), HandlerInfo("stubborn", max_retries=2)]
+
+
+class Stage:
+    """Plays the loop, the crew and the broker."""
+
+    def __init__(self, workers: int = 2, **settings: object) -> None:
+        self.now = 100.0
+        defaults: dict[str, object] = {"queues": (("reports", 1.0),), "backend": "memory://", "workers": workers}
+        self.pool = Pool(PoolSettings(**(defaults | settings)), now=self.now)  # type: ignore[arg-type]
+        self.planner = Planner(RetryPolicy(), check=lambda definition: definition.require(False, "memory"))
+        self.settled: list[tuple[str, Settlement]] = []
+        self.log: list[act.Action] = []
+
+    # --- the loop -----------------------------------------------------------------------------------
+
+    def tell(self, *events: ev.Event) -> list[act.Action]:
+        """Apply events, plan, perform what changes the state; the actions."""
+        for event in events:
+            self.pool.apply(event, self.now)
+        actions = self.planner.plan(self.pool, self.now, self.now)
+        for action in actions:
+            self._perform(action)
+        self.log.extend(actions)
+        return actions
+
+    def after(self, seconds: float) -> list[act.Action]:
+        self.now += seconds
+        return self.tell()
+
+    def _perform(self, action: act.Action) -> None:
+        match action:
+            case act.Hand(slot, delivery):
+                slot.hand(delivery, self.now)
+            case act.Settle(delivery, settlement):
+                self.settled.append((delivery.lease.id, settlement))
+                self.pool.apply(ev.Answered([(delivery, settlement, Settled.OK)]), self.now)
+            case act.RetireChild(slot):
+                slot.retiring = True
+            case act.EndForkServer(generation):
+                self.pool.apply(ev.ForkServerGone(generation), self.now)
+            case _:
+                pass
+
+    # --- what happens -------------------------------------------------------------------------------
+
+    def load(self, generation: int = 1) -> list[act.Action]:
+        return self.tell(ev.AppLoaded(generation, HANDLERS, True, [], 0.1))
+
+    def boot(self) -> Stage:
+        """Bring up every child that was asked for."""
+        self.tell()
+        self.load()
+        self.make_ready()
+        return self
+
+    def make_ready(self) -> list[act.Action]:
+        starting = [slot for slot in self.pool.slots.live if slot.state is SlotState.STARTING]
+        for slot in starting:
+            self.pool.apply(ev.ChildSpawned(slot.child, 1000 + slot.child), self.now)
+        return self.tell(*(ev.ChildReady(slot.child) for slot in starting))
+
+    def lease(self, *handlers: str, outcome: Outcome | None = None, **options: object) -> list[act.Action]:
+        leases = [self.a_lease(handler, **options) for handler in handlers]
+        return self.tell(ev.Leased([ev.Inspected(lease, outcome) for lease in leases]))
+
+    def a_lease(self, handler: str, ttl: float = 30.0, attempts: int = 0, **options: object) -> JobLease:
+        definition = JobDefinition(handler=handler, payload={}, queue="reports", **options)  # type: ignore[arg-type]
+        ident = secrets.token_hex(8)
+        body = encode(definition, identifier=ident, queue="reports", signer=EnvelopeSigner(), now=0.0)
+        owner = secrets.token_hex(16)
+        return JobLease(ident, "reports", body, 1, owner, self.now + ttl, "memory", attempts=attempts)
+
+    def answer(self, slot: Slot, verdict: Verdict = Verdict.SUCCEEDED, **fields: object) -> list[act.Action]:
+        nonce = slot.deliveries[0].nonce
+        result = Result(nonce, verdict, self.now, 0.01, **fields)  # type: ignore[arg-type]
+        return self.tell(ev.ChildResult(slot.child, result))
+
+    def die(
+        self, slot: Slot, signal: int | None = 11, code: int | None = None, begun: bool = True, unread: int = 0
+    ) -> list[act.Action]:
+        """The slot's child dies: it had begun the head, or not even that; the last `unread` frames were not read."""
+        nonces = [delivery.nonce for delivery in slot.deliveries]
+        started = nonces[0] if nonces and begun else 0
+        behind = frozenset(nonces[len(nonces) - unread :]) if unread else frozenset()
+        exited = Exited(slot.child, slot.pid, code, signal)
+        return self.tell(ev.ChildDied(slot.child, exited, started, behind, "", ""))
+
+    # --- looking ------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> list[Slot]:
+        return [slot for slot in self.pool.slots.live if slot.state is SlotState.BUSY]
+
+    @property
+    def idle(self) -> list[Slot]:
+        return [slot for slot in self.pool.slots.live if slot.state is SlotState.IDLE]
+
+    def verdicts(self) -> list[Settlement]:
+        return [settlement for _, settlement in self.settled]
+
+
+def of(actions: list[act.Action], kind: type[A]) -> list[A]:
+    """The actions of one kind."""
+    return [action for action in actions if isinstance(action, kind)]

@@ -1,0 +1,462 @@
+"""What the pool decides, told as short stories on a stage."""
+
+from __future__ import annotations
+
+import signal
+
+from stage import Stage, of
+
+from jobpool.backend import QueueStats
+from jobpool.master import actions as act
+from jobpool.master import events as ev
+from jobpool.master.plan import DUMP_BEFORE_KILL, STALE_AFTER, UNDEAD_AFTER, room
+from jobpool.master.pool import Stopping
+from jobpool.master.slots import Ending, SlotState
+from jobpool.mechanism.frames import Ask, Verdict
+from jobpool.outcome import Rejected
+from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled
+
+
+class TestBoot:
+    def test_first_a_fork_server_then_its_children(self) -> None:
+        stage = Stage(workers=3)
+        assert len(of(stage.tell(), act.StartForkServer)) == 1
+        assert not of(stage.tell(), act.StartForkServer)
+        assert len(of(stage.load(), act.SpawnChild)) == 3
+
+    def test_nothing_is_leased_without_a_ready_child(self) -> None:
+        stage = Stage(workers=2)
+        stage.tell()
+        stage.load()
+        assert room(stage.pool, stage.now) == 0
+        stage.make_ready()
+        assert room(stage.pool, stage.now) == 2
+
+    def test_an_app_that_does_not_load_at_the_start_is_fatal_and_said_so(self) -> None:
+        stage = Stage()
+        stage.tell()
+        stage.tell(ev.AppFailed(1, "no module named 'nope'", ""))
+        assert stage.pool.fatal == "no module named 'nope'"
+        assert stage.pool.finished
+
+    def test_children_that_do_not_boot_are_tried_again_after_a_back_off(self) -> None:
+        stage = Stage(workers=1)
+        stage.tell()
+        stage.load()
+        [slot] = stage.pool.slots.live
+        actions = stage.die(slot, signal=None, code=1)
+        assert not of(actions, act.SpawnChild)
+        assert stage.pool.boot.failures == 1
+        assert len(of(stage.after(0.11), act.SpawnChild)) == 1
+
+    def test_a_child_that_hangs_at_birth_is_killed(self) -> None:
+        stage = Stage(workers=1)
+        stage.tell()
+        stage.load()
+        assert len(of(stage.after(60.1), act.KillChild)) == 1
+
+    def test_a_dead_fork_server_is_replaced(self) -> None:
+        stage = Stage(workers=1).boot()
+        assert not of(stage.tell(ev.ForkServerGone(1)), act.StartForkServer)
+        [started] = of(stage.after(0.11), act.StartForkServer)
+        assert started.generation == 2
+
+    def test_a_refused_fork_gives_its_slot_back(self) -> None:
+        stage = Stage(workers=1)
+        stage.tell()
+        stage.load()
+        [slot] = stage.pool.slots.live
+        stage.tell(ev.SpawnRefused(slot.child, "EAGAIN"))
+        assert slot.state is SlotState.EMPTY
+        assert len(of(stage.after(0.11), act.SpawnChild)) == 1
+
+
+class TestHandingOut:
+    def test_idle_children_get_one_each(self) -> None:
+        stage = Stage(workers=3).boot()
+        assert len(of(stage.lease("report", "report"), act.Hand)) == 2
+        assert len(stage.busy) == 2
+
+    def test_without_look_ahead_the_rest_waits_in_the_master(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report", "report")
+        assert len(stage.pool.ready) == 1
+
+    def test_what_does_not_start_in_time_goes_back_unharmed(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report", "report")
+        stage.after(STALE_AFTER + 0.01)
+        assert stage.verdicts() == [Release(0.0)]
+
+    def test_short_jobs_stream_ahead_into_the_sockets(self) -> None:
+        stage = Stage(workers=2).boot()
+        for _ in range(60):
+            stage.lease("report", "report")
+            stage.now += 0.002
+            for slot in stage.busy:
+                while slot.deliveries:
+                    stage.answer(slot)
+        assert room(stage.pool, stage.now) > 4
+        stage.lease(*["report"] * 8)
+        assert all(len(slot.deliveries) > 1 for slot in stage.busy)
+
+    def test_frames_behind_a_job_that_turns_out_long_are_taken_back(self) -> None:
+        stage = Stage(workers=1).boot()
+        [slot] = stage.idle
+        stage.lease("report")
+        stage.pool.ready.clear()
+        extra = stage.a_lease("report")
+        stage.pool.apply(ev.Leased([ev.Inspected(extra, None)]), stage.now)
+        slot.hand(stage.pool.ready.popleft(), stage.now)
+        actions = stage.after(STALE_AFTER + 0.01)
+        [taken] = of(actions, act.TakeBack)
+        assert taken.slot is slot
+        nonce = slot.deliveries[1].nonce
+        stage.tell(ev.TookBack(slot.child, frozenset({nonce})))
+        stage.after(0.02)
+        assert stage.settled == [(extra.id, Release(0.0))]
+
+    def test_an_unknown_handler_waits_for_a_deploy(self) -> None:
+        stage = Stage().boot()
+        stage.lease("nobody")
+        [settlement] = stage.verdicts()
+        assert isinstance(settlement, Release)
+        assert settlement.delay > 0
+
+    def test_what_was_rejected_is_never_handed_over(self) -> None:
+        stage = Stage().boot()
+        assert not of(stage.lease("report", outcome=Rejected("forged")), act.Hand)
+        assert stage.verdicts() == [Abandon("rejected", "forged")]
+
+
+class TestResults:
+    def test_success_is_acked(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        stage.answer(stage.busy[0])
+        assert stage.verdicts() == [Ack()]
+        assert stage.pool.counters.succeeded == 1
+
+    def test_the_handlers_own_retries_apply_when_the_job_sets_none(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("stubborn")
+        stage.answer(stage.busy[0], Verdict.FAILED, error="boom")
+        assert stage.verdicts() == [Nack(0.0, "boom")]
+
+    def test_an_answer_of_a_former_attempt_is_ignored(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        [slot] = stage.busy
+        slot.deliveries[0].nonce += 1_000
+        stage.pool.held = {slot.deliveries[0].nonce: slot.deliveries[0]}
+        head = slot.deliveries[0].nonce
+        slot.deliveries[0].nonce = 1
+        stage.answer(slot)
+        slot_head = head
+        assert slot_head not in {d.nonce for d in slot.deliveries}
+
+    def test_follow_ups_travel_with_the_ack(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        follow_up = stage.a_lease("report").envelope
+        item = {"handler": follow_up.job, "payload": {}, "queue": "reports"}
+        stage.answer(stage.busy[0], follow_ups=[item])
+        [ack] = stage.verdicts()
+        assert isinstance(ack, Ack)
+        assert [job.handler for job in ack.follow_ups] == ["report"]
+
+    def test_a_follow_up_that_the_broker_would_refuse_fails_the_attempt(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        item = {"handler": "report", "payload": {}, "single_instance": True}
+        stage.answer(stage.busy[0], follow_ups=[item])
+        [settlement] = stage.verdicts()
+        assert isinstance(settlement, Abandon)
+        assert "single" in (settlement.error or "")
+
+    def test_a_child_that_leaves_is_replaced_and_its_unread_frames_come_back(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        [slot] = stage.busy
+        stage.answer(slot, leaving="100 jobs done")
+        assert slot.state is SlotState.DYING
+        assert len(of(stage.die(slot, signal=None, code=0), act.SpawnChild)) == 1
+        assert stage.pool.counters.crashed == 0
+
+    def test_jobs_enqueued_inside_a_child_go_through_the_settle_thread_and_back(self) -> None:
+        stage = Stage(workers=1).boot()
+        [slot] = stage.idle
+        [produce] = of(stage.tell(ev.ChildAsked(slot.child, Ask([{"handler": "x"}]))), act.Produce)
+        [answer] = of(stage.tell(ev.Produced(produce.child, ["abc"], "", "")), act.Answer)
+        assert answer.reply.ids == ["abc"]
+
+
+class TestDeaths:
+    def test_a_crash_while_running_forfeits(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        actions = stage.die(stage.busy[0])
+        [settlement] = stage.verdicts()
+        assert isinstance(settlement, Forfeit)
+        assert "SIGSEGV" in settlement.cause
+        assert len(of(actions, act.SpawnChild)) == 1
+
+    def test_dead_before_it_began_releases_and_forfeits_the_third_time(self) -> None:
+        stage = Stage(workers=1).boot()
+        lease = stage.a_lease("report")
+        for _ in range(3):
+            stage.tell(ev.Leased([ev.Inspected(lease, None)]))
+            stage.die(stage.busy[0], begun=False)
+            stage.make_ready()
+        first, second, third = stage.verdicts()
+        assert (first, second) == (Release(0.0), Release(0.0))
+        assert isinstance(third, Forfeit)
+
+    def test_unread_frames_of_the_dead_go_to_another_child_and_nothing_is_charged(self) -> None:
+        stage = Stage(workers=2).boot()
+        stage.lease("slow")
+        [slot] = stage.busy
+        second = stage.a_lease("report")
+        stage.pool.apply(ev.Leased([ev.Inspected(second, None)]), stage.now)
+        slot.hand(stage.pool.ready.popleft(), stage.now)
+        actions = stage.die(slot, unread=1)
+        [hand] = of(actions, act.Hand)
+        assert hand.delivery.lease is second
+        assert hand.slot is not slot
+        assert len(stage.settled) == 1
+
+    def test_an_answer_that_came_before_the_death_wins(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        [slot] = stage.busy
+        stage.answer(slot)
+        stage.die(slot)
+        assert stage.verdicts() == [Ack()]
+
+    def test_a_killed_child_that_does_not_die_loses_its_message_and_its_slot(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("slow")
+        [slot] = stage.busy
+        stage.after(11.0 + DUMP_BEFORE_KILL)
+        stage.after(0.1)
+        assert slot.state is SlotState.DYING
+        actions = stage.after(UNDEAD_AFTER + 0.1)
+        assert len(of(actions, act.ForgetChild)) == 1
+        assert stage.settled == []
+        assert not stage.pool.held
+        assert len(of(stage.after(0.1), act.SpawnChild)) == 1
+
+
+class TestTimeouts:
+    def test_stack_first_then_the_kill_then_a_failed_attempt(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("slow")
+        [slot] = stage.busy
+        assert not of(stage.after(10.5), act.KillChild)
+        assert len(of(stage.after(0.51), act.DumpStack)) == 1
+        assert not of(stage.after(0.03), act.KillChild)
+        assert len(of(stage.after(0.03), act.KillChild)) == 1
+        assert slot.ending is Ending.TIMEOUT
+        stage.die(slot, signal=signal.SIGKILL)
+        [settlement] = stage.verdicts()
+        assert settlement == Abandon("timeout", "Job 'slow' exceeded maximum execution time of 10 seconds.")
+
+    def test_the_jobs_own_timeout_wins_over_the_handlers_and_the_pools(self) -> None:
+        stage = Stage(workers=1, default_timeout=99.0).boot()
+        stage.lease("slow", timeout=2.0)
+        assert stage.busy[0].deliveries[0].timeout == 2.0
+
+    def test_the_pools_default_applies_where_nobody_says(self) -> None:
+        stage = Stage(workers=1, default_timeout=99.0).boot()
+        stage.lease("report")
+        assert stage.busy[0].deliveries[0].timeout == 99.0
+
+    def test_memory_above_the_limit_is_a_failed_attempt(self) -> None:
+        stage = Stage(workers=1, memory_limit=100).boot()
+        stage.lease("report")
+        [slot] = stage.busy
+        stage.now += 0.1
+        assert len(of(stage.tell(ev.Sampled([(slot.child, 101, 0.5)])), act.KillChild)) == 1
+        stage.die(slot, signal=signal.SIGKILL)
+        [settlement] = stage.verdicts()
+        assert isinstance(settlement, Abandon)
+        assert settlement.reason == "memory-limit"
+
+
+class TestLeases:
+    def test_a_lost_lease_kills_its_child_and_settles_nothing(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        [slot] = stage.busy
+        stage.tell(ev.Renewed([(slot.deliveries[0], None)]))
+        assert len(of(stage.after(0.02), act.KillChild)) == 1
+        stage.die(slot, signal=signal.SIGKILL)
+        assert stage.settled == []
+        assert stage.pool.counters.lost == 1
+
+    def test_a_lease_that_ran_out_is_lost_without_asking(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.tell(ev.Leased([ev.Inspected(stage.a_lease("report", ttl=5.0), None)]))
+        assert len(of(stage.after(5.0), act.KillChild)) == 1
+
+    def test_a_lost_lease_may_be_left_to_finish_with_its_result_dropped(self) -> None:
+        stage = Stage(workers=1, on_lease_lost="finish").boot()
+        stage.lease("report")
+        [slot] = stage.busy
+        stage.tell(ev.Renewed([(slot.deliveries[0], None)]))
+        assert not of(stage.after(0.02), act.KillChild)
+        stage.answer(slot)
+        assert stage.settled == []
+        assert slot.state is SlotState.IDLE
+
+    def test_a_renewed_lease_replaces_the_old_one(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        delivery = stage.busy[0].deliveries[0]
+        newer = stage.a_lease("report", ttl=60.0)
+        stage.tell(ev.Renewed([(delivery, newer)]))
+        assert delivery.lease is newer
+
+    def test_lost_while_a_settlement_is_under_way_is_ignored(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        [slot] = stage.busy
+        delivery = slot.deliveries[0]
+        delivery.settling = True
+        stage.tell(ev.Renewed([(delivery, None)]))
+        assert delivery.nonce in stage.pool.held
+        assert stage.pool.counters.lost == 0
+
+    def test_a_refused_settlement_is_counted_as_lost(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        delivery = stage.busy[0].deliveries[0]
+        delivery.outcome = Rejected("x")
+        stage.tell(ev.Answered([(delivery, Ack(), Settled.NOT_OWNER)]))
+        assert stage.pool.counters.lost == 1
+        assert not stage.pool.held
+
+
+class TestStopping:
+    def test_a_stop_drains_and_lets_idle_children_go(self) -> None:
+        stage = Stage(workers=2).boot()
+        stage.lease("report")
+        actions = stage.tell(ev.SignalCame(signal.SIGTERM))
+        assert len(of(actions, act.RetireChild)) == 1
+        assert room(stage.pool, stage.now) == 0
+        stage.answer(stage.busy[0])
+        for slot in list(stage.pool.slots.live):
+            stage.die(slot, signal=None, code=0)
+        assert stage.verdicts() == [Ack()]
+        assert stage.pool.finished
+
+    def test_past_its_grace_the_rest_is_killed_and_released(self) -> None:
+        stage = Stage(workers=1, stop_grace=5.0).boot()
+        stage.lease("report")
+        [slot] = stage.busy
+        stage.tell(ev.SignalCame(signal.SIGTERM))
+        assert not of(stage.after(4.9), act.KillChild)
+        assert len(of(stage.after(0.2), act.KillChild)) == 1
+        stage.die(slot, signal=signal.SIGKILL)
+        assert stage.verdicts() == [Release(0.0)]
+        assert stage.pool.finished
+
+    def test_a_second_signal_kills_at_once(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        stage.tell(ev.SignalCame(signal.SIGINT))
+        assert len(of(stage.tell(ev.SignalCame(signal.SIGINT)), act.KillChild)) == 1
+        assert stage.pool.stopping is Stopping.KILL
+
+    def test_leases_that_come_in_after_the_stop_go_back(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.tell(ev.SignalCame(signal.SIGTERM))
+        stage.lease("report")
+        assert stage.verdicts() == [Release(0.0)]
+
+    def test_the_pool_stops_when_the_queues_are_empty_if_it_was_told_so(self) -> None:
+        stage = Stage(workers=1, until_empty=True).boot()
+        stage.tell(ev.Counted({"reports": QueueStats(delayed=1)}))
+        assert not stage.pool.is_stopping
+        stage.tell(ev.Counted({"reports": QueueStats(dead=3)}))
+        assert stage.pool.is_stopping
+
+    def test_the_pool_stops_after_so_many_jobs_and_leases_no_more_than_that(self) -> None:
+        stage = Stage(workers=4, max_total=2).boot()
+        assert room(stage.pool, stage.now) == 2
+        stage.lease("report", "report")
+        assert room(stage.pool, stage.now) == 0
+        for slot in stage.busy:
+            stage.answer(slot)
+        assert stage.pool.is_stopping
+
+    def test_a_silent_broker_does_not_hold_up_the_stop_for_ever(self) -> None:
+        stage = Stage(workers=1, stop_grace=1.0).boot()
+        stage.lease("report")
+        delivery = stage.busy[0].deliveries[0]
+        delivery.settling = True
+        stage.tell(ev.SignalCame(signal.SIGTERM))
+        for slot in list(stage.pool.slots.live):
+            stage.die(slot, signal=None, code=0)
+        assert not stage.pool.finished
+        stage.after(1.6)
+        stage.tell(ev.BrokerSilent("still"))
+        assert stage.pool.finished
+
+
+class TestReload:
+    def test_new_children_first_then_the_old_go_one_by_one(self) -> None:
+        stage = Stage(workers=2).boot()
+        old = set(stage.pool.slots.live)
+        [started] = of(stage.tell(ev.SignalCame(signal.SIGHUP)), act.StartForkServer)
+        assert started.generation == 2
+        actions = stage.load(generation=2)
+        assert len(of(actions, act.SpawnChild)) == 1
+        assert not of(actions, act.RetireChild)
+        [retired] = of(stage.make_ready(), act.RetireChild)
+        assert retired.slot in old
+        stage.die(retired.slot, signal=None, code=0)
+        stage.make_ready()
+        for slot in [slot for slot in stage.pool.slots.live if slot.retiring]:
+            stage.die(slot, signal=None, code=0)
+        assert {slot.generation for slot in stage.pool.slots.live} == {2}
+        assert any(action.generation == 1 for action in of(stage.log, act.EndForkServer))
+
+    def test_code_that_does_not_load_leaves_the_old_children_alone(self) -> None:
+        stage = Stage(workers=2).boot()
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        stage.tell(ev.AppFailed(2, "SyntaxError", ""))
+        stage.tell(ev.ForkServerGone(2))
+        assert len(stage.idle) == 2
+        assert not stage.pool.is_stopping
+        assert not of(stage.after(1.0), act.StartForkServer)
+
+    def test_more_and_fewer_children(self) -> None:
+        stage = Stage(workers=1).boot()
+        assert len(of(stage.tell(ev.SignalCame(signal.SIGTTIN)), act.SpawnChild)) == 1
+        stage.make_ready()
+        assert len(of(stage.tell(ev.SignalCame(signal.SIGTTOU)), act.RetireChild)) == 1
+        assert not of(stage.tell(ev.SignalCame(signal.SIGTTOU)), act.RetireChild)
+
+    def test_quit_asks_for_stacks(self) -> None:
+        stage = Stage(workers=1).boot()
+        assert len(of(stage.tell(ev.SignalCame(signal.SIGQUIT)), act.WriteStacks)) == 1
+
+
+class TestBrokenChannels:
+    def test_a_closed_channel_is_no_death_but_ends_in_a_kill(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        [slot] = stage.busy
+        stage.tell(ev.ChildBroken(slot.child, "closed", closed=True))
+        assert not of(stage.after(0.1), act.KillChild)
+        assert len(of(stage.after(0.5), act.KillChild)) == 1
+        stage.die(slot, signal=signal.SIGKILL)
+        [settlement] = stage.verdicts()
+        assert isinstance(settlement, Forfeit)
+
+    def test_rubbish_is_killed_at_once(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        stage.now += 0.02
+        assert len(of(stage.tell(ev.ChildBroken(stage.busy[0].child, "rubbish", closed=False)), act.KillChild)) == 1

@@ -1,0 +1,89 @@
+"""The table of children: a child's whole life without one fork."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from jobpool.lease import JobLease
+from jobpool.master.delivery import Delivery
+from jobpool.master.slots import MOVES, Ending, IllegalMoveError, Slot, Slots, SlotState
+
+
+def a_delivery(nonce: int, timeout: float = 5.0) -> Delivery:
+    return Delivery(JobLease("id", "q", b"{}", 1, "o", 100.0, "memory"), nonce, timeout, "report", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("here", "there"), list(itertools.product(SlotState, SlotState)), ids=lambda state: state.value
+)
+def test_a_move_is_legal_or_raises_and_changes_nothing(here: SlotState, there: SlotState) -> None:
+    slot = Slot(0, state=here)
+    if there in MOVES[here]:
+        slot.move(there, 1.0)
+        assert (slot.state, slot.since) == (there, 1.0)
+    else:
+        with pytest.raises(IllegalMoveError):
+            slot.move(there, 1.0)
+        assert (slot.state, slot.since) == (here, 0.0)
+
+
+def test_a_childs_whole_life() -> None:
+    slots = Slots(2)
+    slot = slots.empty()
+    assert slot is not None
+    slots.start(slot, child=7, generation=1, now=1.0)
+    slot.move(SlotState.IDLE, 2.0)
+    slot.hand(a_delivery(1), 3.0)
+    assert slot.state is SlotState.BUSY
+    assert slots.by_child(7) is slot
+    head = slot.answered(1, 4.0)
+    assert head is not None
+    assert slot.state is SlotState.IDLE
+    assert slots.collect(7, 5.0) is slot
+    assert slot.state is SlotState.EMPTY
+    assert slots.by_child(7) is None
+
+
+def test_a_child_that_the_table_does_not_know_is_somebody_elses() -> None:
+    assert Slots(1).collect(99, 0.0) is None
+
+
+def test_the_clock_of_the_next_attempt_starts_when_the_one_before_was_answered() -> None:
+    slot = Slot(0, state=SlotState.IDLE)
+    slot.hand(a_delivery(1, timeout=5.0), 10.0)
+    slot.hand(a_delivery(2, timeout=7.0), 10.0)
+    assert slot.deadline() == 15.0
+    slot.answered(1, 14.0)
+    assert slot.deadline() == 21.0
+
+
+def test_an_answer_to_another_attempt_changes_nothing() -> None:
+    slot = Slot(0, state=SlotState.IDLE)
+    slot.hand(a_delivery(1), 10.0)
+    assert slot.answered(2, 11.0) is None
+    assert [d.nonce for d in slot.deliveries] == [1]
+
+
+def test_an_unlimited_attempt_has_no_deadline() -> None:
+    slot = Slot(0, state=SlotState.IDLE)
+    slot.hand(a_delivery(1, timeout=0.0), 10.0)
+    assert slot.deadline() is None
+
+
+def test_taking_back_keeps_what_the_child_has_read() -> None:
+    slot = Slot(0, state=SlotState.IDLE)
+    for nonce in (1, 2, 3):
+        slot.hand(a_delivery(nonce), 10.0)
+    assert [d.nonce for d in slot.take_back({2, 3}, 11.0)] == [2, 3]
+    assert [d.nonce for d in slot.deliveries] == [1]
+    assert slot.state is SlotState.BUSY
+
+
+def test_the_first_reason_for_an_end_stands() -> None:
+    slot = Slot(0, state=SlotState.IDLE)
+    slot.end(Ending.TIMEOUT, 1.0)
+    slot.end(Ending.STOP, 2.0)
+    assert slot.ending is Ending.TIMEOUT
+    assert slot.killed_at == 1.0

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobpool.mechanism.frames import (
+    RESULT_HEAD,
+    Ask,
+    BadFrame,
+    BootFailed,
+    Exited,
+    Frame,
+    HandlerInfo,
+    Loaded,
+    LoadFailed,
+    Ready,
+    Reply,
+    Result,
+    Retire,
+    Run,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    Verdict,
+    decode,
+)
+
+ONE_OF_EACH: list[Frame] = [
+    Run(nonce=2**64 - 1, fence=7, attempts=2, crashes=1, timeout=3600.0, body=b'{"x":1}'),
+    Run(nonce=1, fence=1, attempts=0, crashes=0, timeout=0.0, body=b""),
+    Retire(),
+    Ready(),
+    BootFailed("no module named 'nope'"),
+    Result(9, Verdict.SUCCEEDED, 12.5, 0.25),
+    Result(9, Verdict.RETRY, 12.5, 0.25, "out", "error: ü", 30.0, [{"handler": "next"}], "max_jobs"),
+    Result(9, Verdict.SNOOZE, 0.0, 0.0, after=5),
+    Ask([{"handler": "report", "payload": {"n": 1}}]),
+    Reply(["id1", "id2"]),
+    Reply([], "InvalidJob", "queue name '' is refused"),
+    Loaded([HandlerInfo("a"), HandlerInfo("b", ["reports"], 3, 1.5)], False, ["poller"], 0.5),
+    LoadFailed("myapp does not import: SyntaxError", "Traceback ..."),
+    Spawn(child=5, slot=3),
+    Spawned(child=5, pid=4242),
+    SpawnFailed(child=5, error="EAGAIN"),
+    Exited(5, 4242, None, 11, True, 0.5, 1 << 20, 2),
+    Exited(5, 4242, 3, None),
+]
+
+
+@pytest.mark.parametrize("frame", ONE_OF_EACH, ids=lambda frame: type(frame).__name__)
+def test_a_frame_comes_back_as_it_went(frame: Frame) -> None:
+    assert decode(frame.encode()) == frame
+
+
+def test_a_plain_success_is_a_head_and_nothing_else() -> None:
+    assert len(Result(9, Verdict.SUCCEEDED, 12.5, 0.25).encode()) == RESULT_HEAD.size
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"",
+        b"\x00",
+        b"\x01",
+        b"\x01short",
+        b"\x12",
+        b"\x20",
+        b"\x20null",
+        b"\x20[]",
+        b'\x20"text"',
+        b'\x20{"handlers":[{"nome":1}]}',
+        b"\x22{}",
+        b"\x22[1,2]",
+        b"\x22not json",
+        b"\xff" * 40,
+        RESULT_HEAD.pack(0x12, 1, 99, 0.0, 0.0),
+        RESULT_HEAD.pack(0x12, 1, 0, 0.0, 0.0) + b"[1,2]",
+        RESULT_HEAD.pack(0x12, 1, 0, 0.0, 0.0) + b'[1,"",0,[],""]',
+        RESULT_HEAD.pack(0x12, 1, 0, 0.0, 0.0) + b'["","",null,[],""]',
+        RESULT_HEAD.pack(0x12, 1, 0, 0.0, 0.0) + b'["","",0,{},""]',
+        RESULT_HEAD.pack(0x12, 1, 0, 0.0, 0.0) + b"7",
+    ],
+)
+def test_rubbish_is_a_bad_frame(packet: bytes) -> None:
+    with pytest.raises(BadFrame):
+        decode(packet)
+
+
+@pytest.mark.parametrize("frame", ONE_OF_EACH, ids=lambda frame: type(frame).__name__)
+def test_a_frame_cut_anywhere_never_raises_anything_else(frame: Frame) -> None:
+    packet = frame.encode()
+    for length in range(len(packet)):
+        _decode_or_bad_frame(packet[:length])
+
+
+@given(st.sampled_from(list(range(256))), st.binary(max_size=200))
+def test_random_bytes_never_raise_anything_else(tag: int, rest: bytes) -> None:
+    _decode_or_bad_frame(bytes([tag]) + rest)
+
+
+def _decode_or_bad_frame(packet: bytes) -> None:
+    with contextlib.suppress(BadFrame):
+        decode(packet)

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from jobpool.mechanism import packets
+from jobpool.mechanism.frames import Retire, Run, decode
+from jobpool.mechanism.linux import open_fds
+from jobpool.mechanism.outbox import Outbox
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    here, there = packets.pair()
+    with here, there:
+        yield here, there
+
+
+@pytest.mark.parametrize(
+    "size", [1, 2, 1000, packets.INLINE - 1, packets.INLINE, packets.INLINE + 1, 1 << 20, 40 << 20]
+)
+def test_a_packet_of_any_size_arrives_whole(pair: Pair, size: int) -> None:
+    here, there = pair
+    packet = (b"0123456789abcdef" * (size // 16 + 1))[:size]
+    before = open_fds()
+    packets.send(here, packet)
+    assert packets.recv(there) == (packet, [])
+    assert open_fds() == before
+
+
+def test_a_byte_that_looks_like_the_mark_of_a_large_packet_is_a_plain_packet(pair: Pair) -> None:
+    packets.send(pair[0], b"\xff")
+    assert packets.recv(pair[1]) == (b"\xff", [])
+
+
+def test_packets_keep_their_edges_and_their_order(pair: Pair) -> None:
+    for packet in (b"a", b"bb" * packets.INLINE, b"ccc"):
+        packets.send(pair[0], packet)
+    assert [packets.recv(pair[1]) for _ in range(3)] == [(b"a", []), (b"bb" * packets.INLINE, []), (b"ccc", [])]
+
+
+def test_descriptors_travel_beside_a_packet_and_are_close_on_exec(pair: Pair) -> None:
+    here, there = pair
+    reading, writing = os.pipe()
+    packets.send(here, b"two", (reading, writing))
+    packets.close_all([reading, writing])
+    got = packets.recv(there)
+    assert got is not None
+    packet, [got_reading, got_writing] = got
+    try:
+        os.write(got_writing, b"through")
+        assert (packet, os.read(got_reading, 100)) == (b"two", b"through")
+        assert not os.get_inheritable(got_reading)
+    finally:
+        packets.close_all([got_reading, got_writing])
+
+
+def test_more_descriptors_than_the_bound_are_refused_and_closed(pair: Pair) -> None:
+    here, there = pair
+    before = open_fds()
+    here_fds = [os.dup(0) for _ in range(packets.MAX_FDS + 3)]
+    packets.send(here, b"many", tuple(here_fds))
+    packets.close_all(here_fds)
+    with pytest.raises(packets.PacketTooLarge, match="descriptors"):
+        packets.recv(there)
+    assert open_fds() == before
+
+
+def test_a_packet_above_the_readers_bound_is_taken_off_and_refused(pair: Pair) -> None:
+    here, there = pair
+    packets.send(here, b"x" * 200_000)
+    packets.send(here, b"next")
+    with pytest.raises(packets.PacketTooLarge, match="200000 bytes; at most 100000"):
+        packets.recv(there, largest=100_000)
+    assert packets.recv(there) == (b"next", [])
+
+
+def test_a_plain_packet_that_is_too_large_is_refused(pair: Pair) -> None:
+    here, there = pair
+    here.send(b"x" * (packets.INLINE + 2))
+    with pytest.raises(packets.PacketTooLarge):
+        packets.recv(there)
+
+
+def test_a_packet_above_the_senders_bound_is_refused_before_it_is_sent(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packets, "LARGEST", 50_000)
+    with pytest.raises(packets.PacketTooLarge):
+        packets.send(pair[0], b"x" * 50_001)
+    with pytest.raises(BlockingIOError):
+        packets.recv(pair[1], flags=socket.MSG_DONTWAIT)
+
+
+def test_a_large_packet_whose_file_its_sender_could_still_change_is_refused(pair: Pair) -> None:
+    here, there = pair
+    before = open_fds()
+    unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+    socket.send_fds(here, [b"\xff"], [unsealed])
+    os.close(unsealed)
+    with pytest.raises(packets.PacketTooLarge, match="unsealed"):
+        packets.recv(there)
+    assert open_fds() == before
+
+
+def test_the_end_of_the_stream_is_none(pair: Pair) -> None:
+    here, there = pair
+    packets.send(here, b"last")
+    here.close()
+    assert packets.recv(there) == (b"last", [])
+    assert packets.recv(there) is None
+
+
+def test_a_send_to_a_peer_that_is_gone_is_an_os_error(pair: Pair) -> None:
+    here, there = pair
+    there.close()
+    with pytest.raises(BrokenPipeError):
+        packets.send(here, b"x")
+
+
+def test_nothing_to_read_with_dontwait_is_a_blocking_io_error(pair: Pair) -> None:
+    with pytest.raises(BlockingIOError):
+        packets.recv(pair[1], flags=socket.MSG_DONTWAIT)
+
+
+READER = """
+import socket, sys
+from jobpool.mechanism import packets
+from jobpool.mechanism.frames import Retire, decode
+work = socket.socket(fileno=int(sys.argv[1]))
+print("reading", flush=True)
+while not isinstance(frame := decode(packets.recv(work)[0]), Retire):
+    print(frame.nonce)
+"""
+
+
+def test_of_two_readers_of_one_end_each_packet_goes_to_exactly_one(pair: Pair) -> None:
+    """So the master may take back what it has sent ahead: the child has it, or the master, never both or neither."""
+    here, there = pair
+    taken_back: list[int] = []
+    with subprocess.Popen(
+        [sys.executable, "-c", READER, str(there.fileno())], pass_fds=[there.fileno()], stdout=subprocess.PIPE
+    ) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"reading\n"
+        for nonce in range(1, 20_001):
+            packets.send(here, Run(nonce, 1, 0, 0, 0.0, b"x").encode())
+            if nonce % 3 == 0:
+                taken_back += _take_back(there)
+        taken_back += _take_back(there)
+        packets.send(here, Retire().encode())
+        read = [int(line) for line in reader.stdout]
+    assert reader.returncode == 0
+    assert sorted(read + taken_back) == list(range(1, 20_001))
+    assert read
+    assert taken_back
+
+
+def _take_back(reading_end: socket.socket) -> list[int]:
+    nonces = []
+    with contextlib.suppress(BlockingIOError):
+        while got := packets.recv(reading_end, flags=socket.MSG_DONTWAIT):
+            frame = decode(got[0])
+            assert isinstance(frame, Run)
+            nonces.append(frame.nonce)
+    return nonces
+
+
+def test_an_outbox_keeps_what_the_socket_does_not_take_in_order_with_copies_of_its_descriptors(pair: Pair) -> None:
+    here, there = pair
+    here.setblocking(False)
+    before = open_fds()
+    outbox = Outbox(here)
+    reading, writing = os.pipe()
+    for number in range(5000):
+        outbox.send(b"%d" % number)
+    outbox.send(b"with a pipe", [writing])
+    os.close(writing)
+    assert len(outbox) > 0
+
+    got = []
+    while len(got) < 5001:
+        got.append(packets.recv(there))
+        outbox.flush()
+    last = got.pop()
+    assert last is not None
+    os.write(last[1][0], b"end")
+    assert os.read(reading, 10) == b"end"
+    packets.close_all([*last[1], reading])
+    assert got == [(b"%d" % number, []) for number in range(5000)]
+    assert len(outbox) == 0
+    assert open_fds() == before
+
+
+def test_an_outbox_that_is_closed_closes_the_copies(pair: Pair) -> None:
+    here, there = pair
+    here.setblocking(False)
+    before = open_fds()
+    outbox = Outbox(here)
+    while not outbox:
+        outbox.send(b"x", [0])
+    outbox.close()
+    assert open_fds() == before
+    there.close()
+
+
+def test_an_outbox_says_when_the_peer_is_gone(pair: Pair) -> None:
+    pair[1].close()
+    with pytest.raises(BrokenPipeError):
+        Outbox(pair[0]).send(b"x")

@@ -1,0 +1,283 @@
+"""Every row of the table of verdicts, and the two views of the answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+
+from jobpool.definition import LONGEST, JobDefinition
+from jobpool.envelope import encode
+from jobpool.lease import JobLease
+from jobpool.outcome import (
+    AlreadyDone,
+    CancelledByPerson,
+    Contended,
+    Crashed,
+    CrashLimit,
+    Expired,
+    Failed,
+    HandlerNotAllowed,
+    LostLease,
+    MemoryExceeded,
+    NeverStarted,
+    NewerWire,
+    NotRun,
+    Outcome,
+    Rejected,
+    RetryAsked,
+    Snoozed,
+    Stopped,
+    Succeeded,
+    TimedOut,
+    UnknownHandler,
+)
+from jobpool.policy.decide import Rules, counters_of, decide, status_of
+from jobpool.policy.retry import RetryPolicy
+from jobpool.result import Status
+from jobpool.settlement import Abandon, Ack, Forfeit, Leave, Nack, Release, Settled, Settlement
+from jobpool.signing import EnvelopeSigner
+
+NOW = 1000.0
+EXPIRES_AT = 1030.0
+RETRY = RetryPolicy("exponential", base=5, max_delay=300, jitter=0, resolution=1)
+FOLLOW_UP = JobDefinition("mail", {"to": 7})
+EXPIRING = Rules(on_crash="expire")
+UNABLE = Rules(can_forfeit=False)
+
+
+def a_lease(max_retries: int | None = 2, **fields: Any) -> JobLease:
+    job = JobDefinition("report", max_retries=max_retries)
+    body = encode(job, identifier="0123456789abcdef", queue="reports", signer=EnvelopeSigner(), now=0.0)
+    lease = JobLease(
+        id="0123456789abcdef",
+        queue="reports",
+        body=body,
+        token=1,
+        owner_token="ab" * 16,
+        expires_at=EXPIRES_AT,
+        backend="memory",
+    )
+    return replace(lease, **fields)
+
+
+FIRST = a_lease()
+LAST = a_lease(attempts=2)
+RUBBISH = a_lease(body=b"\xff no wire object")
+UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "lease", "rules", "verdict"),
+    [
+        pytest.param(Succeeded(), FIRST, Rules(), Ack(), id="success"),
+        pytest.param(Succeeded((FOLLOW_UP,)), FIRST, Rules(), Ack((FOLLOW_UP,)), id="success with follow-ups"),
+        pytest.param(Failed("boom"), FIRST, Rules(), Nack(5.0, "boom"), id="first failure"),
+        pytest.param(Failed("boom"), a_lease(attempts=1), Rules(), Nack(10.0, "boom"), id="second failure backs off"),
+        pytest.param(Failed("boom"), LAST, Rules(), Abandon("failed", "boom"), id="last failure"),
+        pytest.param(Failed("boom"), a_lease(attempts=9), Rules(), Abandon("failed", "boom"), id="past the last"),
+        pytest.param(Failed("boom"), a_lease(0), Rules(), Abandon("failed", "boom"), id="a job that wants no retries"),
+        pytest.param(Failed("boom"), a_lease(None), Rules(), Abandon("failed", "boom"), id="nobody asks for retries"),
+        pytest.param(Failed("boom"), a_lease(None), Rules(1), Nack(5.0, "boom"), id="the handler asks for retries"),
+        pytest.param(
+            Failed("boom"), a_lease(0), Rules(3), Abandon("failed", "boom"), id="the job goes before the handler"
+        ),
+        pytest.param(
+            Failed("no such file", permanent=True),
+            FIRST,
+            Rules(),
+            Abandon("unrecoverable", "no such file"),
+            id="unrecoverable with budget left",
+        ),
+        pytest.param(RetryAsked(90.0, "later"), FIRST, Rules(), Nack(90.0, "later"), id="Retry: its own delay"),
+        pytest.param(RetryAsked(0.0, "now"), FIRST, Rules(), Nack(0.0, "now"), id="Retry at once"),
+        pytest.param(RetryAsked(90.0, "later"), LAST, Rules(), Abandon("failed", "later"), id="Retry burns an attempt"),
+        pytest.param(RetryAsked(1e300, "later"), FIRST, Rules(), Nack(LONGEST, "later"), id="Retry in an endless time"),
+        pytest.param(Snoozed(60.0), LAST, Rules(), Release(60.0), id="Snooze burns none"),
+        pytest.param(Snoozed(float("inf")), FIRST, Rules(), Release(LONGEST), id="Snooze for ever"),
+        pytest.param(TimedOut("stack"), FIRST, Rules(), Nack(5.0, "stack"), id="timeout"),
+        pytest.param(TimedOut("stack"), LAST, Rules(), Abandon("timeout", "stack"), id="last timeout"),
+        pytest.param(MemoryExceeded("2 GiB"), FIRST, Rules(), Nack(5.0, "2 GiB"), id="memory limit"),
+        pytest.param(MemoryExceeded("2 GiB"), LAST, Rules(), Abandon("memory-limit", "2 GiB"), id="last memory limit"),
+        pytest.param(Crashed("SIGSEGV"), FIRST, Rules(), Forfeit("SIGSEGV"), id="crash"),
+        pytest.param(Crashed("SIGSEGV"), LAST, Rules(), Forfeit("SIGSEGV"), id="a crash has no retry budget"),
+        pytest.param(
+            Crashed("SIGSEGV"), FIRST, EXPIRING, Leave("left to expire: SIGSEGV"), id="crash, on_crash expire"
+        ),
+        pytest.param(Crashed("SIGSEGV"), FIRST, UNABLE, Leave("left to expire: SIGSEGV"), id="crash, broker cannot"),
+        pytest.param(Stopped(), LAST, Rules(), Release(), id="killed by a stop"),
+        pytest.param(NeverStarted(1, "SIGKILL"), FIRST, Rules(), Release(), id="never started"),
+        pytest.param(NeverStarted(2, "SIGKILL"), FIRST, Rules(), Release(), id="never started twice"),
+        pytest.param(NeverStarted(3, "SIGKILL"), FIRST, Rules(), Forfeit("SIGKILL"), id="never started thrice"),
+        pytest.param(
+            NeverStarted(3, "SIGKILL"), FIRST, UNABLE, Leave("left to expire: SIGKILL"), id="thrice, broker cannot"
+        ),
+        pytest.param(NotRun(), FIRST, Rules(), Release(), id="leased and not run"),
+        pytest.param(LostLease(), FIRST, Rules(), Leave("lease lost"), id="lease lost"),
+        pytest.param(LostLease("not renewed"), FIRST, Rules(), Leave("not renewed"), id="lease lost, with the reason"),
+        pytest.param(
+            CancelledByPerson(),
+            FIRST,
+            Rules(),
+            Abandon("cancelled", "cancelled by a person"),
+            id="cancelled by a person",
+        ),
+        pytest.param(Rejected("no JSON"), RUBBISH, Rules(), Abandon("rejected", "no JSON"), id="rejected, undecodable"),
+        pytest.param(
+            Rejected("bad signature", signature=True),
+            FIRST,
+            Rules(),
+            Abandon("rejected", "bad signature"),
+            id="rejected for its signature",
+        ),
+        pytest.param(NewerWire(2), FIRST, Rules(), Release(5.0), id="newer wire"),
+        pytest.param(UnknownHandler("gone", 0.0), FIRST, Rules(), Release(5.0), id="unknown handler"),
+        pytest.param(
+            UnknownHandler("gone", 598.0), FIRST, Rules(), Release(2.0), id="unknown handler, grace nearly over"
+        ),
+        pytest.param(
+            HandlerNotAllowed("shell"),
+            FIRST,
+            Rules(),
+            Abandon("handler-not-allowed", "handler 'shell' may not run on this queue"),
+            id="handler not allowed",
+        ),
+        pytest.param(AlreadyDone(), FIRST, Rules(), Ack(), id="idempotency key done"),
+        pytest.param(Contended(1.5), LAST, Rules(), Release(1.5), id="held elsewhere"),
+        pytest.param(Expired(), FIRST, Rules(), Abandon("expired", "not started before it expired"), id="expired"),
+        pytest.param(
+            CrashLimit(6, "SIGSEGV"),
+            FIRST,
+            Rules(),
+            Abandon("crash-limit", "6 deliveries ended with no verdict, the last one: SIGSEGV"),
+            id="crash limit found at fetch",
+        ),
+    ],
+)
+def test_verdict(outcome: Outcome, lease: JobLease, rules: Rules, verdict: Settlement | Leave) -> None:
+    assert decide(outcome, lease, rules, RETRY, NOW) == verdict
+
+
+ONE_OF_EACH: list[Outcome] = [
+    Succeeded(),
+    Failed("boom"),
+    RetryAsked(1.0, "later"),
+    Snoozed(1.0),
+    TimedOut("stack"),
+    MemoryExceeded("2 GiB"),
+    Crashed("SIGSEGV"),
+    Stopped(),
+    NeverStarted(3, "SIGKILL"),
+    NotRun(),
+    LostLease(),
+    CancelledByPerson(),
+    Rejected("no JSON"),
+    NewerWire(2),
+    UnknownHandler("gone", 700.0),
+    HandlerNotAllowed("shell"),
+    AlreadyDone(),
+    Contended(1.0),
+    Expired(),
+    CrashLimit(6, "SIGSEGV"),
+]
+
+
+def test_the_list_below_has_one_of_each() -> None:
+    assert {type(outcome) for outcome in ONE_OF_EACH} == set(get_args(Outcome))
+
+
+@pytest.mark.parametrize("outcome", ONE_OF_EACH, ids=lambda outcome: type(outcome).__name__)
+@pytest.mark.parametrize("now", [EXPIRES_AT, EXPIRES_AT + 5], ids=["at the deadline", "after it"])
+def test_too_late_whatever_happened(outcome: Outcome, now: float) -> None:
+    settlement = decide(outcome, FIRST, Rules(), RETRY, now)
+    assert settlement == Leave("lease lost")
+    assert status_of(settlement, outcome) is Status.LOST
+    assert counters_of(settlement, outcome) == ("jobs_lease_lost",)
+
+
+def test_just_in_time() -> None:
+    assert decide(Succeeded(), FIRST, Rules(), RETRY, EXPIRES_AT - 1e-6) == Ack()
+
+
+@pytest.mark.parametrize("seen_for", [600.0, 3600.0], ids=["at the grace", "after it"])
+def test_an_unknown_handler_is_given_up_after_the_grace(seen_for: float) -> None:
+    settlement = decide(UnknownHandler("gone", seen_for), FIRST, Rules(), RETRY, NOW)
+    assert isinstance(settlement, Abandon)
+    assert settlement.reason == "unknown-handler"
+    assert "'gone'" in str(settlement.error)
+    assert "--app" in str(settlement.error)
+
+
+def test_the_policy_limits_a_job_that_asks_for_more() -> None:
+    policy = replace(RETRY, max_attempts=2)
+    assert decide(Failed("boom"), a_lease(9, attempts=0), Rules(), policy, NOW) == Nack(5.0, "boom")
+    assert decide(Failed("boom"), a_lease(9, attempts=1), Rules(), policy, NOW) == Abandon("failed", "boom")
+
+
+def test_the_backend_counts_the_attempts_not_the_body() -> None:
+    forged = a_lease(attempts=2)
+    assert b'"attempts":0' in forged.body
+    assert decide(Failed("boom"), forged, Rules(), RETRY, NOW) == Abandon("failed", "boom")
+
+
+@pytest.mark.parametrize("outcome", ONE_OF_EACH, ids=lambda outcome: type(outcome).__name__)
+def test_deciding_twice_gives_the_same(outcome: Outcome) -> None:
+    assert decide(outcome, FIRST, Rules(), RETRY, NOW) == decide(outcome, FIRST, Rules(), RETRY, NOW)
+
+
+def test_a_no_op_job_costs_no_new_object() -> None:
+    one, other = (decide(Succeeded(), FIRST, Rules(), RETRY, NOW) for _ in range(2))
+    assert one is other
+
+
+@pytest.mark.parametrize(
+    ("outcome", "lease", "status", "counters"),
+    [
+        (Succeeded(), FIRST, Status.ACKED, ["jobs_succeeded"]),
+        (Failed("boom"), FIRST, Status.REQUEUED, ["jobs_failed", "jobs_requeued"]),
+        (Failed("boom"), LAST, Status.DEAD_LETTERED, ["jobs_failed", "jobs_failed_permanently"]),
+        (Failed("boom", permanent=True), FIRST, Status.DEAD_LETTERED, ["jobs_failed", "jobs_failed_permanently"]),
+        (RetryAsked(1.0, "later"), FIRST, Status.REQUEUED, ["jobs_failed", "jobs_requeued"]),
+        (TimedOut("stack"), FIRST, Status.REQUEUED, ["jobs_failed", "jobs_requeued", "jobs_timed_out"]),
+        (TimedOut("stack"), LAST, Status.DEAD_LETTERED, ["jobs_failed", "jobs_failed_permanently", "jobs_timed_out"]),
+        (MemoryExceeded("2 GiB"), LAST, Status.DEAD_LETTERED, ["jobs_failed", "jobs_failed_permanently"]),
+        (Snoozed(1.0), FIRST, Status.RELEASED, ["jobs_released"]),
+        (Crashed("SIGSEGV"), FIRST, Status.CRASHED, ["jobs_crashed"]),
+        (Stopped(), FIRST, Status.RELEASED, ["jobs_released"]),
+        (NeverStarted(3, "SIGKILL"), FIRST, Status.CRASHED, ["jobs_crashed"]),
+        (LostLease(), FIRST, Status.LOST, ["jobs_lease_lost"]),
+        (LostLease("not renewed"), FIRST, Status.LOST, ["jobs_lease_lost"]),
+        (CancelledByPerson(), FIRST, Status.DEAD_LETTERED, ["jobs_failed_permanently"]),
+        (Rejected("no JSON"), RUBBISH, Status.REJECTED, ["jobs_rejected_payload"]),
+        (Rejected("forged", signature=True), FIRST, Status.REJECTED, ["jobs_rejected_signature"]),
+        (UnknownHandler("gone", 700.0), FIRST, Status.DEAD_LETTERED, ["jobs_failed_permanently"]),
+        (HandlerNotAllowed("shell"), FIRST, Status.DEAD_LETTERED, ["jobs_failed_permanently"]),
+        (AlreadyDone(), FIRST, Status.SKIPPED_IDEMPOTENT, ["jobs_skipped_idempotent"]),
+        (Contended(1.0), FIRST, Status.RELEASED, ["jobs_released"]),
+        (Expired(), FIRST, Status.DEAD_LETTERED, ["jobs_failed_permanently"]),
+        (CrashLimit(6, "SIGSEGV"), FIRST, Status.DEAD_LETTERED, ["jobs_failed_permanently"]),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, get_args(Outcome)) else "",
+)
+def test_status_and_counters(outcome: Outcome, lease: JobLease, status: Status, counters: list[str]) -> None:
+    settlement = decide(outcome, lease, Rules(), RETRY, NOW)
+    assert status_of(settlement, outcome) is status
+    assert sorted(counters_of(settlement, outcome)) == counters
+
+
+@pytest.mark.parametrize("outcome", [Crashed("SIGSEGV"), NeverStarted(3, "SIGKILL")], ids=["crashed", "never started"])
+def test_a_crash_that_is_left_to_expire_counts_as_a_crash(outcome: Outcome) -> None:
+    settlement = decide(outcome, FIRST, EXPIRING, RETRY, NOW)
+    assert status_of(settlement, outcome) is Status.CRASHED
+    assert counters_of(settlement, outcome) == ("jobs_crashed",)
+
+
+@pytest.mark.parametrize("answer", [Settled.NOT_IN_FLIGHT, Settled.EXPIRED, Settled.NOT_OWNER])
+def test_what_the_backend_refused_is_lost(answer: Settled) -> None:
+    assert status_of(Ack(), Succeeded(), answer) is Status.LOST
+    assert counters_of(Ack(), Succeeded(), answer) == ("jobs_lease_lost",)
+
+
+def test_a_repeat_that_was_answered_already_counts_as_done() -> None:
+    assert status_of(Ack(), Succeeded(), Settled.ALREADY) is Status.ACKED

@@ -1,0 +1,96 @@
+"""The scripts: that they can be started, and that the one line about a test run tells the truth."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPTS = ROOT / "scripts"
+COMMANDS = [SCRIPTS / name for name in ("setup", "check", "fix", "test", "demo", "bench", "services")]
+
+
+@pytest.mark.parametrize("path", [*COMMANDS, ROOT / ".ci" / "run"], ids=lambda path: path.name)
+def test_a_command_is_executable_and_stops_at_the_first_error(path: Path) -> None:
+    text = path.read_text()
+
+    assert os.access(path, os.X_OK)
+    assert text.startswith("#!")
+    assert "\nset -eu" in text
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: path.name)
+def test_a_shell_script_parses(path: Path) -> None:
+    subprocess.run(["sh", "-n", path], check=True)
+
+
+def test_every_command_is_known_here() -> None:
+    executable = {path for path in SCRIPTS.iterdir() if os.access(path, os.X_OK) and path.is_file()}
+
+    assert executable == set(COMMANDS)
+
+
+@pytest.mark.parametrize("verb", ["up", "down"])
+def test_services_says_that_none_are_needed(verb: str) -> None:
+    done = subprocess.run([SCRIPTS / "services", verb], capture_output=True, text=True, check=True)
+
+    assert "none needed" in done.stdout
+
+
+def test_services_refuses_another_verb() -> None:
+    done = subprocess.run([SCRIPTS / "services", "sideways"], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "usage" in done.stderr
+
+
+def test_setup_refuses_an_option_that_it_does_not_know() -> None:
+    done = subprocess.run([SCRIPTS / "setup", "--pyton"], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert "--pyton" in done.stderr
+
+
+def test_setup_names_the_python_that_is_missing() -> None:
+    done = subprocess.run([SCRIPTS / "setup", "--python", "2.0"], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert "no Python 2.0 on this machine" in done.stderr
+    assert not (ROOT / ".venv-2.0").exists()
+
+
+SUITE = '<testsuite tests="{tests}" failures="{failed}" errors="0" skipped="{skipped}" time="1.6"/>'
+
+
+@pytest.mark.parametrize(
+    ("tests", "failed", "skipped", "line", "status"),
+    [
+        pytest.param(5, 0, 1, "4 passed, 0 failed, 1 skipped in 2 s", 0, id="all well"),
+        pytest.param(5, 2, 0, "3 passed, 2 failed, 0 skipped in 2 s", 1, id="failures"),
+        pytest.param(0, 0, 0, "no test ran: 0 passed, 0 failed, 0 skipped in 2 s", 1, id="none collected"),
+        pytest.param(3, 0, 3, "no test ran: 0 passed, 0 failed, 3 skipped in 2 s", 1, id="all skipped"),
+    ],
+)
+def test_the_summary_of_a_run(tmp_path: Path, tests: int, failed: int, skipped: int, line: str, status: int) -> None:
+    results = tmp_path / "tests.xml"
+    results.write_text(f"<testsuites>{SUITE}</testsuites>".format(tests=tests, failed=failed, skipped=skipped))
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "summary.py", results], capture_output=True, text=True, check=False
+    )
+
+    assert (done.stdout.strip(), done.returncode) == (line, status)
+
+
+def test_a_run_that_wrote_no_results_is_a_failure(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("summary", SCRIPTS / "summary.py")
+    assert spec is not None
+    assert spec.loader is not None
+    summary = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(summary)
+
+    assert summary.summarise(tmp_path / "absent.xml") == ("no test ran: pytest stopped before the first one", False)

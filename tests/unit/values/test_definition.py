@@ -1,0 +1,234 @@
+"""`JobDefinition`: defaults, bounds, copies, and the way over a socket."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError, fields
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobpool.definition import LONGEST, JobDefinition
+from jobpool.errors import InvalidJob, Unsupported
+
+NOON = datetime(2026, 7, 1, 12, 0, 0, 123456, tzinfo=UTC)
+
+CHANGED: dict[str, Any] = {
+    "handler": "other",
+    "payload": [1, 2],
+    "name": "daily report",
+    "queue": "reports",
+    "priority": 1,
+    "max_retries": 0,
+    "timeout": 1.5,
+    "scheduled_at": NOON,
+    "single_instance": True,
+    "environments": ("production", "staging"),
+    "depends_on": ("import",),
+    "cron_expression": "0 3 * * 1-5",
+    "meta": {"tenant": 7, "traceparent": "00-a-b-01"},
+    "enabled": False,
+    "idempotency_key": "order-7",
+    "unique": True,
+    "identifier": "order-7",
+    "expires_in": 60.0,
+    "concurrency_key": "printer",
+}
+
+
+def test_the_defaults() -> None:
+    plain = JobDefinition("report")
+
+    assert {part.name: getattr(plain, part.name) for part in fields(plain)} == {
+        "handler": "report",
+        "payload": {},
+        "name": None,
+        "queue": None,
+        "priority": 5,
+        "max_retries": None,
+        "timeout": None,
+        "scheduled_at": None,
+        "single_instance": False,
+        "environments": (),
+        "depends_on": (),
+        "cron_expression": "* * * * *",
+        "meta": {},
+        "enabled": True,
+        "idempotency_key": None,
+        "unique": False,
+        "identifier": None,
+        "expires_in": None,
+        "concurrency_key": None,
+    }
+
+
+def test_it_is_immutable_and_keeps_copies() -> None:
+    payload = {"customer": 7}
+    meta = {"tenant": [1]}
+    job = JobDefinition("report", payload, meta=meta)
+
+    payload["customer"] = 8
+    meta["tenant"].append(2)
+
+    assert job.payload == {"customer": 7}
+    assert job.meta == {"tenant": [1]}
+    with pytest.raises(FrozenInstanceError):
+        job.priority = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", [part.name for part in fields(JobDefinition)])
+def test_every_field_has_a_copy_helper_that_changes_nothing_else(name: str) -> None:
+    before = JobDefinition("report", {"x": 1})
+
+    after = getattr(before, f"with_{name}")(CHANGED[name])
+
+    assert getattr(after, name) == CHANGED[name]
+    assert before == JobDefinition("report", {"x": 1})
+    for other in fields(JobDefinition):
+        if other.name != name:
+            assert getattr(after, other.name) == getattr(before, other.name)
+
+
+@pytest.mark.parametrize(
+    ("given_fields", "text"),
+    [
+        pytest.param({"handler": ""}, r"handler name '' is refused", id="no handler"),
+        pytest.param({"handler": "a\nb"}, r"handler name .* printable", id="handler with a newline"),
+        pytest.param({"handler": None}, r"handler name None is refused", id="handler None"),
+        pytest.param({"payload": {"a": {1}}}, r"payload\.a: JSON has no set", id="payload"),
+        pytest.param({"name": ""}, r"job name '' is refused", id="empty name"),
+        pytest.param({"queue": "a b"}, r"queue name 'a b' is refused", id="queue"),
+        pytest.param({"priority": -1}, r"priority must be a whole number from 0 to 255, not -1", id="priority low"),
+        pytest.param({"priority": 256}, r"priority must be .* not 256", id="priority high"),
+        pytest.param({"priority": True}, r"priority must be .* not True", id="priority bool"),
+        pytest.param({"priority": 5.0}, r"priority must be .* not 5.0", id="priority float"),
+        pytest.param({"max_retries": -1}, r"max_retries must be a whole number from 0", id="retries low"),
+        pytest.param({"max_retries": 2**31}, r"max_retries must be", id="retries high"),
+        pytest.param({"timeout": -0.1}, r"timeout must be 0 to \d+ seconds, not -0.1", id="timeout low"),
+        pytest.param({"timeout": float("inf")}, r"timeout must be .* not inf", id="timeout infinite"),
+        pytest.param({"timeout": float("nan")}, r"timeout must be .* not nan", id="timeout nan"),
+        pytest.param({"timeout": True}, r"timeout must be .* not True", id="timeout bool"),
+        pytest.param({"timeout": "60"}, r"timeout must be .* not '60'", id="timeout text"),
+        pytest.param({"timeout": LONGEST * 2}, r"timeout must be", id="timeout over a century"),
+        pytest.param({"scheduled_at": datetime(2026, 1, 1)}, r"scheduled_at 2026-.* has no timezone", id="naive"),
+        pytest.param({"scheduled_at": 1.5}, r"scheduled_at is a datetime, not float", id="moment as a number"),
+        pytest.param(
+            {"scheduled_at": datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))},
+            r"scheduled_at .* outside the years 1 to 9999",
+            id="after the end of time",
+        ),
+        pytest.param({"single_instance": 1}, r"single_instance is True or False, not 1", id="flag"),
+        pytest.param({"enabled": None}, r"enabled is True or False", id="enabled None"),
+        pytest.param({"unique": "yes"}, r"unique is True or False", id="unique text"),
+        pytest.param({"environments": "production"}, r"environments is a list of names", id="environments as text"),
+        pytest.param({"environments": ("",)}, r"a name in environments", id="empty environment"),
+        pytest.param({"depends_on": 7}, r"depends_on is a list of names, not 7", id="depends_on as a number"),
+        pytest.param({"cron_expression": "* * *"}, r"cron_expression .* five fields", id="cron"),
+        pytest.param({"meta": [1]}, r"meta is an object, not list", id="meta list"),
+        pytest.param({"meta": {"a": b""}}, r"meta\.a: JSON has no bytes", id="meta bytes"),
+        pytest.param({"meta": {"_timeout": 1}}, r"meta key '_timeout' is reserved", id="meta reserved"),
+        pytest.param({"meta": {"v": 2}}, r"meta key 'v' is reserved", id="meta version"),
+        pytest.param({"idempotency_key": 7}, r"idempotency_key is text, not int", id="key number"),
+        pytest.param({"idempotency_key": "k" * 256}, r"idempotency_key .* 1 to 255", id="key long"),
+        pytest.param({"concurrency_key": "a\tb"}, r"concurrency_key .* printable", id="concurrency key"),
+        pytest.param({"identifier": "a" * 129}, r"identifier .* 1 to 128", id="id long"),
+        pytest.param({"identifier": ""}, r"identifier '' is refused", id="id empty"),
+        pytest.param({"expires_in": 0}, r"expires_in must be more than 0 seconds", id="expires_in 0"),
+        pytest.param({"expires_in": -1}, r"expires_in must be 0 to", id="expires_in negative"),
+        pytest.param({"expires_in": float("nan")}, r"expires_in must be", id="expires_in nan"),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused_by_name(given_fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidJob, match=text):
+        JobDefinition(**{"handler": "report", **given_fields})
+
+
+@pytest.mark.parametrize("edge", [{"priority": 0}, {"priority": 255}, {"max_retries": 0}, {"timeout": 0}])
+def test_the_bounds_themselves_are_good(edge: dict[str, Any]) -> None:
+    assert JobDefinition("report", **edge)
+
+
+@pytest.mark.parametrize("key", ["idempotency_key", "concurrency_key"])
+@pytest.mark.parametrize(("raw", "kept"), [("  order-7\n", "order-7"), ("", None), (" \t", None), (None, None)])
+def test_keys_are_trimmed_and_an_empty_one_is_none(key: str, raw: str | None, kept: str | None) -> None:
+    assert getattr(JobDefinition("report", **{key: raw}), key) == kept  # type: ignore[arg-type]
+
+
+def test_a_moment_is_kept_in_utc_to_the_microsecond() -> None:
+    berlin = datetime(2026, 7, 1, 14, 0, 0, 123456, tzinfo=ZoneInfo("Europe/Berlin"))
+
+    job = JobDefinition("report", scheduled_at=berlin)
+
+    assert job.scheduled_at == NOON
+    assert job.scheduled_at is not None
+    assert job.scheduled_at.tzinfo is UTC
+
+
+class TestRequire:
+    @pytest.mark.parametrize(
+        ("asks", "named"),
+        [
+            pytest.param({"single_instance": True}, "single_instance", id="single instance"),
+            pytest.param({"concurrency_key": "x"}, "concurrency_key", id="concurrency"),
+            pytest.param({"idempotency_key": "x"}, "idempotency_key", id="idempotency"),
+            pytest.param({"unique": True, "idempotency_key": "x"}, "unique and idempotency_key", id="unique"),
+        ],
+    )
+    def test_what_needs_a_key_store_is_refused_without_one(self, asks: dict[str, Any], named: str) -> None:
+        job = JobDefinition("report", **asks)
+
+        with pytest.raises(
+            Unsupported, match=rf"^sqlite:// keeps no keys .* 'report' needs for {named}: leave {named} out"
+        ):
+            job.require(False, "sqlite")
+        job.require(True, "sqlite")
+
+    def test_a_plain_job_needs_nothing(self) -> None:
+        JobDefinition("report").require(False, "sqlite")
+
+    def test_unique_needs_a_key(self) -> None:
+        with pytest.raises(InvalidJob, match="unique needs an idempotency_key"):
+            JobDefinition("report", unique=True).require(True, "redis")
+
+
+class TestOverASocket:
+    def test_every_field_survives(self) -> None:
+        job = JobDefinition(**CHANGED)
+
+        assert JobDefinition.from_dict(json.loads(json.dumps(job.to_dict()))) == job
+
+    def test_defaults_are_left_out(self) -> None:
+        assert JobDefinition("report", {"x": 1}).to_dict() == {"handler": "report", "payload": {"x": 1}}
+
+    def test_the_moment_is_rfc_3339(self) -> None:
+        assert JobDefinition("report", scheduled_at=NOON).to_dict()["scheduled_at"] == "2026-07-01T12:00:00.123456Z"
+
+    @settings(deadline=None)
+    @given(
+        st.datetimes(datetime(1, 1, 3), datetime(9999, 12, 29), timezones=st.timezones() | st.just(UTC)),
+        st.integers(0, 255),
+        st.floats(0, LONGEST, exclude_min=True) | st.none(),
+    )
+    def test_any_moment_and_number_survive(self, moment: datetime, priority: int, seconds: float | None) -> None:
+        job = JobDefinition("r", scheduled_at=moment, priority=priority, timeout=seconds, expires_in=seconds)
+
+        assert JobDefinition.from_dict(json.loads(json.dumps(job.to_dict()))) == job
+
+    @pytest.mark.parametrize(
+        ("values", "text"),
+        [
+            pytest.param([], "a definition is an object with a handler", id="list"),
+            pytest.param({"payload": 1}, "a definition is an object with a handler", id="no handler"),
+            pytest.param({"handler": "r", "colour": 1}, "a definition has no field 'colour'", id="unknown field"),
+            pytest.param({"handler": "r", "scheduled_at": "soon"}, "'soon' is no RFC 3339", id="moment"),
+            pytest.param({"handler": "r", "scheduled_at": "2026-01-01T00:00"}, "has no timezone", id="naive moment"),
+            pytest.param({"handler": "r", "priority": 999}, "priority must be", id="bounds"),
+        ],
+    )
+    def test_rubbish_is_refused(self, values: Any, text: str) -> None:
+        with pytest.raises(InvalidJob, match=text):
+            JobDefinition.from_dict(values)

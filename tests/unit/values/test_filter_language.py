@@ -1,0 +1,99 @@
+"""The filter language of list, dead, retry, cancel and purge."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobpool.backend import MessageFilter, State
+from jobpool.filters import BadFilter, parse_filter
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("", MessageFilter(), id="empty"),
+        pytest.param("  \t ", MessageFilter(), id="blank"),
+        pytest.param("queue:reports", MessageFilter(queue="reports"), id="queue"),
+        pytest.param("handler:report", MessageFilter(handler="report"), id="handler"),
+        pytest.param('handler:"my report"', MessageFilter(handler="my report"), id="handler in quotes"),
+        pytest.param("handler:app.jobs:run", MessageFilter(handler="app.jobs:run"), id="handler with a colon"),
+        pytest.param("state:dead", MessageFilter(states=(State.DEAD,)), id="state"),
+        pytest.param("state:waiting,delayed", MessageFilter(states=(State.WAITING, State.DELAYED)), id="states"),
+        pytest.param("state:dead state:leased", MessageFilter(states=(State.DEAD, State.LEASED)), id="state twice"),
+        pytest.param("reason:timeout", MessageFilter(reason="timeout"), id="reason"),
+        pytest.param("age:>1h", MessageFilter(older_than=3600.0), id="older"),
+        pytest.param("age:>=1h30m", MessageFilter(older_than=5400.0), id="older, two units"),
+        pytest.param("age:<2d", MessageFilter(newer_than=172800.0), id="newer"),
+        pytest.param("age:<90", MessageFilter(newer_than=90.0), id="seconds"),
+        pytest.param("age:>1m age:<1w", MessageFilter(older_than=60.0, newer_than=604800.0), id="range"),
+        pytest.param("id:a1,b2 id:c3", MessageFilter(ids=("a1", "b2", "c3")), id="ids"),
+        pytest.param("timeout", MessageFilter(text="timeout"), id="bare text"),
+        pytest.param('"division by zero"', MessageFilter(text="division by zero"), id="quoted text"),
+        pytest.param('"queue:reports"', MessageFilter(text="queue:reports"), id="quotes take the key away"),
+        pytest.param('text:"say \\"hi\\" \\\\"', MessageFilter(text='say "hi" \\'), id="escapes"),
+        pytest.param(
+            'queue:reports handler:report state:dead reason:timeout age:>1h "text"',
+            MessageFilter(
+                queue="reports",
+                handler="report",
+                states=(State.DEAD,),
+                reason="timeout",
+                older_than=3600.0,
+                text="text",
+            ),
+            id="all together",
+        ),
+        pytest.param(' "text"   queue:a ', MessageFilter(queue="a", text="text"), id="any order and spacing"),
+    ],
+)
+def test_what_a_filter_says(text: str, expected: MessageFilter) -> None:
+    assert parse_filter(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        pytest.param("colour:red", "no filter key 'colour': use one of queue, handler, state", id="unknown key"),
+        pytest.param("Queue:a", "no filter key 'Queue'", id="key in capitals"),
+        pytest.param("queue:", "the filter term queue: has no value", id="no value"),
+        pytest.param('reason:""', "the filter term reason: has no value", id="empty value"),
+        pytest.param('""', "the filter term text: has no value", id="empty text"),
+        pytest.param("queue:a/b", "queue name 'a/b' is refused", id="queue name"),
+        pytest.param("state:done", "no state 'done': use one of waiting, delayed, leased, dead", id="state"),
+        pytest.param("state:dead,", "no state ''", id="empty state"),
+        pytest.param("id:", "the filter term id: has no value", id="no id"),
+        pytest.param("id:a,", "the filter term id:a, has an empty id in it", id="empty id"),
+        pytest.param("age:1h", "age:1h is not clear: write age:>1h for older, age:<1h for newer", id="age, no sign"),
+        pytest.param("age:>soon", "age:>soon is not clear: .* write seconds", id="age"),
+        pytest.param("age:>-5", "age:>-5 is not clear", id="negative age"),
+        pytest.param("age:>nan", "age:>nan is not clear", id="age nan"),
+        pytest.param("age:>", "age:> is not clear", id="age without a time"),
+        pytest.param("age:>1h age:>2h", "more than one age:> term", id="age twice"),
+        pytest.param("queue:a queue:b", "more than one queue term", id="queue twice"),
+        pytest.param("division by zero", "more than one text term: put the words in one pair of quotes", id="words"),
+        pytest.param('queue:a "open', "cannot be read from '\"open' on: is a quote left open", id="open quote"),
+        pytest.param('"a"b', "cannot be read from", id="text glued to a quote"),
+    ],
+)
+def test_what_is_not_clear_is_refused_with_the_mend(text: str, error: str) -> None:
+    with pytest.raises(BadFilter, match=error):
+        parse_filter(text)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=60))
+def test_any_text_is_a_filter_or_a_clear_error(text: str) -> None:
+    with contextlib.suppress(BadFilter):
+        assert isinstance(parse_filter(text), MessageFilter)
+
+
+@settings(deadline=None)
+@given(st.text(min_size=1, max_size=30))
+def test_any_text_can_be_quoted(text: str) -> None:
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
+
+    assert parse_filter(f'queue:a "{quoted}"') == MessageFilter(queue="a", text=text)

@@ -1,0 +1,140 @@
+"""What a handler sees, and what it can say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jobpool.builder import JobBuilder
+from jobpool.context import JobContext
+from jobpool.definition import JobDefinition
+from jobpool.envelope import MAX_BODY_BYTES, JobEnvelope
+from jobpool.errors import InvalidJob
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.shown: list[tuple[float, str]] = []
+        self.jobs: list[JobDefinition] = []
+
+    def progress(self, fraction: float, text: str, /) -> None:
+        self.shown.append((fraction, text))
+
+    def follow_up(self, definition: JobDefinition, /) -> None:
+        self.jobs.append(definition)
+
+
+def an_envelope(**given_fields: Any) -> JobEnvelope:
+    fields: dict[str, Any] = {
+        "job": "report",
+        "payload": {"customer": 7},
+        "queue": "reports",
+        "priority": 5,
+        "max_retries": 3,
+        "attempts": 2,
+        "name": None,
+        "identifier": "0123456789abcdef",
+    }
+    return JobEnvelope(**{**fields, **given_fields})
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+def test_it_tells_the_handler_about_its_job(listener: Listener) -> None:
+    envelope = an_envelope(name="daily", meta={"tenant": 7, "_timeout": 60.0, "v": 1})
+
+    ctx = JobContext(envelope, listener, fence=9, crashes=1, deadline=123.5)
+
+    assert ctx.id == "0123456789abcdef"
+    assert ctx.name == "daily"
+    assert ctx.handler == "report"
+    assert ctx.payload == {"customer": 7}
+    assert ctx.queue == "reports"
+    assert ctx.attempt == 3
+    assert ctx.fence == 9
+    assert ctx.crashes == 1
+    assert ctx.max_retries == 3
+    assert ctx.meta == {"tenant": 7}
+    assert ctx.deadline == 123.5
+    assert repr(ctx) == "<JobContext 0123456789abcdef 'report' attempt 3>"
+
+
+def test_what_the_pool_resolved_counts_more_than_the_wire(listener: Listener) -> None:
+    assert JobContext(an_envelope(max_retries=None), listener).max_retries is None
+    assert JobContext(an_envelope(max_retries=None), listener, max_retries=0).max_retries == 0
+
+
+def test_a_job_without_a_name_has_its_handlers(listener: Listener) -> None:
+    assert JobContext(an_envelope(), listener).name == "report"
+
+
+@pytest.mark.parametrize(
+    ("fraction", "shown"), [(0, 0.0), (0.4, 0.4), (1, 1.0), (-3, 0.0), (1.5, 1.0), (float("inf"), 1.0)]
+)
+def test_progress_is_kept_between_0_and_1(listener: Listener, fraction: float, shown: float) -> None:
+    JobContext(an_envelope(), listener).progress(fraction, "rendering")
+
+    assert listener.shown == [(shown, "rendering")]
+
+
+@pytest.mark.parametrize("fraction", [float("nan"), "0.5", None])
+def test_progress_that_is_no_number_is_refused(listener: Listener, fraction: Any) -> None:
+    with pytest.raises(ValueError, match="progress is a number from 0 to 1"):
+        JobContext(an_envelope(), listener).progress(fraction)
+    assert listener.shown == []
+
+
+class TestFollowUps:
+    @pytest.mark.parametrize(
+        ("job", "payload", "expected"),
+        [
+            pytest.param("mail", {"to": "a"}, JobDefinition("mail", {"to": "a"}), id="name and payload"),
+            pytest.param("mail", None, JobDefinition("mail", {}), id="name"),
+            pytest.param("mail", 0, JobDefinition("mail", 0), id="name and a payload that is false"),
+            pytest.param(JobDefinition("mail", priority=1), None, JobDefinition("mail", priority=1), id="definition"),
+            pytest.param(JobBuilder("mail").queue("out"), None, JobDefinition("mail", queue="out"), id="builder"),
+        ],
+    )
+    def test_each_form(self, listener: Listener, job: Any, payload: Any, expected: JobDefinition) -> None:
+        ident = JobContext(an_envelope(), listener).enqueue(job, payload)
+
+        assert len(ident) == 16
+        assert int(ident, 16) >= 0
+        assert listener.jobs == [expected.with_identifier(ident)]
+
+    def test_an_id_of_its_own_is_kept(self, listener: Listener) -> None:
+        assert JobContext(an_envelope(), listener).enqueue(JobDefinition("mail", identifier="mail-7")) == "mail-7"
+        assert listener.jobs[0].identifier == "mail-7"
+
+    def test_each_gets_another_id(self, listener: Listener) -> None:
+        ctx = JobContext(an_envelope(), listener)
+
+        assert len({ctx.enqueue("mail") for _ in range(10)}) == 10
+
+    def test_the_trace_is_handed_on(self, listener: Listener) -> None:
+        ctx = JobContext(an_envelope(meta={"traceparent": "00-a-b-01", "tenant": 7}), listener)
+
+        ctx.enqueue("mail")
+        ctx.enqueue(JobDefinition("mail", meta={"traceparent": "mine", "x": 1}))
+
+        assert [job.meta for job in listener.jobs] == [{"traceparent": "00-a-b-01"}, {"traceparent": "mine", "x": 1}]
+
+    @pytest.mark.parametrize(
+        ("job", "payload", "text"),
+        [
+            pytest.param("", None, "handler name", id="no name"),
+            pytest.param("mail", {"x": {1}}, r"payload\.x: JSON has no set", id="payload"),
+            pytest.param("mail", "x" * MAX_BODY_BYTES, "the body of job 'mail' has", id="too large"),
+            pytest.param(JobDefinition("mail"), {"x": 1}, "with a handler's name only", id="two payloads"),
+        ],
+    )
+    def test_what_could_not_be_sent_later_is_refused_now(
+        self, listener: Listener, job: Any, payload: Any, text: str
+    ) -> None:
+        with pytest.raises(InvalidJob, match=text):
+            JobContext(an_envelope(), listener).enqueue(job, payload)
+        assert listener.jobs == []

@@ -1,0 +1,59 @@
+"""What queue names, ids and other names may hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jobpool.errors import InvalidJob
+from jobpool.names import check_identifier, check_name, check_queue
+
+
+@pytest.mark.parametrize("queue", ["a", "reports", "9", "eu-west.pdf_v2", "A" * 100])
+def test_queue_names_that_are_good(queue: str) -> None:
+    assert check_queue(queue) == queue
+
+
+@pytest.mark.parametrize(
+    "queue",
+    [
+        pytest.param("", id="empty"),
+        pytest.param("A" * 101, id="too long"),
+        pytest.param(".hidden", id="starts with a dot"),
+        pytest.param("-option", id="starts with a dash"),
+        pytest.param("two words", id="space"),
+        pytest.param("a/b", id="slash"),
+        pytest.param("a:b", id="colon"),
+        pytest.param("a{b}", id="braces"),
+        pytest.param("reports\n", id="newline at the end"),
+        pytest.param("größe", id="not ASCII"),
+        pytest.param(7, id="no text"),
+        pytest.param(None, id="None"),
+    ],
+)
+def test_a_queue_name_with_odd_characters_is_refused(queue: Any) -> None:
+    with pytest.raises(InvalidJob, match=r"queue name .* is refused: 1 to 100 letters, digits"):
+        check_queue(queue)
+
+
+@pytest.mark.parametrize("ident", ["0123456789abcdef", "sync-0123456789ab", "order:2026/7@eu", "a" * 128])
+def test_ids_that_are_good(ident: str) -> None:
+    assert check_identifier(ident) == ident
+
+
+@pytest.mark.parametrize("ident", ["", "a" * 129, "-x", "a b", "a\n", "é", "a*", 1])
+def test_an_odd_id_is_refused(ident: Any) -> None:
+    with pytest.raises(InvalidJob, match=r"identifier .* is refused: 1 to 128"):
+        check_identifier(ident)
+
+
+@pytest.mark.parametrize("name", ["report", "Bericht für Zoë", "app.jobs:run", "n" * 255])
+def test_names_that_are_good(name: str) -> None:
+    assert check_name(name, "job name") == name
+
+
+@pytest.mark.parametrize("name", ["", "n" * 256, "a\nb", "a\x1b[31m", "\ud800", b"bytes"])
+def test_a_name_that_cannot_be_shown_on_one_line_is_refused(name: Any) -> None:
+    with pytest.raises(InvalidJob, match=r"job name .* is refused: 1 to 255 printable"):
+        check_name(name, "job name")

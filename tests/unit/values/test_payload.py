@@ -1,0 +1,144 @@
+"""What a payload may hold, and what the refusal says."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+from collections import OrderedDict, namedtuple
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobpool.errors import InvalidJob
+from jobpool.payload import LARGEST_INT, MAX_DEPTH, SMALLEST_INT, check_payload
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(SMALLEST_INT, LARGEST_INT)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def inside_itself() -> list[Any]:
+    loop: list[Any] = []
+    loop.append(loop)
+    return loop
+
+
+@settings(deadline=None)
+@given(json_values)
+def test_what_is_accepted_comes_back_from_the_wire_as_it_was(value: Any) -> None:
+    copy = check_payload(value)
+
+    assert copy == value
+    assert orjson.loads(orjson.dumps(copy)) == value
+
+
+def test_a_later_change_of_the_callers_value_changes_nothing() -> None:
+    mine: dict[str, Any] = {"items": [{"price": 1}], "tags": []}
+    copy = check_payload(mine)
+
+    mine["items"][0]["price"] = 2
+    mine["tags"].append("late")
+    mine["new"] = True
+
+    assert copy == {"items": [{"price": 1}], "tags": []}
+
+
+@pytest.mark.parametrize("edge", [SMALLEST_INT, LARGEST_INT, 0, -1, True, 5e-324, -0.0, "\x00", "", "🦆", None])
+def test_edges_that_json_can_carry(edge: Any) -> None:
+    assert check_payload({"value": edge}) == {"value": edge}
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 1
+
+
+class Price(float):
+    pass
+
+
+Point = namedtuple("Point", "x y")
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        pytest.param((1, (2, 3)), [1, [2, 3]], id="tuples become lists"),
+        pytest.param(Point(1, 2), [1, 2], id="named tuple"),
+        pytest.param(OrderedDict(a=1), {"a": 1}, id="OrderedDict"),
+        pytest.param(Colour.RED, "red", id="StrEnum"),
+        pytest.param(Level.HIGH, 1, id="IntEnum"),
+        pytest.param(Price(2.5), 2.5, id="subclass of float"),
+        pytest.param({Colour.RED: 1}, {"red": 1}, id="StrEnum as a key"),
+    ],
+)
+def test_relatives_of_json_types_become_the_plain_type(value: Any, plain: Any) -> None:
+    copy = check_payload(value)
+
+    assert copy == plain
+    assert type(copy) is type(plain)
+    if isinstance(copy, dict):
+        assert {type(key) for key in copy} == {str}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        pytest.param(
+            {"items": [0, 1, 2, {"price": float("nan")}]}, r"payload\.items\[3\]\.price: nan is not", id="nan"
+        ),
+        pytest.param(float("-inf"), r"payload: -inf is not a number in JSON", id="infinity at the top"),
+        pytest.param({"n": LARGEST_INT + 1}, r"payload\.n: the integer is beyond 64 bits", id="integer too large"),
+        pytest.param([SMALLEST_INT - 1], r"payload\[0\]: the integer is beyond 64 bits", id="integer too small"),
+        pytest.param({"tags": {"a"}}, r"payload\.tags: JSON has no set", id="set"),
+        pytest.param({"raw": b"x"}, r"payload\.raw: JSON has no bytes", id="bytes"),
+        pytest.param([datetime.date(2026, 1, 1)], r"payload\[0\]: JSON has no date", id="date"),
+        pytest.param([decimal.Decimal(1)], r"payload\[0\]: JSON has no Decimal", id="decimal"),
+        pytest.param([object()], r"payload\[0\]: JSON has no object", id="object"),
+        pytest.param({"a": {7: 1}}, r"payload\.a\[7\]: the key 7 is a int; JSON keys are strings", id="key"),
+        pytest.param({"a b": {"c": {1}}}, r"payload\['a b'\]\.c: JSON has no set", id="odd key in the path"),
+        pytest.param({"t": "\ud800"}, r"payload\.t: the text holds a lone surrogate", id="lone surrogate"),
+        pytest.param({"\udfff": 1}, r"payload\['\\udfff'\]: the text holds a lone surrogate", id="surrogate in a key"),
+        pytest.param(inside_itself(), r"payload(\[0\]){63}: nested more than 63 deep, or inside itself", id="loop"),
+        pytest.param(Price("nan"), r"payload: nan is not", id="nan in a subclass"),
+    ],
+)
+def test_what_json_cannot_carry_is_refused_with_its_path(value: Any, text: str) -> None:
+    with pytest.raises(InvalidJob, match=f"^{text}"):
+        check_payload(value)
+
+
+def test_the_depth_leaves_room_for_the_envelope() -> None:
+    assert check_payload(nested(MAX_DEPTH - 1)) == nested(MAX_DEPTH - 1)
+    with pytest.raises(InvalidJob, match="nested more than 63 deep"):
+        check_payload(nested(MAX_DEPTH))
+
+
+def test_a_value_a_thousand_deep_is_refused_without_a_recursion_error() -> None:
+    with pytest.raises(InvalidJob, match="nested more than"):
+        check_payload(nested(1_000))
+
+
+def test_the_error_names_the_place_it_was_given() -> None:
+    with pytest.raises(InvalidJob, match=r"^meta\.trace: JSON has no bytes"):
+        check_payload({"trace": b""}, "meta")
