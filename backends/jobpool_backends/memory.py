@@ -71,7 +71,7 @@ class _Entry:
     crashes: int = 0
     deliveries: int = 0
     owner: str = ""
-    fetch_id: str = ""
+    fetched_by: str = ""
     deadline: int = 0
     deadline_wall: int = 0
     held_since: int = 0
@@ -185,19 +185,20 @@ class MemoryBackend(QueueBackend):
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         boot = self.clock.boot()
+        call = f"{queue}:{fetch_id}"
         with self._changed:
             now = self._wall()
-            known = self._fetches.get(fetch_id, now)
+            known = self._fetches.get(call, now)
             if known is not None:
-                held = (self._held(seq, fetch_id, micros(boot)) for seq in known)
+                held = (self._held(seq, call, micros(boot)) for seq in known)
                 return [self._lease(entry, entry.deadline / MICRO) for entry in held if entry]
-            taken = self._take(queue, limit, ttl, fetch_id, micros(boot), now)
+            taken = self._take(queue, limit, ttl, call, micros(boot), now)
             if taken:
-                self._fetches.put(fetch_id, [entry.seq for entry in taken], now)
+                self._fetches.put(call, [entry.seq for entry in taken], now)
             expires_at = boot + ttl
             return [self._lease(entry, expires_at) for entry in taken]
 
-    def _take(self, name: str, limit: int, ttl: float, fetch_id: str, boot: int, now: int) -> list[_Entry]:
+    def _take(self, name: str, limit: int, ttl: float, call: str, boot: int, now: int) -> list[_Entry]:
         queue = self._queues[name]
         self._promote(queue, now)
         taken = list(islice(self._ready(queue), limit))
@@ -206,7 +207,7 @@ class MemoryBackend(QueueBackend):
         for entry in taken:
             entry.state = State.LEASED
             entry.owner = f"{prefix}{entry.seq:016x}"
-            entry.fetch_id = fetch_id
+            entry.fetched_by = call
             entry.held_since = boot
             entry.deadline = boot + length
             entry.deadline_wall = now + length
@@ -234,9 +235,9 @@ class MemoryBackend(QueueBackend):
                 self._move(entry, State.WAITING)
                 heappush(queue.ready[entry.priority], entry.seq)
 
-    def _held(self, seq: int, fetch_id: str, boot: int) -> _Entry | None:
+    def _held(self, seq: int, call: str, boot: int) -> _Entry | None:
         entry = self._entries.get(seq)
-        if entry is None or entry.state is not State.LEASED or entry.fetch_id != fetch_id or boot >= entry.deadline:
+        if entry is None or entry.state is not State.LEASED or entry.fetched_by != call or boot >= entry.deadline:
             return None
         return entry
 

@@ -20,7 +20,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import ClassVar
 
 from jobpool.clock import Clock, SystemClock
@@ -40,7 +40,7 @@ ENQUEUE_MEMORY = 600.0
 """Seconds after its end for which an id that a producer gave is still known (law 8)."""
 
 
-class State(str, Enum):
+class State(StrEnum):
     """Where a message is."""
 
     WAITING = "waiting"
@@ -195,7 +195,7 @@ class MessageFilter:
     ids: tuple[str, ...] = ()
 
 
-class Verb(str, Enum):
+class Verb(StrEnum):
     """What `bulk` does with what the filter finds. Leased messages are never touched."""
 
     DELETE = "delete"
@@ -325,7 +325,8 @@ class QueueBackend(ABC):
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         """Wait until one of `queues` may have something to fetch, and return it; None after `timeout` seconds.
 
-        A hint: it may be wrong, but must not miss a message, or a delay that falls due, for longer than 0.5 s. Never a busy loop.
+        A hint: it may be wrong, but must not miss a message, or a delay that falls due, for longer than 0.5 s. Never a
+        busy loop.
         """
         for queue in queues:
             check_queue(queue)
@@ -408,7 +409,7 @@ class QueueBackend(ABC):
         return self._renew(leases, ttl) if leases else []
 
     def reap(self, queue: str, policy: ReapPolicy | None = None) -> list[Reaped]:
-        """Give back the messages whose lease has expired: each expiry is charged once (crashes + 1), attempts untouched.
+        """Give back the messages whose lease has expired: each expiry is charged once, attempts untouched.
 
         They go to their old place, after the policy's back-off, or to the dead letters past `max_crashes` with reason
         `crash-limit`. Safe with any number of reapers; the condition is repeated in the write. At most 1,000 a call.
@@ -456,7 +457,7 @@ class QueueBackend(ABC):
         """Ask the broker for a sign of life. Raises BackendUnavailable. Blocks for one round trip."""
         self.stats("ping")
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - a backend without connections has nothing to close
         """Close every connection; safe to call twice. Leases are left to expire."""
 
     # --- what a broker fills in: each one atomic step, arguments already checked --------------------

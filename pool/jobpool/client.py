@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, Self
@@ -27,6 +28,8 @@ BATCH = 1000
 """Jobs in one round trip of `enqueue_many`."""
 
 logger = logging.getLogger("jobpool.client")
+
+_all: weakref.WeakSet[Jobs] = weakref.WeakSet()
 
 _inherited: list[QueueBackend] = []
 """Backends that a parent opened. Kept, because even closing them would write to the parent's connections."""
@@ -65,9 +68,9 @@ class Jobs:
         self._options = options
         self._given = backend
         self._opened: QueueBackend | None = None
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
+        _all.add(self)
 
     # --- producing ---------------------------------------------------------------------------------
 
@@ -137,7 +140,6 @@ class Jobs:
         if self._given is not None:
             return self._given
         with self._lock:
-            self._leave_to_parent()
             if self._closed:
                 raise ConfigurationError("this Jobs is closed: make a new one")
             if self._opened is None:
@@ -147,7 +149,6 @@ class Jobs:
     def close(self) -> None:
         """Close the backend, unless it was given open; safe to call twice."""
         with self._lock:
-            self._leave_to_parent()
             self._closed = True
             if self._opened is not None:
                 self._opened.close()
@@ -181,12 +182,19 @@ class Jobs:
         return open_backend(url, signer=signer, runner=runner, **self._options)
 
     def _leave_to_parent(self) -> None:
-        """After a fork, forget what the parent opened."""
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            if self._opened is not None:
-                _inherited.append(self._opened)
-                self._opened = None
+        """In a forked process: forget what the parent opened, and a lock that one of its threads may have held."""
+        self._lock = threading.Lock()
+        if self._opened is not None:
+            _inherited.append(self._opened)
+            self._opened = None
+
+
+def _after_fork() -> None:
+    for jobs in _all:
+        jobs._leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _definition(job: JobDefinition | JobBuilder) -> JobDefinition:

@@ -170,6 +170,6 @@ class _Kind:
 def _plain(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
-    text = str(value)
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     # One record is one line, whatever an error text holds; JSON's escapes are known to everybody.
     return json.dumps(text, ensure_ascii=False) if not text or set(text) & set(' \t\r\n"=') else text

@@ -109,10 +109,15 @@ def default_url(config: ConfigFile | None = None) -> str:
     config = config or find_config()
     named = config.values.get("backend")
     if named is None:
-        return f"sqlite:///{config.directory / 'jobpool.db'}"
+        return sqlite_url(config.directory / "jobpool.db")
     if not isinstance(named, str) or not named:
         raise ConfigurationError(f"{config.path}: backend must be a URL in quotes, not {named!r}")
     return named
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a SQLite file, whatever its path holds: in a URL, '%' and '?' mean something else."""
+    return "sqlite:///" + str(path.absolute()).replace("%", "%25").replace("?", "%3F")
 
 
 def default_signer(keys: Key | Sequence[Key] | None = None, config: ConfigFile | None = None) -> EnvelopeSigner:

@@ -22,13 +22,14 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from jobpool.configfile import ConfigFile, find_config
 from jobpool.errors import ConfigurationError
 from jobpool.master.settings import PoolSettings
-from jobpool.names import check_queue
+from jobpool.opening import sqlite_url
 from jobpool.policy.retry import PRESETS
 from jobpool.settingtypes import (
     parse_count,
     parse_handlers,
     parse_names,
     parse_number,
+    parse_pool_name,
     parse_queues,
     parse_share,
     parse_workers,
@@ -58,7 +59,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, validate_default=False)
 
-    name: Annotated[str, BeforeValidator(check_queue)] = "jobpool"
+    name: Annotated[str, BeforeValidator(parse_pool_name)] = "jobpool"
     """Of the pool: in process titles, `top` and `health`."""
     backend: str = Field(min_length=1, repr=False)
     """URL of the broker; `jobpool.db` beside the configuration file when nothing is said."""
@@ -237,7 +238,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _default_backend(file: ConfigFile) -> tuple[dict[str, Any], dict[str, str]]:
-    return {"backend": f"sqlite:///{file.directory / 'jobpool.db'}"}, {"backend": "backend"}
+    return {"backend": sqlite_url(file.directory / "jobpool.db")}, {"backend": "backend"}
 
 
 def _file_layer(file: ConfigFile) -> tuple[dict[str, Any], dict[str, str]]:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from jobpool.names import check_queue
+from jobpool.names import QUEUE_NAME, check_queue
 
 Queues = tuple[tuple[str, float], ...]
 
@@ -32,6 +32,13 @@ def parse_queues(value: object) -> Queues:
 def parse_names(value: object) -> tuple[str, ...]:
     """A text with commas, or a list of such texts; empty parts are dropped."""
     return tuple(name for part in _parts(value) for name in _split(part) if name)
+
+
+def parse_pool_name(value: object) -> str:
+    """A name that is safe in a file name and a process title."""
+    if not isinstance(value, str) or not QUEUE_NAME.fullmatch(value):
+        raise ValueError(f"{value!r} is not a name: 1 to 100 letters, digits, '.', '_' or '-', a letter or digit first")
+    return value
 
 
 def parse_workers(value: object) -> int:
@@ -116,7 +123,7 @@ def _pairs(value: object) -> Iterable[tuple[str, float]]:
 def _pair(item: str, *, after_comma: bool) -> tuple[str, float]:
     name, sign, weight = (piece.strip() for piece in item.partition("="))
     if after_comma and not sign and name.replace(".", "", 1).isdigit():
-        raise ValueError(f"{name!r} after a comma would be a queue of that name; a weight is written NAME={name}")
+        raise ValueError(f"{name!r} after a comma would be a queue; a weight is written NAME={name}")
     return check_queue(name), _weight(name, weight) if sign else 1.0
 
 

@@ -79,7 +79,9 @@ def _bytes(value: object) -> int | None:
     if isinstance(value, int):
         return value
     match = _SIZE.fullmatch(str(value).strip())
-    return int(float(match[1]) * BYTES[match[2].upper()]) if match else None
+    if match is None or ("." in match[1] and not match[2]):
+        return None
+    return int(float(match[1]) * BYTES[match[2].upper()])
 
 
 def _number(text: str) -> float | None:

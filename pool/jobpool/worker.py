@@ -1,8 +1,8 @@
 """`QueueWorker`: one message at a time in the caller's own process, for tests, cron and small scripts.
 
-The pipeline is the pool's: fetch, inspect, run one attempt, decide, settle. Inspection, attempt and decision are the very
-functions that the pool uses. What a single process cannot do, it does not: nobody kills a handler that hangs in C code,
-and one that crashes takes the caller with it; its lease then expires, and the reaper of a pool, or
+The pipeline is the pool's: fetch, inspect, run one attempt, decide, settle. Inspection, attempt and decision are the
+very functions that the pool uses. What a single process cannot do, it does not: nobody kills a handler that hangs in
+C code, and one that crashes takes the caller with it; its lease then expires, and the reaper of a pool, or
 `backend.reap_expired(queue)`, recovers the message.
 """
 
@@ -56,7 +56,7 @@ REJECTED_EVERY = 60.0
 logger = logging.getLogger("jobpool.worker")
 
 
-class JobFailed(JobpoolError):
+class JobFailedError(JobpoolError):
     """A job that was run inline did not succeed. The text is its error; `result` has the rest."""
 
     def __init__(self, result: ExecutionResult) -> None:
@@ -242,7 +242,7 @@ def inline_runner(
         default_timeout: Seconds, >= 0, for jobs and handlers that set none; 0 = unlimited.
 
     Returns:
-        A function of a definition that returns the job's result, and raises `JobFailed` when it, or one of its
+        A function of a definition that returns the job's result, and raises `JobFailedError` when it, or one of its
         follow-ups, did not succeed. There are no retries: nothing is kept that could be tried again.
     """
     handlers = DEFAULT if registry is None else registry
@@ -269,7 +269,7 @@ def _run_inline(definition: JobDefinition, registry: HandlerRegistry, default_ti
     timeout = _timeout(envelope, handler, default_timeout)
     attempt = run_attempt(JobToRun(envelope, queue, timeout=timeout), registry)
     if attempt.verdict is not Verdict.SUCCEEDED:
-        raise JobFailed(attempt.result)
+        raise JobFailedError(attempt.result)
     return attempt
 
 

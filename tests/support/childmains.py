@@ -39,6 +39,10 @@ def missing(_: ChildOptions) -> list[HandlerInfo]:
     return [nowhere_to_be_found]
 
 
+def starts_a_helper_and_fails(_: ChildOptions) -> list[HandlerInfo]:
+    raise LookupError(subprocess.Popen(["sleep", "600"]).pid)
+
+
 def bad_syntax(_: ChildOptions) -> list[HandlerInfo]:
     exec(compile("def report(:\n", "myapp.py", "exec"))
     return []

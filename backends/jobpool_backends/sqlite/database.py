@@ -135,7 +135,7 @@ class Database:
         )
         try:
             for pragma in self._pragmas:
-                connection.execute(f"PRAGMA {pragma}")
+                self.patiently(connection.execute, f"PRAGMA {pragma}")
             connection.create_function("jobpool_contains", -1, contains, deterministic=True)
         except BaseException:
             connection.close()

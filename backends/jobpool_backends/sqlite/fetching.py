@@ -65,7 +65,7 @@ class Fetcher:
         self._scheme = scheme
 
     def fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
-        call = f"fetch:{fetch_id}"
+        call = f"fetch:{queue}:{fetch_id}"
         before = self._clock.boot()
         if not self._has_work(queue, call):
             return []

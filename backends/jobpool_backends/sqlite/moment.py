@@ -40,7 +40,7 @@ def read_moment(clock: Clock, boot: int) -> Moment:
 def this_boot() -> int:
     """A positive number for this boot of this machine, and for this time namespace, which may shift CLOCK_BOOTTIME."""
     try:
-        name = _BOOT_ID.read_text("ascii").strip()
+        name = _BOOT_ID.read_text("utf-8").strip()
     except OSError:
         name = "unknown"
     try:

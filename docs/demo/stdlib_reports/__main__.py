@@ -24,8 +24,8 @@ from stdlib_reports import page, pool
 from stdlib_reports.shelf import Shelf
 from stdlib_reports.summary import Picture, differences, lines
 
-PATIENCE = 300.0
-"""Seconds after which the pool is told to stop: the demo takes a tenth of it on two slow cores."""
+PATIENCE = 120.0
+"""Seconds after which the pool is told to stop: the demo takes a tenth of it on two cores."""
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -23,6 +23,10 @@ MAX_CRASHES = 2
 """Crashes that one message may cause; the third makes it a dead letter. The default is 5: this is for haste."""
 
 
+STOP_WITHIN = 35.0
+"""Seconds in which a pool that was told to stop has to be gone: its `stop_grace` of 25 s, and some more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Enqueued:
     """The ids of the jobs."""
@@ -75,8 +79,17 @@ def running(shelf: Shelf, workers: int) -> Iterator[subprocess.Popen[bytes]]:
         try:
             yield pool
         finally:
-            pool.terminate()
-            pool.wait()
+            _stop(pool)
+
+
+def _stop(pool: subprocess.Popen[bytes]) -> None:
+    """Ask it to drain; one that does not answer is killed, and its children die with it."""
+    pool.terminate()
+    try:
+        pool.wait(STOP_WITHIN)
+    except subprocess.TimeoutExpired:
+        pool.kill()
+        pool.wait()
 
 
 def left(backend: jobpool.QueueBackend) -> int:

@@ -75,7 +75,7 @@ class Picture:
 
     @property
     def hung_for(self) -> float | None:
-        """Seconds from the start of `hang` to its end, to the tenth or so that two readings of a clock allow."""
+        """Seconds from the start of `hang` to its dead letter."""
         letter, starts = self.letter(self.hang), self.starts(self.hang)
         return letter.died_at - starts[0].at if letter and starts else None
 
@@ -134,6 +134,8 @@ def _hang(picture: Picture) -> Iterator[str]:
         return
     if letter.reason != "timeout":
         yield f"the job that hangs in C died of {letter.reason!r}; it should be 'timeout'"
+    if "in hang" not in letter.error:
+        yield "the job that hangs in C is a dead letter without its stack; it should name the line"
     if hung_for > picture.allowed + SLACK:
         yield f"the job that hangs in C was stopped after {hung_for:.1f} s; it should be {picture.allowed:.1f} s"
 
@@ -169,7 +171,12 @@ def _why_crashed(picture: Picture) -> str:
     if letter is None:
         return ""
     processes = len({entry.pid for entry in starts})
-    return f"crash took {processes} processes with it, {letter.cause}; its crash budget was spent"
+    return f"crash took {processes} processes with it, each {_how(letter.cause)}; then its crash budget was spent"
+
+
+def _how(cause: str) -> str:
+    """`killed by SIGSEGV`: the cause without its numbers and its stack."""
+    return cause.strip().partition("\n")[0].partition(";")[0] or "ended somehow"
 
 
 def _last_line(text: str) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol
 
@@ -78,7 +78,7 @@ class Attempt:
     output: str = ""
     error: str = ""
     after: float = 0.0
-    follow_ups: list[JobDefinition] = field(default_factory=list)
+    follow_ups: Sequence[JobDefinition] = ()
     started_at: float = 0.0
     daemons: bool = False
 

@@ -7,7 +7,6 @@ output file (`OutputFile`) and is read, and emptied, when the attempt is over.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import io
 import os
@@ -51,12 +50,12 @@ class HeadTail:
 
     def text(self) -> str:
         """All of it, or head, mark and tail. No character is cut in two, and bytes that are no UTF-8 become U+FFFD."""
-        tail = bytes(self._tail[-self._room :])
-        dropped = self.total - len(self._head) - len(tail)
-        if dropped <= 0:
-            return (bytes(self._head) + tail).decode("utf-8", "replace")
-        head = codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(self._head))
-        return head + _mark(dropped) + _from_character(tail).decode("utf-8", "replace")
+        head, tail = bytes(self._head), bytes(self._tail[-self._room :])
+        if len(head) + len(tail) >= self.total:
+            return (head + tail).decode("utf-8", "replace")
+        head, tail = _to_character(head), _from_character(tail)
+        dropped = self.total - len(head) - len(tail)
+        return head.decode("utf-8", "replace") + _mark(dropped) + tail.decode("utf-8", "replace")
 
     def clear(self) -> None:
         self._head.clear()
@@ -208,6 +207,16 @@ class _Binary(io.RawIOBase):
 
 def _mark(dropped: int) -> str:
     return f"\n[… {dropped} bytes dropped …]\n"
+
+
+def _to_character(data: bytes) -> bytes:
+    """Without the beginning of a character that was cut off at the end."""
+    for back in range(1, min(3, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 != 0x80:
+            length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+            return data[:-back] if length > back else data
+    return data
 
 
 def _from_character(data: bytes) -> bytes:

@@ -23,7 +23,7 @@ from jobpool.child import app
 from jobpool.child.attempt import Attempt, AttemptRunner, JobToRun
 from jobpool.child.capture import Capture, OutputFile
 from jobpool.child.channel import ChannelProducer
-from jobpool.child.recycle import DESCRIPTORS, Wear
+from jobpool.child.recycle import DESCRIPTORS, SocketsLost, Wear
 from jobpool.child.registry import DEFAULT
 from jobpool.child.tidy import Tidy
 from jobpool.envelope import decode
@@ -31,7 +31,7 @@ from jobpool.errors import ConfigurationError, MalformedEnvelope
 from jobpool.mechanism import packets
 from jobpool.mechanism.alarm import Alarm
 from jobpool.mechanism.boot import ChildBoot
-from jobpool.mechanism.frames import RUN_HEAD, BootFailed, Ready, Result, Verdict
+from jobpool.mechanism.frames import RUN_HEAD, BootFailed, Ready, Result, Verdict, plain_success
 
 OK = 0
 CANNOT_BOOT = 69
@@ -60,7 +60,7 @@ def run(boot: ChildBoot) -> int:
         return _cannot_boot(boot, str(error))
     try:
         return Child(boot).serve()
-    except OSError:
+    except (OSError, SocketsLost):
         return BROKEN
 
 
@@ -76,7 +76,7 @@ class Child:
     def __init__(self, boot: ChildBoot) -> None:
         options = boot.options
         DEFAULT.restrict(options.queue_handlers)
-        producer.set_default(ChannelProducer(boot.channel))
+        producer.enter_child(ChannelProducer(boot.channel))
         _write_lines_at_once()
         self._boot = boot
         self._work = boot.work
@@ -99,7 +99,7 @@ class Child:
         """Tell the master, then take frame after frame.
 
         Raises:
-            OSError: A socket to the master is broken.
+            OSError, SocketsLost: A socket to the master is broken.
         """
         self._page.idle(monotonic())
         self._title.idle()
@@ -142,7 +142,7 @@ class Child:
 
     def _answer(self, nonce: int, attempt: Attempt) -> str:
         leaving = self._leaving(attempt)
-        self._send(_result(nonce, attempt, leaving))
+        self._send(nonce, attempt, leaving)
         self._page.finished(attempt.verdict is Verdict.SUCCEEDED, monotonic())
         return leaving
 
@@ -154,19 +154,14 @@ class Child:
             return DESCRIPTORS
         return leaving
 
-    def _send(self, result: Result) -> None:
+    def _send(self, nonce: int, attempt: Attempt, leaving: str) -> None:
         try:
-            packets.send(self._channel, result.encode())
+            packets.send(self._channel, _packet(nonce, attempt, leaving))
         except packets.PacketTooLarge as error:
-            failed = Result(
-                result.nonce,
-                Verdict.FAILED,
-                result.started,
-                result.duration,
-                error=f"the job's follow-ups are too large to be sent at once: {error}",
-                leaving=result.leaving,
-            )
-            packets.send(self._channel, failed.encode())
+            attempt.verdict = Verdict.FAILED
+            attempt.error = f"the job's follow-ups are too large to be sent at once: {error}"
+            attempt.follow_ups = ()
+            packets.send(self._channel, _packet(nonce, attempt, leaving))
 
 
 class _Title:
@@ -186,8 +181,10 @@ class _Title:
             setproctitle(f"{self._prefix} idle")
 
 
-def _result(nonce: int, attempt: Attempt, leaving: str) -> Result:
-    return Result(
+def _packet(nonce: int, attempt: Attempt, leaving: str) -> bytes:
+    if attempt.verdict is Verdict.SUCCEEDED and not (attempt.output or attempt.follow_ups or leaving):
+        return plain_success(nonce, attempt.started, attempt.duration)
+    result = Result(
         nonce,
         attempt.verdict,
         attempt.started,
@@ -198,6 +195,7 @@ def _result(nonce: int, attempt: Attempt, leaving: str) -> Result:
         [definition.to_dict() for definition in attempt.follow_ups],
         leaving,
     )
+    return result.encode()
 
 
 def _write_lines_at_once() -> None:

@@ -38,6 +38,10 @@ _SO_COOKIE = 57
 """Of <asm-generic/socket.h>: a number that no other socket of this boot has."""
 
 
+class SocketsLost(Exception):
+    """The handler has closed a socket to the master, or put another one in its place: nothing must be sent any more."""
+
+
 class Wear:
     """How worn a child is, measured against how it was when this was made: right before its first job."""
 
@@ -52,8 +56,12 @@ class Wear:
     def reason(self, attempt: Attempt) -> str:
         """Why the child should go now; "" = it may stay. Kills what processes the attempt has left behind.
 
+        Raises:
+            SocketsLost: There is no way to the master any more.
+
         Blocks for `LAST_WORDS` and `SWEEP_LIMIT` at most, and not at all when nothing was left behind.
         """
+        self._descriptors.check_sockets()
         self._left -= 1
         # Swept in any case: a left-over process must not go on because the child leaves for another reason.
         swept = linux.has_children() and self._sweep(attempt)
@@ -110,7 +118,7 @@ class _Memory:
 class _Descriptors:
     """Whether descriptors leak, or were closed under our feet, told by the lowest free one: two system calls.
 
-    A socket that was closed and whose number went to another is told by its cookie.
+    A socket of ours whose number now belongs to another is told by its cookie: a result must not go to a stranger.
     """
 
     def __init__(self, sockets: tuple[socket.socket, ...], most: int) -> None:
@@ -118,13 +126,16 @@ class _Descriptors:
         self._most = self._first + most
         self._sockets = [(sock, _cookie(sock)) for sock in sockets]
 
+    def check_sockets(self) -> None:
+        for sock, cookie in self._sockets:
+            if _cookie(sock) != cookie:
+                raise SocketsLost
+
     def worn(self) -> bool:
         try:
-            if not self._first <= _lowest_free() <= self._most:
-                return True
+            return not self._first <= _lowest_free() <= self._most
         except OSError:  # none is left, or the standard streams are closed
             return True
-        return any(_cookie(sock) != cookie for sock, cookie in self._sockets)
 
 
 def resident() -> int:
@@ -155,5 +166,7 @@ def _lowest_free() -> int:
 
 
 def _cookie(sock: socket.socket) -> bytes:
-    """Raises `OSError` when the descriptor is closed, or no socket."""
-    return sock.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8)
+    try:
+        return sock.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8)
+    except OSError:  # closed, or a file now
+        return b""

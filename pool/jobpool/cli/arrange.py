@@ -17,22 +17,27 @@ import click
 FOR_THE_GROUP = frozenset({"-h", "--help", "-V", "--version"})
 
 
-def arrange(group: click.Group, words: Sequence[str], default: str) -> list[str]:
+def arrange(group: click.Group, words: Sequence[str], default: str, *, complete: bool = False) -> list[str]:
     """`words` with the verb in front, `default` where none is given, and options that stood before it behind it.
+
+    Args:
+        complete: The words are an unfinished line: where nothing is written yet, any verb may follow.
 
     Raises:
         click.UsageError: The first word that is no option is no verb; the text names the nearest one.
     """
     place = _first_plain(words, _values_taken(group))
     if place is None:
-        asks_group = not group.commands.keys() & {default} or FOR_THE_GROUP & set(words)
+        asks_group = FOR_THE_GROUP & set(words) or (complete and not words)
         return list(words) if asks_group else [default, *words]
     verb = words[place]
     command = group.commands.get(verb)
     if command is None:
         raise click.UsageError(unknown_verb(verb, group.commands))
     rest = [*words[:place], *words[place + 1 :]]
-    return [verb, *arrange(command, rest, "list")] if isinstance(command, click.Group) else [verb, *rest]
+    if isinstance(command, click.Group):
+        rest = arrange(command, rest, "list", complete=complete)
+    return [verb, *rest]
 
 
 def unknown_verb(word: str, verbs: Iterable[str]) -> str:

@@ -110,9 +110,7 @@ def _unleased(where: MessageFilter) -> MessageFilter:
     return replace(where, states=where.states or (State.WAITING, State.DELAYED, State.DEAD))
 
 
-def _carry_out(
-    backend: QueueBackend, where: MessageFilter, verb: Verb, word: str, *, yes: bool, dry_run: bool
-) -> None:
+def _carry_out(backend: QueueBackend, where: MessageFilter, verb: Verb, word: str, *, yes: bool, dry_run: bool) -> None:
     count = backend.count(where, cap=CAP)
     if not count:
         note("no message matches")
@@ -142,7 +140,8 @@ def _ask(question: str) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(f"{question} Nobody can be asked here: give --yes, or --dry-run to look only")
     if not click.confirm(question, err=True):
-        raise click.Abort
+        note("nothing was changed")
+        raise click.exceptions.Exit(1)
 
 
 def _repeat(backend: QueueBackend, where: MessageFilter, verb: Verb, count: int) -> int:

@@ -66,7 +66,7 @@ def read_payload(words: tuple[str, ...]) -> Any:
     Raises:
         click.UsageError: They are neither.
     """
-    if len(words) == 1 and ("=" not in words[0] or words[0].lstrip()[:1] in ('{', '[', '"')):
+    if len(words) == 1 and ("=" not in words[0] or words[0].lstrip()[:1] in ("{", "[", '"')):
         return _json_value(words[0])
     pairs: dict[str, Any] = {}
     for word in words:
@@ -84,7 +84,7 @@ def _json_value(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise click.UsageError(
-            f'the payload {text[:60]!r} is neither JSON nor key=value: {error}; a text is written \'"like this"\''
+            f"the payload {text[:60]!r} is neither JSON nor key=value: {error}; a text is written '\"like this\"'"
         ) from None
 
 

@@ -1,6 +1,6 @@
 """How a failure looks: one sentence on stderr and an exit code. A traceback only with -vv or JOBPOOL_DEBUG.
 
-    0 done    1 failed    2 wrong usage or configuration    3 no pool (health)    130 interrupted
+0 done, 1 failed, 2 wrong usage or configuration, 3 no pool (health only), 130 interrupted.
 """
 
 from __future__ import annotations

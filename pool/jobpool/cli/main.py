@@ -36,7 +36,7 @@ class Verbs(click.Group):
         if not completing:
             return arrange(self, args, self.default)
         try:
-            return arrange(self, args, self.default) if args else args
+            return arrange(self, args, self.default, complete=True)
         except click.UsageError:
             return args
 

@@ -22,11 +22,11 @@ PAGE = 500
 COLUMNS = (
     Column("ID"),
     Column("STATE"),
-    Column("QUEUE"),
-    Column("HANDLER"),
-    Column("PRIO", right=True),
-    Column("ATTEMPTS", right=True),
-    Column("CRASHES", right=True),
+    Column("QUEUE", flexible=True),
+    Column("HANDLER", flexible=True),
+    Column("PRI", right=True),
+    Column("ATT", right=True),
+    Column("CRASH", right=True),
     Column("AGE", right=True),
     Column("WHY", flexible=True),
 )

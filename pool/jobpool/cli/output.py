@@ -10,6 +10,9 @@ from typing import Any
 
 import click
 
+NARROWEST = 8
+"""Characters that a column keeps, however narrow the terminal is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -36,11 +39,11 @@ def answer_json(value: Any) -> None:
     click.echo(json.dumps(value, ensure_ascii=False, default=str, indent=2 if sys.stdout.isatty() else None))
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], title: str = "") -> None:
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Rows of text; each cell on one line."""
     cells = [[_one_line(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
-        _rich_table(columns, cells, title)
+        _rich_table(columns, cells)
     else:
         _plain_table(columns, cells)
 
@@ -50,8 +53,24 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
+def fit(columns: Sequence[Column], widths: list[int], room: int) -> list[int]:
+    """`widths` with the flexible columns cut, the widest first, until all fit into `room`; ids are never cut."""
+    fitted = list(widths)
+    flexible = [index for index, column in enumerate(columns) if column.flexible]
+    while sum(fitted) > room and flexible:
+        widest = max(flexible, key=lambda index: fitted[index])
+        if fitted[widest] <= NARROWEST:
+            break
+        fitted[widest] -= 1
+    return fitted
+
+
+def _widths(columns: Sequence[Column], rows: list[list[str]]) -> list[int]:
+    return [max([len(column.title), *(len(row[i]) for row in rows)]) for i, column in enumerate(columns)]
+
+
 def _plain_table(columns: Sequence[Column], rows: list[list[str]]) -> None:
-    widths = [max([len(column.title), *(len(row[i]) for row in rows)]) for i, column in enumerate(columns)]
+    widths = _widths(columns, rows)
     for row in ([column.title for column in columns], *rows):
         padded = (
             cell.rjust(width) if column.right else cell.ljust(width)
@@ -60,26 +79,21 @@ def _plain_table(columns: Sequence[Column], rows: list[list[str]]) -> None:
         click.echo("  ".join(padded).rstrip())
 
 
-def _rich_table(columns: Sequence[Column], rows: list[list[str]], title: str) -> None:
-    from rich.box import SIMPLE_HEAD
+def _rich_table(columns: Sequence[Column], rows: list[list[str]]) -> None:
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
-    grid = Table(title=title or None, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for column in columns:
-        justify = "right" if column.right else "left"
+    console = Console()
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold underline")
+    widths = fit(columns, _widths(columns, rows), console.width - 2 * len(columns))
+    for column, width in zip(columns, widths, strict=True):
         grid.add_column(
-            column.title,
-            justify=justify,  # type: ignore[arg-type]
-            style=column.style,
-            no_wrap=True,
-            overflow="ellipsis",
-            ratio=1 if column.flexible else None,
+            column.title, justify="right" if column.right else "left", style=column.style, no_wrap=True, width=width
         )
     for row in rows:
-        grid.add_row(*(escape(cell) for cell in row))
-    Console().print(grid)
+        grid.add_row(*map(Text, row))
+    console.print(grid)
 
 
 def _one_line(text: str) -> str:

@@ -42,9 +42,10 @@ class Progress:
     ) -> None:
         self._over.set()
         self._thread.join()
-        if self._board is not None:
-            self._show(self._board.header.read())
-            self._board.close()
+        board = self._board or self._open()
+        if board is not None:
+            self._show(board.header.read())
+            board.close()
         self._lines.status("")
 
     def _draw(self) -> None:

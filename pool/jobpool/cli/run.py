@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jobpool.cli")
 
+LOCAL = frozenset({"sqlite", "memory", "sync"})
+"""Schemes of brokers that only this machine's users reach; on the others unsigned messages deserve a warning."""
+
 
 def _stop(*names: str, **kwargs: Any) -> Callable[[options.Function], options.Function]:
     return option(*names, section="When to stop  [default: when told to]", **kwargs)
@@ -68,6 +71,7 @@ def run(
     lines = configure(session.log_level(start.log_level), start.log_format)
     if progress is None:
         progress = sys.stderr.isatty() and start.log_format == "text" and bool(until_empty or pool.max_total)
+    _announce(pool)
     with _published(pool, start.runtime_dir) as published:
         ctx.exit(_run(published, lines if progress else None))
 
@@ -83,6 +87,15 @@ def _read(session: Session, flags: dict[str, Any], mode: dict[str, Any]) -> Star
         return read_start(settings, sys_path=search_path(session.config_directory()), **mode)
 
     return apart(read)
+
+
+def _announce(pool: PoolSettings) -> None:
+    from jobpool.opening import redact, scheme_of
+
+    about = {"name": pool.name, "workers": pool.workers, "queues": list(pool.queue_names)}
+    log.info("pool starts", extra={"fields": about | {"backend": redact(pool.backend), "apps": list(pool.apps)}})
+    if not pool.signing_keys and scheme_of(pool.backend) not in LOCAL:
+        log.warning("messages are not signed", extra={"mend": "set signing_key: who reaches the broker can enqueue"})
 
 
 @contextlib.contextmanager

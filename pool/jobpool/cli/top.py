@@ -17,12 +17,10 @@ from jobpool.cli.health import no_pool
 from jobpool.cli.options import Command, as_json, common, option
 from jobpool.cli.output import Column, answer_json, say, table
 from jobpool.cli.session import Session
-from jobpool.cli.topview import COLUMNS, cells, headline
+from jobpool.cli.topview import COLUMNS, cells, headline, screen
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from jobpool.top import PoolSample, Watcher
+    from jobpool.top import Watcher
 
 FAILED = 1
 
@@ -73,15 +71,9 @@ def _live(watcher: Watcher, interval: float, nobody: str) -> None:
         Live(console=console, screen=True, auto_refresh=False) as live,
     ):
         while True:
-            live.update(_screen(watcher.sample(), console.size.height, nobody), refresh=True)
+            live.update(screen(watcher.sample(), *console.size, nobody), refresh=True)
             if _left(keys, interval):
                 return
-
-
-def _screen(samples: list[PoolSample], height: int, nobody: str) -> RenderableType:
-    from jobpool.cli.topview import screen
-
-    return screen(samples, height, nobody)
 
 
 @contextlib.contextmanager

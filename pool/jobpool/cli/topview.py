@@ -17,11 +17,12 @@ COLUMNS = (
     *(("DONE", True), ("FAILED", True), ("RESTARTS", True), ("PROGRESS", False)),
 )
 STYLES = {"busy": "green", "idle": "dim", "dying": "red", "starting": "yellow", "booting": "yellow", "empty": "red"}
+ROOM = (4, 7, 8, 10, 16, 8, 3, 6, 6, 5, 4, 7, 6, 8, 12)
+"""Characters that each column needs."""
+
+FIRST_TO_GO = ("RESTARTS", "PROGRESS", "PID", "CPU%", "FAILED", "QUEUE", "TRY", "DONE", "MEM", "JOB", "LEFT")
 SILENT = 3.0
 """Seconds without a turn of the master's loop after which the headline says so."""
-
-AROUND = 4
-"""Lines that a pool takes besides its rows."""
 
 
 def headline(sample: PoolSample) -> str:
@@ -60,37 +61,50 @@ def cells(row: SlotRow) -> list[str]:
     ]
 
 
-def screen(samples: list[PoolSample], height: int, nobody: str) -> RenderableType:
-    """Everything that fits in `height` lines; each pool gets its share of them."""
+def fitting(width: int) -> list[int]:
+    """Which columns a window of `width` characters has room for; the least telling ones go first."""
+    kept = list(range(len(COLUMNS)))
+    for title in FIRST_TO_GO:
+        if sum(ROOM[index] + 1 for index in kept) <= width:
+            break
+        kept.remove(next(index for index in kept if COLUMNS[index][0] == title))
+    return kept
+
+
+def screen(samples: list[PoolSample], width: int, height: int, nobody: str) -> RenderableType:
+    """Everything that fits in the window; each pool gets its share of the lines."""
     from rich.console import Group
     from rich.text import Text
 
     if not samples:
         return Text(nobody, "yellow")
-    share = max(1, height // len(samples) - AROUND)
-    return Group(*(part for sample in samples for part in _pool(sample, share)))
+    share = height // len(samples)
+    return Group(*(part for sample in samples for part in _pool(sample, width, share)))
 
 
-def _pool(sample: PoolSample, share: int) -> list[RenderableType]:
+def _pool(sample: PoolSample, width: int, lines: int) -> list[RenderableType]:
+    """One pool in at most `lines` lines: headline, head of the table, rows, and how many rows there was no room for."""
     from rich.text import Text
 
     first, *rest = headline(sample).splitlines()
+    room = max(1, lines - len(rest) - 2)
+    share = room if len(sample.rows) <= room else max(1, room - 1)
     parts: list[RenderableType] = [Text(first, "bold", no_wrap=True, overflow="ellipsis")]
     for number, line in enumerate(rest):
         parts.append(Text(line, "yellow" if number else "", no_wrap=True, overflow="ellipsis"))
     if sample.rows:
-        parts.append(_table(sample.rows[:share]))
+        parts.append(_table(sample.rows[:share], fitting(width)))
     if len(sample.rows) > share:
         parts.append(Text(f"… {len(sample.rows) - share} more slots: make the window taller", "dim"))
     return parts
 
 
-def _table(rows: tuple[SlotRow, ...]) -> RenderableType:
+def _table(rows: tuple[SlotRow, ...], kept: list[int]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
     grid = Table(box=None, pad_edge=False, expand=True, header_style="reverse")
-    for title, right in COLUMNS:
+    for title, right in (COLUMNS[index] for index in kept):
         flexible = title in ("HANDLER", "JOB", "PROGRESS")
         grid.add_column(title, justify="right" if right else "left", no_wrap=True, ratio=1 if flexible else None)
     for row in rows:
@@ -98,7 +112,7 @@ def _table(rows: tuple[SlotRow, ...]) -> RenderableType:
         shown[2].stylize(STYLES.get(row.state, ""))
         if row.left is not None and row.left < 0:
             shown[8].stylize("bold red")
-        grid.add_row(*shown)
+        grid.add_row(*(shown[index] for index in kept))
     return grid
 
 

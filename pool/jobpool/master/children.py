@@ -17,6 +17,11 @@ LARGEST_ANSWER = 8 * 1024 * 1024
 TRACE_TAIL = 16 * 1024
 OUTPUT_TAIL = 4 * 1024
 
+OUTPUT_LIMIT = 4 * 1024 * 1024
+"""Bytes of raw output of one attempt above which, at the next sample, only the first `OUTPUT_KEPT` stay."""
+
+OUTPUT_KEPT = 1024 * 1024
+
 
 class BrokenChannelError(Exception):
     """The child's channel has closed (`closed`), or carries rubbish."""
@@ -135,6 +140,11 @@ class ChildLine:
     def read_output(self) -> str:
         """The tail of what the child wrote to its descriptors 1 and 2."""
         return _tail(self._output, 0, OUTPUT_TAIL)[0]
+
+    def bound_output(self) -> None:
+        """Cut back what a running attempt has flooded its raw descriptors with: the child can only do it afterwards."""
+        if os.fstat(self._output).st_size > OUTPUT_LIMIT:
+            os.ftruncate(self._output, OUTPUT_KEPT)
 
     def close(self) -> None:
         """Let everything go. Safe to call twice."""

@@ -251,6 +251,11 @@ class Crew:
         line = self._lines.get(slot.child)
         return line.read_trace() if line else ""
 
+    def bound_outputs(self) -> None:
+        """Keep the children's output files small, whatever is written to them."""
+        for line in self._lines.values():
+            line.bound_output()
+
     def close(self) -> None:
         """End every fork server and let go of everything. Blocks until they are dead, some milliseconds."""
         for generation in list(self._servers):

@@ -26,12 +26,11 @@ class Inbox:
 
     def take(self) -> list[Event]:
         """All events so far. Only the loop calls it."""
-        if not self._rung:
-            return []
-        # The flag goes down before the events are taken: one that comes in between rings again, for nothing at worst.
-        self._rung = False
+        # In this order, or a wake-up is lost: silence the bell, lower the flag, take. An event that comes before the
+        # flag is down is taken now; one that comes after it rings again, for nothing at worst.
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
+        self._rung = False
         taken = []
         while self._events:
             taken.append(self._events.popleft())

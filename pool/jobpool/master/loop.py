@@ -95,6 +95,7 @@ class Master:
             case ev.Sampled(samples):
                 for child, _, share in samples:
                     self._publisher.note_cpu(child, share)
+                self._crew.bound_outputs()
 
     # --- perform ------------------------------------------------------------------------------------
 

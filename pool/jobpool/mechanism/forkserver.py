@@ -61,9 +61,11 @@ def main(argv: list[str]) -> int:
     _prepare(config, control)
     inheritance = Inheritance(control_fd)
     if preload:
+        linux.prefer_as_victim(VICTIM_POINTS)
         loaded = load(config)
         packets.send(control, loaded.encode())
         if isinstance(loaded, LoadFailed):
+            linux.sweep_strays((), 1.0)  # what the import had started before it failed
             return LOAD_FAILED
         if not loaded.preloaded:
             _execute_anew(control_fd, config_fd, board_fd)
@@ -76,7 +78,6 @@ def _prepare(config: ForkServerConfig, control: socket.socket) -> None:
     _ignore_signals()
     _die_with_master(control)
     linux.become_subreaper()
-    linux.prefer_as_victim(VICTIM_POINTS)
     if sys.stderr is not None:
         faulthandler.enable()  # an import that crashes leaves its stack on the master's stderr
     name = f" [{config.name}]" if config.name else ""

@@ -22,7 +22,7 @@ import orjson
 
 RUN_HEAD = struct.Struct("<BQQIId")
 RESULT_HEAD = struct.Struct("<BQBdd")
-_RESULT_TAIL = (str, str, (int, float), list, str)
+_RESULT_TAIL: tuple[Any, ...] = (str, str, (int, float), list, str)
 
 
 class BadFrame(ValueError):
@@ -115,6 +115,11 @@ class Result:
         if not (self.output or self.error or self.after or self.follow_ups or self.leaving):
             return head
         return head + orjson.dumps([self.output, self.error, self.after, self.follow_ups, self.leaving])
+
+
+def plain_success(nonce: int, started: float, duration: float) -> bytes:
+    """`Result(nonce, Verdict.SUCCEEDED, started, duration).encode()`, at a tenth of the cost: how most jobs end."""
+    return RESULT_HEAD.pack(0x12, nonce, 0, started, duration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +291,8 @@ def _decode(packet: bytes) -> Frame:
         if len(packet) == RESULT_HEAD.size:
             return Result(nonce, Verdict(verdict), started, duration)
         tail = orjson.loads(memoryview(packet)[RESULT_HEAD.size :])
-        if not all(map(isinstance, tail, _RESULT_TAIL)):  # user code shares the process that sends this
+        # Checked, because user code shares the process that sends this.
+        if not all(isinstance(*pair) for pair in zip(tail, _RESULT_TAIL, strict=True)):
             raise BadFrame("a Result with fields of other types")
         output, error, after, follow_ups, leaving = tail
         return Result(nonce, Verdict(verdict), started, duration, output, error, after, follow_ups, leaving)

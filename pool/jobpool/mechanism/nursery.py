@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import socket
 import time
 from dataclasses import dataclass
@@ -21,7 +20,10 @@ from jobpool.mechanism.outbox import Outbox
 from jobpool.mechanism.scoreboard import Scoreboard
 
 SWEEP_LIMIT = 1.0
-"""Seconds for which one sweep may hold the loop up; what is left is tried again after `RESWEEP`."""
+"""Seconds for which one sweep may hold the loop up; what is left is tried again every `RESWEEP` seconds."""
+
+SHORT_SWEEP = 0.05
+"""The same while something is left from the sweep before, which may not die for long (state D)."""
 
 RESWEEP = 1.0
 END_LIMIT = 5.0
@@ -160,9 +162,10 @@ class Nursery:
 
     def _sweep(self) -> int:
         ours = {born.pid for born in self._born.values()} | self._of_app
+        limit = SHORT_SWEEP if self._strays_left else SWEEP_LIMIT
         begun = time.monotonic()
-        strays = linux.sweep_strays(ours, SWEEP_LIMIT)
-        self._strays_left = time.monotonic() - begun >= SWEEP_LIMIT
+        strays = linux.sweep_strays(ours, limit)
+        self._strays_left = time.monotonic() - begun >= limit
         return strays
 
     def _collected(self, born: Born, strays: int) -> Exited:
@@ -184,7 +187,7 @@ class Nursery:
 
     def _end(self) -> None:
         for born in self._born.values():
-            signal.pidfd_send_signal(born.pidfd, signal.SIGKILL)
+            linux.kill(born.pid)
             linux.kill_group(born.pid)
         linux.sweep_strays((), END_LIMIT)
         self._outbox.close()

@@ -67,7 +67,7 @@ def recv(sock: socket.socket, largest: int = LARGEST, flags: int = 0) -> tuple[b
         OSError: The socket is broken.
     """
     data, ancillary, message_flags, _ = sock.recvmsg(INLINE + 1, _ANCILLARY, int(flags) | _CLOEXEC)
-    fds = _descriptors(ancillary)
+    fds = _descriptors(ancillary) if ancillary else []
     if not data and not fds:
         return None
     if message_flags & _TRUNCATED:

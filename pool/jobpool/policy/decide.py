@@ -196,9 +196,9 @@ def counters_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settl
 
     `jobs_fetched` is counted at the fetch and `jobs_reaped` by the reaper.
     """
+    if type(outcome) is Succeeded and type(settlement) is Ack and settled:
+        return SUCCEEDED  # nearly all messages, once each
     match status_of(settlement, outcome, settled):
-        case Status.ACKED:
-            return SUCCEEDED
         case Status.REQUEUED:
             return ("jobs_failed", "jobs_requeued", *_timed_out(outcome))
         case Status.DEAD_LETTERED:

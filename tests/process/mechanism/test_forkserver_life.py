@@ -59,6 +59,16 @@ def test_an_app_that_does_not_import_is_one_sentence_and_a_traceback(app: str, s
         assert nurse.server.wait(LIMIT) == 3
 
 
+def test_what_an_import_had_started_before_it_failed_is_dead_when_the_fork_server_is() -> None:
+    with Nurse(app="starts_a_helper_and_fails") as nurse:
+        [failed] = nurse.hear_end()
+        assert isinstance(failed, LoadFailed)
+        helper = int(failed.error.split()[-1])
+        nurse.server.wait(LIMIT)
+        with pytest.raises(ProcessLookupError):
+            os.kill(helper, 0)
+
+
 def test_an_app_that_ends_the_process_at_its_import_is_an_end_without_a_word() -> None:
     with Nurse(app="dies") as nurse:
         assert nurse.hear_end() == []

@@ -149,6 +149,17 @@ def test_the_default_backend_is_used_and_logged_once(tmp_path: Path, caplog: pyt
     ]
 
 
+def test_the_default_backend_lies_beside_the_program_whatever_the_directory_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = tmp_path / "50%41 off? # ü"
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    with Jobs() as jobs:
+        jobs.define("report").dispatch()
+    assert (odd / "jobpool.db").exists()
+
+
 def test_closing_is_safe_twice_and_final() -> None:
     jobs = Jobs("memory://")
     jobs.define("report").dispatch()

@@ -10,7 +10,9 @@ from stdlib_reports.shelf import Entry
 from stdlib_reports.summary import DeadLetter, Picture, differences, lines
 
 HANG = DeadLetter("h", "hang", "timeout", "", "line 47 in hang", died_at=103.1)
-CRASH = DeadLetter("c", "crash", "crash-limit", "SIGSEGV", "", died_at=102.0)
+CRASH = DeadLetter(
+    "c", "crash", "crash-limit", "killed by SIGSEGV; peak memory 17 MiB\nFatal Python error", "", died_at=102.0
+)
 
 
 def started(job: str, attempt: int = 1, fence: int = 1, at: float = 100.0) -> Entry:
@@ -54,7 +56,7 @@ def test_a_good_day_says_why() -> None:
     text = " ".join(line.why for line in lines(GOOD))
 
     assert "killed after 3.10 s (3.0 s allowed)" in text
-    assert "crash took 3 processes with it, SIGSEGV" in text
+    assert "crash took 3 processes with it, each killed by SIGSEGV; then" in text
     assert "attempts 1, 2, 3" in text
 
 
@@ -78,6 +80,7 @@ def without(job: str) -> tuple[Entry, ...]:
         pytest.param(
             replace(GOOD, dead=(replace(HANG, reason="crash-limit"), CRASH)), "'crash-limit'", id="hang, wrong reason"
         ),
+        pytest.param(replace(GOOD, dead=(replace(HANG, error=""), CRASH)), "without its stack", id="no stack"),
         pytest.param(replace(GOOD, dead=(replace(HANG, died_at=109.0), CRASH)), "after 9.0 s", id="killed late"),
         pytest.param(replace(GOOD, dead=(HANG,)), "segfaults is no dead letter", id="the crash got away"),
         pytest.param(replace(GOOD, crashes=6), "started 3 times; it should be 6", id="crash limit not kept"),

@@ -1,0 +1,30 @@
+"""One suite for every backend. Tests say by marker which capability they need, or need to be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.harness import HARNESSES, Harness, skip_by_capability
+
+from jobpool.backend import QueueBackend
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(*fields): run only where these fields of Capabilities are true")
+    config.addinivalue_line("markers", "lacks(*fields): run only where these fields of Capabilities are false")
+
+
+@pytest.fixture(params=list(HARNESSES))
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
+    kind = HARNESSES[request.param]
+    skip_by_capability(request.node, kind)
+    harness = kind(tmp_path)
+    yield harness
+    harness.close()
+
+
+@pytest.fixture
+def backend(harness: Harness) -> QueueBackend:
+    return harness.open()

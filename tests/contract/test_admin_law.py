@@ -1,0 +1,270 @@
+"""The administrator's side: stats, lists, counts, bulk verbs, single messages (law 9)."""
+
+from __future__ import annotations
+
+import pytest
+from support.harness import Harness
+from support.jobs import QUEUE, a_job, at, numbered
+
+from jobpool.backend import Message, MessageFilter, QueueBackend, QueueStats, State, Verb
+
+pytestmark = pytest.mark.needs("leases")
+
+
+def one_of_each(harness: Harness, backend: QueueBackend) -> dict[State, str]:
+    """A dead, a leased, a waiting and a delayed message, in this order; their ids."""
+    dead, leased, waiting = backend.enqueue_many(
+        [a_job("Dead", handler="render"), a_job("leased"), a_job("waiting", priority=9)]
+    )
+    delayed = backend.enqueue(a_job("delayed", scheduled_at=at(harness.now() + 100)))
+    first, _ = backend.fetch_many(QUEUE, limit=2, ttl=50.0)
+    backend.abandon(first, "timeout", "Traceback: TOO SLOW")
+    return {State.DEAD: dead, State.LEASED: leased, State.WAITING: waiting, State.DELAYED: delayed}
+
+
+def ids(messages: list[Message]) -> list[str]:
+    return [message.id for message in messages]
+
+
+# --- stats ------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_queue_is_empty(backend: QueueBackend) -> None:
+    assert backend.stats("nothing") == QueueStats()
+    assert backend.queues() == []
+
+
+def test_stats_count_each_message_once(harness: Harness, backend: QueueBackend) -> None:
+    one_of_each(harness, backend)
+    stats = backend.stats(QUEUE)
+    assert (stats.waiting, stats.delayed, stats.leased, stats.dead, stats.pending) == (1, 1, 1, 1, 3)
+    assert stats.cap is None
+
+
+def test_a_delayed_message_that_fell_due_counts_as_waiting(harness: Harness, backend: QueueBackend) -> None:
+    ident = backend.enqueue(a_job(scheduled_at=at(harness.now() + 2)))
+    assert backend.stats(QUEUE).delayed == 1
+    harness.advance(2.0)
+    stats = backend.stats(QUEUE)
+    assert (stats.waiting, stats.delayed) == (1, 0)
+    assert ids(backend.list_messages(MessageFilter(states=(State.WAITING,)))) == [ident]
+    assert backend.list_messages(MessageFilter(states=(State.DELAYED,))) == []
+    message = backend.inspect(ident)
+    assert message is not None
+    assert message.state is State.WAITING
+
+
+def test_an_expired_lease_counts_as_leased_until_it_is_reaped(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    backend.fetch_many(QUEUE, limit=1, ttl=1.0)
+    harness.expire_leases(1.0)
+    assert backend.stats(QUEUE).leased == 1
+
+
+def test_oldest_is_the_age_of_the_waiting_message_enqueued_first(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue(a_job("first", priority=9, scheduled_at=at(harness.now() + 3)))
+    harness.advance(1.0)
+    backend.enqueue(a_job("second", priority=9))
+    harness.advance(1.0)
+    backend.enqueue(a_job("third", priority=1))
+    assert backend.stats(QUEUE).oldest == pytest.approx(1.0, abs=0.5)
+    harness.advance(1.0)
+    assert backend.stats(QUEUE).oldest == pytest.approx(3.0, abs=0.5)
+    backend.fetch_many(QUEUE, limit=3)
+    assert backend.stats(QUEUE).oldest is None
+
+
+def test_queues_are_those_that_hold_a_message(backend: QueueBackend) -> None:
+    backend.enqueue_many([a_job(queue="b"), a_job(queue="a"), a_job(queue="c")])
+    [lease] = backend.fetch_many("c", limit=1)
+    backend.ack(lease)
+    assert backend.queues() == ["a", "b"]
+
+
+def test_ping_answers(backend: QueueBackend) -> None:
+    backend.ping()
+
+
+# --- lists ------------------------------------------------------------------------------------------------
+
+
+def test_messages_are_listed_in_enqueue_order_whatever_their_state(harness: Harness, backend: QueueBackend) -> None:
+    known = one_of_each(harness, backend)
+    messages = backend.list_messages()
+    assert ids(messages) == list(known.values())
+    assert [message.state for message in messages] == list(known)
+
+
+def test_a_list_shows_everything_about_a_message(harness: Harness, backend: QueueBackend) -> None:
+    one_of_each(harness, backend)
+    dead, leased, waiting, delayed = backend.list_messages()
+    assert (dead.reason, dead.last_error, dead.handler) == ("timeout", "Traceback: TOO SLOW", "render")
+    assert dead.died_at == pytest.approx(harness.now(), abs=1.0)
+    assert leased.expires_at == pytest.approx(harness.now() + 50.0, abs=1.0)
+    assert (leased.deliveries, waiting.deliveries) == (1, 0)
+    assert (waiting.priority, waiting.expires_at, waiting.died_at, waiting.reason) == (9, None, None, None)
+    assert delayed.available_at == pytest.approx(harness.now() + 100, abs=1.0)
+    assert b'"delayed"' in delayed.body
+    assert backend.inspect(dead.id) == dead
+    assert backend.inspect("0000000000000000") is None
+
+
+def test_pages_follow_each_other_without_gap_or_repeat(backend: QueueBackend) -> None:
+    known = backend.enqueue_many([a_job(number, queue=f"q{number % 3}") for number in range(25)])
+    seen: list[str] = []
+    after = None
+    while page := backend.list_messages(after=after, limit=4):
+        seen += ids(page)
+        after = page[-1].cursor
+    assert seen == known
+
+
+@pytest.mark.parametrize("where", [MessageFilter(queue="q1"), MessageFilter(states=(State.WAITING,))])
+def test_pages_of_a_filter_follow_each_other_too(backend: QueueBackend, where: MessageFilter) -> None:
+    backend.enqueue_many([a_job(number, queue=f"q{number % 3}") for number in range(25)])
+    whole = ids(backend.list_messages(where))
+    first = backend.list_messages(where, limit=3)
+    rest = backend.list_messages(where, after=first[-1].cursor)
+    assert ids(first + rest) == whole
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1001])
+def test_a_page_out_of_range_is_refused(backend: QueueBackend, limit: int) -> None:
+    with pytest.raises(ValueError, match="limit"):
+        backend.list_messages(limit=limit)
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "-1", "1;2", "9" * 40, "\u0661"])
+def test_a_cursor_that_is_none_is_refused(backend: QueueBackend, cursor: str) -> None:
+    with pytest.raises(ValueError, match="cursor"):
+        backend.list_messages(after=cursor)
+
+
+FILTERS = [
+    pytest.param(MessageFilter(), "DLWd", id="all"),
+    pytest.param(MessageFilter(queue=QUEUE), "DLWd", id="queue"),
+    pytest.param(MessageFilter(queue="mails"), "", id="other queue"),
+    pytest.param(MessageFilter(handler="render"), "D", id="handler"),
+    pytest.param(MessageFilter(states=(State.DEAD,)), "D", id="dead"),
+    pytest.param(MessageFilter(states=(State.DELAYED, State.LEASED)), "Ld", id="two states"),
+    pytest.param(MessageFilter(states=(State.WAITING, State.DELAYED)), "Wd", id="waiting or delayed"),
+    pytest.param(MessageFilter(queue=QUEUE, states=tuple(State)), "DLWd", id="all states"),
+    pytest.param(MessageFilter(reason="timeout"), "D", id="reason"),
+    pytest.param(MessageFilter(reason="time"), "", id="part of a reason"),
+    pytest.param(MessageFilter(text="dead"), "D", id="text in the body, other case"),
+    pytest.param(MessageFilter(text="too slow"), "D", id="text in the error"),
+    pytest.param(MessageFilter(text="WAITING", states=(State.WAITING,)), "W", id="text and state"),
+    pytest.param(MessageFilter(text="100%_\\"), "", id="text with odd characters"),
+    pytest.param(MessageFilter(handler="render", states=(State.WAITING,)), "", id="every field must match"),
+]
+
+
+@pytest.mark.parametrize(("where", "expected"), FILTERS)
+def test_a_filter_finds_what_it_says(
+    harness: Harness, backend: QueueBackend, where: MessageFilter, expected: str
+) -> None:
+    known = one_of_each(harness, backend)
+    letters = dict(zip(known.values(), "DLWd", strict=True))
+    assert "".join(letters[ident] for ident in ids(backend.list_messages(where))) == expected
+    assert backend.count(where) == len(expected)
+
+
+def test_a_filter_by_ids_finds_those(harness: Harness, backend: QueueBackend) -> None:
+    known = one_of_each(harness, backend)
+    wanted = (known[State.DELAYED], known[State.DEAD], "unknown")
+    assert ids(backend.list_messages(MessageFilter(ids=wanted))) == [known[State.DEAD], known[State.DELAYED]]
+    where = MessageFilter(ids=wanted, states=(State.DEAD,), queue=QUEUE)
+    assert ids(backend.list_messages(where)) == [known[State.DEAD]]
+    assert backend.list_messages(MessageFilter(ids=wanted, queue="mails")) == []
+
+
+def test_age_counts_from_the_enqueue_and_for_a_dead_letter_from_its_death(
+    harness: Harness, backend: QueueBackend
+) -> None:
+    dying = backend.enqueue(a_job())
+    harness.advance(10.0)
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    living = backend.enqueue(a_job())
+    harness.advance(10.0)
+    backend.abandon(lease, "hopeless")
+    harness.advance(2.0)
+    assert ids(backend.list_messages(MessageFilter(older_than=10.0))) == [living]
+    assert ids(backend.list_messages(MessageFilter(newer_than=10.0))) == [dying]
+    assert backend.list_messages(MessageFilter(older_than=5.0, newer_than=6.0)) == []
+    assert backend.list_messages(MessageFilter(older_than=12.0 + 10 * harness.tick)) == []
+
+
+@pytest.mark.parametrize(("cap", "counted"), [(1, 1), (6, 6), (7, 7), (8, 7), (100, 7)])
+def test_a_count_stops_at_its_cap(backend: QueueBackend, cap: int, counted: int) -> None:
+    backend.enqueue_many([a_job(number, queue=f"q{number % 2}") for number in range(7)])
+    assert backend.count(MessageFilter(), cap=cap) == counted
+    assert backend.count(MessageFilter(states=(State.WAITING,)), cap=cap) == counted
+
+
+# --- bulk -------------------------------------------------------------------------------------------------
+
+
+def test_delete_removes_what_matches_and_never_what_is_leased(harness: Harness, backend: QueueBackend) -> None:
+    known = one_of_each(harness, backend)
+    assert backend.bulk(MessageFilter(queue=QUEUE), Verb.DELETE) == 3
+    assert ids(backend.list_messages()) == [known[State.LEASED]]
+    assert backend.bulk(MessageFilter(states=(State.LEASED,)), Verb.DELETE) == 0
+    stats = backend.stats(QUEUE)
+    assert (stats.waiting, stats.delayed, stats.leased, stats.dead) == (0, 0, 1, 0)
+
+
+def test_what_was_deleted_is_never_fetched(backend: QueueBackend) -> None:
+    first, second = backend.enqueue_many(numbered(2))
+    backend.bulk(MessageFilter(ids=(first,)), Verb.DELETE)
+    assert [lease.id for lease in backend.fetch_many(QUEUE, limit=5)] == [second]
+
+
+def test_retry_gives_a_dead_letter_its_old_place_and_a_clean_record(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue_many(numbered(2))
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    backend.nack(lease, error="boom")
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    backend.abandon(lease, "hopeless", "boom")
+    harness.advance(1.0)
+    assert backend.bulk(MessageFilter(queue=QUEUE), Verb.RETRY) == 1
+    message = backend.inspect(lease.id)
+    assert message is not None
+    assert (message.state, message.attempts, message.crashes) == (State.WAITING, 0, 0)
+    assert (message.last_error, message.reason, message.cause, message.died_at) == (None, None, None, None)
+    again, other = backend.fetch_many(QUEUE, limit=2)
+    assert (again.id, again.deliveries, again.body) == (lease.id, 3, lease.body)
+    assert other.deliveries == 1
+
+
+def test_retry_forgets_when_the_message_crashed(harness: Harness, backend: QueueBackend) -> None:
+    ident = backend.enqueue(a_job())
+    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=1.0)
+    harness.expire_leases(1.0)
+    backend.reap(QUEUE)
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    backend.abandon(lease, "hopeless")
+    backend.bulk(MessageFilter(), Verb.RETRY)
+    message = backend.inspect(ident)
+    assert message is not None
+    assert (message.crashes, message.cause) == (0, None)
+
+
+def test_bulk_takes_the_oldest_first_up_to_its_limit(backend: QueueBackend) -> None:
+    known = backend.enqueue_many([a_job(number, queue=f"q{number % 2}") for number in range(9)])
+    assert backend.bulk(MessageFilter(), Verb.DELETE, limit=4) == 4
+    assert ids(backend.list_messages()) == known[4:]
+    assert backend.bulk(MessageFilter(), Verb.DELETE, limit=100) == 5
+    assert backend.bulk(MessageFilter(), Verb.DELETE, limit=100) == 0
+
+
+def test_bulk_over_many_messages_ends(backend: QueueBackend) -> None:
+    backend.enqueue_many(numbered(1700))
+    where = MessageFilter(queue=QUEUE)
+    assert [backend.bulk(where, Verb.DELETE) for _ in range(3)] == [1000, 700, 0]
+
+
+def test_a_limit_out_of_range_is_refused(backend: QueueBackend) -> None:
+    with pytest.raises(ValueError, match="limit"):
+        backend.bulk(MessageFilter(), Verb.DELETE, limit=0)
+    with pytest.raises(ValueError, match="cap"):
+        backend.count(MessageFilter(), cap=0)

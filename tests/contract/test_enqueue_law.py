@@ -1,0 +1,186 @@
+"""Enqueue: ids, order, delays, and that a retried call makes no duplicate (law 8)."""
+
+from __future__ import annotations
+
+import pytest
+from support.harness import Harness
+from support.jobs import QUEUE, a_job, at, numbered
+
+from jobpool.backend import ENQUEUE_MEMORY, MessageFilter, QueueBackend, State, Verb
+from jobpool.errors import InvalidJob, Unsupported
+from jobpool.settlement import Ack
+
+pytestmark = pytest.mark.needs("leases")
+
+
+def payloads(backend: QueueBackend, limit: int = 100, queue: str = QUEUE) -> list[object]:
+    return [lease.envelope.payload for lease in backend.fetch_many(queue, limit=limit)]
+
+
+def test_ids_are_minted_as_sixteen_hex_characters(backend: QueueBackend) -> None:
+    first, second = backend.enqueue_many([a_job(), a_job()])
+    assert first != second
+    assert all(len(ident) == 16 and int(ident, 16) >= 0 and ident == ident.lower() for ident in (first, second))
+
+
+def test_no_definitions_give_no_ids(backend: QueueBackend) -> None:
+    assert backend.enqueue_many([]) == []
+
+
+def test_messages_come_in_the_order_of_their_enqueue(backend: QueueBackend) -> None:
+    backend.enqueue_many(numbered(20))
+    backend.enqueue(a_job(20))
+    assert payloads(backend) == list(range(21))
+
+
+@pytest.mark.needs("priorities")
+def test_a_smaller_priority_comes_sooner_and_within_one_the_enqueue_order_holds(backend: QueueBackend) -> None:
+    backend.enqueue_many([a_job(index, priority=priority) for index, priority in enumerate([5, 255, 1, 5, 0, 1, 255])])
+    assert payloads(backend) == [4, 2, 5, 0, 3, 1, 6]
+
+
+def test_queues_do_not_mix(backend: QueueBackend) -> None:
+    backend.enqueue_many([a_job(1), a_job(2, queue="mails"), a_job(3)])
+    assert payloads(backend) == [1, 3]
+    assert payloads(backend, queue="mails") == [2]
+
+
+def test_a_definition_without_a_queue_goes_to_default(backend: QueueBackend) -> None:
+    backend.enqueue(a_job("here", queue=None))
+    assert payloads(backend, queue="default") == ["here"]
+
+
+def test_a_scheduled_message_is_due_at_its_microsecond_and_not_before(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue(a_job(scheduled_at=at(harness.now() + 10.0)))
+    harness.advance(10.0 - harness.tick)
+    assert backend.fetch_many(QUEUE, limit=1) == []
+    harness.advance(harness.tick)
+    assert len(backend.fetch_many(QUEUE, limit=1)) == 1
+
+
+def test_a_time_in_the_past_means_now(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue(a_job(scheduled_at=at(harness.now() - 86400)))
+    assert len(backend.fetch_many(QUEUE, limit=1)) == 1
+
+
+def test_a_delayed_message_that_falls_due_has_the_place_of_its_enqueue(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue_many([a_job(1, scheduled_at=at(harness.now() + 5)), a_job(2), a_job(3)])
+    harness.advance(5.0)
+    assert payloads(backend) == [1, 2, 3]
+
+
+def test_an_id_that_lives_is_returned_and_its_message_left_alone(backend: QueueBackend) -> None:
+    assert backend.enqueue(a_job("first", identifier="order-17")) == "order-17"
+    assert backend.enqueue(a_job("second", identifier="order-17", queue="mails")) == "order-17"
+    assert payloads(backend) == ["first"]
+    assert backend.stats("mails").pending == 0
+    assert backend.enqueue(a_job("third", identifier="order-17")) == "order-17"
+    assert backend.stats(QUEUE).pending == 1
+
+
+def test_an_id_twice_in_one_call_makes_one_message(backend: QueueBackend) -> None:
+    assert backend.enqueue_many([a_job(1, identifier="same"), a_job(2, identifier="same")]) == ["same", "same"]
+    assert payloads(backend) == [1]
+
+
+def test_an_id_that_is_dead_is_left_dead(backend: QueueBackend) -> None:
+    backend.enqueue(a_job(identifier="order-17"))
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    backend.abandon(lease, "hopeless")
+    backend.enqueue(a_job(identifier="order-17"))
+    assert payloads(backend) == []
+    assert backend.stats(QUEUE).dead == 1
+
+
+def test_an_id_that_a_producer_gave_is_remembered_after_its_end(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue(a_job(identifier="order-17"))
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    assert backend.ack(lease)
+    harness.advance(ENQUEUE_MEMORY - harness.tick)
+    assert backend.enqueue(a_job(identifier="order-17")) == "order-17"
+    assert payloads(backend) == []
+    harness.advance(harness.tick)
+    backend.enqueue(a_job("again", identifier="order-17"))
+    assert payloads(backend) == ["again"]
+
+
+def test_an_id_that_was_given_and_deleted_is_remembered_too(backend: QueueBackend) -> None:
+    backend.enqueue(a_job(identifier="order-17"))
+    assert backend.bulk(MessageFilter(queue=QUEUE), Verb.DELETE) == 1
+    backend.enqueue(a_job(identifier="order-17"))
+    assert payloads(backend) == []
+
+
+def test_a_second_message_under_an_id_is_not_the_first(harness: Harness, backend: QueueBackend) -> None:
+    """A lease of the first message of an id says nothing about the second."""
+    backend.enqueue(a_job(identifier="order-17"))
+    [old] = backend.fetch_many(QUEUE, limit=1, ttl=30.0)
+    backend.ack(old)
+    harness.advance(ENQUEUE_MEMORY)
+    backend.enqueue(a_job(identifier="order-17"))
+    [new] = backend.fetch_many(QUEUE, limit=1, ttl=30.0)
+    assert not backend.abandon(old)
+    assert backend.ack(new)
+
+
+def test_a_batch_with_one_bad_definition_enqueues_nothing(backend: QueueBackend) -> None:
+    with pytest.raises(InvalidJob, match="1048576"):
+        backend.enqueue_many([a_job(1), a_job("x" * 1_048_577)])
+    assert backend.stats(QUEUE).pending == 0
+
+
+@pytest.mark.lacks("key_store")
+def test_what_needs_keys_is_refused_where_there_are_none(backend: QueueBackend) -> None:
+    with pytest.raises(Unsupported, match="key_store"):
+        backend.enqueue_many([a_job(1), a_job(2, unique=True, idempotency_key="k")])
+    assert backend.stats(QUEUE).pending == 0
+
+
+def test_what_one_client_enqueued_another_fetches(harness: Harness) -> None:
+    ident = harness.open().enqueue(a_job())
+    [lease] = harness.open().fetch_many(QUEUE, limit=1)
+    assert lease.id == ident
+
+
+def test_follow_ups_come_with_the_ack(backend: QueueBackend) -> None:
+    backend.enqueue(a_job("first"))
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    follow_ups = (a_job("second"), a_job("mail", queue="mails", identifier="mail-1"))
+    [answer] = backend.settle_many([(lease, Ack(follow_ups))])
+    assert answer
+    assert payloads(backend) == ["second"]
+    assert payloads(backend, queue="mails") == ["mail"]
+
+
+def test_a_repeated_ack_does_not_repeat_its_follow_ups(backend: QueueBackend) -> None:
+    backend.enqueue(a_job("first"))
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    for _ in range(3):
+        assert backend.settle_many([(lease, Ack((a_job("second"),)))], call_id="the-call") != []
+    assert payloads(backend) == ["second"]
+
+
+@pytest.mark.needs("atomic_follow_ups")
+def test_a_refused_ack_enqueues_no_follow_ups(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue(a_job("first"))
+    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=1.0)
+    harness.expire_leases(1.0)
+    assert not all(backend.settle_many([(lease, Ack((a_job("second", queue="mails"),)))]))
+    assert backend.stats("mails").pending == 0
+
+
+@pytest.mark.needs("atomic_follow_ups")
+def test_a_follow_up_that_cannot_be_enqueued_leaves_the_ack_undone(backend: QueueBackend) -> None:
+    backend.enqueue_many(numbered(2))
+    first, second = backend.fetch_many(QUEUE, limit=2)
+    with pytest.raises(InvalidJob):
+        backend.settle_many([(first, Ack()), (second, Ack((a_job("x" * 1_048_577),)))])
+    assert backend.stats(QUEUE).leased == 2
+
+
+def test_a_message_is_listed_with_what_its_producer_said(harness: Harness, backend: QueueBackend) -> None:
+    ident = backend.enqueue(a_job({"customer": 7}, priority=3, scheduled_at=at(harness.now() + 60)))
+    message = backend.inspect(ident)
+    assert message is not None
+    assert (message.queue, message.handler, message.priority, message.state) == (QUEUE, "report", 3, State.DELAYED)
+    assert message.available_at - message.enqueued_at == pytest.approx(60, abs=max(1e-5, harness.tick))

@@ -1,0 +1,234 @@
+"""Any sequence of operations, on a backend and on `memory://` side by side: every answer must be the same.
+
+Time moves by whole steps; where the backend has a clock of its own, leases and delays end between the steps, so that a
+few milliseconds this way or that do not matter.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
+from support.harness import HARNESSES, Harness, skip_by_capability
+from support.jobs import a_job, at
+
+from jobpool.backend import MessageFilter, QueueBackend, ReapPolicy, State, Verb
+from jobpool.clock import ManualClock
+from jobpool.lease import JobLease
+from jobpool.settlement import Abandon, Ack, Nack, Release, Settlement
+from jobpool_backends.memory import MemoryBackend
+
+QUEUES = ("reports", "mails")
+AT_ONCE = ReapPolicy(max_crashes=2, window=40.0, back_off=0.0)
+
+steps = st.integers(0, 5)
+queues = st.sampled_from(QUEUES)
+priorities = st.sampled_from([0, 5, 5, 9])
+errors = st.sampled_from([None, "boom", "Zürich"])
+given_ids = st.sampled_from(["a", "b", "c"])
+filters = st.builds(
+    MessageFilter,
+    queue=st.none() | queues,
+    states=st.lists(st.sampled_from(State), unique=True, max_size=3).map(tuple),
+    reason=st.none() | st.sampled_from(["hopeless", "crash-limit"]),
+    older_than=st.none() | st.sampled_from([1.5, 4.5]),
+    text=st.none() | st.sampled_from(["ZÜRICH", "report", "sig"]),
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same lease on both sides."""
+
+    ours: JobLease
+    model: JobLease
+
+
+class Comparison(RuleBasedStateMachine):
+    """`self.ours` is under test, `self.model` is memory://."""
+
+    kind: type[Harness]
+    leases = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory()
+        self.harness = self.kind(Path(self._folder.name))
+        self.clients = [self.harness.open(), self.harness.open()]
+        self.turn = 0
+        self.clock = ManualClock()
+        self.model = MemoryBackend(clock=self.clock)
+        self.calls = 0
+        # A broker's own clock goes on by itself: let nothing happen at a whole step.
+        self.slack = 0.0 if self.harness.tick < 0.001 else 0.5
+
+    def teardown(self) -> None:
+        self.harness.close()
+        self._folder.cleanup()
+
+    @property
+    def ours(self) -> QueueBackend:
+        """One client and then the other: they share one store."""
+        self.turn += 1
+        return self.clients[self.turn % 2]
+
+    def both(self, operation: Callable[[QueueBackend], Any]) -> Any:
+        """The same answer from both, or the test fails."""
+        answer = operation(self.ours)
+        assert answer == operation(self.model)
+        return answer
+
+    def seconds(self, steps: int) -> float:
+        return steps + self.slack if steps else 0.0
+
+    # --- producing ---------------------------------------------------------------------------------
+
+    @rule(queue=queues, priority=priorities, delay=steps)
+    def enqueue(self, queue: str, priority: int, delay: int) -> None:
+        def job(now: float) -> Any:
+            return a_job(queue=queue, priority=priority, scheduled_at=at(now + self.seconds(delay)) if delay else None)
+
+        ident = self.ours.enqueue(job(self.harness.now()))
+        message = self.model.pack(job(self.clock.wall()).with_identifier(ident))
+        self.model._enqueue([replace(message, given=False)])  # the model cannot mint the same id
+
+    @rule(ids=st.lists(given_ids, min_size=1, max_size=3), queue=queues)
+    def enqueue_with_ids(self, ids: list[str], queue: str) -> None:
+        self.both(lambda backend: backend.enqueue_many([a_job(ident, identifier=ident, queue=queue) for ident in ids]))
+
+    # --- consuming ---------------------------------------------------------------------------------
+
+    @rule(target=leases, queue=queues, limit=st.integers(1, 3), ttl=st.integers(1, 6))
+    def fetch(self, queue: str, limit: int, ttl: int) -> Any:
+        self.calls += 1
+        ident = f"fetch-{self.calls}"
+        return self._fetch(queue, limit, ttl, ident)
+
+    @rule(target=leases, queue=queues, number=st.integers(1, 5))
+    def fetch_again(self, queue: str, number: int) -> Any:
+        return self._fetch(queue, 2, 3, f"fetch-{number}") if number <= self.calls else multiple()
+
+    def _fetch(self, queue: str, limit: int, ttl: int, ident: str) -> Any:
+        ours = self.ours.fetch_many(queue, limit=limit, ttl=self.seconds(ttl), fetch_id=ident)
+        model = self.model.fetch_many(queue, limit=limit, ttl=self.seconds(ttl), fetch_id=ident)
+        assert [self.face(lease) for lease in ours] == [self.face(lease) for lease in model]
+        return multiple(*(Pair(one, other) for one, other in zip(ours, model, strict=True)))
+
+    def face(self, lease: JobLease) -> tuple[object, ...]:
+        """What must be the same in two leases."""
+        return lease.id, lease.queue, lease.body, lease.attempts, lease.crashes, lease.deliveries
+
+    # --- settling ----------------------------------------------------------------------------------
+
+    @rule(pair=leases)
+    def ack(self, pair: Pair) -> None:
+        self.settle(pair, lambda backend, lease: backend.ack(lease))
+
+    @rule(pair=leases, delay=steps, error=errors)
+    def nack(self, pair: Pair, delay: int, error: str | None) -> None:
+        self.settle(pair, lambda backend, lease: backend.nack(lease, self.seconds(delay), error))
+
+    @rule(pair=leases, error=errors)
+    def abandon(self, pair: Pair, error: str | None) -> None:
+        self.settle(pair, lambda backend, lease: backend.abandon(lease, "hopeless", error))
+
+    @rule(pair=leases, delay=steps)
+    def release(self, pair: Pair, delay: int) -> None:
+        self.settle(pair, lambda backend, lease: backend.release(lease, self.seconds(delay)))
+
+    @rule(pair=leases)
+    def forfeit(self, pair: Pair) -> None:
+        if self.harness.capabilities.forfeit:
+            self.settle(pair, lambda backend, lease: backend.forfeit(lease, "SIGSEGV"))
+
+    def settle(self, pair: Pair, verb: Callable[[QueueBackend, JobLease], Any]) -> None:
+        assert verb(self.ours, pair.ours) is verb(self.model, pair.model)
+
+    @rule(
+        pairs=st.lists(leases, min_size=1, max_size=4),
+        verbs=st.lists(
+            st.sampled_from([Ack(), Nack(0.0, "boom"), Abandon("hopeless"), Release()]), min_size=4, max_size=4
+        ),
+        call=st.integers(1, 4),
+    )
+    def settle_batch(self, pairs: list[Pair], verbs: list[Settlement], call: int) -> None:
+        chosen = verbs[: len(pairs)]
+        ident = f"call-{call}-{len(pairs)}"
+        ours = self.ours.settle_many([(p.ours, verb) for p, verb in zip(pairs, chosen, strict=True)], ident)
+        model = self.model.settle_many([(p.model, verb) for p, verb in zip(pairs, chosen, strict=True)], ident)
+        assert ours == model
+
+    @rule(pair=leases, queue=queues)
+    def ack_with_follow_up(self, pair: Pair, queue: str) -> None:
+        follow_up = a_job("next", queue=queue, identifier=f"after-{pair.ours.id}")
+        ours = self.ours.settle_many([(pair.ours, Ack((follow_up,)))], f"follow-{pair.ours.owner_token}")
+        model = self.model.settle_many([(pair.model, Ack((follow_up,)))], f"follow-{pair.ours.owner_token}")
+        assert ours == model
+
+    @rule(pair=leases, ttl=st.integers(1, 6))
+    def renew(self, pair: Pair, ttl: int) -> None:
+        [ours] = self.ours.renew_many([pair.ours], self.seconds(ttl))
+        [model] = self.model.renew_many([pair.model], self.seconds(ttl))
+        assert (ours is None) == (model is None)
+
+    # --- time, reaping, tending --------------------------------------------------------------------
+
+    @rule(count=st.integers(1, 4) | st.sampled_from([60, 600]))
+    def let_time_pass(self, count: int) -> None:
+        self.harness.advance(float(count))
+        self.clock.advance(float(count))
+
+    @rule(queue=queues)
+    def reap(self, queue: str) -> None:
+        self.both(lambda backend: sorted(backend.reap(queue, AT_ONCE), key=lambda reaped: reaped.id))
+
+    @rule(queue=queues)
+    def reap_by_age(self, queue: str) -> None:
+        policy_free = [message for message in self.model.list_messages() if message.crashes]
+        if not policy_free:  # later crashes draw a back-off, differently on each side
+            self.both(lambda backend: backend.reap_expired(queue, visibility_timeout=self.seconds(2)))
+
+    @rule(where=filters, verb=st.sampled_from(Verb), limit=st.integers(1, 3))
+    def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> None:
+        self.both(lambda backend: backend.bulk(where, verb, limit=limit))
+
+    @rule(where=filters, limit=st.integers(1, 3))
+    def look(self, where: MessageFilter, limit: int) -> None:
+        self.both(lambda backend: [message.id for message in backend.list_messages(where, limit=limit)])
+        self.both(lambda backend: backend.count(where, cap=limit))
+
+    @invariant()
+    def the_whole_picture_is_the_same(self) -> None:
+        ours, model = self.ours.list_messages(limit=1000), self.model.list_messages(limit=1000)
+        exact = not self.slack
+        assert [self.portrait(message, exact) for message in ours] == [self.portrait(m, exact) for m in model]
+        for queue in QUEUES:
+            one, other = self.ours.stats(queue), self.model.stats(queue)
+            assert one == other if exact else replace(one, oldest=None) == replace(other, oldest=None)
+        assert self.ours.queues() == self.model.queues()
+
+    def portrait(self, message: Any, exact: bool) -> Any:
+        timeless = {} if exact else {"enqueued_at": 0.0, "available_at": 0.0, "died_at": None, "expires_at": None}
+        return replace(message, cursor="", **timeless)
+
+
+@pytest.mark.needs("leases", "priorities", "idempotent_settle", "idempotent_fetch", "exact_crashes")
+@pytest.mark.lacks("native_reap")
+@pytest.mark.parametrize("name", HARNESSES)
+def test_it_answers_as_memory_does(request: pytest.FixtureRequest, name: str) -> None:
+    kind = HARNESSES[name]
+    skip_by_capability(request.node, kind)
+    machine = type("Comparison", (Comparison,), {"kind": kind})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )

@@ -1,0 +1,80 @@
+"""Renew: the same conditions as settling; the new deadline counts from now (laws 3 and 5)."""
+
+from __future__ import annotations
+
+import pytest
+from support.harness import Harness
+from support.jobs import QUEUE, a_job, numbered
+
+from jobpool.backend import QueueBackend
+from jobpool.errors import LeaseLost
+from jobpool.settlement import Settled
+
+pytestmark = pytest.mark.needs("leases")
+
+
+def test_a_renewed_lease_ends_ttl_seconds_from_now(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=10.0)
+    harness.advance(8.0)
+    before = backend.clock.boot()
+    renewed = backend.renew(lease, 5.0)
+    assert before + 5.0 <= renewed.expires_at <= backend.clock.boot() + 5.0
+    assert (renewed.owner_token, renewed.id) == (lease.owner_token, lease.id)
+    harness.advance(5.0 - harness.tick)
+    assert backend.reap(QUEUE) == []
+    harness.advance(harness.tick)
+    assert backend.ack(renewed) is Settled.EXPIRED
+
+
+def test_a_renewal_may_shorten_a_lease(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=100.0)
+    backend.renew(lease, 1.0)
+    harness.advance(1.0)
+    assert len(backend.reap(QUEUE)) == 1
+
+
+def test_at_the_deadline_it_is_too_late(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=2.0)
+    harness.advance(2.0)
+    with pytest.raises(LeaseLost, match=lease.id):
+        backend.renew(lease, 5.0)
+
+
+def test_each_lease_of_a_batch_has_its_answer(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue_many(numbered(4))
+    [expired] = backend.fetch_many(QUEUE, limit=1, ttl=1.0)
+    harness.expire_leases(1.0)
+    backend.reap(QUEUE)
+    [other] = backend.fetch_many(QUEUE, limit=1)
+    kept, settled = backend.fetch_many(QUEUE, limit=2)
+    backend.ack(settled)
+    answers = backend.renew_many([expired, kept, settled, other], 30.0)
+    assert [answer and answer.id for answer in answers] == [None, kept.id, None, other.id]
+
+
+@pytest.mark.needs("forfeit")
+def test_a_forfeited_lease_cannot_be_renewed(backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    backend.forfeit(lease, "SIGKILL")
+    assert backend.renew_many([lease], 30.0) == [None]
+
+
+@pytest.mark.parametrize("ttl", [0.0, -1.0, float("nan")])
+def test_a_ttl_out_of_range_is_refused(backend: QueueBackend, ttl: float) -> None:
+    backend.enqueue(a_job())
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    with pytest.raises(ValueError, match="ttl"):
+        backend.renew(lease, ttl)
+
+
+def test_a_renewal_touches_no_counter(backend: QueueBackend) -> None:
+    ident = backend.enqueue(a_job())
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    backend.renew(lease, 30.0)
+    message = backend.inspect(ident)
+    assert message is not None
+    assert (message.attempts, message.crashes, message.deliveries) == (0, 0, 1)

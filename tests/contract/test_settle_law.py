@@ -1,0 +1,400 @@
+"""Settling: conditional, in one step, answered in a fixed precedence, and harmless to repeat (law 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from support.harness import Harness
+from support.jobs import QUEUE, a_job, numbered
+
+from jobpool.backend import REMEMBER_CALLS, QueueBackend, State
+from jobpool.lease import JobLease
+from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
+
+pytestmark = pytest.mark.needs("leases")
+
+SETTLEMENTS = [
+    pytest.param(Ack(), id="ack"),
+    pytest.param(Nack(5.0, "boom"), id="nack"),
+    pytest.param(Abandon("hopeless", "boom"), id="abandon"),
+    pytest.param(Release(5.0), id="release"),
+    pytest.param(Forfeit("SIGSEGV"), id="forfeit", marks=pytest.mark.needs("forfeit")),
+]
+each_settlement = pytest.mark.parametrize("settlement", SETTLEMENTS)
+
+
+def a_lease(backend: QueueBackend, ttl: float = 10.0) -> JobLease:
+    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=ttl)
+    return lease
+
+
+def settle(backend: QueueBackend, lease: JobLease, settlement: Settlement) -> Settled:
+    [answer] = backend.settle_many([(lease, settlement)])
+    return answer
+
+
+def picture(backend: QueueBackend) -> list[object]:
+    """Everything that can be seen of the queue."""
+    return [backend.list_messages(), backend.stats(QUEUE)]
+
+
+# --- what each verb does ----------------------------------------------------------------------------------
+
+
+def test_ack_removes_the_message(backend: QueueBackend) -> None:
+    ident = backend.enqueue(a_job())
+    assert backend.ack(a_lease(backend)) is Settled.OK
+    assert backend.inspect(ident) is None
+    assert backend.stats(QUEUE).pending == 0
+
+
+def test_nack_burns_an_attempt_and_keeps_the_error(harness: Harness, backend: QueueBackend) -> None:
+    ident = backend.enqueue(a_job())
+    assert backend.nack(a_lease(backend), delay=2.0, error="ValueError: no") is Settled.OK
+    message = backend.inspect(ident)
+    assert message is not None
+    assert (message.state, message.attempts, message.crashes) == (State.DELAYED, 1, 0)
+    assert message.last_error == "ValueError: no"
+    harness.advance(2.0)
+    lease = a_lease(backend)
+    assert (lease.attempts, lease.envelope.attempts, lease.crashes) == (1, 1, 0)
+
+
+def test_release_burns_nothing(backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    assert backend.release(a_lease(backend)) is Settled.OK
+    lease = a_lease(backend)
+    assert (lease.attempts, lease.crashes, lease.deliveries) == (0, 0, 2)
+
+
+def test_abandon_makes_a_dead_letter(harness: Harness, backend: QueueBackend) -> None:
+    ident = backend.enqueue(a_job())
+    assert backend.abandon(a_lease(backend), "rejected", "the signature is wrong") is Settled.OK
+    message = backend.inspect(ident)
+    assert message is not None
+    assert (message.state, message.reason, message.last_error) == (State.DEAD, "rejected", "the signature is wrong")
+    assert message.died_at == pytest.approx(harness.now(), abs=1.0)
+    assert message.expires_at is None
+    assert backend.fetch_many(QUEUE, limit=1) == []
+
+
+@pytest.mark.needs("forfeit")
+def test_forfeit_ends_the_lease_at_once_and_leaves_the_rest_to_the_reaper(backend: QueueBackend) -> None:
+    ident = backend.enqueue(a_job())
+    lease = a_lease(backend)
+    assert backend.forfeit(lease, "SIGSEGV") is Settled.OK
+    message = backend.inspect(ident)
+    assert message is not None
+    assert (message.state, message.cause, message.crashes) == (State.LEASED, "SIGSEGV", 0)
+    assert backend.fetch_many(QUEUE, limit=1) == []
+    assert backend.ack(lease) is Settled.EXPIRED
+    [reaped] = backend.reap(QUEUE)
+    assert (reaped.id, reaped.crashes, reaped.cause, reaped.dead) == (ident, 1, "SIGSEGV", False)
+
+
+@pytest.mark.parametrize("verb", ["nack", "release"])
+def test_a_delay_is_due_at_its_microsecond_and_not_before(harness: Harness, backend: QueueBackend, verb: str) -> None:
+    backend.enqueue(a_job())
+    getattr(backend, verb)(a_lease(backend), delay=1.5)
+    harness.advance(1.5 - harness.tick)
+    assert backend.fetch_many(QUEUE, limit=1) == []
+    harness.advance(harness.tick)
+    assert len(backend.fetch_many(QUEUE, limit=1)) == 1
+
+
+@pytest.mark.parametrize("verb", ["nack", "release"])
+@pytest.mark.parametrize("delay", [None, 0.0, -5.0, float("nan")])
+def test_a_delay_that_is_none_or_below_zero_is_now(backend: QueueBackend, verb: str, delay: float | None) -> None:
+    backend.enqueue(a_job())
+    assert getattr(backend, verb)(a_lease(backend), delay=delay)
+    assert len(backend.fetch_many(QUEUE, limit=1)) == 1
+
+
+@pytest.mark.parametrize("settlement", [Nack(float("inf")), Release(float("inf")), Nack(-3.0), Release(float("nan"))])
+def test_an_odd_delay_in_a_batch_does_no_harm(backend: QueueBackend, settlement: Settlement) -> None:
+    backend.enqueue(a_job())
+    assert settle(backend, a_lease(backend), settlement) is Settled.OK
+    assert backend.stats(QUEUE).pending == 1
+
+
+@pytest.mark.parametrize("verb", ["nack", "release"])
+def test_a_message_that_comes_back_has_its_old_place(harness: Harness, backend: QueueBackend, verb: str) -> None:
+    backend.enqueue_many(numbered(4))
+    first, second, *_ = backend.fetch_many(QUEUE, limit=2)
+    getattr(backend, verb)(second, delay=1.0)
+    getattr(backend, verb)(first)
+    harness.advance(1.0)
+    assert [lease.envelope.payload for lease in backend.fetch_many(QUEUE, limit=4)] == [0, 1, 2, 3]
+
+
+@pytest.mark.needs("priorities")
+def test_a_message_that_comes_back_keeps_its_priority(backend: QueueBackend) -> None:
+    backend.enqueue_many([a_job("late", priority=9), a_job("soon", priority=1), a_job("middle")])
+    [soon] = backend.fetch_many(QUEUE, limit=1)
+    backend.nack(soon)
+    assert [lease.envelope.payload for lease in backend.fetch_many(QUEUE, limit=3)] == ["soon", "middle", "late"]
+
+
+def test_an_error_that_is_not_given_leaves_the_last_one(backend: QueueBackend) -> None:
+    ident = backend.enqueue(a_job())
+    backend.nack(a_lease(backend), error="first")
+    backend.nack(a_lease(backend))
+    backend.abandon(a_lease(backend), "hopeless")
+    message = backend.inspect(ident)
+    assert message is not None
+    assert (message.last_error, message.attempts) == ("first", 2)
+
+
+# --- the answers, in their precedence ---------------------------------------------------------------------
+
+Stage = Callable[[Harness, QueueBackend], JobLease]
+
+
+def _acked(_: Harness, backend: QueueBackend) -> JobLease:
+    lease = a_lease(backend)
+    backend.settle_many([(lease, Ack())])
+    return lease
+
+
+def _delayed(_: Harness, backend: QueueBackend) -> JobLease:
+    lease = a_lease(backend)
+    backend.settle_many([(lease, Nack(60.0))])
+    return lease
+
+
+def _waiting(_: Harness, backend: QueueBackend) -> JobLease:
+    lease = a_lease(backend)
+    backend.settle_many([(lease, Release())])
+    return lease
+
+
+def _dead(_: Harness, backend: QueueBackend) -> JobLease:
+    lease = a_lease(backend)
+    backend.settle_many([(lease, Abandon("first"))])
+    return lease
+
+
+def _reaped(harness: Harness, backend: QueueBackend) -> JobLease:
+    lease = a_lease(backend, ttl=1.0)
+    harness.expire_leases(1.0)
+    backend.reap(QUEUE)
+    return lease
+
+
+def _at_the_deadline(harness: Harness, backend: QueueBackend) -> JobLease:
+    lease = a_lease(backend, ttl=2.0)
+    harness.advance(2.0)
+    return lease
+
+
+def _held_by_another_and_expired(harness: Harness, backend: QueueBackend) -> JobLease:
+    lease = _reaped(harness, backend)
+    a_lease(backend, ttl=1.0)
+    harness.expire_leases(1.0)
+    return lease
+
+
+def _held_by_another(harness: Harness, backend: QueueBackend) -> JobLease:
+    lease = _reaped(harness, backend)
+    a_lease(backend)
+    return lease
+
+
+REFUSALS = [
+    pytest.param(_acked, Settled.NOT_IN_FLIGHT, id="gone"),
+    pytest.param(_waiting, Settled.NOT_IN_FLIGHT, id="waiting"),
+    pytest.param(_delayed, Settled.NOT_IN_FLIGHT, id="delayed"),
+    pytest.param(_dead, Settled.NOT_IN_FLIGHT, id="dead"),
+    pytest.param(_reaped, Settled.NOT_IN_FLIGHT, id="reaped"),
+    pytest.param(_at_the_deadline, Settled.EXPIRED, id="at the deadline"),
+    pytest.param(_held_by_another_and_expired, Settled.EXPIRED, id="held by another, whose lease has ended"),
+    pytest.param(_held_by_another, Settled.NOT_OWNER, id="held by another"),
+]
+
+
+@each_settlement
+@pytest.mark.parametrize(("stage", "answer"), REFUSALS)
+def test_a_refusal_has_its_answer_and_changes_nothing(
+    harness: Harness, backend: QueueBackend, settlement: Settlement, stage: Stage, answer: Settled
+) -> None:
+    backend.enqueue(a_job())
+    lease = stage(harness, backend)
+    before = picture(backend)
+    assert settle(backend, lease, settlement) is answer
+    assert picture(backend) == before
+
+
+@each_settlement
+def test_a_tick_before_the_deadline_it_is_accepted(
+    harness: Harness, backend: QueueBackend, settlement: Settlement
+) -> None:
+    backend.enqueue(a_job())
+    lease = a_lease(backend, ttl=2.0)
+    harness.advance(2.0 - harness.tick)
+    assert settle(backend, lease, settlement) is Settled.OK
+
+
+@each_settlement
+def test_another_client_may_settle_with_the_lease(harness: Harness, settlement: Settlement) -> None:
+    """The owner token is the proof, not the connection."""
+    one, other = harness.open(), harness.open()
+    one.enqueue(a_job())
+    assert settle(other, a_lease(one), settlement) is Settled.OK
+
+
+def test_a_lease_that_was_never_given_is_refused(backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    lease = a_lease(backend)
+    assert backend.ack(replace(lease, owner_token="0" * 32)) is Settled.NOT_OWNER
+    assert backend.ack(replace(lease, token=None, owner_token="1" * 32)) is Settled.NOT_IN_FLIGHT
+    assert backend.ack(lease) is Settled.OK
+
+
+# --- repeats ----------------------------------------------------------------------------------------------
+
+
+VERBS = [
+    pytest.param("ack", (), id="ack"),
+    pytest.param("nack", (5.0, "boom"), id="nack"),
+    pytest.param("abandon", ("hopeless",), id="abandon"),
+    pytest.param("release", (5.0,), id="release"),
+    pytest.param("forfeit", ("SIGSEGV",), id="forfeit", marks=pytest.mark.needs("forfeit")),
+]
+
+
+@pytest.mark.needs("idempotent_settle")
+@pytest.mark.parametrize(("verb", "arguments"), VERBS)
+def test_a_repeated_verb_answers_already_and_changes_nothing(
+    harness: Harness, backend: QueueBackend, verb: str, arguments: tuple[object, ...]
+) -> None:
+    backend.enqueue(a_job())
+    lease = a_lease(backend)
+    assert getattr(backend, verb)(lease, *arguments) is Settled.OK
+    harness.advance(1.0)
+    before = picture(backend)
+    assert getattr(backend, verb)(lease, *arguments) is Settled.ALREADY
+    assert getattr(harness.open(), verb)(lease, *arguments) is Settled.ALREADY
+    assert picture(backend) == before
+
+
+@pytest.mark.needs("idempotent_settle")
+def test_the_stored_reason_and_time_stay_those_of_the_first_call(harness: Harness, backend: QueueBackend) -> None:
+    ident = backend.enqueue(a_job())
+    lease = a_lease(backend)
+    backend.abandon(lease, "first")
+    first = backend.inspect(ident)
+    harness.advance(2.0)
+    assert backend.abandon(lease, "second") is Settled.ALREADY
+    assert backend.inspect(ident) == first
+
+
+@pytest.mark.needs("idempotent_settle")
+def test_a_repeat_answers_already_even_when_somebody_else_holds_the_message(backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    mine = a_lease(backend)
+    backend.release(mine)
+    theirs = a_lease(backend)
+    assert backend.release(mine) is Settled.ALREADY
+    assert backend.nack(mine) is Settled.NOT_OWNER
+    assert backend.ack(theirs) is Settled.OK
+
+
+@pytest.mark.needs("idempotent_settle")
+def test_a_call_is_forgotten_after_a_minute(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    lease = a_lease(backend)
+    backend.ack(lease)
+    harness.advance(REMEMBER_CALLS - harness.tick)
+    assert backend.ack(lease) is Settled.ALREADY
+    harness.advance(harness.tick)
+    assert backend.ack(lease) is Settled.NOT_IN_FLIGHT
+
+
+@pytest.mark.needs("idempotent_settle")
+def test_a_repeated_batch_answers_as_the_first_time(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue_many(numbered(4))
+    expired = a_lease(backend, ttl=1.0)
+    harness.expire_leases(1.0)
+    leases = backend.fetch_many(QUEUE, limit=3)
+    backend.ack(leases[1])
+    batch: list[tuple[JobLease, Settlement]] = [
+        (expired, Ack()),
+        (leases[0], Ack()),
+        (leases[1], Ack()),
+        (leases[2], Nack()),
+    ]
+    first = backend.settle_many(batch, call_id="c1")
+    assert first == [Settled.EXPIRED, Settled.OK, Settled.NOT_IN_FLIGHT, Settled.OK]
+    backend.reap(QUEUE)
+    before = picture(backend)
+    again = backend.settle_many(batch, call_id="c1")
+    assert again == [Settled.EXPIRED, Settled.ALREADY, Settled.NOT_IN_FLIGHT, Settled.ALREADY]
+    assert picture(backend) == before
+
+
+def test_the_same_verb_in_calls_of_different_ids_is_two_calls(backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    lease = a_lease(backend)
+    assert backend.settle_many([(lease, Ack())], call_id="c1") == [Settled.OK]
+    assert backend.settle_many([(lease, Ack())], call_id="c2") == [Settled.NOT_IN_FLIGHT]
+
+
+# --- batches ----------------------------------------------------------------------------------------------
+
+
+def test_a_batch_may_mix_verbs_queues_and_refusals(backend: QueueBackend) -> None:
+    backend.enqueue_many([*numbered(5), a_job("mail", queue="mails")])
+    leases = backend.fetch_many(QUEUE, limit=5)
+    [mail] = backend.fetch_many("mails", limit=1)
+    backend.ack(leases[4])
+    answers = backend.settle_many(
+        [
+            (leases[0], Ack()),
+            (leases[1], Nack(60.0, "boom")),
+            (leases[4], Nack()),
+            (leases[2], Abandon("hopeless")),
+            (mail, Ack()),
+            (leases[3], Release()),
+        ]
+    )
+    assert answers == [
+        Settled.OK,
+        Settled.OK,
+        Settled.NOT_IN_FLIGHT,
+        Settled.OK,
+        Settled.OK,
+        Settled.OK,
+    ]
+    stats = backend.stats(QUEUE)
+    assert (stats.waiting, stats.delayed, stats.leased, stats.dead) == (1, 1, 0, 1)
+    assert backend.stats("mails").pending == 0
+
+
+@pytest.mark.parametrize("second", [Ack(), Nack(), Abandon("x"), Release()])
+def test_a_lease_twice_in_one_batch_is_settled_once(backend: QueueBackend, second: Settlement) -> None:
+    backend.enqueue(a_job())
+    lease = a_lease(backend)
+    assert backend.settle_many([(lease, Nack(1.0, "boom")), (lease, second)]) == [Settled.OK, Settled.NOT_IN_FLIGHT]
+    [message] = backend.list_messages()
+    assert (message.attempts, message.state) == (1, State.DELAYED)
+
+
+@pytest.mark.needs("forfeit")
+def test_after_a_forfeit_in_the_same_batch_the_lease_has_ended(backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    lease = a_lease(backend)
+    assert backend.settle_many([(lease, Forfeit("SIGSEGV")), (lease, Ack())]) == [Settled.OK, Settled.EXPIRED]
+
+
+def test_an_empty_batch_is_answered_with_nothing(backend: QueueBackend) -> None:
+    assert backend.settle_many([]) == []
+    assert backend.renew_many([], 30.0) == []
+
+
+def test_a_batch_of_a_thousand(backend: QueueBackend) -> None:
+    backend.enqueue_many(numbered(1000))
+    leases = backend.fetch_many(QUEUE, limit=1000)
+    assert backend.settle_many([(lease, Ack()) for lease in leases]) == [Settled.OK] * 1000
+    assert backend.stats(QUEUE).pending == 0

@@ -1,0 +1,492 @@
+"""The app of the process tests: handlers that behave, and handlers that do not."""
+
+# ruff: noqa: ARG001 - a handler takes its context, whether it looks at it or not
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import jobpool.producer
+from jobpool.child.registry import handler
+from jobpool.context import JobContext
+from jobpool.definition import JobDefinition
+from jobpool.errors import Retry, Snooze, Unrecoverable
+from jobpool.result import ExecutionResult
+
+LONG = 60.0
+STARTED_IN = os.getcwd()
+
+
+@dataclass
+class Order:
+    customer: int
+    month: str = "2026-06"
+
+
+@handler
+def noop(ctx: JobContext) -> None:
+    pass
+
+
+@handler
+def tell(ctx: JobContext) -> dict[str, Any]:
+    return {"attempt": ctx.attempt, "fence": ctx.fence, "crashes": ctx.crashes, "queue": ctx.queue, "id": ctx.id}
+
+
+@handler
+def sum_up(ctx: JobContext, order: Order) -> str:
+    print("adding")
+    return f"{order.customer} {order.month}"
+
+
+@handler
+def flood(ctx: JobContext, megabytes: int, raw: bool = False) -> None:
+    chunk = "x" * (1 << 20)
+    for _ in range(megabytes):
+        if raw:
+            os.write(1, chunk.encode())
+        else:
+            sys.stdout.write(chunk)
+    print("the end", flush=True)
+
+
+@handler
+def print_everywhere(ctx: JobContext) -> str:
+    print("to stdout")
+    print("to stderr", file=sys.stderr)
+    sys.stdout.buffer.write(b"bytes\n")
+    os.write(1, b"to descriptor 1\n")
+    os.write(2, b"to descriptor 2\n")
+    subprocess.run(["echo", "from a subprocess"], check=True)
+    return "returned"
+
+
+@handler
+def print_through_c(ctx: JobContext) -> None:
+    ctypes.CDLL(None).puts(b"from C")
+
+
+@handler
+def steal_streams(ctx: JobContext) -> None:
+    sys.stdout.close()
+    sys.stdout = sys.stderr = None  # type: ignore[assignment]
+
+
+@handler
+def return_much(ctx: JobContext) -> str:
+    return "y" * (100 << 20)
+
+
+# --- failing ---------------------------------------------------------------------------------------
+
+
+@handler
+def fail(ctx: JobContext) -> None:
+    print("before the error")
+    raise ValueError("no such customer")
+
+
+@handler
+def leave(ctx: JobContext, code: int) -> None:
+    sys.exit(code)
+
+
+@handler
+def interrupt(ctx: JobContext) -> None:
+    raise KeyboardInterrupt
+
+
+@handler
+def give_up_inside(ctx: JobContext) -> None:
+    try:
+        raise Unrecoverable("gone for good")
+    except Unrecoverable as error:
+        raise RuntimeError("wrapped") from error
+
+
+@handler
+def ask_for_retry(ctx: JobContext) -> None:
+    raise Retry(after=7, reason="busy")
+
+
+@handler
+def ask_for_snooze(ctx: JobContext) -> None:
+    raise Snooze(after=3)
+
+
+@handler
+def fail_untellably(ctx: JobContext) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    raise Mute
+
+
+@handler
+def fail_with_endless_words(ctx: JobContext) -> None:
+    class Endless(Exception):
+        def __str__(self) -> str:
+            time.sleep(LONG)
+            return ""
+
+    raise Endless
+
+
+# --- async -----------------------------------------------------------------------------------------
+
+
+@handler
+async def add_async(ctx: JobContext, a: int, b: int) -> int:
+    await asyncio.sleep(0.001)
+    return a + b
+
+
+@handler
+async def leave_a_task(ctx: JobContext) -> int:
+    async def endless() -> None:
+        try:
+            await asyncio.sleep(LONG)
+        finally:
+            print("cancelled")
+
+    task = asyncio.create_task(endless())
+    await asyncio.sleep(0)
+    return id(task) and id(asyncio.get_running_loop())
+
+
+@handler
+async def which_loop(ctx: JobContext) -> int:
+    return id(asyncio.get_running_loop())
+
+
+@handler
+async def use_a_thread(ctx: JobContext) -> int:
+    return await asyncio.to_thread(lambda: 42)
+
+
+# --- what the alarm must interrupt -----------------------------------------------------------------
+
+
+@handler
+def hang_sleep(ctx: JobContext) -> None:
+    time.sleep(LONG)
+
+
+@handler
+def hang_lock(ctx: JobContext) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+@handler
+def hang_read(ctx: JobContext) -> None:
+    reading, _ = os.pipe()
+    os.read(reading, 1)
+
+
+@handler
+def hang_subprocess(ctx: JobContext) -> None:
+    subprocess.run(["sleep", "60"], check=True)
+
+
+@handler
+def hang_except_exception(ctx: JobContext) -> None:
+    while True:
+        with contextlib.suppress(Exception):
+            time.sleep(0.01)
+
+
+@handler
+def hang_swallow_once(ctx: JobContext) -> None:
+    with contextlib.suppress(BaseException):
+        time.sleep(LONG)
+    time.sleep(LONG)
+
+
+@handler
+def hang_in_del(ctx: JobContext) -> None:
+    class Slow:
+        def __del__(self) -> None:
+            time.sleep(LONG)
+
+    Slow()
+    time.sleep(LONG)
+
+
+@handler
+def hang_in_gc(ctx: JobContext) -> None:
+    def slow(_phase: str, _info: dict[str, int]) -> None:
+        time.sleep(LONG)
+
+    gc.callbacks.append(slow)
+    try:
+        gc.collect()
+        time.sleep(LONG)
+    finally:
+        gc.callbacks.remove(slow)
+
+
+@handler
+def hang_in_weakref(ctx: JobContext) -> None:
+    class Thing:
+        pass
+
+    thing = Thing()
+    kept = weakref.ref(thing, lambda _: time.sleep(LONG))
+    del thing
+    time.sleep(LONG)
+    del kept
+
+
+@handler
+def hang_in_ctypes(ctx: JobContext) -> None:
+    def slow() -> int:
+        time.sleep(LONG)
+        return 0
+
+    ctypes.CFUNCTYPE(ctypes.c_int)(slow)()
+    time.sleep(LONG)
+
+
+@handler
+def hang_in_finally(ctx: JobContext) -> None:
+    try:
+        time.sleep(LONG)
+    finally:
+        time.sleep(0.05)
+        print("cleaned up")
+
+
+@handler
+async def hang_async(ctx: JobContext) -> None:
+    await asyncio.sleep(LONG)
+
+
+@handler
+async def hang_async_swallow(ctx: JobContext) -> None:
+    while True:
+        with contextlib.suppress(Exception):
+            await asyncio.sleep(0.01)
+
+
+@handler
+async def hang_async_side_task(ctx: JobContext) -> None:
+    async def busy() -> None:
+        while True:
+            time.sleep(0.05)
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(busy())
+    await asyncio.sleep(LONG)
+    task.cancel()
+
+
+@handler
+def hang_in_repr(ctx: JobContext) -> object:
+    class Slow:
+        def __repr__(self) -> str:
+            time.sleep(LONG)
+            return ""
+
+    return Slow()
+
+
+@handler(before_run=lambda _: time.sleep(LONG))
+def hang_before(ctx: JobContext) -> None:
+    pass
+
+
+@handler(after_run=lambda _: time.sleep(LONG))
+def hang_after(ctx: JobContext) -> None:
+    pass
+
+
+# --- what only a kill ends; `seconds` bounds it, so that a handler may also return late --------------
+
+
+def _disarm(how: str) -> None:
+    if how == "clear":
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    elif how == "replace":
+        signal.signal(signal.SIGALRM, lambda *_: None)
+    elif how == "mask":
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    elif how == "ignore":
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    elif how == "replace in C":
+        libc = ctypes.CDLL(None)
+        libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        libc.signal(int(signal.SIGALRM), 1)  # SIG_IGN
+
+
+@handler
+def disarm(ctx: JobContext, how: str, seconds: float = 0.0) -> None:
+    _disarm(how)
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(left)
+
+
+@handler
+def resist(ctx: JobContext, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(BaseException):
+            time.sleep(0.01)
+
+
+@handler
+def loop_in_c(ctx: JobContext, count: int) -> int:
+    return sum(range(count))
+
+
+# --- what ends or wears a child --------------------------------------------------------------------
+
+
+@handler
+def die(ctx: JobContext, code: int) -> None:
+    os._exit(code)
+
+
+@handler
+def kill_self(ctx: JobContext, number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@handler
+def fork_and_return(ctx: JobContext) -> int:
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+    return pid
+
+
+@handler
+def close_everything(ctx: JobContext) -> None:
+    os.closerange(0, 1000)
+
+
+@handler
+def swap_sockets(ctx: JobContext) -> None:
+    """Put other sockets where ours were: every number stays taken."""
+    for fd in range(3, 64):
+        with contextlib.suppress(OSError):
+            if os.fstat(fd).st_mode & 0o170000 == 0o140000:
+                left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                os.dup2(left.fileno(), fd)
+                left.close()
+                right.detach()
+
+
+@handler
+def leak_descriptors(ctx: JobContext, count: int) -> None:
+    for _ in range(count):
+        os.dup(2)
+
+
+@handler
+def leak_thread(ctx: JobContext, seconds: float) -> None:
+    threading.Thread(target=time.sleep, args=(seconds,), daemon=True).start()
+
+
+@handler
+def leave_process(ctx: JobContext, how: str = "plain") -> int:
+    """Leave `sleep 600` behind; its pid."""
+    if how == "double-forked":
+        script = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
+        done = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+        assert done.stdout is not None
+        return int(done.stdout.readline())
+    return subprocess.Popen(["sleep", "600"], start_new_session=how == "session").pid
+
+
+@handler
+def leave_ended_process(ctx: JobContext) -> None:
+    process = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+@handler(allow_daemons=True)
+def leave_daemon(ctx: JobContext) -> int:
+    return subprocess.Popen(["sleep", "600"]).pid
+
+
+@handler
+def grow(ctx: JobContext, megabytes: int) -> None:
+    _kept.append(bytearray(megabytes << 20))
+
+
+_kept: list[bytearray] = []
+
+
+@handler
+def disturb(ctx: JobContext) -> None:
+    os.chdir("/")
+    os.umask(0o777)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGTERM])
+
+
+@handler
+def look_around(ctx: JobContext) -> dict[str, Any]:
+    umask = os.umask(0)
+    os.umask(umask)
+    return {
+        "home": os.getcwd() == STARTED_IN,
+        "umask": umask != 0o777,
+        "sigterm": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
+        "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    }
+
+
+# --- talking to the master -------------------------------------------------------------------------
+
+
+@handler
+def report_progress(ctx: JobContext) -> None:
+    ctx.progress(0.4, "rendering")
+
+
+@handler
+def enqueue_follow_ups(ctx: JobContext, fail: bool = False) -> str:
+    identifier = ctx.enqueue("noop", {"n": 1})
+    ctx.enqueue(JobDefinition("tell", queue="other"))
+    if fail:
+        raise ValueError("after enqueueing")
+    return identifier
+
+
+@handler
+def enqueue_at_once(ctx: JobContext) -> list[str]:
+    return jobpool.producer.default().enqueue_many([JobDefinition("noop"), JobDefinition("tell")])
+
+
+@handler
+def enqueue_too_much(ctx: JobContext) -> None:
+    big = "x" * (1_000_000)
+    for _ in range(70):
+        ctx.enqueue("noop", {"big": big})
+
+
+def _note(result: ExecutionResult) -> None:
+    print(f"after: {result.handler} {result.success}")
+
+
+@handler(before_run=lambda ctx: print("before", ctx.attempt), after_run=_note)
+def hooked(ctx: JobContext) -> str:
+    print("during")
+    return "value"

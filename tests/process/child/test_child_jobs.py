@@ -1,0 +1,221 @@
+"""A child runs jobs and tells how they ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from childrig import ChildProcess, wait_until
+
+from jobpool.mechanism.board_views import ChildState
+from jobpool.mechanism.frames import Ask, BootFailed, Reply, Retire, Verdict
+
+Start = Callable[..., ChildProcess]
+
+
+def test_a_job_succeeds_and_the_page_says_so(start_child: Start) -> None:
+    child = start_child()
+    result = child.succeed("noop")
+
+    assert (result.output, result.error, result.leaving) == ("", "", "")
+    assert 0 <= result.duration < 5
+    wait_until(lambda: child.page.done == 1)
+    assert child.page.state is ChildState.IDLE
+    assert (child.page.nonce, child.page.pid) == (1, child.process.pid)
+    assert (child.page.handler, child.page.ident) == ("noop", "0123456789abcdef")
+
+
+def test_the_context_tells_what_the_frame_said(start_child: Start) -> None:
+    told = json.loads(start_child().succeed("tell", attempts=4).output)
+    assert told == {"attempt": 5, "fence": 3, "crashes": 1, "queue": "default", "id": "0123456789abcdef"}
+
+
+def test_a_typed_payload_and_printed_text_make_the_output(start_child: Start) -> None:
+    assert start_child().succeed("sum_up", {"customer": 7}).output == "7 2026-06\nadding\n"
+
+
+@pytest.mark.parametrize(
+    ("handler", "payload", "verdict", "text"),
+    [
+        pytest.param("fail", {}, Verdict.FAILED, "ValueError: no such customer", id="exception"),
+        pytest.param("leave", {"code": 0}, Verdict.FAILED, "SystemExit: 0", id="sys.exit(0)"),
+        pytest.param("leave", {"code": 3}, Verdict.FAILED, "SystemExit: 3", id="sys.exit(3)"),
+        pytest.param("interrupt", {}, Verdict.FAILED, "KeyboardInterrupt", id="KeyboardInterrupt"),
+        pytest.param("give_up_inside", {}, Verdict.UNRECOVERABLE, "gone for good", id="Unrecoverable in the chain"),
+        pytest.param("ask_for_retry", {}, Verdict.RETRY, "busy", id="Retry"),
+        pytest.param("ask_for_snooze", {}, Verdict.SNOOZE, "snoozed for 3", id="Snooze"),
+        pytest.param("fail_untellably", {}, Verdict.FAILED, "Mute", id="an error without words"),
+        pytest.param(
+            "sum_up", {"month": "x"}, Verdict.FAILED, "field 'customer' is missing", id="payload misses a field"
+        ),
+        pytest.param("nobody", {}, Verdict.UNKNOWN_HANDLER, "no handler is named 'nobody'", id="unknown handler"),
+    ],
+)
+def test_a_failure_is_told(start_child: Start, handler: str, payload: object, verdict: Verdict, text: str) -> None:
+    child = start_child()
+    result = child.run(handler, payload)
+
+    assert result.verdict is verdict
+    assert text in result.error
+    assert "jobpool/child" not in result.error
+    child.succeed("noop")
+    wait_until(lambda: (child.page.done, child.page.failed) == (1, 1))
+
+
+def test_a_failure_keeps_what_was_printed(start_child: Start) -> None:
+    assert start_child().run("fail").output == "before the error\n"
+
+
+def test_retry_and_snooze_carry_their_delay(start_child: Start) -> None:
+    child = start_child()
+    assert child.run("ask_for_retry").after == 7.0
+    assert child.run("ask_for_snooze").after == 3.0
+
+
+def test_a_handler_that_the_queue_does_not_allow_is_refused(start_child: Start) -> None:
+    child = start_child(queue_handlers={"default": ["tell"]})
+    assert child.run("noop").verdict is Verdict.NOT_ALLOWED
+    child.succeed("tell")
+
+
+def test_a_body_that_is_no_wire_object_is_answered(start_child: Start) -> None:
+    child = start_child()
+    child.send_body(b"[]")
+    result = child.receive()
+    assert result is not None
+    assert result.verdict is Verdict.UNRECOVERABLE  # type: ignore[union-attr]
+    child.succeed("noop")
+
+
+def test_hooks_run_around_the_handler(start_child: Start) -> None:
+    assert start_child().succeed("hooked").output.split("\n") == [
+        "value",
+        "before 1",
+        "during",
+        "",
+        "after: hooked True",
+        "",
+    ]
+
+
+def test_async_handlers_share_a_loop_and_leave_no_task(start_child: Start) -> None:
+    child = start_child()
+    assert child.succeed("add_async", {"a": 40, "b": 2}).output == "42"
+    first = child.succeed("leave_a_task").output.split("\n")
+    assert first[1:] == ["cancelled", ""]
+    assert child.succeed("which_loop").output == first[0]
+
+
+def test_threads_of_an_async_handler_do_not_wear_the_child(start_child: Start) -> None:
+    child = start_child()
+    assert child.succeed("use_a_thread").leaving == ""
+    assert child.succeed("use_a_thread").output == "42"
+
+
+def test_progress_is_on_the_page(start_child: Start) -> None:
+    child = start_child()
+    child.succeed("report_progress")
+    assert (child.page.progress, child.page.progress_text) == (0.4, "rendering")
+
+
+def test_follow_ups_travel_with_the_result(start_child: Start) -> None:
+    result = start_child().succeed("enqueue_follow_ups")
+    first, second = result.follow_ups
+    assert (first["handler"], first["payload"], first["identifier"]) == ("noop", {"n": 1}, result.output)
+    assert (second["handler"], second["queue"]) == ("tell", "other")
+
+
+def test_follow_ups_of_a_failed_attempt_are_dropped(start_child: Start) -> None:
+    result = start_child().run("enqueue_follow_ups", {"fail": True})
+    assert (result.verdict, result.follow_ups) == (Verdict.FAILED, [])
+
+
+def test_follow_ups_above_what_a_packet_carries_fail_the_attempt(start_child: Start) -> None:
+    child = start_child()
+    result = child.run("enqueue_too_much")
+    assert result.verdict is Verdict.FAILED
+    assert "too large" in result.error
+    child.succeed("noop")
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict", "text"),
+    [
+        pytest.param(Reply(["a", "b"]), Verdict.SUCCEEDED, '["a","b"]', id="ids"),
+        pytest.param(Reply([], "BackendUnavailable", "broker gone"), Verdict.FAILED, "broker gone", id="outage"),
+        pytest.param(Reply([], "InvalidJob", "too deep"), Verdict.FAILED, "InvalidJob: too deep", id="refused"),
+        pytest.param(Reply([], "print", "odd"), Verdict.FAILED, "BackendUnavailable: odd", id="unknown kind"),
+    ],
+)
+def test_the_default_producer_asks_the_master(start_child: Start, reply: Reply, verdict: Verdict, text: str) -> None:
+    child = start_child()
+    child.send("enqueue_at_once")
+    asked = child.receive()
+    assert isinstance(asked, Ask)
+    assert [definition["handler"] for definition in asked.definitions] == ["noop", "tell"]
+    child.reply(reply)
+    result = child.receive()
+    assert (result.verdict) is verdict  # type: ignore[union-attr]
+    assert text in result.output + result.error  # type: ignore[union-attr]
+
+
+def test_the_title_tells_the_slot_the_state_and_the_job(start_child: Start) -> None:
+    child = start_child(title="pool")
+    assert child.title == "pool: slot 0 idle"
+    child.send("hang_sleep", timeout=0.0)
+    wait_until(lambda: child.title == "pool: slot 0 busy hang_sleep 0123456789abcdef")
+
+
+def test_the_title_says_idle_again(start_child: Start) -> None:
+    child = start_child()
+    child.succeed("noop")
+    wait_until(lambda: child.title.endswith("idle"))
+    child.succeed("noop")
+
+
+def test_a_frame_above_the_inline_size_is_read(start_child: Start) -> None:
+    assert start_child().succeed("sum_up", {"customer": 1, "month": "m" * 300_000}).output.startswith("1 mmm")
+
+
+def test_the_page_names_the_nonce_while_the_job_runs(start_child: Start) -> None:
+    child = start_child()
+    nonce = child.send("hang_sleep", timeout=30.0, attempts=2)
+    wait_until(lambda: child.page.handler == "hang_sleep")
+    page = child.page
+    assert (page.nonce, page.state, page.attempt) == (nonce, ChildState.BUSY, 3)
+    assert page.deadline == pytest.approx(page.started + 30.0)
+
+
+def test_a_frame_that_was_not_read_can_be_taken_back(start_child: Start) -> None:
+    child = start_child()
+    child.send("hang_sleep", timeout=0.5)
+    child.send("noop")
+    wait_until(lambda: child.page.nonce == 1)
+    child.work_reading.recv(100_000)
+    assert child.receive().verdict is Verdict.TIMEOUT  # type: ignore[union-attr]
+    assert child.receive() is None
+    assert child.page.nonce == 1
+
+
+@pytest.mark.parametrize("how", ["end of work", "retire"])
+def test_the_child_leaves_when_its_work_ends(start_child: Start, how: str) -> None:
+    child = start_child()
+    child.succeed("noop")
+    if how == "retire":
+        child.send_packet(Retire().encode())
+    else:
+        child.end_work()
+        child.work_reading.close()
+    assert child.exit_status() == 0
+
+
+def test_a_child_that_cannot_import_the_app_says_why() -> None:
+    child = ChildProcess(apps=["no_such_app"])
+    try:
+        frame = child.receive()
+        assert isinstance(frame, BootFailed)
+        assert "there is no module 'no_such_app'" in frame.error
+        assert child.exit_status() == 69
+    finally:
+        child.close()

@@ -1,0 +1,128 @@
+"""The hard timeout, stage 1: what it must end, and what it must leave to the kill."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from childrig import ChildProcess
+
+from jobpool.mechanism.frames import Verdict
+
+Start = Callable[..., ChildProcess]
+
+TIMEOUT = 0.3
+GRACE = 0.4
+
+INTERRUPTED = [
+    "hang_sleep",
+    "hang_lock",
+    "hang_read",
+    "hang_subprocess",
+    "hang_except_exception",
+    "hang_async",
+    "hang_async_swallow",
+    "hang_async_side_task",
+    "hang_in_repr",
+    "hang_before",
+    "hang_after",
+    "hang_in_finally",
+]
+SWALLOWED_ONCE = [
+    "hang_swallow_once",
+    "hang_in_del",
+    "hang_in_gc",
+    "hang_in_weakref",
+    "hang_in_ctypes",
+    "fail_with_endless_words",
+]
+DISARMED = ["clear", "replace", "mask", "ignore", "replace in C"]
+
+
+@pytest.mark.parametrize("handler", INTERRUPTED + SWALLOWED_ONCE)
+def test_the_alarm_ends_it(start_child: Start, handler: str) -> None:
+    child = start_child(kill_grace=GRACE)
+    result = child.run(handler, timeout=TIMEOUT)
+
+    assert result.verdict is Verdict.TIMEOUT
+    assert result.error.startswith(f"Job '{handler}' exceeded maximum execution time of 0.3 seconds.")
+    assert result.leaving == "timeout"
+    assert TIMEOUT <= result.duration < 5
+    assert child.exit_status() == 0
+
+
+def test_the_stack_names_the_line_and_none_of_ours(start_child: Start) -> None:
+    error = start_child().run("hang_sleep", timeout=TIMEOUT).error
+    assert "childhandlers.py" in error
+    assert "time.sleep(LONG)" in error
+    assert "jobpool/child" not in error
+
+
+def test_finally_blocks_have_half_of_the_grace(start_child: Start) -> None:
+    assert start_child(kill_grace=2.0).run("hang_in_finally", timeout=TIMEOUT).output == "cleaned up\n"
+
+
+def test_a_handler_that_swallows_the_alarm_and_returns_has_timed_out(start_child: Start) -> None:
+    result = start_child(kill_grace=GRACE).run("resist", {"seconds": TIMEOUT + 0.3}, timeout=TIMEOUT)
+    assert result.verdict is Verdict.TIMEOUT
+
+
+def test_c_code_that_returns_late_has_timed_out(start_child: Start) -> None:
+    child = start_child()
+    result = child.run("loop_in_c", {"count": 60_000_000}, timeout=0.05)
+    assert result.verdict is Verdict.TIMEOUT
+    assert "loop_in_c" in result.error
+
+
+@pytest.mark.parametrize(
+    ("handler", "payload"),
+    [
+        pytest.param("resist", {"seconds": 60.0}, id="except BaseException"),
+        pytest.param("loop_in_c", {"count": 10**11}, id="C code"),
+        *[pytest.param("disarm", {"how": how, "seconds": 60.0}, id=how) for how in DISARMED],
+    ],
+)
+def test_what_resists_gives_no_verdict_and_is_killed(start_child: Start, handler: str, payload: object) -> None:
+    child = start_child(kill_grace=GRACE)
+    child.send(handler, payload, timeout=TIMEOUT)
+
+    assert child.silent(TIMEOUT + GRACE + 0.1)
+    child.kill()
+    assert child.receive() is None
+    assert child.exit_status() == -9
+
+
+@pytest.mark.parametrize("how", DISARMED)
+def test_a_handler_that_disarms_the_alarm_and_returns_late_has_timed_out(start_child: Start, how: str) -> None:
+    result = start_child().run("disarm", {"how": how, "seconds": TIMEOUT + 0.1}, timeout=TIMEOUT)
+    assert result.verdict is Verdict.TIMEOUT
+
+
+@pytest.mark.parametrize("how", DISARMED)
+def test_the_next_job_has_its_alarm_again(start_child: Start, how: str) -> None:
+    child = start_child()
+    child.succeed("disarm", {"how": how}, timeout=TIMEOUT)
+    assert child.run("hang_sleep", timeout=TIMEOUT).verdict is Verdict.TIMEOUT
+
+
+def test_a_pending_masked_alarm_does_not_hit_the_next_job(start_child: Start) -> None:
+    """The alarm of the first is pending, unseen, when the handler returns in time by its own clock."""
+    child = start_child()
+    for _ in range(5):
+        child.succeed("disarm", {"how": "mask"}, timeout=5.0)
+        child.succeed("noop", timeout=5.0)
+
+
+def test_no_timeout_means_none(start_child: Start) -> None:
+    child = start_child()
+    child.send("hang_sleep", timeout=0.0)
+    assert child.silent(0.5)
+
+
+def test_a_timeout_is_on_time(start_child: Start) -> None:
+    child = start_child()
+    child.succeed("noop")
+    before = time.monotonic()
+    child.run("hang_sleep", timeout=TIMEOUT)
+    assert time.monotonic() - before < TIMEOUT + 1.0

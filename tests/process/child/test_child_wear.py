@@ -1,0 +1,187 @@
+"""What a handler does to its process: what is put back, when the child leaves, and what is never a success."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+from childrig import ChildProcess, alive, wait_until
+
+from jobpool.mechanism.frames import Result, Verdict
+
+Start = Callable[..., ChildProcess]
+
+
+def next_result(child: ChildProcess) -> Result:
+    frame = child.receive()
+    assert isinstance(frame, Result)
+    return frame
+
+
+# --- no verdict --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_os_exit_is_no_verdict(start_child: Start, code: int) -> None:
+    child = start_child()
+    child.send("die", {"code": code})
+    assert child.receive() is None
+    assert child.exit_status() == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_signal_is_no_verdict(start_child: Start, number: int) -> None:
+    child = start_child()
+    child.send("kill_self", {"number": int(number)})
+    assert child.receive() is None
+    assert child.exit_status() == -number
+
+
+@pytest.mark.parametrize("handler", ["close_everything", "swap_sockets"])
+def test_a_handler_that_takes_the_sockets_away_ends_the_child_without_a_verdict(
+    start_child: Start, handler: str
+) -> None:
+    child = start_child()
+    child.send(handler)
+    assert child.receive() is None
+    assert child.exit_status() == 70
+
+
+def test_a_fork_whose_two_sides_return_gives_one_result(start_child: Start) -> None:
+    child = start_child()
+    result = child.succeed("fork_and_return")
+    assert int(result.output) > 0
+    assert child.succeed("noop").nonce == 2
+    assert child.silent(0.2)
+
+
+# --- left behind -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["plain", "session", "double-forked"])
+def test_a_process_left_behind_is_dead_before_the_result(start_child: Start, how: str) -> None:
+    child = start_child()
+    result = child.succeed("leave_process", {"how": how})
+    assert not alive(int(result.output))
+    assert result.leaving == "processes"
+    assert child.exit_status() == 0
+
+
+def test_a_process_that_ended_by_itself_is_collected_and_the_child_stays(start_child: Start) -> None:
+    child = start_child()
+    assert child.succeed("leave_ended_process").leaving == ""
+    assert child.succeed("noop").leaving == ""
+
+
+def test_a_subprocess_of_a_timed_out_handler_is_dead(start_child: Start) -> None:
+    child = start_child()
+    child.run("hang_subprocess", timeout=0.3)
+    children = f"/proc/{child.process.pid}/task/{child.process.pid}/children"
+    child.exit_status()
+    assert not os.path.exists(children)
+
+
+def test_an_intended_daemon_lives(start_child: Start) -> None:
+    child = start_child()
+    result = child.succeed("leave_daemon")
+    assert result.leaving == ""
+    assert child.succeed("noop").leaving == ""
+    assert alive(int(result.output))
+    stranger = child.succeed("leave_process")
+    assert stranger.leaving == "processes"
+    assert alive(int(result.output))
+    assert not alive(int(stranger.output))
+
+
+def test_a_leaked_thread_ends_the_child(start_child: Start) -> None:
+    child = start_child()
+    assert child.succeed("leak_thread", {"seconds": 60}).leaving == "threads"
+    assert child.exit_status() == 0
+
+
+def test_a_thread_that_is_about_to_end_does_not(start_child: Start) -> None:
+    child = start_child()
+    assert child.succeed("leak_thread", {"seconds": 0.005}).leaving == ""
+
+
+def test_leaked_descriptors_end_the_child_above_the_threshold(start_child: Start) -> None:
+    child = start_child(max_leaked_fds=20)
+    assert child.succeed("leak_descriptors", {"count": 15}).leaving == ""
+    assert child.succeed("leak_descriptors", {"count": 10}).leaving == "descriptors"
+
+
+def test_a_child_leaves_after_its_jobs(start_child: Start) -> None:
+    child = start_child(max_jobs=3, max_jobs_jitter=0.0)
+    assert [child.succeed("noop").leaving for _ in range(3)] == ["", "", "jobs"]
+    assert child.exit_status() == 0
+
+
+def test_a_child_above_its_memory_mark_leaves(start_child: Start) -> None:
+    child = start_child(max_rss=200 << 20)
+    assert child.succeed("noop").leaving == ""
+    child.succeed("grow", {"megabytes": 250})
+    wait_until(lambda: child.succeed("noop").leaving == "memory")
+
+
+def test_work_that_waits_for_a_leaving_child_stays_unread(start_child: Start) -> None:
+    child = start_child(max_jobs=1, max_jobs_jitter=0.0)
+    child.send("noop")
+    child.send("noop")
+    assert next_result(child).leaving == "jobs"
+    assert child.exit_status() == 0
+    assert child.work_reading.recv(1000)[0] == 1
+    assert child.page.nonce == 1
+
+
+# --- put back ----------------------------------------------------------------------------------------
+
+
+def test_folder_umask_signals_and_mask_are_put_back(start_child: Start) -> None:
+    child = start_child()
+    child.succeed("disturb")
+    around = json.loads(child.succeed("look_around").output)
+    assert around == {"home": True, "umask": True, "sigterm": True, "mask": []}
+
+
+def test_streams_are_put_back(start_child: Start) -> None:
+    child = start_child()
+    child.succeed("steal_streams")
+    assert "to stdout\nto stderr\nbytes\n" in child.succeed("print_everywhere").output
+
+
+# --- output ------------------------------------------------------------------------------------------
+
+
+def test_what_is_printed_past_python_is_in_the_output_too(start_child: Start) -> None:
+    output = start_child().succeed("print_everywhere").output
+    assert output == ("returned\nto stdout\nto stderr\nbytes\n\nto descriptor 1\nto descriptor 2\nfrom a subprocess\n")
+
+
+def test_c_code_prints_into_its_own_attempt(start_child: Start) -> None:
+    child = start_child()
+    assert child.succeed("print_through_c").output == "from C\n"
+    assert child.succeed("noop").output == ""
+
+
+@pytest.mark.parametrize("raw", [False, True], ids=["print", "descriptor"])
+def test_a_flood_is_cut_and_counted(start_child: Start, raw: bool) -> None:
+    child = start_child(max_rss=150 << 20)
+    child.succeed("noop")
+    output = child.succeed("flood", {"megabytes": 64, "raw": raw}, timeout=60.0).output
+
+    assert len(output) < 66_000
+    assert "bytes dropped" in output
+    assert "the end" in output
+    assert os.fstat(child.output).st_size == 0
+    assert all(child.succeed("noop").leaving == "" for _ in range(65))
+
+
+def test_a_huge_return_value_is_cut(start_child: Start) -> None:
+    child = start_child()
+    output = child.succeed("return_much", timeout=60.0).output
+    assert len(output) < 66_000
+    assert "bytes dropped" in output
+    assert child.succeed("noop").verdict is Verdict.SUCCEEDED

@@ -1,0 +1,100 @@
+"""The real program in processes of its own, on SQLite, in an empty directory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+LIMIT = 30.0
+"""Seconds: far more than anything here takes on an idle machine."""
+
+
+class Shell:
+    """Runs `jobpool` in `directory`; what is still running at the end is killed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("JOBPOOL_", "JOBS_"))}
+        self.environment = kept | {"JOBPOOL_RUNTIME_DIR": str(directory / "run"), "NO_COLOR": "1"}
+        self._started: list[subprocess.Popen[str]] = []
+
+    def run(self, *words: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "jobpool.cli.main", *words],
+            cwd=self.directory,
+            env=self.environment,
+            input="" if input is None else input,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+        )
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start it and come back at once; its log goes to `pool.log`."""
+        with (self.directory / "pool.log").open("a") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "jobpool.cli.main", *words],
+                cwd=self.directory,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                text=True,
+            )
+        self._started.append(process)
+        return process
+
+    def on_a_terminal(self, *words: str, until: bytes, then: bytes | signal.Signals) -> tuple[str, int]:
+        """Run it on a terminal; once `until` is shown, press a key or signal. What was shown, and the code."""
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jobpool.cli.main", *words],
+            cwd=self.directory,
+            env=self.environment | {"TERM": "xterm", "COLUMNS": "150", "LINES": "40"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        too_long = threading.Timer(LIMIT, process.kill)
+        too_long.start()
+        shown, told = b"", False
+        with contextlib.suppress(OSError):  # the other side of the terminal is closed: it has left
+            while True:
+                shown += os.read(ours, 65536)
+                if until in shown and not told:
+                    told = True
+                    process.send_signal(then) if isinstance(then, signal.Signals) else os.write(ours, then)
+        code = process.wait(LIMIT)
+        too_long.cancel()
+        os.close(ours)
+        return shown.decode(errors="replace"), code
+
+    def log(self) -> str:
+        return (self.directory / "pool.log").read_text()
+
+    def end_all(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait(LIMIT)
+
+
+def wait_until(condition: Callable[[], bool], what: str, limit: float = LIMIT) -> None:
+    """Look again and again until it holds."""
+    give_up = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > give_up:
+            raise AssertionError(f"after {limit:g} s still not: {what}")
+        time.sleep(0.05)

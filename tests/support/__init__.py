@@ -1,0 +1,1 @@
+"""What tests share: harnesses of the backends, builders of jobs, waiting with a limit."""

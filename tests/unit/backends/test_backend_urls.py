@@ -1,0 +1,88 @@
+"""What the URLs and options of the embedded backends may say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.jobs import a_job
+
+from jobpool.errors import ConfigurationError
+from jobpool.opening import open_backend, sqlite_url
+from jobpool_backends.memory import MemoryBackend
+from jobpool_backends.sqlite import SqliteBackend
+from jobpool_backends.sync import SyncBackend
+
+
+def test_a_relative_path_counts_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    SqliteBackend.from_url("sqlite:///jobs.db").close()
+    assert (tmp_path / "jobs.db").exists()
+
+
+def test_four_slashes_make_an_absolute_path(path: Path) -> None:
+    SqliteBackend.from_url(f"sqlite:///{path}").close()
+    assert path.exists()
+
+
+def test_any_path_can_be_written_as_a_url(tmp_path: Path) -> None:
+    odd = tmp_path / "100% odd?name#1 ü.db"
+    backend = open_backend(sqlite_url(odd))
+    assert isinstance(backend, SqliteBackend)
+    backend.close()
+    assert odd.exists()
+
+
+def test_an_option_may_stand_in_the_url_or_beside_it(path: Path) -> None:
+    SqliteBackend.from_url(f"sqlite:///{path}?timeout=0.5").close()
+    SqliteBackend.from_url(f"sqlite:///{path}", timeout="0.5").close()
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:jobs.db", "sqlite:///:memory:", "sqlite://host/x"])
+def test_a_url_that_names_no_file_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="names no file"):
+        SqliteBackend.from_url(url)
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "soon", "", "nan", "1e9"])
+def test_a_timeout_out_of_range_is_refused(path: Path, timeout: str) -> None:
+    with pytest.raises(ConfigurationError, match="timeout"):
+        SqliteBackend.from_url(f"sqlite:///{path}", timeout=timeout)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("backend", [SqliteBackend, MemoryBackend, SyncBackend])
+def test_an_unknown_option_is_named(backend: type[SqliteBackend], path: Path) -> None:
+    url = f"sqlite:///{path}" if backend is SqliteBackend else f"{backend.scheme}://"
+    with pytest.raises(ConfigurationError, match="no option flavour"):
+        backend.from_url(url, flavour="plain")
+
+
+@pytest.mark.parametrize("backend", [MemoryBackend, SyncBackend])
+def test_what_has_no_name_takes_none(backend: type[MemoryBackend]) -> None:
+    with pytest.raises(ConfigurationError, match="nothing behind it"):
+        backend.from_url(f"{backend.scheme}://somewhere")
+    backend.from_url(f"{backend.scheme}://").close()
+
+
+def test_sync_without_a_runner_says_what_to_do() -> None:
+    with pytest.raises(ConfigurationError, match="runner="):
+        SyncBackend.from_url("sync://").enqueue(a_job())
+
+
+def test_what_a_job_raises_in_sync_its_enqueue_raises() -> None:
+    def runner(_: object) -> None:
+        raise LookupError("no such customer")
+
+    with pytest.raises(LookupError, match="no such customer"):
+        SyncBackend.from_url("sync://", runner=runner).enqueue(a_job())
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"directory .*nowhere of database .* does not exist: create it"):
+        SqliteBackend(str(tmp_path / "nowhere" / "jobs.db"))
+
+
+def test_a_directory_is_no_database(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is a directory: name a file in it"):
+        SqliteBackend(str(tmp_path))

@@ -1,0 +1,333 @@
+"""What goes wrong with a file: each a clear sentence, and nothing lost."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.jobs import QUEUE, a_job, numbered
+from support.waiting import wait_until
+
+from jobpool.backend import MessageFilter, Verb
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool_backends.sqlite import SqliteBackend
+from jobpool_backends.sqlite.database import PRAGMAS
+
+Open = Callable[..., SqliteBackend]
+
+# --- somebody else holds the lock --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def holder(path: Path, open_sqlite: Open) -> Iterator[sqlite3.Connection]:
+    """Another program in the middle of a write transaction."""
+    open_sqlite()
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    yield connection
+    connection.close()
+
+
+def test_a_locked_database_is_waited_for_and_then_named(
+    path: Path, open_sqlite: Open, holder: sqlite3.Connection
+) -> None:
+    backend = open_sqlite(timeout=0.1)
+    with pytest.raises(BackendUnavailable, match=rf"{path} was locked by another process for 0.1 s: .*timeout"):
+        backend.enqueue(a_job())
+    holder.execute("ROLLBACK")
+    backend.enqueue(a_job())
+    assert backend.stats(QUEUE).waiting == 1
+
+
+def test_reading_does_not_wait_for_the_lock(open_sqlite: Open, holder: sqlite3.Connection) -> None:
+    del holder
+    backend = open_sqlite(timeout=0.1)
+    assert backend.stats(QUEUE).pending == 0
+    assert backend.list_messages() == []
+    assert backend.fetch(QUEUE) is None
+    assert backend.reap(QUEUE) == []
+
+
+def test_a_lock_that_is_released_in_time_is_no_trouble(open_sqlite: Open, holder: sqlite3.Connection) -> None:
+    backend = open_sqlite(timeout=30.0)
+    thread = threading.Thread(target=backend.enqueue, args=(a_job(),))
+    thread.start()
+    wait_until(lambda: backend._database._writing.locked(), what="the writer has begun")
+    holder.execute("ROLLBACK")
+    thread.join(10.0)
+    assert backend.stats(QUEUE).waiting == 1
+
+
+def test_a_lock_held_by_a_thread_of_this_process_is_waited_for_too(open_sqlite: Open) -> None:
+    backend = open_sqlite(timeout=0.1)
+    with backend._database.write(), pytest.raises(BackendUnavailable, match="locked"):
+        backend.enqueue(a_job())
+    backend.enqueue(a_job())
+
+
+# --- the disk ---------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_named_and_nothing_is_lost(path: Path, open_sqlite: Open) -> None:
+    backend = open_sqlite(pragmas=(*PRAGMAS, "max_page_count = 60"))
+    known: list[str] = []
+
+    def fill() -> None:
+        while True:
+            known.extend(backend.enqueue_many([a_job("x" * 500), a_job("y" * 500)]))
+
+    with pytest.raises(BackendUnavailable, match=rf"disk .* {path} is full: free some space; nothing was changed"):
+        fill()
+    assert [message.id for message in backend.list_messages(limit=1000)] == known
+    assert backend.stats(QUEUE).waiting == len(known)
+    assert backend.bulk(MessageFilter(ids=tuple(known[:20])), Verb.DELETE) == 20
+    backend.enqueue(a_job("z" * 500))
+
+
+TRY_TO_ENQUEUE = """
+import os, sys
+from jobpool.definition import JobDefinition
+from jobpool_backends.sqlite import SqliteBackend
+if os.geteuid() == 0:  # root may write anything
+    os.setgroups([])
+    os.setuid(65534)
+try:
+    SqliteBackend(sys.argv[1]).enqueue(JobDefinition("report"))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def try_to_enqueue(path: Path) -> str:
+    """What a user who may do little is told."""
+    command = [sys.executable, "-c", TRY_TO_ENQUEUE, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder of our own that others may enter."""
+    with tempfile.TemporaryDirectory(prefix="jobpool-test-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+        Path(folder).chmod(0o755)
+
+
+def test_a_file_that_may_only_be_read_is_named(public: Path) -> None:
+    path = public / "jobs.db"
+    SqliteBackend(str(path)).close()
+    path.chmod(0o444)
+    public.chmod(0o555)
+    told = try_to_enqueue(path)
+    assert told.startswith(f"BackendUnavailable database {path} ")
+    assert "allow" in told
+
+
+def test_a_folder_that_may_not_be_written_is_named(public: Path) -> None:
+    path = public / "jobs.db"
+    public.chmod(0o555)
+    told = try_to_enqueue(path)
+    assert told.startswith(f"BackendUnavailable database {path} cannot be opened: allow this user")
+
+
+# --- the file ---------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_another_kind_is_named_and_left_alone(path: Path, open_sqlite: Open) -> None:
+    path.write_bytes(b"Dear diary, " * 1000)
+    with pytest.raises(BackendUnavailable, match=f"{path} is not a SQLite database: name another file"):
+        open_sqlite()
+    assert path.read_bytes().startswith(b"Dear diary")
+
+
+def test_an_empty_file_becomes_a_database(path: Path, open_sqlite: Open) -> None:
+    path.touch()
+    open_sqlite().enqueue(a_job())
+
+
+def test_a_damaged_file_is_named(path: Path, open_sqlite: Open) -> None:
+    backend = SqliteBackend(str(path))
+    backend.enqueue_many(numbered(2000))
+    backend.close()
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(8192)
+        file.write(b"\xa5" * (size - 8192))
+    with pytest.raises(BackendUnavailable, match=f"{path} is damaged: restore a copy"):
+        open_sqlite().list_messages(limit=1000)
+
+
+def test_a_database_of_another_program_is_refused(path: Path, open_sqlite: Open) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE messages (text)")
+    connection.close()
+    with pytest.raises(ConfigurationError, match="holds tables of another program: give jobpool a file of its own"):
+        open_sqlite()
+
+
+def test_a_database_of_a_newer_jobpool_is_refused(path: Path, open_sqlite: Open) -> None:
+    SqliteBackend(str(path)).close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(ConfigurationError, match=r"schema version 99, .* install the newer jobpool"):
+        open_sqlite()
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
+def test_a_file_that_was_taken_away_is_noticed(path: Path, open_sqlite: Open, replaced: bool) -> None:
+    """Writing to a file that nobody can find any more would lose what was enqueued."""
+    backend = open_sqlite()
+    path.rename(path.with_suffix(".old"))
+    if replaced:
+        open_sqlite()
+    with pytest.raises(BackendUnavailable, match="removed or replaced while it was in use: restart"):
+        backend.enqueue(a_job())
+
+
+# --- closing and forking ----------------------------------------------------------------------------------
+
+
+def test_a_closed_backend_says_so(open_sqlite: Open) -> None:
+    backend = open_sqlite()
+    backend.close()
+    backend.close()
+    with pytest.raises(BackendUnavailable, match="was closed"):
+        backend.enqueue(a_job())
+
+
+def test_no_file_stays_open(path: Path, open_sqlite: Open) -> None:
+    backend = open_sqlite()
+    producers = [threading.Thread(target=backend.enqueue, args=(a_job(),)) for _ in range(8)]
+    waiters = [threading.Thread(target=backend.wait_any, args=(["nothing"], 30.0)) for _ in range(3)]
+    before = inotify_count()
+    for thread in producers + waiters:
+        thread.start()
+    wait_until(lambda: inotify_count() >= before + 3, what="the waiters listen")
+    for thread in producers:
+        thread.join(10.0)
+    backend.close()
+    for thread in waiters:
+        thread.join(10.0)
+    assert not any(thread.is_alive() for thread in producers + waiters)
+    assert not [target for target in open_files() if target.startswith(str(path))]
+    assert inotify_count() == before
+
+
+def open_files() -> list[str]:
+    targets = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            targets.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        except FileNotFoundError:  # the listing's own
+            continue
+    return targets
+
+
+def inotify_count() -> int:
+    return sum("inotify" in target for target in open_files())
+
+
+def test_a_backend_is_not_used_across_a_fork(open_sqlite: Open) -> None:
+    backend = open_sqlite()
+    backend.enqueue(a_job())
+    child = os.fork()
+    if not child:
+        try:
+            backend.stats(QUEUE)
+        except ConfigurationError as error:
+            os._exit(0 if "Open the backend after the fork" in str(error) else 2)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert backend.stats(QUEUE).waiting == 1
+
+
+# --- processes that die -----------------------------------------------------------------------------------
+
+
+DIE_IN_A_TRANSACTION = """
+import sys, os, signal
+from jobpool_backends.sqlite import SqliteBackend
+backend = SqliteBackend(sys.argv[1])
+with backend._database.write() as connection:
+    connection.execute("DELETE FROM messages")
+    connection.execute("UPDATE queues SET waiting = 0")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_killed_in_a_transaction_changes_nothing_and_blocks_nobody(path: Path, open_sqlite: Open) -> None:
+    backend = open_sqlite(timeout=5.0)
+    backend.enqueue_many(numbered(50))
+    killed = subprocess.run([sys.executable, "-c", DIE_IN_A_TRANSACTION, str(path)], timeout=60, check=False)
+    assert killed.returncode == -9
+    backend.enqueue(a_job())
+    assert backend.stats(QUEUE).waiting == 51
+    assert len(backend.fetch_many(QUEUE, limit=100)) == 51
+
+
+ENQUEUE_FOR_EVER = """
+import sys
+from jobpool.definition import JobDefinition
+from jobpool_backends.sqlite import SqliteBackend
+backend = SqliteBackend(sys.argv[1])
+while True:
+    print(backend.enqueue(JobDefinition("report", queue="reports")), flush=True)
+"""
+
+
+def test_what_was_answered_is_there_after_a_kill(path: Path, open_sqlite: Open) -> None:
+    answered: list[str] = []
+    for _ in range(5):
+        with subprocess.Popen(
+            [sys.executable, "-c", ENQUEUE_FOR_EVER, str(path)], stdout=subprocess.PIPE, text=True
+        ) as producer:
+            assert producer.stdout is not None
+            answered += [producer.stdout.readline().strip() for _ in range(20)]
+            producer.kill()
+            answered += [line.strip() for line in producer.stdout if line.endswith("\n")]
+    backend = open_sqlite()
+    present = {message.id for message in backend.list_messages(limit=1000)}
+    assert set(answered) <= present
+    assert len(present) <= len(answered) + 5
+    assert backend.stats(QUEUE).waiting == len(present)
+    with backend._database.read() as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+OPEN_AT_ONCE = """
+import sys
+from jobpool.definition import JobDefinition
+from jobpool_backends.sqlite import SqliteBackend
+print("ready", flush=True)
+sys.stdin.readline()
+backend = SqliteBackend(sys.argv[1], timeout=30.0)
+backend.enqueue(JobDefinition("report", queue="reports"))
+backend.close()
+"""
+
+
+def test_eight_processes_create_one_database(path: Path, open_sqlite: Open) -> None:
+    command = [sys.executable, "-c", OPEN_AT_ONCE, str(path)]
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(8)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    errors = [process.communicate(timeout=60)[1] for process in processes]
+    assert errors == [""] * 8
+    assert open_sqlite().stats(QUEUE).waiting == 8

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobpool.child import app
+from jobpool.child.registry import DEFAULT
+from jobpool.errors import ConfigurationError
+from jobpool.mechanism.boot import ChildOptions
+
+GOOD = "import jobpool.child.registry as r\n@r.handler({name!r}, queue='reports', timeout=5)\ndef f(ctx): ...\n"
+
+
+@pytest.fixture(autouse=True)
+def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty registry and working directory; what was imported is forgotten."""
+    monkeypatch.setattr(DEFAULT, "_handlers", {})
+    monkeypatch.setattr(DEFAULT, "_allowed", {})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    known = set(sys.modules)
+    yield
+    for name in set(sys.modules) - known:
+        del sys.modules[name]
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def load(*apps: str, **options: object) -> list[str]:
+    return [info.name for info in app.load(ChildOptions(apps=list(apps), **options))]  # type: ignore[arg-type]
+
+
+def test_a_module_in_the_working_directory_is_found(tmp_path: Path) -> None:
+    write(tmp_path / "shop_a/jobs.py", GOOD.format(name="report"))
+    [info] = app.load(ChildOptions(apps=["shop_a.jobs"]))
+    assert (info.name, info.queues, info.timeout) == ("report", ["reports"], 5.0)
+    assert sys.path[0] == str(tmp_path)
+
+
+def test_a_file_is_found_and_finds_its_neighbours(tmp_path: Path) -> None:
+    write(tmp_path / "deep/neighbour_b.py", "NAME = 'mail'\n")
+    write(tmp_path / "deep/jobs_b.py", "from neighbour_b import NAME\n" + GOOD.format(name="x").replace("'x'", "NAME"))
+    assert load("deep/jobs_b.py") == ["mail"]
+    assert load("deep/jobs_b.py") == ["mail"]
+
+
+def test_sys_path_comes_before_the_working_directory(tmp_path: Path) -> None:
+    write(tmp_path / "jobs_c.py", GOOD.format(name="here"))
+    write(tmp_path / "first/jobs_c.py", GOOD.format(name="first"))
+    assert load("jobs_c", sys_path=[str(tmp_path / "first")]) == ["first"]
+
+
+def test_the_allowed_handlers_are_set(tmp_path: Path) -> None:
+    write(tmp_path / "jobs_d.py", GOOD.format(name="report"))
+    load("jobs_d", queue_handlers={"q": []})
+    with pytest.raises(LookupError, match="not allowed"):
+        DEFAULT.resolve("report", "q")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        pytest.param(
+            "import nonsense_z", "needs the module 'nonsense_z', which is not installed", id="missing package"
+        ),
+        pytest.param("def f(:", "bad_app.py:1:", id="syntax"),
+        pytest.param("x = 1\n1/0", "ZeroDivisionError: division by zero ({file}:2)", id="exception"),
+        pytest.param("raise SystemExit(3)", "called sys.exit(3) while it was imported ({file}:1)", id="exit"),
+        pytest.param(
+            "x = 1", "bad_app registers no handler: decorate a function with @jobpool.handler", id="no handler"
+        ),
+        pytest.param(
+            GOOD.format(name="a") + GOOD.format(name="a"),
+            "does not import: two handlers are named 'a'",
+            id="two of a name",
+        ),
+        pytest.param(
+            "import jobpool.child.registry as r\n@r.handler\ndef f(): ...\n",
+            "must take the job's context",
+            id="no context",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_app_is_one_sentence(tmp_path: Path, text: str, why: str) -> None:
+    path = write(tmp_path / "bad_app.py", text)
+    with pytest.raises(ConfigurationError) as raised:
+        load("bad_app")
+    assert why.format(file=path) in str(raised.value)
+    assert "bad_app" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("no_such_app", "there is no module 'no_such_app' for the app no_such_app: looked in {cwd} and on sys.path"),
+        ("json.no_such_part", "there is no module 'json.no_such_part'"),
+        ("gone/jobs.py", "there is no such file"),
+        ("json.py", "its name is that of another module, 'json': rename the file"),
+    ],
+)
+def test_an_app_that_is_not_there(tmp_path: Path, name: str, why: str) -> None:
+    write(tmp_path / "json.py", GOOD.format(name="x"))
+    with pytest.raises(ConfigurationError) as raised:
+        load(name)
+    assert why.format(cwd=tmp_path) in str(raised.value)
+
+
+def test_a_child_stays_small() -> None:
+    heavy = "asyncio, click, rich, pydantic, psutil, sqlite3"
+    code = f"import sys, jobpool.child.main; print([n for n in {heavy.split(', ')!r} if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"

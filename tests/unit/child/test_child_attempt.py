@@ -1,0 +1,266 @@
+"""Attempts in this process, as `QueueWorker` runs them."""
+
+# ruff: noqa: ARG001, ARG005 - a handler takes its context, whether it looks at it or not
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jobpool.child.attempt import Attempt, JobToRun, run_attempt
+from jobpool.child.ending import chain
+from jobpool.child.registry import HandlerRegistry
+from jobpool.context import JobContext
+from jobpool.definition import JobDefinition
+from jobpool.envelope import decode, encode
+from jobpool.errors import Retry, Snooze, Unrecoverable
+from jobpool.mechanism.frames import Verdict
+from jobpool.result import ExecutionResult
+from jobpool.signing import EnvelopeSigner
+
+
+def job(handler: str = "it", *, timeout: float = 0.0, **fields: Any) -> JobToRun:
+    definition = JobDefinition(handler, **fields)
+    body = encode(definition, identifier="a1", queue="default", signer=EnvelopeSigner(), now=0.0)
+    return JobToRun(decode(body, attempts=0), "default", timeout=timeout)
+
+
+def attempt(function: Callable[..., Any], *, timeout: float = 0.0, **options: Any) -> Attempt:
+    registry = HandlerRegistry()
+    registry.handler("it", **options)(function)
+    return run_attempt(job(timeout=timeout), registry, kill_grace=0.2)
+
+
+def raising(error: BaseException, cause: BaseException | None = None) -> Callable[[JobContext], None]:
+    def function(ctx: JobContext) -> None:
+        raise error from cause
+
+    return function
+
+
+def in_context(ctx: JobContext) -> None:
+    try:
+        raise Unrecoverable("inner")
+    except Unrecoverable:
+        raise ValueError("outer")  # noqa: B904 - the context is the point
+
+
+def cut_off(ctx: JobContext) -> None:
+    try:
+        raise Unrecoverable("inner")
+    except Unrecoverable:
+        raise ValueError("outer") from None
+
+
+@pytest.mark.parametrize(
+    ("function", "verdict", "after"),
+    [
+        pytest.param(lambda ctx: None, Verdict.SUCCEEDED, 0.0, id="returns"),
+        pytest.param(raising(ValueError("x")), Verdict.FAILED, 0.0, id="exception"),
+        pytest.param(raising(SystemExit(0)), Verdict.FAILED, 0.0, id="sys.exit(0)"),
+        pytest.param(raising(KeyboardInterrupt()), Verdict.FAILED, 0.0, id="KeyboardInterrupt"),
+        pytest.param(raising(GeneratorExit()), Verdict.FAILED, 0.0, id="GeneratorExit"),
+        pytest.param(raising(Unrecoverable("x")), Verdict.UNRECOVERABLE, 0.0, id="Unrecoverable"),
+        pytest.param(raising(ValueError(), Unrecoverable()), Verdict.UNRECOVERABLE, 0.0, id="in the cause"),
+        pytest.param(in_context, Verdict.UNRECOVERABLE, 0.0, id="in the context"),
+        pytest.param(cut_off, Verdict.FAILED, 0.0, id="context cut off"),
+        pytest.param(
+            raising(ExceptionGroup("g", [ValueError(), Unrecoverable()])), Verdict.UNRECOVERABLE, 0.0, id="in a group"
+        ),
+        pytest.param(raising(Retry(2.5)), Verdict.RETRY, 2.5, id="Retry"),
+        pytest.param(raising(Retry(1), Unrecoverable()), Verdict.UNRECOVERABLE, 0.0, id="Retry of a hopeless job"),
+        pytest.param(raising(Snooze(9)), Verdict.SNOOZE, 9.0, id="Snooze"),
+    ],
+)
+def test_the_verdict(function: Callable[..., Any], verdict: Verdict, after: float) -> None:
+    made = attempt(function)
+    assert (made.verdict, made.after) == (verdict, after)
+    assert (made.error == "") == (verdict is Verdict.SUCCEEDED)
+
+
+def test_the_result_is_that_of_the_documents() -> None:
+    before = time.time()
+    made = attempt(lambda ctx: {"pages": 3})
+    result = made.result
+    assert (result.success, result.output, result.error, result.handler) == (True, '{"pages":3}', None, "it")
+    assert before - 1 <= result.started_at <= result.ended_at <= time.time() + 1
+    assert attempt(raising(ValueError("boo"))).result.error
+
+
+def test_the_traceback_starts_in_the_handler() -> None:
+    lines = attempt(raising(ValueError("boo"))).error.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "test_child_attempt.py" in lines[1]
+    assert lines[-1] == "ValueError: boo"
+
+
+def test_a_huge_error_is_cut() -> None:
+    registry = HandlerRegistry()
+    registry.handler("it")(raising(ValueError("x" * 100_000)))
+    error = run_attempt(job(), registry, output_cap=1000).error
+    assert len(error) < 1100
+    assert "bytes dropped" in error
+
+
+def test_endless_recursion_fails_the_attempt() -> None:
+    def again(ctx: JobContext) -> None:
+        again(ctx)
+
+    assert "RecursionError" in attempt(again).error
+
+
+def test_a_chain_that_bites_its_tail_ends() -> None:
+    first, second = ValueError(), ValueError()
+    first.__cause__, second.__cause__ = second, first
+    assert len(list(chain(first))) == 2
+
+
+def test_hooks_and_handler_run_in_order() -> None:
+    seen: list[Any] = []
+    made = attempt(
+        lambda ctx: seen.append("handler"),
+        before_run=lambda ctx: seen.append(("before", ctx.attempt)),
+        after_run=lambda result: seen.append(result),
+    )
+    assert seen[:2] == [("before", 1), "handler"]
+    assert isinstance(seen[2], ExecutionResult)
+    assert made.verdict is Verdict.SUCCEEDED
+
+
+def test_a_failing_before_run_fails_the_attempt_and_the_handler_never_runs() -> None:
+    seen: list[Any] = []
+
+    def refuse(ctx: JobContext) -> None:
+        raise ValueError("not today")
+
+    made = attempt(lambda ctx: seen.append("handler"), before_run=refuse, after_run=seen.append)
+    assert made.verdict is Verdict.FAILED
+    assert "not today" in made.error
+    [result] = seen
+    assert result.success is False
+
+
+def test_a_failing_after_run_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(result: ExecutionResult) -> None:
+        raise SystemExit(1)
+
+    with caplog.at_level(logging.ERROR):
+        made = attempt(lambda ctx: "fine", after_run=refuse)
+    assert (made.verdict, made.output.split("\n")[0]) == (Verdict.SUCCEEDED, "fine")
+    assert "after_run of handler 'it' failed" in caplog.text
+
+
+def test_follow_ups_come_with_success_only() -> None:
+    def enqueue(ctx: JobContext) -> None:
+        ctx.enqueue("next", {"n": 1})
+
+    def enqueue_and_fail(ctx: JobContext) -> None:
+        enqueue(ctx)
+        raise ValueError
+
+    assert [definition.handler for definition in attempt(enqueue).follow_ups] == ["next"]
+    assert list(attempt(enqueue_and_fail).follow_ups) == []
+
+
+def test_progress_is_passed_on() -> None:
+    told: list[Any] = []
+    registry = HandlerRegistry()
+    registry.handler("it")(lambda ctx: ctx.progress(0.5, "half"))
+    run_attempt(job(), registry, progress=lambda fraction, text: told.append((fraction, text)))
+    assert told == [(0.5, "half")]
+
+
+def test_an_unknown_handler_is_a_verdict() -> None:
+    made = run_attempt(job("nobody"), HandlerRegistry())
+    assert (made.verdict, made.error) == (Verdict.UNKNOWN_HANDLER, "no handler is named 'nobody' here")
+
+
+def test_a_timeout_ends_the_handler_and_says_so() -> None:
+    made = attempt(lambda ctx: time.sleep(30), timeout=0.05)
+    assert made.verdict is Verdict.TIMEOUT
+    assert made.error.startswith("Job 'it' exceeded maximum execution time of 0.05 seconds.\n")
+    assert "time.sleep(30)" in made.error
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(1.0, "1"), (3600.0, "3600"), (1234567.0, "1234567"), (0.5, "0.5")])
+def test_the_seconds_of_a_timeout_are_written_plainly(seconds: float, text: str) -> None:
+    from jobpool.child.ending import timeout_text
+
+    assert timeout_text("n", seconds, None, 100) == f"Job 'n' exceeded maximum execution time of {text} seconds."
+
+
+def test_the_name_of_the_job_is_in_the_timeout_text() -> None:
+    registry = HandlerRegistry()
+    registry.handler("it")(lambda ctx: time.sleep(30))
+    made = run_attempt(job(name="nightly", timeout=0.02), registry)
+    assert made.error.startswith("Job 'nightly' exceeded")
+
+
+def test_streams_and_alarm_are_given_back() -> None:
+    def mine(*_: Any) -> None: ...
+
+    before = sys.stdout, sys.stderr, signal.getsignal(signal.SIGALRM)
+    signal.signal(signal.SIGALRM, mine)
+    signal.setitimer(signal.ITIMER_REAL, 100.0, 5.0)
+    try:
+        attempt(lambda ctx: print("x"), timeout=1.0)
+        left, interval = signal.getitimer(signal.ITIMER_REAL)
+        assert 90 < left <= 100
+        assert interval == 5.0
+        assert signal.getsignal(signal.SIGALRM) is mine
+        assert (sys.stdout, sys.stderr) == before[:2]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before[2])
+
+
+def test_an_attempt_inside_an_attempt_leaves_the_outer_alarm_alone() -> None:
+    def outer(ctx: JobContext) -> None:
+        assert attempt(lambda inner: time.sleep(30), timeout=0.02).verdict is Verdict.TIMEOUT
+        time.sleep(30)
+
+    made = attempt(outer, timeout=0.1)
+    assert made.verdict is Verdict.TIMEOUT
+    assert made.duration < 5
+
+
+def test_off_the_main_thread_a_late_return_is_a_timeout() -> None:
+    made: list[Attempt] = []
+
+    def run() -> None:
+        made.append(attempt(lambda ctx: time.sleep(0.05), timeout=0.02))
+        made.append(attempt(lambda ctx: print("shown, not captured"), timeout=5.0))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert [one.verdict for one in made] == [Verdict.TIMEOUT, Verdict.SUCCEEDED]
+    assert made[1].output == ""
+
+
+async def answer(ctx: JobContext) -> int:
+    return 42
+
+
+def test_async_handlers_run_on_any_thread() -> None:
+    made = [attempt(answer).output]
+    thread = threading.Thread(target=lambda: made.append(_closing(lambda: attempt(answer).output)))
+    thread.start()
+    thread.join()
+    assert made == ["42", "42"]
+    _closing(lambda: "")
+
+
+def _closing(run: Callable[[], str]) -> str:
+    from jobpool.child import loops
+
+    try:
+        return run()
+    finally:
+        loops.close()

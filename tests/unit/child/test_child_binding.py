@@ -1,0 +1,269 @@
+"""From a payload to the handler's arguments."""
+
+# ruff: noqa: ARG001, ARG002, ARG005 - a handler takes its context, whether it looks at it or not
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+from uuid import UUID
+
+import pydantic
+import pytest
+
+from jobpool.child.convert import Mismatch, converter
+from jobpool.child.invoke import PayloadMismatch, bind, check_shape
+from jobpool.context import JobContext
+from jobpool.definition import JobDefinition
+from jobpool.envelope import decode, encode
+from jobpool.errors import ConfigurationError
+from jobpool.signing import EnvelopeSigner
+
+if TYPE_CHECKING:
+    from nowhere import Unknown
+
+
+class Silent:
+    def progress(self, fraction: float, text: str, /) -> None: ...
+
+    def follow_up(self, definition: JobDefinition, /) -> None: ...
+
+
+def context(payload: Any) -> JobContext:
+    definition = JobDefinition("report", payload)
+    body = encode(definition, identifier="a1", queue="default", signer=EnvelopeSigner(), now=0.0)
+    return JobContext(decode(body, attempts=0), Silent())
+
+
+def call(function: Callable[..., Any], payload: Any) -> Any:
+    return bind(function, "report")(context(payload))
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass
+class Line:
+    text: str
+    count: int = 1
+
+
+@dataclass
+class Order:
+    customer: int
+    lines: list[Line] = field(default_factory=list)
+    note: str | None = None
+    parent: Order | None = None
+
+
+class Model(pydantic.BaseModel):
+    customer: int
+    month: str = "2026-06"
+
+
+def only_context(ctx: JobContext) -> Any:
+    return ctx.payload
+
+
+def with_keywords(ctx: JobContext, customer: int, month: str = "2026-06", *, dry: bool = False) -> Any:
+    return (customer, month, dry)
+
+
+def with_rest(ctx: JobContext, customer: int, **rest: Any) -> Any:
+    return (customer, rest)
+
+
+def with_order(ctx: JobContext, order: Order) -> Any:
+    return order
+
+
+def with_order_by_keyword(ctx: JobContext, *, order: Order) -> Any:
+    return order
+
+
+def with_model(ctx: JobContext, model: Model) -> Any:
+    return (model.customer, model.month)
+
+
+def with_unknown(ctx: JobContext, thing: Unknown, count: int = 1) -> Any:
+    return (thing, count)
+
+
+async def with_await(ctx: JobContext, a: int) -> Any:
+    return a + 1
+
+
+class Callable_:  # noqa: N801
+    def __call__(self, ctx: JobContext, a: int) -> Any:
+        return a
+
+
+@functools.wraps(with_keywords)
+def wrapped(*args: Any, **kwargs: Any) -> Any:
+    return with_keywords(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("function", "payload", "answer"),
+    [
+        pytest.param(only_context, [1, 2], [1, 2], id="context alone, any payload"),
+        pytest.param(only_context, None, None, id="context alone, null"),
+        pytest.param(with_keywords, {"customer": 7}, (7, "2026-06", False), id="defaults"),
+        pytest.param(with_keywords, {"customer": 7, "dry": True, "month": "x"}, (7, "x", True), id="all keywords"),
+        pytest.param(with_rest, {"customer": 7, "x": 1}, (7, {"x": 1}), id="the rest"),
+        pytest.param(with_order, {"customer": 7}, Order(7), id="dataclass"),
+        pytest.param(
+            with_order,
+            {"customer": 7, "lines": [{"text": "a"}], "parent": {"customer": 1}},
+            Order(7, [Line("a")], parent=Order(1)),
+            id="nested dataclasses, one of them in itself",
+        ),
+        pytest.param(with_order_by_keyword, {"customer": 7}, Order(7), id="dataclass, keyword only"),
+        pytest.param(with_model, {"customer": 7}, (7, "2026-06"), id="pydantic model"),
+        pytest.param(with_unknown, {"thing": [1]}, ([1], 1), id="annotation for type checkers only"),
+        pytest.param(with_await, {"a": 1}, 2, id="coroutine"),
+        pytest.param(Callable_(), {"a": 1}, 1, id="object with __call__"),
+        pytest.param(wrapped, {"customer": 7}, (7, "2026-06", False), id="decorated"),
+        pytest.param(functools.partial(with_keywords, month="x"), {"customer": 7}, (7, "x", False), id="partial"),
+        pytest.param(lambda ctx, a: a, {"a": "any"}, "any", id="no annotations"),
+        pytest.param(lambda *args: len(args), {"a": 1}, 1, id="star args get the context"),
+    ],
+)
+def test_the_payload_becomes_arguments(function: Callable[..., Any], payload: Any, answer: Any) -> None:
+    assert call(function, payload) == answer
+
+
+@pytest.mark.parametrize(
+    ("function", "payload", "text"),
+    [
+        (with_keywords, {}, "field 'customer' is missing"),
+        (with_keywords, {"customer": 7, "moth": "x"}, "field 'moth' is unknown; it takes 'customer', 'month', 'dry'"),
+        (with_keywords, {"customer": "7"}, "field 'customer' must be a whole number, not '7'"),
+        (with_keywords, {"customer": True}, "field 'customer' must be a whole number, not True"),
+        (with_keywords, {"customer": 7, "dry": 1}, "field 'dry' must be true or false, not 1"),
+        (with_keywords, [7], "it must be an object with the handler's parameters, not list"),
+        (with_order, {}, "field 'customer' is missing"),
+        (with_order, {"customer": 7, "x": 1}, "field 'x' is unknown; Order has 'customer'"),
+        (with_order, {"customer": 7, "lines": [{"text": 1}]}, "field 'lines[0].text' must be text, not 1"),
+        (with_order, {"customer": 7, "parent": {}}, "field 'parent.customer' is missing"),
+        (with_order, 7, "it must be an object with the fields of Order, not 7"),
+        (with_model, {"month": "x"}, "customer"),
+    ],
+)
+def test_a_payload_that_does_not_fit_names_handler_and_field(
+    function: Callable[..., Any], payload: Any, text: str
+) -> None:
+    with pytest.raises(PayloadMismatch) as raised:
+        call(function, payload)
+    assert str(raised.value).startswith("the payload does not fit handler 'report': ")
+    assert text in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "converted"),
+    [
+        (Any, [1], [1]),
+        (float, 1, 1.0),
+        (Optional[int], None, None),  # noqa: UP045 - the old way is written too
+        (int | str, "x", "x"),
+        (list[int], [1, 2], [1, 2]),
+        (list, [1, "x"], [1, "x"]),
+        (set[int], [1, 1], {1}),
+        (tuple[int, str], [1, "x"], (1, "x")),
+        (tuple[int, ...], [1, 2, 3], (1, 2, 3)),
+        (dict[str, float], {"a": 1}, {"a": 1.0}),
+        (Literal["a", 1], 1, 1),
+        (Colour, "red", Colour.RED),
+        (datetime, "2026-06-01T00:00:00+00:00", datetime(2026, 6, 1, tzinfo=UTC)),
+        (date, "2026-06-01", date(2026, 6, 1)),
+        (Decimal, "1.10", Decimal("1.10")),
+        (UUID, "12345678123456781234567812345678", UUID(int=0x12345678123456781234567812345678)),
+        (Path, "a/b", Path("a/b")),
+        (Annotated[int, "positive"], 7, 7),
+        (bytes, "passed on", "passed on"),
+        (None, None, None),
+    ],
+)
+def test_a_value_is_converted(annotation: Any, value: Any, converted: Any) -> None:
+    answer = converter(annotation)(value, "f")
+    assert answer == converted
+    assert type(answer) is type(converted)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "text"),
+    [
+        (float, "1", "field 'f' must be a number, not '1'"),
+        (float, True, "must be a number"),
+        (str, None, "must be text, not None"),
+        (int | None, "x", "must be a whole number, not 'x'"),
+        (list[int], "x", "must be a list"),
+        (list[int], [1, "x"], "field 'f[1]' must be a whole number"),
+        (tuple[int, str], [1], "must be a list of 2"),
+        (dict[str, int], {"a": "x"}, "field 'f.a' must be a whole number"),
+        (dict[str, int], [1], "must be an object"),
+        (Literal["a", 1], True, "must be one of 'a', 1, not True"),
+        (Colour, "green", "must be one of 'red', 'blue', not 'green'"),
+        (Colour, [1], "must be one of"),
+        (date, "yesterday", "must be a date in ISO 8601"),
+        (Decimal, "x", "must be a decimal number"),
+        (str, 10**200, "..."),
+        (None, 1, "must be null"),
+    ],
+)
+def test_a_wrong_value_is_named(annotation: Any, value: Any, text: str) -> None:
+    with pytest.raises(Mismatch) as raised:
+        converter(annotation)(value, "f")
+    assert text in str(raised.value)
+
+
+def test_a_dataclass_of_a_function_is_found_through_its_closure() -> None:
+    @dataclass
+    class Inner:
+        a: int
+
+    def takes_inner(ctx: JobContext, inner: Inner) -> Any:
+        return isinstance(inner, Inner)
+
+    assert call(takes_inner, {"a": 1})
+
+
+def generator(ctx: JobContext) -> Any:
+    yield 1
+
+
+async def async_generator(ctx: JobContext) -> Any:
+    yield 1
+
+
+def no_context() -> None: ...
+
+
+def keyword_context(*, ctx: JobContext) -> None: ...
+
+
+def positional(ctx: JobContext, a: int, /) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (generator, "is a generator and would never run"),
+        (async_generator, "is a generator and would never run"),
+        (no_context, "must take the job's context as its first parameter"),
+        (keyword_context, "must take the job's context as its first parameter"),
+        (positional, "parameter 'a' cannot be filled by name: drop the '/'"),
+    ],
+)
+def test_a_function_that_no_job_could_call_is_refused(function: Callable[..., Any], text: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        check_shape(function, "report", "app.py:1 (f)")
+    assert text in str(raised.value)
+    assert "'report', app.py:1 (f)" in str(raised.value)

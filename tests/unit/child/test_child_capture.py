@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from jobpool.child.capture import Capture, HeadTail, OutputFile, cap_text
+
+
+@pytest.mark.parametrize(
+    ("writes", "cap", "text"),
+    [
+        pytest.param([], 8, "", id="nothing"),
+        pytest.param([b"abc", b"def"], 8, "abcdef", id="fits"),
+        pytest.param([b"abcdefgh"], 8, "abcdefgh", id="fits exactly"),
+        pytest.param([b"abcdefghi"], 8, "abcd\n[… 1 bytes dropped …]\nfghi", id="one too many"),
+        pytest.param([b"abc", b"x" * 100, b"yz"], 8, "abcx\n[… 97 bytes dropped …]\nxxyz", id="many writes"),
+        pytest.param([b"a"] * 1000, 4, "aa\n[… 996 bytes dropped …]\naa", id="a thousand writes"),
+        pytest.param(
+            ["aaaé".encode(), b"-" * 9], 8, "aaa\n[… 7 bytes dropped …]\n----", id="character cut in the head"
+        ),
+        pytest.param([b"------------", "éaaa".encode()], 8, "----\n[… 10 bytes dropped …]\naaa", id="cut in the tail"),
+        pytest.param([b"\xff\xfe"], 8, "\ufffd\ufffd", id="no UTF-8"),
+    ],
+)
+def test_head_and_tail_are_kept(writes: list[bytes], cap: int, text: str) -> None:
+    kept = HeadTail(cap)
+    for data in writes:
+        kept.write(data)
+    assert kept.text() == text
+
+
+def test_the_mark_counts_what_was_dropped() -> None:
+    kept = HeadTail(10)
+    for _ in range(1000):
+        kept.write(b"0123456789")
+    assert "9990 bytes dropped" in kept.text()
+    assert kept.total == 10_000
+
+
+def test_a_cleared_buffer_starts_anew() -> None:
+    kept = HeadTail(4)
+    kept.write(b"abcdefgh")
+    kept.clear()
+    kept.write(b"ij")
+    assert kept.text() == "ij"
+
+
+@pytest.mark.parametrize(
+    ("text", "capped"),
+    [
+        ("short", "short"),
+        ("x" * 20, "xxxx\n[… 12 bytes dropped …]\nxxxx"),
+        ("\udc80", "\\udc80"),
+        ("é" * 4, "éééé"),
+    ],
+)
+def test_text_is_capped(text: str, capped: str) -> None:
+    assert cap_text(text, 8) == capped
+
+
+@pytest.fixture
+def capture() -> Capture:
+    return Capture(64)
+
+
+def test_both_streams_go_into_one_text_and_are_given_back(capture: Capture) -> None:
+    before = sys.stdout, sys.stderr
+    with capture.lent():
+        capture.begin()
+        print("one")
+        print("two", file=sys.stderr)
+        sys.stdout.buffer.write(b"three\n")
+        sys.stderr.buffer.write(memoryview(b"four\n"))
+    assert capture.text() == "one\ntwo\nthree\nfour\n"
+    assert (sys.stdout, sys.stderr) == before
+
+
+def test_the_streams_behave_like_streams(capture: Capture) -> None:
+    with capture.lent():
+        capture.begin()
+        out = sys.stdout
+        facts = (out.writable(), out.isatty(), out.fileno(), out.encoding, out.closed, out.write("ab"), sys.stderr.name)
+        with pytest.raises(TypeError, match="must be str, not bytes"):
+            out.write(b"x")  # type: ignore[arg-type]
+        out.close()
+        out.reconfigure(line_buffering=True)  # type: ignore[attr-defined]
+        out.flush()
+        print("\udc80 still open")
+    assert facts == (True, False, 1, "utf-8", False, 2, "<stderr>")
+    assert capture.text() == "ab\\udc80 still open\n"
+
+
+def test_a_new_attempt_forgets_and_takes_the_streams_back(capture: Capture) -> None:
+    with capture.lent():
+        capture.begin()
+        print("old")
+        sys.stdout = sys.__stdout__
+        capture.begin()
+        print("new")
+    assert capture.text() == "new\n"
+
+
+def test_memory_stays_flat_under_a_flood() -> None:
+    kept = HeadTail(1000)
+    for _ in range(1000):
+        kept.write(b"x" * 100_000)
+    assert len(kept._head) + len(kept._tail) <= 1500
+    assert kept.total == 100_000_000
+
+
+@pytest.fixture
+def output_fd() -> int:  # type: ignore[misc]
+    fd = os.memfd_create("output")
+    yield fd
+    os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("written", "taken"),
+    [
+        (b"", ""),
+        (b"abc", "abc"),
+        (b"abcdefgh", "abcdefgh"),
+        (b"abcd-----efgh", "abcd\n[… 5 bytes dropped …]\nefgh"),
+        (b"abcdefghi", "abcd\n[… 1 bytes dropped …]\nfghi"),
+    ],
+)
+def test_the_output_file_is_read_and_emptied(output_fd: int, written: bytes, taken: str) -> None:
+    file = OutputFile(output_fd, 8)
+    os.write(output_fd, written)
+    assert file.take() == taken
+    assert file.take() == ""
+    os.write(output_fd, b"next")
+    assert file.take() == "next"

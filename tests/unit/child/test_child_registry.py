@@ -1,0 +1,165 @@
+# ruff: noqa: ARG001 - a handler takes its context, whether it looks at it or not
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from jobpool import producer
+from jobpool.child.registry import Handler, HandlerNotAllowed, HandlerRegistry, UnknownHandler
+from jobpool.context import JobContext
+from jobpool.definition import JobDefinition
+from jobpool.errors import ConfigurationError, InvalidJob
+from jobpool.mechanism.frames import HandlerInfo
+
+
+def build_report(ctx: JobContext, customer: int) -> str:
+    """Build it."""
+    return f"report {customer}"
+
+
+def other(ctx: JobContext) -> None: ...
+
+
+async def hook(_: Any) -> None: ...
+
+
+class Kept:
+    """A producer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.definitions: list[JobDefinition] = []
+
+    def enqueue(self, definition: JobDefinition, /) -> str:
+        self.definitions.append(definition)
+        return f"id{len(self.definitions)}"
+
+    def enqueue_many(self, definitions: Iterable[JobDefinition], /) -> list[str]:
+        return [self.enqueue(definition) for definition in definitions]
+
+
+@pytest.fixture
+def registry() -> HandlerRegistry:
+    return HandlerRegistry()
+
+
+@pytest.fixture
+def kept() -> Any:
+    kept = Kept()
+    producer.set_default(kept)
+    yield kept
+    producer.set_default(None)
+
+
+def test_a_bare_decorator_takes_the_functions_name(registry: HandlerRegistry) -> None:
+    made = registry.handler(build_report)
+    assert isinstance(made, Handler)
+    assert registry.resolve("build_report", "any") is made
+    assert made.__doc__ == "Build it."
+    assert made.__name__ == "build_report"
+
+
+def test_a_decorator_with_arguments_keeps_them(registry: HandlerRegistry) -> None:
+    registry.handler("report", queue="reports", max_retries=3, timeout=60)(build_report)
+    registry.handler("anything", queue=["a", "b"])(other)
+    assert registry.names() == ["anything", "report"]
+    assert registry.infos() == [
+        HandlerInfo("anything", ["a", "b"]),
+        HandlerInfo("report", ["reports"], 3, 60.0),
+    ]
+
+
+def test_a_handler_is_called_like_its_function(registry: HandlerRegistry) -> None:
+    made = registry.handler("report")(build_report)
+    ctx: Any = None
+    assert made(ctx, customer=7) == "report 7"
+
+
+def test_enqueue_sends_through_the_default_producer_to_the_handlers_queue(
+    registry: HandlerRegistry, kept: Kept
+) -> None:
+    made = registry.handler("report", queue="reports", max_retries=3, timeout=60)(build_report)
+    assert made.enqueue(customer=7) == "id1"
+    [definition] = kept.definitions
+    assert (definition.handler, definition.payload, definition.queue) == ("report", {"customer": 7}, "reports")
+    # The decorator's values are looked up when the job runs, so that a deploy changes them for waiting jobs too.
+    assert (definition.max_retries, definition.timeout) == (None, None)
+
+
+def test_define_gives_a_builder(registry: HandlerRegistry, kept: Kept) -> None:
+    made = registry.handler("report")(build_report)
+    assert made.define(customer=7).queue("slow").priority(1).dispatch() == "id1"
+    [definition] = kept.definitions
+    assert (definition.queue, definition.priority) == ("slow", 1)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "queue", "refused"),
+    [
+        pytest.param({}, "reports", None, id="absent: free"),
+        pytest.param({"other": []}, "reports", None, id="other queues do not matter"),
+        pytest.param({"reports": ["report"]}, "reports", None, id="present: those"),
+        pytest.param({"reports": ["mail"]}, "reports", HandlerNotAllowed, id="present: only those"),
+        pytest.param({"reports": []}, "reports", HandlerNotAllowed, id="empty: none"),
+    ],
+)
+def test_a_queues_list_of_handlers_is_honoured(
+    registry: HandlerRegistry, allowed: dict[str, list[str]], queue: str, refused: type[Exception] | None
+) -> None:
+    made = registry.handler("report")(build_report)
+    registry.restrict(allowed)
+    if refused is None:
+        assert registry.resolve("report", queue) is made
+    else:
+        with pytest.raises(refused, match="handler 'report' is not allowed on queue 'reports'"):
+            registry.resolve("report", queue)
+
+
+def test_an_unknown_handler_is_unknown_whatever_the_queue_allows(registry: HandlerRegistry) -> None:
+    registry.restrict({"reports": []})
+    with pytest.raises(UnknownHandler, match="no handler is named 'report' here"):
+        registry.resolve("report", "reports")
+
+
+def test_two_functions_of_one_name_are_refused_naming_both_places(registry: HandlerRegistry) -> None:
+    registry.handler("report")(build_report)
+    with pytest.raises(ConfigurationError) as raised:
+        registry.handler("report")(other)
+    text = str(raised.value)
+    assert "two handlers are named 'report'" in text
+    assert text.count("test_child_registry.py:") == 2
+    assert "build_report" in text
+    assert "other" in text
+
+
+def test_the_same_function_again_replaces_itself(registry: HandlerRegistry) -> None:
+    registry.handler("report")(build_report)
+    again = registry.handler("report")(build_report)
+    assert registry.resolve("report", "any") is again
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_retries": -1}, "max_retries of handler 'report' must be a whole number >= 0, not -1"),
+        ({"max_retries": True}, "must be a whole number"),
+        ({"timeout": -1}, "timeout of handler 'report'"),
+        ({"queue": "no good"}, "queue name 'no good' is refused"),
+        ({"before_run": 7}, "before_run of handler 'report' must be a plain function, not 7"),
+        ({"after_run": hook}, "after_run of handler 'report' must be a plain function"),
+    ],
+)
+def test_a_bad_option_is_refused(registry: HandlerRegistry, options: dict[str, Any], text: str) -> None:
+    decorate: Callable[..., Any] = registry.handler("report", **options)
+    with pytest.raises(InvalidJob) as raised:
+        decorate(build_report)
+    assert text in str(raised.value)
+    assert registry.names() == []
+
+
+def test_an_attribute_of_the_function_does_not_shadow_the_handlers(registry: HandlerRegistry) -> None:
+    def odd(ctx: JobContext) -> None: ...
+
+    odd.name = "wrong"  # type: ignore[attr-defined]
+    assert registry.handler("right")(odd).name == "right"

@@ -1,0 +1,553 @@
+"""`QueueWorker`: whole deliveries through a real backend, in this process; and jobs run inline by `sync://`."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobpool import worker as worker_module
+from jobpool.backend import Message, MessageFilter, QueueBackend, State
+from jobpool.child.registry import HandlerRegistry
+from jobpool.client import Jobs
+from jobpool.clock import ManualClock
+from jobpool.context import JobContext
+from jobpool.definition import JobDefinition
+from jobpool.errors import BackendUnavailable, Retry, Snooze, Unrecoverable, Unsupported
+from jobpool.lease import JobLease
+from jobpool.opening import open_backend
+from jobpool.policy.retry import RetryPolicy
+from jobpool.result import Status, WorkerResult
+from jobpool.settlement import Settled, Settlement
+from jobpool.signing import EnvelopeSigner
+from jobpool.worker import JobFailedError, QueueWorker, inline_runner
+from jobpool_backends.memory import MemoryBackend
+
+LIMIT = 10.0
+"""Seconds for which a test waits for what must happen."""
+
+
+@pytest.fixture
+def registry() -> HandlerRegistry:
+    return HandlerRegistry()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def backend(clock: ManualClock) -> Iterator[MemoryBackend]:
+    opened = MemoryBackend(clock=clock)
+    yield opened
+    opened.close()
+
+
+class Unsteady(MemoryBackend):
+    """A broker that is silent for the next so many settlements and renewals, and keeps what it leased out."""
+
+    def __init__(self, clock: ManualClock | None = None) -> None:
+        super().__init__(clock=clock)
+        self.silent_settlements = 0
+        self.silent_renewals = 0
+        self.renewals = 0
+        self.leases: list[JobLease] = []
+
+    def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
+        self.leases = super()._fetch(queue, limit, ttl, fetch_id)
+        return self.leases
+
+    def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
+        if self.silent_settlements:
+            self.silent_settlements -= 1
+            raise BackendUnavailable("silent")
+        return super()._settle(settlements, call_id)
+
+    def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
+        self.renewals += 1
+        if self.silent_renewals:
+            self.silent_renewals -= 1
+            raise BackendUnavailable("silent")
+        return super()._renew(leases, ttl)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < give_up, "it did not happen"
+        threading.Event().wait(0.005)
+
+
+def put(backend: QueueBackend, handler: str, payload: Any = None, **fields: Any) -> str:
+    return backend.enqueue(JobDefinition(handler, {} if payload is None else payload, queue="reports", **fields))
+
+
+def dead(backend: QueueBackend) -> Message:
+    [message] = backend.list_messages(MessageFilter(states=(State.DEAD,)))
+    return message
+
+
+def test_nothing_to_do(backend: MemoryBackend, registry: HandlerRegistry) -> None:
+    worker = QueueWorker(backend, registry)
+    assert worker.process_once("reports") == WorkerResult(Status.EMPTY)
+    assert worker.counters == {}
+
+
+def test_a_job_that_succeeds_is_acked(backend: MemoryBackend, registry: HandlerRegistry) -> None:
+    seen: list[tuple[int, str]] = []
+
+    @registry.handler("report")
+    def build(_ctx: JobContext, customer: int, month: str) -> str:
+        seen.append((customer, month))
+        return "done"
+
+    put(backend, "report", {"customer": 7, "month": "2026-06"})
+    worker = QueueWorker(backend, registry)
+    assert worker.process_once("reports") == WorkerResult(Status.ACKED, attempts=1)
+    assert seen == [(7, "2026-06")]
+    assert backend.stats("reports").pending == 0
+    assert worker.counters == {"reports": {"jobs_fetched": 1, "jobs_succeeded": 1}}
+    assert worker.process_once("reports").status is Status.EMPTY
+
+
+def test_the_context_knows_its_delivery(backend: MemoryBackend, registry: HandlerRegistry) -> None:
+    seen: list[Any] = []
+
+    @registry.handler("report", max_retries=4)
+    def build(ctx: JobContext) -> None:
+        seen.extend([ctx.id, ctx.queue, ctx.attempt, ctx.fence, ctx.crashes, ctx.max_retries])
+
+    ident = put(backend, "report")
+    first = backend.fetch("reports", ttl=30)
+    assert first is not None
+    backend.release(first)
+    QueueWorker(backend, registry).process_once("reports")
+    assert seen == [ident, "reports", 1, 2, 0, 4]
+
+
+def test_a_job_that_fails_twice_and_then_succeeds(
+    backend: MemoryBackend, registry: HandlerRegistry, clock: ManualClock
+) -> None:
+    @registry.handler("report")
+    def build(ctx: JobContext) -> None:
+        if ctx.attempt < 3:
+            raise RuntimeError(f"attempt {ctx.attempt}")
+
+    put(backend, "report", max_retries=2)
+    worker = QueueWorker(backend, registry, retry=RetryPolicy("fixed", base=5))
+    results = [worker.process_once("reports")]
+    assert worker.process_once("reports").status is Status.EMPTY
+    for _ in range(2):
+        clock.advance(5)
+        results.append(worker.process_once("reports"))
+    assert [(result.status, result.attempts) for result in results] == [
+        (Status.REQUEUED, 1),
+        (Status.REQUEUED, 2),
+        (Status.ACKED, 3),
+    ]
+    assert "RuntimeError: attempt 2" in str(results[1].error)
+    assert worker.counters["reports"] == {
+        "jobs_fetched": 3,
+        "jobs_failed": 2,
+        "jobs_requeued": 2,
+        "jobs_succeeded": 1,
+    }
+
+
+def test_the_last_failure_makes_a_dead_letter_and_one_critical_line(
+    backend: MemoryBackend, registry: HandlerRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    @registry.handler("report")
+    def build(_ctx: JobContext) -> None:
+        raise RuntimeError("no paper")
+
+    ident = put(backend, "report", name="daily-report")
+    result = QueueWorker(backend, registry).process_once("reports")
+    assert (result.status, result.attempts) == (Status.DEAD_LETTERED, 1)
+    letter = dead(backend)
+    assert letter.reason == "failed"
+    assert "RuntimeError: no paper" in str(letter.last_error)
+    [record] = caplog.records
+    assert record.levelno == logging.CRITICAL
+    line = record.getMessage()
+    assert line.startswith(f"job {ident} (daily-report) of queue reports is a dead letter after 1 attempts: ")
+    assert "no paper" in line
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "state"),
+    [
+        pytest.param(Unrecoverable("no such customer"), Status.DEAD_LETTERED, State.DEAD, id="Unrecoverable"),
+        pytest.param(Retry(after=60), Status.REQUEUED, State.DELAYED, id="Retry"),
+        pytest.param(Snooze(after=60), Status.RELEASED, State.DELAYED, id="Snooze"),
+        pytest.param(SystemExit(3), Status.REQUEUED, State.WAITING, id="SystemExit"),
+    ],
+)
+def test_what_a_handler_raises_on_purpose(
+    backend: MemoryBackend, registry: HandlerRegistry, raised: BaseException, status: Status, state: State
+) -> None:
+    @registry.handler("report")
+    def build(_ctx: JobContext) -> None:
+        raise raised
+
+    ident = put(backend, "report", max_retries=3)
+    assert QueueWorker(backend, registry).process_once("reports").status is status
+    message = backend.inspect(ident)
+    assert message is not None
+    assert message.state is state
+
+
+def test_a_snooze_burns_no_attempt(backend: MemoryBackend, registry: HandlerRegistry) -> None:
+    @registry.handler("report")
+    def build(_ctx: JobContext) -> None:
+        raise Snooze(after=0)
+
+    put(backend, "report")
+    worker = QueueWorker(backend, registry)
+    assert [worker.process_once("reports") for _ in range(3)] == [WorkerResult(Status.RELEASED)] * 3
+
+
+def test_the_hard_timeout(backend: MemoryBackend, registry: HandlerRegistry) -> None:
+    @registry.handler("report")
+    def build(_ctx: JobContext) -> None:
+        while True:
+            pass
+
+    before = signal.getsignal(signal.SIGALRM)
+    put(backend, "report", timeout=0.05, name="endless")
+    worker = QueueWorker(backend, registry)
+    result = worker.process_once("reports")
+    assert result.status is Status.DEAD_LETTERED
+    assert str(result.error).startswith("Job 'endless' exceeded maximum execution time of 0.05 seconds.")
+    assert dead(backend).reason == "timeout"
+    assert worker.counters["reports"]["jobs_timed_out"] == 1
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("job", "handler", "pool", "seconds"),
+    [
+        pytest.param(3.0, 2.0, 1.0, 3.0, id="the job's"),
+        pytest.param(None, 2.0, 1.0, 2.0, id="the handler's"),
+        pytest.param(None, None, 1.0, 1.0, id="the default"),
+        pytest.param(0.0, 2.0, 1.0, None, id="unlimited is written"),
+    ],
+)
+def test_whose_timeout_applies(
+    backend: MemoryBackend,
+    registry: HandlerRegistry,
+    job: float | None,
+    handler: float | None,
+    pool: float,
+    seconds: float | None,
+) -> None:
+    seen: list[float | None] = []
+
+    @registry.handler("report", timeout=handler)
+    def build(ctx: JobContext) -> None:
+        seen.append(None if ctx.deadline is None else ctx.deadline - time.monotonic())
+
+    put(backend, "report", timeout=job)
+    assert QueueWorker(backend, registry, default_timeout=pool).process_once("reports").status is Status.ACKED
+    assert seen == [None if seconds is None else pytest.approx(seconds, abs=0.5)]
+
+
+def test_in_another_thread_it_works_without_the_alarm(backend: MemoryBackend, registry: HandlerRegistry) -> None:
+    @registry.handler("report")
+    def build(ctx: JobContext) -> None:
+        wait_until(lambda: ctx.deadline is not None and time.monotonic() > ctx.deadline)
+
+    put(backend, "report", timeout=0.05)
+    results: list[WorkerResult] = []
+    worker = QueueWorker(backend, registry)
+    thread = threading.Thread(target=lambda: results.append(worker.process_once("reports")))
+    thread.start()
+    thread.join(LIMIT)
+    assert [result.status for result in results] == [Status.DEAD_LETTERED]
+    assert dead(backend).reason == "timeout"
+
+
+def test_follow_ups_are_enqueued_with_the_ack(backend: MemoryBackend, registry: HandlerRegistry) -> None:
+    ids: list[str] = []
+
+    @registry.handler("report")
+    def build(ctx: JobContext) -> None:
+        ids.append(ctx.enqueue(JobDefinition("mail", {"to": 7}, queue="mails")))
+        if ctx.attempt == 1:
+            raise RuntimeError("after the enqueue")
+
+    put(backend, "report", max_retries=1)
+    worker = QueueWorker(backend, registry)
+    worker.process_once("reports")
+    assert backend.stats("mails").waiting == 0
+    worker.process_once("reports")
+    assert [message.id for message in backend.list_messages(MessageFilter(queue="mails"))] == [ids[1]]
+
+
+# --- what is not run -------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_signature_is_rejected_and_its_handler_not_run(
+    backend: MemoryBackend, registry: HandlerRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    @registry.handler("report")
+    def build(_ctx: JobContext) -> None:
+        raise AssertionError("it ran")
+
+    backend.signer = EnvelopeSigner("theirs")
+    put(backend, "report", max_retries=5)
+    put(backend, "report", max_retries=5)
+    backend.signer = EnvelopeSigner("ours")
+    worker = QueueWorker(backend, registry)
+    results = [worker.process_once("reports") for _ in range(2)]
+    assert [result.status for result in results] == [Status.REJECTED] * 2
+    assert results[0].attempts == 0
+    assert worker.counters["reports"] == {"jobs_fetched": 2, "jobs_rejected_signature": 2}
+    assert [record.levelno for record in caplog.records] == [logging.CRITICAL]  # one line for both
+
+
+def test_a_body_that_is_no_wire_object_is_rejected(backend: MemoryBackend, registry: HandlerRegistry) -> None:
+    class Garbling(MemoryBackend):
+        def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
+            return [replace(lease, body=b"\xff") for lease in super()._fetch(queue, limit, ttl, fetch_id)]
+
+    garbling = Garbling(clock=backend.clock)
+    put(garbling, "report")
+    worker = QueueWorker(garbling, registry)
+    assert worker.process_once("reports").status is Status.REJECTED
+    assert worker.counters["reports"]["jobs_rejected_payload"] == 1
+    assert dead(garbling).reason == "rejected"
+    garbling.close()
+
+
+def test_an_unknown_handler_is_waited_for_and_then_given_up(
+    backend: MemoryBackend, registry: HandlerRegistry, clock: ManualClock
+) -> None:
+    put(backend, "gone")
+    worker = QueueWorker(backend, registry, unknown_handler_grace=12)
+    statuses = []
+    for _ in range(4):
+        statuses.append(worker.process_once("reports").status)
+        clock.advance(5)
+    assert statuses == [Status.RELEASED, Status.RELEASED, Status.RELEASED, Status.DEAD_LETTERED]
+    letter = dead(backend)
+    assert letter.reason == "unknown-handler"
+    assert letter.attempts == 0
+
+
+def test_a_handler_that_is_deployed_in_time_runs(
+    backend: MemoryBackend, registry: HandlerRegistry, clock: ManualClock
+) -> None:
+    put(backend, "report")
+    worker = QueueWorker(backend, registry)
+    assert worker.process_once("reports").status is Status.RELEASED
+    registry.handler("report")(lambda _ctx: None)
+    clock.advance(5)
+    assert worker.process_once("reports") == WorkerResult(Status.ACKED, attempts=1)
+
+
+def test_a_handler_that_the_queue_does_not_allow(backend: MemoryBackend, registry: HandlerRegistry) -> None:
+    registry.handler("shell")(lambda _ctx: None)
+    put(backend, "shell", max_retries=5)
+    worker = QueueWorker(backend, registry, queue_handlers={"reports": ["report"]})
+    assert worker.process_once("reports").status is Status.DEAD_LETTERED
+    assert dead(backend).reason == "handler-not-allowed"
+
+
+def test_a_job_that_expired_is_not_started(
+    backend: MemoryBackend, registry: HandlerRegistry, clock: ManualClock
+) -> None:
+    registry.handler("report")(lambda _ctx: None)
+    put(backend, "report", expires_in=10)
+    clock.advance(10)
+    assert QueueWorker(backend, registry).process_once("reports").status is Status.DEAD_LETTERED
+    assert dead(backend).reason == "expired"
+
+
+# --- the lease -------------------------------------------------------------------------------------------------------
+
+
+def test_too_late_nothing_is_settled(backend: MemoryBackend, registry: HandlerRegistry, clock: ManualClock) -> None:
+    @registry.handler("report")
+    def build(_ctx: JobContext) -> None:
+        clock.advance(30)
+
+    ident = put(backend, "report")
+    worker = QueueWorker(backend, registry, ttl=30)
+    assert worker.process_once("reports") == WorkerResult(Status.LOST, attempts=1, error="lease lost")
+    assert worker.counters["reports"] == {"jobs_fetched": 1, "jobs_lease_lost": 1}
+    message = backend.inspect(ident)
+    assert message is not None
+    assert message.state is State.LEASED
+    assert backend.reap_expired("reports") == 1
+
+
+def test_the_lease_is_renewed_while_the_handler_runs(registry: HandlerRegistry) -> None:
+    backend = Unsteady()
+    backend.silent_renewals = 1
+
+    @registry.handler("report")
+    def build(_ctx: JobContext) -> None:
+        wait_until(lambda: backend.renewals >= 6)  # at least 1.3 of the lease's 0.9 s, one renewal lost
+
+    put(backend, "report")
+    assert QueueWorker(backend, registry, ttl=0.9).process_once("reports").status is Status.ACKED
+    assert [thread.name for thread in threading.enumerate() if "renew" in thread.name] == []
+    backend.close()
+
+
+def test_a_lease_that_the_backend_calls_lost_is_not_settled(registry: HandlerRegistry) -> None:
+    backend = Unsteady()
+
+    @registry.handler("report")
+    def build(_ctx: JobContext) -> None:
+        backend.release(backend.leases[0])
+        wait_until(lambda: not any("renew" in thread.name for thread in threading.enumerate()))
+
+    put(backend, "report")
+    assert QueueWorker(backend, registry, ttl=0.6).process_once("reports").status is Status.LOST
+    assert backend.stats("reports").waiting == 1
+    backend.close()
+
+
+def test_a_settlement_that_is_refused_is_lost(registry: HandlerRegistry) -> None:
+    backend = Unsteady()
+
+    @registry.handler("report")
+    def build(_ctx: JobContext) -> None:
+        backend.release(backend.leases[0])
+
+    put(backend, "report")
+    worker = QueueWorker(backend, registry)
+    result = worker.process_once("reports")
+    assert result.status is Status.LOST
+    assert result.error == "the backend refused the settlement: not-in-flight"
+    assert worker.counters["reports"] == {"jobs_fetched": 1, "jobs_lease_lost": 1}
+    backend.close()
+
+
+def test_a_silent_broker_is_asked_again_while_the_lease_runs(registry: HandlerRegistry) -> None:
+    backend = Unsteady()
+    backend.silent_settlements = 2
+    registry.handler("report")(lambda _ctx: None)
+    put(backend, "report")
+    assert QueueWorker(backend, registry).process_once("reports").status is Status.ACKED
+    assert backend.stats("reports").pending == 0
+    backend.close()
+
+
+def test_a_broker_that_stays_silent_is_an_error_not_a_result(registry: HandlerRegistry) -> None:
+    backend = Unsteady()
+    backend.silent_settlements = 1000
+    registry.handler("report")(lambda _ctx: None)
+    put(backend, "report")
+    with pytest.raises(BackendUnavailable):
+        QueueWorker(backend, registry, ttl=0.3).process_once("reports")
+    backend.close()
+
+
+@pytest.mark.parametrize("options", [{"ttl": 0}, {"ttl": -1}, {"default_timeout": -1}], ids=str)
+def test_options_out_of_bounds(backend: MemoryBackend, options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        QueueWorker(backend, **options)  # type: ignore[arg-type]
+
+
+def test_on_sqlite_from_the_client_to_the_ack(tmp_path: Path, registry: HandlerRegistry) -> None:
+    registry.handler("report")(lambda _ctx: None)
+    with Jobs(f"sqlite:///{tmp_path}/jobs.db", signing_key="secret") as jobs:
+        jobs.define("report").queue("reports").dispatch()
+        jobs.define("report").queue("reports").dispatch()
+        worker = QueueWorker(jobs.backend, registry)
+        statuses = [worker.process_once("reports").status for _ in range(3)]
+    assert statuses == [Status.ACKED, Status.ACKED, Status.EMPTY]
+
+
+# --- inline ----------------------------------------------------------------------------------------------------------
+
+
+def test_sync_runs_a_job_at_enqueue(registry: HandlerRegistry) -> None:
+    seen: list[Any] = []
+    registry.handler("report")(lambda ctx: seen.append(ctx.payload))
+    with Jobs("sync://", runner=inline_runner(registry)) as jobs:
+        ident = jobs.define("report", {"customer": 7}).dispatch()
+    assert seen == [{"customer": 7}]
+    assert ident.startswith("sync-")
+
+
+def test_sync_runs_the_handlers_of_the_process_by_default(
+    registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    registry.handler("report")(lambda ctx: seen.append(ctx.attempt))
+    monkeypatch.setattr(worker_module, "DEFAULT", registry)
+    with Jobs("sync://") as jobs:
+        jobs.define("report").dispatch()
+    assert seen == [1]
+
+
+def test_the_inline_runner_returns_the_result(registry: HandlerRegistry) -> None:
+    registry.handler("report")(lambda _ctx: {"pages": 3})
+    result = inline_runner(registry)(JobDefinition("report"))
+    assert (result.success, result.output, result.error, result.handler) == (True, '{"pages":3}', None, "report")
+
+
+def test_what_fails_inline_is_raised(registry: HandlerRegistry) -> None:
+    @registry.handler("report")
+    def build(_ctx: JobContext) -> None:
+        raise RuntimeError("no paper")
+
+    backend = open_backend("sync://", runner=inline_runner(registry))
+    with pytest.raises(JobFailedError, match="no paper") as caught:
+        backend.enqueue(JobDefinition("report", max_retries=5))
+    assert caught.value.result.success is False
+
+
+def test_an_unknown_handler_inline_is_raised(registry: HandlerRegistry) -> None:
+    with pytest.raises(JobFailedError, match="no handler is named 'gone' here"):
+        inline_runner(registry)(JobDefinition("gone"))
+
+
+def test_a_timeout_inline_is_raised(registry: HandlerRegistry) -> None:
+    @registry.handler("report", timeout=0.05)
+    def build(_ctx: JobContext) -> None:
+        while True:
+            pass
+
+    with pytest.raises(JobFailedError, match="exceeded maximum execution time"):
+        inline_runner(registry)(JobDefinition("report"))
+
+
+def test_follow_ups_run_inline_too(registry: HandlerRegistry) -> None:
+    seen: list[str] = []
+
+    @registry.handler("report")
+    def build(ctx: JobContext) -> None:
+        seen.append(ctx.handler)
+        ctx.enqueue("mail", {"to": 7})
+        ctx.enqueue("mail", {"to": 8})
+
+    @registry.handler("mail")
+    def mail(ctx: JobContext, to: int) -> None:
+        seen.append(f"{ctx.handler} {to}")
+
+    inline_runner(registry)(JobDefinition("report"))
+    assert seen == ["report", "mail 7", "mail 8"]
+
+
+def test_a_follow_up_of_the_future_is_refused_inline(registry: HandlerRegistry) -> None:
+    @registry.handler("report")
+    def build(ctx: JobContext) -> None:
+        ctx.enqueue(JobDefinition("mail", scheduled_at=datetime.now(UTC) + timedelta(hours=1)))
+
+    with pytest.raises(Unsupported, match="'mail' is due at"):
+        inline_runner(registry)(JobDefinition("report"))

@@ -1,0 +1,59 @@
+"""Pools on paper: a scoreboard file, written as a master and its children would."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.runtime_dir import PoolFile, register, this_pool
+
+NOW = 1000.0
+WELL: dict[str, Any] = {
+    "pid": 42,
+    "workers": 2,
+    "ready": 2,
+    "started": NOW - 600,
+    "loop_at": NOW - 0.5,
+    "broker_ok_at": NOW - 1,
+    "broker_interval": 2.0,
+    "reaped_at": NOW - 4,
+    "reap_interval": 10.0,
+    "name": "main",
+    "backend": "sqlite:///x.db",
+    "queues": "reports",
+}
+
+
+def a_pool(directory: Path, name: str = "main", since: float = 1.0) -> PoolFile:
+    """The note of a pool that this very process plays."""
+    return this_pool(
+        name=name,
+        version="0.1.0",
+        queues=("reports",),
+        workers=2,
+        backend="sqlite:///x.db",
+        directory=directory,
+        since=since,
+    )
+
+
+def publish(directory: Path, name: str = "main", slots: int = 3, **header: Any) -> tuple[PoolFile, Scoreboard]:
+    """A pool's note and its board with one busy and one idle slot; close the board."""
+    pool = a_pool(directory, name)
+    register(directory, pool)
+    board = Scoreboard.create(pool.board, slots)
+    board.header.write(**(WELL | header))
+    pid = os.getpid()
+    busy, idle = board.slot(0), board.slot(1)
+    busy.child.booting(pid, NOW - 500)
+    busy.child.started(7, NOW - 3, NOW + 57, "0123456789abcdef", "reports", "render", 2)
+    busy.child.progress(0.4, "rendering")
+    busy.master.write(state="busy", pid=pid, child=1, rss=50 << 20, cpu=0.98, since=NOW - 3, restarts=1)
+    idle.child.booting(pid + 1, NOW - 500)
+    idle.child.idle(NOW - 490)
+    idle.child.finished(True, NOW - 8)
+    idle.child.finished(False, NOW - 7)
+    idle.master.write(state="idle", pid=pid + 1, child=2, rss=40 << 20, since=NOW - 7)
+    return pool, board

@@ -1,0 +1,125 @@
+"""What bad input gets: one clear sentence with the cause and the mend, the documented exit code, and no traceback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from jobpool.opening import open_backend
+
+Jobpool = Callable[..., Result]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["--wrokers", "4"], 2, "No such option '--wrokers'. (Did you mean"),
+        (["stats", "--jsno"], 2, "No such option '--jsno'"),
+        (["statz"], 2, "'statz' is no verb of jobpool; did you mean 'stats'?"),
+        (["dead", "retyr"], 2, "'retyr' is no verb of jobpool; did you mean 'retry'?"),
+        (["-w", "many", "-A", "jobs"], 2, "--workers: 'many' is not a whole number"),
+        (["-Q", "reports,3"], 2, "--queue: '3' after a comma would be a queue; a weight is written NAME=3"),
+        (["-Q", "my queue"], 2, "--queue: queue name 'my queue' is refused: 1 to 100 letters"),
+        (["--ttl", "soon"], 2, "--ttl: 'soon' is not a duration: write seconds, such as 90, or"),
+        (["--once", "--max", "3"], 2, "--once and --max exclude each other"),
+        ([], 2, "no application: name the module with your handlers, --app myapp.jobs"),
+        (["-A", "no_such_app"], 2, "app 'no_such_app' cannot be found: no module 'no_such_app' in"),
+        (["-A", "no/such.py"], 2, "app 'no/such.py' cannot be found: no such file in"),
+        (["-C", "nowhere.toml", "stats"], 2, "configuration file nowhere.toml does not exist"),
+        (["-b", "nonsense", "stats"], 2, "backend 'nonsense' is no URL"),
+        (["-b", "pigeon://coop", "stats"], 2, "no backend for pigeon:// is installed; known are memory://"),
+        (["stats", "odd name"], 2, "queue name 'odd name' is refused"),
+        (["enqueue"], 2, "the name of a handler is missing: jobpool enqueue HANDLER [PAYLOAD]"),
+        (["enqueue", "a", "{oops"], 2, "the payload '{oops' is neither JSON nor key=value"),
+        (["enqueue", "a", "b", "c=1"], 2, "'b' is not key=value"),
+        (["enqueue", "a", "b=1", "b=2"], 2, "'b' is given twice"),
+        (["enqueue", "a", "n=NaN"], 2, "payload"),
+        (["enqueue", "a", "n=123456789012345678901234567890"], 2, "payload"),
+        (["enqueue", "a", "-Q", "büro"], 2, "queue name 'büro' is refused"),
+        (["enqueue", "a", "-p", "300"], 2, "priority must be a whole number from 0 to 255, not 300"),
+        (["enqueue", "a", "--delay", "tomorrow"], 2, "'tomorrow' is not a duration"),
+        (["enqueue", "a", "--delay", "9e15"], 2, ""),
+        (["enqueue", "a", "--timeout", "-1"], 2, "is not a duration"),
+        (["enqueue", "a", "--id", "a b"], 2, "identifier 'a b' is refused"),
+        (["enqueue", "a", "--file", "gone.ndjson"], 2, "No such file or directory"),
+        (["inspect", "nothing"], 1, "no message 'nothing': it is done and gone, or never was on this broker"),
+        (["health"], 3, "no pool runs on this machine"),
+        (["top", "--once"], 1, "no pool runs on this machine"),
+    ],
+)
+def test_one_sentence_and_the_exit_code(jobpool: Jobpool, words: list[str], code: int, sentence: str) -> None:
+    result = jobpool(*words)
+    assert result.exit_code == code, result.stderr
+    assert sentence in result.stderr
+    assert "Traceback" not in result.output
+    assert len(result.stderr.splitlines()) <= 2
+    assert result.stdout == ""
+
+
+def test_an_unknown_configuration_key(jobpool: Jobpool, tmp_path: Path) -> None:
+    (tmp_path / "jobpool.toml").write_text("worker = 4\n")
+    for words in ([], ["stats"], ["enqueue", "a"]):
+        result = jobpool(*words)
+        assert result.exit_code == 2
+        assert "jobpool.toml: 'worker' is no setting of jobpool; did you mean 'workers'?" in result.stderr
+    assert not (tmp_path / "jobpool.db").exists()
+
+
+@pytest.mark.parametrize("line", ['{"handler": "a", "scheduled_at": "2026-06-01T08:00:00"}'])
+def test_a_naive_datetime(jobpool: Jobpool, line: str) -> None:
+    result = jobpool("enqueue", "--file", "-", input=line)
+    assert result.exit_code == 2
+    assert "line 1: scheduled_at 2026-06-01T08:00:00 has no timezone" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("[1]", 'line 1: it is not an object with "handler"; name a HANDLER if the lines are payloads'),
+        ('{"handler": "a", "que": "x"}', "line 1: a definition has no field 'que'"),
+        ('{"handler": "a", "priority": "high"}', "line 1: priority must be a whole number"),
+        ("\xff", "line 1: "),
+    ],
+)
+def test_a_line_that_is_no_job(jobpool: Jobpool, line: str, sentence: str) -> None:
+    result = jobpool("enqueue", "--file", "-", input=line)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+
+
+def test_a_database_that_cannot_be_made(jobpool: Jobpool) -> None:
+    result = jobpool("-b", "sqlite:////proc/jobpool.db", "enqueue", "a")
+    assert result.exit_code == 1
+    assert "database /proc/jobpool.db cannot be opened: allow this user to read and write it" in result.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anything")
+def test_a_database_that_is_not_writable(jobpool: Jobpool, tmp_path: Path) -> None:
+    open_backend(f"sqlite:///{tmp_path}/jobpool.db").close()
+    (tmp_path / "jobpool.db").chmod(0o400)
+    result = jobpool("enqueue", "a")
+    assert result.exit_code == 1
+    assert "read-only" in result.stderr
+
+
+def test_a_file_that_is_no_database(jobpool: Jobpool, tmp_path: Path) -> None:
+    (tmp_path / "jobpool.db").write_text("hello, I am a text file, and long enough to be looked at\n" * 40)
+    result = jobpool("stats")
+    assert result.exit_code == 1
+    assert "is not a SQLite database: name another file" in result.stderr
+
+
+@pytest.mark.parametrize(("words", "variable"), [(["-vv"], ""), (["-v", "--verbose"], ""), ([], "1")])
+def test_a_traceback_only_when_asked_for(
+    jobpool: Jobpool, monkeypatch: pytest.MonkeyPatch, words: list[str], variable: str
+) -> None:
+    monkeypatch.setenv("JOBPOOL_DEBUG", variable)
+    assert "Traceback" in jobpool("stats", "-b", "nonsense", *words).stderr
+
+
+def test_no_traceback_for_one_v(jobpool: Jobpool) -> None:
+    assert "Traceback" not in jobpool("stats", "-b", "nonsense", "-v").stderr

@@ -1,0 +1,111 @@
+"""What is looked at before a pool starts, and the line that shows how far it is."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobpool.cli.progress import Progress, bar
+from jobpool.cli.startup import apart, backlog, check_apps, search_path
+from jobpool.errors import ConfigurationError
+from jobpool.logs import LineHandler
+from jobpool.master.settings import PoolSettings
+from jobpool.mechanism.scoreboard import HeaderView, Scoreboard
+from jobpool.opening import open_backend
+
+
+def a_pool(tmp_path: Path, *apps: str) -> PoolSettings:
+    url = f"sqlite:///{tmp_path}/jobpool.db"
+    return PoolSettings(queues=(("default", 1.0),), backend=url, apps=apps, sys_path=(str(tmp_path),))
+
+
+def header(**fields: Any) -> HeaderView:
+    with Scoreboard.create(None, 1) as board:
+        board.header.write(**fields)
+        return board.header.read()
+
+
+def test_work_done_apart_comes_back() -> None:
+    assert apart(lambda: {"pid": 1}) == {"pid": 1}
+
+
+def test_an_error_of_work_done_apart_comes_back() -> None:
+    def refuse() -> None:
+        raise ConfigurationError("no")
+
+    with pytest.raises(ConfigurationError, match=r"^no$"):
+        apart(refuse)
+
+
+def test_work_done_apart_that_dies_is_an_error() -> None:
+    if len(os.listdir("/proc/self/task")) > 1:
+        pytest.skip("with threads it would be this process that dies")
+    with pytest.raises(ConfigurationError, match="the reader ended with status 768"):
+        apart(lambda: os._exit(3))
+
+
+def test_modules_and_files_of_apps_are_found_beside_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "jobs.py").write_text("raise SystemExit('never imported here')")
+    pool = check_apps(a_pool(tmp_path, "jobs", "shop.jobs", "jobs.py", "json"))
+    assert pool.apps == ("jobs", "shop.jobs", f"{tmp_path}/jobs.py", "json")
+
+
+def test_a_path_written_like_a_module_is_hinted_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "mine.py").write_text("")
+    monkeypatch.chdir(tmp_path / "sub")
+    with pytest.raises(ConfigurationError, match=r"cannot be found: .*; for a file write --app mine\.py"):
+        check_apps(a_pool(tmp_path, "mine"))
+
+
+def test_apps_are_looked_for_here_and_beside_the_configuration(tmp_path: Path) -> None:
+    assert search_path(tmp_path) == (str(tmp_path),)
+    assert search_path(tmp_path / "etc") == (str(tmp_path), str(tmp_path / "etc"))
+
+
+def test_the_backlog_counts_what_is_still_to_do(tmp_path: Path) -> None:
+    from jobpool.definition import JobDefinition
+
+    backend = open_backend(f"sqlite:///{tmp_path}/jobpool.db")
+    backend.enqueue_many([JobDefinition("a"), JobDefinition("b"), JobDefinition("c", queue="other")])
+    backend.close()
+    assert backlog(a_pool(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "total", "seconds", "line"),
+    [
+        ({}, 10, 0.0, "░" * 30 + " 0/10  0 jobs/s"),
+        ({"succeeded": 5}, 10, 2.0, "█" * 15 + "░" * 15 + " 5/10  2 jobs/s  2.0s left"),
+        ({"succeeded": 8, "dead": 2, "requeued": 3, "timed_out": 1, "crashed": 4}, 10, 5.0,
+         "█" * 30 + " 10/10  2 jobs/s  3 retried  1 timed out  4 crashed  2 dead"),
+        ({"succeeded": 12}, 10, 1.0, "█" * 30 + " 12/12  12 jobs/s"),
+        ({}, 0, 1.0, "█" * 30 + " 0/0  0 jobs/s"),
+    ],
+)  # fmt: skip
+def test_the_bar_tells_how_far_how_fast_and_what_went_wrong(
+    fields: dict[str, int], total: int, seconds: float, line: str
+) -> None:
+    assert bar(header(**fields), total, seconds) == line
+
+
+def test_progress_ends_with_the_last_word(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with Scoreboard.create(tmp_path / "board", 1) as board:
+        with Progress(str(tmp_path / "board"), 4, LineHandler(stream)) as progress:
+            assert progress is not None
+            board.header.write(succeeded=4)
+        assert " 4/4 " in stream.getvalue()
+    assert stream.getvalue().endswith("\n")
+
+
+def test_progress_without_a_board_says_nothing(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with Progress(str(tmp_path / "none"), 4, LineHandler(stream)):
+        pass
+    assert stream.getvalue() == ""

@@ -1,0 +1,288 @@
+"""The verbs on a SQLite file, called in this process. What the pool would do between them is done by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from jobpool.backend import QueueBackend
+from jobpool.opening import open_backend
+
+Jobpool = Callable[..., Result]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[QueueBackend]:
+    backend = open_backend(f"sqlite:///{tmp_path}/jobpool.db")
+    yield backend
+    backend.close()
+
+
+def enqueue(jobpool: Jobpool, *words: str) -> str:
+    result = jobpool("enqueue", *words)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout.strip()
+
+
+def kill_off(broker: QueueBackend, queue: str, reason: str = "timeout") -> str:
+    """Lease the next message of `queue` and abandon it."""
+    lease = broker.fetch(queue)
+    assert lease is not None
+    assert broker.abandon(lease, reason, "Traceback:\n  deep\nValueError: no paper")
+    return lease.id
+
+
+def payload_of(jobpool: Jobpool, ident: str) -> object:
+    return json.loads(jobpool("inspect", ident, "--json").stdout)["payload"]
+
+
+# --- enqueue ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "payload"),
+    [
+        ([], {}),
+        (['{"customer": 7}'], {"customer": 7}),
+        (["[1, 2]"], [1, 2]),
+        (["7"], 7),
+        (['"a=b"'], "a=b"),
+        (["null"], None),
+        (["customer=7", "month=2026-06", "draft=true", "name=Zoë Ünlü"],
+         {"customer": 7, "month": "2026-06", "draft": True, "name": "Zoë Ünlü"}),
+        (["url=https://x.org/?a=b"], {"url": "https://x.org/?a=b"}),
+        (['number="7"', "empty="], {"number": "7", "empty": ""}),
+    ],
+)  # fmt: skip
+def test_a_payload_is_json_or_key_value(jobpool: Jobpool, words: list[str], payload: object) -> None:
+    assert payload_of(jobpool, enqueue(jobpool, "report", *words)) == payload
+
+
+def test_enqueue_with_every_option(jobpool: Jobpool) -> None:
+    ident = enqueue(
+        *(jobpool, "report", "-Q", "reports", "-p", "1", "--delay", "1h", "--max-retries", "3"),
+        *("--timeout", "5m", "--id", "monthly-2026-06"),
+    )
+    assert ident == "monthly-2026-06"
+    message = json.loads(jobpool("inspect", ident, "--json").stdout)
+    assert {key: message[key] for key in ("queue", "priority", "state", "max_retries", "timeout")} == {
+        "queue": "reports",
+        "priority": 1,
+        "state": "delayed",
+        "max_retries": 3,
+        "timeout": 300.0,
+    }
+
+
+def test_enqueue_the_same_id_twice_makes_one_message(jobpool: Jobpool, broker: QueueBackend) -> None:
+    assert enqueue(jobpool, "report", "--id", "x") == enqueue(jobpool, "report", "--id", "x") == "x"
+    assert broker.stats("default").waiting == 1
+
+
+def test_many_jobs_from_lines(jobpool: Jobpool, broker: QueueBackend) -> None:
+    lines = '{"handler": "a", "payload": {"n": 1}, "queue": "x"}\n\n{"handler": "b", "id": "mine", "delay": "1h"}\n'
+    result = jobpool("enqueue", "--file", "-", "-Q", "y", input=lines)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.split()[1] == "mine"
+    assert (broker.stats("x").waiting, broker.stats("y").delayed) == (1, 1)
+
+
+def test_lines_are_payloads_when_the_handler_is_named(jobpool: Jobpool) -> None:
+    result = jobpool("enqueue", "report", "--file", "-", "--json", input="1\n[2]\n")
+    assert [payload_of(jobpool, ident) for ident in json.loads(result.stdout)] == [1, [2]]
+
+
+def test_thousands_of_lines_go_in_batches(jobpool: Jobpool, broker: QueueBackend) -> None:
+    result = jobpool("enqueue", "report", "--file", "-", input="{}\n" * 2500)
+    assert len(set(result.stdout.split())) == 2500
+    assert broker.stats("default").waiting == 2500
+
+
+def test_a_bad_line_is_named_and_says_what_is_enqueued_already(jobpool: Jobpool, broker: QueueBackend) -> None:
+    result = jobpool("enqueue", "report", "--file", "-", input="{}\n" * 1200 + "{oops\n")
+    assert result.exit_code == 2
+    assert "line 1201: " in result.stderr
+    assert "(1,000 jobs before it are enqueued; their ids are printed above)" in result.stderr
+    assert broker.stats("default").waiting == 1000
+
+
+# --- reading ---------------------------------------------------------------------------------------
+
+
+def test_stats_of_all_queues_or_some(jobpool: Jobpool, broker: QueueBackend) -> None:
+    enqueue(jobpool, "a", "-Q", "reports")
+    enqueue(jobpool, "a", "-Q", "mail", "--delay", "1h")
+    enqueue(jobpool, "a", "-Q", "mail")
+    kill_off(broker, "mail")
+    counts = {row["queue"]: row for row in json.loads(jobpool("stats", "--json").stdout)}
+    assert counts["reports"]["waiting"] == 1
+    assert (counts["mail"]["delayed"], counts["mail"]["dead"]) == (1, 1)
+    assert [row["queue"] for row in json.loads(jobpool("stats", "mail", "--json").stdout)] == ["mail"]
+    assert [row["queue"] for row in json.loads(jobpool("stats", "-Q", "mail,x", "--json").stdout)] == ["mail", "x"]
+
+
+def test_a_table_in_a_pipe_is_plain_and_aligned(jobpool: Jobpool) -> None:
+    enqueue(jobpool, "a", "-Q", "a-rather-long-name")
+    head, row = jobpool("stats").stdout.splitlines()
+    assert head.split() == ["QUEUE", "WAITING", "DELAYED", "LEASED", "DEAD", "OLDEST"]
+    assert row.split()[:5] == ["a-rather-long-name", "1", "0", "0", "0"]
+    assert head.index("WAITING") + len("WAITING") - 1 == row.index(" 1 ") + 1
+
+
+def test_list_filters_and_limits(jobpool: Jobpool) -> None:
+    first, second, third = (enqueue(jobpool, "a", "-Q", queue, "note=disk full") for queue in ("x", "y", "x"))
+
+    def listed(*words: str) -> list[str]:
+        return [row["id"] for row in json.loads(jobpool("list", "--json", *words).stdout)]
+
+    assert listed() == [first, second, third]
+    assert listed("queue:x") == listed("-Q", "x") == [first, third]
+    assert listed(second) == [second]
+    assert listed("disk full", "queue:y") == [second]
+    assert listed("--limit", "2") == [first, second]
+    assert listed("--limit", "0") == [first, second, third]
+    assert "there are more than 2; --limit 0 lists all" in jobpool("list", "--limit", "2").stderr
+
+
+def test_nothing_found_is_said_on_stderr(jobpool: Jobpool) -> None:
+    for words in (["list"], ["dead"], ["dead", "list"]):
+        result = jobpool(*words)
+        assert (result.exit_code, result.stdout, result.stderr) == (0, "", "no message matches\n")
+    assert jobpool("stats").stderr == "every queue is empty\n"
+
+
+def test_inspect_shows_a_dead_letter_with_its_error(jobpool: Jobpool, broker: QueueBackend) -> None:
+    enqueue(jobpool, "report", "customer=7")
+    text = jobpool("inspect", kill_off(broker, "default")).stdout
+    for part in ("state            dead", "reason           timeout", '"customer": 7', "ValueError: no paper"):
+        assert part in text
+
+
+def test_other_peoples_text_cannot_steer_the_terminal(jobpool: Jobpool, broker: QueueBackend) -> None:
+    enqueue(jobpool, "report")
+    lease = broker.fetch("default")
+    assert lease is not None
+    broker.abandon(lease, "failed", "\x1b[2Jgone\x07")
+    assert "\x1b" not in jobpool("dead").stdout
+
+
+def test_options_stand_before_the_verb_too(jobpool: Jobpool, tmp_path: Path) -> None:
+    other = f"sqlite:///{tmp_path}/other.db"
+    assert jobpool("-b", other, "enqueue", "a", "--id", "x").exit_code == 0
+    assert jobpool("inspect", "x", "-b", other).exit_code == 0
+    assert jobpool("inspect", "x").exit_code == 1
+
+
+def test_reap_gives_back_what_has_expired(jobpool: Jobpool, broker: QueueBackend) -> None:
+    ident = enqueue(jobpool, "report")
+    lease = broker.fetch("default")
+    assert lease is not None
+    broker.forfeit(lease, "SIGSEGV")
+    result = jobpool("reap", "default", "--json")
+    assert [(one["id"], one["crashes"], one["dead"]) for one in json.loads(result.stdout)] == [(ident, 1, False)]
+    assert jobpool("reap").stderr == "0 messages reaped\n"
+
+
+# --- what destroys asks first ------------------------------------------------------------------------
+
+
+def test_a_dry_run_shows_and_does_nothing(jobpool: Jobpool, broker: QueueBackend) -> None:
+    for number in range(7):
+        enqueue(jobpool, "a", f"n={number}")
+    result = jobpool("purge", "queue:default", "--dry-run")
+    assert result.stdout.startswith("would purge 7 messages:\n")
+    assert result.stdout.count("  waiting  default  a  ") == 5
+    assert result.stdout.endswith("  … and 2 more\n")
+    assert broker.stats("default").waiting == 7
+
+
+def test_without_a_terminal_and_without_yes_it_refuses(jobpool: Jobpool, broker: QueueBackend) -> None:
+    enqueue(jobpool, "a")
+    result = jobpool("purge", "queue:default", input="y\n")
+    assert result.exit_code == 2
+    assert "purge 1 message? Nobody can be asked here: give --yes, or --dry-run" in result.stderr
+    assert broker.stats("default").waiting == 1
+
+
+def test_purge_leaves_what_is_leased(jobpool: Jobpool, broker: QueueBackend) -> None:
+    for _ in range(3):
+        enqueue(jobpool, "a")
+    lease = broker.fetch("default")
+    result = jobpool("purge", "--all", "--yes")
+    assert result.stdout == "2 messages purged\n"
+    assert lease is not None
+    assert broker.ack(lease)
+
+
+def test_dead_letters_are_retried_by_reason_and_purged(jobpool: Jobpool, broker: QueueBackend) -> None:
+    for reason in ("timeout", "timeout", "failed"):
+        enqueue(jobpool, "a")
+        kill_off(broker, "default", reason)
+    assert jobpool("dead", "retry", "reason:timeout", "-y").stdout == "2 messages retried\n"
+    counts = broker.stats("default")
+    assert (counts.waiting, counts.dead) == (2, 1)
+    assert jobpool("dead", "purge", "--all", "-y").stdout == "1 message purged\n"
+    assert broker.stats("default").waiting == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["purge"], "say which messages: a FILTER such as queue:reports reason:timeout, or --all"),
+        (["dead", "retry"], "say which messages"),
+        (["dead", "purge", "queue:x", "--all"], "a FILTER and --all exclude each other"),
+        (["dead", "list", "state:waiting"], "only dead letters are meant here"),
+        (["purge", "state:leased"], "leased messages cannot be purged"),
+        (["list", "colour:red"], "there is no filter key 'colour'"),
+        (["list", "age:old"], "age:old is not clear: write age:>1h"),
+        (["list", "state:gone"], "there is no state 'gone': use one of waiting, delayed, leased, dead"),
+    ],
+)
+def test_a_filter_that_says_nothing_clear_is_refused(jobpool: Jobpool, words: list[str], sentence: str) -> None:
+    result = jobpool(*words)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+
+
+# --- init --------------------------------------------------------------------------------------------
+
+
+def test_init_writes_what_can_be_loaded_and_says_what_next(jobpool: Jobpool, tmp_path: Path) -> None:
+    result = jobpool("init", "shop")
+    assert result.exit_code == 0
+    assert [line.split("#")[0].strip() for line in result.stdout.splitlines()] == [
+        "jobpool enqueue count_primes below=2000000",
+        "jobpool",
+        "jobpool top",
+    ]
+    from jobpool.settings import load
+
+    settings = load(start=tmp_path / "shop")
+    assert settings.apps == ("jobs",)
+    assert settings.backend == f"sqlite:///{tmp_path}/shop/jobpool.db"
+
+
+def test_every_setting_that_init_comments_out_is_a_valid_one(jobpool: Jobpool, tmp_path: Path) -> None:
+    jobpool("init")
+    path = tmp_path / "jobpool.toml"
+    lines = re.findall(r"^(?:# )?([a-z_]+ = [^ ]+)$", path.read_text(), re.MULTILINE)
+    path.write_text("\n".join(line for line in lines if not line.startswith("signing_key_file")))
+    from jobpool.settings import load
+
+    assert load().memory_limit == 1 << 30
+    assert len(lines) >= 15
+
+
+def test_init_does_not_overwrite_unless_forced(jobpool: Jobpool, tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text("mine")
+    result = jobpool("init")
+    assert result.exit_code == 2
+    assert "jobs.py exists already; --force overwrites" in result.stderr
+    assert not (tmp_path / "jobpool.toml").exists()
+    assert jobpool("init", "--force").exit_code == 0
+    assert "count_primes" in (tmp_path / "jobs.py").read_text()

@@ -1,0 +1,132 @@
+"""The order of words, the flags, help and completion: nothing here touches a broker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import click
+import pytest
+from click.shell_completion import BashComplete
+from click.testing import Result
+
+from jobpool.cli.arrange import arrange, walk
+from jobpool.cli.main import Verbs, cli
+from jobpool.settings import KEYS, load
+
+Jobpool = Callable[..., Result]
+
+
+@pytest.mark.parametrize(
+    ("words", "arranged"),
+    [
+        ("", "run"),
+        ("-w 4 -Q reports", "run -w 4 -Q reports"),
+        ("run -w 4", "run -w 4"),
+        ("-w4 --queue=reports stats", "stats -w4 --queue=reports"),
+        ("-Q stats", "run -Q stats"),
+        ("-Q stats stats", "stats -Q stats"),
+        ("-qvC prod.toml list", "list -qvC prod.toml"),
+        ("-C prod.toml dead list --json", "dead list -C prod.toml --json"),
+        ("dead -C prod.toml purge queue:a", "dead purge -C prod.toml queue:a"),
+        ("dead", "dead list"),
+        ("dead --json", "dead list --json"),
+        ("--burst", "run --burst"),
+        ("-v", "run -v"),
+        ("--help", "--help"),
+        ("-V", "-V"),
+        ("dead -h", "dead -h"),
+        ("enqueue report a=1 -Q mail", "enqueue report a=1 -Q mail"),
+        ("--no-such list", "run --no-such list"),
+    ],
+)
+def test_words_find_their_verb(words: str, arranged: str) -> None:
+    assert arrange(cli, words.split(), "run") == arranged.split()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"), [("sttas", "did you mean 'stats'?"), ("zzzzzz", "the verbs are dead, enqueue")]
+)
+def test_an_unknown_verb_names_the_nearest_or_all(jobpool: Jobpool, word: str, hint: str) -> None:
+    result = jobpool(word)
+    assert result.exit_code == 2
+    assert f"jobpool: {word!r} is no verb of jobpool; {hint}" in result.stderr
+
+
+def test_no_option_takes_a_value_in_one_verb_and_none_in_another() -> None:
+    takes: dict[str, bool] = {}
+    for option in _options():
+        for name in (*option.opts, *option.secondary_opts):
+            value = not (option.is_flag or option.count)
+            assert takes.setdefault(name, value) is value, name
+
+
+def test_every_setting_has_its_flag_and_every_flag_of_the_pool_is_a_setting() -> None:
+    own = {"until_empty", "once", "max_", "fail_on_dead", "progress", "config", "verbose", "quiet", "help"}
+    flags = {param.name for param in cli.commands["run"].params} - own  # type: ignore[attr-defined]
+    assert flags == KEYS - {"signing_key"}  # a key on the command line can be read by everybody on the machine
+
+
+@pytest.mark.parametrize(
+    ("flag", "key", "value"),
+    [
+        ("--stop-grace=10", "stop_grace", 10.0),
+        ("-c3", "workers", 3),
+        ("--concurrency=3", "workers", 3),
+        ("--broker=memory://", "backend", "memory://"),
+    ],
+)
+def test_flags_reach_the_settings(flag: str, key: str, value: object) -> None:
+    root = cli.make_context("jobpool", [flag])
+    run = cli.commands["run"].make_context("run", [flag], parent=root)  # type: ignore[attr-defined]
+    assert getattr(load({key: run.params[key]}), key) == value
+
+
+def test_help_shows_the_verbs_and_the_pools_options_by_section(jobpool: Jobpool) -> None:
+    result = jobpool("--help")
+    assert result.exit_code == 0
+    for text in ("enqueue", "top", "--workers", "--until-empty", "Times (seconds", "--stop-grace", "Exit codes:"):
+        assert text in result.stdout
+
+
+@pytest.mark.parametrize("verb", [*cli.commands, "dead list", "dead retry", "dead purge"])  # type: ignore[attr-defined]
+def test_every_verb_has_help(jobpool: Jobpool, verb: str) -> None:
+    result = jobpool(*verb.split(), "-h")
+    assert result.exit_code == 0
+    assert "Usage: " in result.stdout
+
+
+def test_version(jobpool: Jobpool) -> None:
+    assert jobpool("-V").stdout.startswith("jobpool 0.")
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "offered"),
+    [
+        ([], "st", {"stats"}),
+        ([], "--wor", {"--workers"}),
+        (["-w", "4"], "--stop", {"--stop-grace"}),
+        (["dead"], "re", {"retry"}),
+        (["-C", "x.toml", "stats"], "--js", {"--json"}),
+    ],
+)
+def test_completion(words: list[str], incomplete: str, offered: set[str]) -> None:
+    complete = BashComplete(cli, {}, "jobpool", "_JOBPOOL_COMPLETE")
+    assert {item.value for item in complete.get_completions(words, incomplete)} == offered
+
+
+def test_help_and_completion_load_neither_settings_nor_tables_nor_a_broker() -> None:
+    program = (
+        "import sys, jobpool.cli.main\n"
+        "heavy = {'pydantic', 'pydantic_settings', 'rich', 'sqlite3', 'psutil', 'orjson'} & set(sys.modules)\n"
+        "sys.exit(', '.join(sorted(heavy)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def _options() -> Iterator[click.Option]:
+    assert isinstance(cli, Verbs)
+    for command in walk(cli):
+        yield from (param for param in command.params if isinstance(param, click.Option))

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from face_boards import NOW, WELL, a_pool, publish
+
+from jobpool.health import examine, look
+from jobpool.mechanism.scoreboard import HeaderView, Scoreboard
+
+
+def header(**changes: Any) -> HeaderView:
+    with Scoreboard.create(None, 1) as board:
+        board.header.write(**(WELL | changes))
+        return board.header.read()
+
+
+def failing(tmp_path: Path, **changes: Any) -> list[tuple[str, str]]:
+    checks = examine(header(**changes), a_pool(tmp_path), NOW)
+    assert [check.name for check in checks] == ["loop", "children", "broker", "reaper", "boot"]
+    return [(check.name, check.text) for check in checks if not check.ok]
+
+
+def test_a_well_pool_passes_every_check(tmp_path: Path) -> None:
+    assert failing(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "text"),
+    [
+        ({"loop_at": NOW - 12}, "loop", "has not turned its loop for 12s"),
+        ({"ready": 0}, "children", "0 of 2 children ready"),
+        ({"ready": 0, "problem": "no module named x"}, "children", "0 of 2 children ready: no module named x"),
+        ({"broker_ok_at": NOW - 6.1}, "broker", "sqlite:///x.db last answered 6.1s ago; it is asked every 2.0s"),
+        ({"reaped_at": NOW - 31}, "reaper", "the reaper last ran 31s ago; it is due every 10s"),
+        ({"boot_failures": 5, "problem": "import error"}, "boot", "5 children in a row could not boot: import error"),
+    ],
+)
+def test_each_check_fails_alone_and_says_why(tmp_path: Path, changes: dict[str, Any], name: str, text: str) -> None:
+    [(failed, why)] = failing(tmp_path, **changes)
+    assert failed == name
+    assert text in why
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"loop_at": NOW - 5}, {"ready": 1}, {"broker_ok_at": NOW - 6}, {"reaped_at": NOW - 30}, {"boot_failures": 4}],
+)
+def test_just_inside_its_limit_a_check_passes(tmp_path: Path, changes: dict[str, Any]) -> None:
+    assert failing(tmp_path, **changes) == []
+
+
+def test_a_young_pool_is_not_ill_for_what_has_not_come_yet(tmp_path: Path) -> None:
+    assert failing(tmp_path, started=NOW - 3, loop_at=0.0, broker_ok_at=0.0, reaped_at=0.0) == []
+
+
+def test_an_old_pool_whose_broker_never_answered_is_degraded(tmp_path: Path) -> None:
+    assert [name for name, _ in failing(tmp_path, broker_ok_at=0.0)] == ["broker"]
+
+
+def test_look_reads_the_board(tmp_path: Path) -> None:
+    pool, board = publish(tmp_path)
+    with board:
+        assert look(pool, NOW).ok
+        assert not look(pool, NOW + 60).ok
+
+
+def test_a_board_that_cannot_be_read_is_a_failed_check(tmp_path: Path) -> None:
+    health = look(a_pool(tmp_path), NOW)
+    assert [check.name for check in health.checks] == ["scoreboard"]
+    assert not health.ok

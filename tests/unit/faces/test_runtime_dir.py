@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobpool.errors import ConfigurationError
+from jobpool.runtime_dir import (
+    PoolFile,
+    board_path,
+    boot_id,
+    discover,
+    register,
+    runtime_dir,
+    start_time,
+    this_pool,
+    unregister,
+)
+
+
+def a_pool(directory: Path, name: str = "main", since: float = 1.0) -> PoolFile:
+    return this_pool(
+        name=name,
+        version="0.1.0",
+        queues=("reports", "mail"),
+        workers=4,
+        backend="redis://me:hush@localhost/0",
+        directory=directory,
+        since=since,
+    )
+
+
+def test_a_registered_pool_is_found_and_then_gone(tmp_path: Path) -> None:
+    pool = a_pool(tmp_path)
+    path = register(tmp_path, pool)
+    Path(pool.board).write_bytes(b"")
+    assert discover(tmp_path) == [pool]
+    unregister(path)
+    assert discover(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+    unregister(path)
+
+
+def test_the_file_is_private_and_holds_no_secret(tmp_path: Path) -> None:
+    path = register(tmp_path, a_pool(tmp_path))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "hush" not in path.read_text()
+    assert json.loads(path.read_text())["pid"] == os.getpid()
+
+
+def test_pools_are_found_by_name_and_oldest_first(tmp_path: Path) -> None:
+    pools = [a_pool(tmp_path, name, since) for name, since in (("b", 2.0), ("a", 3.0), ("c", 1.0))]
+    for pool in pools:
+        register(tmp_path, pool)
+    assert [pool.name for pool in discover(tmp_path)] == ["c", "b", "a"]
+    assert discover(tmp_path, "a") == [pools[1]]
+
+
+def test_a_dead_pools_note_and_board_are_cleaned_up(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        pool = replace(a_pool(tmp_path), pid=process.pid, started=start_time(process.pid) or 0)
+        register(tmp_path, pool)
+        board_path(tmp_path, pool.name, pool.pid).write_bytes(b"")
+        assert discover(tmp_path) == [pool]
+    assert discover(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("change", [{"started": 1}, {"boot": "another"}], ids=["reused pid", "another boot"])
+def test_another_process_with_the_pid_is_not_the_pool(tmp_path: Path, change: dict[str, object]) -> None:
+    register(tmp_path, replace(a_pool(tmp_path), **change))  # type: ignore[arg-type]
+    assert discover(tmp_path) == []
+
+
+def test_a_zombie_is_dead() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert start_time(process.pid) is None
+
+
+def test_notes_of_other_hosts_are_left_alone(tmp_path: Path) -> None:
+    path = register(tmp_path, replace(a_pool(tmp_path), host="elsewhere", started=1))
+    assert discover(tmp_path) == []
+    assert path.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": 1}', "\x00\xff"])
+def test_rubbish_in_the_directory_is_ignored(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    assert discover(tmp_path) == []
+
+
+def test_the_start_time_of_this_process_is_known() -> None:
+    assert start_time(os.getpid()) == start_time(os.getpid()) is not None
+    assert start_time(2**22 + 1) is None
+    assert boot_id()
+
+
+# --- which directory --------------------------------------------------------------------------------
+
+
+def test_the_named_directory_comes_first_and_is_made_private(tmp_path: Path) -> None:
+    directory = runtime_dir(tmp_path / "a" / "b")
+    assert directory == tmp_path / "a" / "b"
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+def test_then_the_variable_then_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBPOOL_RUNTIME_DIR", str(tmp_path / "mine"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert runtime_dir() == tmp_path / "mine"
+    monkeypatch.delenv("JOBPOOL_RUNTIME_DIR")
+    assert runtime_dir() == tmp_path / "jobpool"
+
+
+def test_last_a_directory_of_the_users_own_below_the_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("JOBPOOL_RUNTIME_DIR", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() or 12345)
+    if os.getuid():
+        assert runtime_dir() == tmp_path / f"jobpool-{os.getuid()}"
+    else:
+        with pytest.raises(ConfigurationError, match="belongs to another user; set JOBPOOL_RUNTIME_DIR"):
+            runtime_dir()
+
+
+def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(ConfigurationError, match="can be written by others; chmod 700 it"):
+        runtime_dir(tmp_path / "open")
+
+
+def test_a_link_planted_in_its_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(ConfigurationError, match="is not a directory"):
+        runtime_dir(tmp_path / "link")
+
+
+def test_a_directory_that_cannot_be_made_is_refused_with_the_mend(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"cannot be made: .* set JOBPOOL_RUNTIME_DIR"):
+        runtime_dir(tmp_path / "file" / "sub")

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import io
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+from face_boards import NOW, a_pool, publish
+from rich.console import Console
+
+from jobpool.cli.topview import cells, headline, screen
+from jobpool.runtime_dir import discover, note_path, register, unregister
+from jobpool.top import PoolSample, Watcher
+
+
+def sample(directory: Path, now: float = NOW) -> list[PoolSample]:
+    with Watcher(partial(discover, directory), lambda: now) as watcher:
+        return watcher.sample()
+
+
+def shown(samples: list[PoolSample], width: int = 160, height: int = 40) -> str:
+    written = io.StringIO()
+    Console(file=written, width=width, height=height).print(screen(samples, width, height, "nobody here"))
+    return written.getvalue()
+
+
+def test_a_busy_slot_shows_its_job(tmp_path: Path) -> None:
+    _, board = publish(tmp_path)
+    with board:
+        [pool] = sample(tmp_path)
+    busy = pool.rows[0]
+    assert (busy.state, busy.handler, busy.queue, busy.attempt) == ("busy", "render", "reports", 2)
+    assert (busy.age, busy.left, busy.progress, busy.restarts) == (3.0, 57.0, 0.4, 1)
+    assert cells(busy) == [
+        *("0", str(os.getpid()), "busy", "render", "0123456789abcdef", "reports", "2", "3.0s", "57s", "50M", "98"),
+        *("0", "0", "1", "40% rendering"),
+    ]
+
+
+def test_an_idle_slot_shows_no_job_and_its_totals(tmp_path: Path) -> None:
+    _, board = publish(tmp_path)
+    with board:
+        [pool] = sample(tmp_path)
+    idle = pool.rows[1]
+    assert (idle.state, idle.job, idle.attempt, idle.left, idle.done, idle.failed) == ("idle", "", None, None, 1, 1)
+    assert idle.age == 7.0
+
+
+def test_a_slot_that_was_never_filled_is_not_shown(tmp_path: Path) -> None:
+    _, board = publish(tmp_path, slots=8)
+    with board:
+        [pool] = sample(tmp_path)
+    assert len(pool.rows) == 2
+
+
+def test_a_slot_whose_child_has_died_is_what_the_master_says(tmp_path: Path) -> None:
+    _, board = publish(tmp_path)
+    with board:
+        board.slot(0).master.write(state="empty", pid=0)
+        board.slot(1).master.write(state="dying")
+        [pool] = sample(tmp_path)
+    assert [row.state for row in pool.rows] == ["empty", "dying"]
+    assert pool.rows[0].job == ""
+
+
+def test_an_overdue_job_has_less_than_nothing_left(tmp_path: Path) -> None:
+    _, board = publish(tmp_path)
+    with board:
+        [pool] = sample(tmp_path, NOW + 58)
+    assert pool.rows[0].left == -1.0
+    assert "-1.0s" in cells(pool.rows[0])
+
+
+def test_jobs_a_second_are_counted_between_samples(tmp_path: Path) -> None:
+    _, board = publish(tmp_path)
+    now = NOW
+    with board, Watcher(partial(discover, tmp_path), lambda: now) as watcher:
+        assert watcher.sample()[0].rate is None
+        for _ in range(10):
+            board.slot(1).child.finished(True, now)
+        now += 2.0
+        assert watcher.sample()[0].rate == 5.0
+        now += 60.0
+        assert watcher.sample()[0].rate is None
+
+
+def test_a_master_that_hangs_is_said_so(tmp_path: Path) -> None:
+    _, board = publish(tmp_path, succeeded=1200, dead=3, problem="the broker does not answer")
+    with board:
+        [pool] = sample(tmp_path, NOW + 20)
+    text = headline(pool)
+    assert "the master has not turned its loop for 20s" in text
+    assert "the broker does not answer" in text
+    assert "1,200 acked" in text
+    assert "3 dead" in text
+
+
+def test_several_pools_share_the_screen(tmp_path: Path) -> None:
+    _, first = publish(tmp_path, "first")
+    _, second = publish(tmp_path, "second")
+    with first, second:
+        text = shown(sample(tmp_path))
+    assert text.index("first  pid") < text.index("second  pid")
+    assert text.count("render") >= 2
+
+
+def test_pools_come_and_go_between_samples(tmp_path: Path) -> None:
+    _, board = publish(tmp_path, "first")
+    with board, Watcher(partial(discover, tmp_path), lambda: NOW) as watcher:
+        assert len(watcher.sample()) == 1
+        _, other = publish(tmp_path, "second")
+        with other:
+            assert len(watcher.sample()) == 2
+            unregister(note_path(tmp_path, "first", os.getpid()))
+            assert [found.pool.name for found in watcher.sample()] == ["second"]
+
+
+def test_a_pool_without_a_readable_board_says_so(tmp_path: Path) -> None:
+    register(tmp_path, a_pool(tmp_path))
+    [pool] = sample(tmp_path)
+    assert "its scoreboard cannot be read" in headline(pool)
+    assert "its scoreboard cannot be read" in shown([pool])
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 6), (80, 24), (200, 50)])
+def test_it_fits_every_window(tmp_path: Path, width: int, height: int) -> None:
+    _, board = publish(tmp_path, slots=30)
+    with board:
+        for index in range(2, 30):
+            board.slot(index).master.write(state="idle", pid=1)
+        text = shown(sample(tmp_path), width, height)
+    lines = text.rstrip("\n").splitlines()
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    assert ("more slots" in text) is (height < 30)
+    assert all(title in text for title in ("SLOT", "STATE", "HANDLER", "AGE"))
+
+
+def test_no_pool_is_said_so() -> None:
+    assert "nobody here" in shown([])

@@ -1,0 +1,35 @@
+"""Where the threads leave events: nothing is lost, and no wake-up either."""
+
+from __future__ import annotations
+
+import select
+import threading
+
+from jobpool.master.events import SignalCame
+from jobpool.master.inbox import Inbox
+
+WRITERS = 4
+EACH = 20_000
+
+
+def test_no_event_and_no_wake_up_is_lost_between_threads() -> None:
+    inbox = Inbox()
+    poll = select.epoll()
+    poll.register(inbox.fd, select.EPOLLIN)
+    writers = [threading.Thread(target=_write, args=(inbox,)) for _ in range(WRITERS)]
+    for writer in writers:
+        writer.start()
+    taken = 0
+    while taken < WRITERS * EACH:
+        assert poll.poll(5.0), f"asleep with {WRITERS * EACH - taken} events still to come"
+        taken += len(inbox.take())
+    for writer in writers:
+        writer.join()
+    poll.close()
+    inbox.close()
+    assert taken == WRITERS * EACH
+
+
+def _write(inbox: Inbox) -> None:
+    for number in range(EACH):
+        inbox.put(SignalCame(number))
