@@ -29,7 +29,7 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _AGE = re.compile(r"(?P<sign>[<>])=?(?P<span>.+)")
 
 
-class BadFilter(JobpoolError, ValueError):  # noqa: N818 - named as the other errors are
+class BadFilter(JobpoolError, ValueError):
     """A filter that says nothing clear; the text names the term and what could stand there."""
 
 

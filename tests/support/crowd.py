@@ -9,7 +9,7 @@ from support.jobs import QUEUE
 
 def drain(backend: QueueBackend, number: int) -> list[tuple[str, int, bool]]:
     """Lease and ack until nothing is left: id, deliveries and whether the ack was accepted, of each message."""
-    seen = []
+    seen: list[tuple[str, int, bool]] = []
     while True:
         leases = backend.fetch_many(QUEUE, limit=1 + number % 7, ttl=30.0)
         if not leases:
@@ -20,7 +20,7 @@ def drain(backend: QueueBackend, number: int) -> list[tuple[str, int, bool]]:
 
 def reap_and_settle(backend: QueueBackend, number: int) -> tuple[int, list[str]]:
     """Half of the time ack late, and reap all the time: how many were reaped here, and the ids acked here."""
-    acked = []
+    acked: list[str] = []
     reaped = idle = 0
     while idle < 20:
         leases = backend.fetch_many(QUEUE, limit=3, ttl=0.002 if number % 2 else 30.0)

@@ -29,6 +29,9 @@ PRAGMAS = (
     "wal_autocheckpoint = 4000",
     "journal_size_limit = 67108864",
 )
+OLDEST_SQLITE = (3, 35, 0)
+"""The first that has RETURNING."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -50,13 +53,14 @@ class Database:
     """
 
     def __init__(self, path: str, *, timeout: float, pragmas: tuple[str, ...] = PRAGMAS) -> None:
-        self.path = path
+        self.path = path = os.path.abspath(path)  # a later change of the working directory must not change the file
         self._timeout = timeout
         self._pragmas = pragmas
         self._pid = os.getpid()
         self._idle: list[sqlite3.Connection] = []
         self._writing = threading.Lock()
         self.closed = False
+        _check_library()
         _check_place(path)
         self._prepare()
         self._inode = os.stat(path).st_ino
@@ -84,7 +88,7 @@ class Database:
         """A connection for this thread alone, outside any transaction."""
         self._check_usable()
         try:
-            connection = self._idle.pop() if self._idle else self._connect()
+            connection = self._idle_one() or self._connect()
         except sqlite3.Error as error:
             raise_explained(error, self.path, self._timeout)
         try:
@@ -112,12 +116,18 @@ class Database:
             )
         try:
             same = os.stat(self.path).st_ino == self._inode
-        except FileNotFoundError:
+        except OSError:
             same = False
         if not same:
             raise BackendUnavailable(
                 f"database {self.path} was removed or replaced while it was in use: restart what uses it"
             )
+
+    def _idle_one(self) -> sqlite3.Connection | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         self._idle.append(connection)
@@ -214,6 +224,15 @@ def _begin(connection: sqlite3.Connection, begin: str) -> None:
         except sqlite3.Error:
             connection.execute("ROLLBACK")
             raise
+
+
+def _check_library() -> None:
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        wanted = ".".join(map(str, OLDEST_SQLITE))
+        raise ConfigurationError(
+            f"this Python is linked with SQLite {sqlite3.sqlite_version}, and sqlite:// needs {wanted} or later:"
+            " use a newer Python or system, or another backend"
+        )
 
 
 def _check_place(path: str) -> None:

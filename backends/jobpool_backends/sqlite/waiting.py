@@ -45,7 +45,7 @@ class Waiter:
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         give_up = time.monotonic() + timeout
-        listener = self._listeners.pop() if self._listeners else self._listen()
+        listener = self._idle_one() or self._listen()
         try:
             with self._database.session() as connection:
                 return self._wait(connection, listener, queues, give_up)
@@ -94,6 +94,12 @@ class Waiter:
 
     def _until(self, due: int | None) -> float:
         return LOOK_AGAIN if due is None else max(0.0, (due - self._now()) / MICRO)
+
+    def _idle_one(self) -> Listener | None:
+        try:
+            return self._listeners.pop()
+        except IndexError:
+            return None
 
     def _listen(self) -> Listener | None:
         try:

@@ -39,11 +39,15 @@ def main(arguments: list[str] | None = None) -> int:
     enqueued = pool.enqueue(shelf)
     console.print(f"{enqueued.count} jobs enqueued: {len(enqueued.reports)} reports, and three jobs that misbehave")
     console.print(f"$ {shlex.join(pool.command(shelf, options.workers))}")
-    began = time.monotonic()
-    pool_exit = _work(shelf, options.workers, enqueued.count, console)
-    took = time.monotonic() - began
+    began, cpu_before = time.monotonic(), _children_cpu()
+    try:
+        pool_exit = _work(shelf, options.workers, enqueued.count, console)
+    except KeyboardInterrupt:
+        console.print("stopped; what has not run is in the queue")
+        return 130
+    cost = f"{time.monotonic() - began:.1f} s, {_children_cpu() - cpu_before:.1f} s of processor time"
     shelf.put_index(page.index(shelf.totals()))
-    return _sum_up(pool.picture(shelf, enqueued, pool_exit), shelf, took, console)
+    return _sum_up(pool.picture(shelf, enqueued, pool_exit), shelf, cost, console)
 
 
 def clear(shelf: Shelf) -> None:
@@ -92,27 +96,31 @@ def _bar(console: Console) -> Progress:
     return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
-def _sum_up(picture: Picture, shelf: Shelf, took: float, console: Console) -> int:
+def _children_cpu() -> float:
+    """Seconds; of all processes below this one that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = used.ru_utime + used.ru_stime
-    console.print(f"\n{picture.enqueued} jobs in {took:.1f} s, {cpu:.1f} s of processor time\n")
+    return used.ru_utime + used.ru_stime
+
+
+def _sum_up(picture: Picture, shelf: Shelf, cost: str, console: Console) -> int:
+    console.print(f"\n{picture.enqueued} jobs in {cost}\n")
     for line in lines(picture):
         console.print(f"  {line.what:<13} {line.count:>4}   {line.why}".rstrip(), markup=False)
         for inner in line.inner:
             console.print(f"  {'':<21} {inner}", markup=False)
-    _point(shelf, console)
+    _point(picture, shelf, console)
     wrong = differences(picture)
     for text in wrong:
         console.print(f"not as expected: {text}", markup=False)
     return 1 if wrong else 0
 
 
-def _point(shelf: Shelf, console: Console) -> None:
+def _point(picture: Picture, shelf: Shelf, console: Console) -> None:
     jobpool_command = f"{Path(sys.executable).with_name('jobpool')} --backend {shlex.quote(pool.url_of(shelf))}"
     console.print(f"\nThe reports   {shelf.reports / 'index.html'}")
     console.print(f"The log       {shelf.folder / 'jobpool.log'}")
     console.print("Look next\n")
-    for verb in ("stats", "dead list", "dead retry reason:timeout --dry-run"):
+    for verb in ("stats", "dead list", f"inspect {picture.hang}", "dead retry reason:timeout --dry-run"):
         console.print(f"  {jobpool_command} {verb}", markup=False)
     console.print("  jobpool top, in a second terminal, while the demo runs\n")
 

@@ -75,7 +75,10 @@ def command(shelf: Shelf, workers: int) -> list[str]:
 def running(shelf: Shelf, workers: int) -> Iterator[subprocess.Popen[bytes]]:
     """A pool, its log in the shelf's folder; ended with the block, if it has not ended by itself."""
     with (shelf.folder / "jobpool.log").open("wb") as log:
-        pool = subprocess.Popen(command(shelf, workers), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        # A process group of its own: Ctrl-C reaches the demo alone, and the pool gets one signal from it, not two.
+        pool = subprocess.Popen(
+            command(shelf, workers), stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+        )
         try:
             yield pool
         finally:

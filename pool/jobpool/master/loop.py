@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import asdict
 
 from jobpool.backend import QueueBackend
 from jobpool.master import actions as act
 from jobpool.master import events as ev
+from jobpool.master.apply import apply
 from jobpool.master.crew import Crew
 from jobpool.master.delivery import Delivery
+from jobpool.master.handout import room
 from jobpool.master.inbox import Inbox
 from jobpool.master.lessor import Lessor
-from jobpool.master.plan import Planner, room
+from jobpool.master.plan import CHECK_EVERY, Planner
 from jobpool.master.pool import Pool
 from jobpool.master.publisher import EVERY, Publisher
 from jobpool.master.renewer import Renewer
 from jobpool.master.sampler import Sampler
 from jobpool.master.settler import Settler
 from jobpool.master.slots import SlotState
+from jobpool.master.watch import next_due
 from jobpool.settlement import Settlement
 
 STACK_WAIT = 0.1
@@ -62,7 +66,7 @@ class Master:
         self._start_threads()
         while not (pool.finished and not self._lessor.is_alive()):
             for event in self._wait():
-                pool.apply(event, time.monotonic())
+                apply(pool, event, time.monotonic())
                 self._note(event)
             for action in self._planner.plan(pool, time.monotonic(), self._clock.boot()):
                 self._perform(action)
@@ -74,7 +78,7 @@ class Master:
 
     def _wait(self) -> list[ev.Event]:
         now = time.monotonic()
-        due = self._planner.next_due(self._pool, now)
+        due = max(next_due(self._pool, now), self._pool.checked_at + CHECK_EVERY)
         if self._unpublished:
             due = min(due, now + EVERY)
         if self._stacks_due:
@@ -110,7 +114,7 @@ class Master:
             case act.Settle(delivery, settlement):
                 self._to_settle.append((delivery, settlement))
             case act.TakeBack(slot):
-                self._pool.apply(self._crew.take_back(slot), time.monotonic())
+                apply(self._pool, self._crew.take_back(slot), time.monotonic())
             case _:
                 self._perform_rare(action)
 
@@ -134,7 +138,7 @@ class Master:
                 self._start_server(generation)
             case act.EndForkServer(generation):
                 self._crew.end_server(generation)
-                self._pool.apply(ev.ForkServerGone(generation), time.monotonic())
+                apply(self._pool, ev.ForkServerGone(generation), time.monotonic())
             case act.WriteStacks():
                 self._ask_stacks()
 
@@ -142,7 +146,7 @@ class Master:
         """Unread frames first: what the child reads next must be the order to go."""
         slot = action.slot
         slot.retiring = True
-        self._pool.apply(self._crew.take_back(slot), time.monotonic())
+        apply(self._pool, self._crew.take_back(slot), time.monotonic())
         self._crew.retire(slot)
 
     def _start_server(self, generation: int) -> None:
@@ -214,12 +218,14 @@ class Master:
         self._sampler.stop()
         self._settler.join(JOIN_LIMIT)
         for event in self._inbox.take():
-            self._pool.apply(event, time.monotonic())
+            apply(self._pool, event, time.monotonic())
         self._crew.close()
         if self._pool.held:
             self._pool.note(
                 "warning", "leases are left to expire: the broker did not answer", count=len(self._pool.held)
             )
+        done = {name: count for name, count in asdict(self._pool.counters).items() if count}
+        self._pool.note("info", "stopped", **done)
         self._publish(time.monotonic(), force=True)
         self._publisher.log_notes(self._pool)
         self._renewer.join(JOIN_LIMIT)

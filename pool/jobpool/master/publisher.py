@@ -77,7 +77,7 @@ class Publisher:
         """Write the notes to the log and drop them."""
         notes, pool.notes = pool.notes, []
         for note in notes:
-            log.log(note.level, note.event, extra={"fields": note.fields})
+            log.log(note.level, note.event, extra={"fields": note.fields, "limit": note.event})
 
 
 def _problem(pool: Pool) -> str:

@@ -121,7 +121,7 @@ def _master(
     )
     return Master(
         pool=pool,
-        planner=Planner(retry_policy(settings), backend.pack, backend.capabilities.forfeit, settings.boot_timeout),
+        planner=Planner(retry_policy(settings), backend.pack, backend.capabilities.forfeit),
         backend=backend,
         crew=crew,
         inbox=inbox,

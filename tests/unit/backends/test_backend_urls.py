@@ -86,3 +86,23 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 def test_a_directory_is_no_database(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is a directory: name a file in it"):
         SqliteBackend(str(tmp_path))
+
+
+def test_a_change_of_the_working_directory_does_not_change_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    backend = SqliteBackend.from_url("sqlite:///jobs.db")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with backend._database.session():  # so that the next one needs a connection of its own
+        backend.enqueue(a_job())
+    assert backend.stats("reports").waiting == 1
+    backend.close()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_library_that_is_too_old_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqlite3.sqlite_version_info", (3, 34, 1))
+    with pytest.raises(ConfigurationError, match=r"needs 3\.35\.0 or later: use a newer Python"):
+        SqliteBackend(str(path))

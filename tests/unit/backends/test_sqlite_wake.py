@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.jobs import QUEUE, a_job
+from support.waiting import wait_until
 
 from jobpool_backends.inotify import Listener, ring
 from jobpool_backends.sqlite import SqliteBackend
@@ -128,7 +129,6 @@ def test_closing_ends_the_wait(open_sqlite: Open) -> None:
     backend = open_sqlite()
     with ThreadPoolExecutor(1) as executor:
         found = executor.submit(backend.wait_any, [QUEUE], 30.0)
-        while not found.running():
-            pass
+        wait_until(found.running)
         backend.close()
         assert found.exception(10.0) is not None or found.result() is None

@@ -10,6 +10,7 @@ from jobpool.envelope import encode
 from jobpool.lease import JobLease
 from jobpool.master import actions as act
 from jobpool.master import events as ev
+from jobpool.master.apply import apply
 from jobpool.master.plan import Planner
 from jobpool.master.pool import Pool
 from jobpool.master.settings import PoolSettings
@@ -41,7 +42,7 @@ class Stage:
     def tell(self, *events: ev.Event) -> list[act.Action]:
         """Apply events, plan, perform what changes the state; the actions."""
         for event in events:
-            self.pool.apply(event, self.now)
+            apply(self.pool, event, self.now)
         actions = self.planner.plan(self.pool, self.now, self.now)
         for action in actions:
             self._perform(action)
@@ -58,11 +59,11 @@ class Stage:
                 slot.hand(delivery, self.now)
             case act.Settle(delivery, settlement):
                 self.settled.append((delivery.lease.id, settlement))
-                self.pool.apply(ev.Answered([(delivery, settlement, Settled.OK)]), self.now)
+                apply(self.pool, ev.Answered([(delivery, settlement, Settled.OK)]), self.now)
             case act.RetireChild(slot):
                 slot.retiring = True
             case act.EndForkServer(generation):
-                self.pool.apply(ev.ForkServerGone(generation), self.now)
+                apply(self.pool, ev.ForkServerGone(generation), self.now)
             case _:
                 pass
 
@@ -81,7 +82,7 @@ class Stage:
     def make_ready(self) -> list[act.Action]:
         starting = [slot for slot in self.pool.slots.live if slot.state is SlotState.STARTING]
         for slot in starting:
-            self.pool.apply(ev.ChildSpawned(slot.child, 1000 + slot.child), self.now)
+            apply(self.pool, ev.ChildSpawned(slot.child, 1000 + slot.child), self.now)
         return self.tell(*(ev.ChildReady(slot.child) for slot in starting))
 
     def lease(self, *handlers: str, outcome: Outcome | None = None, **options: object) -> list[act.Action]:

@@ -9,9 +9,11 @@ from stage import Stage, of
 from jobpool.backend import QueueStats
 from jobpool.master import actions as act
 from jobpool.master import events as ev
-from jobpool.master.plan import DUMP_BEFORE_KILL, STALE_AFTER, UNDEAD_AFTER, room
+from jobpool.master.apply import apply
+from jobpool.master.handout import room
 from jobpool.master.pool import Stopping
 from jobpool.master.slots import Ending, SlotState
+from jobpool.master.watch import DUMP_BEFORE_KILL, STALE_AFTER, UNDEAD_AFTER
 from jobpool.mechanism.frames import Ask, Verdict
 from jobpool.outcome import Rejected
 from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled
@@ -106,7 +108,7 @@ class TestHandingOut:
         stage.lease("report")
         stage.pool.ready.clear()
         extra = stage.a_lease("report")
-        stage.pool.apply(ev.Leased([ev.Inspected(extra, None)]), stage.now)
+        apply(stage.pool, ev.Leased([ev.Inspected(extra, None)]), stage.now)
         slot.hand(stage.pool.ready.popleft(), stage.now)
         actions = stage.after(STALE_AFTER + 0.01)
         [taken] = of(actions, act.TakeBack)
@@ -217,7 +219,7 @@ class TestDeaths:
         stage.lease("slow")
         [slot] = stage.busy
         second = stage.a_lease("report")
-        stage.pool.apply(ev.Leased([ev.Inspected(second, None)]), stage.now)
+        apply(stage.pool, ev.Leased([ev.Inspected(second, None)]), stage.now)
         slot.hand(stage.pool.ready.popleft(), stage.now)
         actions = stage.die(slot, unread=1)
         [hand] = of(actions, act.Hand)

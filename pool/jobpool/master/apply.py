@@ -1,0 +1,48 @@
+"""`apply`: one event in, the pool's state changed. Bookkeeping: no I/O, no decisions."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from jobpool.master import events as ev
+from jobpool.master.on_children import ON_CHILDREN
+from jobpool.master.on_messages import ON_MESSAGES
+from jobpool.master.pool import Pool
+
+
+def apply(pool: Pool, event: ev.Event, now: float) -> None:
+    """Note what happened. `now`: CLOCK_MONOTONIC seconds."""
+    pool.now = now
+    _APPLY[type(event)](pool, event)
+    if 0 < pool.settings.max_total <= pool.ended_total and not pool.is_stopping:
+        pool.stop("as many jobs as were asked for are done")
+
+
+def _signal(pool: Pool, event: ev.SignalCame) -> None:
+    number = event.number
+    if number in (signal.SIGTERM, signal.SIGINT):
+        pool.stop("a second signal: children are killed" if pool.is_stopping else "stopping", number)
+    elif number == signal.SIGQUIT:
+        pool.stacks_asked = True
+    elif number == signal.SIGHUP:
+        pool.reload_asked = True
+    elif number == signal.SIGTTIN:
+        pool.target = min(pool.target + 1, len(pool.slots) - 1)
+    elif number == signal.SIGTTOU:
+        pool.target = max(1, pool.target - 1)
+
+
+def _thread_died(pool: Pool, event: ev.ThreadDied) -> None:
+    pool.fatal = f"the {event.name} thread of the master failed; leases it held come back when they expire"
+    pool.note("critical", "a thread of the master failed: a fault in jobpool, please report it", trace=event.trace)
+    pool.stop("stopping after a fault")
+
+
+_APPLY: dict[type[Any], Callable[[Pool, Any], None]] = {
+    **ON_MESSAGES,
+    **ON_CHILDREN,
+    ev.SignalCame: _signal,
+    ev.ThreadDied: _thread_died,
+}

@@ -1,0 +1,69 @@
+"""Who gets what is ready, and how much more may be leased. Decisions, no I/O."""
+
+from __future__ import annotations
+
+from jobpool.master import actions as act
+from jobpool.master.actions import Action
+from jobpool.master.pool import Pool
+from jobpool.master.slots import Slot, SlotState
+
+LONG_RUNNING = 0.05
+"""Seconds after which a running attempt gets no further frame put behind it."""
+
+MOST_AHEAD = 64
+"""Frames in one child's socket at most: the kernel's buffer holds some 250 small ones."""
+
+
+def hand_out(pool: Pool, now: float, actions: list[Action]) -> None:
+    """Idle children first; then, as far as the look-ahead goes, behind attempts that have only just begun."""
+    ready = pool.ready
+    if not ready:
+        return
+    planned: dict[int, int] = {}
+    for slot in pool.slots.live:
+        if slot.state is SlotState.IDLE and not slot.retiring:
+            actions.append(act.Hand(slot, ready.popleft()))
+            planned[slot.index] = 1
+            if not ready:
+                return
+    _hand_ahead(pool, now, planned, actions)
+
+
+def _hand_ahead(pool: Pool, now: float, planned: dict[int, int], actions: list[Action]) -> None:
+    """Spread what is left evenly: the shortest socket first."""
+    able = [slot for slot in pool.slots.live if _takes_more(slot, now)]
+    if not able:
+        return
+    depth = min(MOST_AHEAD, 1 + -(-pool.lookahead.size(now) // len(able)))
+    lengths = {slot.index: len(slot.deliveries) + planned.get(slot.index, 0) for slot in able}
+    for level in range(min(lengths.values()), depth):
+        for slot in able:
+            if lengths[slot.index] <= level:
+                actions.append(act.Hand(slot, pool.ready.popleft()))
+                lengths[slot.index] += 1
+                if not pool.ready:
+                    return
+
+
+def _takes_more(slot: Slot, now: float) -> bool:
+    if slot.retiring or slot.full or slot.state not in (SlotState.IDLE, SlotState.BUSY):
+        return False
+    return not slot.deliveries or now - slot.head_since < LONG_RUNNING
+
+
+def room(pool: Pool, now: float) -> int:
+    """How many messages may be leased now: idle children and look-ahead, less what is held and has not begun."""
+    if pool.is_stopping:
+        return 0
+    idle = waiting = 0
+    for slot in pool.slots.live:
+        if slot.state is SlotState.IDLE and not slot.retiring:
+            idle += 1
+        elif len(slot.deliveries) > 1:
+            waiting += len(slot.deliveries) - 1
+    if not idle and not any(slot.state is SlotState.BUSY for slot in pool.slots.live):
+        return 0
+    wanted = idle + pool.lookahead.size(now) - waiting - len(pool.ready)
+    if pool.settings.max_total:
+        wanted = min(wanted, pool.settings.max_total - pool.leased_total)
+    return max(0, wanted)

@@ -1,0 +1,205 @@
+"""What events about fork servers and children do to the pool's state. Bookkeeping: no I/O, no decisions."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from jobpool.master import events as ev
+from jobpool.master.delivery import Delivery
+from jobpool.master.pool import BROKEN_GRACE, Pool, ServerState, remember
+from jobpool.master.slots import Ending, Slot, SlotState
+from jobpool.master.verdicts import cause_of_death, outcome_of_death, outcome_of_result
+from jobpool.mechanism.frames import Verdict
+from jobpool.outcome import LostLease, NeverStarted, Outcome, Stopped
+
+
+def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
+    server = pool.servers.get(event.generation)
+    if server is None or server.ending:
+        return
+    server.state = ServerState.LOADED
+    pool.generation = event.generation
+    pool.handlers = {info.name: info for info in event.handlers}
+    pool.note("info", "app loaded", handlers=sorted(pool.handlers), seconds=round(event.seconds, 3))
+    if not event.preloaded:
+        pool.note(
+            "warning",
+            "the app leaves threads running after its import: no safe forking, each child imports it",
+            threads=event.threads,
+        )
+
+
+def _app_failed(pool: Pool, event: ev.AppFailed) -> None:
+    server = pool.servers.get(event.generation)
+    if server is not None:
+        server.ending = True
+    if pool.generation == 0 and pool.boot.failures == 0:
+        pool.fatal = event.error
+        pool.stop("the app does not load")
+        return
+    pool.note("error", "the app does not load; what runs goes on", error=event.error, trace=event.trace)
+    if event.generation >= pool.generation:
+        pool.boot.failed(event.error, pool.now)
+
+
+def _fork_server_gone(pool: Pool, event: ev.ForkServerGone) -> None:
+    server = pool.servers.pop(event.generation, None)
+    if server is None or server.ending or pool.is_stopping:
+        return
+    pool.note("error", "the fork server died; another is started", generation=event.generation)
+    pool.boot.failed("the fork server died", pool.now)
+
+
+def _child_spawned(pool: Pool, event: ev.ChildSpawned) -> None:
+    slot = pool.slots.by_child(event.child)
+    if slot is not None:
+        slot.pid = event.pid
+
+
+def _spawn_refused(pool: Pool, event: ev.SpawnRefused) -> None:
+    if pool.slots.collect(event.child, pool.now) is not None:
+        pool.boot.failed(event.error, pool.now)
+        pool.note("error", "no child could be forked", error=event.error)
+
+
+def _child_ready(pool: Pool, event: ev.ChildReady) -> None:
+    slot = pool.slots.by_child(event.child)
+    if slot is not None and slot.state is SlotState.STARTING:
+        slot.move(SlotState.IDLE, pool.now)
+        pool.boot.succeeded()
+
+
+def _child_boot_failed(pool: Pool, event: ev.ChildBootFailed) -> None:
+    slot = pool.slots.by_child(event.child)
+    if slot is not None:
+        slot.end(Ending.BOOT, pool.now, event.error, killed=False)
+        pool.boot.failed(event.error, pool.now)
+        pool.note("error", "a child could not boot", error=event.error)
+
+
+def _child_result(pool: Pool, event: ev.ChildResult) -> None:
+    result, slot = event.result, pool.slots.by_child(event.child)
+    if slot is None:
+        return
+    delivery = slot.answered(result.nonce, pool.now)
+    if result.leaving:
+        _child_leaves(pool, slot, result.leaving)
+    if delivery is None:
+        pool.note("warning", "an answer to an attempt that is not running was ignored", slot=slot.index)
+        return
+    pool.lookahead.finished(1, pool.now, result.duration)
+    if delivery.lost:
+        return
+    ident = delivery.lease.id
+    if pool.never_started:
+        pool.never_started.pop(ident, None)
+    seen_for = pool.unknown_for(ident) if result.verdict is Verdict.UNKNOWN_HANDLER else 0.0
+    pool.verdicts.append((delivery, outcome_of_result(result, delivery.handler, seen_for)))
+
+
+def _child_leaves(pool: Pool, slot: Slot, why: str) -> None:
+    slot.end(Ending.RECYCLE, pool.now, why, killed=False)
+    pool.note("info", "a child is replaced", slot=slot.index, pid=slot.pid, why=why)
+
+
+def _child_asked(pool: Pool, event: ev.ChildAsked) -> None:
+    pool.asks.append((event.child, tuple(event.ask.definitions)))
+
+
+def _child_broken(pool: Pool, event: ev.ChildBroken) -> None:
+    slot = pool.slots.by_child(event.child)
+    if slot is None or slot.state is SlotState.DYING:
+        return
+    slot.retiring = True  # nothing more is handed to it
+    slot.broken_at = pool.now
+    if not event.closed:
+        slot.broken_at -= BROKEN_GRACE
+        pool.note("warning", "a child sent rubbish", slot=slot.index, pid=slot.pid, why=event.why)
+
+
+def _child_died(pool: Pool, event: ev.ChildDied) -> None:
+    slot = pool.slots.by_child(event.child)
+    if slot is None:
+        return
+    was, ending, text = slot.state, slot.ending, slot.ending_text
+    pool.slots.collect(event.child, pool.now)
+    unread, rest = _split(slot.deliveries, event.unread)
+    slot.deliveries.clear()
+    pool.put_back(unread)
+    for delivery in rest:
+        _attempt_died(pool, delivery, event, ending, text)
+    if was is SlotState.STARTING:
+        pool.boot.failed(cause_of_death(event.exited), pool.now)
+    if ending not in (Ending.RECYCLE, Ending.RETIRE, Ending.STOP):
+        _note_death(pool, slot, event, ending)
+
+
+def _note_death(pool: Pool, slot: Slot, event: ev.ChildDied, ending: Ending) -> None:
+    cause = cause_of_death(event.exited, ending.value if ending is not Ending.NONE else "")
+    slot.last_death = cause
+    if ending is Ending.TIMEOUT:
+        slot.timeouts += 1
+    else:
+        slot.crashes += 1
+    pool.note("warning", "a child died", slot=slot.index, pid=event.exited.pid, cause=cause)
+
+
+def _attempt_died(pool: Pool, delivery: Delivery, event: ev.ChildDied, ending: Ending, text: str) -> None:
+    if delivery.lost:
+        return
+    started = delivery.nonce == event.started
+    if started or ending in (Ending.TIMEOUT, Ending.STOP, Ending.LOST):
+        outcome = outcome_of_death(event.exited, ending, text, event.stack, event.output)
+    else:
+        outcome = _never_started_outcome(pool, delivery, cause_of_death(event.exited))
+    if isinstance(outcome, LostLease):
+        pool.lose(delivery)
+    else:
+        pool.verdicts.append((delivery, outcome))
+
+
+def _never_started_outcome(pool: Pool, delivery: Delivery, cause: str) -> Outcome:
+    if pool.is_stopping:
+        return Stopped()
+    ident = delivery.lease.id
+    times = pool.never_started.get(ident, 0) + 1
+    remember(pool.never_started, ident, times)
+    return NeverStarted(times, cause)
+
+
+def _took_back(pool: Pool, event: ev.TookBack) -> None:
+    slot = pool.slots.by_child(event.child)
+    if slot is not None:
+        pool.put_back(slot.take_back(set(event.nonces), pool.now))
+
+
+def _sampled(pool: Pool, event: ev.Sampled) -> None:
+    for child, rss, _ in event.samples:
+        slot = pool.slots.by_child(child)
+        if slot is not None:
+            slot.rss = rss
+            slot.peak_rss = max(slot.peak_rss, rss)
+
+
+def _split(deliveries: deque[Delivery], unread: frozenset[int]) -> tuple[list[Delivery], list[Delivery]]:
+    """What the child had not read, and the rest."""
+    return [d for d in deliveries if d.nonce in unread], [d for d in deliveries if d.nonce not in unread]
+
+
+ON_CHILDREN: dict[type[Any], Callable[[Pool, Any], None]] = {
+    ev.AppLoaded: _app_loaded,
+    ev.AppFailed: _app_failed,
+    ev.ForkServerGone: _fork_server_gone,
+    ev.ChildSpawned: _child_spawned,
+    ev.SpawnRefused: _spawn_refused,
+    ev.ChildReady: _child_ready,
+    ev.ChildBootFailed: _child_boot_failed,
+    ev.ChildResult: _child_result,
+    ev.ChildAsked: _child_asked,
+    ev.ChildBroken: _child_broken,
+    ev.ChildDied: _child_died,
+    ev.TookBack: _took_back,
+    ev.Sampled: _sampled,
+}

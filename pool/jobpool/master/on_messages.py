@@ -1,0 +1,167 @@
+"""What events about messages and the broker do to the pool's state. Bookkeeping: no I/O, no decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jobpool.master import events as ev
+from jobpool.master.delivery import Delivery
+from jobpool.master.pool import Pool
+from jobpool.master.verdicts import headline
+from jobpool.mechanism.frames import Reply
+from jobpool.outcome import NotRun, Outcome, Succeeded, UnknownHandler
+from jobpool.policy.decide import counters_of
+from jobpool.settlement import Abandon, Ack, Release, Settled, Settlement
+
+
+def _leased(pool: Pool, event: ev.Leased) -> None:
+    pool.counters.fetched += len(event.leases)
+    pool.leased_total += len(event.leases)
+    for inspected in event.leases:
+        _take_in(pool, inspected)
+
+
+def _take_in(pool: Pool, inspected: ev.Inspected) -> None:
+    lease, outcome = inspected.lease, inspected.outcome
+    pool.nonce += 1
+    delivery = Delivery(lease, pool.nonce, 0.0, "", pool.now)
+    pool.held[pool.nonce] = delivery
+    if outcome is None:
+        outcome = _prepare(pool, delivery)
+    if outcome is None:
+        pool.ready.append(delivery)
+    else:
+        pool.verdicts.append((delivery, outcome))
+
+
+def _prepare(pool: Pool, delivery: Delivery) -> Outcome | None:
+    envelope = delivery.lease.envelope
+    delivery.handler = envelope.job
+    if pool.is_stopping:
+        return NotRun()
+    info = pool.handlers.get(envelope.job)
+    if info is None:
+        return _unknown(pool, delivery, envelope.job)
+    timeout = envelope.timeout if envelope.timeout is not None else info.timeout
+    delivery.timeout = pool.settings.default_timeout if timeout is None else timeout
+    return None
+
+
+def _unknown(pool: Pool, delivery: Delivery, handler: str) -> Outcome:
+    ident = delivery.lease.id
+    if ident not in pool.unknown_since:
+        known = ", ".join(sorted(pool.handlers)) or "none"
+        grace = pool.settings.unknown_handler_grace
+        pool.note(
+            "warning",
+            "no such handler here; the job waits for one",
+            handler=handler,
+            id=ident,
+            known=known,
+            until=grace,
+        )
+    return UnknownHandler(handler, pool.unknown_for(ident))
+
+
+def _broker_silent(pool: Pool, event: ev.BrokerSilent) -> None:
+    if not pool.broker_silent:
+        pool.note("error", "the broker does not answer; trying again until it does", error=event.error)
+    pool.broker_silent = True
+
+
+def _broker_answered(pool: Pool, _: ev.BrokerAnswered) -> None:
+    if pool.broker_silent:
+        pool.note("warning", "the broker answers again")
+    pool.broker_silent = False
+
+
+def _answered(pool: Pool, event: ev.Answered) -> None:
+    for delivery, settlement, answer in event.answers:
+        pool.held.pop(delivery.nonce, None)
+        _count(pool, delivery, settlement, answer)
+
+
+def _count(pool: Pool, delivery: Delivery, settlement: Settlement, answer: Settled) -> None:
+    if answer and type(settlement) is Ack and type(delivery.outcome) is Succeeded:
+        pool.counters.succeeded += 1  # the hot path
+        pool.ended_total += 1
+        return
+    if not answer:
+        lease = delivery.lease
+        pool.note("warning", "a settlement was refused", id=lease.id, queue=lease.queue, answer=answer.value)
+    elif isinstance(settlement, Abandon):
+        _note_dead(pool, delivery, settlement)
+    if isinstance(settlement, Release):
+        pool.leased_total -= 1
+    else:
+        pool.ended_total += 1
+    if delivery.outcome is not None:
+        pool.counters.add(counters_of(settlement, delivery.outcome, answer))
+
+
+def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
+    lease = delivery.lease
+    pool.note(
+        "critical",
+        "a message is dead",
+        id=lease.id,
+        handler=delivery.handler or None,
+        queue=lease.queue,
+        attempts=lease.attempts + 1,
+        reason=settlement.reason,
+        error=headline(settlement.error),
+    )
+
+
+def _given_up(pool: Pool, event: ev.GivenUp) -> None:
+    for delivery in event.deliveries:
+        pool.held.pop(delivery.nonce, None)
+        pool.counters.lost += 1
+        pool.note("warning", "a lease ended before the broker answered its settlement", id=delivery.lease.id)
+
+
+def _renewed(pool: Pool, event: ev.Renewed) -> None:
+    for delivery, lease in event.renewals:
+        if lease is not None:
+            delivery.lease = lease
+        elif not delivery.settling:
+            pool.lose(delivery)
+
+
+def _reap_done(pool: Pool, event: ev.ReapDone) -> None:
+    pool.counters.reaped += len(event.reaped)
+    for reaped in event.reaped:
+        if reaped.dead:
+            pool.counters.dead += 1
+            pool.note(
+                "critical",
+                "a message is dead: crash limit",
+                id=reaped.id,
+                queue=reaped.queue,
+                cause=headline(reaped.cause),
+            )
+
+
+def _counted(pool: Pool, event: ev.Counted) -> None:
+    pool.stats = event.stats
+    is_empty = all(counts.pending == 0 for counts in event.stats.values())
+    if pool.settings.until_empty and is_empty and not pool.held and not pool.is_stopping:
+        pool.stop("the queues are empty")
+
+
+def _produced(pool: Pool, event: ev.Produced) -> None:
+    pool.replies.append((event.child, Reply(event.ids, event.kind, event.error)))
+
+
+ON_MESSAGES: dict[type[Any], Callable[[Pool, Any], None]] = {
+    ev.Leased: _leased,
+    ev.BrokerSilent: _broker_silent,
+    ev.BrokerAnswered: _broker_answered,
+    ev.Answered: _answered,
+    ev.GivenUp: _given_up,
+    ev.Renewed: _renewed,
+    ev.ReapDone: _reap_done,
+    ev.Counted: _counted,
+    ev.Produced: _produced,
+}

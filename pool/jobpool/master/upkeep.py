@@ -1,0 +1,87 @@
+"""Keeps fork servers and children at their number: fills empty places, replaces old generations. Decisions, no I/O."""
+
+from __future__ import annotations
+
+from jobpool.master import actions as act
+from jobpool.master.actions import Action
+from jobpool.master.pool import Pool, Server, ServerState
+from jobpool.master.slots import Slot, SlotState
+
+
+def keep_servers(pool: Pool, now: float, actions: list[Action]) -> None:
+    """One loaded fork server, a young one while a reload is under way, and none longer than its children."""
+    newest = max(pool.servers, default=0)
+    if pool.reload_asked:
+        pool.reload_asked = False
+        _begin_server(pool, max(newest, pool.generation) + 1, now, actions)
+        return
+    for server in list(pool.servers.values()):
+        _keep_server(pool, server, now, actions)
+    wanted = pool.server() is None and not any(_young(s) for s in pool.servers.values())
+    if wanted and now >= pool.boot.next_at:
+        _begin_server(pool, max(newest, pool.generation) + 1, now, actions)
+
+
+def _young(server: Server) -> bool:
+    return server.state is ServerState.STARTING and not server.ending
+
+
+def _begin_server(pool: Pool, generation: int, now: float, actions: list[Action]) -> None:
+    pool.servers[generation] = Server(generation, now)
+    actions.append(act.StartForkServer(generation))
+
+
+def _keep_server(pool: Pool, server: Server, now: float, actions: list[Action]) -> None:
+    if server.ending:
+        return
+    late = server.state is ServerState.STARTING and now - server.started_at >= pool.settings.boot_timeout
+    if late:
+        error = f"the app was not imported after {pool.settings.boot_timeout:g} s"
+        pool.boot.failed(error, now)
+        pool.note("error", "the fork server is killed", error=error)
+    if late or _is_spent(pool, server):
+        server.ending = True
+        actions.append(act.EndForkServer(server.generation))
+
+
+def _is_spent(pool: Pool, server: Server) -> bool:
+    """An old generation without children."""
+    old = server.generation < pool.generation
+    return old and not any(slot.generation == server.generation for slot in pool.slots.live)
+
+
+def keep_children(pool: Pool, now: float, actions: list[Action]) -> None:
+    """Fill empty places; replace children of an old generation one by one, never before a new one is ready."""
+    server = pool.server()
+    if server is None or server.state is not ServerState.LOADED or server.ending:
+        return
+    live = pool.slots.live
+    starting = sum(slot.state is SlotState.STARTING for slot in live)
+    has_old = any(s.generation != pool.generation for s in live if s.state is not SlotState.DYING)
+    for _ in range(pool.target + has_old - len(live)):
+        if now < pool.boot.next_at or (pool.boot.failures and starting):
+            break
+        _spawn(pool, now, actions)
+        starting += 1
+    _retire_surplus(pool, live, actions)
+
+
+def _retire_surplus(pool: Pool, live: list[Slot], actions: list[Action]) -> None:
+    """Children of an old generation once a new one is ready, and those above the target: idle ones one at a time."""
+    ready = [slot for slot in live if slot.state in (SlotState.IDLE, SlotState.BUSY)]
+    staying = [slot for slot in ready if not slot.retiring]
+    old = [slot for slot in staying if slot.generation != pool.generation]
+    if old and any(slot.generation == pool.generation for slot in ready):
+        actions.extend(act.RetireChild(slot) for slot in old if slot.state is SlotState.BUSY)
+        idle = [slot for slot in old if slot.state is SlotState.IDLE]
+        if idle and len(ready) > pool.target:
+            actions.append(act.RetireChild(idle[0]))
+    elif not old and len(staying) > pool.target:
+        actions.append(act.RetireChild(min(staying, key=lambda slot: slot.state is not SlotState.IDLE)))
+
+
+def _spawn(pool: Pool, now: float, actions: list[Action]) -> None:
+    slot = pool.slots.empty()
+    if slot is not None:
+        pool.slots.start(slot, pool.next_child(), pool.generation, now)
+        actions.append(act.SpawnChild(slot))

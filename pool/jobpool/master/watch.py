@@ -1,0 +1,162 @@
+"""What is due by the clock: timeouts, limits, lost leases, stale look-ahead, the undead. Decisions, no I/O."""
+
+from __future__ import annotations
+
+from jobpool.master import actions as act
+from jobpool.master.actions import Action
+from jobpool.master.delivery import Delivery
+from jobpool.master.pool import BROKEN_GRACE, Pool, Stopping
+from jobpool.master.slots import Ending, Slot, SlotState
+from jobpool.outcome import NotRun
+
+STALE_AFTER = 0.1
+"""Seconds after its lease at which a message that no child has begun goes back to its place."""
+
+DUMP_BEFORE_KILL = 0.05
+"""Seconds between the request for a stack and the kill."""
+
+UNDEAD_AFTER = 5.0
+"""Seconds after SIGKILL at which a child that was not collected (state D) is given up and its slot replaced."""
+
+HEARTBEAT = 1.0
+"""Seconds for which an idle loop sleeps at most."""
+
+
+def watch(pool: Pool, now: float, actions: list[Action]) -> None:
+    """Deadlines, limits, births and deaths that are due at `now`."""
+    for slot in pool.slots.live:
+        match slot.state:
+            case SlotState.BUSY | SlotState.IDLE if slot.broken_at and now - slot.broken_at >= BROKEN_GRACE:
+                slot.end(Ending.PROTOCOL, now, "its channel is of no use")
+                actions.append(act.KillChild(slot))
+            case SlotState.BUSY:
+                _watch_busy(pool, slot, now, actions)
+            case SlotState.STARTING if now - slot.since >= pool.settings.boot_timeout:
+                slot.end(Ending.BOOT, now, f"not ready after {pool.settings.boot_timeout:g} s")
+                pool.boot.failed(f"a child was not ready after {pool.settings.boot_timeout:g} s", now)
+                actions.append(act.KillChild(slot))
+            case SlotState.DYING:
+                _watch_dying(pool, slot, now, actions)
+    _watch_ready(pool, now)
+
+
+def next_due(pool: Pool, now: float) -> float:
+    """When the loop must look again though nothing happens; at most `HEARTBEAT` away."""
+    due = now + HEARTBEAT
+    if pool.verdicts or pool.asks or pool.replies:
+        return now
+    for slot in pool.slots.live:
+        due = min(due, _slot_due(pool, slot, now))
+    if pool.ready:
+        due = min(due, pool.ready[0].leased_at + STALE_AFTER)
+    if pool.stopping is Stopping.DRAIN:
+        due = min(due, pool.stop_by)
+    if pool.boot.failures and not pool.is_stopping:
+        due = min(due, pool.boot.next_at)
+    return due
+
+
+def _slot_due(pool: Pool, slot: Slot, now: float) -> float:
+    match slot.state:
+        case SlotState.BUSY:
+            return _busy_due(pool, slot, now)
+        case SlotState.STARTING:
+            return slot.since + pool.settings.boot_timeout
+        case SlotState.DYING:
+            return (slot.killed_at or slot.since) + UNDEAD_AFTER
+        case _:
+            return now + HEARTBEAT
+
+
+def lose_expired(pool: Pool, now_boot: float) -> None:
+    """Leases that ran out before they could be renewed."""
+    expired = [d for d in pool.held.values() if now_boot >= d.lease.expires_at and not d.settling]
+    for delivery in expired:
+        pool.lose(delivery)
+
+
+def _watch_busy(pool: Pool, slot: Slot, now: float, actions: list[Action]) -> None:
+    head = slot.deliveries[0]
+    if head.lost and pool.settings.on_lease_lost == "kill":
+        slot.end(Ending.LOST, now, "the lease was lost")
+        actions.append(act.KillChild(slot))
+    elif _is_too_large(pool, slot):
+        limit = pool.settings.memory_limit / 2**20
+        slot.end(Ending.MEMORY, now, f"used {slot.peak_rss / 2**20:.0f} MiB; its limit is {limit:.0f} MiB")
+        actions.append(act.KillChild(slot))
+    else:
+        _watch_deadline(pool, slot, head, now, actions)
+        if len(slot.deliveries) > 1 and _has_stale(slot, now):
+            pool.lookahead.restart(now)
+            actions.append(act.TakeBack(slot))
+
+
+def _is_too_large(pool: Pool, slot: Slot) -> bool:
+    return 0 < pool.settings.memory_limit < slot.rss
+
+
+def _has_stale(slot: Slot, now: float) -> bool:
+    """Something behind the head waits too long, or is lost: the child must not begin it."""
+    behind = list(slot.deliveries)[1:]
+    return any(now - d.leased_at >= STALE_AFTER or d.lost for d in behind)
+
+
+def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions: list[Action]) -> None:
+    deadline = slot.deadline()
+    if deadline is None:
+        return
+    kill_at = deadline + pool.settings.kill_grace
+    if now >= kill_at + DUMP_BEFORE_KILL or (
+        now >= kill_at and slot.dumped_at and now - slot.dumped_at >= DUMP_BEFORE_KILL
+    ):
+        name = head.lease.envelope.name or head.handler
+        slot.end(Ending.TIMEOUT, now, f"Job '{name}' exceeded maximum execution time of {head.timeout:g} seconds.")
+        actions.append(act.KillChild(slot))
+    elif now >= kill_at and not slot.dumped_at:
+        slot.dumped_at = now
+        actions.append(act.DumpStack(slot))
+
+
+def _watch_dying(pool: Pool, slot: Slot, now: float, actions: list[Action]) -> None:
+    if slot.deliveries and slot.ending is Ending.RECYCLE:
+        actions.append(act.TakeBack(slot))
+    asked = slot.killed_at or slot.since
+    if now - asked < UNDEAD_AFTER:
+        return
+    if not slot.killed_at:
+        actions.append(act.KillChild(slot))
+    else:
+        _give_up(pool, slot, now, actions)
+
+
+def _give_up(pool: Pool, slot: Slot, now: float, actions: list[Action]) -> None:
+    """Killed, and still not collected: its lease must expire, because its handler may still run."""
+    pool.note("error", "a killed child does not die; its slot is replaced", slot=slot.index, pid=slot.pid)
+    for delivery in slot.deliveries:
+        pool.lose(delivery)
+    slot.deliveries.clear()
+    child = slot.child
+    pool.slots.collect(child, now)
+    actions.append(act.ForgetChild(slot, child))
+
+
+def _watch_ready(pool: Pool, now: float) -> None:
+    """What no child could take within the time goes back to its old place, and the look-ahead starts from nothing."""
+    stale = False
+    while pool.ready and now - pool.ready[0].leased_at >= STALE_AFTER:
+        pool.verdicts.append((pool.ready.popleft(), NotRun()))
+        stale = True
+    if stale:
+        pool.lookahead.restart(now)
+
+
+def _busy_due(pool: Pool, slot: Slot, now: float) -> float:
+    due = now + HEARTBEAT
+    deadline = slot.deadline()
+    if slot.broken_at:
+        due = min(due, slot.broken_at + BROKEN_GRACE)
+    if deadline is not None:
+        due = min(due, deadline + pool.settings.kill_grace + (DUMP_BEFORE_KILL if slot.dumped_at else 0.0))
+    if len(slot.deliveries) > 1:
+        due = min(due, slot.deliveries[1].leased_at + STALE_AFTER)
+    return due
