@@ -25,18 +25,16 @@ from jobpool.envelope import JobEnvelope, decode, encode
 from jobpool.errors import BackendUnavailable, JobpoolError, LeaseLost, Unsupported
 from jobpool.lease import JobLease
 from jobpool.master.inspection import Inspector
+from jobpool.master.verdicts import checked, outcome_of
 from jobpool.mechanism.frames import Verdict
 from jobpool.outcome import (
     Failed,
-    HandlerNotAllowed,
     LostLease,
     MemoryExceeded,
     Outcome,
     RetryAsked,
-    Snoozed,
     Succeeded,
     TimedOut,
-    UnknownHandler,
 )
 from jobpool.policy.decide import Rules, counters_of, decide, status_of
 from jobpool.policy.retry import RetryPolicy
@@ -146,7 +144,15 @@ class QueueWorker:
         if keeper.lost:
             return LostLease(), keeper.lease
         seen_for = self._seen.seconds(lease.id, self._clock.mono(), handler is None)
-        return _outcome(attempt, seen_for), keeper.lease
+        outcome = outcome_of(
+            attempt.verdict,
+            handler=attempt.handler,
+            error=attempt.error,
+            after=attempt.after,
+            follow_ups=tuple(attempt.follow_ups),
+            seen_for=seen_for,
+        )
+        return checked(outcome, self._backend.pack), keeper.lease
 
     def _conclude(self, outcome: Outcome, lease: JobLease, handler: AnyHandler | None) -> WorkerResult:
         """Decide, settle, count and log."""
@@ -302,27 +308,6 @@ def _max_retries(envelope: JobEnvelope, handler: AnyHandler | None) -> int | Non
     if envelope.max_retries is not None or handler is None:
         return envelope.max_retries
     return handler.max_retries
-
-
-def _outcome(attempt: Attempt, seen_for: float) -> Outcome:
-    """What an attempt's verdict means."""
-    match attempt.verdict:
-        case Verdict.SUCCEEDED:
-            return Succeeded(tuple(attempt.follow_ups))
-        case Verdict.FAILED:
-            return Failed(attempt.error)
-        case Verdict.UNRECOVERABLE:
-            return Failed(attempt.error, permanent=True)
-        case Verdict.RETRY:
-            return RetryAsked(attempt.after, attempt.error)
-        case Verdict.SNOOZE:
-            return Snoozed(attempt.after)
-        case Verdict.TIMEOUT:
-            return TimedOut(attempt.error)
-        case Verdict.UNKNOWN_HANDLER:
-            return UnknownHandler(attempt.handler, seen_for)
-        case Verdict.NOT_ALLOWED:
-            return HandlerNotAllowed(attempt.handler)
 
 
 def _result(settlement: Settlement | Leave, outcome: Outcome, settled: Settled, lease: JobLease) -> WorkerResult:

@@ -13,6 +13,7 @@ import click
 from jobpool.cli.options import Command, as_json, common, option
 from jobpool.cli.output import Column, answer_json, note, say, table
 from jobpool.cli.session import Session
+from jobpool.headline import headline
 
 if TYPE_CHECKING:
     from jobpool.backend import Message, MessageFilter, QueueBackend
@@ -139,8 +140,7 @@ def _term(term: str) -> str:
 
 def _why(message: Message) -> str:
     """The reason of a dead letter, and the end of the last error: the line that names the exception."""
-    last = (message.last_error or message.cause or "").strip().splitlines()
-    return ": ".join(part for part in (message.reason, last[-1] if last else "") if part)
+    return ": ".join(part for part in (message.reason, headline(message.last_error or message.cause)) if part)
 
 
 def _body(body: bytes) -> dict[str, Any]:

@@ -26,7 +26,3 @@ class BootBackOff:
         self.failures = 0
         self.next_at = 0.0
         self.last_error = ""
-
-    @property
-    def looping(self) -> bool:
-        return self.failures >= LOOP_AT

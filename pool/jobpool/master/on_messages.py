@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from jobpool.headline import headline
 from jobpool.master import events as ev
 from jobpool.master.delivery import Delivery
 from jobpool.master.pool import Pool
-from jobpool.master.verdicts import headline
 from jobpool.mechanism.frames import Reply
 from jobpool.outcome import NotRun, Outcome, Succeeded, UnknownHandler
 from jobpool.policy.decide import counters_of

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jobpool.definition import JobDefinition
-from jobpool.errors import JobpoolError
 from jobpool.master import actions as act
 from jobpool.master.actions import Action
 from jobpool.master.delivery import Delivery
@@ -18,8 +17,9 @@ from jobpool.master.handout import hand_out
 from jobpool.master.pool import Pool, Stopping
 from jobpool.master.slots import Ending, SlotState
 from jobpool.master.upkeep import keep_children, keep_servers
+from jobpool.master.verdicts import checked
 from jobpool.master.watch import lose_expired, watch
-from jobpool.outcome import Failed, NotRun, Outcome, Succeeded
+from jobpool.outcome import NotRun, Outcome
 from jobpool.policy.decide import Rules, decide
 from jobpool.policy.retry import RetryPolicy
 from jobpool.settlement import Leave
@@ -65,8 +65,7 @@ class Planner:
         for delivery, outcome in verdicts:
             if delivery.lost or delivery.settling:
                 continue
-            if type(outcome) is Succeeded and outcome.follow_ups:
-                outcome = self._checked(outcome)
+            outcome = checked(outcome, self.check)
             rules = self._rules.get(delivery.handler) or self._rules_for(pool, delivery.handler)
             settlement = decide(outcome, delivery.lease, rules, self.retry, now_boot)
             if isinstance(settlement, Leave):
@@ -75,15 +74,6 @@ class Planner:
                 delivery.settling = True
                 delivery.outcome = outcome
                 actions.append(act.Settle(delivery, settlement))
-
-    def _checked(self, outcome: Succeeded) -> Outcome:
-        """A follow-up that the backend would refuse fails the attempt: its ack could never be settled."""
-        try:
-            for definition in outcome.follow_ups:
-                self.check(definition)
-        except JobpoolError as error:
-            return Failed(f"a follow-up job is refused: {error}", permanent=True)
-        return outcome
 
     def _rules_for(self, pool: Pool, handler: str) -> Rules:
         info = pool.handlers.get(handler)

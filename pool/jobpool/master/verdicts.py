@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 
 from jobpool.definition import JobDefinition
-from jobpool.errors import InvalidJob
+from jobpool.errors import InvalidJob, JobpoolError
 from jobpool.master.slots import Ending
 from jobpool.mechanism.frames import Exited, Result, Verdict
 from jobpool.outcome import (
@@ -23,35 +24,66 @@ from jobpool.outcome import (
     UnknownHandler,
 )
 
+SUCCEEDED = Succeeded()
 
-def outcome_of_result(result: Result, handler: str, seen_for: float) -> Outcome:
-    """What a child's own word on an attempt means."""
-    match result.verdict:
+
+def outcome_of(
+    verdict: Verdict,
+    *,
+    handler: str,
+    error: str,
+    after: float,
+    follow_ups: tuple[JobDefinition, ...],
+    seen_for: float,
+) -> Outcome:
+    """What a child's (or `QueueWorker`'s) own word on an attempt means. `seen_for`: see `UnknownHandler`."""
+    match verdict:
         case Verdict.SUCCEEDED:
-            return _success(result)
+            return Succeeded(follow_ups)
         case Verdict.FAILED:
-            return Failed(result.error)
+            return Failed(error)
         case Verdict.UNRECOVERABLE:
-            return Failed(result.error, permanent=True)
+            return Failed(error, permanent=True)
         case Verdict.RETRY:
-            return RetryAsked(result.after, result.error)
+            return RetryAsked(after, error)
         case Verdict.SNOOZE:
-            return Snoozed(result.after)
+            return Snoozed(after)
         case Verdict.TIMEOUT:
-            return TimedOut(result.error)
+            return TimedOut(error)
         case Verdict.UNKNOWN_HANDLER:
             return UnknownHandler(handler, seen_for)
         case Verdict.NOT_ALLOWED:
             return HandlerNotAllowed(handler)
 
 
-def _success(result: Result) -> Outcome:
-    if not result.follow_ups:
-        return Succeeded()
+def outcome_of_result(result: Result, handler: str, seen_for: float) -> Outcome:
+    """What a child's `Result` means."""
+    if result.verdict is Verdict.SUCCEEDED and not result.follow_ups:
+        return SUCCEEDED
     try:
-        return Succeeded(tuple(JobDefinition.from_dict(item) for item in result.follow_ups))
+        follow_ups = tuple(JobDefinition.from_dict(item) for item in result.follow_ups)
     except (InvalidJob, KeyError, TypeError, ValueError) as error:
         return Failed(f"a follow-up job is not valid: {error}")
+    return outcome_of(
+        result.verdict,
+        handler=handler,
+        error=result.error,
+        after=result.after,
+        follow_ups=follow_ups,
+        seen_for=seen_for,
+    )
+
+
+def checked(outcome: Outcome, check: Callable[[JobDefinition], object]) -> Outcome:
+    """The outcome; a failure when `check` (`QueueBackend.pack`) refuses a follow-up: its ack could never be settled."""
+    if not isinstance(outcome, Succeeded) or not outcome.follow_ups:
+        return outcome
+    try:
+        for definition in outcome.follow_ups:
+            check(definition)
+    except JobpoolError as error:
+        return Failed(f"a follow-up job is refused: {error}", permanent=True)
+    return outcome
 
 
 def outcome_of_death(exited: Exited, ending: Ending, ending_text: str, stack: str, output: str) -> Outcome:
@@ -98,14 +130,6 @@ def users_stack(stack: str) -> str:
     """A fault handler's dump without the frames that lead from the interpreter's start to the handler."""
     lines = stack.strip().splitlines()
     return "\n".join(line for line in lines if not any(ours in line for ours in _OURS))
-
-
-def headline(text: str | None) -> str | None:
-    """The line that says what happened: the last of a traceback, the first of anything else."""
-    lines = (text or "").strip().splitlines()
-    if not lines:
-        return None
-    return lines[-1 if lines[0].startswith("Traceback") else 0][:500]
 
 
 def _join(*parts: str) -> str:
