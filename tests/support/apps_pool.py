@@ -35,8 +35,8 @@ VERSION = os.environ.get("POOLTEST_VERSION", "")
 
 def note(ctx: jobpool.JobContext, event: str, **more: Any) -> None:
     """One line to the ledger."""
-    line = {"event": event, "id": ctx.id, "fence": ctx.fence, "pid": os.getpid(), "at": time.monotonic()}
-    line |= {"attempt": ctx.attempt, "crashes": ctx.crashes, **more}
+    line = {"event": event, "id": ctx.id, "fence": ctx.fence, "pid": os.getpid()}
+    line |= {"at": time.monotonic(), "wall": time.time(), "attempt": ctx.attempt, "crashes": ctx.crashes, **more}
     fd = os.open(os.environ["POOLTEST_LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
     os.write(fd, json.dumps(line).encode() + b"\n")
     os.close(fd)
@@ -157,7 +157,8 @@ def die(ctx: jobpool.JobContext, how: str, times: int = 1) -> None:
             os.kill(os.getpid(), signal.Signals[how])
             time.sleep(LONG)
         DEATHS[how]()
-    note(ctx, "end")
+    else:
+        note(ctx, "end")
 
 
 @jobpool.handler

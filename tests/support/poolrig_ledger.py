@@ -11,13 +11,17 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One event of one delivery. `at`: CLOCK_MONOTONIC seconds; `crashes`, `attempt`: as the handler was told."""
+    """One event of one delivery. `crashes`, `attempt`: as the handler was told.
+
+    `at`: CLOCK_MONOTONIC seconds; `wall`: Unix time.
+    """
 
     event: str
     id: str
     fence: int
     pid: int
     at: float
+    wall: float
     attempt: int
     crashes: int
     tag: str = ""
