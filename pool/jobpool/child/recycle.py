@@ -32,8 +32,6 @@ LAST_WORDS = 0.05
 SWEEP_LIMIT = 0.5
 """Seconds for which killing left-over processes may hold the result up; the fork server sweeps again anyway."""
 
-_RSS_EVERY = 64
-_RSS_INTERVAL = 1.0
 _SO_COOKIE = 57
 """Of <asm-generic/socket.h>: a number that no other socket of this boot has."""
 
@@ -96,22 +94,14 @@ class Wear:
 
 
 class _Memory:
-    """Resident memory against its mark, read every 64 jobs or every second."""
+    """Resident memory against its mark; read only when the peak, which is cheaper to ask for, was above it."""
 
     def __init__(self, mark: int) -> None:
         self._mark = mark
-        self._jobs = 0
-        self._next = 0.0
 
     def worn(self) -> bool:
-        if not self._mark:
+        if not self._mark or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 <= self._mark:
             return False
-        self._jobs += 1
-        now = monotonic()
-        if self._jobs < _RSS_EVERY and now < self._next:
-            return False
-        self._jobs = 0
-        self._next = now + _RSS_INTERVAL
         return resident() > self._mark
 
 

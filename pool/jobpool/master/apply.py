@@ -11,11 +11,17 @@ from jobpool.master.on_children import ON_CHILDREN
 from jobpool.master.on_messages import ON_MESSAGES
 from jobpool.master.pool import Pool
 
+_COMMON = frozenset({ev.ChildResult, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted})
+"""What comes all the time and changes nothing about which children there should be."""
+
 
 def apply(pool: Pool, event: ev.Event, now: float) -> None:
     """Note what happened. `now`: CLOCK_MONOTONIC seconds."""
     pool.now = now
-    _APPLY[type(event)](pool, event)
+    kind = type(event)
+    _APPLY[kind](pool, event)
+    if kind not in _COMMON:
+        pool.changed = True
     if 0 < pool.settings.max_total <= pool.ended_total and not pool.is_stopping:
         pool.stop("as many jobs as were asked for are done")
 

@@ -173,9 +173,10 @@ class TookBack:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """(child, resident bytes, peak so far, share of one core) of each child that was looked at."""
+    """(child, resident bytes, share of one core) of each child that was looked at, not before `at`."""
 
     samples: list[tuple[int, int, float]]
+    at: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,3 +67,16 @@ def room(pool: Pool, now: float) -> int:
     if pool.settings.max_total:
         wanted = min(wanted, pool.settings.max_total - pool.leased_total)
     return max(0, wanted)
+
+
+def worth_fetching(pool: Pool, now: float) -> int:
+    """`room`, or 0 while children have enough in front of them that a larger fetch a little later is cheaper.
+
+    Each fetch is a transaction of the broker's. So unless a child is idle, a fetch waits until a quarter of the
+    look-ahead is used up, two messages at least.
+    """
+    wanted = room(pool, now)
+    if not wanted or pool.slots.count(SlotState.IDLE):
+        return wanted
+    ahead = pool.lookahead.size(now)
+    return wanted if wanted >= min(ahead, max(2, ahead // 4)) else 0

@@ -47,17 +47,18 @@ class Lessor(MasterThread):
         self.found_nothing_at = 0.0
 
     def want(self, count: int) -> None:
-        """How many messages the loop could take now. Cheap when nothing has changed."""
-        if count != self._want:
+        """How many messages the loop could take now. Cheap but for the first above 0: then the thread may be asleep."""
+        if count > 0 and self._want == 0:
             with self._turn:
                 self._want = count
                 self._turn.notify()
+        else:
+            self._want = count
 
     def seen(self) -> None:
-        """The loop has taken in what the last fetch brought."""
-        with self._turn:
-            self._unseen = False
-            self._turn.notify()
+        """The loop has taken in what the last fetch brought. The next `want` above 0 wakes the thread."""
+        self._want = 0
+        self._unseen = False
 
     def stop(self) -> None:
         """Lease nothing more. What a fetch under way still brings is given back by the loop."""

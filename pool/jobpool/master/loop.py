@@ -12,7 +12,7 @@ from jobpool.master import events as ev
 from jobpool.master.apply import apply
 from jobpool.master.crew import Crew
 from jobpool.master.delivery import Delivery
-from jobpool.master.handout import room
+from jobpool.master.handout import worth_fetching
 from jobpool.master.inbox import Inbox
 from jobpool.master.lessor import Lessor
 from jobpool.master.plan import CHECK_EVERY, Planner
@@ -64,7 +64,9 @@ class Master:
         """Serve until told to stop; return the exit status. Blocks."""
         pool = self._pool
         self._start_threads()
-        while not (pool.finished and not self._lessor.is_alive()):
+        leasing = True
+        while leasing or not pool.finished:
+            leasing = self._lessor.is_alive()  # asked before the wait: its last leases are among this turn's events
             for event in self._wait():
                 apply(pool, event, time.monotonic())
                 self._note(event)
@@ -72,7 +74,8 @@ class Master:
                 self._perform(action)
             self._after(time.monotonic())
         self._end()
-        return int(bool(pool.fatal) or (pool.settings.fail_on_dead and pool.counters.dead > 0))
+        died = pool.counters.dead + pool.counters.rejected
+        return int(bool(pool.fatal) or (pool.settings.fail_on_dead and died > 0))
 
     # --- wait ---------------------------------------------------------------------------------------
 
@@ -167,20 +170,13 @@ class Master:
         if pool.is_stopping:
             self._lessor.stop()
         else:
-            self._lessor.want(self._room(now))
+            self._lessor.want(worth_fetching(self._pool, now))
         if self._stacks_due and now >= self._stacks_due:
             self._log_stacks()
         if self._unpublished or now - self._published_at >= EVERY:
             self._publish(now)
         if pool.notes:
             self._publisher.log_notes(pool)
-
-    def _room(self, now: float) -> int:
-        """How many to lease. A small number while children are busy would make many small fetches: wait for more."""
-        wanted = room(self._pool, now)
-        if wanted and not self._pool.slots.count(SlotState.IDLE) and wanted * 4 < self._pool.lookahead.size(now):
-            return 0
-        return wanted
 
     _published_at = 0.0
 

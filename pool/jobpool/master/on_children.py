@@ -20,6 +20,8 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
     if server is None or server.ending:
         return
     server.state = ServerState.LOADED
+    if event.generation < pool.generation:
+        return  # of two reloads, the later one was quicker
     pool.generation = event.generation
     pool.handlers = {info.name: info for info in event.handlers}
     pool.note("info", "app loaded", handlers=sorted(pool.handlers), seconds=round(event.seconds, 3))
@@ -40,7 +42,7 @@ def _app_failed(pool: Pool, event: ev.AppFailed) -> None:
         pool.stop("the app does not load")
         return
     pool.note("error", "the app does not load; what runs goes on", error=event.error, trace=event.trace)
-    if event.generation >= pool.generation:
+    if pool.server() is None:  # else it was a reload, and children come up as before
         pool.boot.failed(event.error, pool.now)
 
 
@@ -132,7 +134,8 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
         _attempt_died(pool, delivery, event, ending, text)
     if was is SlotState.STARTING:
         pool.boot.failed(cause_of_death(event.exited), pool.now)
-    if ending not in (Ending.RECYCLE, Ending.RETIRE, Ending.STOP):
+    in_order = not rest and event.exited.code == 0  # told to leave while it was busy, and it did
+    if ending not in (Ending.RECYCLE, Ending.RETIRE, Ending.STOP) and not in_order:
         _note_death(pool, slot, event, ending)
 
 
@@ -180,6 +183,7 @@ def _sampled(pool: Pool, event: ev.Sampled) -> None:
         slot = pool.slots.by_child(child)
         if slot is not None:
             slot.rss = rss
+            slot.sampled_at = event.at
             slot.peak_rss = max(slot.peak_rss, rss)
 
 

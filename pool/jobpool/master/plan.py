@@ -46,13 +46,16 @@ class Planner:
         actions: list[Action] = []
         self._settle(pool, now_boot, actions)
         _talk(pool, actions)
+        due = now - pool.checked_at >= CHECK_EVERY
         if pool.is_stopping:
             _stop(pool, now, actions)
         else:
-            keep_servers(pool, now, actions)
-            keep_children(pool, now, actions)
+            if due or pool.changed:
+                pool.changed = False
+                keep_servers(pool, now, actions)
+                keep_children(pool, now, actions)
             hand_out(pool, now, actions)
-        if now - pool.checked_at >= CHECK_EVERY:
+        if due:
             pool.checked_at = now
             lose_expired(pool, now_boot)
             watch(pool, now, actions)

@@ -104,8 +104,11 @@ class Pool:
     leased_total: int = 0
     ended_total: int = 0
     checked_at: float = 0.0
+    changed: bool = True
+    """Something happened that may call for another child or fork server."""
     nonce: int = 0
     _child: int = 0
+    _generation: int = 0
     never_started: dict[str, int] = field(default_factory=dict)
     unknown_since: dict[str, float] = field(default_factory=dict)
 
@@ -129,6 +132,11 @@ class Pool:
     def next_child(self) -> int:
         self._child += 1
         return self._child
+
+    def next_generation(self) -> int:
+        """Never used before: what an old one leaves behind must not be taken for the new one's."""
+        self._generation += 1
+        return self._generation
 
     def server(self) -> Server | None:
         """The fork server that new children come from."""

@@ -11,7 +11,7 @@ from jobpool.master.pool import Pool
 from jobpool.master.slots import Slot, SlotState
 from jobpool.mechanism.scoreboard import Scoreboard
 
-EVERY = 0.1
+EVERY = 0.25
 """Seconds between two writes: a person reads it, and each costs some microseconds a slot."""
 
 log = logging.getLogger("jobpool.pool")

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from setproctitle import setproctitle
 
 from jobpool.backend import QueueBackend, ReapPolicy
-from jobpool.errors import ConfigurationError
+from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.master.crew import Crew
 from jobpool.master.inbox import Inbox
 from jobpool.master.inspection import Inspector
@@ -40,7 +40,7 @@ BROKER_INTERVAL = 2.0
 def run_pool(
     settings: PoolSettings, *, backend: QueueBackend | None = None, on_start: Callable[[Scoreboard], None] | None = None
 ) -> int:
-    """Run a pool until it is told to stop; its exit status: 0, or 1 if the app does not load (or `fail_on_dead`).
+    """Run a pool until it is told to stop; its exit status: 0, or 1 with `fail_on_dead`.
 
     Args:
         settings: Checked by whoever made them.
@@ -50,6 +50,7 @@ def run_pool(
     Raises:
         ConfigurationError: The machine or a setting cannot work.
         BackendUnavailable: The broker does not answer at the start. Later outages are waited out.
+        JobpoolError: The app does not load at the start, or a thread of the master failed.
 
     Blocks. Installs signal handlers when called on the main thread, and puts the old ones back.
     """
@@ -94,7 +95,7 @@ def _run(
         signals.close()
         inbox.close()
     if pool.fatal:
-        raise ConfigurationError(pool.fatal)
+        raise JobpoolError(pool.fatal)
     return status
 
 
@@ -151,7 +152,7 @@ def fork_server_config(settings: PoolSettings) -> ForkServerConfig:
         output_cap=settings.output_cap,
         max_jobs=settings.max_jobs,
         max_jobs_jitter=settings.max_jobs_jitter,
-        max_rss=settings.recycle_memory,
+        max_rss=_memory_mark(settings),
         title=settings.name,
         sys_path=list(settings.sys_path) or [os.getcwd()],
         queue_handlers={queue: list(names) for queue, names in settings.queue_handlers.items()},
@@ -160,6 +161,14 @@ def fork_server_config(settings: PoolSettings) -> ForkServerConfig:
     return ForkServerConfig(
         options, child_main="jobpool.child.main:run", app_loader="jobpool.child.app:load", name=settings.name
     )
+
+
+def _memory_mark(settings: PoolSettings) -> int:
+    """Bytes above which a child is replaced after an attempt; 0 = never.
+
+    One that is above the limit already is replaced too: the next job would be killed for what this one has left.
+    """
+    return min((mark for mark in (settings.recycle_memory, settings.memory_limit) if mark), default=0)
 
 
 def _version() -> str:

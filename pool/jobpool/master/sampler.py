@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import psutil
@@ -32,9 +33,10 @@ class Sampler(MasterThread):
             self._known = {child: known for child, known in self._known.items() if child in {c for c, _, _ in children}}
             looks = [(child, pid) for child, pid, busy in children if pid and (busy or self._round % IDLE_EVERY == 0)]
             self._round += 1
+            at = time.monotonic()
             samples = [sample for child, pid in looks if (sample := self._look(child, pid))]
             if samples:
-                self._inbox.put(Sampled(samples))
+                self._inbox.put(Sampled(samples, at))
 
     def _look(self, child: int, pid: int) -> tuple[int, int, float] | None:
         try:

@@ -73,6 +73,7 @@ class Slot:
     restarts: int = -1
     rss: int = 0
     peak_rss: int = 0
+    sampled_at: float = 0.0
     crashes: int = 0
     timeouts: int = 0
     last_death: str = ""

@@ -10,23 +10,23 @@ from jobpool.master.slots import Slot, SlotState
 
 def keep_servers(pool: Pool, now: float, actions: list[Action]) -> None:
     """One loaded fork server, a young one while a reload is under way, and none longer than its children."""
-    newest = max(pool.servers, default=0)
     if pool.reload_asked:
         pool.reload_asked = False
-        _begin_server(pool, max(newest, pool.generation) + 1, now, actions)
+        _begin_server(pool, now, actions)
         return
     for server in list(pool.servers.values()):
         _keep_server(pool, server, now, actions)
     wanted = pool.server() is None and not any(_young(s) for s in pool.servers.values())
     if wanted and now >= pool.boot.next_at:
-        _begin_server(pool, max(newest, pool.generation) + 1, now, actions)
+        _begin_server(pool, now, actions)
 
 
 def _young(server: Server) -> bool:
     return server.state is ServerState.STARTING and not server.ending
 
 
-def _begin_server(pool: Pool, generation: int, now: float, actions: list[Action]) -> None:
+def _begin_server(pool: Pool, now: float, actions: list[Action]) -> None:
+    generation = pool.next_generation()
     pool.servers[generation] = Server(generation, now)
     actions.append(act.StartForkServer(generation))
 
@@ -67,7 +67,10 @@ def keep_children(pool: Pool, now: float, actions: list[Action]) -> None:
 
 
 def _retire_surplus(pool: Pool, live: list[Slot], actions: list[Action]) -> None:
-    """Children of an old generation once a new one is ready, and those above the target: idle ones one at a time."""
+    """Children of an old generation once a new one is ready, and those above the target: idle ones one at a time.
+
+    Above the target though none of the new generation is ready: a second reload met the spare child of the first one.
+    """
     ready = [slot for slot in live if slot.state in (SlotState.IDLE, SlotState.BUSY)]
     staying = [slot for slot in ready if not slot.retiring]
     old = [slot for slot in staying if slot.generation != pool.generation]
@@ -76,8 +79,8 @@ def _retire_surplus(pool: Pool, live: list[Slot], actions: list[Action]) -> None
         idle = [slot for slot in old if slot.state is SlotState.IDLE]
         if idle and len(ready) > pool.target:
             actions.append(act.RetireChild(idle[0]))
-    elif not old and len(staying) > pool.target:
-        actions.append(act.RetireChild(min(staying, key=lambda slot: slot.state is not SlotState.IDLE)))
+    elif len(staying) > pool.target:
+        actions.append(act.RetireChild(min(old or staying, key=lambda slot: slot.state is not SlotState.IDLE)))
 
 
 def _spawn(pool: Pool, now: float, actions: list[Action]) -> None:

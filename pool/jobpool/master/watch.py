@@ -51,7 +51,7 @@ def next_due(pool: Pool, now: float) -> float:
         due = min(due, pool.ready[0].leased_at + STALE_AFTER)
     if pool.stopping is Stopping.DRAIN:
         due = min(due, pool.stop_by)
-    if pool.boot.failures and not pool.is_stopping:
+    if pool.boot.next_at > now and not pool.is_stopping:
         due = min(due, pool.boot.next_at)
     return due
 
@@ -82,7 +82,7 @@ def _watch_busy(pool: Pool, slot: Slot, now: float, actions: list[Action]) -> No
         actions.append(act.KillChild(slot))
     elif _is_too_large(pool, slot):
         limit = pool.settings.memory_limit / 2**20
-        slot.end(Ending.MEMORY, now, f"used {slot.peak_rss / 2**20:.0f} MiB; its limit is {limit:.0f} MiB")
+        slot.end(Ending.MEMORY, now, f"used {slot.rss / 2**20:.0f} MiB; its limit is {limit:.0f} MiB")
         actions.append(act.KillChild(slot))
     else:
         _watch_deadline(pool, slot, head, now, actions)
@@ -92,7 +92,8 @@ def _watch_busy(pool: Pool, slot: Slot, now: float, actions: list[Action]) -> No
 
 
 def _is_too_large(pool: Pool, slot: Slot) -> bool:
-    return 0 < pool.settings.memory_limit < slot.rss
+    """By a sample that was taken while this attempt ran: an earlier one tells of another job."""
+    return 0 < pool.settings.memory_limit < slot.rss and slot.sampled_at >= slot.head_since
 
 
 def _has_stale(slot: Slot, now: float) -> bool:

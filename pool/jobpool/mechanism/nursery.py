@@ -131,7 +131,9 @@ class Nursery:
         self._outbox.send(Spawned(born.child, born.pid).encode(), [born.pidfd])
 
     def _fork(self, birth: newborn.Birth) -> Born:
-        self._inheritance.keep = {0, 1, 2, self._board.fd, *birth.fds}
+        # Not the board's descriptor: the child has the mapping, and a handler that writes to every descriptor it finds
+        # must not write over the pages of the others.
+        self._inheritance.keep = {0, 1, 2, *birth.fds}
         try:
             pid = os.fork()
         finally:

@@ -3,8 +3,10 @@
 No-op jobs then stream in batches, and long jobs are never hoarded. Numbers in, numbers out: no clock, no I/O.
 
 The size follows what finished lately, seen twice: over the last 100 ms, so that one burst is not taken for a stream,
-and over the last 20 to 30 ms, so that it falls as soon as jobs get longer. It at most doubles from one window to the
-next, because the first few short jobs prove nothing about the ones behind them.
+and over the last 20 to 30 ms, so that it falls as soon as jobs get longer. Where jobs last 10 ms or more, that second
+look goes back further: two children in step, with jobs of 25 ms, pause for 25 ms at a time, and are no end of a stream.
+The size at most doubles from one window to the next, because the first few short jobs prove nothing about the ones
+behind them.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ SPAN = 10
 RECENT = 3
 """Windows, the running one included, that cover `HELD`."""
 
+RECENT_OF_LONG = 5
+"""The same, where jobs last half of `HELD` or more."""
+
 CAP = 1024
 
 
@@ -32,7 +37,7 @@ class LookAhead:
         cap: The largest size, 0 or more; 0 switches look-ahead off.
     """
 
-    __slots__ = ("_allowed", "_busy", "_cap", "_counts", "_last", "_window")
+    __slots__ = ("_allowed", "_busy", "_cap", "_counts", "_last", "_quiet", "_size", "_stale", "_window")
 
     def __init__(self, now: float, cap: int = CAP) -> None:
         self._cap = cap
@@ -45,6 +50,7 @@ class LookAhead:
         self._busy = [0.0] * SPAN
         self._window = int(now / WINDOW)
         self._last = now
+        self._stale = True
 
     def finished(self, count: int, now: float, busy: float = 0.0) -> None:
         """Note that `count` attempts have ended, which ran for `busy` seconds, added up.
@@ -56,26 +62,30 @@ class LookAhead:
         self._counts[slot] += count
         self._busy[slot] += busy
         self._last = now
+        self._stale = True
 
     def size(self, now: float) -> int:
         """Messages to hold beyond what idle children take at once: 0 to `cap`."""
         self._roll(now)
-        if now - self._last > HELD:
-            return 0  # nothing ends any more: whatever runs now is long
-        return min(self._allowed, self._target())
+        if self._stale:
+            self._measure()
+        return 0 if now - self._last > self._quiet else min(self._allowed, self._size)
 
-    def _target(self) -> int:
-        """What the pool finishes in `HELD` seconds, by the lower of the two rates."""
+    def _measure(self) -> None:
+        """What the pool finishes in `HELD` seconds, by the lower of the two rates; and what pause is its end."""
+        self._stale = False
         total = sum(self._counts)
-        if not total:
-            return 0
-        recent = sum(self._counts[(self._window - ago) % SPAN] for ago in range(RECENT))
-        mean = sum(self._busy) / total
-        return min(recent, round(total * HELD / max(SPAN * WINDOW, mean)))
+        mean = sum(self._busy) / total if total else 0.0
+        windows = RECENT if mean < HELD / 2 else RECENT_OF_LONG
+        recent = sum([self._counts[(self._window - ago) % SPAN] for ago in range(windows)])
+        self._size = min(recent, round(total * HELD / max(SPAN * WINDOW, mean)))
+        self._quiet = max(HELD, min(2 * mean, RECENT_OF_LONG * WINDOW))
 
     def _roll(self, now: float) -> None:
         """Close the windows that have ended, and let the size double once for each."""
         window = int(now / WINDOW)
+        if window == self._window:
+            return
         if window - self._window >= SPAN:
             self._forget(window)
         while self._window < window:
@@ -83,14 +93,17 @@ class LookAhead:
 
     def _close(self) -> None:
         if self._allowed or self._counts[self._window % SPAN]:
-            self._allowed = min(self._cap, max(1, 2 * min(self._allowed, self._target())))
+            self._measure()
+            self._allowed = min(self._cap, max(1, 2 * min(self._allowed, self._size)))
         self._window += 1
         slot = self._window % SPAN
         self._counts[slot] = 0
         self._busy[slot] = 0.0
+        self._stale = True
 
     def _forget(self, window: int) -> None:
         self._counts = [0] * SPAN
         self._busy = [0.0] * SPAN
         self._allowed = min(self._allowed, 1)
         self._window = window
+        self._stale = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from stage import Stage, of
+from stage import HANDLERS, Stage, of
 
 from jobpool.backend import QueueStats
 from jobpool.master import actions as act
@@ -13,7 +13,7 @@ from jobpool.master.apply import apply
 from jobpool.master.handout import room
 from jobpool.master.pool import Stopping
 from jobpool.master.slots import Ending, SlotState
-from jobpool.master.watch import DUMP_BEFORE_KILL, STALE_AFTER, UNDEAD_AFTER
+from jobpool.master.watch import DUMP_BEFORE_KILL, STALE_AFTER, UNDEAD_AFTER, next_due
 from jobpool.mechanism.frames import Ask, Verdict
 from jobpool.outcome import Rejected
 from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled
@@ -278,11 +278,24 @@ class TestTimeouts:
         stage.lease("report")
         [slot] = stage.busy
         stage.now += 0.1
-        assert len(of(stage.tell(ev.Sampled([(slot.child, 101, 0.5)])), act.KillChild)) == 1
+        assert len(of(stage.tell(ev.Sampled([(slot.child, 101, 0.5)], stage.now)), act.KillChild)) == 1
         stage.die(slot, signal=signal.SIGKILL)
         [settlement] = stage.verdicts()
         assert isinstance(settlement, Abandon)
         assert settlement.reason == "memory-limit"
+
+    def test_memory_that_the_job_before_used_is_not_charged_to_this_one(self) -> None:
+        stage = Stage(workers=1, memory_limit=100).boot()
+        stage.lease("report", "report")
+        [slot] = stage.busy
+        looked_at = stage.now
+        stage.now += 0.05
+        stage.answer(slot)
+        assert slot.deliveries
+        stage.now += 0.05
+        assert not of(stage.tell(ev.Sampled([(slot.child, 101, 0.5)], looked_at)), act.KillChild)
+        stage.now += 0.05
+        assert of(stage.tell(ev.Sampled([(slot.child, 102, 0.5)], stage.now)), act.KillChild)
 
 
 class TestLeases:
@@ -423,6 +436,59 @@ class TestReload:
             stage.die(slot, signal=None, code=0)
         assert {slot.generation for slot in stage.pool.slots.live} == {2}
         assert any(action.generation == 1 for action in of(stage.log, act.EndForkServer))
+
+    def test_a_second_reload_that_meets_the_spare_child_of_the_first_gets_through(self) -> None:
+        stage = Stage(workers=2).boot()
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        stage.load(generation=2)  # its first child is starting
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        stage.load(generation=3)
+        assert {slot.generation for slot in stage.pool.slots.live} == {1, 2}
+        for _ in range(6):
+            stage.make_ready()
+            for slot in [slot for slot in stage.pool.slots.live if slot.retiring]:
+                stage.die(slot, signal=None, code=0)
+        assert [slot.generation for slot in stage.pool.slots.live] == [3, 3]
+        assert {action.generation for action in of(stage.log, act.EndForkServer)} == {1, 2}
+
+    def test_of_two_reloads_the_later_one_counts_whichever_is_loaded_first(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        stage.tell(*(ev.AppLoaded(generation, HANDLERS, True, [], 0.1) for generation in (3, 2)))
+        assert stage.pool.generation == 3
+        assert 2 in {action.generation for action in of(stage.log, act.EndForkServer)}
+
+    def test_a_generation_is_never_used_twice(self) -> None:
+        stage = Stage(workers=1).boot()
+        for _ in range(2):
+            stage.tell(ev.SignalCame(signal.SIGHUP))
+            [server] = [server for server in stage.pool.servers if server != 1]
+            stage.tell(ev.AppFailed(server, "SyntaxError", ""), ev.ForkServerGone(server))
+        assert [action.generation for action in of(stage.log, act.StartForkServer)] == [1, 2, 3]
+
+    def test_a_reload_that_failed_is_no_boot_failure_and_lets_the_loop_sleep(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        stage.tell(ev.AppFailed(2, "SyntaxError", ""), ev.ForkServerGone(2))
+        assert stage.pool.boot.failures == 0
+        stage.pool.boot.failed("a child could not boot", stage.now)
+        stage.now += 5.0
+        assert next_due(stage.pool, stage.now) >= stage.now + 0.5
+
+    def test_a_busy_child_that_left_as_it_was_told_did_not_crash(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        [slot] = stage.busy
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        stage.load(generation=2)
+        stage.make_ready()
+        assert slot.retiring
+        stage.answer(slot)
+        stage.pool.notes.clear()
+        stage.die(slot, signal=None, code=0)
+        assert slot.crashes == 0
+        assert not [note for note in stage.pool.notes if note.event == "a child died"]
 
     def test_code_that_does_not_load_leaves_the_old_children_alone(self) -> None:
         stage = Stage(workers=2).boot()
