@@ -3,7 +3,6 @@
 The ledger is the file POOLTEST_LEDGER, opened with O_APPEND, one write a line; see `support.poolrig_ledger`.
 """
 
-# ruff: noqa: ARG001 - a handler takes its context, whether it looks at it or not
 from __future__ import annotations
 
 import asyncio
@@ -219,18 +218,14 @@ def hang_in_subprocess() -> None:
 
 def swallow_exception() -> None:
     while True:
-        try:
+        with contextlib.suppress(Exception):
             time.sleep(0.01)
-        except Exception:  # noqa: BLE001
-            pass
 
 
 def swallow_everything() -> None:
     while True:
-        try:
+        with contextlib.suppress(BaseException):
             time.sleep(0.01)
-        except BaseException:  # noqa: BLE001
-            pass
 
 
 def ignore_the_alarm() -> None:
@@ -239,7 +234,7 @@ def ignore_the_alarm() -> None:
 
 
 def replace_the_alarm() -> None:
-    signal.signal(signal.SIGALRM, lambda number, frame: None)
+    signal.signal(signal.SIGALRM, lambda *_: None)
     while True:
         time.sleep(0.01)
 

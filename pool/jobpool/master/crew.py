@@ -160,10 +160,14 @@ class Crew:
     # --- children -----------------------------------------------------------------------------------
 
     def spawn(self, slot: Slot) -> None:
-        """Ask for the child that `slot` was marked with."""
+        """Ask for the child that `slot` was marked with.
+
+        Raises:
+            OSError: Its fork server is gone, or no descriptor is to be had.
+        """
         server = self._servers.get(slot.generation)
         if server is None:
-            return
+            raise OSError("the fork server is gone")
         line = ChildLine(slot.child)
         child = slot.child
         self._lines[child] = line

@@ -21,7 +21,7 @@ from jobpool.master.publisher import EVERY, Publisher
 from jobpool.master.renewer import Renewer
 from jobpool.master.sampler import Sampler
 from jobpool.master.settler import Settler
-from jobpool.master.slots import SlotState
+from jobpool.master.slots import Slot, SlotState
 from jobpool.master.watch import next_due
 from jobpool.settlement import Settlement
 
@@ -124,7 +124,7 @@ class Master:
     def _perform_rare(self, action: act.Action) -> None:
         match action:
             case act.SpawnChild(slot):
-                self._crew.spawn(slot)
+                self._spawn(slot)
             case act.RetireChild(slot):
                 self._retire(action)
             case act.KillChild(slot):
@@ -144,6 +144,13 @@ class Master:
                 apply(self._pool, ev.ForkServerGone(generation), time.monotonic())
             case act.WriteStacks():
                 self._ask_stacks()
+
+    def _spawn(self, slot: Slot) -> None:
+        child = slot.child
+        try:
+            self._crew.spawn(slot)
+        except OSError as error:
+            apply(self._pool, ev.SpawnRefused(child, str(error)), time.monotonic())
 
     def _retire(self, action: act.RetireChild) -> None:
         """Unread frames first: what the child reads next must be the order to go."""

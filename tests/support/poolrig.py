@@ -1,0 +1,355 @@
+"""Pools as real programs, on an SQLite file in a directory of their own, with everything that must be seen of them.
+
+A rig's processes are known by their working directory, or by a mark in their environment: that finds what has put
+itself into another session, or was adopted by init, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from jobpool.backend import Message, MessageFilter, QueueBackend, QueueStats, State
+from jobpool.definition import JobDefinition
+from jobpool.health import look
+from jobpool.mechanism.board_views import HeaderView
+from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.opening import open_backend
+from jobpool.runtime_dir import PoolFile, discover
+from jobpool.signing import EnvelopeSigner
+from support import poolrig_ledger
+from support.poolrig_ledger import Account, Line
+from support.waiting import wait_until
+
+LIMIT = 30.0
+"""Seconds: far more than anything here takes on an idle machine."""
+
+APP = Path(__file__).with_name("apps_pool.py")
+
+
+class PoolProcess:
+    """One `jobpool` program that was started."""
+
+    def __init__(self, rig: Rig, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._rig = rig
+        self.name = name
+        self.process = process
+        self.log_path = log
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    # --- telling it ---------------------------------------------------------------------------------
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM, limit: float = LIMIT) -> int:
+        """Signal it and wait for its end; its exit status."""
+        self.send(number)
+        return self.wait(limit)
+
+    def wait(self, limit: float = LIMIT) -> int:
+        """Its exit status, negative = by that signal."""
+        try:
+            return self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"pool {self.name} has not ended within {limit:g} s") from None
+
+    # --- looking at it --------------------------------------------------------------------------------
+
+    def note(self) -> PoolFile:
+        """What it left in the runtime directory."""
+        return next(found for found in discover(self._rig.runtime) if found.pid == self.pid)
+
+    def header(self) -> HeaderView:
+        with Scoreboard.open(self.note().board) as board:
+            return board.header.read()
+
+    def slots(self) -> dict[int, int]:
+        """Slot → pid of its child."""
+        with Scoreboard.open(self.note().board) as board:
+            pids = {index: board.slot(index).master.read().pid for index in range(board.slots)}
+        return {index: pid for index, pid in pids.items() if pid}
+
+    def last_deaths(self) -> list[str]:
+        """How the last child of each slot died that did not end by order."""
+        with Scoreboard.open(self.note().board) as board:
+            return [board.slot(index).master.read().last_death for index in range(board.slots)]
+
+    def ready(self) -> int:
+        """How many children are ready; 0 before there is a scoreboard."""
+        with contextlib.suppress(StopIteration, OSError, ValueError):
+            return self.header().ready
+        return 0
+
+    def is_healthy(self) -> bool:
+        with contextlib.suppress(StopIteration):
+            return look(self.note()).ok
+        return False
+
+    def wait_ready(self, count: int) -> PoolProcess:
+        """Wait until exactly that many children are ready."""
+
+        def there() -> bool:
+            assert self.process.poll() is None, f"pool {self.name} has ended: {self.log_path.read_text()[-2000:]}"
+            return self.ready() == count
+
+        wait_until(there, LIMIT, f"{count} children ready")
+        return self
+
+    def fork_servers(self) -> list[int]:
+        return [pid for pid in _children_of(self.pid) if "fork server" in _command(pid)]
+
+    def children(self) -> list[int]:
+        """The children of all its fork servers, youngest last."""
+        return [child for server in self.fork_servers() for child in _children_of(server)]
+
+    def open_fds(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def rss(self) -> int:
+        """Bytes."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def log(self, event: str = "") -> list[dict[str, Any]]:
+        """The entries of its log, all or those of one event."""
+        entries = [json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{")]
+        return [entry for entry in entries if event in ("", entry["event"])]
+
+
+class Rig:
+    """A directory with a queue, a ledger and any number of pools. `end` kills what is left."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.url = f"sqlite:///{directory}/jobpool.db"
+        self.ledger = directory / "ledger"
+        self.runtime = directory / "run"
+        self.pools: list[PoolProcess] = []
+        self.enqueued: set[str] = set()
+        self._mark = secrets.token_hex(8)
+        self._signer = EnvelopeSigner()
+        self._backend: QueueBackend | None = None
+
+    @property
+    def backend(self) -> QueueBackend:
+        if self._backend is None:
+            self._backend = open_backend(self.url, signer=self._signer)
+        return self._backend
+
+    def sign_with(self, *keys: str) -> None:
+        """What is enqueued from here on is signed with the first of them."""
+        self._close_backend()
+        self._signer = EnvelopeSigner(list(keys))
+
+    def _close_backend(self) -> None:
+        if self._backend is not None:
+            self._backend.close()
+            self._backend = None
+
+    # --- producing ----------------------------------------------------------------------------------
+
+    def enqueue(self, handler: str, payload: Any = None, **options: Any) -> str:
+        return self.enqueue_many(handler, [payload or {}], **options)[0]
+
+    def enqueue_many(self, handler: str, payloads: Iterable[Any], **options: Any) -> list[str]:
+        jobs = [JobDefinition(handler=handler, payload=payload, **options) for payload in payloads]
+        ids = self.backend.enqueue_many(jobs)
+        self.enqueued.update(ids)
+        return ids
+
+    # --- pools --------------------------------------------------------------------------------------
+
+    def start_pool(
+        self,
+        *flags: str,
+        workers: int = 2,
+        app: Path | str = APP,
+        through: tuple[str, ...] = (),
+        **environment: str,
+    ) -> PoolProcess:
+        """Start one, `through` a program that executes it, and come back at once.
+
+        It leads a process group of its own, as a shell's job does.
+        """
+        name = f"pool{len(self.pools) + 1}"
+        words = ["-A", str(app), "-b", self.url, "-w", str(workers), "-n", name, "--log-format", "json", *flags]
+        log = self.directory / f"{name}.log"
+        with log.open("ab") as stream:
+            process = subprocess.Popen(
+                [*through, sys.executable, "-m", "jobpool.cli.main", *words],
+                cwd=self.directory,
+                env=self._environment() | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                process_group=0,
+            )
+        pool = PoolProcess(self, name, process, log)
+        self.pools.append(pool)
+        return pool
+
+    def run_pool(self, *flags: str, **options: Any) -> PoolProcess:
+        """Start one and wait for its end."""
+        pool = self.start_pool(*flags, **options)
+        pool.wait()
+        return pool
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("JOBPOOL_", "JOBS_"))}
+        mine = {
+            "JOBPOOL_RUNTIME_DIR": str(self.runtime),
+            "POOLTEST_LEDGER": str(self.ledger),
+            "POOLTEST_MARK": self._mark,
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        return kept | mine
+
+    # --- looking ------------------------------------------------------------------------------------
+
+    def lines(self, event: str = "", ident: str = "") -> list[Line]:
+        """The ledger, all of it or what concerns one event or message."""
+        every = poolrig_ledger.read(self.ledger)
+        return [line for line in every if event in ("", line.event) and ident in ("", line.id)]
+
+    def starts(self, ident: str = "") -> list[Line]:
+        return self.lines("start", ident)
+
+    def ends(self, ident: str = "") -> list[Line]:
+        return self.lines("end", ident)
+
+    def wait_started(self, *idents: str, limit: float = LIMIT) -> list[Line]:
+        """The first start line of each."""
+        wait_until(lambda: set(idents) <= {line.id for line in self.starts()}, limit, "all of them have begun")
+        return [self.starts(ident)[0] for ident in idents]
+
+    def stats(self, queue: str = "default") -> QueueStats:
+        return self.backend.stats(queue)
+
+    def inspect(self, ident: str) -> Message:
+        message = self.backend.inspect(ident)
+        assert message is not None, f"{ident} is gone"
+        return message
+
+    def dead(self) -> dict[str, Message]:
+        """The dead letters, by id."""
+        found = self.backend.list_messages(MessageFilter(states=(State.DEAD,)), limit=1000)
+        return {message.id: message for message in found}
+
+    def is_dead(self, ident: str) -> bool:
+        message = self.backend.inspect(ident)
+        return message is not None and message.state is State.DEAD
+
+    def wait_drained(self, limit: float = LIMIT, queue: str = "default") -> None:
+        """Wait until nothing is waiting, delayed or leased."""
+        wait_until(lambda: self.stats(queue).pending == 0, limit, "the queue is empty")
+
+    def account(self) -> Account:
+        """The oracle's count, now."""
+        kept = [m.id for m in self.backend.list_messages(limit=1000)]
+        return poolrig_ledger.count(self.lines(), self.enqueued, kept)
+
+    def processes(self) -> dict[int, str]:
+        """Pid → command of all that is alive of this rig."""
+        mark = f"POOLTEST_MARK={self._mark}".encode()
+        found = {}
+        for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+            with contextlib.suppress(OSError):
+                if _lives_in(pid, self.directory) or mark in Path(f"/proc/{pid}/environ").read_bytes():
+                    found[pid] = _command(pid)
+        found.pop(os.getpid(), None)
+        return found
+
+    def assert_no_processes_left(self, limit: float = 1.0) -> None:
+        """ORPHANS: every process of every pool, and whatever handlers started, is dead within the limit."""
+        give_up = time.monotonic() + limit
+        while left := self.processes():
+            assert time.monotonic() < give_up, f"still alive after {limit:g} s: {left}"
+            time.sleep(0.01)
+
+    # --- the end ------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Kill and collect everything."""
+        for pool in self.pools:
+            if pool.process.poll() is None:
+                pool.process.send_signal(signal.SIGKILL)
+        give_up = time.monotonic() + LIMIT
+        while (left := self.processes()) and time.monotonic() < give_up:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        for pool in self.pools:
+            pool.process.wait(LIMIT)
+        self._close_backend()
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs: neither collected nor a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_gone(pids: Iterable[int], limit: float) -> None:
+    """Wait until none of these processes runs."""
+    wait_until(lambda: not [pid for pid in pids if is_alive(pid)], limit, "the processes are dead")
+
+
+def kill_child(pool: PoolProcess, pid: int) -> bool:
+    """SIGKILL, never to a process that has taken over the pid; False: it was not there any more."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if pid not in pool.children():
+            return False
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
+
+
+def measured(action: Callable[[], object]) -> float:
+    """Seconds that it took."""
+    begun = time.monotonic()
+    action()
+    return time.monotonic() - begun
+
+
+def _children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return [child for child in found if is_alive(child)]
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
+def _lives_in(pid: int, directory: Path) -> bool:
+    return Path(os.readlink(f"/proc/{pid}/cwd")).is_relative_to(directory)
