@@ -147,6 +147,8 @@ class Settings(BaseSettings):
         if isinstance(value, str) and value.startswith("["):
             value = _json_list(value)
         keys = tuple(value) if isinstance(value, list | tuple) else (value,)
+        if not keys:
+            raise ValueError("the list of signing keys is empty: leave the setting out to work unsigned")
         if any(not isinstance(key, str) or not key for key in keys):
             raise ValueError("a signing key must not be empty: leave the setting out to work unsigned")
         return keys

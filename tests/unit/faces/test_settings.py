@@ -247,6 +247,12 @@ def test_an_empty_key_is_an_error_and_not_signing_off(variable: str, monkeypatch
         load()
 
 
+def test_an_empty_list_of_keys_is_an_error_and_not_signing_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "[]")
+    with pytest.raises(ConfigurationError, match="the list of signing keys is empty"):
+        load()
+
+
 def test_keys_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "hush-hush")
     assert "hush-hush" not in repr(load({"backend": "redis://:hush-hush@localhost"}))
