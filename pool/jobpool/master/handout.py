@@ -55,13 +55,14 @@ def room(pool: Pool, now: float) -> int:
     """How many messages may be leased now: idle children and look-ahead, less what is held and has not begun."""
     if pool.is_stopping:
         return 0
-    idle = waiting = 0
+    idle = busy = waiting = 0
     for slot in pool.slots.live:
-        if slot.state is SlotState.IDLE and not slot.retiring:
-            idle += 1
-        elif len(slot.deliveries) > 1:
+        if slot.deliveries:
+            busy += 1
             waiting += len(slot.deliveries) - 1
-    if not idle and not any(slot.state is SlotState.BUSY for slot in pool.slots.live):
+        elif slot.state is SlotState.IDLE and not slot.retiring:
+            idle += 1
+    if not (idle or busy):
         return 0
     wanted = idle + pool.lookahead.size(now) - waiting - len(pool.ready)
     if pool.settings.max_total:

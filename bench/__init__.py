@@ -1,0 +1,1 @@
+"""Benchmarks of jobpool: `scripts/bench`, explained in bench/README.md."""

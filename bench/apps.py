@@ -1,0 +1,57 @@
+"""The handlers that are measured. Times are CLOCK_MONOTONIC, which all processes of a machine share."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import jobpool
+from bench.work import burn as burn_cpu
+
+TEST_TIMEOUT = 1.0
+
+
+def note(path: str, *words: object) -> None:
+    """Append a line in one write, so that lines of several processes do not mix."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, (" ".join(map(str, words)) + "\n").encode())
+    finally:
+        os.close(fd)
+
+
+@jobpool.handler("noop")
+def noop(_ctx: jobpool.JobContext) -> None:
+    """Nothing."""
+
+
+@jobpool.handler("burn")
+def burn(_ctx: jobpool.JobContext, loops: int) -> None:
+    """Fixed CPU work."""
+    burn_cpu(loops)
+
+
+@jobpool.handler("stamp")
+def stamp(ctx: jobpool.JobContext) -> None:
+    """When did it begin?"""
+    now = time.monotonic()
+    note(ctx.payload["path"], ctx.payload["number"], now)
+
+
+@jobpool.handler("hang", timeout=TEST_TIMEOUT, max_retries=0)
+def hang(_ctx: jobpool.JobContext, path: str) -> None:
+    """One call into C that takes hours and never looks at a signal."""
+    note(path, os.getpid(), time.monotonic())
+    sum(range(10**13))
+
+
+@jobpool.handler("crash")
+def crash(ctx: jobpool.JobContext, path: str) -> None:
+    """Die by a signal at the first delivery; note the time at each."""
+    now = time.monotonic()
+    if ctx.fence > 1:
+        note(path, "again", ctx.id, os.getpid(), now)
+        return
+    note(path, "crash", ctx.id, os.getpid(), time.monotonic())
+    os.kill(os.getpid(), signal.SIGSEGV)

@@ -1,0 +1,138 @@
+"""One run of a pool over preloaded jobs, in this process, timed from the first fetch to the last settlement.
+
+What runs is the pool itself (`run_pool`): master, fork server, children, and any backend. It is told to stop by a
+signal, as a pool that serves for ever is, so no mode of its own shapes the run.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import threading
+import time
+from typing import Any, cast
+
+from bench import programs
+from bench.processes import thread_seconds, total_cpu
+from bench.programs import ROOT, answer
+from bench.watched import Watched
+from jobpool.backend import QueueBackend
+from jobpool.definition import JobDefinition
+from jobpool.master.run import run_pool
+from jobpool.master.settings import PoolSettings
+from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.opening import open_backend
+from jobpool.signing import EnvelopeSigner
+
+BATCH = 1000
+
+
+def run(
+    url: str,
+    workers: int,
+    jobs: int,
+    handler: str = "noop",
+    payload: dict[str, Any] | None = None,
+    key: str = "",
+    broker_pids: tuple[int, ...] = (),
+) -> dict[str, Any]:
+    """Preload `jobs`, run the pool until they are settled; what that took.
+
+    Args:
+        url: Of the backend; a queue of a fresh name is used in it.
+        workers: Children.
+        jobs: How many.
+        handler: Of bench/apps.py.
+        payload: Of each job.
+        key: Signs and verifies; "" = unsigned.
+        broker_pids: Processes of a broker that is a server, whose CPU time counts as the broker's.
+    """
+    keys = (key,) if key else ()
+    queue = f"bench-{secrets.token_hex(4)}"
+    backend = open_backend(url, signer=EnvelopeSigner(list(keys) or None))
+    try:
+        _preload(backend, queue, jobs, handler, payload or {})
+        watched = Watched(backend, jobs)
+        observer = _Observer(watched, workers, tuple(broker_pids))
+        settings = PoolSettings(
+            queues=((queue, 1.0),),
+            backend=url,
+            apps=("bench.apps",),
+            workers=workers,
+            signing_keys=keys,
+            sys_path=(str(ROOT),),
+        )
+        run_pool(settings, backend=cast(QueueBackend, watched), on_start=observer.start)
+        observer.join()
+    finally:
+        backend.close()
+    return observer.findings(jobs)
+
+
+def _preload(backend: QueueBackend, queue: str, jobs: int, handler: str, payload: dict[str, Any]) -> None:
+    definition = JobDefinition(handler, payload, queue=queue)
+    for begin in range(0, jobs, BATCH):
+        backend.enqueue_many([definition] * min(BATCH, jobs - begin))
+
+
+class _Observer:
+    """A thread beside the pool: opens the gate when every child is ready, reads CPU times, and ends the pool."""
+
+    def __init__(self, watched: Watched, workers: int, broker_pids: tuple[int, ...]) -> None:
+        self._watched = watched
+        self._workers = workers
+        self._broker_pids = broker_pids
+        self._thread: threading.Thread | None = None
+        self._children_cpu = self._broker_cpu = 0.0
+        self._threads: dict[str, float] = {}
+
+    def start(self, board: Scoreboard) -> None:
+        self._thread = threading.Thread(target=self._watch, args=(board,), name="observer", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for its end; it has none when the pool ended by itself."""
+        if self._thread is not None:
+            self._thread.join(1.0)
+
+    def _watch(self, board: Scoreboard) -> None:
+        while board.header.read().ready < self._workers:
+            time.sleep(0.005)
+        children = [board.slot(index).child.pid for index in range(self._workers)]
+        before = _own_threads()
+        children_before, broker_before = total_cpu(children), total_cpu(self._broker_pids)
+        self._watched.open()
+        self._watched.done.wait()
+        self._children_cpu = total_cpu(children) - children_before
+        self._broker_cpu = total_cpu(self._broker_pids) - broker_before
+        self._threads = {name: spent - before.get(name, 0.0) for name, spent in _own_threads().items()}
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def findings(self, jobs: int) -> dict[str, Any]:
+        """Seconds; CPU in seconds a thousand jobs."""
+        watched = self._watched
+        if not watched.ended:
+            raise programs.SampleFailed("the pool ended before its jobs did")
+        seconds = watched.ended - watched.begun
+        master = watched.ended_cpu - watched.begun_cpu - watched.broker_cpu
+        thousands = jobs / 1000
+        return {
+            "seconds": seconds,
+            "rate": jobs / seconds,
+            "master": master / thousands,
+            "broker": (watched.broker_cpu + self._broker_cpu) / thousands,
+            "children": self._children_cpu / thousands,
+            "threads": {name: spent / thousands for name, spent in self._threads.items()},
+            "held": watched.mean_held,
+            "calls": watched.calls,
+        }
+
+
+def _own_threads() -> dict[str, float]:
+    names: dict[int | None, str] = {thread.native_id: thread.name for thread in threading.enumerate()}
+    return {names[ident]: spent for ident, spent in thread_seconds(os.getpid()).items() if ident in names}
+
+
+if __name__ == "__main__":
+    answer(run)

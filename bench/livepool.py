@@ -1,0 +1,153 @@
+"""A pool as a user starts it: the `jobpool` program on an SQLite file, seen through its scoreboard."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from bench.plan import Plan
+from bench.processes import descendants
+from bench.programs import ROOT, clean_environment
+from jobpool.client import Jobs
+from jobpool.mechanism.board_views import ChildState
+from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.runtime_dir import discover
+
+T = TypeVar("T")
+
+QUEUE = "bench"
+LIMIT = 60.0
+LOOK_EVERY = 0.002
+
+
+class LivePool:
+    """One that runs.
+
+    Attributes:
+        jobs: A producer in this process.
+        board: The pool's scoreboard.
+        notes: A file for handlers to write times to.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], jobs: Jobs, board: Scoreboard, notes: Path) -> None:
+        self._process = process
+        self.jobs = jobs
+        self.board = board
+        self.notes = notes
+
+    def enqueue(self, handler: str, **payload: object) -> str:
+        return self.jobs.define(handler, payload).queue(QUEUE).dispatch()
+
+    def lines(self, count: int) -> list[list[str]]:
+        """The words of each line of `notes`, as soon as there are `count`."""
+        return wait_for(lambda: self._lines(count), f"{count} lines from the handlers")
+
+    def _lines(self, count: int) -> list[list[str]] | None:
+        text = self.notes.read_text() if self.notes.exists() else ""
+        lines = [line.split() for line in text.splitlines()]
+        return lines if len(lines) >= count else None
+
+    def processes(self) -> list[int]:
+        """Master, fork server, children."""
+        return [self._process.pid, *descendants(self._process.pid)]
+
+    def children(self) -> list[int]:
+        """The pids of children that are ready."""
+        return [pid for pid in (self.board.slot(slot).master.read().pid for slot in range(self.board.slots)) if pid]
+
+    def slot_of(self, pid: int) -> int:
+        return next(slot for slot in range(self.board.slots) if self.board.slot(slot).child.pid == pid)
+
+    def ready_after(self, slot: int, pid: int) -> float:
+        """When the child that follows `pid` in its slot was ready. It must not have been given a job since."""
+        page = self.board.slot(slot).child
+
+        def ready() -> float | None:
+            if page.pid == pid:
+                return None
+            view = page.read()
+            return view.since if view.pid != pid and view.state is ChildState.IDLE else None
+
+        return wait_for(ready, f"a child after {pid}")
+
+    def wait_ready(self, workers: int) -> None:
+        """Wait until so many children are ready, by the master's word."""
+        wait_for(lambda: self.board.header.read().ready == workers or None, f"{workers} children")
+
+
+def death_of(pid: int) -> Callable[[], float]:
+    """A function that waits for the end of the process and says when it was. Call this while the process lives."""
+    pidfd = os.pidfd_open(pid)
+
+    def wait() -> float:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        ended = poll.poll(LIMIT * 1000)
+        now = time.monotonic()
+        os.close(pidfd)
+        if not ended:
+            raise TimeoutError(f"process {pid} did not end within {LIMIT:g} s")
+        return now
+
+    return wait
+
+
+def wait_for(look: Callable[[], T | None], what: str) -> T:
+    """What `look` returns as soon as that is not None; TimeoutError after `LIMIT` seconds."""
+    give_up = time.monotonic() + LIMIT
+    while (found := look()) is None:
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"not within {LIMIT:g} s: {what}")
+        time.sleep(LOOK_EVERY)
+    return found
+
+
+@contextmanager
+def live_pool(plan: Plan, workers: int, app: str = "bench.apps") -> Iterator[LivePool]:
+    """Start one and wait until all its children are ready; stop it afterwards."""
+    with plan.scratch() as directory:
+        url = f"sqlite:///{directory}/bench.db"
+        with (
+            _program(directory, url, workers, app) as process,
+            Jobs(url) as jobs,
+            Scoreboard.open(_board(process, directory)) as board,
+        ):
+            pool = LivePool(process, jobs, board, directory / "notes")
+            pool.wait_ready(workers)
+            yield pool
+
+
+@contextmanager
+def _program(directory: Path, url: str, workers: int, app: str) -> Iterator[subprocess.Popen[bytes]]:
+    words = ["-A", app, "-b", url, "-w", str(workers), "-Q", QUEUE, "--stop-grace", "1"]
+    environment = clean_environment(JOBPOOL_RUNTIME_DIR=str(directory / "run"), PYTHONPATH=str(ROOT))
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jobpool.cli.main", *words], cwd=directory, env=environment, stdout=log, stderr=log
+        )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(15.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _board(process: subprocess.Popen[bytes], directory: Path) -> str:
+    def found() -> str | None:
+        if process.poll() is not None:
+            raise RuntimeError(f"the pool has ended: {(directory / 'log').read_text()[-2000:]}")
+        boards = [note.board for note in discover(directory / "run") if os.path.exists(note.board)]
+        return boards[0] if boards else None
+
+    return wait_for(found, "a scoreboard")

@@ -1,0 +1,58 @@
+"""How large a run is, and where it works."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was asked for.
+
+    Attributes:
+        quick: Few samples: to see that all works, not to compare.
+        tiny: Hardly any: for a test of the benchmarks themselves.
+        workers: Children of the pools in `throughput` and `dispatch`.
+        urls: Backends for `throughput`; empty = memory and SQLite.
+        jobs: No-op jobs in one sample; 0 = as many as suit.
+        rounds: Of interleaved samples; 0 = as many as suit.
+        directory: Where databases lie; None = a temporary one. Its disk is in the figures.
+        broker_pids: Processes of a broker that is a server.
+    """
+
+    quick: bool = False
+    tiny: bool = False
+    workers: int = 16
+    urls: tuple[str, ...] = ()
+    jobs: int = 0
+    rounds: int = 0
+    directory: Path | None = None
+    broker_pids: tuple[int, ...] = ()
+
+    def pick(self, full: int, quick: int, tiny: int = 1) -> int:
+        """The size that suits."""
+        return tiny if self.tiny else quick if self.quick else full
+
+    def noops(self) -> int:
+        """No-op jobs in a sample."""
+        return self.jobs or self.pick(40_000, 10_000, 200)
+
+    def turns(self, full: int = 7, quick: int = 2) -> int:
+        """Rounds of interleaved samples."""
+        return self.rounds or self.pick(full, quick)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A new directory, gone afterwards."""
+        with tempfile.TemporaryDirectory(prefix="jobpool-bench-", dir=self.directory) as name:
+            yield Path(name)
+
+    @contextmanager
+    def sqlite(self) -> Iterator[str]:
+        """The URL of a new database, gone afterwards."""
+        with self.scratch() as directory:
+            yield f"sqlite:///{directory}/bench.db"

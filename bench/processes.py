@@ -1,0 +1,91 @@
+"""What /proc says of processes: who they are, how much CPU time they have had, how much memory is theirs."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+NANO = 1e9
+KIB = 1024
+MIB = 2**20
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of all threads of a process that live now, exact to the microsecond; 0.0 when it has gone."""
+    return sum(thread_seconds(pid).values())
+
+
+def thread_seconds(pid: int) -> dict[int, float]:
+    """CPU time of each thread, by its kernel id."""
+    found: dict[int, float] = {}
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found[int(task)] = int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[0]) / NANO
+    except OSError:
+        pass  # it has ended meanwhile
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """The process's children, their children, and so on."""
+    found: list[int] = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        for child in map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes. `own`: pages that nobody else maps (USS); `share`: those, and its part of the shared ones (PSS)."""
+
+    own: int
+    share: int
+
+
+def memory(pid: int) -> Memory:
+    """Of one process, from smaps_rollup."""
+    sizes: dict[str, int] = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+        name, size, *_ = line.split()
+        sizes[name] = int(size) * KIB
+    return Memory(sizes["Private_Clean:"] + sizes["Private_Dirty:"], sizes["Pss:"])
+
+
+def total_cpu(pids: Iterable[int]) -> float:
+    """CPU seconds of several processes."""
+    return sum(map(cpu_seconds, pids))
+
+
+class Others:
+    """How busy everybody else keeps the machine meanwhile: other programs, and other guests of the same host.
+
+    Exact once all processes that were started have been waited for.
+    """
+
+    def __init__(self) -> None:
+        self._busy, self._total = _machine()
+        self._own = _own()
+
+    def share(self) -> float:
+        """The part of all cores' time since the start that went to others: 0 to 1."""
+        busy, total = _machine()
+        others = busy - self._busy - (_own() - self._own)
+        return min(1.0, max(0.0, others / max(0.01, total - self._total)))
+
+
+def _machine() -> tuple[float, float]:
+    """Busy seconds of all cores since the boot, stolen ones included, and all seconds."""
+    with open("/proc/stat") as stat:
+        ticks = [int(word) for word in stat.readline().split()[1:9]]
+    per_second = os.sysconf("SC_CLK_TCK")
+    idle = ticks[3] + ticks[4]
+    return (sum(ticks) - idle) / per_second, sum(ticks) / per_second
+
+
+def _own() -> float:
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

@@ -1,0 +1,61 @@
+"""Jobs a second, and the CPU time that a thousand of them cost, for any backend."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from bench.figures import Figure, Section, median
+from bench.plan import Plan
+from bench.programs import sample
+from bench.work import loops_for
+from jobpool.opening import redact
+
+TITLE = "preloaded jobs, from the first fetch to the last settlement"
+NOTES = [
+    "CPU in seconds a thousand jobs, which is milliseconds a job. `broker`: inside backend calls, and its server's."
+]
+TWENTY_MS = 0.02
+
+
+def run(plan: Plan) -> Section:
+    """No-op jobs and 20 ms jobs on each backend, interleaved."""
+    loops = loops_for(TWENTY_MS)
+    kinds = {
+        "no-op": {"handler": "noop", "jobs": plan.noops()},
+        "20 ms": {"handler": "burn", "payload": {"loops": loops}, "jobs": plan.pick(400, 100, 4)},
+    }
+    samples: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(plan.turns(3)):
+        for name, url in _backends(plan).items():
+            for kind, spec in kinds.items():
+                with url() as address:
+                    found = sample("host", url=address, workers=plan.workers, broker_pids=plan.broker_pids, **spec)
+                samples.setdefault(f"{name}, {kind}, {plan.workers} workers", []).append(found)
+    figures = [figure for name, found in samples.items() for figure in rates(name, found)]
+    return Section("throughput", TITLE, figures, NOTES)
+
+
+def rates(name: str, samples: Sequence[dict[str, Any]]) -> list[Figure]:
+    """Jobs a second, and CPU time by who used it."""
+    figures = [median(name, "jobs/s", [found["rate"] for found in samples])]
+    figures += cpu_split(name, samples)
+    return figures
+
+
+def cpu_split(name: str, samples: Sequence[dict[str, Any]]) -> list[Figure]:
+    """CPU time of master, children and broker."""
+    parts = [part for part in ("master", "children", "broker") if part in samples[0]]
+    return [median(f"{name}: CPU {part}", "s/1000", [found[part] for found in samples]) for part in parts]
+
+
+def _backends(plan: Plan) -> dict[str, Callable[[], contextlib.AbstractContextManager[str]]]:
+    if plan.urls:
+        return {redact(url): partial(_as_it_is, url) for url in plan.urls}
+    return {"memory://": partial(_as_it_is, "memory://"), "sqlite://": plan.sqlite}
+
+
+def _as_it_is(url: str) -> contextlib.AbstractContextManager[str]:
+    return contextlib.nullcontext(url)
