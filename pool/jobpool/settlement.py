@@ -78,4 +78,4 @@ class Settled(Enum):
     """The message is leased to somebody else now."""
 
     def __bool__(self) -> bool:
-        return self in (Settled.OK, Settled.ALREADY)
+        return self is Settled.OK or self is Settled.ALREADY

@@ -62,6 +62,8 @@ class ChildLine:
         self._output = os.memfd_create("jobpool-output", os.MFD_CLOEXEC)
         self._traced = 0
         self.pidfd = -1
+        self.unanswered = 0
+        """Attempts that were handed over and neither answered nor taken back."""
 
     def birth(self) -> Birth:
         return Birth(self._work_in, self._far, self._trace, self._output)
@@ -70,9 +72,11 @@ class ChildLine:
         """The child's ends were sent: the far end of the channel is its alone from here, so that its close is seen."""
         self._far.close()
 
-    def hand(self, run: Run) -> bool:
-        """Write an attempt to the child; False: its socket is full or gone, nothing was written."""
-        return self._write(run.encode())
+    def hand(self, run: bytes) -> bool:
+        """Write an attempt (`frames.run_packet`) to the child; False: nothing was written, its socket is full or gone."""
+        written = self._write(run)
+        self.unanswered += written
+        return written
 
     def retire(self) -> bool:
         return self._write(Retire().encode())
@@ -102,6 +106,7 @@ class ChildLine:
             frame = decode(received[0])
             if isinstance(frame, Run):
                 nonces.add(frame.nonce)
+                self.unanswered -= 1
 
     def receive(self) -> Frame | None:
         """The child's next frame; None: nothing now.

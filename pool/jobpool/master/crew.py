@@ -25,9 +25,9 @@ from jobpool.mechanism.frames import (
     Ready,
     Reply,
     Result,
-    Run,
     Spawned,
     SpawnFailed,
+    run_packet,
 )
 from jobpool.mechanism.scoreboard import Scoreboard
 
@@ -187,7 +187,8 @@ class Crew:
         self._pids[child] = pid
         return [ev.ChildSpawned(child, pid)]
 
-    def _read_child(self, child: int, line: ChildLine) -> list[ev.Event]:
+    def _read_child(self, child: int, line: ChildLine, to_the_end: bool = False) -> list[ev.Event]:
+        """What the child has said; after its last answer nothing is expected, and a look in vain is saved."""
         events: list[ev.Event] = []
         try:
             for _ in range(FRAMES_AT_ONCE):
@@ -195,6 +196,10 @@ class Crew:
                 if frame is None:
                     break
                 events.append(_child_said(child, frame))
+                if type(frame) is Result:
+                    line.unanswered -= 1
+                    if line.unanswered <= 0 and not to_the_end:
+                        break
         except BrokenChannelError as error:
             self._unwatch(line.channel.fileno())
             events.append(ev.ChildBroken(child, str(error), error.closed))
@@ -206,7 +211,7 @@ class Crew:
         line = self._lines.get(child)
         if line is None:
             return []
-        events: list[ev.Event] = [e for e in self._read_child(child, line) if not isinstance(e, ev.ChildBroken)]
+        events: list[ev.Event] = [e for e in self._read_child(child, line, True) if not isinstance(e, ev.ChildBroken)]
         started = self._board.slot(self._slot_of[child]).child.nonce
         stack, output = line.read_trace(), line.read_output()
         events.append(ev.ChildDied(child, exited, started, line.take_back(), stack, output))
@@ -228,8 +233,9 @@ class Crew:
         if line is None:
             return False
         lease = delivery.lease
-        run = Run(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
-        return line.hand(run)
+        return line.hand(
+            run_packet(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
+        )
 
     def take_back(self, slot: Slot) -> ev.TookBack:
         line = self._lines.get(slot.child)

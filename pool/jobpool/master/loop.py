@@ -10,8 +10,8 @@ from jobpool.backend import QueueBackend
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
+from jobpool.master.batch import Batch
 from jobpool.master.crew import Crew
-from jobpool.master.delivery import Delivery
 from jobpool.master.handout import worth_fetching
 from jobpool.master.inbox import Inbox
 from jobpool.master.lessor import Lessor
@@ -23,16 +23,11 @@ from jobpool.master.sampler import Sampler
 from jobpool.master.settler import Settler
 from jobpool.master.slots import Slot, SlotState
 from jobpool.master.watch import next_due
-from jobpool.settlement import Settlement
 
 STACK_WAIT = 0.1
 """Seconds for the children's fault handlers to write, before their stacks are logged."""
 
 JOIN_LIMIT = 2.0
-
-SHARE = 8
-"""Settlements go to their thread when the loop is about to sleep, or when there are an 8th of the look-ahead: the work
-of 2.5 ms. In a stream of short jobs, each hand-over would else wake the thread for a few of them."""
 
 
 class Master:
@@ -59,7 +54,7 @@ class Master:
         self._publisher = publisher
         self._renewer = Renewer(backend, pool.settings.ttl, lambda: list(pool.held.values()), inbox)
         self._sampler = Sampler(self._living, inbox)
-        self._to_settle: list[tuple[Delivery, Settlement]] = []
+        self._batch = Batch()
         self._stacks_due = 0.0
         self._unpublished = True
         crew.watch(inbox.fd, inbox.take)
@@ -84,10 +79,9 @@ class Master:
     # --- wait ---------------------------------------------------------------------------------------
 
     def _wait(self) -> list[ev.Event]:
-        """What has happened; sleeps only when nothing has, and then what is decided has gone to the settle thread."""
+        """What has happened; sleeps only when nothing has, and only then asks until when."""
         events = self._crew.poll(0.0)
         if not events:
-            self._hand_over()
             events = self._crew.poll(self._due() - time.monotonic())
         self._unpublished = self._unpublished or bool(events)
         return events
@@ -102,7 +96,7 @@ class Master:
             due = min(due, self._stacks_due)
         if self._pool.is_stopping:
             due = min(due, now + EVERY)  # a thread may end without an event
-        return due
+        return min(due, self._batch.due)
 
     def _note(self, event: ev.Event) -> None:
         """What an event means for the loop's own helpers."""
@@ -127,7 +121,8 @@ class Master:
                     slot.full = True
                     self._pool.put_back([delivery])
             case act.Settle(delivery, settlement):
-                self._to_settle.append((delivery, settlement))
+                now = time.monotonic()
+                self._batch.add(delivery, settlement, now, self._pool.lookahead.size(now))
             case act.TakeBack(slot):
                 apply(self._pool, self._crew.take_back(slot), time.monotonic())
             case _:
@@ -183,8 +178,8 @@ class Master:
 
     def _after(self, now: float) -> None:
         pool = self._pool
-        if len(self._to_settle) * SHARE >= pool.lookahead.size(now):
-            self._hand_over()
+        if now >= self._batch.due:
+            self._settler.settle(self._batch.take())
         if pool.is_stopping:
             self._lessor.stop()
         else:
@@ -195,11 +190,6 @@ class Master:
             self._publish(now)
         if pool.notes:
             self._publisher.log_notes(pool)
-
-    def _hand_over(self) -> None:
-        if self._to_settle:
-            batch, self._to_settle = self._to_settle, []
-            self._settler.settle(batch)
 
     _published_at = 0.0
 

@@ -4,6 +4,8 @@ Bytes in, values out: no socket here. A packet holds one frame: a tag byte, then
 (`Run`, `Result`), then JSON. Sockets are SOCK_SEQPACKET, so the kernel keeps the edges of a packet; a packet that does
 not decode is `BadFrame`, and whoever sent it is not to be trusted any more.
 
+`Result` is not frozen only because that would cost a microsecond a job; nobody changes one.
+
 Three sockets (docs/architecture.md, "Channels"):
 
 * work, master → child: `Run`, `Retire`. The master keeps the reading end too, so it can take back what was not read.
@@ -54,8 +56,7 @@ class Run:
     body: bytes
 
     def encode(self) -> bytes:
-        head = RUN_HEAD.pack(1, self.nonce, self.fence, self.attempts, self.crashes, self.timeout)
-        return head + self.body
+        return run_packet(self.nonce, self.fence, self.attempts, self.crashes, self.timeout, self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class BootFailed:
         return b"\x11" + _dump(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Result:
     """One attempt has ended.
 
@@ -115,6 +116,11 @@ class Result:
         if not (self.output or self.error or self.after or self.follow_ups or self.leaving):
             return head
         return head + orjson.dumps([self.output, self.error, self.after, self.follow_ups, self.leaving])
+
+
+def run_packet(nonce: int, fence: int, attempts: int, crashes: int, timeout: float, body: bytes) -> bytes:
+    """`Run(…).encode()`, without the value in between: once a job."""
+    return RUN_HEAD.pack(1, nonce, fence, attempts, crashes, timeout) + body
 
 
 def plain_success(nonce: int, started: float, duration: float) -> bytes:
@@ -260,6 +266,8 @@ Frame = (
     | Exited
 )
 
+_SUCCEEDED = Verdict.SUCCEEDED  # found quicker than the member of an enum class
+
 _JSON_FRAMES: dict[int, type[Any]] = {
     0x11: BootFailed,
     0x13: Ask,
@@ -289,7 +297,7 @@ def _decode(packet: bytes) -> Frame:
     if tag == 0x12:
         _, nonce, verdict, started, duration = RESULT_HEAD.unpack_from(packet)
         if len(packet) == RESULT_HEAD.size:
-            return Result(nonce, Verdict(verdict), started, duration)
+            return Result(nonce, _SUCCEEDED if verdict == 0 else Verdict(verdict), started, duration)
         tail = orjson.loads(memoryview(packet)[RESULT_HEAD.size :])
         # Checked, because user code shares the process that sends this.
         if not all(isinstance(*pair) for pair in zip(tail, _RESULT_TAIL, strict=True)):

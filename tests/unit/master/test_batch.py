@@ -1,0 +1,61 @@
+"""When settlements go to their thread: a table."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from jobpool.lease import JobLease
+from jobpool.master.batch import LINGER, SHARE, Batch
+from jobpool.master.delivery import Delivery
+from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settlement
+
+NOW = 100.0
+
+
+def a_delivery() -> Delivery:
+    return Delivery(JobLease("id", "q", b"{}", 1, "o", 100.0, "memory"), 1, 0.0, "report", 0.0)
+
+
+def filled(count: int, ahead: int, settlement: Settlement | None = None) -> Batch:
+    batch = Batch()
+    for _ in range(count):
+        batch.add(a_delivery(), settlement or Ack(), NOW, ahead)
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("count", "ahead", "due"),
+    [
+        pytest.param(0, 0, math.inf, id="nothing"),
+        pytest.param(1, 0, NOW, id="no stream: at once"),
+        pytest.param(1, 2, NOW + LINGER, id="a slow stream: waits for a second one"),
+        pytest.param(2, 2, NOW, id="two are company"),
+        pytest.param(10, 800, NOW + LINGER, id="a quick stream waits for more"),
+        pytest.param(800 // SHARE, 800, NOW, id="an 8th of the look-ahead is enough"),
+    ],
+)
+def test_when_acks_are_due(count: int, ahead: int, due: float) -> None:
+    assert filled(count, ahead).due == due
+
+
+@pytest.mark.parametrize("settlement", [Nack(), Abandon(), Release(), Forfeit()], ids=lambda s: type(s).__name__)
+def test_what_is_no_ack_never_waits(settlement: Settlement) -> None:
+    assert filled(1, 800, settlement).due == NOW
+
+
+def test_later_ones_do_not_put_off_the_first() -> None:
+    batch = filled(1, 800)
+    batch.add(a_delivery(), Ack(), NOW + 0.009, 800)
+    assert batch.due == NOW + LINGER
+
+
+def test_taking_empties_it_and_keeps_the_order() -> None:
+    batch = Batch()
+    first, second = a_delivery(), a_delivery()
+    batch.add(first, Ack(), NOW, 0)
+    batch.add(second, Nack(), NOW, 0)
+    assert [delivery for delivery, _ in batch.take()] == [first, second]
+    assert batch.take() == []
+    assert batch.due == math.inf
