@@ -73,7 +73,7 @@ class ChildLine:
         self._far.close()
 
     def hand(self, run: bytes) -> bool:
-        """Write an attempt (`frames.run_packet`) to the child; False: nothing was written, its socket is full or gone."""
+        """Write an attempt (`frames.run_packet`) to the child; False: nothing was written, its socket is full."""
         written = self._write(run)
         self.unanswered += written
         return written
