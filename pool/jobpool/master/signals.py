@@ -1,9 +1,13 @@
-"""Signals to the master: a handler notes nothing and decides nothing, the interpreter writes the number to a socket."""
+"""Signals to the master: a handler notes nothing and decides nothing, the interpreter writes the number to a pipe.
+
+A pipe, and not a socket pair: it holds 65,536 numbers that nobody has read yet, a socket some 270, and what does not fit
+is lost. Of different signals that are pending at once, the kernel delivers the one with the smaller number first.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
-import socket
 import threading
 from types import FrameType
 from typing import Any
@@ -20,26 +24,24 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self._here, self._there = socket.socketpair()
-        self._here.setblocking(False)
-        self._there.setblocking(False)
+        self._here, self._there = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before: dict[int, Any] = {}
         self._fd_before = -1
 
     def fileno(self) -> int:
-        return self._here.fileno()
+        return self._here
 
     def install(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
-        self._fd_before = signal.set_wakeup_fd(self._there.fileno(), warn_on_full_buffer=False)
+        self._fd_before = signal.set_wakeup_fd(self._there, warn_on_full_buffer=False)
         for number in HANDLED:
             self._before[number] = signal.signal(number, _ignore)
 
     def read(self) -> list[Event]:
         """The signals that came, in order."""
         try:
-            numbers = self._here.recv(4096)
+            numbers = os.read(self._here, 65536)
         except BlockingIOError:
             return []
         return [SignalCame(number) for number in numbers if number in HANDLED]
@@ -49,9 +51,9 @@ class Signals:
             signal.signal(number, handler)
         if self._before:
             signal.set_wakeup_fd(self._fd_before)
-        self._here.close()
-        self._there.close()
+        os.close(self._here)
+        os.close(self._there)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Python must have a handler, or the default action ends the process; the wake-up socket does the rest."""
+    """Python must have a handler, or the default action ends the process; the wake-up pipe does the rest."""

@@ -167,6 +167,13 @@ def test_many_hups_under_load(rig: Rig) -> None:
 # --- more and fewer ---------------------------------------------------------------------------------------------------
 
 
+def is_pending(pid: int, number: int) -> bool:
+    """Whether a signal to the process waits for its delivery."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
+
+
 def test_ttin_and_ttou_add_and_remove_children_under_load(rig: Rig) -> None:
     pool = rig.start_pool().wait_ready(2)
     rig.enqueue_many("work", [{"seconds": 0.01}] * 300)
@@ -179,6 +186,9 @@ def test_ttin_and_ttou_add_and_remove_children_under_load(rig: Rig) -> None:
         pool.send(signal.SIGTTOU)
     pool.wait_ready(1)
     pool.send(signal.SIGTTOU)  # one stays, whatever comes
+    wait_until(
+        lambda: not is_pending(pool.pid, signal.SIGTTOU)
+    )  # else the kernel delivers TTIN, the smaller one, first
     pool.send(signal.SIGTTIN)
     pool.wait_ready(2)
     rig.wait_drained()
