@@ -1,7 +1,7 @@
 """Signals to the master: a handler notes nothing and decides nothing, the interpreter writes the number to a pipe.
 
-A pipe, and not a socket pair: it holds 65,536 numbers that nobody has read yet, a socket some 270, and what does not fit
-is lost. Of different signals that are pending at once, the kernel delivers the one with the smaller number first.
+A pipe, and not a socket pair: it holds 65,536 numbers that nobody has read yet, a socket some 270, and what does not
+fit is lost. Of different signals that are pending at once, the kernel delivers the one with the smaller number first.
 """
 
 from __future__ import annotations
