@@ -33,6 +33,10 @@ from jobpool.signing import EnvelopeSigner
 COUNT_EVERY_UNTIL_EMPTY = 0.2
 """Seconds between two looks at the counts when the pool ends as soon as they are 0."""
 
+DESCRIPTORS_A_CHILD = 8
+DESCRIPTORS_BESIDES = 128
+"""Open files of the master: at most so many for each slot, and so many for brokers, logs and the rest."""
+
 BROKER_INTERVAL = 2.0
 """Seconds in which the broker is asked at least once: the settle thread's counts."""
 
@@ -55,6 +59,7 @@ def run_pool(
     Blocks. Installs signal handlers when called on the main thread, and puts the old ones back.
     """
     linux.check_kernel()
+    _allow_descriptors(settings.workers)
     signer = EnvelopeSigner(list(settings.signing_keys) or None)
     broker = backend or open_backend(settings.backend, signer=signer)
     try:
@@ -161,6 +166,17 @@ def fork_server_config(settings: PoolSettings) -> ForkServerConfig:
     return ForkServerConfig(
         options, child_main="jobpool.child.main:run", app_loader="jobpool.child.app:load", name=settings.name
     )
+
+
+def _allow_descriptors(workers: int) -> None:
+    """Six descriptors a child, and room for a reload; many systems start a program with 1,024 in all."""
+    needed = DESCRIPTORS_BESIDES + DESCRIPTORS_A_CHILD * slot_count(workers)
+    allowed = linux.allow_open_files(needed)
+    if allowed < needed:
+        raise ConfigurationError(
+            f"{workers} workers need {needed} open files, and only {allowed} are allowed: "
+            "raise `ulimit -n` (LimitNOFILE= under systemd), or use fewer workers"
+        )
 
 
 def _memory_mark(settings: PoolSettings) -> int:

@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import os
 import platform
+import resource
 import signal
 import sys
 import time
@@ -140,6 +141,16 @@ def _collect(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:  # somebody else collected it, or it ignores SIGCHLD
         return True
+
+
+def allow_open_files(count: int) -> int:
+    """Raise this process's soft limit of open files to `count`, as far as the hard limit lets it; the limit then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return count
+    reached = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (reached, hard))
+    return reached
 
 
 def open_fds() -> set[int]:

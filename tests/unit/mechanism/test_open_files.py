@@ -1,0 +1,43 @@
+"""The limit of open files, in a process of its own: what is lowered here must not stay."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource, sys
+from jobpool.mechanism.linux import allow_open_files
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 400))
+print(allow_open_files(int(sys.argv[1])), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+POOL = """
+import resource
+from jobpool.master.run import run_pool
+from jobpool.master.settings import PoolSettings
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 400))
+run_pool(PoolSettings(queues=(("q", 1.0),), backend="memory://", workers=300))
+"""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "answer"),
+    [
+        pytest.param(100, "100 200", id="enough already"),
+        pytest.param(300, "300 300", id="raised"),
+        pytest.param(1000, "400 400", id="as far as it goes"),
+    ],
+)
+def test_the_soft_limit_is_raised_as_far_as_the_hard_one_lets_it(wanted: int, answer: str) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(wanted)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == answer
+
+
+def test_a_pool_that_cannot_have_enough_open_files_says_so_before_it_starts() -> None:
+    done = subprocess.run([sys.executable, "-c", POOL], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "300 workers need" in done.stderr
+    assert "ulimit -n" in done.stderr
