@@ -106,16 +106,15 @@ def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions:
     deadline = slot.deadline()
     if deadline is None:
         return
-    kill_at = deadline + pool.settings.kill_grace
-    if now >= kill_at + DUMP_BEFORE_KILL or (
-        now >= kill_at and slot.dumped_at and now - slot.dumped_at >= DUMP_BEFORE_KILL
-    ):
+    if now < deadline + pool.settings.kill_grace:
+        return
+    if not slot.dumped_at:  # however late this turn of the loop is: the stack is what its user will look for
+        slot.dumped_at = now
+        actions.append(act.DumpStack(slot))
+    elif now - slot.dumped_at >= DUMP_BEFORE_KILL:
         name = head.lease.envelope.name or head.handler
         slot.end(Ending.TIMEOUT, now, f"Job '{name}' exceeded maximum execution time of {head.timeout:g} seconds.")
         actions.append(act.KillChild(slot))
-    elif now >= kill_at and not slot.dumped_at:
-        slot.dumped_at = now
-        actions.append(act.DumpStack(slot))
 
 
 def _watch_dying(pool: Pool, slot: Slot, now: float, actions: list[Action]) -> None:
@@ -157,7 +156,7 @@ def _busy_due(pool: Pool, slot: Slot, now: float) -> float:
     if slot.broken_at:
         due = min(due, slot.broken_at + BROKEN_GRACE)
     if deadline is not None:
-        due = min(due, deadline + pool.settings.kill_grace + (DUMP_BEFORE_KILL if slot.dumped_at else 0.0))
+        due = min(due, slot.dumped_at + DUMP_BEFORE_KILL if slot.dumped_at else deadline + pool.settings.kill_grace)
     if len(slot.deliveries) > 1:
         due = min(due, slot.deliveries[1].leased_at + STALE_AFTER)
     return due

@@ -263,6 +263,14 @@ class TestTimeouts:
         [settlement] = stage.verdicts()
         assert settlement == Abandon("timeout", "Job 'slow' exceeded maximum execution time of 10 seconds.")
 
+    def test_a_loop_that_comes_late_still_asks_for_the_stack_before_it_kills(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("slow")
+        late = stage.after(11.0 + 5 * DUMP_BEFORE_KILL)
+        assert len(of(late, act.DumpStack)) == 1
+        assert not of(late, act.KillChild)
+        assert len(of(stage.after(DUMP_BEFORE_KILL + 0.001), act.KillChild)) == 1
+
     def test_the_jobs_own_timeout_wins_over_the_handlers_and_the_pools(self) -> None:
         stage = Stage(workers=1, default_timeout=99.0).boot()
         stage.lease("slow", timeout=2.0)
