@@ -199,7 +199,7 @@ class Master:
         self._published_at = now
         self._unpublished = False
         answered = max(self._lessor.answered_at, self._settler.answered_at)
-        self._publisher.publish(self._pool, now, answered, self._settler.reaped_at, force=True)
+        self._publisher.publish(self._pool, now, answered, self._settler.reaped_at)
 
     def _ask_stacks(self) -> None:
         for slot in self._pool.slots.live:

@@ -24,18 +24,14 @@ class Publisher:
         self._board = board
         self._last: dict[int, tuple[object, ...]] = {}
         self._cpu: dict[int, float] = {}
-        self._at = 0.0
         board.header.write(pid=os.getpid(), started=time.monotonic(), started_wall=time.time(), **constants)
 
     def note_cpu(self, child: int, share: float) -> None:
         """A child's share of one core, from its last sample."""
         self._cpu[child] = share
 
-    def publish(self, pool: Pool, now: float, broker_ok_at: float, reaped_at: float, force: bool = False) -> None:
-        """Write what has changed, if the last time is long enough ago."""
-        if now - self._at < EVERY and not force:
-            return
-        self._at = now
+    def publish(self, pool: Pool, now: float, broker_ok_at: float, reaped_at: float) -> None:
+        """Write what has changed. The caller keeps to `EVERY`."""
         ready = pool.slots.count(SlotState.IDLE, SlotState.BUSY)
         self._board.header.write(
             workers=pool.target,

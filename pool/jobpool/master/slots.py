@@ -157,9 +157,6 @@ class Slots:
     def by_child(self, child: int) -> Slot | None:
         return self._by_child.get(child)
 
-    def by_pid(self, pid: int) -> Slot | None:
-        return next((slot for slot in self._by_child.values() if slot.pid == pid), None)
-
     def empty(self) -> Slot | None:
         """The first empty slot."""
         return next((slot for slot in self.all if slot.state is SlotState.EMPTY), None)
