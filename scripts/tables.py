@@ -22,8 +22,9 @@ BEGIN, END = "<!-- made by scripts/tables.py -->", "<!-- end of what scripts/tab
 
 
 def capabilities() -> str:
-    """A row a capability, a column a scheme."""
-    brokers = {point.name: point.load().capabilities for point in entry_points(group="jobpool.backends")}
+    """A row a capability, a column a backend: several schemes may lead to one."""
+    backends = {point.load() for point in entry_points(group="jobpool.backends")}
+    brokers = {backend.scheme: backend.capabilities for backend in backends}
     schemes = sorted(brokers)
     meaning = texts_below_fields(Capabilities)
     return table(

@@ -160,6 +160,7 @@ class MemoryBackend(QueueBackend):
         del runner  # only sync:// has a use for one
         if url.lower() != "memory://":
             raise ConfigurationError(f"{url!r} is refused: write memory:// and nothing behind it")
+        options.pop("timeout", None)  # no call here waits for anything
         refuse_options(cls.scheme, options)
         return cls(signer=signer, clock=clock)
 

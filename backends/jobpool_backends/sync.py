@@ -77,6 +77,7 @@ class SyncBackend(QueueBackend):
         """
         if url.lower() != "sync://":
             raise ConfigurationError(f"{url!r} is refused: write sync:// and nothing behind it")
+        options.pop("timeout", None)  # no call here waits for anything
         refuse_options(cls.scheme, options)
         return cls(runner, signer=signer, clock=clock)
 

@@ -19,14 +19,14 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jobpool.clock import Clock, SystemClock
 from jobpool.definition import JobDefinition
 from jobpool.envelope import MAX_BODY_BYTES, encode
-from jobpool.errors import InvalidJob, LeaseLost
+from jobpool.errors import InvalidJob, LeaseLost, Unsupported
 from jobpool.lease import JobLease
 from jobpool.names import QUEUE_NAME as QUEUE_NAME
 from jobpool.names import check_queue as check_queue
@@ -38,6 +38,10 @@ REMEMBER_CALLS = 60.0
 
 ENQUEUE_MEMORY = 600.0
 """Seconds after its end for which an id that a producer gave is still known (law 8)."""
+
+
+Ticket = dict[str, str | int]
+"""See `QueueBackend.ticket`."""
 
 
 class State(StrEnum):
@@ -75,6 +79,12 @@ class Capabilities:
     """Sets of messages checked out by hand."""
     atomic_follow_ups: bool = True
     """`Ack.follow_ups` are enqueued in the same step as the ack."""
+    atomic_across_queues: bool = True
+    """One enqueue over several queues is all or none, and a given id is known in all of them; else queue by queue."""
+    enqueue_in_transaction: bool = False
+    """`enqueue_in` adds jobs to a database transaction of the caller's."""
+    ack_in_transaction: bool = False
+    """A handler may ack its message in a database transaction of its own (see `ticket`)."""
     leases: bool = True
     """Messages are kept and leased; `sync://` runs them at enqueue instead."""
 
@@ -215,6 +225,14 @@ class NewMessage:
     due: float | None
     body: bytes
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; `from_dict` is its inverse."""
+        return {**asdict(self), "body": self.body.decode()}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> NewMessage:
+        return cls(**{**fields, "body": fields["body"].encode()})
+
 
 def check_ttl(ttl: float) -> float:
     """Return `ttl`, or raise `ValueError`: a lease lasts longer than 0 seconds and less than a year."""
@@ -259,6 +277,30 @@ class QueueBackend(ABC):
         messages = [self.pack(definition) for definition in definitions]
         if messages:
             self._enqueue(messages)
+        return [message.id for message in messages]
+
+    def enqueue_in(self, connection: object, definitions: Iterable[JobDefinition]) -> list[str]:
+        """Enqueue jobs within the transaction that is open on the caller's own database connection; their ids.
+
+        They are there when that transaction commits, and never were when it rolls back. Nothing is committed here. The
+        rules of `enqueue_many` hold otherwise.
+
+        Args:
+            connection: To the broker's database, of the kind that the backend documents.
+
+        Raises:
+            Unsupported: `capabilities.enqueue_in_transaction` is False.
+            ConfigurationError: It is no connection of that kind, or leads to another database.
+            InvalidJob: As `enqueue_many`.
+
+        Errors of the database are raised as its driver raises them, for the transaction is the caller's.
+        Blocks for one round trip.
+        """
+        if not self.capabilities.enqueue_in_transaction:
+            raise Unsupported(f"{self.scheme}:// cannot enqueue within a transaction of yours: leave `connection` out")
+        messages = [self.pack(definition) for definition in definitions]
+        if messages:
+            self._enqueue_in(connection, messages)
         return [message.id for message in messages]
 
     def pack(self, definition: JobDefinition) -> NewMessage:
@@ -382,6 +424,20 @@ class QueueBackend(ABC):
         verb = type(settlement).__name__.lower()
         return self.settle_many([(lease, settlement)], call_id=f"{verb}:{lease.owner_token}")[0]
 
+    def ticket(self, lease: JobLease) -> Ticket:
+        """What a child needs to ack this one message in a transaction of its handler's own, and nothing more.
+
+        JSON-able. `ack` in it names a function `module:name`. It takes the handler's connection, the ticket and
+        follow-up messages (`NewMessage`); within the open transaction it removes the message, enqueues those and
+        remembers the call `ack:<owner token>`, so that a later `ack(lease)` is answered ALREADY. It raises `LeaseLost`
+        when the lease has ended, so that the transaction rolls back, and returns a function that tells whether the
+        transaction is still open.
+
+        Raises `Unsupported` where `capabilities.ack_in_transaction` is False.
+        """
+        del lease
+        raise Unsupported(f"{self.scheme}:// cannot ack within a transaction of yours: leave ack_in_transaction out")
+
     # --- holding -----------------------------------------------------------------------------------
 
     def renew(self, lease: JobLease, ttl: float) -> JobLease:
@@ -457,6 +513,22 @@ class QueueBackend(ABC):
         """Ask the broker for a sign of life. Raises BackendUnavailable. Blocks for one round trip."""
         self.stats("ping")
 
+    def prepare(self) -> None:
+        """Make what the broker needs before its first message (tables), or check that it is there.
+
+        Safe to call again, and at the same time from several processes.
+
+        Raises `BackendUnavailable`, or `ConfigurationError` when the broker's settings or rights forbid it.
+        """
+        self.ping()
+
+    def cautions(self) -> list[str]:
+        """What the broker's settings can lose or slow down: a plain sentence each, with the mend; [] = nothing known.
+
+        Raises BackendUnavailable. Blocks for a few round trips.
+        """
+        return []
+
     def close(self) -> None:  # noqa: B027 - a backend without connections has nothing to close
         """Close every connection; safe to call twice. Leases are left to expire."""
 
@@ -464,6 +536,9 @@ class QueueBackend(ABC):
 
     @abstractmethod
     def _enqueue(self, messages: Sequence[NewMessage]) -> None: ...
+
+    def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> None:
+        raise NotImplementedError  # who sets `enqueue_in_transaction` fills it in
 
     @abstractmethod
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]: ...

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Self
 
@@ -82,33 +82,39 @@ class Jobs:
         """
         return JobBuilder(handler, payload, producer=self)
 
-    def enqueue(self, job: JobDefinition | JobBuilder, /) -> str:
+    def enqueue(self, job: JobDefinition | JobBuilder, /, *, connection: object = None) -> str:
         """Enqueue one job and return its id.
+
+        Args:
+            job: What to do.
+            connection: Your own connection to the broker's database: the job is enqueued within the transaction that is
+                open on it, and is there if that commits and never was if it rolls back.
 
         Raises:
             InvalidJob, Unsupported, ConfigurationError: It was not enqueued.
             BackendUnavailable: Nothing is known. Retry with an identifier of your own to be sure of no duplicate.
 
+        With a connection, the database driver's own errors are raised as they are: the transaction is yours.
         Blocks for one round trip; the first call also opens the backend.
         """
-        return self._producer().enqueue(_definition(job))
+        return self.enqueue_many([job], connection=connection)[0]
 
-    def enqueue_many(self, jobs: Iterable[JobDefinition | JobBuilder], /) -> list[str]:
+    def enqueue_many(self, jobs: Iterable[JobDefinition | JobBuilder], /, *, connection: object = None) -> list[str]:
         """Enqueue any number of jobs, 1,000 in a round trip; their ids, in order.
 
         Each 1,000 are enqueued all or none; when it raises, those before are in the queue. `jobs` may be a generator:
-        it is read as the batches are sent.
+        it is read as the batches are sent. With a `connection` all are part of its transaction.
 
         Raises:
             As `enqueue`.
 
         Blocks for a round trip a batch.
         """
-        target = self._producer()
+        send = self._producer().enqueue_many if connection is None else self._within(connection)
         rest = iter(jobs)
         ids: list[str] = []
         while batch := [_definition(job) for job in islice(rest, BATCH)]:
-            ids += target.enqueue_many(batch)
+            ids += send(batch)
         return ids
 
     # --- looking -----------------------------------------------------------------------------------
@@ -166,6 +172,15 @@ class Jobs:
         return f"<Jobs {redact(self._url) if self._url else 'on the default backend'}>"
 
     # --- how it gets there -------------------------------------------------------------------------
+
+    def _within(self, connection: object) -> Callable[[list[JobDefinition]], list[str]]:
+        if producer.in_child():
+            raise Unsupported(
+                "a job's process holds no signing keys: in its own transaction a handler enqueues with ctx.enqueue and"
+                " ctx.ack(connection), declared with ack_in_transaction=True"
+            )
+        backend = self.backend
+        return lambda batch: backend.enqueue_in(connection, batch)
 
     def _producer(self) -> producer.Producer:
         return producer.default() if producer.in_child() else self.backend

@@ -26,6 +26,10 @@ class Reporter(Protocol):
         """Keep a job, its identifier set, to be sent with the ack."""
         ...
 
+    def ack(self, connection: object, /) -> None:
+        """Ack, and send what `follow_up` kept, within the transaction that is open on `connection`."""
+        ...
+
 
 class JobContext:
     """One attempt, seen from its handler. Made once a job, so it only holds on to the envelope.
@@ -134,6 +138,27 @@ class JobContext:
         identifier = _check_size(definition)
         self._reporter.follow_up(definition)
         return identifier
+
+    def ack(self, connection: object) -> None:
+        """End the message within the transaction that is open on a database connection of the handler's own.
+
+        When that transaction commits, the job is done, and whatever else it wrote was written exactly once; when it
+        rolls back, neither is so. What `enqueue` has collected so far is enqueued in it too. Call this last, just
+        before the commit: until then the message is locked, and a handler that fails after the commit is not run again.
+
+        For handlers declared with `ack_in_transaction=True`, on backends that can (`Capabilities.ack_in_transaction`).
+
+        Args:
+            connection: To the database that holds the queue, of the kind that the backend documents.
+
+        Raises:
+            LeaseLost: The lease has ended: let the error roll the transaction back.
+            Unsupported: The handler is not declared so.
+            ConfigurationError: It is no connection of that kind.
+
+        Errors of the database are raised as its driver raises them. Blocks for one or two round trips.
+        """
+        self._reporter.ack(connection)
 
     def _with_trace(self, definition: JobDefinition) -> JobDefinition:
         trace = self._envelope.meta.get(_TRACE)

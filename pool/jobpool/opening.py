@@ -41,6 +41,7 @@ def open_backend(
     signer: EnvelopeSigner | None = None,
     runner: Runner | None = None,
     clock: Clock | None = None,
+    timeout: float | None = None,
     **options: Any,
 ) -> QueueBackend:
     """Find and open the backend for `url`.
@@ -50,6 +51,7 @@ def open_backend(
         signer: Signs what is enqueued; None = unsigned.
         runner: What `sync://` runs a job with; other backends have no use for it.
         clock: For backends that keep time themselves; None = the machine's.
+        timeout: Seconds, > 0, that one call may take; None = what the URL says, else the backend's own default.
         options: The backend's own, by keyword.
 
     Raises:
@@ -60,6 +62,8 @@ def open_backend(
     Blocks as long as the backend takes to open.
     """
     backend_class = _load(_entry_point(url), url)
+    if timeout is not None:
+        options["timeout"] = timeout
     backend: QueueBackend = backend_class.from_url(url, signer=signer, clock=clock, runner=runner, **options)
     return backend
 
@@ -180,8 +184,16 @@ def _load(point: EntryPoint, url: str) -> Any:
 def _what_is_wrong(error: ImportError) -> str:
     package = (error.name or "").partition(".")[0]
     if isinstance(error, ModuleNotFoundError) and package and package not in sys.modules:
-        return f"needs the package {package!r}, which is not installed"
+        return f"needs the package {package!r}, which is not installed{_extra(package)}"
     return f"cannot be imported: {error}"
+
+
+_EXTRAS = {"redis": "redis", "psycopg": "postgres"}
+
+
+def _extra(package: str) -> str:
+    """The mend, for packages that jobpool itself offers."""
+    return f": pip install 'jobpool[{_EXTRAS[package]}]'" if package in _EXTRAS else ""
 
 
 def _list_schemes() -> str:

@@ -63,8 +63,8 @@ class Settings(BaseSettings):
     """Of the pool: in process titles, `top` and `health`."""
     backend: str = Field(min_length=1, repr=False)
     """URL of the broker; `jobpool.db` beside the configuration file when nothing is said."""
-    broker_timeout: Duration = Field(default=5.0, gt=0)
-    """How long one call to the broker may take."""
+    broker_timeout: Duration | None = Field(default=None, gt=0)
+    """How long one call to the broker may take; its backend's own limit when nothing is said."""
     apps: Names = ()
     """Modules, or paths of Python files, that register handlers."""
     queues: Queues = (("default", 1.0),)

@@ -20,6 +20,7 @@ from typing import Self
 from jobpool.backend import QueueBackend, check_ttl
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.child.registry import DEFAULT, AnyHandler, HandlerRegistry
+from jobpool.child.transaction import own_ack
 from jobpool.definition import JobDefinition, check_seconds
 from jobpool.envelope import JobEnvelope, decode, encode
 from jobpool.errors import BackendUnavailable, JobpoolError, LeaseLost, Unsupported
@@ -39,7 +40,7 @@ from jobpool.outcome import (
 from jobpool.policy.decide import Rules, counters_of, decide, status_of
 from jobpool.policy.retry import RetryPolicy
 from jobpool.result import ExecutionResult, Status, WorkerResult
-from jobpool.settlement import Abandon, Forfeit, Leave, Nack, Settled, Settlement
+from jobpool.settlement import Abandon, Ack, Forfeit, Leave, Nack, Settled, Settlement
 from jobpool.signing import EnvelopeSigner
 
 DEFAULT_TIMEOUT = 3600.0
@@ -139,6 +140,8 @@ class QueueWorker:
             timeout=_timeout(envelope, handler, self._default_timeout),
             max_retries=self._retry.budget(_max_retries(envelope, handler)) - 1,
         )
+        if handler is not None and handler.ack_in_transaction:
+            job.ack = own_ack(self._backend.ticket(lease), lambda jobs: [self._backend.pack(each) for each in jobs])
         with LeaseKeeper(self._backend, lease, self._ttl) as keeper:
             attempt = run_attempt(job, self._registry)
         if keeper.lost:
@@ -162,15 +165,16 @@ class QueueWorker:
             can_forfeit=self._backend.capabilities.forfeit,
         )
         settlement = decide(outcome, lease, rules, self._retry, self._clock.boot())
-        settled = Settled.OK if isinstance(settlement, Leave) else self._settle(lease, settlement)
+        own = handler is not None and handler.ack_in_transaction and isinstance(settlement, Ack)
+        call_id = f"ack:{lease.owner_token}" if own else secrets.token_hex(8)
+        settled = Settled.OK if isinstance(settlement, Leave) else self._settle(lease, settlement, call_id)
         self._count(lease.queue, counters_of(settlement, outcome, settled))
         result = _result(settlement, outcome, settled, lease)
         self._log(result, lease)
         return result
 
-    def _settle(self, lease: JobLease, settlement: Settlement) -> Settled:
+    def _settle(self, lease: JobLease, settlement: Settlement, call_id: str) -> Settled:
         """Settle, again and again under one call id while the broker is silent and the lease runs."""
-        call_id = secrets.token_hex(8)
         pause, give_up = 0.1, time.monotonic() + self._ttl
         while True:
             try:

@@ -5,6 +5,7 @@
 * `moment`: what time it is, for leases that outlive a reboot
 * `tally`, `calls`: counts a queue, and the memory of calls
 * `producing`, `fetching`, `settling`, `reaping`: the life of a message
+* `intransaction`: enqueue and ack within a transaction of the caller's own
 * `looking`, `tending`, `filters`: the administrator's side
 * `waiting`: sleep until something is there
 * `backend`: the class that puts them together

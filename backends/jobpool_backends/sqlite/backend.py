@@ -15,6 +15,7 @@ from jobpool.backend import (
     QueueStats,
     Reaped,
     ReapPolicy,
+    Ticket,
     Verb,
 )
 from jobpool.clock import Clock
@@ -24,7 +25,7 @@ from jobpool.settlement import Ack, Settled, Settlement
 from jobpool.signing import EnvelopeSigner
 from jobpool_backends.inotify import ring
 from jobpool_backends.shared import micros, refuse_options
-from jobpool_backends.sqlite import producing
+from jobpool_backends.sqlite import intransaction, producing
 from jobpool_backends.sqlite.calls import Sweeper
 from jobpool_backends.sqlite.database import PRAGMAS, Database
 from jobpool_backends.sqlite.fetching import Fetcher
@@ -59,7 +60,7 @@ class SqliteBackend(QueueBackend):
     """
 
     scheme: ClassVar[str] = "sqlite"
-    capabilities: ClassVar[Capabilities] = Capabilities()
+    capabilities: ClassVar[Capabilities] = Capabilities(enqueue_in_transaction=True, ack_in_transaction=True)
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class SqliteBackend(QueueBackend):
         pragmas: tuple[str, ...] = PRAGMAS,
     ) -> None:
         super().__init__(signer=signer, clock=clock)
-        boot = this_boot() if boot is None else boot
+        self._boot = boot = this_boot() if boot is None else boot
         sweeper = Sweeper()
         self._database = Database(path, timeout=timeout, pragmas=pragmas)
         self._fetcher = Fetcher(self._database, self.clock, boot, sweeper, self.scheme)
@@ -118,6 +119,13 @@ class SqliteBackend(QueueBackend):
             producing.add(connection, messages, micros(self.clock.wall()), tally)
             tally.write(connection)
         self._ring()
+
+    def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> None:
+        intransaction.enqueue(connection, self._database.path, messages, self.clock)
+
+    def ticket(self, lease: JobLease) -> Ticket:
+        """What a child needs to ack in its handler's own transaction, on an `sqlite3` connection to this file."""
+        return intransaction.make_ticket(lease, self._database.path, self._boot)
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         return self._fetcher.fetch(queue, limit, ttl, fetch_id)

@@ -135,18 +135,11 @@ class Settler:
         call_id: str,
     ) -> tuple[list[Settled], bool]:
         """The answers, and whether somebody who waits should look. `follow_ups` by the place of their ack."""
-        call = f"settle:{call_id}"
         with self._database.write() as connection:
-            changes = _Changes(read_moment(self._clock, self._boot))
-            wall = changes.now.wall
-            known = calls.recall(connection, call, wall)
-            if known is not None:
-                return calls.repeat_answers(known), False
-            answers = _judge_all(connection, settlements, follow_ups, changes)
-            changes.write(connection)
-            calls.remember(connection, call, calls.write_answers(answers), wall)
-            self._sweeper.sweep(connection, wall)
-        return answers, changes.brings_work
+            now = read_moment(self._clock, self._boot)
+            answered = settle_within(connection, now, settlements, follow_ups, call_id)
+            self._sweeper.sweep(connection, now.wall)
+        return answered
 
     def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
         before = self._clock.boot()
@@ -162,6 +155,25 @@ class Settler:
             replace(lease, expires_at=before + ttl) if answer else None
             for lease, answer in zip(leases, answers, strict=True)
         ]
+
+
+def settle_within(
+    connection: sqlite3.Connection,
+    now: Moment,
+    settlements: Sequence[tuple[JobLease, Settlement]],
+    follow_ups: dict[int, list[NewMessage]],
+    call_id: str,
+) -> tuple[list[Settled], bool]:
+    """`Settler.settle`, within the write transaction that is open on `connection`."""
+    call = f"settle:{call_id}"
+    known = calls.recall(connection, call, now.wall)
+    if known is not None:
+        return calls.repeat_answers(known), False
+    changes = _Changes(now)
+    answers = _judge_all(connection, settlements, follow_ups, changes)
+    changes.write(connection)
+    calls.remember(connection, call, calls.write_answers(answers), now.wall)
+    return answers, changes.brings_work
 
 
 def _judge_all(

@@ -22,7 +22,7 @@ from jobpool.child.registry import AnyHandler, HandlerNotAllowed, HandlerRegistr
 from jobpool.context import JobContext
 from jobpool.definition import JobDefinition
 from jobpool.envelope import JobEnvelope
-from jobpool.errors import ConfigurationError
+from jobpool.errors import ConfigurationError, Unsupported
 from jobpool.mechanism.alarm import Alarm, Borrowed
 from jobpool.mechanism.frames import Verdict
 from jobpool.result import ExecutionResult
@@ -31,6 +31,11 @@ DOUBLE = 75
 """Exit status of a process that a handler forked and that came back from it: there is one of us already."""
 
 Progress = Callable[[float, str], object]
+
+OwnAck = Callable[[object, Sequence[JobDefinition]], Callable[[], bool]]
+"""Acks on the handler's connection, with follow-ups; returns what tells whether the transaction is still open."""
+
+LEFT_OPEN = "the transaction in which the handler acked its message was left open: commit it before the handler returns"
 
 
 @dataclass(slots=True)
@@ -44,6 +49,7 @@ class JobToRun:
         crashes: Deliveries so far that ended with no verdict.
         timeout: Seconds; 0 = unlimited.
         max_retries: What applies, where it is not the envelope's.
+        ack: Acks the message on the handler's own connection, with these follow-ups; None = the handler may not.
     """
 
     envelope: JobEnvelope
@@ -52,6 +58,7 @@ class JobToRun:
     crashes: int = 0
     timeout: float = 0.0
     max_retries: int | None = None
+    ack: OwnAck | None = None
 
 
 @dataclass(slots=True)
@@ -69,6 +76,7 @@ class Attempt:
         follow_ups: Jobs from `ctx.enqueue`; empty unless it succeeded.
         started_at: Unix time.
         daemons: The handler may leave processes behind.
+        left_open: The handler acked in a transaction that it neither committed nor rolled back.
     """
 
     handler: str
@@ -81,6 +89,7 @@ class Attempt:
     follow_ups: Sequence[JobDefinition] = ()
     started_at: float = 0.0
     daemons: bool = False
+    left_open: bool = False
 
     @property
     def result(self) -> ExecutionResult:
@@ -192,13 +201,17 @@ class AttemptRunner:
         except ConfigurationError as error:
             return Attempt(name, Verdict.FAILED, started, error=str(error))
         attempt = Attempt(name, Verdict.FAILED, started, started_at=time.time(), daemons=handler.allow_daemons)
-        self._run(handler, job, attempt, _Notes(progress))
+        self._run(handler, job, attempt, _Notes(progress, job.ack))
         return attempt
 
     def _run(self, handler: AnyHandler, job: JobToRun, attempt: Attempt, notes: _Notes) -> None:
         self._capture.begin()
         self._watch.arm(job.timeout)
         self._fill(attempt, self._call(handler, _context(job, attempt, notes)), job)
+        if notes.left_open():
+            attempt.left_open = True
+            if attempt.verdict is Verdict.SUCCEEDED:
+                attempt.verdict, attempt.error = Verdict.FAILED, LEFT_OPEN
         if handler.after_run is not None:
             self._after(handler.after_run, attempt, job)
         self._watch.disarm()
@@ -279,10 +292,12 @@ def run_attempt(
 class _Notes:
     """What the handler says through its context."""
 
-    __slots__ = ("_progress", "follow_ups")
+    __slots__ = ("_ack", "_progress", "_still_open", "follow_ups")
 
-    def __init__(self, progress: Progress | None) -> None:
+    def __init__(self, progress: Progress | None, ack: OwnAck | None) -> None:
         self._progress = progress
+        self._ack = ack
+        self._still_open: Callable[[], bool] | None = None
         self.follow_ups: list[JobDefinition] = []
 
     def progress(self, fraction: float, text: str, /) -> None:
@@ -290,7 +305,17 @@ class _Notes:
             self._progress(fraction, text)
 
     def follow_up(self, definition: JobDefinition, /) -> None:
+        if self._still_open is not None:
+            raise Unsupported("this job has acked itself: enqueue its follow-ups before ctx.ack(connection)")
         self.follow_ups.append(definition)
+
+    def ack(self, connection: object, /) -> None:
+        if self._ack is None:
+            raise Unsupported("ctx.ack needs a handler that is declared with ack_in_transaction=True")
+        self._still_open = self._ack(connection, self.follow_ups)
+
+    def left_open(self) -> bool:
+        return self._still_open is not None and self._still_open()
 
 
 def _context(job: JobToRun, attempt: Attempt, notes: _Notes) -> JobContext:

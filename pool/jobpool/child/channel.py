@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable
 
 from jobpool import errors
+from jobpool.backend import NewMessage
 from jobpool.definition import JobDefinition
 from jobpool.errors import BackendUnavailable, InvalidJob, JobpoolError, Unsupported
 from jobpool.mechanism import frames, packets
@@ -37,14 +38,22 @@ class ChannelProducer:
 
         Blocks until the master has the broker's answer.
         """
+        return self._request(Ask([definition.to_dict() for definition in definitions])).ids
+
+    def pack(self, definitions: Iterable[JobDefinition]) -> list[NewMessage]:
+        """The signed messages for these jobs, which the caller enqueues itself. Raises and blocks as `enqueue_many`."""
+        reply = self._request(Ask([definition.to_dict() for definition in definitions], pack=True))
+        return [NewMessage.from_dict(fields) for fields in reply.packed]
+
+    def _request(self, ask: Ask) -> Reply:
         if os.getpid() != self._pid:
             raise Unsupported("a process that the handler forked cannot enqueue: do it in the handler itself")
-        packet = Ask([definition.to_dict() for definition in definitions]).encode()
+        packet = ask.encode()
         with self._lock:
             reply = self._ask(packet)
         if reply.kind:
             raise _error(reply)
-        return reply.ids
+        return reply
 
     def _ask(self, packet: bytes) -> Reply:
         try:

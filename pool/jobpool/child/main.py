@@ -19,8 +19,8 @@ from time import monotonic
 from setproctitle import setproctitle
 
 from jobpool import producer
-from jobpool.child import app
-from jobpool.child.attempt import Attempt, AttemptRunner, JobToRun
+from jobpool.child import app, transaction
+from jobpool.child.attempt import Attempt, AttemptRunner, JobToRun, OwnAck
 from jobpool.child.capture import Capture, OutputFile
 from jobpool.child.channel import ChannelProducer
 from jobpool.child.recycle import DESCRIPTORS, SocketsLost, Wear
@@ -31,7 +31,16 @@ from jobpool.errors import ConfigurationError, MalformedEnvelope
 from jobpool.mechanism import packets
 from jobpool.mechanism.alarm import Alarm
 from jobpool.mechanism.boot import ChildBoot
-from jobpool.mechanism.frames import RUN_HEAD, BootFailed, Ready, Result, Verdict, plain_success
+from jobpool.mechanism.frames import (
+    RUN_HEAD,
+    TICKETED,
+    BootFailed,
+    Ready,
+    Result,
+    Verdict,
+    plain_success,
+    split_ticket,
+)
 
 OK = 0
 CANNOT_BOOT = 69
@@ -76,7 +85,8 @@ class Child:
     def __init__(self, boot: ChildBoot) -> None:
         options = boot.options
         DEFAULT.restrict(options.queue_handlers)
-        producer.enter_child(ChannelProducer(boot.channel))
+        self._producer = ChannelProducer(boot.channel)
+        producer.enter_child(self._producer)
         _write_lines_at_once()
         self._boot = boot
         self._work = boot.work
@@ -104,8 +114,15 @@ class Child:
         self._page.idle(monotonic())
         self._title.idle()
         packets.send(self._channel, Ready().encode())
-        while (packet := self._next()) is not None and packet[0] == _RUN:
-            if self._attempt(packet):
+        while (packet := self._next()) is not None:
+            if packet[0] == _RUN:
+                leaving = self._attempt(packet)
+            elif packet[0] == TICKETED:
+                ticket, run = split_ticket(packet)
+                leaving = self._attempt(run, transaction.own_ack(ticket, self._producer.pack))
+            else:
+                break
+            if leaving:
                 break
         return OK
 
@@ -125,7 +142,7 @@ class Child:
                 packets.close_all(fds)
             return packet
 
-    def _attempt(self, packet: bytes) -> str:
+    def _attempt(self, packet: bytes, ack: OwnAck | None = None) -> str:
         """Run one attempt and answer it; why the child leaves now, or ""."""
         _, nonce, fence, attempts, crashes, timeout = RUN_HEAD.unpack_from(packet)
         now = monotonic()
@@ -137,7 +154,7 @@ class Child:
         deadline = now + timeout if timeout > 0 else 0.0
         self._page.started(nonce, now, deadline, envelope.identifier, envelope.queue, envelope.job, attempts + 1)
         self._title.busy(envelope.job, envelope.identifier)
-        job = JobToRun(envelope, envelope.queue, fence, crashes, timeout)
+        job = JobToRun(envelope, envelope.queue, fence, crashes, timeout, ack=ack)
         return self._answer(nonce, self._runner.run(job, self._page.progress))
 
     def _answer(self, nonce: int, attempt: Attempt) -> str:

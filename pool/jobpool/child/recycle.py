@@ -24,6 +24,7 @@ JOBS = "jobs"
 MEMORY = "memory"
 THREADS = "threads"
 PROCESSES = "processes"
+TRANSACTION = "a transaction was left open"
 DESCRIPTORS = "descriptors"
 
 LAST_WORDS = 0.05
@@ -65,6 +66,8 @@ class Wear:
         swept = linux.has_children() and self._sweep(attempt)
         if attempt.verdict is Verdict.TIMEOUT:
             return TIMEOUT
+        if attempt.left_open:
+            return TRANSACTION
         if swept:
             return PROCESSES
         if _thread._count() > self._threads and not self._threads_ended():

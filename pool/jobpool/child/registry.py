@@ -45,6 +45,7 @@ class Handler(Generic[P, R]):
         before_run: Called with the context before the handler; what it raises fails the attempt.
         after_run: Called with the `ExecutionResult` after every attempt; what it raises is logged.
         allow_daemons: Processes that an attempt leaves behind are let live.
+        ack_in_transaction: The function may end its message with `ctx.ack(connection)`.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Handler(Generic[P, R]):
         before_run: BeforeRun | None = None,
         after_run: AfterRun | None = None,
         allow_daemons: bool = False,
+        ack_in_transaction: bool = False,
     ) -> None:
         functools.update_wrapper(self, function)  # first: it copies the function's attributes, whatever they are called
         self.name = check_name(getattr(function, "__name__", "") if name is None else name, "handler name")
@@ -68,6 +70,7 @@ class Handler(Generic[P, R]):
         self.before_run = _hook(before_run, "before_run", self.name)
         self.after_run = _hook(after_run, "after_run", self.name)
         self.allow_daemons = allow_daemons
+        self.ack_in_transaction = ack_in_transaction
         self._bound: Bound | None = None
         check_shape(function, self.name, self.place)
 
@@ -118,7 +121,7 @@ class Handler(Generic[P, R]):
     @property
     def info(self) -> HandlerInfo:
         """What the master is told of it."""
-        return HandlerInfo(self.name, list(self.queues), self.max_retries, self.timeout)
+        return HandlerInfo(self.name, list(self.queues), self.max_retries, self.timeout, self.ack_in_transaction)
 
     def __repr__(self) -> str:
         return f"<Handler {self.name!r} at {self.place}>"
@@ -166,6 +169,7 @@ class HandlerRegistry:
         before_run: BeforeRun | None = None,
         after_run: AfterRun | None = None,
         allow_daemons: bool = False,
+        ack_in_transaction: bool = False,
     ) -> _Decorator: ...
 
     def handler(self, name: Any = None, /, **options: Any) -> Any:
@@ -234,6 +238,8 @@ Args:
     before_run: Called with the context before the handler; what it raises fails the attempt.
     after_run: Called with the `ExecutionResult` after every attempt; what it raises is logged.
     allow_daemons: Let processes live that an attempt leaves behind.
+    ack_in_transaction: Give the handler what `ctx.ack(connection)` needs. A pool refuses an app with such a handler
+        on a backend that cannot do it.
 
 Raises:
     ConfigurationError: The name is taken, or the function's parameters cannot be filled.

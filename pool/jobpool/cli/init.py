@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
 from pathlib import Path
 
@@ -14,29 +15,54 @@ from jobpool.errors import ConfigurationError
 
 FILES = ("jobpool.toml", "jobs.py")
 
+DEFAULT_BACKEND = 'backend = "sqlite:///jobpool.db"'
+
 
 @click.command("init", cls=Command, short_help="Write a first configuration and a first handler.")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=Path())
 @option("--force", is_flag=True, help="Overwrite files that are there.")
+@option(
+    "--broker-only", is_flag=True, help="Write no files; only prepare the configured broker (tables), for a deploy."
+)
 @common
-def init(session: Session, directory: Path, force: bool) -> None:
-    """Write a commented jobpool.toml and a first handler, jobs.py, into DIRECTORY (default: this one)."""
-    del session
+def init(session: Session, directory: Path, force: bool, broker_only: bool) -> None:
+    """Write a commented jobpool.toml and a first handler, jobs.py, into DIRECTORY (default: this one).
+
+    With --backend URL the file names that broker, and what it needs (tables, say) is made there.
+    """
+    if broker_only:
+        _prepare(session)
+        return
     there = [directory / name for name in FILES if (directory / name).exists()]
     if there and not force:
         raise click.UsageError(f"{' and '.join(map(str, there))} exists already; --force overwrites")
-    _write(directory)
+    url = session.backend_flag()
+    if url is not None:
+        _prepare(session)  # first: a URL that does not work must not be written down
+    _write(directory, url)
     _next_steps(directory)
 
 
-def _write(directory: Path) -> None:
+def _prepare(session: Session) -> None:
+    with session.broker() as broker:
+        broker.prepare()
+        note(f"the {broker.scheme}:// broker is ready")
+
+
+def _write(directory: Path, url: str | None) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name in FILES:
-            (directory / name).write_text(_template(name))
+            text = _template(name)
+            (directory / name).write_text(text if url is None else text.replace(DEFAULT_BACKEND, _line(url)))
     except OSError as error:
         raise ConfigurationError(f"{directory} cannot be written: {error.strerror}") from error
     note(f"wrote {' and '.join(str(directory / name) for name in FILES)}")
+
+
+def _line(url: str) -> str:
+    """A TOML line; JSON writes strings as TOML does."""
+    return f"backend = {json.dumps(url)}"
 
 
 def _template(name: str) -> str:

@@ -94,7 +94,7 @@ COMMON_OPTIONS = [
     _common("-b", "--backend", "--broker", metavar="URL", help="The broker.  [default: SQLite in jobpool.db]"),
     _common("-C", "--config", metavar="FILE", help="[default: the nearest jobpool.toml or pyproject.toml]"),
     _common("-n", "--name", metavar="NAME", help="Of the pool.  [default: jobpool]"),
-    _common("--broker-timeout", metavar="TIME", help="How long a call to the broker may take.  [default: 5s]"),
+    _common("--broker-timeout", metavar="TIME", help="How long a call to the broker may take.  [default: its own]"),
     _common("--runtime-dir", metavar="DIR", help="Where pools leave their files for `top` and `health`."),
     _common("--signing-key-file", metavar="FILE", help="Keys of signatures, one a line; the first one signs."),
     _common("-l", "--log-level", metavar="LEVEL", help="debug, info, warning, error or critical.  [default: info]"),

@@ -67,11 +67,16 @@ class Session:
         settings = self.settings()
         asked = self._logging["log_level"] is not None
         configure(self.log_level(settings.log_level if asked else "warning"), settings.log_format)
-        backend = open_backend(settings.backend, signer=EnvelopeSigner(settings.signing_keys() or None))
+        signer = EnvelopeSigner(settings.signing_keys() or None)
+        backend = open_backend(settings.backend, signer=signer, timeout=settings.broker_timeout)
         try:
             yield backend
         finally:
             backend.close()
+
+    def backend_flag(self) -> str | None:
+        """The broker's URL as it was typed; None = not given."""
+        return self._flags.get("backend")
 
     def runtime_dir(self) -> Path:
         """The runtime directory, without reading the settings as a whole: health probes come often."""

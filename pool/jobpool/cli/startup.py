@@ -102,7 +102,7 @@ def backlog(pool: PoolSettings) -> int:
     """How many messages wait, are delayed or leased in the pool's queues. Raises `BackendUnavailable`."""
     from jobpool.opening import open_backend
 
-    backend = open_backend(pool.backend)
+    backend = open_backend(pool.backend, timeout=pool.broker_timeout)
     try:
         return sum(backend.stats(queue).pending for queue in pool.queue_names)
     finally:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from jobpool.master.delivery import Delivery
 from jobpool.master.slots import Slot
-from jobpool.mechanism.frames import Reply
+from jobpool.mechanism.frames import Ask, Reply
 from jobpool.settlement import Settlement
 
 
@@ -78,10 +78,10 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Produce:
-    """Enqueue for a child."""
+    """Enqueue for a child, or sign for it."""
 
     child: int
-    definitions: tuple[dict[str, object], ...]
+    ask: Ask
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from jobpool.mechanism.frames import (
     Spawned,
     SpawnFailed,
     run_packet,
+    with_ticket,
 )
 from jobpool.mechanism.scoreboard import Scoreboard
 
@@ -227,15 +228,14 @@ class Crew:
         for table in (self._slot_of, self._generation_of, self._pids):
             table.pop(child, None)
 
-    def hand(self, slot: Slot, delivery: Delivery) -> bool:
-        """Write the attempt; False: the socket is full, nothing was written."""
+    def hand(self, slot: Slot, delivery: Delivery, ticket: bytes = b"") -> bool:
+        """Write the attempt, with the ticket to ack it, if any; False: the socket is full, nothing was written."""
         line = self._lines.get(slot.child)
         if line is None:
             return False
         lease = delivery.lease
-        return line.hand(
-            run_packet(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
-        )
+        run = run_packet(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
+        return line.hand(with_ticket(run, ticket) if ticket else run)
 
     def take_back(self, slot: Slot) -> ev.TookBack:
         line = self._lines.get(slot.child)

@@ -19,6 +19,7 @@ class Delivery:
         slot: Index of the slot whose socket holds it, or -1.
         outcome: How it ended, once it has.
         lost: Its lease has ended: whatever comes of it, nothing is settled.
+        acks_itself: Its handler may ack in a transaction of its own, and is given the ticket to do so.
         settling: A settlement is under way: its verdict is fixed, "lost" is ignored.
     """
 
@@ -28,6 +29,7 @@ class Delivery:
     handler: str
     leased_at: float
     slot: int = -1
+    acks_itself: bool = False
     settling: bool = False
     lost: bool = False
     outcome: Outcome | None = None

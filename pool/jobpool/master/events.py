@@ -5,7 +5,8 @@ Those that come once a job are not frozen: freezing would cost half a microsecon
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from jobpool.backend import QueueStats, Reaped
 from jobpool.lease import JobLease
@@ -75,12 +76,13 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """A child's `Jobs()` call was carried out: ids, or an error with the name of its class."""
+    """A child's `Ask` was carried out: ids (and messages, if it asked for them), or an error and its class's name."""
 
     child: int
     ids: list[str]
-    kind: str
-    error: str
+    kind: str = ""
+    error: str = ""
+    packed: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

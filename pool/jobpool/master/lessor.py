@@ -22,6 +22,9 @@ from jobpool.master.thread import MasterThread
 WAIT = 0.5
 """Seconds for which the thread sleeps in the backend before it looks round."""
 
+LOOK_ANYWAY = 5.0
+"""Seconds after which it fetches though nothing was hinted at: what a hint is worth is the backend's word alone."""
+
 
 class Lessor(MasterThread):
     """See the module. `answered_at`: CLOCK_MONOTONIC seconds of the broker's last good answer."""
@@ -44,7 +47,6 @@ class Lessor(MasterThread):
         self._unseen = False
         self._outage = Outage(inbox, self._halt)
         self.answered_at = backend.clock.mono()
-        self.found_nothing_at = 0.0
 
     def want(self, count: int) -> None:
         """How many messages the loop could take now. Cheap but for the first above 0: then the thread may be asleep."""
@@ -109,12 +111,20 @@ class Lessor(MasterThread):
         self._inbox.put(Leased(inspected))
 
     def _wait_for_messages(self) -> None:
+        """Sleep in the backend until it hints at a message; an idle pool asks for nothing else."""
+        clock = self._backend.clock
+        give_up = clock.mono() + LOOK_ANYWAY
+        while not self._halt.is_set() and not self._hinted() and clock.mono() < give_up:
+            pass
+
+    def _hinted(self) -> bool:
         try:
-            self.found_nothing_at = self._backend.clock.mono()
-            self._backend.wait_any(self._rotation.names, WAIT)
-            self._note_answer()
+            queue = self._backend.wait_any(self._rotation.names, WAIT)
         except BackendUnavailable as error:
             self._outage.failed(error)
+            return True
+        self._note_answer()
+        return queue is not None
 
     def _note_answer(self) -> None:
         self.answered_at = self._backend.clock.mono()

@@ -6,17 +6,21 @@ import signal
 import time
 from dataclasses import asdict
 
+import orjson
+
 from jobpool.backend import QueueBackend
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
 from jobpool.master.batch import Batch
 from jobpool.master.crew import Crew
+from jobpool.master.delivery import Delivery
 from jobpool.master.handout import worth_fetching
 from jobpool.master.inbox import Inbox
 from jobpool.master.lessor import Lessor
 from jobpool.master.plan import CHECK_EVERY, Planner
 from jobpool.master.pool import Pool
+from jobpool.master.produce import produce
 from jobpool.master.publisher import EVERY, Publisher
 from jobpool.master.renewer import Renewer
 from jobpool.master.sampler import Sampler
@@ -46,6 +50,7 @@ class Master:
     ) -> None:
         self._pool = pool
         self._planner = planner
+        self._backend = backend
         self._clock = backend.clock
         self._crew = crew
         self._inbox = inbox
@@ -115,7 +120,7 @@ class Master:
     def _perform(self, action: act.Action) -> None:
         match action:
             case act.Hand(slot, delivery):
-                if self._crew.hand(slot, delivery):
+                if self._crew.hand(slot, delivery, self._ticket(delivery) if delivery.acks_itself else b""):
                     slot.hand(delivery, time.monotonic())
                 else:
                     slot.full = True
@@ -140,8 +145,11 @@ class Master:
                 self._crew.signal(slot, signal.SIGUSR1)
             case act.ForgetChild(_, child):
                 self._crew.forget(child)
-            case act.Produce(child, definitions):
-                self._settler.produce(child, definitions)
+            case act.Produce(child, ask) if ask.pack:
+                # Not on the settle thread: that may wait for a lock which the asking handler's transaction holds.
+                apply(self._pool, produce(self._backend, child, ask), time.monotonic())
+            case act.Produce(child, ask):
+                self._settler.produce(child, ask)
             case act.Answer(child, reply):
                 self._crew.reply(child, reply)
             case act.StartForkServer(generation):
@@ -151,6 +159,9 @@ class Master:
                 apply(self._pool, ev.ForkServerGone(generation), time.monotonic())
             case act.WriteStacks():
                 self._ask_stacks()
+
+    def _ticket(self, delivery: Delivery) -> bytes:
+        return orjson.dumps(self._backend.ticket(delivery.lease))
 
     def _spawn(self, slot: Slot) -> None:
         child = slot.child

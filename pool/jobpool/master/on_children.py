@@ -19,6 +19,11 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
     server = pool.servers.get(event.generation)
     if server is None or server.ending:
         return
+    misfit = _misfit(pool, event)
+    if misfit:
+        server.refused = True
+        _app_failed(pool, ev.AppFailed(event.generation, misfit, ""))
+        return
     server.state = ServerState.LOADED
     if event.generation < pool.generation:
         return  # of two reloads, the later one was quicker
@@ -33,10 +38,21 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
         )
 
 
+def _misfit(pool: Pool, event: ev.AppLoaded) -> str:
+    """Why the app cannot run on this pool's backend; "" = it can."""
+    names = [] if pool.acks_in_transaction else [info.name for info in event.handlers if info.ack_in_transaction]
+    if not names:
+        return ""
+    return (
+        f"handler {names[0]!r} is declared with ack_in_transaction, which the pool's backend cannot do:"
+        " use one that can (docs/backends.md), or leave that out"
+    )
+
+
 def _app_failed(pool: Pool, event: ev.AppFailed) -> None:
     server = pool.servers.get(event.generation)
-    if server is not None:
-        server.ending = True
+    if server is not None and not server.refused:
+        server.ending = True  # it exits by itself
     if pool.generation == 0 and pool.boot.failures == 0:
         pool.fatal = event.error
         pool.stop("the app does not load")
@@ -107,7 +123,7 @@ def _child_leaves(pool: Pool, slot: Slot, why: str) -> None:
 
 
 def _child_asked(pool: Pool, event: ev.ChildAsked) -> None:
-    pool.asks.append((event.child, tuple(event.ask.definitions)))
+    pool.asks.append((event.child, event.ask))
 
 
 def _child_broken(pool: Pool, event: ev.ChildBroken) -> None:

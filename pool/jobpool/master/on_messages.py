@@ -43,6 +43,7 @@ def _prepare(pool: Pool, delivery: Delivery) -> Outcome | None:
     info = pool.handlers.get(envelope.job)
     if info is None:
         return _unknown(pool, delivery, envelope.job)
+    delivery.acks_itself = info.ack_in_transaction
     timeout = envelope.timeout if envelope.timeout is not None else info.timeout
     delivery.timeout = pool.settings.default_timeout if timeout is None else timeout
     return None
@@ -151,7 +152,7 @@ def _counted(pool: Pool, event: ev.Counted) -> None:
 
 
 def _produced(pool: Pool, event: ev.Produced) -> None:
-    pool.replies.append((event.child, Reply(event.ids, event.kind, event.error)))
+    pool.replies.append((event.child, Reply(event.ids, event.kind, event.error, event.packed)))
 
 
 ON_MESSAGES: dict[type[Any], Callable[[Pool, Any], None]] = {

@@ -9,11 +9,12 @@ from jobpool.master.events import BrokerAnswered, BrokerSilent
 from jobpool.master.inbox import Inbox
 
 FIRST = 0.05
-LONGEST = 2.0
+LONGEST = 1.0
+"""Seconds. With a call that gives up after 3 s, work goes on less than 5 s after the broker is back."""
 
 
 class Outage:
-    """Back-off from 50 ms, doubling to 2 s; reset by the first good answer."""
+    """Back-off from 50 ms, doubling to 1 s; reset by the first good answer."""
 
     def __init__(self, inbox: Inbox, stop: Flag) -> None:
         self._inbox = inbox

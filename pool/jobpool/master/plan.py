@@ -106,8 +106,8 @@ def _leave(pool: Pool, delivery: Delivery, outcome: Outcome, leave: Leave) -> No
 
 def _talk(pool: Pool, actions: list[Action]) -> None:
     """Carry what children ask, and the answers."""
-    for child, definitions in pool.asks:
-        actions.append(act.Produce(child, definitions))
+    for child, ask in pool.asks:
+        actions.append(act.Produce(child, ask))
     for child, reply in pool.replies:
         actions.append(act.Answer(child, reply))
     pool.asks.clear()

@@ -17,7 +17,7 @@ from jobpool.master.counters import Counters
 from jobpool.master.delivery import Delivery
 from jobpool.master.settings import PoolSettings
 from jobpool.master.slots import Slots, SlotState
-from jobpool.mechanism.frames import HandlerInfo, Reply
+from jobpool.mechanism.frames import Ask, HandlerInfo, Reply
 from jobpool.outcome import NotRun, Outcome
 from jobpool.policy.lookahead import LookAhead
 
@@ -57,6 +57,8 @@ class Server:
     started_at: float
     state: ServerState = ServerState.STARTING
     ending: bool = False
+    refused: bool = False
+    """Its app cannot run on this pool's backend: it is to be ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +81,15 @@ class Pool:
 
     settings: PoolSettings
     now: float
+    acks_in_transaction: bool = False
+    """The backend lets handlers ack in transactions of their own."""
     target: int = 0
     slots: Slots = field(init=False)
     lookahead: LookAhead = field(init=False)
     ready: deque[Delivery] = field(default_factory=deque)
     held: dict[int, Delivery] = field(default_factory=dict)
     verdicts: list[tuple[Delivery, Outcome]] = field(default_factory=list)
-    asks: list[tuple[int, tuple[dict[str, Any], ...]]] = field(default_factory=list)
+    asks: list[tuple[int, Ask]] = field(default_factory=list)
     replies: list[tuple[int, Reply]] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     handlers: dict[str, HandlerInfo] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -33,6 +34,8 @@ from jobpool.signing import EnvelopeSigner
 COUNT_EVERY_UNTIL_EMPTY = 0.2
 """Seconds between two looks at the counts when the pool ends as soon as they are 0."""
 
+log = logging.getLogger("jobpool.pool")
+
 DESCRIPTORS_A_CHILD = 8
 DESCRIPTORS_BESIDES = 128
 """Open files of the master: at most so many for each slot, and so many for brokers, logs and the rest."""
@@ -61,13 +64,15 @@ def run_pool(
     linux.check_kernel()
     _allow_descriptors(settings.workers)
     signer = EnvelopeSigner(list(settings.signing_keys) or None)
-    broker = backend or open_backend(settings.backend, signer=signer)
+    broker = backend or open_backend(settings.backend, signer=signer, timeout=settings.broker_timeout)
     try:
         if not broker.capabilities.leases:
             raise ConfigurationError(
                 f"a pool cannot serve {broker.scheme}://, which runs jobs as they are enqueued; use sqlite:///jobpool.db"
             )
         broker.ping()
+        for caution in broker.cautions():
+            log.warning("the broker's settings", extra={"fields": {"caution": caution}})
         with Scoreboard.create(settings.board_path, slot_count(settings.workers)) as board:
             return _run(settings, broker, signer, board, on_start)
     finally:
@@ -84,7 +89,7 @@ def _run(
 ) -> int:
     linux.become_subreaper()
     setproctitle(f"jobpool: master [{settings.name}] {' '.join(settings.queue_names)}")
-    pool = Pool(settings, now=backend.clock.mono())
+    pool = Pool(settings, now=backend.clock.mono(), acks_in_transaction=backend.capabilities.ack_in_transaction)
     signals, inbox = Signals(), Inbox()
     crew = Crew(fork_server_config(settings), board, os.environ)
     try:

@@ -31,7 +31,7 @@ class PoolSettings:
         until_empty: Stop when nothing is waiting, delayed or leased any more.
         fail_on_dead: Exit with 1 if a message became a dead letter.
         on_lease_lost: `kill` the child, or let it `finish` with its result dropped.
-        broker_timeout: How long a call may take before the broker counts as silent.
+        broker_timeout: How long a call may take before the broker counts as silent; None = the backend's own limit.
         board_path: Where the scoreboard lives; None = in memory only, invisible from outside.
     """
 
@@ -65,7 +65,7 @@ class PoolSettings:
     until_empty: bool = False
     fail_on_dead: bool = False
     on_lease_lost: str = "kill"
-    broker_timeout: float = 5.0
+    broker_timeout: float | None = None
     board_path: str | None = None
     sys_path: tuple[str, ...] = ()
 

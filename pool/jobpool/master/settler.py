@@ -11,17 +11,17 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from jobpool.backend import QueueBackend, QueueStats, ReapPolicy
-from jobpool.definition import JobDefinition
-from jobpool.errors import BackendUnavailable, JobpoolError
+from jobpool.errors import BackendUnavailable
 from jobpool.master.delivery import Delivery
-from jobpool.master.events import Answered, Counted, GivenUp, Produced, ReapDone
+from jobpool.master.events import Answered, Counted, GivenUp, ReapDone
 from jobpool.master.inbox import Inbox
 from jobpool.master.outage import Outage
+from jobpool.master.produce import produce
 from jobpool.master.thread import MasterThread
-from jobpool.settlement import Forfeit, Settlement
+from jobpool.mechanism.frames import Ask
+from jobpool.settlement import Ack, Forfeit, Settlement
 
 Work = tuple[Delivery, Settlement]
 
@@ -51,7 +51,7 @@ class Settler(MasterThread):
         self._clock = backend.clock
         self._wake = threading.Condition()
         self._work: deque[Work] = deque()
-        self._asked: deque[tuple[int, tuple[dict[str, Any], ...]]] = deque()
+        self._asked: deque[tuple[int, Ask]] = deque()
         self._outage = Outage(inbox, self._halt)
         self.reap_every = ttl / 3
         self._count_every = count_every
@@ -65,10 +65,10 @@ class Settler(MasterThread):
             self._work.extend(work)
             self._wake.notify()
 
-    def produce(self, child: int, definitions: tuple[dict[str, Any], ...]) -> None:
+    def produce(self, child: int, ask: Ask) -> None:
         """Enqueue for a child; the answer comes back as `Produced`."""
         with self._wake:
-            self._asked.append((child, definitions))
+            self._asked.append((child, ask))
             self._wake.notify()
 
     def count_soon(self) -> None:
@@ -86,17 +86,16 @@ class Settler(MasterThread):
     def serve(self) -> None:
         while True:
             batch, asked = self._next()
-            if batch:
-                self._settle(batch)
-            for child, definitions in asked:
-                self._produce(child, definitions)
+            self._settle_all(batch)
+            for child, ask in asked:
+                self._inbox.put(produce(self._backend, child, ask))
             if self._halt.is_set():
                 if not (batch or asked):
                     return
                 continue
             self._do_what_is_due()
 
-    def _next(self) -> tuple[list[Work], list[tuple[int, tuple[dict[str, Any], ...]]]]:
+    def _next(self) -> tuple[list[Work], list[tuple[int, Ask]]]:
         with self._wake:
             if not (self._work or self._asked or self._halt.is_set()):
                 due = min(self._reap_at, self._count_at) - self._clock.mono()
@@ -108,8 +107,16 @@ class Settler(MasterThread):
 
     # --- settling -----------------------------------------------------------------------------------
 
-    def _settle(self, batch: list[Work]) -> None:
-        call_id = secrets.token_hex(8)
+    def _settle_all(self, batch: list[Work]) -> None:
+        """Most in one call; an ack that the handler may have made itself in a call of its own, known by its owner."""
+        alone = [(d, s) for d, s in batch if d.acks_itself and type(s) is Ack]
+        together = [(d, s) for d, s in batch if not (d.acks_itself and type(s) is Ack)] if alone else batch
+        if together:
+            self._settle(together, secrets.token_hex(8))
+        for delivery, settlement in alone:
+            self._settle([(delivery, settlement)], f"ack:{delivery.lease.owner_token}")
+
+    def _settle(self, batch: list[Work], call_id: str) -> None:
         while True:
             pairs = [(delivery.lease, settlement) for delivery, settlement in batch]
             try:
@@ -132,16 +139,6 @@ class Settler(MasterThread):
     def _reap_forfeited(self, queues: set[str]) -> None:
         for queue in queues:
             self._try(lambda queue=queue: self._reap(queue))  # type: ignore[misc]
-
-    # --- enqueueing for children --------------------------------------------------------------------
-
-    def _produce(self, child: int, definitions: tuple[dict[str, Any], ...]) -> None:
-        try:
-            ids = self._backend.enqueue_many([JobDefinition.from_dict(item) for item in definitions])
-        except (JobpoolError, TypeError, KeyError, ValueError) as error:
-            self._inbox.put(Produced(child, [], type(error).__name__, str(error)))
-        else:
-            self._inbox.put(Produced(child, ids, "", ""))
 
     # --- by the clock -------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ def _keep_server(pool: Pool, server: Server, now: float, actions: list[Action]) 
         error = f"the app was not imported after {pool.settings.boot_timeout:g} s"
         pool.boot.failed(error, now)
         pool.note("error", "the fork server is killed", error=error)
-    if late or _is_spent(pool, server):
+    if late or server.refused or _is_spent(pool, server):
         server.ending = True
         actions.append(act.EndForkServer(server.generation))
 

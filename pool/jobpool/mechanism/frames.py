@@ -24,6 +24,10 @@ import orjson
 
 RUN_HEAD = struct.Struct("<BQQIId")
 RESULT_HEAD = struct.Struct("<BQBdd")
+TICKET_HEAD = struct.Struct("<BI")
+TICKETED = 3
+"""First byte of a run with a ticket before it."""
+
 _RESULT_TAIL: tuple[Any, ...] = (str, str, (int, float), list, str)
 
 
@@ -46,7 +50,10 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run one attempt. `nonce` names the attempt; `fence` is the message's deliveries; `timeout` 0 = unlimited."""
+    """Run one attempt. `nonce` names the attempt; `fence` is the message's deliveries; `timeout` 0 = unlimited.
+
+    `ticket`: JSON; what the handler needs to ack in its own transaction (`QueueBackend.ticket`); b"" = it does not.
+    """
 
     nonce: int
     fence: int
@@ -54,9 +61,11 @@ class Run:
     crashes: int
     timeout: float
     body: bytes
+    ticket: bytes = b""
 
     def encode(self) -> bytes:
-        return run_packet(self.nonce, self.fence, self.attempts, self.crashes, self.timeout, self.body)
+        packet = run_packet(self.nonce, self.fence, self.attempts, self.crashes, self.timeout, self.body)
+        return with_ticket(packet, self.ticket) if self.ticket else packet
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +132,18 @@ def run_packet(nonce: int, fence: int, attempts: int, crashes: int, timeout: flo
     return RUN_HEAD.pack(1, nonce, fence, attempts, crashes, timeout) + body
 
 
+def with_ticket(run: bytes, ticket: bytes) -> bytes:
+    """A run's packet with a ticket put before it."""
+    return TICKET_HEAD.pack(TICKETED, len(ticket)) + ticket + run
+
+
+def split_ticket(packet: bytes) -> tuple[bytes, bytes]:
+    """The ticket and the run's packet of what `with_ticket` made."""
+    _, length = TICKET_HEAD.unpack_from(packet)
+    start = TICKET_HEAD.size + length
+    return packet[TICKET_HEAD.size : start], packet[start:]
+
+
 def plain_success(nonce: int, started: float, duration: float) -> bytes:
     """`Result(nonce, Verdict.SUCCEEDED, started, duration).encode()`, at a tenth of the cost: how most jobs end."""
     return RESULT_HEAD.pack(0x12, nonce, 0, started, duration)
@@ -130,9 +151,13 @@ def plain_success(nonce: int, started: float, duration: float) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Code inside a child used `Jobs()`: enqueue these for it (`JobDefinition.to_dict`), and `Reply`."""
+    """Code inside a child used `Jobs()`: enqueue these for it (`JobDefinition.to_dict`), and `Reply`.
+
+    `pack`: only sign them, and answer with the messages: the handler enqueues them in a transaction of its own.
+    """
 
     definitions: list[dict[str, Any]]
+    pack: bool = False
 
     def encode(self) -> bytes:
         return b"\x13" + _dump(self)
@@ -140,11 +165,15 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to `Ask`: the ids, or an error (`kind` is the name of a class in jobpool.errors)."""
+    """The answer to `Ask`: the ids, or an error (`kind` is the name of a class in jobpool.errors).
+
+    `packed`: the messages that were asked for with `pack`, as `NewMessage.to_dict` makes them.
+    """
 
     ids: list[str]
     kind: str = ""
     error: str = ""
+    packed: list[dict[str, Any]] = field(default_factory=list)
 
     def encode(self) -> bytes:
         return b"\x14" + _dump(self)
@@ -158,6 +187,7 @@ class HandlerInfo:
     queues: list[str] = field(default_factory=list)
     max_retries: int | None = None
     timeout: float | None = None
+    ack_in_transaction: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,8 +335,10 @@ def _decode(packet: bytes) -> Frame:
         output, error, after, follow_ups, leaving = tail
         return Result(nonce, Verdict(verdict), started, duration, output, error, after, follow_ups, leaving)
     if tag == 1:
-        _, nonce, fence, attempts, crashes, timeout = RUN_HEAD.unpack_from(packet)
-        return Run(nonce, fence, attempts, crashes, timeout, packet[RUN_HEAD.size :])
+        return _decode_run(packet)
+    if tag == TICKETED:
+        ticket, packet = split_ticket(packet)
+        return _decode_run(packet, ticket)
     if tag == 2:
         return Retire()
     if tag == 0x10:
@@ -316,6 +348,11 @@ def _decode(packet: bytes) -> Frame:
         handlers = [HandlerInfo(**info) for info in fields.pop("handlers")]
         return Loaded(handlers=handlers, **fields)
     return _JSON_FRAMES[tag](**fields)  # type: ignore[no-any-return]
+
+
+def _decode_run(packet: bytes, ticket: bytes = b"") -> Run:
+    _, nonce, fence, attempts, crashes, timeout = RUN_HEAD.unpack_from(packet)
+    return Run(nonce, fence, attempts, crashes, timeout, packet[RUN_HEAD.size :], ticket)
 
 
 def _dump(frame: Any) -> bytes:

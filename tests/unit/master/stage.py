@@ -69,8 +69,8 @@ class Stage:
 
     # --- what happens -------------------------------------------------------------------------------
 
-    def load(self, generation: int = 1) -> list[act.Action]:
-        return self.tell(ev.AppLoaded(generation, HANDLERS, True, [], 0.1))
+    def load(self, generation: int = 1, handlers: list[HandlerInfo] = HANDLERS) -> list[act.Action]:
+        return self.tell(ev.AppLoaded(generation, handlers, True, [], 0.1))
 
     def boot(self) -> Stage:
         """Bring up every child that was asked for."""

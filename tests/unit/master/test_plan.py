@@ -14,7 +14,7 @@ from jobpool.master.handout import room
 from jobpool.master.pool import Stopping
 from jobpool.master.slots import Ending, SlotState
 from jobpool.master.watch import DUMP_BEFORE_KILL, STALE_AFTER, UNDEAD_AFTER, next_due
-from jobpool.mechanism.frames import Ask, Verdict
+from jobpool.mechanism.frames import Ask, HandlerInfo, Verdict
 from jobpool.outcome import Rejected
 from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled
 
@@ -40,6 +40,22 @@ class TestBoot:
         stage.tell(ev.AppFailed(1, "no module named 'nope'", ""))
         assert stage.pool.fatal == "no module named 'nope'"
         assert stage.pool.finished
+
+    def test_an_app_that_the_backend_cannot_serve_is_fatal_and_said_so(self) -> None:
+        stage = Stage()
+        stage.tell()
+        stage.load(handlers=[HandlerInfo("transfer", ack_in_transaction=True)])
+        assert "'transfer' is declared with ack_in_transaction" in stage.pool.fatal
+        assert stage.pool.finished
+
+    def test_an_app_with_transactions_is_served_where_the_backend_can(self) -> None:
+        stage = Stage()
+        stage.pool.acks_in_transaction = True
+        stage.tell()
+        stage.load(handlers=[HandlerInfo("transfer", ack_in_transaction=True), HandlerInfo("report")])
+        stage.make_ready()
+        stage.lease("transfer", "report")
+        assert [slot.deliveries[0].acks_itself for slot in stage.busy] == [True, False]
 
     def test_children_that_do_not_boot_are_tried_again_after_a_back_off(self) -> None:
         stage = Stage(workers=1)
@@ -506,6 +522,15 @@ class TestReload:
         assert len(stage.idle) == 2
         assert not stage.pool.is_stopping
         assert not of(stage.after(1.0), act.StartForkServer)
+
+    def test_code_that_the_backend_cannot_serve_leaves_the_old_children_alone(self) -> None:
+        stage = Stage(workers=2).boot()
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        actions = stage.load(generation=2, handlers=[HandlerInfo("transfer", ack_in_transaction=True)])
+        assert [action.generation for action in of(actions, act.EndForkServer)] == [2]
+        assert len(stage.idle) == 2
+        assert not stage.pool.is_stopping
+        assert stage.pool.generation == 1
 
     def test_more_and_fewer_children(self) -> None:
         stage = Stage(workers=1).boot()

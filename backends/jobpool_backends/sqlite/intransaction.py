@@ -1,0 +1,111 @@
+"""Within a transaction of the caller's own: enqueueing, and a handler's ack of its own message.
+
+The caller's tables must be in the queue's file: SQLite commits over several files are not atomic in WAL mode. Whoever
+waits for messages hears no bell, for it could only be rung before the commit, and finds them by the change counter:
+half a second late at most.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from jobpool.backend import NewMessage, Ticket
+from jobpool.clock import Clock, SystemClock
+from jobpool.errors import ConfigurationError, LeaseLost
+from jobpool.lease import JobLease
+from jobpool.settlement import Ack
+from jobpool_backends.shared import micros
+from jobpool_backends.sqlite import producing
+from jobpool_backends.sqlite.moment import read_moment
+from jobpool_backends.sqlite.settling import settle_within
+from jobpool_backends.sqlite.tally import Tally
+
+
+def enqueue(connection: object, path: str, messages: Sequence[NewMessage], clock: Clock) -> None:
+    """Enqueue on the caller's connection. Raises `ConfigurationError`, or what sqlite3 raises."""
+    with _ours(connection, path) as own:
+        tally = Tally()
+        producing.add(own, messages, micros(clock.wall()), tally)
+        tally.write(own)
+
+
+def make_ticket(lease: JobLease, path: str, boot: int) -> Ticket:
+    return {
+        "ack": f"{__name__}:{ack.__name__}",
+        "path": path,
+        "boot": boot,
+        "id": lease.id,
+        "queue": lease.queue,
+        "seq": lease.token if isinstance(lease.token, int) else 0,
+        "owner": lease.owner_token,
+    }
+
+
+def ack(
+    connection: object, ticket: Ticket, messages: Sequence[NewMessage] = (), *, clock: Clock | None = None
+) -> Callable[[], bool]:
+    """Ack the ticket's message on the handler's connection, and enqueue its follow-ups; see `QueueBackend.ticket`.
+
+    Raises:
+        LeaseLost: Somebody else holds the message, or nobody: roll back.
+        ConfigurationError: It is no connection to the queue's file.
+    """
+    lease = JobLease(
+        str(ticket["id"]), str(ticket["queue"]), b"", ticket["seq"], str(ticket["owner"]), 0.0, backend="sqlite"
+    )
+    with _ours(connection, str(ticket["path"])) as own:
+        now = read_moment(clock or SystemClock(), int(ticket["boot"]))
+        follow_ups = {0: list(messages)} if messages else {}
+        [answer], _ = settle_within(own, now, [(lease, Ack())], follow_ups, f"ack:{lease.owner_token}")
+    if not answer:
+        raise LeaseLost(f"the lease of message {lease.id} in queue {lease.queue!r} has ended: {answer.value}")
+    return lambda: _is_open(own)
+
+
+def _is_open(connection: sqlite3.Connection) -> bool:
+    try:
+        return connection.in_transaction
+    except sqlite3.ProgrammingError:  # closed, or another thread's
+        return False
+
+
+@contextmanager
+def _ours(connection: object, path: str) -> Iterator[sqlite3.Connection]:
+    """The caller's connection, in a write transaction, with rows as plain tuples for as long as we use it."""
+    if not isinstance(connection, sqlite3.Connection):
+        raise ConfigurationError(f"sqlite:// needs a connection of the sqlite3 module, not a {_kind(connection)}")
+    rows, texts = connection.row_factory, connection.text_factory
+    connection.row_factory, connection.text_factory = None, str
+    try:
+        _check_file(connection, path)
+        _begin(connection)
+        yield connection
+    finally:
+        connection.row_factory, connection.text_factory = rows, texts
+
+
+def _check_file(connection: sqlite3.Connection, path: str) -> None:
+    [file] = [row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main"]
+    if not file or not os.path.samefile(file, path):
+        raise ConfigurationError(
+            f"the connection leads to {file or 'memory'}, and the queue is in {path}: open that file"
+        )
+
+
+def _begin(connection: sqlite3.Connection) -> None:
+    """As sqlite3 itself begins before the first write; but at once for writing, so that no snapshot is too old."""
+    if connection.in_transaction:
+        return
+    if connection.isolation_level is None:
+        raise ConfigurationError(
+            "the connection is in autocommit, with no transaction open: execute BEGIN IMMEDIATE first"
+        )
+    connection.execute("BEGIN IMMEDIATE")
+
+
+def _kind(connection: object) -> str:
+    kind = type(connection)
+    return f"{kind.__module__}.{kind.__qualname__}"
