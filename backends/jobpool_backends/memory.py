@@ -34,7 +34,7 @@ from jobpool.backend import (
 )
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError
-from jobpool.lease import JobLease
+from jobpool.lease import JobLease, make_lease
 from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 from jobpool.signing import EnvelopeSigner
 from jobpool_backends.shared import (
@@ -243,7 +243,7 @@ class MemoryBackend(QueueBackend):
         return entry
 
     def _lease(self, entry: _Entry, expires_at: float) -> JobLease:
-        return JobLease(
+        return make_lease(
             entry.id,
             entry.queue,
             entry.body,

@@ -13,7 +13,7 @@ import sqlite3
 from typing import Any
 
 from jobpool.clock import Clock
-from jobpool.lease import JobLease
+from jobpool.lease import JobLease, make_lease
 from jobpool_backends.shared import MICRO, micros
 from jobpool_backends.sqlite import calls
 from jobpool_backends.sqlite.calls import Sweeper
@@ -113,7 +113,7 @@ class Fetcher:
         rows.sort(key=_place)  # RETURNING promises no order
         scheme = self._scheme
         return [
-            JobLease(
+            make_lease(
                 ident,
                 queue,
                 body,

@@ -59,7 +59,7 @@ class ChannelProducer:
         try:
             # Counted before the question is out: the alarm may end this attempt's wait, and the answer still comes.
             self._owed += 1
-            packets.send(self._channel, packet)
+            packets.send_announced(self._channel, packet)
             while True:
                 reply = self._receive()
                 self._owed -= 1

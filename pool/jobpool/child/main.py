@@ -26,8 +26,8 @@ from jobpool.child.channel import ChannelProducer
 from jobpool.child.recycle import DESCRIPTORS, SocketsLost, Wear
 from jobpool.child.registry import DEFAULT
 from jobpool.child.tidy import Tidy
-from jobpool.envelope import decode
-from jobpool.errors import ConfigurationError, MalformedEnvelope
+from jobpool.envelope import decode_again
+from jobpool.errors import ConfigurationError
 from jobpool.mechanism import packets
 from jobpool.mechanism.alarm import Alarm
 from jobpool.mechanism.boot import ChildBoot
@@ -75,7 +75,7 @@ def run(boot: ChildBoot) -> int:
 
 def _cannot_boot(boot: ChildBoot, error: str) -> int:
     with contextlib.suppress(OSError):
-        packets.send(boot.channel, BootFailed(error).encode())
+        packets.send_announced(boot.channel, BootFailed(error).encode())
     return CANNOT_BOOT
 
 
@@ -113,7 +113,7 @@ class Child:
         """
         self._page.idle(monotonic())
         self._title.idle()
-        packets.send(self._channel, Ready().encode())
+        packets.send_announced(self._channel, Ready().encode())
         while (packet := self._next()) is not None:
             if packet[0] == _RUN:
                 leaving = self._attempt(packet)
@@ -132,6 +132,7 @@ class Child:
             try:
                 received = packets.recv(self._work)
             except BlockingIOError:  # nothing for IDLE_AFTER seconds, or the master was quicker and took it back
+                self._runner.rest()
                 self._title.idle()
                 self._more_work.poll()
                 continue
@@ -148,8 +149,8 @@ class Child:
         now = monotonic()
         self._page.took(nonce, now)
         try:
-            envelope = decode(packet[RUN_HEAD.size :], attempts=attempts)
-        except MalformedEnvelope as error:
+            envelope = decode_again(packet[RUN_HEAD.size :], attempts=attempts)
+        except ValueError as error:
             return self._answer(nonce, Attempt("", Verdict.UNRECOVERABLE, now, error=str(error)))
         deadline = now + timeout if timeout > 0 else 0.0
         self._page.started(nonce, now, deadline, envelope.identifier, envelope.queue, envelope.job, attempts + 1)
@@ -173,12 +174,12 @@ class Child:
 
     def _send(self, nonce: int, attempt: Attempt, leaving: str) -> None:
         try:
-            packets.send(self._channel, _packet(nonce, attempt, leaving))
+            packets.send_announced(self._channel, _packet(nonce, attempt, leaving))
         except packets.PacketTooLarge as error:
             attempt.verdict = Verdict.FAILED
             attempt.error = f"the job's follow-ups are too large to be sent at once: {error}"
             attempt.follow_ups = ()
-            packets.send(self._channel, _packet(nonce, attempt, leaving))
+            packets.send_announced(self._channel, _packet(nonce, attempt, leaving))
 
 
 class _Title:

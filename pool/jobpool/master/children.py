@@ -58,6 +58,7 @@ class ChildLine:
         self.channel, self._far = packets.pair()
         self._work.setblocking(False)
         self.channel.setblocking(False)
+        self._reader = packets.Reader(self.channel, LARGEST_ANSWER)
         self._trace = os.memfd_create("jobpool-trace", os.MFD_CLOEXEC)
         self._output = os.memfd_create("jobpool-output", os.MFD_CLOEXEC)
         self._traced = 0
@@ -115,17 +116,15 @@ class ChildLine:
             BrokenChannelError: It has closed, or what came is no frame.
         """
         try:
-            received = packets.recv(self.channel, LARGEST_ANSWER)
+            packet = self._reader.read()
         except BlockingIOError:
             return None
         except packets.PacketTooLarge as error:
             raise BrokenChannelError(str(error)) from error
         except OSError as error:
             raise BrokenChannelError(str(error), closed=True) from error
-        if received is None:
+        if packet is None:
             raise BrokenChannelError("closed", closed=True)
-        packet, fds = received
-        packets.close_all(fds)
         try:
             return decode(packet)
         except BadFrame as error:

@@ -17,6 +17,7 @@ INLINE = 32 * 1024
 LARGEST = 64 * 1024 * 1024
 MAX_FDS = 4
 _BY_MEMFD = b"\xff"
+_ANNOUNCED = b"\xfe"
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
 # Plain numbers: to combine the enum's members costs more than the system call.
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
@@ -56,6 +57,46 @@ def send(sock: socket.socket, packet: bytes, fds: tuple[int, ...] = ()) -> None:
         socket.send_fds(sock, [_BY_MEMFD], [memfd])
     finally:
         os.close(memfd)
+
+
+def send_announced(sock: socket.socket, packet: bytes) -> None:
+    """`send`, to a reader that uses `Reader`."""
+    if len(packet) > INLINE:
+        sock.send(_ANNOUNCED)
+    send(sock, packet)
+
+
+class Reader:
+    """Reads packets without descriptors off one socket, at half the cost of `recv`.
+
+    A packet that comes as a memfd is announced by one before it; a descriptor that was not announced is dropped.
+
+    Args:
+        sock: Nobody else reads from it.
+        largest: Bytes in a packet.
+    """
+
+    def __init__(self, sock: socket.socket, largest: int = LARGEST) -> None:
+        self._sock = sock
+        self._largest = largest
+        self._announced = False
+
+    def read(self) -> bytes | None:
+        """The next packet; None at the end of the stream. Raises as `recv`."""
+        if not self._announced:
+            data = self._sock.recv(INLINE + 1)
+            if data != _ANNOUNCED:
+                if len(data) > INLINE:
+                    raise PacketTooLarge(f"a packet above {INLINE} bytes, and not in a file")
+                return data or None
+            self._announced = True
+        received = recv(self._sock, self._largest)
+        self._announced = False
+        if received is None:
+            return None
+        data, fds = received
+        close_all(fds)
+        return data
 
 
 def recv(sock: socket.socket, largest: int = LARGEST, flags: int = 0) -> tuple[bytes, list[int]] | None:

@@ -60,6 +60,7 @@ class ChildProcess:
         arguments = [*map(str, fds), ChildOptions(**options).to_json().decode()]
         self.process = subprocess.Popen([sys.executable, __file__, *arguments], pass_fds=fds, process_group=0)
         self._nonce = 0
+        self._reader = packets.Reader(self.channel)
         # As the master does, the test keeps the reading end of `work`.
         self.work_reading = work
         channel.close()
@@ -100,10 +101,10 @@ class ChildProcess:
         """The next frame on the channel; None at its end."""
         self.channel.settimeout(limit)
         try:
-            received = packets.recv(self.channel)
+            packet = self._reader.read()
         except ConnectionResetError:  # it died with something unread
             return None
-        return None if received is None else decode(received[0])
+        return None if packet is None else decode(packet)
 
     def reply(self, reply: Reply) -> None:
         packets.send(self.channel, reply.encode())

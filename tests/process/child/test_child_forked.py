@@ -66,9 +66,9 @@ class Pool:
 
     def answer(self) -> Frame:
         self.channel.settimeout(LIMIT)
-        received = packets.recv(self.channel)
-        assert received is not None
-        return decode(received[0])
+        packet = packets.Reader(self.channel).read()
+        assert packet is not None
+        return decode(packet)
 
     def run(self, handler: str, payload: object = None, timeout: float = 10.0) -> Result:
         self._nonce += 1

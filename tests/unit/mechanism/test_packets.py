@@ -216,3 +216,52 @@ def test_an_outbox_says_when_the_peer_is_gone(pair: Pair) -> None:
     pair[1].close()
     with pytest.raises(BrokenPipeError):
         Outbox(pair[0]).send(b"x")
+
+
+# --- announced packets ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, packets.INLINE, packets.INLINE + 1, 3_000_000])
+def test_a_reader_gets_each_packet_as_it_was_sent(pair: Pair, size: int) -> None:
+    here, there = pair
+    reader = packets.Reader(there)
+    for packet in (b"a" * size, b"after"):
+        packets.send_announced(here, packet)
+        assert reader.read() == packet
+
+
+def test_a_reader_that_is_early_waits_for_what_was_announced(pair: Pair) -> None:
+    here, there = pair
+    there.setblocking(False)
+    reader = packets.Reader(there)
+    here.send(b"\xfe")
+    for _ in range(2):
+        with pytest.raises(BlockingIOError):
+            reader.read()
+    packets.send(here, b"x" * 100_000)
+    assert reader.read() == b"x" * 100_000
+
+
+def test_a_reader_sees_the_end_also_after_an_announcement(pair: Pair) -> None:
+    here, there = pair
+    here.send(b"\xfe")
+    here.close()
+    assert packets.Reader(there).read() is None
+
+
+def test_a_reader_refuses_what_is_too_large(pair: Pair) -> None:
+    here, there = pair
+    here.send(b"x" * (packets.INLINE + 1))
+    with pytest.raises(packets.PacketTooLarge):
+        packets.Reader(there).read()
+    packets.send_announced(here, b"x" * 100_000)
+    with pytest.raises(packets.PacketTooLarge):
+        packets.Reader(there, largest=99_999).read()
+
+
+def test_a_reader_keeps_no_descriptor_that_came_unasked(pair: Pair) -> None:
+    here, there = pair
+    before = len(os.listdir("/proc/self/fd"))
+    packets.send(here, b"with one", (here.fileno(),))
+    assert packets.Reader(there).read() == b"with one"
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,39 @@
+"""Making values of frozen dataclasses at a fifth of the usual cost, for those of which every job needs one.
+
+A frozen dataclass sets each field through `object.__setattr__`, which costs a microsecond and more for a dozen fields.
+A twin of the class that is not frozen has the same layout; it is filled in the plain way, and then declared to be what
+it looks like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import Field, fields, make_dataclass
+from typing import Any, ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def maker(kind: Callable[P, T]) -> Callable[P, T]:
+    """What makes instances of `kind`, with the same arguments, and equal to what `kind` itself makes.
+
+    Args:
+        kind: A frozen dataclass with slots, without `__post_init__` and without a base of its own.
+    """
+    twin = make_dataclass("Twin", [_copy(field) for field in fields(cast(Any, kind))], slots=True)
+
+    def make(*args: P.args, **kwargs: P.kwargs) -> T:
+        made: Any = twin(*args, **kwargs)
+        made.__class__ = kind
+        return cast(T, made)
+
+    return make
+
+
+def _copy(field: Field[Any]) -> tuple[str, Any, Any]:
+    """A field as `make_dataclass` takes it. Defaults go along; how it is shown and compared is the class's business."""
+    copy: Any = Field.__new__(Field)
+    for name in Field.__slots__:
+        setattr(copy, name, getattr(field, name))
+    return field.name, Any, copy
