@@ -59,6 +59,16 @@ def work(ctx: jobpool.JobContext, seconds: float = 0.0, tag: str = "") -> None:
 
 
 @jobpool.handler
+def again(ctx: jobpool.JobContext, first: float, later: float, until: str = "") -> None:
+    """Sleeps so long in its first delivery, once the file `until` is there, and so long in the next ones."""
+    note(ctx, "start")
+    while until and ctx.fence == 1 and not os.path.exists(until):
+        time.sleep(0.01)
+    time.sleep(first if ctx.fence == 1 else later)
+    note(ctx, "end")
+
+
+@jobpool.handler
 def hold_gil(ctx: jobpool.JobContext, seconds: float) -> None:
     """One C call that holds the interpreter lock for about that long."""
     begun = time.monotonic()

@@ -1,4 +1,6 @@
-"""Pools as real programs, on an SQLite file in a directory of their own, with everything that must be seen of them.
+"""Pools as real programs, in a directory of their own and on a broker, with everything that must be seen of them.
+
+The broker is an SQLite file in that directory, or whatever a URL names (see `support.poolrig_brokers`).
 
 A rig's processes are known by their working directory, or by a mark in their environment: that finds what has put
 itself into another session, or was adopted by init, too.
@@ -122,6 +124,11 @@ class PoolProcess:
         """Bytes."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
+    def cpu_seconds(self) -> float:
+        """Of the master alone, since its start."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def log(self, event: str = "") -> list[dict[str, Any]]:
         """The entries of its log, all or those of one event."""
         entries = [json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{")]
@@ -129,11 +136,14 @@ class PoolProcess:
 
 
 class Rig:
-    """A directory with a queue, a ledger and any number of pools. `end` kills what is left."""
+    """A directory with a queue, a ledger and any number of pools. `end` kills what is left.
 
-    def __init__(self, directory: Path) -> None:
+    `url`: of the broker; the rig enqueues and looks there, and so do pools that are not given another way to it.
+    """
+
+    def __init__(self, directory: Path, url: str | None = None) -> None:
         self.directory = directory
-        self.url = f"sqlite:///{directory}/jobpool.db"
+        self.url = url or f"sqlite:///{directory}/jobpool.db"
         self.ledger = directory / "ledger"
         self.runtime = directory / "run"
         self.pools: list[PoolProcess] = []
@@ -177,14 +187,15 @@ class Rig:
         workers: int = 2,
         app: Path | str = APP,
         through: tuple[str, ...] = (),
+        url: str | None = None,
         **environment: str,
     ) -> PoolProcess:
         """Start one, `through` a program that executes it, and come back at once.
 
-        It leads a process group of its own, as a shell's job does.
+        It leads a process group of its own, as a shell's job does. `url`: its own way to the broker.
         """
         name = f"pool{len(self.pools) + 1}"
-        words = ["-A", str(app), "-b", self.url, "-w", str(workers), "-n", name, "--log-format", "json", *flags]
+        words = ["-A", str(app), "-b", url or self.url, "-w", str(workers), "-n", name, "--log-format", "json", *flags]
         log = self.directory / f"{name}.log"
         with log.open("ab") as stream:
             process = subprocess.Popen(
@@ -279,6 +290,11 @@ class Rig:
             time.sleep(0.01)
 
     # --- the end ------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """For who reads why a test failed: where everything is, and the ends of the logs."""
+        logs = "".join(f"--- {pool.name}\n{pool.log_path.read_text()[-3000:]}\n" for pool in self.pools)
+        return f"left in {self.directory}\n{logs}"
 
     def end(self) -> None:
         """Kill and collect everything."""

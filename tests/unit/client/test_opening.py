@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,27 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="'a_package_that_is_not_there', which is not installed") as caught:
         open_backend("far://me:hidden@host")
     assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("package", "extra"), [("redis", "redis"), ("psycopg", "postgres")])
+def test_a_missing_package_of_an_extra_names_the_extra(package: str, extra: str) -> None:
+    """In an interpreter that cannot find it: here it is installed."""
+    code = f"""
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name == {package!r}:
+            raise ModuleNotFoundError(name=name)
+sys.meta_path.insert(0, Missing())
+from jobpool.errors import ConfigurationError
+from jobpool.opening import open_backend
+try:
+    open_backend("{"redis" if extra == "redis" else "postgresql"}://localhost")
+except ConfigurationError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert f"needs the package {package!r}, which is not installed: pip install 'jobpool[{extra}]'" in run.stdout
 
 
 def test_a_backend_that_is_broken_says_how(monkeypatch: pytest.MonkeyPatch) -> None:

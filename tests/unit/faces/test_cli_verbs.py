@@ -286,3 +286,29 @@ def test_init_does_not_overwrite_unless_forced(jobpool: Jobpool, tmp_path: Path)
     assert not (tmp_path / "jobpool.toml").exists()
     assert jobpool("init", "--force").exit_code == 0
     assert "count_primes" in (tmp_path / "jobs.py").read_text()
+
+
+def test_init_with_a_broker_prepares_it_and_writes_it_down(jobpool: Jobpool, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a%20queue.db?timeout=3"
+    assert jobpool("init", "-b", url).exit_code == 0
+    assert (tmp_path / "a queue.db").exists()
+    from jobpool.settings import load
+
+    assert load().backend == url
+
+
+def test_init_writes_nothing_for_a_broker_that_cannot_be_prepared(jobpool: Jobpool, tmp_path: Path) -> None:
+    result = jobpool("init", "-b", "sqlite:///nowhere/queue.db")
+    assert result.exit_code != 0
+    assert "nowhere" in result.stderr
+    assert not (tmp_path / "jobpool.toml").exists()
+
+
+def test_init_of_the_broker_only_writes_no_files(jobpool: Jobpool, tmp_path: Path) -> None:
+    assert jobpool("init").exit_code == 0
+    (tmp_path / "jobs.py").unlink()
+    for _ in range(2):
+        result = jobpool("init", "--broker-only")
+        assert (result.exit_code, result.stderr) == (0, "the sqlite:// broker is ready\n")
+    assert (tmp_path / "jobpool.db").exists()
+    assert not (tmp_path / "jobs.py").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ def test_a_command_is_executable_and_stops_at_the_first_error(path: Path) -> Non
     assert "\nset -eu" in text
 
 
-@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*COMMANDS, *SCRIPTS.glob("*.sh")], ids=lambda path: path.name)
 def test_a_shell_script_parses(path: Path) -> None:
     subprocess.run(["sh", "-n", path], check=True)
 
@@ -35,15 +36,37 @@ def test_every_command_is_known_here() -> None:
     assert executable == set(COMMANDS)
 
 
-@pytest.mark.parametrize("verb", ["up", "down"])
-def test_services_says_that_none_are_needed(verb: str) -> None:
-    done = subprocess.run([SCRIPTS / "services", verb], capture_output=True, text=True, check=True)
+def services(*arguments: str, path: str = os.environ["PATH"]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SCRIPTS / "services", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": path},
+    )
 
-    assert "none needed" in done.stdout
+
+def test_services_has_nothing_to_do_where_the_servers_are() -> None:
+    done = services("up")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "installed" in done.stdout
 
 
-def test_services_refuses_another_verb() -> None:
-    done = subprocess.run([SCRIPTS / "services", "sideways"], capture_output=True, text=True, check=False)
+def test_services_names_what_is_missing_where_it_cannot_be_installed(tmp_path: Path) -> None:
+    dirname = shutil.which("dirname")
+    assert dirname is not None
+    (tmp_path / "dirname").symlink_to(dirname)  # and neither a server nor apt-get
+
+    done = services("up", path=str(tmp_path))
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "missing on this machine: redis-server redis-sentinel" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["down"], ["up", "sideways"]], ids=" ".join)
+def test_services_refuses_another_verb(arguments: list[str]) -> None:
+    done = services(*arguments)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert "usage" in done.stderr

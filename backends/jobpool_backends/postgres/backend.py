@@ -1,0 +1,171 @@
+"""`PostgresBackend`: the contract, put together from the parts of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from jobpool.backend import (
+    Capabilities,
+    Message,
+    MessageFilter,
+    NewMessage,
+    QueueBackend,
+    QueueStats,
+    Reaped,
+    ReapPolicy,
+    Ticket,
+    Verb,
+)
+from jobpool.clock import Clock
+from jobpool.lease import JobLease
+from jobpool.settlement import Ack, Settled, Settlement
+from jobpool.signing import EnvelopeSigner
+from jobpool_backends.postgres import checks, intransaction
+from jobpool_backends.postgres.address import Address, read_address
+from jobpool_backends.postgres.calls import Sweeper
+from jobpool_backends.postgres.database import Database
+from jobpool_backends.postgres.fetching import Fetcher, holder_of, number_of
+from jobpool_backends.postgres.looking import Looker
+from jobpool_backends.postgres.producing import Producer
+from jobpool_backends.postgres.reaping import Reaper
+from jobpool_backends.postgres.settling import Settler
+from jobpool_backends.postgres.tending import Tender
+from jobpool_backends.postgres.waiting import Waiter
+
+
+class PostgresBackend(QueueBackend):
+    """Messages in one schema of a Postgres database, shared by any number of processes of any number of machines.
+
+    The server's clock tells all times; `clock` is used for the deadlines in leases, on this machine. A call is one
+    statement, hence one transaction and one round trip, unless it says otherwise. It waits for `timeout` seconds, and
+    as long again where it must connect first; then it raises `BackendUnavailable`. What a call has answered is on the
+    server's disk, unless `synchronous_commit` says otherwise.
+
+    Connects, and makes or migrates the schema, when it is first used.
+
+    Args:
+        address: Where the server is.
+        signer: Signs what is enqueued; None = unsigned.
+        clock: Tells this machine's boot time; None = the machine's.
+    """
+
+    scheme: ClassVar[str] = "postgresql"
+    capabilities: ClassVar[Capabilities] = Capabilities(enqueue_in_transaction=True, ack_in_transaction=True)
+
+    def __init__(self, address: Address, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None) -> None:
+        super().__init__(signer=signer, clock=clock)
+        self._database = Database(address)
+        sweeper = Sweeper(self._database)
+        self._producer = Producer(self._database)
+        self._fetcher = Fetcher(self._database, self.clock, sweeper, self.scheme)
+        self._settler = Settler(self._database, self.clock, sweeper, self._producer)
+        self._reaper = Reaper(self._database)
+        self._looker = Looker(self._database)
+        self._tender = Tender(self._database, self._looker)
+        self._waiter = Waiter(self._database, listen=address.listen)
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        signer: EnvelopeSigner | None = None,
+        clock: Clock | None = None,
+        runner: object = None,
+        **options: object,
+    ) -> PostgresBackend:
+        """Open `postgresql://user:password@host:port/database`; options there (`?schema=jobs`) or by keyword.
+
+        Options: `timeout` (seconds to wait for an answer, 3), `schema` (of the tables, "jobpool"), `listen` ("auto", or
+        "no" for a server that must not be listened to), and libpq's own: `connect_timeout`, `sslmode`, …
+
+        Raises `ConfigurationError`: the URL cannot be read, or an option is unknown or out of range.
+        """
+        del runner  # only sync:// has a use for one
+        return cls(read_address(url, options), signer=signer, clock=clock)
+
+    def prepare(self) -> None:
+        """Create the schema, or bring it up to date, or see that it is. Safe to call again, in several processes too.
+
+        Raises:
+            BackendUnavailable: The server does not answer.
+            ConfigurationError: This user may not do that, or the schema is newer or another program's.
+        """
+        self._database.prepare()
+
+    def cautions(self) -> list[str]:
+        """What the server's settings can lose or slow down."""
+        return checks.cautions(self._database)
+
+    def close(self) -> None:
+        """Close all connections; threads that wait come back within half a second. Safe to call twice."""
+        self._database.close()
+        self._waiter.close()
+
+    # --- the life of a message -----------------------------------------------------------------------
+
+    def _enqueue(self, messages: Sequence[NewMessage]) -> None:
+        self._producer.add(messages)
+
+    def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> None:
+        intransaction.enqueue(connection, self._database.schema, messages)
+
+    def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
+        return self._fetcher.fetch(queue, limit, ttl, fetch_id)
+
+    def _wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
+        return self._waiter.wait_any(queues, timeout)
+
+    def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
+        follow_ups = {
+            place: [self.pack(definition) for definition in settlement.follow_ups]
+            for place, (_, settlement) in enumerate(settlements)
+            if type(settlement) is Ack and settlement.follow_ups
+        }
+        return self._settler.settle(settlements, follow_ups, call_id)
+
+    def ticket(self, lease: JobLease) -> Ticket:
+        """What `ctx.ack` needs to ack this message on a connection of psycopg 3 to the queue's database."""
+        return intransaction.make_ticket(
+            self._database.schema,
+            ident=lease.id,
+            queue=lease.queue,
+            seq=number_of(lease),
+            holder=holder_of(lease),
+            owner=lease.owner_token,
+        )
+
+    def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
+        return self._settler.renew(leases, ttl)
+
+    def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
+        return self._reaper.reap(queue, policy, visibility_timeout)
+
+    # --- looking and tending -------------------------------------------------------------------------
+
+    def stats(self, queue: str) -> QueueStats:
+        """Counts of one queue, each up to 10,000."""
+        return self._looker.stats(queue)
+
+    def queues(self) -> list[str]:
+        """The names of all queues that hold a message, sorted."""
+        return self._looker.queues()
+
+    def list_messages(
+        self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
+    ) -> list[Message]:
+        """One page in enqueue order; a statement for each 20,000 messages that are looked at in vain."""
+        return self._looker.page(where or MessageFilter(), after, limit)
+
+    def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
+        """How many messages match, up to `cap`."""
+        return self._looker.count(where, cap)
+
+    def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
+        """Do `verb` to up to `limit` matching messages, 500 a transaction."""
+        return self._tender.bulk(where, verb, limit)
+
+    def inspect(self, ident: str) -> Message | None:
+        """The message with this id, live or dead."""
+        return self._looker.inspect(ident)

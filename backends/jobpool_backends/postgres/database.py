@@ -1,0 +1,231 @@
+"""Connections to one database, and what is done when they break.
+
+Each call has a connection of its own, in autocommit: one statement is one transaction. Idle connections wait on a
+stack for the next call, whatever thread makes it; none crosses a fork. A call that meets a connection which broke while
+it was idle (the server was restarted) goes on with a new one, once and at once: every call of the contract can be
+repeated without harm.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool_backends.postgres.address import Address
+from jobpool_backends.postgres.link import Link, connect
+from jobpool_backends.postgres.migrating import check_current
+from jobpool_backends.postgres.trouble import HIDDEN_POOLER, is_conflict, is_stale, raise_explained, raise_unreached
+
+MOST_IDLE = 8
+"""Connections kept for later calls; a server has few, and each is a process there."""
+
+_SHORTEST_NAP = 0.001
+_LONGEST_NAP = 0.1
+_MOST_TRIES = 20
+"""After a serialization failure or a dead-lock: naps of 1 ms to 100 ms, twice as long each time, with full jitter."""
+
+Parameters = Sequence[Any] | Mapping[str, Any]
+T = TypeVar("T")
+
+
+class Database:
+    """One database of a server, safe to share between threads. Connects when it is first asked.
+
+    Args:
+        address: Where it is.
+
+    Attributes:
+        schema: The name of our schema, unquoted.
+        pooled: Whether connections turned out to lead through a pooler. Then statements are not prepared, sessions are
+            not ours, and LISTEN would hear nothing.
+        closed: Whether `close` was called.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.schema = address.schema
+        self.pooled = False
+        self.closed = False
+        self._pid = os.getpid()
+        self._idle: list[Link] = []
+        self._current = False
+        self._checking = threading.Lock()
+
+    @property
+    def prepares(self) -> bool:
+        """Whether statements are prepared."""
+        return not self.pooled
+
+    def run(self, sql: str, parameters: Parameters | None = None) -> list[tuple[Any, ...]]:
+        """The rows that one statement gives: one transaction, one round trip. Results travel in binary.
+
+        Write parameters as `%b` or `%(name)b`: arrays and bytes then travel in binary too, at a fifth of the cost.
+
+        Raises:
+            BackendUnavailable: Nothing is known; safe to call again.
+            ConfigurationError: The server refuses us for good; the text names the mend.
+
+        Blocks for `timeout`, and as long again as it takes to connect; a little longer when transactions collide.
+        """
+        return self._call(lambda link: run_on(link, sql, parameters))
+
+    def transaction(self, work: Callable[[Link], T], *, pipelined: bool = True, patience: float | None = None) -> T:
+        """What `work(connection)` returns, done in one transaction: committed when it returns, undone when it raises.
+
+        Args:
+            work: Does nothing but statements on the connection, because it may be called again.
+            pipelined: Send statements without waiting for the answers that `work` does not look at, the first together
+                with BEGIN. COPY is not possible then. Left out behind a pooler.
+            patience: Seconds for each answer, where that is not `timeout`.
+
+        Raises as `run`.
+        """
+        return self._call(lambda link: _in_transaction(link, work, pipelined, patience))
+
+    def prepare(self) -> None:
+        """Make the schema current, or see that it is. Safe to call again, and in several processes. Raises as `run`."""
+        self._current = False
+        self.connect().close()
+
+    def connect(self) -> Link:
+        """A new connection that the caller owns and closes; the schema has been checked.
+
+        Raises as `run`.
+        """
+        self.check_usable()
+        try:
+            link = connect(self.address)
+        except psycopg.Error as error:
+            raise_unreached(error, self.address)
+        try:
+            self._greet(link)
+        except psycopg.Error as error:
+            link.close()
+            raise_explained(error, self.address)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def check_usable(self) -> None:
+        """Raise when this database was closed, or inherited by a fork."""
+        if self.closed:
+            raise BackendUnavailable(f"Postgres at {self.address.where} was closed here: open the backend again")
+        if os.getpid() != self._pid:
+            raise ConfigurationError(
+                f"the connections to Postgres at {self.address.where} were made by process {self._pid}, before a fork,"
+                " and do not survive that: open the backend after the fork, in the process that uses it"
+            )
+
+    def close(self) -> None:
+        """Close the connections; one that is in use is closed when its user is done with it. Safe to call twice."""
+        self.closed = True
+        if os.getpid() == self._pid:
+            self._close_idle()
+
+    # --- calls -------------------------------------------------------------------------------------
+
+    def _call(self, step: Callable[[Link], T]) -> T:
+        """Do one transaction, and again when the server made it give way to another."""
+        self.check_usable()
+        give_up = time.monotonic() + self.address.timeout
+        nap = _SHORTEST_NAP
+        tries = 1
+        while True:
+            try:
+                return self._once(step)
+            except psycopg.Error as error:
+                if not is_conflict(error) or tries >= _MOST_TRIES or time.monotonic() >= give_up:
+                    raise_explained(error, self.address)
+            tries += 1
+            time.sleep(random.uniform(0.0, nap))
+            nap = min(nap * 2, _LONGEST_NAP)
+
+    def _once(self, step: Callable[[Link], T]) -> T:
+        link = self._idle_one()
+        if link is not None:
+            try:
+                return self._use(link, step)
+            except psycopg.Error as error:
+                if link.closed:
+                    self._close_idle()  # what broke this one most likely broke them all
+                if not is_stale(error):
+                    raise
+                self.pooled = self.pooled or error.sqlstate in HIDDEN_POOLER
+        return self._use(self.connect(), step)
+
+    def _use(self, link: Link, step: Callable[[Link], T]) -> T:
+        try:
+            return step(link)
+        except psycopg.Error as error:
+            if is_stale(error):
+                link.close()
+            raise
+        finally:
+            self._give_back(link)
+
+    # --- connections -------------------------------------------------------------------------------
+
+    def _idle_one(self) -> Link | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _give_back(self, link: Link) -> None:
+        """Keep it for the next call, if it is at rest: what was interrupted, or timed out, is closed."""
+        if link.pgconn.transaction_status != TransactionStatus.IDLE or len(self._idle) >= MOST_IDLE:
+            link.close()
+            return
+        self._idle.append(link)
+        if self.closed:
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):  # several threads may close: each pops its own
+            while True:
+                self._idle.pop().close()
+
+    def _greet(self, link: Link) -> None:
+        self.pooled = self.pooled or link.pooled
+        if self.pooled:
+            link.prepare_threshold = None
+        if not self._current:
+            with self._checking:
+                check_current(link, self.schema)
+            self._current = True
+
+
+def run_on(link: Link, sql: str, parameters: Parameters | None = None) -> list[tuple[Any, ...]]:
+    """The rows that one statement gives on this connection; none for one that gives no rows."""
+    cursor = link.execute(sql, parameters, binary=True)
+    return cursor.fetchall() if cursor.description else []
+
+
+def _in_transaction(link: Link, work: Callable[[Link], T], pipelined: bool, patience: float | None) -> T:
+    usual = link.patience
+    link.patience = patience or usual
+    try:
+        if not pipelined or link.pooled:
+            with link.transaction():
+                _be_patient(link, patience)
+                return work(link)
+        with link.pipeline(), link.transaction():
+            _be_patient(link, patience)
+            return work(link)
+    finally:
+        link.patience = usual
+
+
+def _be_patient(link: Link, patience: float | None) -> None:
+    if patience is not None:
+        link.execute("SELECT set_config('statement_timeout', %s, true)", (str(round(patience * 1000)),))

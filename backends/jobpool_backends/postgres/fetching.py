@@ -1,0 +1,78 @@
+"""Leasing: what the function `fetch` returns, as leases."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from jobpool.clock import Clock
+from jobpool.lease import JobLease
+from jobpool_backends.postgres.calls import Sweeper
+from jobpool_backends.postgres.database import Database
+from jobpool_backends.postgres.literals import fill
+from jobpool_backends.shared import MICRO, micros
+
+_FETCH = "SELECT * FROM {schema}.fetch(%(queue)b, %(limit)b, %(ttl)b, %(call)b, %(holder)b)"
+
+_HOLDERS = 1 << 63
+_NOBODY = -1
+
+
+class Fetcher:
+    """Leases messages of one database."""
+
+    def __init__(self, database: Database, clock: Clock, sweeper: Sweeper, scheme: str) -> None:
+        self._database = database
+        self._clock = clock
+        self._sweeper = sweeper
+        self._scheme = scheme
+        self._fetch = fill(_FETCH, database.schema)
+
+    def fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
+        before = self._clock.boot()
+        asked = {
+            "queue": queue,
+            "limit": min(limit, 2**31 - 1),
+            "ttl": micros(ttl),
+            "call": fetch_id,
+            "holder": secrets.randbelow(_HOLDERS),
+        }
+        rows = self._database.run(self._fetch, asked)
+        if not rows:
+            return []
+        self._sweeper.sweep()
+        return self._leases(queue, rows, before)
+
+    def _leases(self, queue: str, rows: list[tuple[Any, ...]], before: float) -> list[JobLease]:
+        rows.sort()  # by priority and sequence number, which no two have alike
+        scheme = self._scheme
+        return [
+            JobLease(
+                ident,
+                queue,
+                body,
+                seq,
+                f"{holder:016x}{seq:016x}",
+                before + remaining / MICRO,
+                scheme,
+                attempts,
+                crashes,
+                deliveries,
+                enqueued_at / MICRO,
+            )
+            for _, seq, ident, body, attempts, crashes, deliveries, enqueued_at, holder, remaining in rows
+        ]
+
+
+def holder_of(lease: JobLease) -> int:
+    """The half of the owner token that the table has; one that nobody has for a token that is none of ours."""
+    try:
+        holder = int(lease.owner_token[:16], 16)
+    except ValueError:
+        return _NOBODY
+    return holder if 0 <= holder < _HOLDERS else _NOBODY
+
+
+def number_of(lease: JobLease) -> int:
+    """The message's sequence number; 0, which no message has, for a lease of another backend."""
+    return lease.token if isinstance(lease.token, int) else 0

@@ -1,0 +1,132 @@
+"""Within a transaction of the caller's own: enqueueing, and a handler's ack of its own message.
+
+Works on a connection of psycopg 3 to the queue's database. Nothing is committed here, and nothing about the connection
+is changed: its row factory, its cursors, whether it prepares statements. On a connection in autocommit with no
+transaction open, each call is a transaction of its own.
+
+A handler imports this module in a child, and the child stays small: nothing else of the backend comes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from jobpool.backend import NewMessage, Ticket
+from jobpool.errors import ConfigurationError, LeaseLost
+from jobpool_backends.shared import micros
+
+_ENQUEUE = """
+SELECT {schema}.enqueue(%(ids)b::text[], %(given)b::boolean[], %(queues)b::text[], %(handlers)b::text[],
+    %(priorities)b::smallint[], %(dues)b::bigint[], %(bodies)b::bytea[], eager => true)
+"""
+_ACK = """
+SELECT {schema}.settle(%(call)b::text, ARRAY[%(queue)b::text], ARRAY[%(seq)b::bigint], ARRAY[%(holder)b::bigint])
+"""
+_ANSWERS = {"n": "not in flight", "e": "expired", "w": "not the owner"}
+
+
+def enqueue(connection: object, schema: str, messages: Sequence[NewMessage]) -> None:
+    """Add messages on the caller's connection; whoever waits for them is woken by the commit.
+
+    Raises `ConfigurationError`, or what psycopg raises.
+    """
+    _ask(connection, schema, _ENQUEUE, _columns(messages))
+
+
+def make_ticket(schema: str, *, ident: str, queue: str, seq: int, holder: int, owner: str) -> Ticket:
+    """What `ack` needs; see `QueueBackend.ticket`. `holder`: as the table has it."""
+    return {
+        "ack": f"{__name__}:{ack.__name__}",
+        "schema": schema,
+        "id": ident,
+        "queue": queue,
+        "seq": seq,
+        "holder": holder,
+        "owner": owner,
+    }
+
+
+def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ()) -> Callable[[], bool]:
+    """Ack the ticket's message on the handler's connection, and enqueue its follow-ups; see `QueueBackend.ticket`.
+
+    From here to its end the transaction keeps the message from everybody else: who renews or reaps passes it by.
+
+    Raises:
+        LeaseLost: Somebody else holds the message, or nobody: roll back.
+        ConfigurationError: It is no connection to the queue's database.
+        psycopg.Error: As psycopg raises it, for the transaction is the handler's.
+    """
+    schema = str(ticket["schema"])
+    lease = {"call": f"ack:{ticket['owner']}", **{name: ticket[name] for name in ("queue", "seq", "holder")}}
+    [(answer,)] = _ask(connection, schema, _ACK, lease)
+    if answer in _ANSWERS:
+        raise LeaseLost(
+            f"the lease of message {ticket['id']} in queue {ticket['queue']!r} has ended: {_ANSWERS[answer]}"
+        )
+    if messages and answer == "o":  # else this is the second time within the transaction
+        enqueue(connection, schema, messages)
+    return lambda: _is_open(connection)
+
+
+def _is_open(connection: Any) -> bool:
+    """Whether its transaction has yet to be committed; a lost connection's status is unknown, and it is over."""
+    status = connection.info.transaction_status
+    return status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+
+
+def _columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
+    return {
+        "ids": [message.id for message in messages],
+        "given": [message.given for message in messages],
+        "queues": [message.queue for message in messages],
+        "handlers": [message.handler for message in messages],
+        "priorities": [message.priority for message in messages],
+        "dues": [None if message.due is None else micros(message.due) for message in messages],
+        "bodies": [message.body for message in messages],
+    }
+
+
+def _ask(connection: object, schema: str, sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """The rows of one statement, through a cursor of our own making."""
+    own = _check(connection)
+    try:
+        with psycopg.Cursor(own, row_factory=tuple_row) as cursor:
+            cursor.execute(sql.replace("{schema}", f'"{schema}"'), parameters, prepare=False)
+            return cursor.fetchall()
+    except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction) as error:
+        raise ConfigurationError(
+            f"the connection leads to database {own.info.dbname!r} on {own.info.host}:{own.info.port}, which has no"
+            f" current schema {schema!r} of jobpool's: connect to the queue's database, or run `jobpool init` on it"
+        ) from error
+
+
+def _check(connection: object) -> psycopg.Connection[Any]:
+    if isinstance(connection, psycopg.Connection):
+        return connection
+    kind = type(connection)
+    raise ConfigurationError(
+        "postgresql:// needs a connection of psycopg 3 (psycopg.Connection), not a"
+        f" {kind.__module__}.{kind.__qualname__}: {_mend(kind)}"
+    )
+
+
+def _mend(kind: type) -> str:
+    match kind.__module__.partition(".")[0]:
+        case "sqlalchemy":
+            return (
+                "with an engine of postgresql+psycopg://, pass connection.connection.driver_connection; of a session,"
+                " session.connection().connection.driver_connection"
+            )
+        case "django":
+            return "with psycopg 3 installed, pass django.db.connection.connection"
+        case "psycopg2" | "asyncpg" | "pg8000" | "aiopg":
+            return "open one with psycopg.connect(), and do in its transaction what must go together"
+        case "psycopg":
+            return "pass the connection itself, and not an asynchronous one"
+        case _:
+            return "pass the one that psycopg.connect() gave"

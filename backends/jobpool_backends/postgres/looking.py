@@ -1,0 +1,159 @@
+"""What an administrator sees: counts, lists, single messages.
+
+The server goes through messages in enqueue order, a bounded number a statement, so that each is answered in time
+however many there are. It looks for a queue and a state by index, and for a handler, a reason or an age message by
+message; for a text we look ourselves, because what is the same letter is decided by Python for all backends alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from jobpool.backend import Message, MessageFilter, QueueStats, State
+from jobpool_backends.postgres.database import Database
+from jobpool_backends.postgres.literals import fill, storable
+from jobpool_backends.postgres.schema import DEAD, DELAYED, LEASED, WAITING, WINDOW
+from jobpool_backends.shared import MICRO, check_page, check_positive, contains, micros, read_cursor
+
+STATS_CAP = 10_000
+"""Messages of each state that are counted. Exact counts would be rows that every fetch and settlement changes, and
+those of all pools would wait for each other's commits."""
+
+_TEXT_WINDOW = 256
+"""Messages, with their bodies, that are fetched at once to look for a text in them."""
+
+_STATS = "SELECT * FROM {schema}.stats(%(queue)b, %(most)b)"
+_QUEUES = "SELECT {schema}.queue_names()"
+_FILTER = """
+    %(queues)b::text[], %(kinds)b::smallint[], %(due)b, %(later)b, %(handler)b::text, %(reason)b::text,
+    %(older)b::bigint, %(newer)b::bigint, %(behind)b::bigint, %(most)b, %(bodies)b
+"""
+_THROUGH = f"SELECT {{columns}} FROM {{schema}}.look_through({_FILTER}, %(share)b)"
+_UP = f"SELECT {{columns}} FROM {{schema}}.look_up(%(ids)b::text[], {_FILTER})"
+
+_PLACE = "seq, id, state, place"
+_SHOWN = f"""
+    {_PLACE}, queue, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at, body, reason,
+    last_error, cause, forfeited, died_at, deadline
+"""
+
+_STORED = {State.WAITING: WAITING, State.DELAYED: DELAYED, State.LEASED: LEASED, State.DEAD: DEAD}
+_STATES = {number: state for state, number in _STORED.items()}
+
+Row = tuple[Any, ...]
+
+
+class Looker:
+    """Looks into one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._stats, self._queues, self._through, self._up = (
+            fill(sql, database.schema) for sql in (_STATS, _QUEUES, _THROUGH, _UP)
+        )
+
+    def stats(self, queue: str) -> QueueStats:
+        [row] = self._database.run(self._stats, {"queue": queue, "most": STATS_CAP})
+        waiting, due, delayed, leased, dead, age = row
+        counts = (min(waiting + due, STATS_CAP), delayed, leased, dead)
+        return QueueStats(
+            *counts,
+            oldest=None if age is None else max(0, age) / MICRO,
+            cap=STATS_CAP if STATS_CAP in counts else None,
+        )
+
+    def queues(self) -> list[str]:
+        [(names,)] = self._database.run(self._queues)
+        return list(names)
+
+    def page(self, where: MessageFilter, after: str | None, limit: int) -> list[Message]:
+        behind = read_cursor(after)
+        check_page(limit)
+        found = self.search(where, behind=behind, limit=limit, whole=True)
+        return [_message(row) for row in islice(found, limit)]
+
+    def count(self, where: MessageFilter, cap: int) -> int:
+        check_positive(cap, "cap")
+        return sum(1 for _ in islice(self.search(where, limit=cap), cap))
+
+    def inspect(self, ident: str) -> Message | None:
+        found = self.search(MessageFilter(ids=(ident,)), limit=1, whole=True)
+        return next(map(_message, found), None)
+
+    def search(self, where: MessageFilter, *, limit: int, behind: int = 0, whole: bool = False) -> Iterator[Row]:
+        """The messages that match, in enqueue order: rows that begin with the columns `_PLACE`.
+
+        Args:
+            where: What to look for.
+            limit: So many are wanted.
+            behind: Sequence number; only messages with a higher one.
+            whole: With all columns.
+        """
+        if where.text is None:
+            yield from self._search(where, behind, min(limit, WINDOW), whole)
+            return
+        for row in self._search(where, behind, _TEXT_WINDOW, True):
+            if _mentions(row, where.text):
+                yield row
+
+    def _search(self, where: MessageFilter, behind: int, limit: int, whole: bool) -> Iterator[Row]:
+        asked = _arguments(where) | {"most": limit, "bodies": whole}
+        sql = (self._up if where.ids else self._through).replace("{columns}", _SHOWN if whole else _PLACE)
+        on: int | None = behind
+        share = limit  # enough where each message matches; where few do, more are looked at from time to time
+        while on is not None:
+            rows = self._database.run(sql, asked | {"behind": on, "share": share})
+            on = _last(rows, limit) if where.ids else rows.pop()[0]
+            share = min(share * 4, WINDOW)
+            yield from rows
+
+
+def _arguments(where: MessageFilter) -> dict[str, Any]:
+    states = [State(state) for state in dict.fromkeys(where.states)] or list(State)
+    return {
+        "ids": [storable(ident) for ident in where.ids],
+        "queues": None if where.queue is None else [storable(where.queue)],
+        "kinds": [_STORED[state] for state in states],
+        "due": State.WAITING in states and State.DELAYED not in states,
+        "later": State.DELAYED in states and State.WAITING not in states,
+        "handler": None if where.handler is None else storable(where.handler),
+        "reason": None if where.reason is None else storable(where.reason),
+        "older": None if where.older_than is None else micros(where.older_than),
+        "newer": None if where.newer_than is None else micros(where.newer_than),
+    }
+
+
+def _last(rows: list[Row], limit: int) -> int | None:
+    """Behind which message to go on; None when these were all."""
+    return rows[-1][0] if len(rows) == limit else None
+
+
+def _mentions(row: Row, text: str) -> bool:
+    body, last_error, cause, forfeited = row[12], *row[14:17]
+    return contains(text, body, last_error, cause, forfeited)
+
+
+def _message(row: Row) -> Message:
+    (seq, ident, stored, _, queue, handler, priority, attempts, crashes, deliveries) = row[:10]
+    (enqueued_at, available_at, body, reason, last_error, cause, forfeited, died_at, deadline) = row[10:]
+    return Message(
+        id=ident,
+        queue=queue,
+        state=_STATES[stored],
+        handler=handler,
+        priority=priority,
+        attempts=attempts,
+        crashes=crashes,
+        deliveries=deliveries,
+        enqueued_at=enqueued_at / MICRO,
+        available_at=available_at / MICRO,
+        body=body,
+        reason=reason,
+        last_error=last_error,
+        cause=forfeited or cause,
+        died_at=None if died_at is None else died_at / MICRO,
+        expires_at=None if deadline is None else deadline / MICRO,
+        cursor=str(seq),
+    )

@@ -1,0 +1,133 @@
+"""How an older schema becomes a current one: each migration once, in order, all in one transaction under a lock.
+
+`schema.MIGRATIONS` holds the statements, with `{schema}` where the quoted name of the schema stands. A table of the
+schema holds the versions that it has been through.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from jobpool.errors import ConfigurationError
+from jobpool_backends.postgres.link import Link
+from jobpool_backends.postgres.schema import MIGRATIONS
+
+VERSION = len(MIGRATIONS)
+
+PATIENCE = 300.0
+"""Seconds for a statement of a migration, or for another process that migrates: tables may be large."""
+
+_VERSIONS = """
+CREATE TABLE {schema}.migrations (
+    version integer PRIMARY KEY,
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+"""
+_READ = "SELECT coalesce(max(version), 0) FROM {schema}.migrations"
+_NOTE = "INSERT INTO {schema}.migrations (version) VALUES ({version})"
+
+
+def check_current(link: Link, schema: str) -> None:
+    """Make sure that the schema is that of this code, and migrate it if it is older or not there.
+
+    Raises:
+        ConfigurationError: It is newer, holds tables of another program, or this user may not create it.
+        psycopg.Error: Whatever else the server says.
+
+    Blocks for one round trip when it is current; else up to `PATIENCE` for each step.
+    """
+    if _read_version(link, schema) == VERSION:
+        return
+    usual = link.patience
+    link.patience = PATIENCE
+    try:
+        _migrate(link, schema)
+    finally:
+        link.patience = usual
+
+
+def quoted(schema: str) -> str:
+    """The schema's name as it stands in SQL. It has been checked: there is no quote in it."""
+    return f'"{schema}"'
+
+
+def _statements(schema: str, version: int) -> list[str]:
+    """What leads from `version` to the current one."""
+    found = [] if version else [_VERSIONS]
+    for number, statements in enumerate(MIGRATIONS[version:], start=version + 1):
+        found += [*statements, _NOTE.replace("{version}", str(number))]
+    return [statement.replace("{schema}", quoted(schema)) for statement in found]
+
+
+def _read_version(link: Link, schema: str) -> int:
+    """The schema's version, 0 when it is not there."""
+    try:
+        version: int = _ask(link, _READ.replace("{schema}", quoted(schema)))[0][0]
+    except psycopg.errors.UndefinedTable:
+        return 0
+    if version > VERSION:
+        raise ConfigurationError(
+            f"schema {schema!r} has version {version}, and this jobpool knows {VERSION}: install the newer jobpool that"
+            " migrated it, or name another schema in the URL"
+        )
+    return version
+
+
+def _migrate(link: Link, schema: str) -> None:
+    try:
+        with link.transaction():
+            _prepare(link, schema)
+            version = _version_under_lock(link, schema)
+            for statement in _statements(schema, version) if version < VERSION else ():
+                _ask(link, statement)
+    except (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateObject, psycopg.errors.DuplicateFunction) as error:
+        raise ConfigurationError(
+            f"schema {schema!r} holds tables of another program ({_first_line(error)}): name another in the URL,"
+            " such as ?schema=jobpool2"
+        ) from error
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise ConfigurationError(_mend_of_rights(link, schema, error)) from error
+
+
+def _prepare(link: Link, schema: str) -> None:
+    """Take the lock that lets one process at a time migrate, and see what the one before has done."""
+    _ask(link, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    _ask(link, "SET LOCAL statement_timeout = 0")
+    _ask(link, "SELECT pg_advisory_xact_lock(%s)", [_lock_number(schema)])
+
+
+def _version_under_lock(link: Link, schema: str) -> int:
+    """The version, when nobody else can change it; the schema has been created if it was not there.
+
+    CREATE SCHEMA IF NOT EXISTS would want rights on the database even where an administrator has created it.
+    """
+    if not _ask(link, "SELECT 1 FROM pg_namespace WHERE nspname = %s", [schema]):
+        _ask(link, f"CREATE SCHEMA {quoted(schema)}")
+    there = _ask(link, "SELECT to_regclass(%s) IS NOT NULL", [f"{quoted(schema)}.migrations"])[0][0]
+    return _read_version(link, schema) if there else 0
+
+
+def _mend_of_rights(link: Link, schema: str, error: psycopg.Error) -> str:
+    user = link.info.user
+    return (
+        f"user {user!r} may not create or migrate schema {schema!r} ({_first_line(error)}): run `jobpool init` as one"
+        f' who may, or let an administrator run CREATE SCHEMA {quoted(schema)} AUTHORIZATION "{user}"'
+    )
+
+
+def _lock_number(schema: str) -> int:
+    """Of the advisory lock; such locks are the database's, so no other program's number should be met."""
+    return int.from_bytes(hashlib.sha256(f"jobpool schema {schema}".encode()).digest()[:8], "big", signed=True)
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _ask(link: Link, sql: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+    cursor = link.execute(sql, parameters, prepare=False)
+    return cursor.fetchall() if cursor.description else []

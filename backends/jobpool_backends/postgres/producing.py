@@ -1,0 +1,138 @@
+"""Messages on their way in: one, a few by arrays, many by COPY."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg
+
+from jobpool.backend import NewMessage
+from jobpool_backends.postgres.database import Database
+from jobpool_backends.postgres.literals import fill
+from jobpool_backends.shared import micros
+
+COPY_FROM = 50
+"""Messages in one call from which on COPY is cheaper, though it takes three round trips more."""
+
+_PIECE_MESSAGES = 10_000
+_PIECE_BYTES = 16 * 1024 * 1024
+"""The most in one statement, so that each is answered in time; all are one transaction."""
+
+_ONE = """
+SELECT {schema}.enqueue_one(
+    %(id)b, %(given)b, %(queue)b, %(handler)b, %(priority)b::smallint, %(due)b::bigint, %(body)b)
+"""
+_FEW = """
+SELECT {schema}.enqueue(%(ids)b::text[], %(given)b::boolean[], %(queues)b::text[], %(handlers)b::text[],
+    %(priorities)b::smallint[], %(dues)b::bigint[], %(bodies)b::bytea[])
+"""
+_BEGIN = "SELECT {schema}.begin_enqueue()"
+_COPY = """
+COPY {schema}.messages (enqueued_at, available_at, priority, state, given, fresh, id, queue, handler, body)
+FROM STDIN (FORMAT BINARY)
+"""
+_TYPES = ("int8", "int8", "int2", "int2", "bool", "bool", "text", "text", "text", "bytea")
+_FINISH = "SELECT {schema}.finish_enqueue(%(given)b::text[], %(ready)b::text[], %(now)b::bigint)"
+
+
+class Producer:
+    """Adds messages to one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._one, self._few, self._begin, self._copy, self._finish = (
+            fill(sql, database.schema) for sql in (_ONE, _FEW, _BEGIN, _COPY, _FINISH)
+        )
+
+    def add(self, messages: Sequence[NewMessage]) -> None:
+        """Add those whose id is not known yet, in their order, all or none."""
+        if len(messages) == 1:
+            self._database.run(self._one, _fields(messages[0]))
+        elif len(messages) < COPY_FROM:
+            self._database.run(self._few, columns(messages))
+        else:
+            self._add_many(messages)
+
+    def add_on(self, connection: psycopg.Connection[Any], messages: Sequence[NewMessage]) -> None:
+        """The same within a transaction that is open on this connection, a few in a statement."""
+        for piece in _pieces(messages):
+            connection.execute(self._few, columns(piece))
+
+    def _add_many(self, messages: Sequence[NewMessage]) -> None:
+        """By COPY, which knows no exceptions: an id that is known undoes it, and then each is looked at."""
+        by_id: dict[str, NewMessage] = {}
+        for message in messages:
+            by_id.setdefault(message.id, message)
+        distinct = list(by_id.values())
+        try:
+            self._database.transaction(lambda connection: self._copy_on(connection, distinct), pipelined=False)
+        except psycopg.errors.UniqueViolation:
+            self._database.transaction(lambda connection: self.add_on(connection, distinct))
+
+    def _copy_on(self, connection: psycopg.Connection[Any], messages: Sequence[NewMessage]) -> None:
+        with psycopg.Cursor(connection) as cursor:
+            [(now,)] = cursor.execute(self._begin).fetchall()
+            ready: set[str] = set()
+            for piece in _pieces(messages):
+                with cursor.copy(self._copy) as copy:
+                    copy.set_types(_TYPES)
+                    for message in piece:
+                        due = now if message.due is None else micros(message.due)
+                        copy.write_row(_row(message, due, now))
+                        if due <= now:
+                            ready.add(message.queue)
+            given = [message.id for message in messages if message.given]
+            cursor.execute(self._finish, {"given": given, "ready": sorted(ready), "now": now})
+
+
+def columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
+    """What the function `enqueue` takes."""
+    return {
+        "ids": [message.id for message in messages],
+        "given": [message.given for message in messages],
+        "queues": [message.queue for message in messages],
+        "handlers": [message.handler for message in messages],
+        "priorities": [message.priority for message in messages],
+        "dues": [None if message.due is None else micros(message.due) for message in messages],
+        "bodies": [message.body for message in messages],
+    }
+
+
+def _fields(message: NewMessage) -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "given": message.given,
+        "queue": message.queue,
+        "handler": message.handler,
+        "priority": message.priority,
+        "due": None if message.due is None else micros(message.due),
+        "body": message.body,
+    }
+
+
+def _row(message: NewMessage, due: int, now: int) -> tuple[Any, ...]:
+    later = due > now
+    return (
+        now,
+        due if later else now,
+        message.priority,
+        1 if later else 0,
+        message.given,
+        not later,
+        message.id,
+        message.queue,
+        message.handler,
+        message.body,
+    )
+
+
+def _pieces(messages: Sequence[NewMessage]) -> Iterator[Sequence[NewMessage]]:
+    """One after the other, each small enough for one statement."""
+    first = size = 0
+    for place, message in enumerate(messages):
+        if place - first >= _PIECE_MESSAGES or (size and size + len(message.body) > _PIECE_BYTES):
+            yield messages[first:place]
+            first, size = place, 0
+        size += len(message.body)
+    yield messages[first:]

@@ -1,0 +1,39 @@
+"""Taking back messages whose lease has expired: one statement, and one that changes nothing when there are none."""
+
+from __future__ import annotations
+
+from jobpool.backend import Reaped, ReapPolicy
+from jobpool_backends.postgres.database import Database
+from jobpool_backends.postgres.literals import fill
+from jobpool_backends.postgres.schema import REAP_LIMIT
+from jobpool_backends.shared import micros
+
+_REAP = """
+SELECT * FROM {schema}.reap(%(queue)b, %(max_crashes)b, %(window)b::bigint, %(back_off)b::float8, %(cap)b::float8,
+    %(visible)b::bigint, %(limit)b)
+"""
+_LONGEST = 2**62
+"""Microseconds: a window that nothing is out of."""
+
+
+class Reaper:
+    """Reaps the queues of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._reap = fill(_REAP, database.schema)
+
+    def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
+        asked = {
+            "queue": queue,
+            "max_crashes": policy.max_crashes,
+            "window": micros(min(policy.window, _LONGEST / 1e6)),
+            "back_off": float(policy.back_off),
+            "cap": float(policy.back_off_cap),
+            "visible": None if visibility_timeout is None else micros(visibility_timeout),
+            "limit": REAP_LIMIT,
+        }
+        return [
+            Reaped(ident, queue, crashes, cause, dead)
+            for ident, crashes, cause, dead in self._database.run(self._reap, asked)
+        ]

@@ -1,0 +1,154 @@
+"""The tables, the functions, and their versions.
+
+Each verb is one function in the schema: one statement, one round trip, one transaction, and its plans are kept by the
+session even where a pooler forbids prepared statements. They are in `sql/`, beside the tables. Who changes a function
+appends a migration that replaces it; who changes a table appends one that alters it.
+
+All times are whole microseconds of Unix time by the server's clock, which `moment()` tells; no statement reads another.
+Numbers of states: 0 waiting, 1 delayed, 2 leased, 3 dead.
+
+`messages`: one row a message.
+
+    seq           bigint    the enqueue sequence, kept for life; lists and cursors go by it
+    id            text      primary key
+    given         boolean   its producer chose the id
+    queue, handler          text
+    priority      smallint  0 to 255
+    state         smallint
+    fresh         boolean   waiting since its enqueue; false once it was leased, and for what was delayed
+    body          bytea     the wire bytes; from about 2 KB on outside the row, so that no update copies them
+    attempts, crashes       integer
+    deliveries    bigint
+    enqueued_at, available_at
+    holder        bigint    leased: first half of the owner token in hex; the second half is seq
+    deadline, ttl           leased: when the lease ends; how long it was taken or renewed for
+    forfeited     text      leased: the cause that was given when the lease was forfeited
+    cause         text      of the last crash
+    last_crash              when that was
+    reason, died_at         dead: why and when
+    last_error    text
+
+Its indexes, each for one question, partial where only one state asks it:
+
+    messages_pkey    (id)                                   law 8; inspect
+    messages_listed  (queue, state, seq), unique            settle and renew (state 2); lists, counts, oldest
+    messages_fresh   (queue, priority, seq), waiting fresh  fetch
+    messages_again   (queue, priority, seq), other waiting  fetch: what came back from a lease, a delay, the dead
+    messages_due     (queue, available_at), delayed         promotion; when the next one falls due
+    messages_held    (queue, deadline), leased              reap
+
+`heads`: one row for each queue and priority that was ever fetched: where fetch begins to read `messages_fresh`. See
+`step_floor` in `sql/fetching.sql`. All rows may be deleted at any time.
+
+    queue, priority
+    floor          bigint   no fresh message has a lower seq
+    candidate, settled_before, reset_at     how the floor gets there
+
+`calls`: the answers of fetches and settlements for 60 s, one row a call (id, until, answer). `ended`: ids that
+producers gave, for 600 s after their end (id, until). Both are swept by whoever calls.
+
+`sleepers`: a row for each queue (queue) for whose messages somebody sleeps; who makes one fetchable takes it away and
+rings: NOTIFY on channel `jobpool:<schema>`, payload = the queue.
+
+`migrations` belongs to `migrating`.
+
+Functions that others call: moment, begin_enqueue, enqueue, enqueue_one, finish_enqueue, fetch, is_ready, settle, renew,
+reap, stats, queue_names, look_through, look_up, discard, retry, sweep, ring. The rest are their parts, and run under
+their settings.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from jobpool.backend import ENQUEUE_MEMORY, REMEMBER_CALLS
+from jobpool_backends.shared import MICRO, micros
+
+WAITING, DELAYED, LEASED, DEAD = range(4)
+"""`messages.state`."""
+
+REAP_LIMIT = 1000
+UNKNOWN_CAUSE = "lease expired"
+
+PROMOTE_LIMIT = 1000
+"""Delayed messages that join the others in one fetch: a million that fall due at once do not keep it for seconds, and
+until they have all joined, the order holds among those that have."""
+
+WINDOW = 20_000
+"""Messages that one statement of a list, a count or a bulk verb looks at."""
+
+_FLOOR_STEP = 1000
+"""Sequence numbers that a fetch may walk over in vain before the floor follows: some ten index pages."""
+
+_FLOOR_RESET = 60 * MICRO
+
+# A plan is made once a session, often while the tables are empty or before the server has looked what is in them, and
+# must still be right when they are full. So every statement is written to leave one index that gives its order, and
+# whatever would be cheaper only for a few rows is off. Without `jit = off`, the high costs by which the server avoids
+# what is off, where it cannot be avoided (a sort of a page), would make it compile.
+_PLANNER = """
+    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+"""
+
+_NO_LEASE = "holder = NULL, deadline = NULL, ttl = NULL, forfeited = NULL"
+
+_WANTED = """
+    (wanted_handler IS NULL OR m.handler = wanted_handler) AND (wanted_reason IS NULL OR m.reason = wanted_reason)
+    AND (older IS NULL OR coalesce(m.died_at, m.enqueued_at) <= now - older)
+    AND (newer IS NULL OR coalesce(m.died_at, m.enqueued_at) >= now - newer)
+"""
+
+_SHOWN = {
+    "seq bigint": "m.seq",
+    "id text": "m.id",
+    "queue text": "m.queue",
+    "state smallint": "CASE WHEN m.state = 1 AND m.available_at <= now THEN 0::smallint ELSE m.state END",
+    "handler text": "m.handler",
+    "priority smallint": "m.priority",
+    "attempts integer": "m.attempts",
+    "crashes integer": "m.crashes",
+    "deliveries bigint": "m.deliveries",
+    "enqueued_at bigint": "m.enqueued_at",
+    "available_at bigint": "m.available_at",
+    "body bytea": "CASE WHEN bodies THEN m.body END",
+    "reason text": "m.reason",
+    "last_error text": "m.last_error",
+    "cause text": "m.cause",
+    "forfeited text": "m.forfeited",
+    "died_at bigint": "m.died_at",
+    "deadline bigint": "m.deadline",
+    "place text": "m.ctid::text",
+}
+
+_WORDS = {
+    "{planner}": " ".join(_PLANNER.split()),
+    "{no_lease}": _NO_LEASE,
+    "{wanted}": " ".join(_WANTED.split()),
+    "{shown}": ", ".join(_SHOWN.values()),
+    "{shown_columns}": ", ".join(_SHOWN),
+    "{unknown_cause}": UNKNOWN_CAUSE,
+    "{promote_limit}": str(PROMOTE_LIMIT),
+    "{window}": str(WINDOW),
+    "{floor_step}": str(_FLOOR_STEP),
+    "{floor_reset}": str(_FLOOR_RESET),
+    "{remember_calls}": str(micros(REMEMBER_CALLS)),
+    "{enqueue_memory}": str(micros(ENQUEUE_MEMORY)),
+}
+
+
+def _read(name: str) -> str:
+    """The statements of one file, with `{schema}` left to fill in."""
+    text = files(__package__).joinpath("sql", f"{name}.sql").read_text("utf-8")
+    for word, meaning in _WORDS.items():
+        text = text.replace(word, meaning)
+    return text.strip().removesuffix(";")
+
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    tuple(
+        _read(name)
+        for name in ("tables", "basics", "producing", "fetching", "settling", "reaping", "looking", "tending")
+    ),
+)
+"""From each version to the next: statements, to be run in one transaction; `{schema}` is the quoted name."""

@@ -1,0 +1,60 @@
+-- The time, in microseconds of Unix time: each call of a verb reads it once, and everything in the call agrees.
+CREATE OR REPLACE FUNCTION {schema}.moment() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+$$;
+
+-- Wake those who sleep until something is in these queues, if anybody does. At the commit NOTIFY takes a lock that is
+-- the same for the whole server, so that commits wait for each other's disk: it must be rare. Who sleeps lies down
+-- anew, and is rung for once. A row that another transaction rings for just now is left to that one; `eager` is for a
+-- transaction of which nobody knows when it ends: it rings whoever else has rung, and leaves the row.
+CREATE OR REPLACE FUNCTION {schema}.ring(queues text[], eager boolean DEFAULT false)
+RETURNS void LANGUAGE plpgsql VOLATILE {planner} AS $$
+DECLARE
+    name text;
+BEGIN
+    FOREACH name IN ARRAY queues LOOP
+        IF NOT eager THEN
+            DELETE FROM {schema}.sleepers WHERE ctid = ANY (ARRAY(
+                SELECT s.ctid FROM {schema}.sleepers s WHERE s.queue = name FOR UPDATE SKIP LOCKED));
+            CONTINUE WHEN NOT FOUND;
+        END IF;
+        PERFORM pg_notify('jobpool:' || btrim('{schema}', '"'), name);
+    END LOOP;
+END $$;
+
+-- Remember the answer to a call. Somebody else's who had the same call at the same time is in the way: then this
+-- transaction must be undone, and when it is tried again it finds the other's answer.
+CREATE OR REPLACE FUNCTION {schema}.remember(call text, answer text, now bigint)
+RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    INSERT INTO {schema}.calls AS c (id, until, answer) VALUES (call, now + {remember_calls}, remember.answer)
+    ON CONFLICT (id) DO UPDATE SET until = excluded.until, answer = excluded.answer WHERE c.until <= now;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'call % is being answered at the same time', call USING ERRCODE = 'serialization_failure';
+    END IF;
+END $$;
+
+-- Remember the ids of messages that have come to their end.
+CREATE OR REPLACE FUNCTION {schema}.remember_ended(ids text[], now bigint)
+RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    INSERT INTO {schema}.ended (id, until) SELECT ident, now + {enqueue_memory} FROM unnest(ids) AS ident
+    ON CONFLICT (id) DO UPDATE SET until = excluded.until;
+END $$;
+
+-- Forget up to `most` calls and ids that need not be remembered any longer; how many of either kind it was.
+CREATE OR REPLACE FUNCTION {schema}.sweep(most integer)
+RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
+DECLARE
+    now bigint := {schema}.moment();
+    calls integer;
+    ids integer;
+BEGIN
+    DELETE FROM {schema}.calls WHERE ctid = ANY (ARRAY(
+        SELECT c.ctid FROM {schema}.calls c WHERE c.until <= now ORDER BY c.until LIMIT most FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS calls = ROW_COUNT;
+    DELETE FROM {schema}.ended WHERE ctid = ANY (ARRAY(
+        SELECT e.ctid FROM {schema}.ended e WHERE e.until <= now ORDER BY e.until LIMIT most FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS ids = ROW_COUNT;
+    RETURN greatest(calls, ids);
+END $$;

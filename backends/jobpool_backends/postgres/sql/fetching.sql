@@ -1,0 +1,181 @@
+-- Lease up to `most` messages for `length` microseconds; or, when this call was answered within the last minute, return
+-- those of its leases that are still held. The rows are in no order; they begin with what orders them.
+CREATE OR REPLACE FUNCTION {schema}.fetch(name text, most integer, length bigint, call text, new_holder bigint)
+RETURNS TABLE (
+    priority smallint, seq bigint, id text, body bytea, attempts integer, crashes integer, deliveries bigint,
+    enqueued_at bigint, holder bigint, remaining bigint
+) LANGUAGE plpgsql VOLATILE {planner} AS $$
+DECLARE
+    may_step boolean := pg_current_xact_id_if_assigned() IS NULL;
+    now bigint := {schema}.moment();
+    known_as text := 'fetch:' || name || ':' || call;
+    earlier text := (SELECT CASE WHEN c.until > now THEN c.answer END FROM {schema}.calls c WHERE c.id = known_as);
+    places tid[];
+    returned tid[];
+BEGIN
+    IF earlier IS NOT NULL THEN
+        RETURN QUERY
+        SELECT m.priority, m.seq, m.id, m.body, m.attempts, m.crashes, m.deliveries, m.enqueued_at, m.holder,
+            m.deadline - now
+        FROM {schema}.messages m
+        WHERE m.queue = name AND m.state = 2 AND m.deadline > now AND m.holder = earlier::bigint;
+        RETURN;
+    END IF;
+    places := {schema}.take_fresh(name, most, may_step);
+    PERFORM {schema}.promote(name, now);
+    returned := ARRAY(
+        SELECT m.ctid FROM {schema}.messages m WHERE m.queue = name AND m.state = 0 AND NOT m.fresh
+        ORDER BY m.priority, m.seq LIMIT most FOR UPDATE SKIP LOCKED);
+    IF cardinality(returned) > 0 THEN
+        places := ARRAY(
+            SELECT m.ctid FROM {schema}.messages m WHERE m.ctid = ANY (places || returned)
+            ORDER BY m.priority, m.seq LIMIT most);
+    ELSIF cardinality(places) = 0 THEN
+        -- Somebody may have made a message wait by hand, as if it were fresh. A floor would hide that for ever.
+        UPDATE {schema}.heads h SET floor = 0, candidate = NULL, settled_before = NULL, reset_at = now
+        WHERE h.queue = name AND h.floor > 0 AND h.reset_at <= now - {floor_reset};
+        RETURN;
+    END IF;
+    RETURN QUERY
+    UPDATE {schema}.messages m
+    SET state = 2, fresh = false, holder = new_holder, deadline = now + length, ttl = length,
+        deliveries = m.deliveries + 1
+    WHERE m.ctid = ANY (places)
+    RETURNING m.priority, m.seq, m.id, m.body, m.attempts, m.crashes, m.deliveries, m.enqueued_at, m.holder, length;
+    PERFORM {schema}.remember(known_as, new_holder::text, now);
+END $$;
+
+-- Let delayed messages that have fallen due join those that wait, the earliest first.
+CREATE OR REPLACE FUNCTION {schema}.promote(name text, now bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF (SELECT m.available_at <= now FROM {schema}.messages m
+        WHERE m.queue = name AND m.state = 1 ORDER BY m.available_at LIMIT 1)
+    THEN
+        UPDATE {schema}.messages SET state = 0 WHERE ctid = ANY (ARRAY(
+            SELECT m.ctid FROM {schema}.messages m WHERE m.queue = name AND m.state = 1 AND m.available_at <= now
+            ORDER BY m.available_at LIMIT {promote_limit} FOR UPDATE SKIP LOCKED));
+    END IF;
+END $$;
+
+-- Up to `most` fresh messages of one queue in their order, locked: for each priority from its floor on, and between the
+-- priorities that are known those that are not known yet.
+CREATE OR REPLACE FUNCTION {schema}.take_fresh(name text, most integer, may_step boolean)
+RETURNS tid[] LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    known {schema}.heads[] := ARRAY(
+        SELECT h FROM {schema}.heads h WHERE h.queue = name ORDER BY h.queue, h.priority);
+    head {schema}.heads;
+    below smallint := -1;
+    taken tid[] := '{}';
+    part tid[];
+    top bigint;
+BEGIN
+    FOR number IN 1 .. cardinality(known) + 1 LOOP
+        head := known[number];
+        IF coalesce(head.priority, 256) > below + 1 THEN
+            taken := taken || {schema}.take_unknown(name, below, head.priority, most - cardinality(taken));
+        END IF;
+        EXIT WHEN head.priority IS NULL OR cardinality(taken) >= most;
+        SELECT array_agg(x.place), max(x.seq) INTO part, top FROM (
+            SELECT m.ctid AS place, m.seq FROM {schema}.messages m
+            WHERE m.queue = name AND m.state = 0 AND m.fresh
+                AND (m.priority, m.seq) >= (head.priority, head.floor) AND m.priority <= head.priority
+            ORDER BY m.priority, m.seq LIMIT most - cardinality(taken) FOR UPDATE SKIP LOCKED) x;
+        taken := taken || part;
+        IF may_step AND top IS NOT NULL THEN
+            PERFORM {schema}.step_floor(head, top);
+        END IF;
+        EXIT WHEN cardinality(taken) >= most;
+        below := head.priority;
+    END LOOP;
+    RETURN taken;
+END $$;
+
+-- The same for the priorities between two that are known; those that are found are known from now on.
+CREATE OR REPLACE FUNCTION {schema}.take_unknown(name text, below smallint, above smallint, most integer)
+RETURNS tid[] LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    taken tid[] := ARRAY(
+        SELECT m.ctid FROM {schema}.messages m
+        WHERE m.queue = name AND m.state = 0 AND m.fresh AND m.priority > below AND m.priority < coalesce(above, 256)
+        ORDER BY m.priority, m.seq LIMIT most FOR UPDATE SKIP LOCKED);
+BEGIN
+    IF cardinality(taken) > 0 THEN
+        INSERT INTO {schema}.heads (queue, priority)
+        SELECT DISTINCT name, m.priority FROM {schema}.messages m WHERE m.ctid = ANY (taken)
+        ON CONFLICT DO NOTHING;
+    END IF;
+    RETURN taken;
+END $$;
+
+-- A row that has moved on leaves its index entry behind until a vacuum, and a vacuum leaves it while any transaction,
+-- a backup's say, might still look at it. Without more, a fetch would walk over all of them, more with each message.
+-- So `heads` keeps a floor for each queue and priority: no fresh message has a lower sequence number, now or ever.
+-- This moves it a step, when it is time. `head` was read before this transaction had a number; `top` is a message that
+-- was just taken. In turn:
+-- 1. A message that was taken far above the floor becomes the candidate for the new one.
+-- 2. A later transaction writes its own number beside it. Whoever has drawn a lower sequence number than the candidate
+--    had drawn a transaction number before that, hence one below this.
+-- 3. When all transactions below that number have ended, every message below the candidate that will ever be there can
+--    be seen. The floor goes up to the first of them that is still fresh, or to the candidate.
+CREATE OR REPLACE FUNCTION {schema}.step_floor(head {schema}.heads, top bigint)
+RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    place tid;
+BEGIN
+    IF head.candidate IS NULL AND top < head.floor + {floor_step}
+        OR head.settled_before > pg_snapshot_xmin(pg_current_snapshot())
+    THEN
+        RETURN;
+    END IF;
+    SELECT h.ctid INTO place FROM {schema}.heads h
+    WHERE h.queue = head.queue AND h.priority = head.priority AND h = head FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;  -- another fetch is moving it, or has
+    ELSIF head.candidate IS NULL THEN
+        UPDATE {schema}.heads SET candidate = top WHERE ctid = place;
+    ELSIF head.settled_before IS NULL THEN
+        UPDATE {schema}.heads SET settled_before = pg_current_xact_id() WHERE ctid = place;
+    ELSE
+        UPDATE {schema}.heads SET candidate = NULL, settled_before = NULL, floor = coalesce((
+            SELECT m.seq FROM {schema}.messages m
+            WHERE m.queue = head.queue AND m.state = 0 AND m.fresh AND m.seq < head.candidate
+                AND (m.priority, m.seq) >= (head.priority, head.floor) AND m.priority <= head.priority
+            ORDER BY m.priority, m.seq LIMIT 1), head.candidate)
+        WHERE ctid = place;
+    END IF;
+END $$;
+
+-- Whether a fetch would find something: a waiting message, or a delayed one that has fallen due.
+CREATE OR REPLACE FUNCTION {schema}.is_ready(name text, now bigint DEFAULT NULL)
+RETURNS boolean LANGUAGE plpgsql VOLATILE {planner} AS $$
+DECLARE
+    known {schema}.heads[];
+    head {schema}.heads;
+    below smallint := -1;
+BEGIN
+    IF (SELECT true FROM {schema}.messages m WHERE m.queue = name AND m.state = 0 AND NOT m.fresh
+        ORDER BY m.priority, m.seq LIMIT 1)
+        OR (SELECT m.available_at <= coalesce(is_ready.now, {schema}.moment()) FROM {schema}.messages m
+            WHERE m.queue = name AND m.state = 1 ORDER BY m.available_at LIMIT 1)
+    THEN
+        RETURN true;
+    END IF;
+    known := ARRAY(SELECT h FROM {schema}.heads h WHERE h.queue = name ORDER BY h.queue, h.priority);
+    FOR number IN 1 .. cardinality(known) + 1 LOOP
+        head := known[number];
+        IF (SELECT true FROM {schema}.messages m
+            WHERE m.queue = name AND m.state = 0 AND m.fresh
+                AND m.priority > below AND m.priority < coalesce(head.priority, 256)
+            ORDER BY m.priority, m.seq LIMIT 1)
+            OR (SELECT true FROM {schema}.messages m
+                WHERE m.queue = name AND m.state = 0 AND m.fresh
+                    AND (m.priority, m.seq) >= (head.priority, head.floor) AND m.priority <= head.priority
+                ORDER BY m.priority, m.seq LIMIT 1)
+        THEN
+            RETURN true;
+        END IF;
+        below := head.priority;
+    END LOOP;
+    RETURN false;
+END $$;

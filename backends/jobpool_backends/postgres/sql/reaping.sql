@@ -1,0 +1,44 @@
+-- Take back up to `most` messages whose lease has expired, or, with `visible`, was taken or renewed so many microseconds
+-- ago. `back_off` and `cap` are seconds, `crash_window` microseconds. Whoever else reaps, settles or renews has the row
+-- locked; it is left alone.
+CREATE OR REPLACE FUNCTION {schema}.reap(
+    name text, max_crashes integer, crash_window bigint, back_off double precision, cap double precision,
+    visible bigint, most integer
+) RETURNS TABLE (id text, crashes integer, cause text, dead boolean) LANGUAGE plpgsql VOLATILE {planner} AS $$
+DECLARE
+    now bigint := {schema}.moment();
+    expired tid[];
+BEGIN
+    IF visible IS NULL THEN
+        expired := ARRAY(
+            SELECT m.ctid FROM {schema}.messages m WHERE m.queue = name AND m.state = 2 AND m.deadline <= now
+            ORDER BY m.deadline LIMIT most FOR UPDATE SKIP LOCKED);
+    ELSE  -- a person's call, not the pool's: it walks over all leases of the queue
+        expired := ARRAY(
+            SELECT m.ctid FROM {schema}.messages m
+            WHERE m.queue = name AND m.state = 2 AND (m.deadline <= now OR m.deadline - m.ttl <= now - visible)
+            ORDER BY m.deadline LIMIT most FOR UPDATE SKIP LOCKED);
+    END IF;
+    IF cardinality(expired) = 0 THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    WITH charged AS MATERIALIZED (
+        SELECT m.ctid AS place, m.deadline, m.seq, c.crashes, coalesce(nullif(m.forfeited, ''), '{unknown_cause}') AS cause,
+            max_crashes > 0 AND c.crashes > max_crashes AS dead,
+            CASE WHEN c.crashes <= 1 THEN 0
+                ELSE round(random() * 1e6 * least(cap, back_off * 2.0 ^ least(c.crashes - 2, 60)))::bigint END AS delay
+        FROM {schema}.messages m,
+        LATERAL (SELECT CASE WHEN now - m.last_crash > crash_window THEN 1 ELSE m.crashes + 1 END AS crashes OFFSET 0) c
+        WHERE m.ctid = ANY (expired)
+    ), changed AS (
+        UPDATE {schema}.messages m
+        SET state = CASE WHEN c.dead THEN 3 WHEN c.delay > 0 THEN 1 ELSE 0 END,
+            available_at = CASE WHEN c.dead THEN m.available_at ELSE now + c.delay END,
+            died_at = CASE WHEN c.dead THEN now END, reason = CASE WHEN c.dead THEN 'crash-limit' ELSE m.reason END,
+            crashes = c.crashes, last_crash = now, cause = c.cause, {no_lease}
+        FROM charged c WHERE m.ctid = c.place
+        RETURNING m.id, c.crashes, c.cause, c.dead, c.deadline, c.seq)
+    SELECT d.id, d.crashes, d.cause, d.dead FROM changed d ORDER BY d.deadline, d.seq;
+    PERFORM {schema}.ring(ARRAY[name]);
+END $$;

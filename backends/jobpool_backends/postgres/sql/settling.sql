@@ -1,0 +1,144 @@
+-- End leases: first acks, which take one statement together, then others one by one. One letter an answer, acks first:
+-- o OK, n NOT_IN_FLIGHT, e EXPIRED, w NOT_OWNER; when this call was answered within the last minute, the same again
+-- with a, ALREADY, for o. `verbs`: a letter each, a ack, n nack, b abandon, r release, f forfeit. The sequence numbers of
+-- the acks are in ascending order, and differ.
+CREATE OR REPLACE FUNCTION {schema}.settle(
+    call text, ack_queues text[], ack_seqs bigint[], ack_holders bigint[],
+    queues text[] DEFAULT '{}', seqs bigint[] DEFAULT '{}', holders bigint[] DEFAULT '{}', verbs text DEFAULT '',
+    delays bigint[] DEFAULT '{}', reasons text[] DEFAULT '{}', errors text[] DEFAULT '{}'
+) RETURNS text LANGUAGE plpgsql VOLATILE {planner} AS $$
+DECLARE
+    now bigint := {schema}.moment();
+    known_as text := 'settle:' || call;
+    answers text := (SELECT CASE WHEN c.until > now THEN c.answer END FROM {schema}.calls c WHERE c.id = known_as);
+    ready text[] := '{}';
+BEGIN
+    IF answers IS NOT NULL THEN
+        RETURN translate(answers, 'o', 'a');
+    END IF;
+    IF cardinality(seqs) > 0 THEN
+        PERFORM {schema}.lock_leases(ack_queues || queues, ack_seqs || seqs);
+    END IF;
+    answers := {schema}.settle_acks(ack_queues, ack_seqs, ack_holders, now);
+    FOR number IN 1 .. cardinality(seqs) LOOP
+        answers := answers || {schema}.settle_one(
+            queues[number], seqs[number], holders[number], substr(verbs, number, 1), delays[number], reasons[number],
+            errors[number], now);
+        IF delays[number] = 0 AND right(answers, 1) = 'o' THEN
+            ready := ready || queues[number];
+        END IF;
+    END LOOP;
+    PERFORM {schema}.remember(known_as, answers, now);
+    IF cardinality(ready) > 0 THEN
+        PERFORM {schema}.ring(ARRAY(SELECT DISTINCT unnest(ready)));
+    END IF;
+    RETURN answers;
+END $$;
+
+-- Lock these messages, all in one order, so that no two calls wait for each other.
+CREATE OR REPLACE FUNCTION {schema}.lock_leases(queues text[], seqs bigint[])
+RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    leased smallint := 2;  -- as a number it would invite the planner to use another index
+BEGIN
+    PERFORM 1 FROM (
+        SELECT u.queue, u.seq FROM unnest(queues, seqs) AS u (queue, seq) ORDER BY u.seq OFFSET 0) AS w,
+    LATERAL (
+        SELECT 1 FROM {schema}.messages m WHERE m.queue = w.queue AND m.state = leased AND m.seq = w.seq FOR UPDATE) AS l;
+END $$;
+
+CREATE OR REPLACE FUNCTION {schema}.settle_acks(queues text[], seqs bigint[], holders bigint[], now bigint)
+RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    leased smallint := 2;
+    answers text;
+    places tid[];
+    ended text[];
+BEGIN
+    SELECT string_agg(j.answer, '' ORDER BY j.place), array_agg(j.ctid) FILTER (WHERE j.answer = 'o'),
+        array_agg(j.id) FILTER (WHERE j.answer = 'o' AND j.given)
+    INTO answers, places, ended FROM (
+        SELECT w.place, l.ctid, l.id, l.given, CASE
+            WHEN l.ctid IS NULL THEN 'n' WHEN l.deadline <= now THEN 'e' WHEN l.holder <> w.holder THEN 'w' ELSE 'o'
+            END AS answer
+        FROM unnest(queues, seqs, holders) WITH ORDINALITY AS w (queue, seq, holder, place)
+        LEFT JOIN LATERAL (
+            SELECT m.ctid, m.deadline, m.holder, m.id, m.given FROM {schema}.messages m
+            WHERE m.queue = w.queue AND m.state = leased AND m.seq = w.seq FOR UPDATE) l ON true) j;
+    DELETE FROM {schema}.messages WHERE ctid = ANY (places);
+    IF ended IS NOT NULL THEN
+        PERFORM {schema}.remember_ended(ended, now);
+    END IF;
+    RETURN coalesce(answers, '');
+END $$;
+
+CREATE OR REPLACE FUNCTION {schema}.settle_one(
+    name text, number bigint, owner bigint, verb text, delay bigint, why text, error text, now bigint
+) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    leased smallint := 2;
+    lease record;
+BEGIN
+    SELECT m.ctid AS place, m.deadline, m.holder, m.id, m.given INTO lease FROM {schema}.messages m
+    WHERE m.queue = name AND m.state = leased AND m.seq = number FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN 'n';
+    ELSIF lease.deadline <= now THEN
+        RETURN 'e';
+    ELSIF lease.holder <> owner THEN
+        RETURN 'w';
+    END IF;
+    CASE verb
+        WHEN 'a' THEN
+            DELETE FROM {schema}.messages WHERE ctid = lease.place;
+            IF lease.given THEN
+                PERFORM {schema}.remember_ended(ARRAY[lease.id], now);
+            END IF;
+        WHEN 'n' THEN
+            UPDATE {schema}.messages SET state = (delay > 0)::integer, available_at = now + delay,
+                attempts = attempts + 1, last_error = coalesce(error, last_error), {no_lease}
+            WHERE ctid = lease.place;
+        WHEN 'r' THEN
+            UPDATE {schema}.messages SET state = (delay > 0)::integer, available_at = now + delay, {no_lease}
+            WHERE ctid = lease.place;
+        WHEN 'b' THEN
+            UPDATE {schema}.messages SET state = 3, died_at = now, reason = why,
+                last_error = coalesce(error, last_error), {no_lease}
+            WHERE ctid = lease.place;
+        WHEN 'f' THEN
+            UPDATE {schema}.messages SET deadline = now, forfeited = why WHERE ctid = lease.place;
+    END CASE;
+    RETURN 'o';
+END $$;
+
+-- Hold these leases for `length` microseconds from now. A letter each: r renewed, k kept: another transaction has the
+-- row, such as a handler's own that has acked but not committed; it is not waited for, and the old deadline stands;
+-- l lost.
+CREATE OR REPLACE FUNCTION {schema}.renew(queues text[], seqs bigint[], holders bigint[], length bigint)
+RETURNS text LANGUAGE plpgsql VOLATILE {planner} AS $$
+DECLARE
+    now bigint := {schema}.moment();
+    leased smallint := 2;
+    held tid[];
+    renewed bigint[];
+    answers text;
+BEGIN
+    SELECT array_agg(l.ctid), array_agg(w.place) INTO held, renewed
+    FROM unnest(queues, seqs, holders) WITH ORDINALITY AS w (queue, seq, holder, place),
+    LATERAL (
+        SELECT m.ctid FROM {schema}.messages m
+        WHERE m.queue = w.queue AND m.state = leased AND m.seq = w.seq AND m.holder = w.holder AND m.deadline > now
+        FOR UPDATE SKIP LOCKED) l;
+    UPDATE {schema}.messages SET deadline = now + length, ttl = length WHERE ctid = ANY (held);
+    IF cardinality(renewed) = cardinality(seqs) THEN
+        RETURN repeat('r', cardinality(seqs));
+    END IF;
+    SELECT string_agg(CASE WHEN w.place = ANY (renewed) THEN 'r' WHEN l.ours THEN 'k' ELSE 'l' END, '' ORDER BY w.place)
+    INTO answers
+    FROM unnest(queues, seqs, holders) WITH ORDINALITY AS w (queue, seq, holder, place)
+    LEFT JOIN LATERAL (
+        SELECT true AS ours FROM {schema}.messages m
+        WHERE m.queue = w.queue AND m.state = leased AND m.seq = w.seq AND m.holder = w.holder AND m.deadline > now
+        OFFSET 0) l ON true;
+    RETURN answers;
+END $$;

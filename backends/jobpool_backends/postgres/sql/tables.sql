@@ -1,0 +1,79 @@
+CREATE TABLE {schema}.messages (
+    seq bigint GENERATED ALWAYS AS IDENTITY,  -- its CACHE stays 1: the order, and the floors, stand on it
+    enqueued_at bigint NOT NULL,
+    available_at bigint NOT NULL,
+    holder bigint,                            -- first half of the owner token; the second is seq in hex
+    deadline bigint,
+    ttl bigint,                               -- so that deadline - ttl is when it was taken or renewed
+    died_at bigint,
+    last_crash bigint,
+    deliveries bigint NOT NULL DEFAULT 0,
+    attempts integer NOT NULL DEFAULT 0,
+    crashes integer NOT NULL DEFAULT 0,
+    priority smallint NOT NULL,
+    state smallint NOT NULL,                  -- 0 waiting, 1 delayed, 2 leased, 3 dead
+    given boolean NOT NULL,                   -- its producer chose the id
+    fresh boolean NOT NULL,                   -- waiting since its enqueue
+    id text COLLATE "C" NOT NULL PRIMARY KEY,
+    queue text COLLATE "C" NOT NULL,
+    handler text COLLATE "C" NOT NULL,
+    forfeited text,                           -- the cause, when the lease was forfeited
+    cause text,                               -- of the last crash
+    reason text COLLATE "C",                  -- of a dead letter
+    last_error text,
+    body bytea NOT NULL,
+    CHECK ((state = 2) = (holder IS NOT NULL)),
+    CHECK ((state = 3) = (died_at IS NOT NULL))
+) WITH (
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 10000,
+    autovacuum_vacuum_cost_limit = 2000,
+    autovacuum_analyze_scale_factor = 0.2,
+    autovacuum_analyze_threshold = 50000,
+    vacuum_truncate = off,                    -- to give pages back to the disk takes a lock that stops everybody
+    toast.autovacuum_vacuum_scale_factor = 0.02,
+    toast.autovacuum_vacuum_threshold = 10000,
+    toast.autovacuum_vacuum_cost_limit = 2000,
+    toast.vacuum_truncate = off
+);
+-- A body that is too long for the row goes out of it as it is, once: no update copies it, and nobody compresses it.
+ALTER TABLE {schema}.messages ALTER COLUMN body SET STORAGE EXTERNAL;
+
+CREATE UNIQUE INDEX messages_listed ON {schema}.messages (queue, state, seq);
+CREATE INDEX messages_fresh ON {schema}.messages (queue, priority, seq) WHERE state = 0 AND fresh;
+CREATE INDEX messages_again ON {schema}.messages (queue, priority, seq) WHERE state = 0 AND NOT fresh;
+CREATE INDEX messages_due ON {schema}.messages (queue, available_at) WHERE state = 1;
+CREATE INDEX messages_held ON {schema}.messages (queue, deadline) WHERE state = 2;
+
+CREATE TABLE {schema}.heads (
+    queue text COLLATE "C" NOT NULL,
+    priority smallint NOT NULL,
+    floor bigint NOT NULL DEFAULT 0,
+    candidate bigint,
+    settled_before xid8,
+    reset_at bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (queue, priority)
+) WITH (fillfactor = 50, vacuum_truncate = off);
+
+CREATE TABLE {schema}.calls (
+    id text COLLATE "C" NOT NULL PRIMARY KEY,
+    until bigint NOT NULL,
+    answer text COLLATE "C" NOT NULL
+) WITH (
+    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_limit = 2000,
+    autovacuum_analyze_scale_factor = 0.2, autovacuum_analyze_threshold = 50000, vacuum_truncate = off
+);
+CREATE INDEX calls_until ON {schema}.calls (until);
+
+CREATE TABLE {schema}.ended (
+    id text COLLATE "C" NOT NULL PRIMARY KEY,
+    until bigint NOT NULL
+) WITH (
+    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_limit = 2000,
+    autovacuum_analyze_scale_factor = 0.2, autovacuum_analyze_threshold = 50000, vacuum_truncate = off
+);
+CREATE INDEX ended_until ON {schema}.ended (until);
+
+CREATE TABLE {schema}.sleepers (
+    queue text COLLATE "C" NOT NULL PRIMARY KEY
+) WITH (fillfactor = 50, vacuum_truncate = off);

@@ -1,0 +1,49 @@
+"""What an administrator does to many messages: delete them, or retry the dead.
+
+They are looked for first, and then changed a bounded number a statement, where they still are what they were: a message
+that has changed meanwhile in any way is left alone. Leased ones are never touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+from jobpool.backend import MessageFilter, State, Verb
+from jobpool_backends.postgres.database import Database
+from jobpool_backends.postgres.literals import fill, numbers
+from jobpool_backends.postgres.looking import Looker, Row
+from jobpool_backends.shared import check_positive
+
+BATCH = 500
+_TOUCHABLE = {Verb.DELETE: (State.WAITING, State.DELAYED, State.DEAD), Verb.RETRY: (State.DEAD,)}
+_CHANGES = {
+    Verb.DELETE: "SELECT {schema}.discard(%(places)b::text[]::tid[], %(seqs)s)",
+    Verb.RETRY: "SELECT {schema}.retry(%(places)b::text[]::tid[], %(seqs)s)",
+}
+
+
+class Tender:
+    """Tends one database."""
+
+    def __init__(self, database: Database, looker: Looker) -> None:
+        self._database = database
+        self._looker = looker
+        self._changes = {verb: fill(sql, database.schema) for verb, sql in _CHANGES.items()}
+
+    def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
+        check_positive(limit, "limit")
+        states = tuple(state for state in _TOUCHABLE[verb] if not where.states or state in where.states)
+        if not states:
+            return 0
+        found = self._looker.search(replace(where, states=states), limit=min(limit, BATCH))
+        changed = 0
+        while changed < limit and (piece := list(islice(found, min(BATCH, limit - changed)))):
+            changed += self._change(verb, piece)
+        return changed
+
+    def _change(self, verb: Verb, rows: list[Row]) -> int:
+        asked = {"places": [row[3] for row in rows], "seqs": numbers([row[0] for row in rows])}
+        changed: int
+        [(changed,)] = self._database.run(self._changes[verb], asked)
+        return changed

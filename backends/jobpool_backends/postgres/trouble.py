@@ -1,0 +1,142 @@
+"""What Postgres's errors mean to the caller: by code, and where libpq tells no code, while connecting, by its words.
+
+The words are those of servers that speak English; of others an error is unavailability, with what they said.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+import psycopg
+
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool_backends.postgres.address import Address
+from jobpool_backends.postgres.link import AnswerTimeout
+
+HIDDEN_POOLER = frozenset({"26000", "42P05"})
+"""A prepared statement is not there, or is there already: somebody lends sessions, and did not show it."""
+
+_STALE = HIDDEN_POOLER | {
+    "57P01",  # the server was told to stop, or somebody ended this session
+    "57P02",  # another session crashed
+    "57P05",  # idle for longer than the server allows
+    "25P03",  # the same, within a transaction
+    "25006",  # a standby by now: a new connection may lead to the new primary
+    "0A000",  # the plan of a prepared statement does not fit a table that was migrated meanwhile
+}
+_CONFLICTS = ("40001", "40P01")
+
+_UNAVAILABLE = {
+    "25006": "is a standby or read-only: name its primary, or all hosts with target_session_attrs=read-write",
+    "25P03": "ended the session, which was idle in a transaction for too long: try again",
+    "40001": "could not put this transaction in an order with others, again and again: look for long transactions",
+    "40P01": "found dead-locks, again and again: look for other programs that lock jobpool's tables",
+    "53100": "has a full disk: free some space there",
+    "53200": "is out of memory: give it more, or lower work_mem and max_connections",
+    "53300": "has no connection left: raise max_connections, or put a pooler in front",
+    "53400": "has reached a configured limit: look into its log",
+    "55P03": "could not lock a row or table in time: look for long transactions",
+    "57014": "did not finish a statement in time and cancelled it: look at its load and for locks, or raise the option"
+    " timeout",
+    "57P01": "is stopping, or somebody ended the session: try again when it is up",
+    "57P02": "restarts after a crash of one of its sessions: try again",
+    "57P03": "is starting or stopping: try again when it is up",
+    "57P05": "ended the session, which was idle for too long: try again",
+    "58030": "reports an input/output error: check its disk",
+    "XX001": "reports damaged data: check its disk, restore a copy",
+    "XX002": "reports a damaged index: check its disk, then REINDEX",
+}
+_MISCONFIGURED = {
+    "28000": "refuses this user: check the user in the URL and the server's pg_hba.conf",
+    "28P01": "refuses the password: check the user and the password in the URL",
+    "3D000": "has no such database: create it (createdb), or name another in the URL",
+    "42501": "does not allow this user what jobpool needs: GRANT USAGE ON SCHEMA {schema}, and SELECT, INSERT, UPDATE,"
+    " DELETE ON ALL TABLES, USAGE ON ALL SEQUENCES and EXECUTE ON ALL FUNCTIONS in it",
+    "3F000": "has no schema {schema!r} any more: run `jobpool init`",
+    "42P01": "has lost a table of schema {schema!r}: restore it, or drop the schema and run `jobpool init`",
+    "42883": "has lost a function of schema {schema!r}: restore it, or drop the schema and run `jobpool init`",
+}
+_UNREACHED = {
+    "Connection refused|No such file or directory": "refuses connections: start it, or check host and port in the URL",
+    "timeout expired|timed out|No route to host|Network is unreachable": "does not answer: check host and port in the"
+    " URL, the network and its firewalls",
+    "resolve host|translate host name": "has no address: check the host's name in the URL, and name resolution",
+    "starting up|shutting down|recovery mode|not yet accepting|server_login_retry|server login (has been )?fail": "is"
+    " starting or stopping: try again when it is up",
+    "too many (clients|connections)|connection slots are reserved|no more connections allowed": "has no connection"
+    " left: raise max_connections (max_client_conn of pgbouncer), or use fewer",
+    "session is read-only|in hot standby mode|in recovery": "is not what target_session_attrs asks for: look which host"
+    " is the primary now",
+    "closed the connection unexpectedly|Connection reset|Broken pipe": "closed the connection: try again when it is up",
+}
+"""What libpq and pgbouncer say while connecting when trying again may help, as patterns, and what it means."""
+
+_REFUSED = {
+    "password authentication failed|no password supplied|SASL authentication failed|auth(entication)? failed|no such"
+    " user": "refuses this user or password: check them in the URL",
+    "role .* does not exist|not permitted to log in": "does not know this user: check it in the URL, or create it",
+    "no pg_hba.conf entry|pg_hba.conf rejects": "does not let this user in from here: add a line to its pg_hba.conf",
+    "database .* does not exist|no such database": "has no such database: create it (createdb), or name another in the"
+    " URL",
+    "permission denied for database": "does not let this user into the database: GRANT CONNECT, or name another user",
+    "not currently accepting connections": "does not accept connections to this database: name another in the URL",
+    "SSL|certificate": "and this program do not agree on encryption: check sslmode and the certificates in the URL",
+    "unsupported startup parameter|configuration parameter|invalid .*value|could not match": "cannot be asked that:"
+    " check the parameters in the URL (a pooler takes few of them)",
+}
+"""The same, when it does not help."""
+
+
+def is_conflict(error: psycopg.Error) -> bool:
+    """Whether the server gave the way to another transaction: the same, tried again, may well succeed."""
+    return error.sqlstate in _CONFLICTS
+
+
+def is_stale(error: psycopg.Error) -> bool:
+    """Whether the fault may lie in this connection alone, so that a new one is worth a try at once."""
+    if error.sqlstate is None:
+        lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        return lost and not isinstance(error, AnswerTimeout)
+    return error.sqlstate in _STALE or error.sqlstate.startswith("08")
+
+
+def raise_explained(error: psycopg.Error, address: Address) -> NoReturn:
+    """Raise what the error of a statement means. One that is not in the tables is a fault in jobpool, and stays."""
+    code = error.sqlstate
+    if isinstance(error, AnswerTimeout):
+        _unavailable(error, address, "does not answer: check the network and the server's load")
+    if code in _UNAVAILABLE:
+        _unavailable(error, address, _UNAVAILABLE[code])
+    if code in _MISCONFIGURED:
+        _misconfigured(error, address, _MISCONFIGURED[code].format(schema=address.schema))
+    if is_stale(error):
+        _unavailable(error, address, "closed the connection: try again when it is up")
+    raise error
+
+
+def raise_unreached(error: psycopg.Error, address: Address) -> NoReturn:
+    """Raise what an error while connecting means."""
+    if error.sqlstate is not None:
+        raise_explained(error, address)
+    text = str(error)
+    for pattern, meaning in _UNREACHED.items():
+        if re.search(pattern, text):
+            _unavailable(error, address, meaning)
+    for pattern, meaning in _REFUSED.items():
+        if re.search(pattern, text):
+            _misconfigured(error, address, meaning)
+    _unavailable(error, address, "cannot be reached")
+
+
+def _unavailable(error: psycopg.Error, address: Address, meaning: str) -> NoReturn:
+    raise BackendUnavailable(_sentence(error, address, meaning)) from error
+
+
+def _misconfigured(error: psycopg.Error, address: Address, meaning: str) -> NoReturn:
+    raise ConfigurationError(_sentence(error, address, meaning)) from error
+
+
+def _sentence(error: psycopg.Error, address: Address, meaning: str) -> str:
+    words = re.sub(r"^connection (failed|is bad): ", "", str(error).strip().partition("\n")[0])
+    return f"Postgres at {address.where} {meaning} ({words})"

@@ -1,0 +1,228 @@
+"""From a URL and options to an `Address`: where the servers are, and how to get in. Every slip is one clear sentence.
+
+    redis://[[user]:password@]host[:6379][/db]                       rediss://… the same with TLS
+    redis+unix:///path/to/redis.sock[?db=0]
+    redis+sentinel://[[user]:password@]host[:26379],…/service[/db]   rediss+sentinel://…
+    redis+cluster://[[user]:password@]host[:6379],…                  rediss+cluster://…
+
+User and password are those of the Redis servers; the sentinels' are the options `sentinel_username` and
+`sentinel_password`. No error repeats what stands in the URL, for a piece of it may be a password that was cut in two.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from jobpool.errors import ConfigurationError
+from jobpool_backends.redis.wire import Endpoint
+
+DEFAULT_TIMEOUT = 2.0
+DEFAULT_CONNECT_TIMEOUT = 2.0
+LONGEST_TIMEOUT = 3600.0
+DEFAULT_PORT = 6379
+DEFAULT_SENTINEL_PORT = 26379
+
+_TLS_OPTIONS = ("ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname")
+_CERT_REQS = ("required", "optional", "none")
+_LABEL = "[A-Za-z0-9_-]{1,63}"
+_HOST = re.compile(rf"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|({_LABEL}(?:\.{_LABEL})*\.?))(?::(\d{{1,5}}))?")
+
+
+class Kind(Enum):
+    """What the seeds of an address are."""
+
+    SERVER = "the server itself"
+    SENTINEL = "sentinels, which know the master of a service"
+    CLUSTER = "nodes of a cluster, each of which knows the others"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to go.
+
+    Attributes:
+        scheme: Of the URL, for error texts.
+        kind: What `seeds` are.
+        seeds: At least one.
+        node: How to get into a server that the seeds name: credentials, TLS, time limits. It has no host.
+        service: What the sentinels call the master.
+    """
+
+    scheme: str
+    kind: Kind
+    seeds: tuple[Endpoint, ...]
+    node: Endpoint
+    service: str = ""
+
+
+def read_address(url: str, options: Mapping[str, object]) -> tuple[Address, dict[str, object]]:
+    """The address in `url` and `options` (by keyword: they win over the URL's), and the options that are no part of it.
+
+    Raises:
+        ConfigurationError: Something cannot be right; the text names it, and never a password.
+    """
+    reader = _Reader(url, options)
+    return reader.address(), reader.left
+
+
+class _Reader:
+    """Reads one URL. `left`: the options that nothing has asked for yet."""
+
+    def __init__(self, url: str, options: Mapping[str, object]) -> None:
+        scheme, _, rest = url.partition("://")
+        rest, _, query = rest.partition("?")
+        place, _, path = rest.partition("/")
+        login, _, self._hosts = place.rpartition("@")
+        self._scheme = scheme.lower()
+        self._secure = self._scheme.startswith("rediss")
+        self._login = login
+        self._path = unquote(path)
+        self.left: dict[str, object] = dict(parse_qsl(query, keep_blank_values=True))
+        if "#" in rest or "@" in path or "@" in login or any("@" in name or "#" in name for name in self.left):
+            raise self._refuse("cannot be read: write '/', '?', '#', '@' in a password as %2F, %3F, %23, %40")
+        self.left |= options
+
+    def address(self) -> Address:
+        node = self._node()
+        match self._scheme.partition("+")[2]:
+            case "sentinel":
+                return self._sentinels(node)
+            case "cluster":
+                return self._cluster(node)
+            case "unix":
+                return self._socket(node)
+            case _:
+                return self._server(node)
+
+    # --- the kinds ---------------------------------------------------------------------------------
+
+    def _server(self, node: Endpoint) -> Address:
+        hosts = self._read_hosts(DEFAULT_PORT)
+        if len(hosts) > 1:
+            raise self._refuse("takes one host: write redis+sentinel:// or redis+cluster:// for several")
+        server = replace(node, host=hosts[0][0], port=hosts[0][1], db=self._db(self._path))
+        return Address(self._scheme, Kind.SERVER, (server,), server)
+
+    def _socket(self, node: Endpoint) -> Address:
+        if self._hosts or not self._path:
+            raise self._refuse("names no socket: write redis+unix:///path/to/redis.sock, with three slashes")
+        server = replace(node, path="/" + self._path, db=self._db(""))
+        return Address(self._scheme, Kind.SERVER, (server,), server)
+
+    def _sentinels(self, node: Endpoint) -> Address:
+        service, _, db = self._path.partition("/")
+        if not service:
+            raise self._refuse("names no service: write redis+sentinel://host:26379/SERVICE, its name there")
+        sentinel = replace(node, username=self._text("sentinel_username"), password=self._text("sentinel_password"))
+        hosts = self._read_hosts(DEFAULT_SENTINEL_PORT)
+        seeds = tuple(replace(sentinel, host=host, port=port) for host, port in hosts)
+        return Address(self._scheme, Kind.SENTINEL, seeds, replace(node, db=self._db(db)), service)
+
+    def _cluster(self, node: Endpoint) -> Address:
+        if self._db(self._path) != 0:
+            raise self._refuse("has database 0 only: leave the number out")
+        seeds = tuple(replace(node, host=host, port=port) for host, port in self._read_hosts(DEFAULT_PORT))
+        return Address(self._scheme, Kind.CLUSTER, seeds, node)
+
+    # --- the pieces --------------------------------------------------------------------------------
+
+    def _node(self) -> Endpoint:
+        username, colon, password = self._login.partition(":")
+        node = Endpoint(
+            username=self._text("username") or unquote(username) or None,
+            password=self._text("password") or unquote(password) or None,
+            timeout=self._seconds("timeout", DEFAULT_TIMEOUT),
+            connect_timeout=self._seconds("connect_timeout", DEFAULT_CONNECT_TIMEOUT),
+            tls=self._tls(),
+        )
+        if (node.username or colon) and not node.password:
+            raise self._refuse("has no password beside its user: write user:password@host, or :password@host")
+        return node
+
+    def _read_hosts(self, port: int) -> list[tuple[str, int]]:
+        found = [_HOST.fullmatch(host) for host in self._hosts.split(",")]
+        hosts = [(match[1] or match[2], int(match[3] or port)) for match in found if match]
+        if len(hosts) < len(found) or not all(0 < number < 65536 for _, number in hosts):
+            raise self._refuse(
+                f"has no valid host: write host, host:{port} or [IPv6]:{port}; and '/', '?', '#', '@' in a password"
+                " as %2F, %3F, %23, %40"
+            )
+        return hosts
+
+    def _db(self, in_path: str) -> int:
+        named = self.left.pop("db", None)
+        text = str(in_path.strip("/") or 0) if named is None else str(named)
+        if not (text.isascii() and text.isdigit() and len(text) < 9):
+            raise self._refuse("has no valid database: its number is 0, 1, 2, … behind the host")
+        return int(text)
+
+    def _text(self, name: str) -> str | None:
+        value = self.left.pop(name, None)
+        if value is not None and not isinstance(value, str):
+            raise self._refuse(f"takes option {name} as a text")
+        return value or None
+
+    def _seconds(self, name: str, default: float) -> float:
+        value = self.left.pop(name, default)
+        try:
+            seconds = float(str(value))
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds <= LONGEST_TIMEOUT:
+            raise self._refuse(
+                f"takes option {name} as more than 0 and at most {LONGEST_TIMEOUT:g} seconds, not {value!r}"
+            )
+        return seconds
+
+    def _tls(self) -> dict[str, Any] | None:
+        given = {name: str(self.left.pop(name)) for name in _TLS_OPTIONS if self.left.get(name) is not None}
+        if not self._secure:
+            if given:
+                raise self._refuse(f"speaks no TLS: write {self._with_tls()}://, or leave {', '.join(given)} out")
+            return None
+        if given.setdefault("ssl_cert_reqs", "required") not in _CERT_REQS:
+            raise self._refuse(f"takes option ssl_cert_reqs as {', '.join(_CERT_REQS)}, not {given['ssl_cert_reqs']!r}")
+        options: dict[str, Any] = {**given, "ssl_check_hostname": self._yes(given.pop("ssl_check_hostname", "yes"))}
+        self._check_files(options)
+        return options
+
+    def _with_tls(self) -> str:
+        return "rediss" if self._scheme == "redis+unix" else self._scheme.replace("redis", "rediss", 1)
+
+    def _yes(self, value: str) -> bool:
+        if value.lower() not in ("yes", "no", "true", "false"):
+            raise self._refuse(f"takes option ssl_check_hostname as yes or no, not {value!r}")
+        return value.lower() in ("yes", "true")
+
+    def _check_files(self, options: Mapping[str, Any]) -> None:
+        """Load the files once, so that a wrong one is named now, and not as a broken connection later."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        authority, certificate, key = (options.get(name) for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"))
+        if key and not certificate:
+            raise self._refuse("has the option ssl_keyfile without ssl_certfile: give both")
+        try:
+            if authority:
+                context.load_verify_locations(authority)
+        except OSError as error:
+            raise self._refuse(f"cannot use ssl_ca_certs {authority}: {_why(error)}") from error
+        try:
+            if certificate:
+                context.load_cert_chain(certificate, key, password=lambda: "")  # else OpenSSL asks at the terminal
+        except OSError as error:
+            what = "an unencrypted key and its certificate are needed"
+            raise self._refuse(f"cannot use ssl_certfile and ssl_keyfile: {_why(error)}; {what}") from error
+
+    def _refuse(self, what: str) -> ConfigurationError:
+        return ConfigurationError(f"{self._scheme}:// {what}")
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"it does not hold what it should ({error.reason or 'no PEM'})"
+    return error.strerror or str(error)

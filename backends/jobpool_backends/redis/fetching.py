@@ -1,0 +1,75 @@
+"""Leasing, in one script: the first messages in order get a holder and a deadline.
+
+The holder is half of the owner token; the other half is the message's sequence. So one word a fetch is random, one
+word a message is kept, and no two tokens are alike.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from itertools import repeat
+from typing import Any
+
+from jobpool.backend import REMEMBER_CALLS
+from jobpool.clock import Clock
+from jobpool.lease import JobLease, make_lease
+from jobpool_backends.redis.keys import Keys
+from jobpool_backends.redis.link import Link
+from jobpool_backends.redis.records import HOLDER, TAG
+from jobpool_backends.redis.scripts import FETCH
+from jobpool_backends.shared import MICRO, micros
+
+MOST = 2000
+"""Messages a fetch, whatever was asked for: some 10 ms of the server's time."""
+
+_REMEMBER = micros(REMEMBER_CALLS)
+
+
+class Fetcher:
+    """Leases messages."""
+
+    def __init__(self, link: Link, keys: Keys, clock: Clock, scheme: str) -> None:
+        self._link = link
+        self._keys = keys
+        self._clock = clock
+        self._scheme = scheme
+
+    def fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
+        before = self._clock.boot()
+        length = micros(ttl)
+        keys = FETCH.keys(self._keys, [queue], self._keys.fetch_call(queue, fetch_id))
+        tag = f"{secrets.token_hex(8)} {length:014d} "
+        answer = self._link.run(FETCH.script, keys, (min(limit, MOST), length, tag, _REMEMBER))
+        if not answer:
+            return []
+        members, records, bodies, *left = answer
+        ends = [before + micros_left / MICRO for micros_left in left[0]] if left else repeat(before + ttl)
+        return self._leases(queue, members, records, bodies, ends)
+
+    def _leases(
+        self, queue: str, members: list[bytes], records: list[bytes | None], bodies: list[Any], ends: Iterable[float]
+    ) -> list[JobLease]:
+        scheme = self._scheme
+        leases = []
+        for name, record, body, expires_at in zip(members, records, bodies, ends, strict=False):
+            if record is None:  # a member without a message: somebody's hand was there
+                continue
+            member, text = name.decode(), record.decode()
+            deliveries, attempts, crashes, _, enqueued, ident, _ = text[TAG:].split(" ", 6)
+            leases.append(
+                make_lease(
+                    ident[1:],
+                    queue,
+                    body,
+                    member + "g" if ident[0] == "g" else member,
+                    text[:HOLDER] + member[3:],
+                    expires_at,
+                    scheme,
+                    int(attempts),
+                    int(crashes),
+                    int(deliveries),
+                    int(enqueued) / MICRO,
+                )
+            )
+        return leases

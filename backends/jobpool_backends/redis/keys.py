@@ -1,0 +1,83 @@
+"""What jobpool keeps in Redis: the names of its keys.
+
+A message is known by its *member*: 19 digits, its priority (3) and its sequence (16), such as `0051763719200123456`.
+The sequence is the microsecond of its enqueue, or one more than the last, so it is never used twice. Members of equal
+score are ordered by their bytes, so a sorted set of score 0 is in the order (priority, sequence): the order of a queue.
+
+Keys of a queue, `jobpool:{reports}:…`; the braces make all of them one slot of a cluster:
+
+| key | type | what it holds |
+| --- | --- | --- |
+| `ready` | sorted set | members of the messages that wait to be fetched, score 0 |
+| `delayed` | sorted set | members that are not due, or have not been looked for since; score: when, Unix time in µs |
+| `later` | sorted set | the same members, score 0: for lists in enqueue order |
+| `leased` | sorted set | members that somebody holds; score: the deadline, Unix time in µs |
+| `dead` | sorted set | members of the dead letters; score: when they died, Unix time in µs |
+| `buried` | sorted set | the same members, score 0: for lists in enqueue order |
+| `record` | hash | by member: what changes, and the small rest; see below |
+| `body` | hash | by member: the wire bytes, exactly as they were signed |
+| `notes` | hash | by member, of those that failed: JSON with `error`, `reason`, `cause`, `forfeited`, `crashed` (µs) |
+| `bell` | list | one element at most; there when something may be ready: waiters block on it |
+| `evicted` | string | how many dead letters the caps `dead_max` and `dead_max_age` have removed |
+| `call:…` | string | what a fetch was given, and until when that is remembered; expires by itself after a minute |
+| `outbox` | list | on a cluster: follow-ups of acked messages, on their way to other queues |
+
+Keys of the namespace, `jobpool:…`; on a cluster each queue has its own instead, `jobpool:{reports}:…`:
+
+| key | type | what it holds |
+| --- | --- | --- |
+| `ids` | hash | by id of every live or dead message: its member, a space, its queue |
+| `ended` | sorted set | ids that producers gave, of messages that are gone; score: until when they are remembered, µs |
+| `last` | string | the last sequence that was given |
+| `queues` | set | names of queues; also of some without a message. On a cluster there is one for all, too |
+| `call:…` | string | what a settle call answered, and until when that is remembered; expires by itself after a minute |
+
+A record is `deliveries attempts crashes available enqueued gID HANDLER`: three counters; Unix times in µs, `-` for a
+message that was available from its enqueue on; `g` before an id that its producer gave, `m` before one that was minted.
+While the message is leased `HOLDER TTL ` stands before it: the first half of the owner token (the second is the
+sequence), and the length of the lease in µs, 14 digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SHARED = frozenset({"ids", "ended", "last", "queues"})
+"""Kept once for the namespace, so that an id is unique and the order of enqueue holds over all queues."""
+
+
+class Keys:
+    """The names of the keys in one namespace.
+
+    Args:
+        prefix: Of all keys.
+        spread: Each queue is by itself, with no key in common: a cluster keeps them on different servers.
+    """
+
+    def __init__(self, prefix: str, *, spread: bool = False) -> None:
+        self.prefix = prefix
+        self.spread = spread
+        self.queues = f"{prefix}:queues"
+        self._known: dict[tuple[str, Sequence[str]], tuple[str, ...]] = {}
+
+    def of(self, queue: str, names: tuple[str, ...]) -> tuple[str, ...]:
+        """The keys of `queue` with these names, in order. Remembered: the same few are asked for in every call."""
+        known = self._known.get((queue, names))
+        if known is None:
+            known = self._known[queue, names] = tuple(self.one(queue, name) for name in names)
+        return known
+
+    def one(self, queue: str, name: str) -> str:
+        """One key of `queue`, or of the namespace where that holds it."""
+        if name in SHARED and not self.spread:
+            return f"{self.prefix}:{name}"
+        return f"{self.prefix}:{{{queue}}}:{name}"
+
+    def settle_call(self, queue: str, call_id: str) -> str:
+        """The key that remembers a settle call."""
+        place = f"{self.prefix}:{{{queue}}}" if self.spread else self.prefix
+        return f"{place}:call:settle:{call_id}"
+
+    def fetch_call(self, queue: str, fetch_id: str) -> str:
+        """The key that remembers a fetch."""
+        return f"{self.prefix}:{{{queue}}}:call:fetch:{fetch_id}"

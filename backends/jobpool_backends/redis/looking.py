@@ -1,0 +1,200 @@
+"""What an administrator sees: counts, lists, single messages.
+
+A list is made in two steps. First come the members, in enqueue order: of each queue those that wait, are delayed or are
+dead from sorted sets in that order, a piece at a time; those that are leased all at once, for nothing keeps them in
+order, and there are no more of them than jobs that run. Then the messages themselves are read, a piece at a time, and
+the filter is applied to what was read: a message that moved on between the two steps is seen once, as it is now. One
+that moves in the very moment of a step may be passed over.
+"""
+
+from __future__ import annotations
+
+import heapq
+import zlib
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from jobpool.backend import Message, MessageFilter, QueueStats, State
+from jobpool_backends.redis.keys import Keys
+from jobpool_backends.redis.link import Link
+from jobpool_backends.redis.records import Row, read_row
+from jobpool_backends.redis.scripts import READ, STATS, WALK
+from jobpool_backends.shared import MICRO, check_page, check_positive, contains, micros, read_cursor
+
+PIECE = 500
+"""Members a script."""
+
+ANY_STATE = tuple(State)
+
+_SEQUENCE = 16
+_TIES = 1000
+_LETTERS = {State.WAITING: "w", State.DELAYED: "d", State.DEAD: "x"}
+_OF_A_QUEUE = ("ready", "delayed", "leased", "dead")
+
+
+class Place(NamedTuple):
+    """Where a message stands in the enqueue order. `tie` tells queues apart that gave the same sequence at once."""
+
+    sequence: str
+    tie: int
+    queue: str
+    member: str
+
+
+class Looker:
+    """Looks into queues."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+
+    # --- counts ------------------------------------------------------------------------------------
+
+    def stats(self, queue: str) -> QueueStats:
+        waiting, delayed, leased, dead, oldest = self._link.run(STATS.script, STATS.keys(self._keys, [queue]), ())
+        return QueueStats(waiting, delayed, leased, dead, None if oldest < 0 else oldest / MICRO)
+
+    def queues(self) -> list[str]:
+        names = self.names()
+        held = self._link.call_many([("EXISTS", *self._keys.of(name, _OF_A_QUEUE)) for name in names])
+        return [name for name, found in zip(names, held, strict=True) if found]
+
+    def names(self) -> list[str]:
+        """Of all queues that ever had a message, sorted."""
+        return sorted(name.decode() for name in self._link.call("SMEMBERS", self._keys.queues))
+
+    def count(self, where: MessageFilter, cap: int) -> int:
+        check_positive(cap, "cap")
+        if where == MessageFilter(queue=where.queue, states=where.states):
+            return min(cap, sum(self._count(queue, where.states) for queue in self._queues(where)))
+        return sum(1 for _ in islice(self.search(where), cap))
+
+    def _count(self, queue: str, states: Sequence[State]) -> int:
+        stats = self.stats(queue)
+        counts = {
+            State.WAITING: stats.waiting,
+            State.DELAYED: stats.delayed,
+            State.LEASED: stats.leased,
+            State.DEAD: stats.dead,
+        }
+        return sum(counts[state] for state in set(states or ANY_STATE))
+
+    # --- messages ----------------------------------------------------------------------------------
+
+    def page(self, where: MessageFilter, after: str | None, limit: int) -> list[Message]:
+        position = read_cursor(after)
+        check_page(limit)
+        found = self.search(where, after=position, piece=min(limit, PIECE), bodies=True)
+        return [row.message(_cursor(row)) for row in islice(found, limit)]
+
+    def inspect(self, ident: str) -> Message | None:
+        found = next(self.search(MessageFilter(ids=(ident,)), bodies=True), None)
+        return found.message(_cursor(found)) if found else None
+
+    def search(
+        self, where: MessageFilter, *, after: int = 0, piece: int = PIECE, bodies: bool = False
+    ) -> Iterator[Row]:
+        """What the filter finds, in enqueue order. Without `bodies` those are left empty, unless it reads them."""
+        sequence, tie = divmod(after, _TIES)
+        behind = (f"{sequence:016d}", tie)
+        # The sequence of the last one itself is walked again: another queue may have given it too.
+        places = self._given(where.ids) if where.ids else self._all(where, f"{max(0, sequence - 1):016d}", piece)
+        wanted = (place for place in places if place[:2] > behind)
+        while some := list(islice(wanted, piece)):
+            yield from self._read(some, where, bodies or where.text is not None)
+
+    def _all(self, where: MessageFilter, behind: str, piece: int) -> Iterator[Place]:
+        """Places of the queues and states that the filter names."""
+        states = where.states or ANY_STATE
+        letters = "".join(_LETTERS[state] for state in _LETTERS if state in states)
+        sources = []
+        for queue in self._queues(where):
+            if letters:
+                sources.append(self._walk(queue, letters, behind, piece))
+            if State.LEASED in states:
+                sources.append(self._leased(queue))
+        return heapq.merge(*sources)
+
+    def _walk(self, queue: str, letters: str, behind: str, piece: int) -> Iterator[Place]:
+        tie = _tie(queue)
+        more = True
+        while more:
+            words = (letters, behind, piece)
+            more, *found = self._link.run(WALK.script, WALK.keys(self._keys, [queue]), words)
+            for text in map(bytes.decode, found):
+                behind = text[:_SEQUENCE]
+                yield Place(behind, tie, queue, text[_SEQUENCE:] + behind)
+
+    def _leased(self, queue: str) -> Iterator[Place]:
+        """All leases of a queue, read a piece at a time so that nobody waits for it."""
+        key, tie = self._keys.one(queue, "leased"), _tie(queue)
+        found: set[bytes] = set()
+        first = 0
+        while some := self._link.call("ZRANGE", key, first, first + PIECE - 1):
+            found.update(some)
+            first += PIECE
+        yield from sorted(Place(member[3:], tie, queue, member) for member in map(bytes.decode, found))
+
+    def _given(self, idents: Sequence[str]) -> list[Place]:
+        """Places of the messages with these ids."""
+        wanted = list(dict.fromkeys(idents))
+        keys = [self._keys.one(name, "ids") for name in (self.names() if self._keys.spread else [""])]
+        pieces = [wanted[first : first + PIECE] for first in range(0, len(wanted), PIECE)]
+        known = self._link.call_many([("HMGET", key, *piece) for key in keys for piece in pieces])
+        found = (text.decode().split(" ") for texts in known for text in texts if text)
+        return sorted(Place(member[3:], _tie(queue), queue, member) for member, queue in found)
+
+    def _queues(self, where: MessageFilter) -> list[str]:
+        return self.names() if where.queue is None else [where.queue]
+
+    def _read(self, places: Sequence[Place], where: MessageFilter, bodies: bool) -> Iterator[Row]:
+        """What matches of the messages at these places, as they are now."""
+        by_queue: dict[str, list[str]] = {}
+        for place in places:
+            by_queue.setdefault(place.queue, []).append(place.member)
+        rows: dict[tuple[str, str], Row] = {}
+        for queue, members in by_queue.items():
+            for now, row in self._read_queue(queue, members, bodies):
+                if _matches(row, where, now):
+                    rows[queue, row.member] = row
+        for place in places:  # one that moved between two steps may have two places
+            if (place.queue, place.member) in rows:
+                yield rows.pop((place.queue, place.member))
+
+    def _read_queue(self, queue: str, members: Sequence[str], bodies: bool) -> Iterator[tuple[int, Row]]:
+        keys = READ.keys(self._keys, [queue])
+        while members:
+            now, *told = self._link.run(READ.script, keys, ("b" if bodies else "r", *members))
+            answers = [told[at : at + 5] for at in range(0, len(told), 5)]
+            for member, answer in zip(members, answers, strict=False):
+                row = read_row(queue, member, answer)
+                if row is not None:
+                    yield int(now), row
+            members = members[len(answers) :]
+
+
+def _tie(queue: str) -> int:
+    return zlib.crc32(queue.encode()) % _TIES
+
+
+def _cursor(row: Row) -> str:
+    return f"{row.member[3:]}{_tie(row.queue):03d}"
+
+
+def _matches(row: Row, where: MessageFilter, now: int) -> bool:
+    age = now - (row.enqueued_at if row.died_at is None else row.died_at)
+    notes = row.notes
+    return (
+        (where.queue is None or row.queue == where.queue)
+        and (where.handler is None or row.handler == where.handler)
+        and (not where.states or row.state in where.states)
+        and (where.reason is None or notes.get("reason") == where.reason)
+        and (where.older_than is None or age >= micros(where.older_than))
+        and (where.newer_than is None or age <= micros(where.newer_than))
+        and (not where.ids or row.id in where.ids)
+        and (
+            where.text is None
+            or contains(where.text, row.body, notes.get("error"), notes.get("cause"), notes.get("forfeited"))
+        )
+    )

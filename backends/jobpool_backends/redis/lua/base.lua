@@ -1,0 +1,45 @@
+-- Part of every script: the time, and commands with many arguments. Keys of a queue are the fields of a table, q.
+
+local call, byte, format, match, sub = redis.call, string.byte, string.format, string.match, string.sub
+local clock = call('TIME')
+local now = clock[1] * 1000000 + clock[2]
+
+-- A whole number as digits: Lua's own way would round sixteen of them.
+local function digits(number)
+    return format('%.0f', number)
+end
+
+-- Lua passes some 8,000 arguments to a function, and no more.
+local MOST = 6000
+
+-- One answer for each of `values`.
+local function ask(command, key, values)
+    local count = #values
+    if count <= MOST then
+        return count > 0 and call(command, key, unpack(values)) or {}
+    end
+    local answers = {}
+    for first = 1, count, MOST do
+        for _, answer in ipairs(call(command, key, unpack(values, first, math.min(first + MOST - 1, count)))) do
+            answers[#answers + 1] = answer
+        end
+    end
+    return answers
+end
+
+-- A write of many members, or of pairs; nothing for none.
+local function many(command, key, values)
+    local count = #values
+    for first = 1, count, MOST do
+        call(command, key, unpack(values, first, math.min(first + MOST - 1, count)))
+    end
+end
+
+-- Members as ZADD takes them, all with the same score.
+local function scored(score, members)
+    local pairs_of = {}
+    for i, member in ipairs(members) do
+        pairs_of[2 * i - 1], pairs_of[2 * i] = score, member
+    end
+    return pairs_of
+end

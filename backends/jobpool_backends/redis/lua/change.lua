@@ -1,0 +1,33 @@
+-- What a person does to many messages. ARGV: 'delete' or 'retry'; then member and record of each, as they were seen:
+-- one that has changed since is left alone. Leased ones never have a record as it was seen of others.
+-- Answers: how many were changed
+
+local q = keys_of(1)
+local members, seen = {}, {}
+for at = 2, #ARGV, 2 do
+    members[#members + 1], seen[#seen + 1] = ARGV[at], ARGV[at + 1]
+end
+local records, dead = ask('HMGET', q.record, members), ask('ZMSCORE', q.dead, members)
+local wanted, texts = {}, {}
+for i, member in ipairs(members) do
+    if records[i] == seen[i] and (ARGV[1] == 'delete' or dead[i]) then
+        wanted[#wanted + 1], texts[#texts + 1] = member, records[i]
+    end
+end
+for _, key in ipairs({q.ready, q.delayed, q.later, q.dead, q.buried}) do
+    many('ZREM', key, wanted)
+end
+if ARGV[1] == 'delete' then
+    erase_recorded(q, wanted, texts)
+elseif #wanted > 0 then
+    many('HDEL', q.notes, wanted)
+    local changes = {}
+    for i, member in ipairs(wanted) do
+        local deliveries, rest = match(texts[i], '^(%d+) %d+ %d+ %S+ (.*)$')
+        changes[2 * i - 1], changes[2 * i] = member, format('%s 0 0 %s %s', deliveries, digits(now), rest)
+    end
+    many('HSET', q.record, changes)
+    many('ZADD', q.ready, scored(0, wanted))
+    ring(q)
+end
+return #wanted

@@ -1,0 +1,41 @@
+-- Removing messages of queue q for good.
+
+local MEMORY = 600 * 1000000 -- µs for which the id that a producer gave is known after its message has ended
+
+-- Drop a bounded number of ids that need not be remembered any longer.
+local function sweep(q, most)
+    local over = call('ZCOUNT', q.ended, '-inf', now)
+    if over > 0 then
+        call('ZREMRANGEBYRANK', q.ended, 0, math.min(over, most) - 1)
+    end
+end
+
+-- The ids of messages that have come to their end; `given` are those of them that producers gave.
+local function forget(q, ids, given)
+    many('HDEL', q.ids, ids)
+    if #given > 0 then
+        many('ZADD', q.ended, scored(now + MEMORY, given))
+        sweep(q, 2 * #given)
+    end
+end
+
+-- Everything about these messages but the sets that they stand in, which is the caller's to remove.
+local function erase(q, members, ids, given)
+    many('HDEL', q.record, members)
+    many('HDEL', q.body, members)
+    many('HDEL', q.notes, members)
+    forget(q, ids, given)
+end
+
+-- The same, the ids read from the records.
+local function erase_recorded(q, members, records)
+    local ids, given = {}, {}
+    for i = 1, #members do
+        local who, id = match(records[i] or '', '^%d+ %d+ %d+ %S+ %d+ ([gm])(%S+)')
+        if id then
+            ids[#ids + 1] = id
+            given[#given + 1] = who == 'g' and id or nil
+        end
+    end
+    erase(q, members, ids, given)
+end

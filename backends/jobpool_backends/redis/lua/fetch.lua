@@ -1,0 +1,97 @@
+-- Leases the first messages in order.
+-- ARGV: limit; ttl in µs; what goes before a leased record; for how long to remember the call in µs
+-- Answers: members, records, bodies; and, when the call is a repeated one, the µs that each lease has left.
+
+local BYTES = 4 * 1048576 -- of bodies, after which no more are taken: an answer must not hold the server up
+
+local q, limit, ttl, tag = keys_of(1), tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+
+-- What is still held of a fetch: `known` is its holder, a space, its members.
+local function fetch_again(known)
+    local holder, members = sub(known, 1, 16), {}
+    for at = 18, #known, 19 do
+        members[#members + 1] = sub(known, at, at + 18)
+    end
+    local deadlines, records = ask('ZMSCORE', q.leased, members), ask('HMGET', q.record, members)
+    local held, kept, left = {}, {}, {}
+    for i, member in ipairs(members) do
+        if judge(deadlines[i], records[i], holder) == 'o' then
+            held[#held + 1], kept[#kept + 1], left[#left + 1] = member, records[i], deadlines[i] - now
+        end
+    end
+    return {held, kept, ask('HMGET', q.body, held), left}
+end
+
+-- The bodies of the first members, as many as may be sent at once; the other members are dropped from the list.
+local function take_bodies(members)
+    local bodies, bytes, taken, step = {}, 0, 0, 8
+    while taken < #members and bytes < BYTES do
+        local last = math.min(taken + step, #members)
+        for i, text in ipairs(call('HMGET', q.body, unpack(members, taken + 1, last))) do
+            bodies[taken + i] = text
+            bytes = bytes + (text and #text or 0)
+        end
+        taken, step = last, math.min(2 * step, 64)
+    end
+    for i = #members, taken + 1, -1 do
+        members[i] = nil
+    end
+    return bodies
+end
+
+-- The records of leased messages: the holder before them, and one delivery more. A member that has no message (somebody's
+-- hand was here) has none, and is not leased.
+local function take_records(members, bodies)
+    local records, first = ask('HMGET', q.record, members), tag .. '1'
+    for i, text in ipairs(records) do
+        if not (text and bodies[i]) then
+            records[i] = false
+        elseif sub(text, 1, 2) == '0 ' then -- the most of them, and much quicker
+            records[i] = first .. sub(text, 2)
+        else
+            local deliveries, rest = match(text, '^(%d+)(.*)$')
+            records[i] = tag .. digits(deliveries + 1) .. rest
+        end
+    end
+    return records
+end
+
+local function lease(members, records)
+    local leases, changes, deadline, size = {}, {}, now + ttl, 0
+    for i, member in ipairs(members) do
+        if records[i] then
+            leases[size + 1], leases[size + 2] = deadline, member
+            changes[size + 1], changes[size + 2] = member, records[i]
+            size = size + 2
+        end
+    end
+    many('ZADD', q.leased, leases)
+    many('HSET', q.record, changes)
+    if size > 0 then
+        remember(LEAD.memory, tonumber(ARGV[4]), sub(tag, 1, 17) .. table.concat(members))
+    end
+end
+
+-- The bell says what is so now: that something is ready, or that nothing is. Both are mostly so already.
+local function tell()
+    if call('EXISTS', q.ready, q.bell) == 1 and call('DEL', q.bell) == 0 then
+        call('RPUSH', q.bell, 1)
+    end
+end
+
+local known = recall(LEAD.memory)
+if known then
+    return fetch_again(known)
+end
+promote(q, math.min(math.max(100, 2 * limit), 1000))
+local members = call('ZRANGE', q.ready, 0, limit - 1)
+if #members == 0 then
+    call('DEL', q.bell)
+    return {}
+end
+local bodies = take_bodies(members)
+local records = take_records(members, bodies)
+call('ZREMRANGEBYRANK', q.ready, 0, #members - 1)
+lease(members, records)
+tell()
+return {members, records, bodies}

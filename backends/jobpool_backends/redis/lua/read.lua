@@ -1,0 +1,33 @@
+-- Everything about some messages. ARGV: 'b' with their bodies, or 'r' without; members
+-- Answers: the time in µs; then of each, in order: state (w d l x, - when it is gone), the time that belongs to it (when
+--     it is due, when its lease ends, when it died; µs), record, notes, body. The last ones are left out when the
+--     answer grows too large: ask for them again.
+
+local BYTES = 8 * 1048576
+
+local q, bodies = keys_of(1), ARGV[1] == 'b'
+local members = {unpack(ARGV, 2)}
+local records, leased = ask('HMGET', q.record, members), ask('ZMSCORE', q.leased, members)
+local delayed, dead = ask('ZMSCORE', q.delayed, members), ask('ZMSCORE', q.dead, members)
+local answers, bytes = {digits(now)}, 0
+for i, member in ipairs(members) do
+    if bytes > BYTES then
+        break
+    end
+    local state, score, at = 'w', false, #answers
+    if not records[i] then
+        state = '-'
+    elseif leased[i] then
+        state, score = 'l', leased[i]
+    elseif dead[i] then
+        state, score = 'x', dead[i]
+    elseif delayed[i] then
+        state, score = tonumber(delayed[i]) > now and 'd' or 'w', delayed[i]
+    end
+    local notes = records[i] and call('HGET', q.notes, member)
+    local body = bodies and records[i] and call('HGET', q.body, member)
+    answers[at + 1], answers[at + 2], answers[at + 3] = state, score, records[i]
+    answers[at + 4], answers[at + 5] = notes, body
+    bytes = bytes + (notes and #notes or 0) + (body and #body or 0)
+end
+return answers

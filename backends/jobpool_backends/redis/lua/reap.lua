@@ -1,0 +1,100 @@
+-- Takes back messages whose lease has expired, and tends what grows old: dead letters beyond the caps, remembered ids.
+--
+-- ARGV: how many leases to look at, at most; from which on, in the order of their deadlines; the age of a lease in µs,
+-- since it was taken or renewed, from which on it is taken back too (-1 = only expired ones); max_crashes; window, back_off
+-- and back_off_cap in µs; a seed for the delays; the caps dead_max, and dead_max_age in µs
+-- Answers: how many leases were looked at; then id, crashes, cause and '1' for dead, of each that was taken back
+
+local q = keys_of(1)
+local visibility, max_crashes, window = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local back_off, back_off_cap = tonumber(ARGV[6]), tonumber(ARGV[7])
+math.randomseed(tonumber(ARGV[8]))
+
+local function delay_after(crashes)
+    if crashes <= 1 then
+        return 0
+    end
+    return math.floor(math.random() * math.min(back_off_cap, back_off * 2 ^ math.min(crashes - 2, 60)) + 0.5)
+end
+
+-- The leases to look at, each with its deadline: expired ones are the first.
+local function leases()
+    local most, first = tonumber(ARGV[1]), tonumber(ARGV[2])
+    if visibility < 0 then
+        return call('ZRANGE', q.leased, '-inf', now, 'BYSCORE', 'LIMIT', 0, most, 'WITHSCORES')
+    end
+    return call('ZRANGE', q.leased, first, first + most - 1, 'WITHSCORES')
+end
+
+-- Its end has come, or it was taken that long ago; or there is no message (somebody's hand was here).
+local function is_over(deadline, text)
+    return not text or deadline <= now or (visibility >= 0 and deadline - sub(text, 18, 31) <= now - visibility)
+end
+
+local function crashes_of(before, past)
+    return past.crashed and now - past.crashed > window and 1 or before + 1
+end
+
+local work = {members = {}, changes = {}, ready = {}, delayed = {}, later = {}, dead = {}, edits = {}, told = {}}
+
+local function push(list, ...)
+    for _, value in ipairs({...}) do
+        list[#list + 1] = value
+    end
+end
+
+-- Charge one crash, and say where the message goes; returns when it is available.
+local function place(member, crashes, available, edit)
+    if max_crashes > 0 and crashes > max_crashes then
+        push(work.dead, member)
+        push(edit, 'reason', 'crash-limit')
+        return available
+    end
+    local delay = delay_after(crashes)
+    if delay > 0 then
+        push(work.delayed, now + delay, member)
+        push(work.later, 0, member)
+    else
+        push(work.ready, 0, member)
+    end
+    return digits(now + delay)
+end
+
+local function take_back(member, text, note)
+    local past = note and cjson.decode(note) or {}
+    local deliveries, attempts, before, available, rest = match(text, '^(%d+) (%d+) (%d+) (%S+) (.*)$', 33)
+    local crashes = crashes_of(before, past)
+    local cause = past.forfeited ~= '' and past.forfeited or 'lease expired'
+    local edit, died = {member, 'forfeited', false, 'cause', cause, 'crashed', digits(now)}, #work.dead
+    available = place(member, crashes, available, edit)
+    push(work.changes, member, format('%s %s %d %s %s', deliveries, attempts, crashes, available, rest))
+    push(work.edits, edit)
+    push(work.told, match(rest, '^%d+ [gm](%S+)'), crashes, cause, #work.dead > died and '1' or '0')
+end
+
+local found, members = leases(), {}
+for i = 1, #found, 2 do
+    members[#members + 1] = found[i]
+end
+local records, notes = ask('HMGET', q.record, members), ask('HMGET', q.notes, members)
+for i, member in ipairs(members) do
+    if is_over(tonumber(found[2 * i]), records[i]) then
+        push(work.members, member)
+        if records[i] then
+            take_back(member, records[i], notes[i])
+        end
+    end
+end
+many('ZREM', q.leased, work.members)
+many('HSET', q.record, work.changes)
+many('ZADD', q.ready, work.ready)
+many('ZADD', q.delayed, work.delayed)
+many('ZADD', q.later, work.later)
+annotate(q, work.edits)
+if #work.ready > 0 then
+    ring(q)
+end
+bury(q, work.dead)
+cap(q, tonumber(ARGV[9]), tonumber(ARGV[10]))
+sweep(q, 1000)
+return {#members, unpack(work.told)}

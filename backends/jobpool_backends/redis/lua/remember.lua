@@ -1,0 +1,11 @@
+-- The memory of calls, one key each. It tells itself until when it holds: the server's own expiry is to the millisecond.
+
+-- What was remembered, or nil.
+local function recall(key)
+    local text = call('GET', key)
+    return text and tonumber(sub(text, 1, 16)) > now and sub(text, 17) or nil
+end
+
+local function remember(key, lasts, text)
+    call('SET', key, format('%016.0f', now + lasts) .. text, 'PX', digits(lasts / 1000 + 1))
+end

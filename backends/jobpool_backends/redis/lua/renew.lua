@@ -1,0 +1,24 @@
+-- Holds messages for longer.
+-- ARGV: ttl in µs; the same with 14 digits; how many leases, their members, their holders
+-- Answers: a letter each, as settle.lua's.
+
+local q, ttl, count = keys_of(1), tonumber(ARGV[1]), tonumber(ARGV[3])
+local members = {unpack(ARGV, 4, 3 + count)}
+local deadlines, records = ask('ZMSCORE', q.leased, members), ask('HMGET', q.record, members)
+local letters, held, changes = {}, {}, {}
+for i, member in ipairs(members) do
+    local text, holder = records[i], ARGV[3 + count + i]
+    letters[i] = judge(deadlines[i], text, holder)
+    if letters[i] == 'o' then
+        held[#held + 1] = member
+        if sub(text, 18, 31) ~= ARGV[2] then
+            changes[#changes + 1] = member
+            changes[#changes + 1] = holder .. ' ' .. ARGV[2] .. sub(text, 32)
+        end
+    end
+end
+-- Removes nothing; but see promote.lua: behind a command that could, this script may grow.
+call('ZREM', q.leased, '')
+many('ZADD', q.leased, scored(now + ttl, held))
+many('HSET', q.record, changes)
+return table.concat(letters)

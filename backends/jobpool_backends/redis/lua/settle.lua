@@ -1,0 +1,177 @@
+-- Settles messages of one queue or several, and adds the follow-ups of what was acked.
+--
+-- ARGV: for how long to remember the call in µs; the caps dead_max, and dead_max_age in µs; then for each queue: how many
+-- settlements, their verbs as one word, their members, their holders, their ids, and in order what the verbs need
+-- besides; with several queues, the place of each of these settlements in the call; with follow-ups, what follow_up says.
+--
+--     a, A   ack (A: its producer gave the id)
+--     n      nack         delay in µs, error
+--     r      release      delay in µs
+--     b      abandon      reason, error            (an error is '-' for none, or '=' and the text)
+--     f      forfeit      cause
+--
+-- Answers: a letter each: o ok, n not in flight, e expired, w not the owner; before those of a repeated call, '!'.
+
+local NEEDS = {a = 0, A = 0, n = 2, r = 1, b = 2, f = 1}
+
+-- What a call does to one queue is gathered first, and then written with few commands.
+local function nothing_yet()
+    return {
+        ended = {}, ids = {}, given = {}, forfeited = {}, left = {}, changes = {}, ready = {}, delayed = {}, later = {},
+        dead = {}, edits = {},
+    }
+end
+
+local function push(list, value)
+    list[#list + 1] = value
+end
+
+-- The message leaves its lease with this record.
+local function leave(work, member, text)
+    push(work.left, member)
+    push(work.changes, member)
+    push(work.changes, text)
+end
+
+-- Back to its place, or to the delayed ones.
+local function put_back(work, member, text, failures, delay)
+    local deliveries, attempts, crashes, rest = match(text, '^(%d+) (%d+) (%d+) %S+ (.*)$', 33)
+    local available = digits(now + delay)
+    leave(work, member, format('%s %d %s %s %s', deliveries, attempts + failures, crashes, available, rest))
+    if delay > 0 then
+        push(work.delayed, available)
+        push(work.delayed, member)
+        push(work.later, member)
+    else
+        push(work.ready, member)
+    end
+end
+
+local function note_error(work, member, text)
+    if byte(text) == 61 then -- =
+        push(work.edits, {member, 'error', sub(text, 2)})
+    end
+end
+
+-- By verb; `at` is where the words are that it needs.
+local verbs = {}
+
+function verbs.a(work, member, _, _, id)
+    push(work.ended, member)
+    push(work.ids, id)
+end
+
+function verbs.A(work, member, _, _, id)
+    verbs.a(work, member, nil, nil, id)
+    push(work.given, id)
+end
+
+function verbs.n(work, member, text, at)
+    put_back(work, member, text, 1, tonumber(ARGV[at]))
+    note_error(work, member, ARGV[at + 1])
+end
+
+function verbs.r(work, member, text, at)
+    put_back(work, member, text, 0, tonumber(ARGV[at]))
+end
+
+function verbs.b(work, member, text, at)
+    leave(work, member, sub(text, 33))
+    push(work.dead, member)
+    push(work.edits, {member, 'reason', ARGV[at]})
+    note_error(work, member, ARGV[at + 1])
+end
+
+function verbs.f(work, member, _, at)
+    push(work.forfeited, member)
+    push(work.edits, {member, 'forfeited', ARGV[at]})
+end
+
+-- Removed before anything is added: see promote.lua.
+local function write(q, work)
+    many('ZREM', q.leased, work.ended)
+    many('ZREM', q.leased, work.left)
+    many('ZREM', q.leased, work.forfeited)
+    many('ZADD', q.leased, scored(now, work.forfeited))
+    erase(q, work.ended, work.ids, work.given)
+    many('HSET', q.record, work.changes)
+    many('ZADD', q.ready, scored(0, work.ready))
+    many('ZADD', q.delayed, work.delayed)
+    many('ZADD', q.later, scored(0, work.later))
+    annotate(q, work.edits)
+    if #work.ready > 0 then
+        ring(q)
+    end
+    if #work.dead > 0 then
+        bury(q, work.dead)
+        cap(q, tonumber(ARGV[2]), tonumber(ARGV[3]))
+    end
+end
+
+-- Settle what ARGV says from `at` on; the answers are added to `letters`. Returns where the next words are.
+local function settle_queue(q, at, letters)
+    local count, word = tonumber(ARGV[at]), ARGV[at + 1]
+    local holders, ids, needed = at + 1 + count, at + 1 + 2 * count, at + 2 + 3 * count
+    if count == 0 then -- only follow-ups go there
+        return needed
+    end
+    local members = {unpack(ARGV, at + 2, at + 1 + count)}
+    local deadlines, records = ask('ZMSCORE', q.leased, members), ask('HMGET', q.record, members)
+    local work, become = nothing_yet(), {}
+    for i, member in ipairs(members) do
+        local verb, deadline = sub(word, i, i), become[member]
+        if deadline == nil then
+            deadline = deadlines[i]
+        end
+        local answer = judge(deadline, records[i], ARGV[holders + i])
+        push(letters, answer)
+        if answer == 'o' then
+            -- What the same call says next of this message meets what it has become.
+            become[member] = verb == 'f' and now
+            verbs[verb](work, member, records[i], needed, ARGV[ids + i])
+        end
+        needed = needed + NEEDS[verb]
+    end
+    write(q, work)
+    return needed
+end
+
+-- Add the messages that follow acks, of those acks that were accepted.
+-- ARGV from `at` on: the queues' names; for each message the place of its ack; what add.lua says.
+local function follow_up(queues, at, letters)
+    local names = {unpack(ARGV, at, at + COUNT - 1)}
+    local places = at + COUNT
+    local count, refused = (#ARGV - places) / 7, {} -- one word is the number itself, the others are seven a message
+    for i = 1, count do
+        refused[i] = letters[tonumber(ARGV[places + i - 1])] ~= 'o'
+    end
+    add(queues, names, places + count + 1, count, refused)
+end
+
+-- From the order of the queues to that of the call.
+local function in_place(letters, at)
+    local placed = {}
+    for i, letter in ipairs(letters) do
+        placed[tonumber(ARGV[at + i - 1])] = letter
+    end
+    return placed
+end
+
+local known = recall(LEAD.memory)
+if known then
+    return '!' .. known
+end
+local queues, letters, at = {}, {}, 4
+for number = 1, COUNT do
+    queues[number] = keys_of(number)
+    at = settle_queue(queues[number], at, letters)
+end
+if COUNT > 1 then
+    letters, at = in_place(letters, at), at + #letters
+end
+if ARGV[at] then
+    follow_up(queues, at, letters)
+end
+local answers = table.concat(letters)
+remember(LEAD.memory, ARGV[1], answers)
+return answers

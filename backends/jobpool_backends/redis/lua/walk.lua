@@ -1,0 +1,56 @@
+-- The members of one page, in enqueue order. Leased ones are not among them.
+-- ARGV: wanted states, as letters (w waiting, d delayed, x dead); the sequence to begin behind, 16 digits; how many
+-- Answers: 1 when there is more to ask for (behind the last, or the same again when there is none), else 0; then, as
+--     sequence and priority, the members
+
+local PROMOTE = 500
+
+local q, wanted, after, most = keys_of(1), ARGV[1], ARGV[2], tonumber(ARGV[3])
+
+-- Each priority in a set has its own run of sequences.
+local function runs_of(key)
+    local runs, first = {}, call('ZRANGE', key, 0, 0)[1]
+    while first do
+        local priority = sub(first, 1, 3)
+        local next_one = format('%03d', priority + 1)
+        runs[#runs + 1] = {key, '(' .. priority .. after, '(' .. next_one}
+        first = call('ZRANGE', key, '[' .. next_one, '+', 'BYLEX', 'LIMIT', 0, 1)[1]
+    end
+    return runs
+end
+
+if promote(q, PROMOTE) == PROMOTE then
+    return {1} -- what fell due is waiting, but for what is still to be moved
+end
+local runs = {}
+for letter, key in pairs({w = q.ready, d = q.later, x = q.buried}) do
+    if string.find(wanted, letter, 1, true) then
+        for _, run in ipairs(runs_of(key)) do
+            runs[#runs + 1] = run
+        end
+    end
+end
+-- With many runs a piece of each will do: what is certain to be in order ends where the first cut run ends.
+local piece, found, certain = math.min(most, math.max(16, math.floor(4000 / math.max(1, #runs)))), {}, nil
+for _, run in ipairs(runs) do
+    local members = call('ZRANGE', run[1], run[2], run[3], 'BYLEX', 'LIMIT', 0, piece)
+    for _, member in ipairs(members) do
+        found[#found + 1] = sub(member, 4) .. sub(member, 1, 3)
+    end
+    if #members == piece and (not certain or found[#found] < certain) then
+        certain = found[#found]
+    end
+end
+table.sort(found)
+local answers = {certain and 1 or 0}
+for _, place in ipairs(found) do
+    if #answers > most then
+        answers[1] = 1
+        break
+    end
+    if certain and place > certain then
+        break
+    end
+    answers[#answers + 1] = place
+end
+return answers

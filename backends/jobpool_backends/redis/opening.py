@@ -1,0 +1,16 @@
+"""From an address to an open link: to one server, to whichever is the master now, or to a cluster."""
+
+from __future__ import annotations
+
+from jobpool_backends.redis.address import Address, Kind
+from jobpool_backends.redis.link import Link, ServerLink
+from jobpool_backends.redis.sentinel import SentinelDoor
+
+
+def open_link(address: Address) -> Link:
+    """A link to what the address names. Does not connect: the first call does."""
+    match address.kind:
+        case Kind.SENTINEL:
+            return ServerLink(SentinelDoor(address))
+        case _:
+            return ServerLink(address.seeds[0])

@@ -1,0 +1,73 @@
+"""Messages on their way in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from jobpool.backend import NewMessage
+from jobpool.errors import InvalidJob
+from jobpool_backends.redis.keys import Keys
+from jobpool_backends.redis.link import Link
+from jobpool_backends.redis.records import PRIORITIES, due_of, tail_of
+from jobpool_backends.redis.scripts import ENQUEUE
+from jobpool_backends.redis.wire import Word
+
+MOST = 100_000
+"""Messages a call. One script adds them, all or none, and the server does nothing else meanwhile: 10 µs for each."""
+
+_LIST_AGAIN = 60.0
+"""Seconds after which a cluster is told a queue's name again: somebody may have flushed it."""
+
+
+class Producer:
+    """Adds messages."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+        self._listed: dict[str, float] = {}
+
+    def add(self, messages: Sequence[NewMessage]) -> None:
+        """Add those whose id is not known yet, in their order: in one step, or where keys are spread, queue by queue.
+
+        Raises:
+            InvalidJob: There are more than `MOST`.
+        """
+        if len(messages) > MOST:
+            raise InvalidJob(f"{len(messages)} jobs in one call are too many: at most {MOST}")
+        for group in self._groups(messages):
+            queues = list(dict.fromkeys([message.queue for message in group]))
+            keys = ENQUEUE.keys(self._keys, queues, self._keys.one(queues[0], "last"))
+            self._link.run(ENQUEUE.script, keys, [*queues, *messages_words(group, queues)])
+
+    def _groups(self, messages: Sequence[NewMessage]) -> list[list[NewMessage]]:
+        if not self._keys.spread:
+            return [list(messages)]
+        groups: dict[str, list[NewMessage]] = {}
+        for message in messages:
+            groups.setdefault(message.queue, []).append(message)
+        self._list(groups)
+        return list(groups.values())
+
+    def _list(self, queues: dict[str, list[NewMessage]]) -> None:
+        """Note the names where all queues are listed: before, so that no message is where nobody looks."""
+        now = time.monotonic()
+        unknown = [queue for queue in queues if self._listed.get(queue, 0.0) <= now]
+        if unknown:
+            self._link.call("SADD", self._keys.queues, *unknown)
+            self._listed.update(dict.fromkeys(unknown, now + _LIST_AGAIN))
+
+
+def messages_words(messages: Sequence[NewMessage], queues: Sequence[str]) -> list[Word]:
+    """Messages as `add.lua` takes them: how many, their ids, then five words each.
+
+    A queue that is not among `queues` has the number 0.
+    """
+    numbers = {queue: number for number, queue in enumerate(queues, 1)}
+    words: list[Word] = [len(messages)]
+    words += [message.id for message in messages]
+    for message in messages:
+        number = numbers.get(message.queue, 0)
+        words += (number, PRIORITIES[message.priority], due_of(message), tail_of(message), message.body)
+    return words

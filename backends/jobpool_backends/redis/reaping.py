@@ -1,0 +1,67 @@
+"""Taking back messages whose lease has expired, a bounded piece a script, so that no other call waits long."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+from jobpool.backend import Reaped, ReapPolicy
+from jobpool.definition import LONGEST
+from jobpool_backends.redis.keys import Keys
+from jobpool_backends.redis.link import Link
+from jobpool_backends.redis.scripts import REAP
+from jobpool_backends.redis.settling import Caps
+from jobpool_backends.redis.wire import Word
+from jobpool_backends.shared import MICRO, micros
+
+REAP_LIMIT = 1000
+PIECE = 200
+"""Leases a script."""
+
+
+class Reaper:
+    """Reaps queues."""
+
+    def __init__(self, link: Link, keys: Keys, caps: Caps) -> None:
+        self._link = link
+        self._keys = keys
+        self._caps = caps
+
+    def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
+        """Take back up to `REAP_LIMIT`.
+
+        With a visibility timeout all leases of the queue are looked at, in pieces: one that is taken or settled
+        meanwhile may shift another out of sight, until the next call.
+        """
+        visibility = -1 if visibility_timeout is None else micros(visibility_timeout)
+        reaped: list[Reaped] = []
+        first = 0
+        while len(reaped) < REAP_LIMIT:
+            most = min(PIECE, REAP_LIMIT - len(reaped))
+            looked, *told = self._piece(queue, policy, (most, first, visibility))
+            found = list(_read(queue, told))
+            reaped += found
+            first += looked - len(found)
+            if looked < most:
+                break
+        return reaped
+
+    def _piece(self, queue: str, policy: ReapPolicy, which: tuple[int, int, int]) -> list[Any]:
+        words: tuple[Word, ...] = (
+            *which,
+            policy.max_crashes,
+            float(policy.window * MICRO),
+            micros(min(policy.back_off, LONGEST)),
+            micros(min(policy.back_off_cap, LONGEST)),
+            secrets.randbits(31),
+            self._caps.most,
+            self._caps.age,
+        )
+        answer: list[Any] = self._link.run(REAP.script, REAP.keys(self._keys, [queue]), words)
+        return answer
+
+
+def _read(queue: str, told: list[Any]) -> Iterator[Reaped]:
+    for ident, crashes, cause, dead in zip(*[iter(told)] * 4, strict=True):
+        yield Reaped(ident.decode(), queue, int(crashes), cause.decode("utf-8", "replace"), dead == b"1")

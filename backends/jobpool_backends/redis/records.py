@@ -1,0 +1,133 @@
+"""A message as Redis keeps it: its member, its record, its notes. `keys` describes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from jobpool.backend import Message, NewMessage, State
+from jobpool_backends.shared import MICRO, micros
+
+MEMBER = 19
+"""Characters of a member."""
+
+HOLDER = 16
+"""Characters of an owner token that name the holder."""
+
+TAG = 32
+"""Bytes that stand before the record of a leased message: holder, ttl and two spaces."""
+
+PRIORITIES = tuple(f"{priority:03d}" for priority in range(256))
+
+_STATES = {b"w": State.WAITING, b"d": State.DELAYED, b"l": State.LEASED, b"x": State.DEAD}
+_LAST_DUE = 9_000_000_000_000_000
+"""Unix time in µs, in the year 2255: what a sorted set's score can tell to the microsecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Everything about one message, as `read.lua` answers. Times are Unix time in µs.
+
+    Attributes:
+        stored: The record as it is, leased or not.
+        moment: What belongs to the state: when it is due, when its lease ends, when it died.
+        body: Empty when it was not asked for.
+    """
+
+    member: str
+    queue: str
+    id: str
+    handler: str
+    state: State
+    stored: bytes
+    moment: int | None
+    attempts: int
+    crashes: int
+    deliveries: int
+    enqueued_at: int
+    available_at: int
+    notes: dict[str, str]
+    body: bytes
+
+    @property
+    def died_at(self) -> int | None:
+        return self.moment if self.state is State.DEAD else None
+
+    def message(self, cursor: str) -> Message:
+        """As an administrator sees it."""
+        ends = self.moment if self.state is State.LEASED else None
+        return Message(
+            id=self.id,
+            queue=self.queue,
+            state=self.state,
+            handler=self.handler,
+            priority=int(self.member[:3]),
+            attempts=self.attempts,
+            crashes=self.crashes,
+            deliveries=self.deliveries,
+            enqueued_at=self.enqueued_at / MICRO,
+            available_at=self.available_at / MICRO,
+            body=self.body,
+            reason=self.notes.get("reason"),
+            last_error=self.notes.get("error"),
+            cause=self.notes.get("forfeited") or self.notes.get("cause"),
+            died_at=None if self.died_at is None else self.died_at / MICRO,
+            expires_at=None if ends is None else ends / MICRO,
+            cursor=cursor,
+        )
+
+
+def read_row(queue: str, member: str, answer: list[Any]) -> Row | None:
+    """A row from what `read.lua` says of one message; None when it is gone."""
+    letter, moment, stored, notes, body = answer
+    if stored is None:
+        return None
+    record = stored[TAG:] if letter == b"l" else stored
+    deliveries, attempts, crashes, available, enqueued, ident, handler = record.decode().split(" ", 6)
+    return Row(
+        member=member,
+        queue=queue,
+        id=ident[1:],
+        handler=handler,
+        state=_STATES[letter],
+        stored=stored,
+        moment=None if moment is None else int(moment),
+        attempts=int(attempts),
+        crashes=int(crashes),
+        deliveries=int(deliveries),
+        enqueued_at=int(enqueued),
+        available_at=int(enqueued if available == "-" else available),
+        notes=orjson.loads(notes) if notes else {},
+        body=body or b"",
+    )
+
+
+def due_of(message: NewMessage) -> int | str:
+    """When it is due, Unix time in µs; empty for now."""
+    return "" if message.due is None else min(max(micros(message.due), 0), _LAST_DUE)
+
+
+def tail_of(message: NewMessage) -> str:
+    """The end of its record, which never changes."""
+    return f"{'g' if message.given else 'm'}{message.id} {message.handler}"
+
+
+def encode_text(text: str) -> bytes:
+    """A text that a person reads, as UTF-8; what UTF-8 cannot carry is written out."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def write_entry(message: NewMessage) -> bytes:
+    """A message on its way to another queue, as one element of an outbox."""
+    due = "" if message.due is None else repr(message.due)
+    head = f"{message.id} {message.queue} {message.priority} {due} {message.handler}\n"
+    return head.encode() + message.body
+
+
+def read_entry(entry: bytes) -> NewMessage:
+    """The message of `write_entry`; as one whose producer gave the id, so that it can be added twice without harm."""
+    head, _, body = entry.partition(b"\n")
+    ident, queue, priority, due, handler = head.decode().split(" ", 4)
+    return NewMessage(ident, True, queue, handler, int(priority), float(due) if due else None, body)

@@ -1,0 +1,62 @@
+"""Behind sentinels: which server is the master now.
+
+Each new connection asks anew, and the server is asked whether it agrees. A master that was demoted closes its
+connections or answers READONLY; the link then throws all of them away, so the next call comes here. Nobody listens for
+announcements: an answer costs a millisecond when a connection breaks, and nothing otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool_backends.redis.address import Address
+from jobpool_backends.redis.asking import ask_in_turn, open_and_ask
+from jobpool_backends.redis.wire import Endpoint, Wire
+
+
+class SentinelDoor:
+    """Opens connections to the master of one service.
+
+    Blocks: for the sentinels `connect_timeout` in all, however many are silent; then for the master as one server does.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._sentinels = tuple(replace(seed, role="Redis sentinel") for seed in address.seeds)
+        self._node = replace(address.node, role=f"Redis master {address.service}")
+        self._service = address.service
+        self.title = f"{self._node.role} (sentinels {', '.join(seed.name for seed in address.seeds)})"
+        self.timeout = self._node.timeout
+        self.is_secure = self._node.is_secure
+
+    def open(self) -> Wire:
+        """A connection to the master.
+
+        Raises:
+            BackendUnavailable: No sentinel answers, or the master that they name does not.
+            ConfigurationError: They do not know the service, or somebody refuses our password.
+        """
+        master = self._find_master()
+        wire, [role, *_] = open_and_ask(master, "ROLE")
+        if role != b"master":
+            wire.close()
+            raise BackendUnavailable(
+                f"{master.title} is a replica still: a failover is under way, or the sentinels are wrong"
+            )
+        return wire
+
+    def _find_master(self) -> Endpoint:
+        sentinels = self._sentinels
+        place, master = ask_in_turn(sentinels, self._ask, f"no sentinel names the master of {self._service}")
+        self._sentinels = sentinels[place:] + sentinels[:place]  # who answered is asked first next time
+        return master
+
+    def _ask(self, sentinel: Endpoint) -> Endpoint:
+        wire, answer = open_and_ask(sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+        wire.close()
+        if answer is None:
+            raise ConfigurationError(
+                f"{sentinel.title} knows no service {self._service!r}: write the one of its `sentinel monitor` line"
+            )
+        host, port = answer
+        return replace(self._node, host=host.decode(), port=int(port))

@@ -1,0 +1,100 @@
+"""Ending leases, and holding them longer: a batch in one script, each message judged and changed in the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from jobpool.backend import REMEMBER_CALLS
+from jobpool.clock import Clock
+from jobpool.lease import JobLease
+from jobpool.settlement import Settled, Settlement
+from jobpool_backends.redis.batch import Batch, FollowUps, read_answers, token_of
+from jobpool_backends.redis.keys import Keys
+from jobpool_backends.redis.link import Link
+from jobpool_backends.redis.records import HOLDER, MEMBER
+from jobpool_backends.redis.scripts import RENEW, SETTLE
+from jobpool_backends.redis.wire import Word
+from jobpool_backends.shared import micros
+
+MOST = 1000
+"""Settlements or renewals a script, some 5 ms of the server's time; a larger batch is several."""
+
+_REMEMBER = micros(REMEMBER_CALLS)
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """Bounds on the dead letters of a queue: how many, and how old in µs; 0 = none."""
+
+    most: int = 0
+    age: int = 0
+
+
+class Settler:
+    """Settles and renews leases."""
+
+    def __init__(self, link: Link, keys: Keys, clock: Clock, caps: Caps) -> None:
+        self._link = link
+        self._keys = keys
+        self._clock = clock
+        self._caps = caps
+
+    def settle(
+        self, settlements: Sequence[tuple[JobLease, Settlement]], follow_ups: FollowUps, call_id: str
+    ) -> list[Settled]:
+        """The answers, in order. Each script remembers its own: those of a large batch have numbers behind the id."""
+        answers = [Settled.NOT_IN_FLIGHT] * len(settlements)
+        for number, places in self._parts(settlements):
+            batch = Batch(settlements, places, follow_ups)
+            told = self._settle(batch, f"{call_id}+{number}" if number else call_id)
+            for place, answer in zip(places, told, strict=False):  # an id that is used for another batch is a mistake
+                answers[place] = answer
+        return answers
+
+    def _parts(self, settlements: Sequence[tuple[JobLease, Settlement]]) -> Iterator[tuple[int, list[int]]]:
+        """The places that one script settles, of one queue where keys are spread; and which part it is."""
+        groups = [list(range(len(settlements)))]
+        if self._keys.spread:
+            groups = list(_by_queue([lease for lease, _ in settlements]).values())
+        for places in groups:
+            yield from enumerate(_pieces(places))
+
+    def _settle(self, batch: Batch, call_id: str) -> list[Settled]:
+        if not self._keys.spread:
+            batch.reach_follow_ups()
+        queues = batch.queues
+        lead = (self._keys.settle_call(queues[0], call_id), self._keys.one(queues[0], "last"))
+        words: list[Word] = [_REMEMBER, self._caps.most, self._caps.age, *batch.words()]
+        return read_answers(self._link.run(SETTLE.script, SETTLE.keys(self._keys, queues, *lead), words))
+
+    def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
+        """The leases with their new end, None for those that are lost; one script a queue."""
+        before = self._clock.boot()
+        renewed: list[JobLease | None] = [None] * len(leases)
+        for queue, all_places in _by_queue(leases).items():
+            for places in _pieces(all_places):
+                answers = self._renew(queue, [leases[place] for place in places], ttl)
+                for place, answer in zip(places, answers, strict=True):
+                    if answer is Settled.OK:
+                        renewed[place] = replace(leases[place], expires_at=before + ttl)
+        return renewed
+
+    def _renew(self, queue: str, leases: Sequence[JobLease], ttl: float) -> list[Settled]:
+        length = micros(ttl)
+        words: list[Word] = [length, f"{length:014d}", len(leases)]
+        words += [token_of(lease)[:MEMBER] for lease in leases]
+        words += [lease.owner_token[:HOLDER] for lease in leases]
+        return read_answers(self._link.run(RENEW.script, RENEW.keys(self._keys, [queue]), words))
+
+
+def _by_queue(leases: Sequence[JobLease]) -> dict[str, list[int]]:
+    """The places of each queue's leases."""
+    places: dict[str, list[int]] = {}
+    for place, lease in enumerate(leases):
+        places.setdefault(lease.queue, []).append(place)
+    return places
+
+
+def _pieces(places: list[int]) -> list[list[int]]:
+    return [places[first : first + MOST] for first in range(0, len(places), MOST)]

@@ -1,0 +1,71 @@
+"""Sleep until a queue may have something: a look, and then the doorbell.
+
+The bell of a queue is a list that holds one element or none. Who makes a message fetchable puts the element there, in
+the same script; who waits takes it, with a command that blocks. It carries no message, so nothing is lost with a waiter
+that dies. An element that nobody waits for stays, so a bell that rings between the look and the sleep is heard. It
+wakes one waiter; a fetch that leaves messages behind rings again, and one that leaves none takes the element away.
+
+A message that falls due rings no bell: a look says when the next one does, and who waits sleeps no longer than that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from jobpool.errors import BackendUnavailable
+from jobpool_backends.redis.keys import Keys
+from jobpool_backends.redis.link import Link
+from jobpool_backends.redis.scripts import LOOK
+from jobpool_backends.shared import MICRO
+
+LOOK_AGAIN = 0.5
+"""Seconds between two looks, for delays that were shortened meanwhile, and for a waiter that was woken and died."""
+
+
+class Waiter:
+    """Waits for messages; any number of threads at once."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+        self._closed = False
+
+    def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
+        """A queue that may have something, None after `timeout` seconds, or when this is closed."""
+        give_up = time.monotonic() + timeout
+        bells = {self._keys.one(queue, "bell"): queue for queue in queues}
+        while queues and not self._closed:
+            ready, until_due = self._look(queues)
+            if ready is not None:
+                return ready
+            remaining = give_up - time.monotonic()
+            if remaining <= 0:
+                return None
+            rung = self._hear(list(bells), min(remaining, until_due, LOOK_AGAIN))
+            if rung is not None:
+                return bells[rung]
+        return None
+
+    def close(self) -> None:
+        """Whoever waits comes back; the link's own `close` wakes them at once."""
+        self._closed = True
+
+    def _hear(self, bells: list[str], timeout: float) -> str | None:
+        try:
+            return self._link.wait_bell(bells, timeout)
+        except BackendUnavailable:
+            if self._closed:
+                return None
+            raise
+
+    def _look(self, queues: Sequence[str]) -> tuple[str | None, float]:
+        """A queue that has something now, or None and the seconds until a message falls due."""
+        soonest = LOOK_AGAIN
+        for group in [[queue] for queue in queues] if self._keys.spread else [queues]:
+            number, until_due = self._link.run(LOOK.script, LOOK.keys(self._keys, group), ())
+            if number:
+                return group[number - 1], 0.0
+            if until_due >= 0:
+                soonest = min(soonest, until_due / MICRO)
+        return None, soonest

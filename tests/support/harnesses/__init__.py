@@ -1,0 +1,1 @@
+"""A harness a backend; `support.harness` has the list of them."""

@@ -1,0 +1,150 @@
+"""Brokers for the rig: a place of a test's own on a real server, and hosts, each with a network of its own to it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import psycopg
+from redis import Redis
+
+from support.proxy import Proxy
+from support.servers import PostgresServer, RedisServer, Server, fresh_name, shared_postgres, shared_redis
+from support.servers.postgres_server import DURABLE as DURABLE_POSTGRES
+from support.servers.redis_server import DURABLE as DURABLE_REDIS
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine whose only way to the broker is `proxy`. `url`: what is written there for the broker."""
+
+    proxy: Proxy
+    url: str
+
+
+class Broker(ABC):
+    """A queue's place on a server, empty at the start. `end` closes its hosts, and the server when it has its own.
+
+    Attributes:
+        server: What runs; shared by many tests unless it was made by `on_its_own`.
+        place: The prefix or schema.
+        hosts: Those that were asked for.
+        settle_calls, enqueue_calls: Regular expressions that find these requests among a host's bytes.
+    """
+
+    settle_calls: ClassVar[str]
+    enqueue_calls: ClassVar[str]
+
+    def __init__(self, server: Server, *, shared: bool = True) -> None:
+        self.server = server
+        self.place = fresh_name("pool")
+        self.hosts: list[Host] = []
+        self._shared = shared
+
+    @classmethod
+    @abstractmethod
+    def on_shared_server(cls) -> Self:
+        """On the server of this process."""
+
+    @classmethod
+    @abstractmethod
+    def on_its_own(cls, folder: Path) -> Self:
+        """On a server that may be killed: it keeps what it has answered."""
+
+    @property
+    def url(self) -> str:
+        """Straight to the server."""
+        return self.url_at(self.server.host, self.server.port)
+
+    @abstractmethod
+    def url_at(self, host: str, port: int) -> str:
+        """The place's URL, for who reaches the server there."""
+
+    def host(self) -> Host:
+        """One more host."""
+        proxy = Proxy(self.server.host, self.server.port)
+        self.hosts.append(Host(proxy, self.url_at(proxy.host, proxy.port)))
+        return self.hosts[-1]
+
+    @abstractmethod
+    def commands(self) -> int:
+        """How many commands, or transactions, the server has carried out for anybody."""
+
+    @abstractmethod
+    def disconnect_all(self) -> int:
+        """Let the server close every client's connection; how many."""
+
+    def end(self) -> None:
+        for host in self.hosts:
+            host.proxy.close()
+        if not self._shared:
+            self.server.close()
+
+
+class RedisBroker(Broker):
+    settle_calls = ":call:settle:"
+    enqueue_calls = '"job":'
+
+    @classmethod
+    def on_shared_server(cls) -> Self:
+        return cls(shared_redis())
+
+    @classmethod
+    def on_its_own(cls, folder: Path) -> Self:
+        return cls(RedisServer(folder, config=DURABLE_REDIS), shared=False)
+
+    def url_at(self, host: str, port: int) -> str:
+        return f"redis://{host}:{port}/0?prefix={self.place}"
+
+    def client(self) -> Redis:
+        """To the server itself, for what no backend does."""
+        return Redis(host=self.server.host, port=self.server.port)
+
+    def commands(self) -> int:
+        with self.client() as client:
+            counted: Any = client.info("stats")
+        return int(counted["total_commands_processed"])
+
+    def disconnect_all(self) -> int:
+        with self.client() as client:
+            closed: Any = client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        return int(closed)
+
+
+class PostgresBroker(Broker):
+    settle_calls = "settle"
+    enqueue_calls = '"job":'
+
+    @classmethod
+    def on_shared_server(cls) -> Self:
+        return cls(shared_postgres())
+
+    @classmethod
+    def on_its_own(cls, folder: Path) -> Self:
+        return cls(PostgresServer(folder, config=DURABLE_POSTGRES), shared=False)
+
+    def url_at(self, host: str, port: int) -> str:
+        return f"postgresql://postgres@{host}:{port}/postgres?schema={self.place}"
+
+    @property
+    def server_url(self) -> str:
+        """Of the database, with nothing of ours in it."""
+        return f"postgresql://postgres@{self.server.host}:{self.server.port}/postgres"
+
+    def ask(self, sql: str) -> list[tuple[Any, ...]]:
+        """What the server answers to a statement of the test's own."""
+        with psycopg.connect(self.server_url, autocommit=True) as connection:
+            return connection.execute(sql.encode()).fetchall()
+
+    def commands(self) -> int:
+        [(count,)] = self.ask("SELECT sum(xact_commit + xact_rollback) FROM pg_stat_database")
+        return int(count)
+
+    def disconnect_all(self) -> int:
+        others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        return len(self.ask(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"))
+
+
+BROKERS: dict[str, type[Broker]] = {"redis": RedisBroker, "postgres": PostgresBroker}

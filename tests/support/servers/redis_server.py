@@ -1,0 +1,115 @@
+"""A Redis of the tests' own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from support.servers.process import Server, ServerFailed
+from support.servers.turned_time import TurnedTime
+
+DURABLE = {"appendonly": "yes", "appendfsync": "always"}
+"""Configuration with which an acknowledged write survives a kill."""
+
+_EPHEMERAL = {"save": "", "appendonly": "no"}
+
+
+class RedisServer(Server):
+    """A running redis-server, on a free port of 127.0.0.1 and on a Unix socket; it keeps nothing unless asked to.
+
+    On a turned server commands that block for a time never give up: their end is reckoned on the clock that stands
+    still.
+
+    Args:
+        folder: For its log, its socket and its data; made if it is missing.
+        turned: Its clock stands still until `advance` or `turn_to` moves it.
+        config: Directives of redis.conf, over what is set here; `DURABLE` for one that keeps its data.
+
+    Attributes:
+        socket_path: Of its Unix socket.
+        url: redis://127.0.0.1:PORT/0.
+    """
+
+    name = "redis-server"
+
+    def __init__(self, folder: Path, *, turned: bool = False, config: Mapping[str, str] | None = None) -> None:
+        super().__init__(folder)
+        self.socket_path = folder / "redis.sock"
+        if len(os.fsencode(self.socket_path)) > 107:
+            raise ValueError(f"the path of a Unix socket has at most 107 bytes, which {self.socket_path} exceeds")
+        self._config = dict(config or {})
+        self._time = TurnedTime(folder / "time", 1_800_000_000.0) if turned else None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self.host}:{self.port}/0"
+
+    def now(self) -> float:
+        """Unix time on a turned server's clock, in seconds."""
+        return self._turned.now()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass on a turned server; its next command sees it, to the microsecond."""
+        self._turned.advance(seconds)
+
+    def turn_to(self, moment: float) -> None:
+        """Set a turned server's clock to this Unix time in seconds, forward or back; flush it before turning back."""
+        self._turned.turn_to(moment)
+
+    def flush(self) -> None:
+        """Remove every key of every database."""
+        reply = self._ask(b"FLUSHALL\r\n")
+        if reply != b"+OK\r\n":
+            raise ServerFailed(f"FLUSHALL was answered {reply!r}")
+
+    @property
+    def _turned(self) -> TurnedTime:
+        if self._time is None:
+            raise ValueError("only a server made with turned=True has a clock that can be turned")
+        return self._time
+
+    def _command(self, port: int) -> list[str]:
+        directives = {
+            "port": str(port),
+            "bind": self.host,
+            "unixsocket": str(self.socket_path),
+            "dir": str(self.folder),
+            "daemonize": "no",
+            **_EPHEMERAL,
+            **self._config,
+        }
+        return [_program(), *(word for key, value in directives.items() for word in (f"--{key}", value))]
+
+    def _answers(self) -> bool:
+        """On its own socket, which is opened after the port: so the port is its own too."""
+        try:
+            return self._ask(b"PING\r\n").startswith((b"+PONG", b"-NOAUTH"))
+        except OSError:
+            return False
+
+    def _ask(self, command: bytes) -> bytes:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(5.0)
+            connection.connect(str(self.socket_path))
+            connection.sendall(command)
+            return connection.recv(512)
+
+    def _environment(self) -> Mapping[str, str]:
+        return self._time.environment(os.environ) if self._time else os.environ
+
+    def _gone(self, pid: int) -> None:
+        # A start must not take the socket of a predecessor that was killed for its own.
+        self.socket_path.unlink(missing_ok=True)
+        if self._time:
+            self._time.clear(pid)
+
+
+def _program() -> str:
+    found = shutil.which("redis-server")
+    if found is None:
+        raise ServerFailed("there is no redis-server on this machine; scripts/services up installs what tests need")
+    return found
