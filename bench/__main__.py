@@ -10,7 +10,20 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from bench import dispatch, efficiency, latency, memory, report, restart, throughput, timeouts
+from bench import (
+    dispatch,
+    efficiency,
+    enqueue,
+    latency,
+    memory,
+    on_postgres,
+    on_redis,
+    report,
+    restart,
+    scale,
+    throughput,
+    timeouts,
+)
 from bench.figures import Section
 from bench.plan import Plan
 from bench.processes import Others
@@ -18,6 +31,10 @@ from bench.processes import Others
 BENCHMARKS: dict[str, Callable[[Plan], Section]] = {
     "throughput": throughput.run,
     "dispatch": dispatch.run,
+    "redis": on_redis.run,
+    "postgres": on_postgres.run,
+    "enqueue": enqueue.run,
+    "scale": scale.run,
     "latency": latency.run,
     "timeouts": timeouts.run,
     "restart": restart.run,
@@ -29,14 +46,15 @@ README = Path(__file__).with_name("README.md")
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)), metavar="[NAME]...")
-@click.option("--quick", is_flag=True, help="Few samples: a look, in about a minute; do not compare with it.")
+@click.option("--quick", is_flag=True, help="Few samples: a look, in some minutes; do not compare with it.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write everything to this file, as JSON.")
 @click.option("--write", is_flag=True, help="Put the tables into bench/README.md; only with all benchmarks, in full.")
 @click.option("--url", "urls", multiple=True, help="Backend for `throughput`; may be repeated. [memory and SQLite]")
 @click.option("--broker-pid", "pids", multiple=True, type=int, help="A broker's process, for its CPU time.")
-@click.option("--workers", default=16, show_default=True, type=click.IntRange(1), help="In throughput and dispatch.")
+@click.option("--workers", default=16, show_default=True, type=click.IntRange(1), help="Children; peers have as many.")
 @click.option("--jobs", default=0, type=click.IntRange(0), help="No-op jobs in a sample. [40,000; quick 10,000]")
 @click.option("--rounds", default=0, type=click.IntRange(0), help="Interleaved rounds. [3 to 7; quick 2]")
+@click.option("--no-peers", is_flag=True, help="Leave other queues out; else they are installed into .venv-peers.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path, exists=True), help="Where databases lie. [/tmp]")
 def main(
     names: tuple[str, ...],
@@ -48,13 +66,24 @@ def main(
     workers: int,
     jobs: int,
     rounds: int,
+    no_peers: bool,
     directory: Path | None,
 ) -> None:
-    """Run the benchmarks named, or all: throughput, dispatch, latency, timeouts, restart, memory, efficiency."""
-    if write and (names or quick):
-        raise click.UsageError("--write is for a full run of all benchmarks: leave the names and --quick out")
+    """Run the benchmarks named, or all.
+
+    throughput, dispatch, redis, postgres, enqueue, scale, latency, timeouts, restart, memory, efficiency.
+    """
+    if write and (names or quick or no_peers):
+        raise click.UsageError("--write is for a full run of everything: leave names, --quick and --no-peers out")
     plan = Plan(
-        quick=quick, workers=workers, urls=urls, jobs=jobs, rounds=rounds, directory=directory, broker_pids=pids
+        quick=quick,
+        workers=workers,
+        urls=urls,
+        jobs=jobs,
+        rounds=rounds,
+        directory=directory,
+        broker_pids=pids,
+        peers=not no_peers,
     )
     about = report.machine()
     sections = [_run(name, plan) for name in names or BENCHMARKS]

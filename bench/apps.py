@@ -7,23 +7,22 @@ import signal
 import time
 
 import jobpool
+from bench.marks import count
+from bench.notes import note
 from bench.work import burn as burn_cpu
 
 TEST_TIMEOUT = 1.0
 
 
-def note(path: str, *words: object) -> None:
-    """Append a line in one write, so that lines of several processes do not mix."""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, (" ".join(map(str, words)) + "\n").encode())
-    finally:
-        os.close(fd)
-
-
 @jobpool.handler("noop")
 def noop(_ctx: jobpool.JobContext) -> None:
     """Nothing."""
+
+
+@jobpool.handler("counted")
+def counted(_ctx: jobpool.JobContext) -> None:
+    """Nothing, as the peers do it."""
+    count()
 
 
 @jobpool.handler("burn")

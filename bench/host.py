@@ -14,7 +14,7 @@ import time
 from typing import Any, cast
 
 from bench import programs
-from bench.processes import thread_seconds, total_cpu
+from bench.processes import family_seconds, thread_seconds, total_cpu
 from bench.programs import ROOT, answer
 from bench.watched import Watched
 from jobpool.backend import QueueBackend
@@ -46,7 +46,7 @@ def run(
         handler: Of bench/apps.py.
         payload: Of each job.
         key: Signs and verifies; "" = unsigned.
-        broker_pids: Processes of a broker that is a server, whose CPU time counts as the broker's.
+        broker_pids: Of a broker that is a server: their CPU time, and that of all below them, is the broker's.
     """
     keys = (key,) if key else ()
     queue = f"bench-{secrets.token_hex(4)}"
@@ -84,7 +84,7 @@ class _Observer:
         self._workers = workers
         self._broker_pids = broker_pids
         self._thread: threading.Thread | None = None
-        self._children_cpu = self._broker_cpu = 0.0
+        self._children_cpu = self._server_cpu = 0.0
         self._threads: dict[str, float] = {}
 
     def start(self, board: Scoreboard) -> None:
@@ -101,13 +101,16 @@ class _Observer:
             time.sleep(0.005)
         children = [board.slot(index).child.pid for index in range(self._workers)]
         before = _own_threads()
-        children_before, broker_before = total_cpu(children), total_cpu(self._broker_pids)
+        children_before, server_before = total_cpu(children), self._servers()
         self._watched.open()
         self._watched.done.wait()
         self._children_cpu = total_cpu(children) - children_before
-        self._broker_cpu = total_cpu(self._broker_pids) - broker_before
+        self._server_cpu = self._servers() - server_before
         self._threads = {name: spent - before.get(name, 0.0) for name, spent in _own_threads().items()}
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def _servers(self) -> float:
+        return sum(map(family_seconds, self._broker_pids))
 
     def findings(self, jobs: int) -> dict[str, Any]:
         """Seconds; CPU in seconds a thousand jobs."""
@@ -121,8 +124,11 @@ class _Observer:
             "seconds": seconds,
             "rate": jobs / seconds,
             "master": master / thousands,
-            "broker": (watched.broker_cpu + self._broker_cpu) / thousands,
+            "broker": (watched.broker_cpu + self._server_cpu) / thousands,
             "children": self._children_cpu / thousands,
+            "client": watched.broker_cpu / thousands,
+            "server": self._server_cpu / thousands,
+            "workers": (master + watched.broker_cpu + self._children_cpu) / thousands,
             "threads": {name: spent / thousands for name, spent in self._threads.items()},
             "held": watched.mean_held,
             "calls": watched.calls,

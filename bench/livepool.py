@@ -1,4 +1,4 @@
-"""A pool as a user starts it: the `jobpool` program on an SQLite file, seen through its scoreboard."""
+"""A pool as a user starts it: the `jobpool` program, on an SQLite file or any broker, seen through its scoreboard."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ def wait_for(look: Callable[[], T | None], what: str) -> T:
 
 
 @contextmanager
-def live_pool(plan: Plan, workers: int, app: str = "bench.apps") -> Iterator[LivePool]:
-    """Start one and wait until all its children are ready; stop it afterwards."""
+def live_pool(plan: Plan, workers: int, app: str = "bench.apps", broker: str = "") -> Iterator[LivePool]:
+    """Start one on `broker`, or on an SQLite file; wait until all its children are ready; stop it afterwards."""
     with plan.scratch() as directory:
-        url = f"sqlite:///{directory}/bench.db"
+        url = broker or f"sqlite:///{directory}/bench.db"
         with (
             _program(directory, url, workers, app) as process,
             Jobs(url) as jobs,

@@ -16,12 +16,13 @@ class Plan:
     Attributes:
         quick: Few samples: to see that all works, not to compare.
         tiny: Hardly any: for a test of the benchmarks themselves.
-        workers: Children of the pools in `throughput` and `dispatch`.
+        workers: Children of the pools in `throughput`, `dispatch`, `redis` and `postgres`, and processes of the peers.
         urls: Backends for `throughput`; empty = memory and SQLite.
         jobs: No-op jobs in one sample; 0 = as many as suit.
         rounds: Of interleaved samples; 0 = as many as suit.
         directory: Where databases lie; None = a temporary one. Its disk is in the figures.
         broker_pids: Processes of a broker that is a server.
+        peers: Whether to run other queues and pools beside; they need an environment of their own.
     """
 
     quick: bool = False
@@ -32,6 +33,7 @@ class Plan:
     rounds: int = 0
     directory: Path | None = None
     broker_pids: tuple[int, ...] = ()
+    peers: bool = True
 
     def pick(self, full: int, quick: int, tiny: int = 1) -> int:
         """The size that suits."""

@@ -32,10 +32,32 @@ def thread_seconds(pid: int) -> dict[int, float]:
 def descendants(pid: int) -> list[int]:
     """The process's children, their children, and so on."""
     found: list[int] = []
-    for task in os.listdir(f"/proc/{pid}/task"):
-        for child in map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split()):
-            found += [child, *descendants(child)]
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            for child in map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split()):
+                found += [child, *descendants(child)]
+    except OSError:
+        pass  # it has ended meanwhile
     return found
+
+
+def family(pid: int) -> list[int]:
+    """The process and all below it."""
+    return [pid, *descendants(pid)]
+
+
+def reaped_seconds(pid: int) -> float:
+    """CPU time of the process's children that have ended and were waited for, theirs included; to 10 ms."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+
+
+def family_seconds(pid: int) -> float:
+    """CPU time of a process, of all below it, and of those below it that have come and gone."""
+    return sum(cpu_seconds(member) + reaped_seconds(member) for member in family(pid))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,14 @@ class SampleFailed(RuntimeError):
     """A program did not answer; the text has the end of what it wrote to its standard error."""
 
 
-def sample(module: str, **spec: Any) -> dict[str, Any]:
-    """Run `bench.<module>` with this spec; its answer. Raises `SampleFailed`."""
-    command = [sys.executable, "-m", f"bench.{module}", json.dumps(spec)]
+def sample(
+    module: str, *, python: str = sys.executable, environment: Mapping[str, str] | None = None, **spec: Any
+) -> dict[str, Any]:
+    """Run `bench.<module>` with this spec, in this Python, with these variables; its answer. Raises `SampleFailed`."""
+    command = [python, "-m", f"bench.{module}", json.dumps(spec)]
+    variables = clean_environment(**environment or {})
     with subprocess.Popen(
-        command, cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
             answer, errors = process.communicate(timeout=LIMIT)

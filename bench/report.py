@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench import servers
 from bench.figures import Figure, Section
 
 HEADINGS = ("figure", "measured", "lowest to highest", "n", "target", "met")
@@ -34,6 +35,7 @@ def machine() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
+        **servers.versions(),
         "load": round(os.getloadavg()[0], 2),
     }
 

@@ -23,7 +23,7 @@ TWENTY_MS = 0.02
 def run(plan: Plan) -> Section:
     """No-op jobs and 20 ms jobs on each backend, interleaved."""
     loops = loops_for(TWENTY_MS)
-    kinds = {
+    kinds: dict[str, dict[str, Any]] = {
         "no-op": {"handler": "noop", "jobs": plan.noops()},
         "20 ms": {"handler": "burn", "payload": {"loops": loops}, "jobs": plan.pick(400, 100, 4)},
     }

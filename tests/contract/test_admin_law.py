@@ -109,6 +109,7 @@ def test_a_list_shows_everything_about_a_message(harness: Harness, backend: Queu
     assert backend.inspect("0000000000000000") is None
 
 
+@pytest.mark.needs("atomic_across_queues")
 def test_pages_follow_each_other_without_gap_or_repeat(backend: QueueBackend) -> None:
     known = backend.enqueue_many([a_job(number, queue=f"q{number % 3}") for number in range(25)])
     seen: list[str] = []
@@ -249,6 +250,7 @@ def test_retry_forgets_when_the_message_crashed(harness: Harness, backend: Queue
     assert (message.crashes, message.cause) == (0, None)
 
 
+@pytest.mark.needs("atomic_across_queues")
 def test_bulk_takes_the_oldest_first_up_to_its_limit(backend: QueueBackend) -> None:
     known = backend.enqueue_many([a_job(number, queue=f"q{number % 2}") for number in range(9)])
     assert backend.bulk(MessageFilter(), Verb.DELETE, limit=4) == 4

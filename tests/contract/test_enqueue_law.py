@@ -71,11 +71,18 @@ def test_a_delayed_message_that_falls_due_has_the_place_of_its_enqueue(harness: 
 
 def test_an_id_that_lives_is_returned_and_its_message_left_alone(backend: QueueBackend) -> None:
     assert backend.enqueue(a_job("first", identifier="order-17")) == "order-17"
+    assert backend.enqueue(a_job("second", identifier="order-17")) == "order-17"
+    assert payloads(backend) == ["first"]
+    assert backend.enqueue(a_job("third", identifier="order-17")) == "order-17"
+    assert backend.stats(QUEUE).pending == 1
+
+
+@pytest.mark.needs("atomic_across_queues")
+def test_an_id_that_lives_in_one_queue_is_known_in_all(backend: QueueBackend) -> None:
+    backend.enqueue(a_job("first", identifier="order-17"))
     assert backend.enqueue(a_job("second", identifier="order-17", queue="mails")) == "order-17"
     assert payloads(backend) == ["first"]
     assert backend.stats("mails").pending == 0
-    assert backend.enqueue(a_job("third", identifier="order-17")) == "order-17"
-    assert backend.stats(QUEUE).pending == 1
 
 
 def test_an_id_twice_in_one_call_makes_one_message(backend: QueueBackend) -> None:

@@ -219,7 +219,9 @@ class Comparison(RuleBasedStateMachine):
         return replace(message, cursor="", **timeless)
 
 
-@pytest.mark.needs("leases", "priorities", "idempotent_settle", "idempotent_fetch", "exact_crashes")
+@pytest.mark.needs(
+    "leases", "priorities", "idempotent_settle", "idempotent_fetch", "exact_crashes", "atomic_across_queues"
+)
 @pytest.mark.lacks("native_reap")
 @pytest.mark.parametrize("name", HARNESSES)
 def test_it_answers_as_memory_does(request: pytest.FixtureRequest, name: str) -> None:

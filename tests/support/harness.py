@@ -7,12 +7,13 @@ import pytest
 from support.harnesses.base import Harness as Harness
 from support.harnesses.embedded import MemoryHarness, SqliteHarness, SyncHarness
 from support.harnesses.postgres import PostgresHarness
-from support.harnesses.redis import RedisHarness
+from support.harnesses.redis import RedisClusterHarness, RedisHarness
 
 HARNESSES: dict[str, type[Harness]] = {
     "memory": MemoryHarness,
     "postgres": PostgresHarness,
     "redis": RedisHarness,
+    "redis-cluster": RedisClusterHarness,
     "sqlite": SqliteHarness,
     "sync": SyncHarness,
 }

@@ -129,9 +129,13 @@ class PoolProcess:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def log_lines(self) -> list[str]:
+        """All that it and its children have written."""
+        return self.log_path.read_text().splitlines()
+
     def log(self, event: str = "") -> list[dict[str, Any]]:
         """The entries of its log, all or those of one event."""
-        entries = [json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{")]
+        entries = [json.loads(line) for line in self.log_lines() if line.startswith("{")]
         return [entry for entry in entries if event in ("", entry["event"])]
 
 

@@ -31,11 +31,10 @@ class Broker(ABC):
         server: What runs; shared by many tests unless it was made by `on_its_own`.
         place: The prefix or schema.
         hosts: Those that were asked for.
-        settle_calls, enqueue_calls: Regular expressions that find these requests among a host's bytes.
+        settle_calls: A regular expression that finds settlements among a host's requests.
     """
 
     settle_calls: ClassVar[str]
-    enqueue_calls: ClassVar[str]
 
     def __init__(self, server: Server, *, shared: bool = True) -> None:
         self.server = server
@@ -85,7 +84,6 @@ class Broker(ABC):
 
 class RedisBroker(Broker):
     settle_calls = ":call:settle:"
-    enqueue_calls = '"job":'
 
     @classmethod
     def on_shared_server(cls) -> Self:
@@ -114,8 +112,8 @@ class RedisBroker(Broker):
 
 
 class PostgresBroker(Broker):
-    settle_calls = "settle"
-    enqueue_calls = '"job":'
+    settle_calls = r'\{"default"'
+    """An array of queues' names, which renewals have too; the statement itself is sent but twice a connection."""
 
     @classmethod
     def on_shared_server(cls) -> Self:

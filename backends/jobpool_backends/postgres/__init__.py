@@ -1,8 +1,10 @@
 """`postgresql://`: one database for pools on many machines, reached through psycopg 3.
 
 * `address`, `link`, `database`, `trouble`: from a URL to connections, and what their errors mean
-* `schema`, `migrating`: the tables, and how older ones become current
-* `waiting`: sleep until something is there
+* `schema`, `migrating`, `literals`: the tables and functions, how older ones become current, and what goes into SQL
+* `producing`, `fetching`, `settling`, `reaping`, `calls`: the life of a message
+* `looking`, `tending`: the administrator's side
+* `bell`, `waiting`: sleep until something is there
 * `checks`: what the server's settings can lose
 * `intransaction`: jobs enqueued, and messages acked, in a transaction of the caller's
 * `backend`: the class that puts them together

@@ -109,6 +109,7 @@ class PostgresBackend(QueueBackend):
         self._producer.add(messages)
 
     def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> None:
+        self._database.ensure_current()
         intransaction.enqueue(connection, self._database.schema, messages)
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:

@@ -65,10 +65,13 @@ class Database:
         """Whether statements are prepared."""
         return not self.pooled
 
-    def run(self, sql: str, parameters: Parameters | None = None) -> list[tuple[Any, ...]]:
+    def run(
+        self, sql: str, parameters: Parameters | None = None, *, prepare: bool | None = None
+    ) -> list[tuple[Any, ...]]:
         """The rows that one statement gives: one transaction, one round trip. Results travel in binary.
 
         Write parameters as `%b` or `%(name)b`: arrays and bytes then travel in binary too, at a fifth of the cost.
+        `prepare=False` has the statement planned for what is in the tables now; else its plan is kept.
 
         Raises:
             BackendUnavailable: Nothing is known; safe to call again.
@@ -76,7 +79,7 @@ class Database:
 
         Blocks for `timeout`, and as long again as it takes to connect; a little longer when transactions collide.
         """
-        return self._call(lambda link: run_on(link, sql, parameters))
+        return self._call(lambda link: run_on(link, sql, parameters, prepare))
 
     def transaction(self, work: Callable[[Link], T], *, pipelined: bool = True, patience: float | None = None) -> T:
         """What `work(connection)` returns, done in one transaction: committed when it returns, undone when it raises.
@@ -95,6 +98,11 @@ class Database:
         """Make the schema current, or see that it is. Safe to call again, and in several processes. Raises as `run`."""
         self._current = False
         self.connect().close()
+
+    def ensure_current(self) -> None:
+        """`prepare`, unless a connection of this database has seen to it: before others' connections are used."""
+        if not self._current:
+            self.prepare()
 
     def connect(self) -> Link:
         """A new connection that the caller owns and closes; the schema has been checked.
@@ -205,9 +213,11 @@ class Database:
             self._current = True
 
 
-def run_on(link: Link, sql: str, parameters: Parameters | None = None) -> list[tuple[Any, ...]]:
+def run_on(
+    link: Link, sql: str, parameters: Parameters | None = None, prepare: bool | None = None
+) -> list[tuple[Any, ...]]:
     """The rows that one statement gives on this connection; none for one that gives no rows."""
-    cursor = link.execute(sql, parameters, binary=True)
+    cursor = link.execute(sql, parameters, prepare=prepare, binary=True)
     return cursor.fetchall() if cursor.description else []
 
 

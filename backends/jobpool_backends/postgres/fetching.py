@@ -46,13 +46,14 @@ class Fetcher:
     def _leases(self, queue: str, rows: list[tuple[Any, ...]], before: float) -> list[JobLease]:
         rows.sort()  # by priority and sequence number, which no two have alike
         scheme = self._scheme
+        holder = f"{rows[0][8]:016x}"  # they were all taken by one call
         return [
             JobLease(
                 ident,
                 queue,
                 body,
                 seq,
-                f"{holder:016x}{seq:016x}",
+                f"{holder}{seq:016x}",
                 before + remaining / MICRO,
                 scheme,
                 attempts,
@@ -60,7 +61,7 @@ class Fetcher:
                 deliveries,
                 enqueued_at / MICRO,
             )
-            for _, seq, ident, body, attempts, crashes, deliveries, enqueued_at, holder, remaining in rows
+            for _, seq, ident, body, attempts, crashes, deliveries, enqueued_at, _, remaining in rows
         ]
 
 

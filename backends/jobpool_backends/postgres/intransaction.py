@@ -27,6 +27,10 @@ SELECT {schema}.enqueue(%(ids)b::text[], %(given)b::boolean[], %(queues)b::text[
 _ACK = """
 SELECT {schema}.settle(%(call)b::text, ARRAY[%(queue)b::text], ARRAY[%(seq)b::bigint], ARRAY[%(holder)b::bigint])
 """
+_SNAPSHOT = (
+    "jobpool: the lease was renewed after this transaction had taken its snapshot. Ack in a transaction with isolation"
+    " level READ COMMITTED, or ack first"
+)
 _ANSWERS = {"n": "not in flight", "e": "expired", "w": "not the owner"}
 
 
@@ -59,11 +63,16 @@ def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ())
     Raises:
         LeaseLost: Somebody else holds the message, or nobody: roll back.
         ConfigurationError: It is no connection to the queue's database.
-        psycopg.Error: As psycopg raises it, for the transaction is the handler's.
+        psycopg.Error: As psycopg raises it, for the transaction is the handler's. With an isolation level above READ
+            COMMITTED that is a `SerializationFailure` when the lease was renewed since the transaction began.
     """
     schema = str(ticket["schema"])
     lease = {"call": f"ack:{ticket['owner']}", **{name: ticket[name] for name in ("queue", "seq", "holder")}}
-    [(answer,)] = _ask(connection, schema, _ACK, lease)
+    try:
+        [(answer,)] = _ask(connection, schema, _ACK, lease)
+    except psycopg.errors.SerializationFailure as error:
+        error.add_note(_SNAPSHOT)
+        raise
     if answer in _ANSWERS:
         raise LeaseLost(
             f"the lease of message {ticket['id']} in queue {ticket['queue']!r} has ended: {_ANSWERS[answer]}"

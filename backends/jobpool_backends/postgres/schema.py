@@ -91,6 +91,9 @@ _PLANNER = """
     SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 """
 
+_PATIENCE = "500 milliseconds"
+"""How long a settlement waits for messages of its own that another transaction has locked."""
+
 _NO_LEASE = "holder = NULL, deadline = NULL, ttl = NULL, forfeited = NULL"
 
 _WANTED = """
@@ -124,6 +127,7 @@ _SHOWN = {
 _WORDS = {
     "{planner}": " ".join(_PLANNER.split()),
     "{no_lease}": _NO_LEASE,
+    "{patience}": _PATIENCE,
     "{wanted}": " ".join(_WANTED.split()),
     "{shown}": ", ".join(_SHOWN.values()),
     "{shown_columns}": ", ".join(_SHOWN),

@@ -129,7 +129,7 @@ class Settler:
 
 
 def _sort_out(settlements: Settlements) -> tuple[list[Handle], _Rest]:
-    """The acks, by sequence number; and all others. Where a message comes twice, everything is in the second."""
+    """The acks, and all others. Where a message comes twice, everything is in the second."""
     handles = [(number_of(lease), place, holder_of(lease), lease.queue) for place, (lease, _) in enumerate(settlements)]
     alone = len({handle[0] for handle in handles}) == len(handles)
     acks: list[Handle] = []
@@ -139,7 +139,6 @@ def _sort_out(settlements: Settlements) -> tuple[list[Handle], _Rest]:
             acks.append(handle)
         else:
             rest.add(handle, settlement)
-    acks.sort()
     return acks, rest
 
 

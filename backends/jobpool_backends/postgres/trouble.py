@@ -61,7 +61,8 @@ _UNREACHED = {
     "Connection refused|No such file or directory": "refuses connections: start it, or check host and port in the URL",
     "timeout expired|timed out|No route to host|Network is unreachable": "does not answer: check host and port in the"
     " URL, the network and its firewalls",
-    "resolve host|translate host name": "has no address: check the host's name in the URL, and name resolution",
+    "resolve host|translate host name|[Nn]ame resolution|Name or service": "has no address: check the host's name in"
+    " the URL, and name resolution",
     "starting up|shutting down|recovery mode|not yet accepting|server_login_retry|server login (has been )?fail": "is"
     " starting or stopping: try again when it is up",
     "too many (clients|connections)|connection slots are reserved|no more connections allowed": "has no connection"

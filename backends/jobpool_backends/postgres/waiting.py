@@ -9,17 +9,11 @@ first looks come soon after each other, and then ever more seldom.
 
 from __future__ import annotations
 
-import select
-import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
-import psycopg
-
-from jobpool.errors import JobpoolError
+from jobpool_backends.postgres.bell import Bell, Sleeper
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.link import Link
 from jobpool_backends.postgres.migrating import quoted
 from jobpool_backends.shared import MICRO
 
@@ -29,12 +23,6 @@ LOOK_AGAIN = 0.5
 WITHOUT_BELL = 0.25
 """The same, of somebody who hears nothing."""
 
-LISTEN_AGAIN = 3.0
-"""Seconds before the next try, when the server gives no connection to listen on."""
-
-_RECONNECT = 1.0
-"""The same, after the one that listened broke."""
-
 _FIRST_LOOK = 0.01
 _HOPEFUL = 0.1
 """Seconds after a find for which the next is likely to be there already."""
@@ -43,156 +31,27 @@ _SHORTEST_REST = 0.001
 _LONGEST_REST = 0.008
 """Seconds to rest after bells that brought nothing: messages that others take must not keep this thread busy."""
 
-
 _MOST_NAMES = 100
 
 _LOOK = """
 WITH clock AS MATERIALIZED (SELECT {schema}.moment() AS now){lie_down}
 SELECT asked.name, {schema}.is_ready(asked.name, clock.now), (
     SELECT m.available_at FROM {schema}.messages m WHERE m.queue = asked.name AND m.state = 1
-    ORDER BY m.available_at LIMIT 1) - clock.now
+    ORDER BY m.available_at LIMIT 1) - clock.now, {lain}
 FROM unnest(%(queues)b::text[]) AS asked (name), clock
 """
 """Which of these queues has a waiting message, and the microseconds until the first delayed one of each falls due."""
 
 _LIE_DOWN = """,
-    lain AS (INSERT INTO {schema}.sleepers (queue) SELECT unnest(%(queues)b::text[]) ON CONFLICT DO NOTHING)"""
-"""With a look: whoever makes messages of these queues fetchable from now on shall ring."""
+    hasty AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
+    lain AS (
+        INSERT INTO {schema}.sleepers (queue) SELECT unnest(%(queues)b::text[]) FROM hasty ON CONFLICT DO NOTHING
+        RETURNING queue)"""
+"""With a look: whoever makes messages of these queues fetchable from now on shall ring. It waits for no disk: after a
+crash nobody sleeps any more."""
 
-
-def channel(schema: str) -> str:
-    """The channel on which the messages of this schema are announced; the payload is the queue's name."""
-    return f"jobpool:{schema}"
-
-
-class Sleeper:
-    """One thread that waits for some queues, and whether the bell has rung for one of them."""
-
-    def __init__(self, queues: Iterable[str]) -> None:
-        self.queues = frozenset(queues)
-        self.rung = False
-
-
-class Bell:
-    """What the threads of this process hear: one of them listens on the connection, for all.
-
-    A connection a process, and no thread that nobody asked for; and who waits alone, as a pool does, hears without the
-    detour through another thread.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._turn = threading.Condition(threading.Lock())
-        self._sleepers: set[Sleeper] = set()
-        self._link: Link | None = None
-        self._attended = False
-        self._listen_next = 0.0
-
-    @contextmanager
-    def sleeper(self, queues: Iterable[str]) -> Iterator[Sleeper]:
-        """A sleeper who is told of every ring from here on."""
-        sleeper = Sleeper(queues)
-        with self._turn:
-            self._sleepers.add(sleeper)
-        try:
-            yield sleeper
-        finally:
-            with self._turn:
-                self._sleepers.discard(sleeper)
-
-    def listen(self) -> bool:
-        """Whether rings are heard from now on; connects if need be. A look must follow, for what came before."""
-        with self._turn:
-            if self._link is not None:
-                return True
-            if self._attended or self._database.pooled or time.monotonic() < self._listen_next:
-                return False
-            self._attended = True
-        link = None
-        try:
-            link = self._connect()
-        finally:
-            self._leave(link)
-        return link is not None
-
-    def wait(self, sleeper: Sleeper, seconds: float) -> bool:
-        """Whether the bell rang for this sleeper, within so many seconds."""
-        give_up = time.monotonic() + seconds
-        while not sleeper.rung and not self._database.closed:
-            remaining = give_up - time.monotonic()
-            if remaining <= 0:
-                break
-            link = self._attend(remaining)
-            if link is not None:
-                self._hear(link, remaining)
-        return sleeper.rung
-
-    def close(self) -> None:
-        """Wake all sleepers, once the database is closed. Who listens closes the connection, within half a second."""
-        with self._turn:
-            if self._link is not None and not self._attended:
-                self._link.close()
-                self._link = None
-            self._turn.notify_all()
-
-    def _connect(self) -> Link | None:
-        """A connection that listens; None where there is none to be had, or a pooler would swallow what it hears."""
-        self._listen_next = time.monotonic() + LISTEN_AGAIN
-        try:
-            link = self._database.connect()
-        except JobpoolError:
-            return None  # a server that is down is for the next look to tell; one that is full still answers looks
-        try:
-            if not link.pooled:
-                link.execute(f'LISTEN "{channel(self._database.schema)}"')
-                self._listen_next = time.monotonic() + _RECONNECT
-                return link
-        except psycopg.Error:
-            pass
-        link.close()
-        return None
-
-    def _attend(self, seconds: float) -> Link | None:
-        """The connection, for this thread to listen on; None after another thread has listened, or nobody could."""
-        with self._turn:
-            if self._link is not None and not self._attended:
-                self._attended = True
-                return self._link
-            self._turn.wait(seconds)
-        return None
-
-    def _hear(self, link: Link, seconds: float) -> None:
-        """Listen, and tell the sleepers what rang. When the connection breaks, they must all look for themselves."""
-        names = None
-        try:
-            names = _listen_on(link, seconds)
-        except psycopg.Error:
-            link.close()
-        finally:
-            self._leave(link if names is not None else None, names)
-
-    def _leave(self, link: Link | None, names: set[str] | None = None) -> None:
-        with self._turn:
-            self._attended = False
-            self._link = link
-            for sleeper in self._sleepers:
-                sleeper.rung = sleeper.rung or names is None or not names.isdisjoint(sleeper.queues)
-            self._turn.notify_all()
-        if self._database.closed:
-            self.close()
-
-
-def _listen_on(link: Link, seconds: float) -> set[str]:
-    """The queues that rang."""
-    poll = select.poll()
-    poll.register(link.pgconn.socket, select.POLLIN)
-    if not poll.poll(seconds * 1000):
-        return set()
-    link.pgconn.consume_input()
-    names = set()
-    while notification := link.pgconn.notifies():
-        names.add(notification.extra.decode())
-    return names
+_LAIN = "EXISTS (SELECT FROM lain)"
+"""Whether nobody had been asleep for one of them."""
 
 
 class Waiter:
@@ -208,9 +67,10 @@ class Waiter:
         self._bell = Bell(database)
         self._may_listen = listen
         self._quiet: dict[tuple[str, ...], float] = {}
-        look = _LOOK.replace("{schema}", quoted(database.schema))
-        self._just_look = look.replace("{lie_down}", "")
-        self._sleep_and_look = look.replace("{lie_down}", _LIE_DOWN.replace("{schema}", quoted(database.schema)))
+        just_look = _LOOK.replace("{lie_down}", "").replace("{lain}", "false")
+        sleep_and_look = _LOOK.replace("{lie_down}", _LIE_DOWN).replace("{lain}", _LAIN)
+        self._just_look = just_look.replace("{schema}", quoted(database.schema))
+        self._sleep_and_look = sleep_and_look.replace("{schema}", quoted(database.schema))
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         """See `QueueBackend.wait_any`. Raises BackendUnavailable as soon as a look does."""
@@ -225,12 +85,13 @@ class Waiter:
 
     def _wait(self, names: tuple[str, ...], sleeper: Sleeper, give_up: float) -> str | None:
         rest = 0.0
-        hopeful = self._quiet_for(names) < _HOPEFUL
+        # To lie down is a write, and makes somebody ring: not while something is likely to be there. Nor is the last
+        # connection that a server has left taken to listen on, when there is none to look with.
+        hopeful = self._quiet_for(names) < _HOPEFUL or (self._may_listen and self._bell.would_connect)
         while not self._database.closed:
-            hears = self._may_listen and self._bell.listen()
+            hears = not hopeful and self._may_listen and self._bell.listen()
             sleeper.rung = False
-            # To lie down is a write, and makes somebody ring: not while something is likely to be there.
-            ready, due = self._look(names, asleep=hears and not hopeful)
+            ready, due = self._look(names, asleep=hears)
             remaining = give_up - time.monotonic()
             if ready is not None or remaining <= 0:
                 return ready
@@ -251,13 +112,16 @@ class Waiter:
             names: The queues.
             asleep: Ask for the bell to be rung when there is something.
         """
-        rows = self._database.run(self._sleep_and_look if asleep else self._just_look, {"queues": list(names)})
+        sql = self._sleep_and_look if asleep else self._just_look
+        # A plan that was made while nothing was delayed, and kept, would read the whole table when a million are.
+        rows = self._database.run(sql, {"queues": list(names)}, prepare=False)
         until = MICRO
-        for name, ready, due in rows:
-            if ready or (due is not None and due <= 0):
+        for name, ready, due, lain in rows:
+            if ready or lain:
                 self._quiet[names] = time.monotonic()
+            if ready:
                 return name, 0.0
-            until = min(until, due or until)
+            until = min(until, until if due is None else due)
         return None, max(_SHORTEST_REST, until / MICRO)
 
     def _pause(self, names: tuple[str, ...], hears: bool) -> float:
@@ -265,7 +129,7 @@ class Waiter:
         return min(max(self._quiet_for(names), _FIRST_LOOK), LOOK_AGAIN if hears else WITHOUT_BELL)
 
     def _quiet_for(self, names: tuple[str, ...]) -> float:
-        """Seconds since a look found something."""
+        """Seconds since a look found something, or since we lay down: somebody may not have seen that, and not ring."""
         if len(self._quiet) > _MOST_NAMES:
             self._quiet.clear()
         now = time.monotonic()

@@ -105,7 +105,7 @@ class RedisBackend(QueueBackend):
         del runner  # only sync:// has a use for one
         address, left = read_address(url, options)
         prefix = _read_prefix(left.pop("prefix", DEFAULT_PREFIX))
-        dead_max = int(_read_cap("dead_max", left.pop("dead_max", 0), _MOST_DEAD))
+        dead_max = _read_cap("dead_max", left.pop("dead_max", 0), _MOST_DEAD, whole=True)
         dead_max_age = _read_cap("dead_max_age", left.pop("dead_max_age", 0), LONGEST)
         refuse_options(address.scheme, left)
         link = open_link(address)
@@ -114,7 +114,7 @@ class RedisBackend(QueueBackend):
         except BaseException:
             link.close()
             raise
-        return cls(link, prefix=prefix, dead_max=dead_max, dead_max_age=dead_max_age, signer=signer, clock=clock)
+        return cls(link, prefix=prefix, dead_max=int(dead_max), dead_max_age=dead_max_age, signer=signer, clock=clock)
 
     def close(self) -> None:
         """Close all connections; threads that wait come back. Safe to call twice."""
@@ -210,11 +210,12 @@ def _read_prefix(value: object) -> str:
     return value
 
 
-def _read_cap(name: str, value: object, most: float) -> float:
+def _read_cap(name: str, value: object, most: float, *, whole: bool = False) -> float:
     try:
         cap = float(str(value))
     except ValueError:
         cap = -1.0
-    if not 0 <= cap <= most:
-        raise ConfigurationError(f"redis:// takes option {name} as a number from 0 (no cap) to {most:g}, not {value!r}")
+    if not 0 <= cap <= most or (whole and not cap.is_integer()):
+        kind = "whole number" if whole else "number of seconds"
+        raise ConfigurationError(f"redis:// takes option {name} as a {kind} from 0 (no cap) to {most:g}, not {value!r}")
     return cap

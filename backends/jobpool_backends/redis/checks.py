@@ -15,6 +15,9 @@ from jobpool_backends.redis.link import Link
 
 OLDEST = (6, 2)
 
+HEEDS_REPLICAS = (7, 0)
+"""The first that refuses a script's writes when too few replicas are connected."""
+
 _SETTINGS = ("appendonly", "appendfsync", "save", "no-appendfsync-on-rewrite", "min-replicas-to-write")
 _ASK = [("INFO",), *(("CONFIG", "GET", setting) for setting in _SETTINGS)]
 
@@ -128,6 +131,11 @@ def _about_replicas(facts: Facts) -> Iterator[str]:
             " not reached the replica, and a master that was cut off takes messages that are lost later; set"
             " min-replicas-to-write 1"
         )
+    elif _version(facts.info) < HEEDS_REPLICAS:
+        yield (
+            "min-replicas-to-write is not heeded by scripts before Redis 7, and so not by jobpool: a failover loses"
+            " what had not reached the replica; upgrade it"
+        )
 
 
 def _read_info(answer: object) -> dict[str, str]:
@@ -137,7 +145,13 @@ def _read_info(answer: object) -> dict[str, str]:
 
 
 def require_version(title: str, info: Mapping[str, str]) -> None:
-    version = info.get("redis_version", "")
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if numbers and numbers < OLDEST:
+    """Raise `ConfigurationError` when what INFO says is of a server that is too old."""
+    if _version(info) < OLDEST:
+        version = info["redis_version"]
         raise ConfigurationError(f"{title} is version {version}, and jobpool needs Redis 6.2 or later: upgrade it")
+
+
+def _version(info: Mapping[str, str]) -> tuple[int, ...]:
+    """As far as it is known: new enough for everything if it is not."""
+    numbers = tuple(int(part) for part in info.get("redis_version", "").split(".")[:2] if part.isdigit())
+    return numbers or (999,)

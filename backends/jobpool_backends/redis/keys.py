@@ -45,6 +45,9 @@ from collections.abc import Sequence
 SHARED = frozenset({"ids", "ended", "last", "queues"})
 """Kept once for the namespace, so that an id is unique and the order of enqueue holds over all queues."""
 
+_REMEMBERED = 10_000
+"""Lists of keys that are kept, for programs that make up queues as they go."""
+
 
 class Keys:
     """The names of the keys in one namespace.
@@ -64,6 +67,8 @@ class Keys:
         """The keys of `queue` with these names, in order. Remembered: the same few are asked for in every call."""
         known = self._known.get((queue, names))
         if known is None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
             known = self._known[queue, names] = tuple(self.one(queue, name) for name in names)
         return known
 

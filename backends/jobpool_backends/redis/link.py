@@ -27,8 +27,8 @@ from jobpool_backends.redis.wire import Wire, Word
 
 T = TypeVar("T")
 
-SHORTEST_WAIT = 0.001
-"""Seconds; BLPOP takes 0 for "for ever"."""
+SHORTEST_WAIT = 0.01
+"""Seconds; BLPOP takes 0 for "for ever", and Redis 6.2 takes 0.001 for 0."""
 
 
 class Script:
@@ -144,7 +144,14 @@ class ServerLink(Link):
             self.closed = True
             for wire in self._listening:
                 wire.interrupt()
-        self._drop_idle()
+        self.drop_idle()
+
+    def drop_idle(self) -> None:
+        """Close the connections that nobody uses just now; the link stays as good as it was."""
+        for idle in (self._idle, self._idle_listeners):
+            with suppress(IndexError):  # several threads may drop: each pops its own
+                while True:
+                    idle.pop().close()
 
     # --- connections -------------------------------------------------------------------------------
 
@@ -179,7 +186,7 @@ class ServerLink(Link):
             self._keep(wire, idle)
         else:
             wire.close()
-            self._drop_idle()
+            self.drop_idle()
             self._check_usable()  # closed by us meanwhile: say so
         if meaning.hung_up and wire.used:
             raise Stale from error
@@ -193,30 +200,31 @@ class ServerLink(Link):
         wire.used = True
         idle.append(wire)
         if self.closed:
-            self._drop_idle()
+            self.drop_idle()
 
     def _listen(self, wire: Wire, keys: Sequence[str], give_up: float) -> Any:
         remaining = max(give_up - time.monotonic(), SHORTEST_WAIT)
-        with self._changing:
-            self._check_usable()
-            self._listening.add(wire)
+        self._announce(wire)
         try:
             return wire.ask_slowly(("BLPOP", *keys, remaining), remaining + self._door.timeout)
         finally:
-            with self._changing:
-                self._listening.discard(wire)
+            self._forget(wire)
+
+    def _announce(self, wire: Wire) -> None:
+        """Somebody is about to wait on this wire: `close` interrupts it."""
+        with self._changing:
+            self._check_usable()
+            self._listening.add(wire)
+
+    def _forget(self, wire: Wire) -> None:
+        with self._changing:
+            self._listening.discard(wire)
 
     def _open(self) -> Wire:
         try:
             return self._door.open()
         except RedisError as error:
             raise (self._explain(error).error or error) from error
-
-    def _drop_idle(self) -> None:
-        for idle in (self._idle, self._idle_listeners):
-            with suppress(IndexError):  # several threads may drop: each pops its own
-                while True:
-                    idle.pop().close()
 
     def _check_usable(self) -> None:
         if self.closed:

@@ -10,19 +10,31 @@ from __future__ import annotations
 
 import select
 import time
-from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import AskError, RedisError
 
+from jobpool.errors import JobpoolError
 from jobpool_backends.redis.link import SHORTEST_WAIT, ServerLink, Stale, first_error
 from jobpool_backends.redis.trouble import Meaning
-from jobpool_backends.redis.wire import Wire, Word
+from jobpool_backends.redis.wire import Endpoint, Wire, Word
+
+Groups = Sequence[tuple["NodeLink", Sequence[str]]]
+"""Keys slot by slot, each slot with the node that holds it."""
+
+Begun = dict[int, tuple["NodeLink", Wire]]
+"""Waits that go on, by the number of their file."""
 
 
 class NodeLink(ServerLink):
     """Connections to one node. Raises redis-py's `MovedError` and `AskError` as they are, besides what links raise."""
+
+    def __init__(self, node: Endpoint) -> None:
+        super().__init__(node)
+        self.host = node.host
+        self.patience = node.timeout  # seconds for an answer
 
     def ask_importing(self, words: Sequence[Word]) -> Any:
         """One command to the node that a slot is moving to, before all of it has arrived."""
@@ -30,15 +42,16 @@ class NodeLink(ServerLink):
 
     def begin_wait(self, keys: Sequence[str], seconds: float) -> Wire:
         """Start to wait for a bell of one slot. What is begun is to be ended, or dropped."""
-        wire = self._idle_listeners.pop() if self._idle_listeners else self._open()
         try:
-            with self._changing:
-                self._check_usable()
-                self._listening.add(wire)
+            wire = self._idle_listeners.pop()
+        except IndexError:
+            wire = self._open()
+        try:
+            self._announce(wire)
             wire.ident = wire.ident or wire.ask(("CLIENT", "ID"))
             wire.send(("BLPOP", *keys, max(seconds, SHORTEST_WAIT)))
         except RedisError as error:
-            self._end(wire, error)
+            self._fail(wire, error)
             raise
         except BaseException:
             self.drop_wait(wire)
@@ -50,7 +63,7 @@ class NodeLink(ServerLink):
         try:
             answer = wire.receive(limit)
         except RedisError as error:
-            self._end(wire, error)
+            self._fail(wire, error)
             raise
         self._forget(wire)
         self._keep(wire, self._idle_listeners)
@@ -61,19 +74,9 @@ class NodeLink(ServerLink):
         self._forget(wire)
         wire.close()
 
-    def call_off(self, wires: Sequence[Wire]) -> list[str]:
-        """End waits that were begun, now; the bells that they still heard."""
-        self.call_many([("CLIENT", "UNBLOCK", wire.ident) for wire in wires])
-        heard = [self.end_wait(wire, self._door.timeout) for wire in wires]
-        return [key for key in heard if key is not None]
-
-    def _end(self, wire: Wire, error: RedisError) -> None:
+    def _fail(self, wire: Wire, error: RedisError) -> None:
         self._forget(wire)
         self._judge(wire, error, self._idle_listeners)
-
-    def _forget(self, wire: Wire) -> None:
-        with self._changing:
-            self._listening.discard(wire)
 
     def _explain(self, error: RedisError) -> Meaning:
         return Meaning(None, sound=True) if isinstance(error, AskError) else super()._explain(error)
@@ -83,15 +86,61 @@ class ManyBells:
     """Waits for bells on several nodes; any number of threads at once."""
 
     def __init__(self) -> None:
-        self._heard: deque[str] = deque()
+        self._heard: set[str] = set()  # and not yet told
 
-    def wait(self, groups: Sequence[tuple[NodeLink, Sequence[str]]], timeout: float) -> str | None:
-        """`Link.wait_bell`; `groups` are the keys, slot by slot, each with the node that holds them."""
-        known = {key for _, keys in groups for key in keys}
+    def wait(self, groups: Groups, timeout: float) -> str | None:
+        """As `Link.wait_bell`, of which it raises what it raises, and `MovedError` or `AskError` of a node."""
         give_up = time.monotonic() + timeout
-        for _ in groups:  # each may find its kept connection closed by the server, once
-            try:
-                return self._remembered(known) or self._wait(groups, give_up)
-            except Stale:
-                pass
+        for _ in groups:  # each may find once that the server had closed its connection
+            with suppress(Stale):
+                return self._remembered(groups) or self._wait(groups, give_up)
         return self._wait(groups, give_up)
+
+    def _remembered(self, groups: Groups) -> str | None:
+        for _, keys in groups:
+            for key in keys:
+                if key in self._heard:
+                    self._heard.discard(key)
+                    return key
+        return None
+
+    def _wait(self, groups: Groups, give_up: float) -> str | None:
+        begun: Begun = {}
+        try:
+            for node, keys in groups:
+                wire = node.begin_wait(keys, give_up - time.monotonic())
+                begun[wire.fileno()] = node, wire
+            heard = self._listen(begun, give_up)
+            with suppress(JobpoolError, RedisError, Stale):  # who fails now is met again; what rang is told
+                self._call_off(begun)
+            return heard
+        finally:
+            for node, wire in begun.values():
+                node.drop_wait(wire)
+
+    def _listen(self, begun: Begun, give_up: float) -> str | None:
+        """What rings first; None when all have ended without. Who has ended is no longer among `begun`."""
+        poll = select.poll()
+        for number in begun:
+            poll.register(number, select.POLLIN)
+        heard: list[str] = []
+        while begun and not heard:
+            patience = max(node.patience for node, _ in begun.values())
+            limit = max(give_up + patience - time.monotonic(), SHORTEST_WAIT)
+            for number, _ in poll.poll(limit * 1000.0) or [(next(iter(begun)), 0)]:  # silence: ask one for its error
+                poll.unregister(number)
+                heard += self._end(begun, number, limit)
+        self._heard.update(heard[1:])
+        return heard[0] if heard else None
+
+    def _call_off(self, begun: Begun) -> None:
+        for node in {node for node, _ in begun.values()}:
+            node.call_many([("CLIENT", "UNBLOCK", wire.ident) for owner, wire in begun.values() if owner is node])
+        while begun:
+            number = next(iter(begun))
+            self._heard.update(self._end(begun, number, begun[number][0].patience))
+
+    def _end(self, begun: Begun, number: int, limit: float) -> list[str]:
+        node, wire = begun.pop(number)
+        key = node.end_wait(wire, limit)
+        return [] if key is None else [key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jobpool_backends.redis.address import Address, Kind
+from jobpool_backends.redis.clusterlink import ClusterLink
 from jobpool_backends.redis.link import Link, ServerLink
 from jobpool_backends.redis.sentinel import SentinelDoor
 
@@ -12,5 +13,7 @@ def open_link(address: Address) -> Link:
     match address.kind:
         case Kind.SENTINEL:
             return ServerLink(SentinelDoor(address))
-        case _:
+        case Kind.CLUSTER:
+            return ClusterLink(address)
+        case Kind.SERVER:
             return ServerLink(address.seeds[0])

@@ -56,7 +56,8 @@ class Producer:
         unknown = [queue for queue in queues if self._listed.get(queue, 0.0) <= now]
         if unknown:
             self._link.call("SADD", self._keys.queues, *unknown)
-            self._listed.update(dict.fromkeys(unknown, now + _LIST_AGAIN))
+            listed = {queue: until for queue, until in self._listed.items() if until > now}
+            self._listed = listed | dict.fromkeys(unknown, now + _LIST_AGAIN)
 
 
 def messages_words(messages: Sequence[NewMessage], queues: Sequence[str]) -> list[Word]:

@@ -68,6 +68,7 @@ def _mend(text: str) -> _Refusal:
     return _Refusal(ConfigurationError, text)
 
 
+_GRANT = _mend("does not allow this user what jobpool needs: grant it the commands and the keys")
 _TAKE_OUT_THE_PASSWORD = _mend("has no password set, yet one was given: leave it out, or set one there")
 _TOO_OLD = _mend("does not know a command that jobpool needs: it must be Redis 6.2 or later, with no command renamed")
 _WRITE_CLUSTER = _mend("is a node of a cluster: write redis+cluster:// instead")
@@ -98,7 +99,7 @@ _BY_WORD = {
         " into sentinel_password)"
     ),
     "WRONGPASS": _mend("refuses this user name or password: mend them in the URL or in the options"),
-    "NOPERM": _mend("does not allow this user what jobpool needs: grant it the commands and the keys"),
+    "NOPERM": _GRANT,
     "DENIED": _mend(
         "is in protected mode and takes connections from its own machine only: give it a password, or bind it to an"
         " address on purpose"
@@ -106,7 +107,7 @@ _BY_WORD = {
     "MOVED": _WRITE_CLUSTER,
 }
 
-_BY_PHRASE = {
+_BY_PHRASE = {  # as Redis 6, Redis 7 and Valkey say it
     "max number of clients reached": _turn_away(
         "has no connection left (maxclients): close some clients, or raise maxclients"
     ),
@@ -116,12 +117,12 @@ _BY_PHRASE = {
     "SELECT is not allowed in cluster mode": _WRITE_CLUSTER,
     "cluster support disabled": _mend("is no node of a cluster: write redis:// instead"),
     "unknown command": _TOO_OLD,
-    "Unknown Redis command called from script": _TOO_OLD,
+    "Unknown Redis command called from": _TOO_OLD,
+    "Unknown command called from": _TOO_OLD,
     "without any password configured": _TAKE_OUT_THE_PASSWORD,
     "no password is set": _TAKE_OUT_THE_PASSWORD,
-    "user executing the script can't": _mend(
-        "does not allow this user what jobpool needs: grant it the commands and the keys"
-    ),
+    "user executing the script can't": _GRANT,
+    "ACL failure in script": _GRANT,
 }
 
 _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -?([A-Z]+) ")

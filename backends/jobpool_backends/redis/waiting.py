@@ -10,6 +10,7 @@ A message that falls due rings no bell: a look says when the next one does, and 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 
@@ -29,13 +30,15 @@ class Waiter:
     def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
         self._keys = keys
-        self._closed = False
+        self._closed = threading.Event()
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         """A queue that may have something, None after `timeout` seconds, or when this is closed."""
         give_up = time.monotonic() + timeout
         bells = {self._keys.one(queue, "bell"): queue for queue in queues}
-        while queues and not self._closed:
+        if not queues:
+            self._closed.wait(timeout)
+        while queues and not self._closed.is_set():
             ready, until_due = self._look(queues)
             if ready is not None:
                 return ready
@@ -49,13 +52,13 @@ class Waiter:
 
     def close(self) -> None:
         """Whoever waits comes back; the link's own `close` wakes them at once."""
-        self._closed = True
+        self._closed.set()
 
     def _hear(self, bells: list[str], timeout: float) -> str | None:
         try:
             return self._link.wait_bell(bells, timeout)
         except BackendUnavailable:
-            if self._closed:
+            if self._closed.is_set():
                 return None
             raise
 

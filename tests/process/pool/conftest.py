@@ -1,4 +1,7 @@
-"""Gives each test a rig whose processes are gone when it ends; a failing test says where its folder is."""
+"""Gives each test a rig whose processes are gone when it ends; a failing test says where its folder is.
+
+Tests run on SQLite; those marked `brokers` on servers too.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,31 @@ from pathlib import Path
 
 import pytest
 from support.poolrig import PoolProcess, Rig
+from support.poolrig_brokers import BROKERS
+
+EMBEDDED = "sqlite"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "brokers: run on every broker, because what it tests is a broker's affair too")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.get_closest_marker("brokers"):
+        metafunc.parametrize("rig", [EMBEDDED, *BROKERS], indirect=True)
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    name = getattr(request, "param", EMBEDDED)
+    broker = None if name == EMBEDDED else BROKERS[name].on_shared_server()
+    rig = Rig(tmp_path, broker.url if broker else None)
     try:
         yield rig
     finally:
         rig.end()
+        if broker:
+            broker.end()
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +58,5 @@ def pytest_runtest_makereport(
     values = getattr(item, "funcargs", {})
     rig = values.get("rig") or values.get("one_pool", (None,))[0]
     if report.failed and isinstance(rig, Rig):
-        logs = "".join(f"--- {pool.name}\n{pool.log_path.read_text()[-3000:]}\n" for pool in rig.pools)
-        report.sections.append(("pools", f"left in {rig.directory}\n{logs}"))
+        report.sections.append(("pools", rig.describe()))
     return report

@@ -16,6 +16,7 @@ NO_LIMIT = ("--max-crashes", "0")
 KILLS = 120
 
 
+@pytest.mark.brokers
 def test_children_killed_at_random_moments(rig: Rig) -> None:
     """FAULTS 2. The sleeps are short, so that kills meet every phase: idle, frame received, running, answering."""
     seed = random.randrange(2**32)

@@ -36,6 +36,7 @@ def test_a_job_of_three_times_the_ttl_runs_once(rig: Rig, handler: str) -> None:
     rig.account().assert_once_each()
 
 
+@pytest.mark.brokers
 def test_a_master_killed_under_load_leaves_nothing_alive_and_loses_nothing(rig: Rig) -> None:
     """FAULTS 4."""
     first = rig.start_pool(*LEASES, workers=3).wait_ready(3)
@@ -64,6 +65,7 @@ def test_a_master_killed_under_load_leaves_nothing_alive_and_loses_nothing(rig: 
     assert second.stop() == 0
 
 
+@pytest.mark.brokers
 def test_a_master_that_slept_past_its_leases_settles_none_of_them_and_goes_on(rig: Rig) -> None:
     """FAULTS 5."""
     pools = start_two_pools(rig)

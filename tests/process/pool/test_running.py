@@ -6,11 +6,13 @@ import statistics
 import time
 from datetime import datetime
 
+import pytest
 from support.jobs import at
 from support.poolrig import Rig
 from support.waiting import wait_until
 
 
+@pytest.mark.brokers
 def test_until_empty_runs_everything_and_exits_0(rig: Rig) -> None:
     rig.enqueue_many("work", [{}] * 300)
     rig.enqueue("work", {"tag": "late"}, scheduled_at=_in(0.6))
@@ -58,6 +60,7 @@ def test_a_smaller_priority_number_runs_sooner(rig: Rig) -> None:
     assert order == sorted(order)
 
 
+@pytest.mark.brokers
 def test_a_delayed_job_falls_due_while_the_pool_is_idle(rig: Rig) -> None:
     pool = rig.start_pool().wait_ready(2)
     due = time.monotonic() + 1.2
@@ -87,6 +90,7 @@ def test_an_idle_pool_costs_next_to_no_time(rig: Rig) -> None:
     assert pool.stop() == 0
 
 
+@pytest.mark.brokers
 def test_two_pools_share_one_queue(rig: Rig) -> None:
     pools = [rig.start_pool().wait_ready(2) for _ in range(2)]
     rig.enqueue_many("work", [{"seconds": 0.005}] * 300)
@@ -109,6 +113,7 @@ def test_queues_share_by_their_weights(rig: Rig) -> None:
     assert pool.stop() == 0
 
 
+@pytest.mark.brokers
 def test_what_handlers_may_ask_for(rig: Rig) -> None:
     retry = rig.enqueue("ask_for", {"what": "retry"}, max_retries=1)
     snooze = rig.enqueue("ask_for", {"what": "snooze"})
@@ -127,6 +132,7 @@ def test_what_handlers_may_ask_for(rig: Rig) -> None:
     assert "no such customer" in (rig.inspect(unrecoverable).last_error or "")
 
 
+@pytest.mark.brokers
 def test_follow_ups_are_sent_with_the_ack_and_only_then(rig: Rig) -> None:
     good, bad = rig.enqueue("follow_up"), rig.enqueue("follow_up", {"fail": True})
     rig.run_pool("--until-empty")

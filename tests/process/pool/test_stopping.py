@@ -44,6 +44,7 @@ def test_an_idle_pool_stops_at_once(rig: Rig) -> None:
     assert list(rig.runtime.iterdir()) == []
 
 
+@pytest.mark.brokers
 def test_a_stop_in_a_stream_of_short_jobs_loses_and_repeats_none(rig: Rig) -> None:
     rig.enqueue_many("work", [{}] * 2500)
     for _ in range(3):

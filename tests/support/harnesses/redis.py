@@ -1,14 +1,15 @@
-"""Harness of the Redis backend: a server whose clock stands still, and one that runs as ever."""
+"""Harnesses of the Redis backends: servers whose clocks stand still, and servers that run as ever."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 from jobpool.backend import QueueBackend
-from jobpool_backends.redis import RedisBackend
+from jobpool_backends.redis import RedisBackend, RedisClusterBackend
 from support.harnesses.base import Opener, TurnedClock
-from support.servers import fresh_name, shared_redis
+from support.servers import RedisCluster, RedisServer, fresh_name, shared_redis, shared_redis_cluster
 
 PATIENCE = 30.0
 """Seconds that a live client waits for a reply: a crowd keeps all cores busy."""
@@ -16,20 +17,37 @@ PATIENCE = 30.0
 
 class RedisHarness(TurnedClock):
     capabilities = RedisBackend.capabilities
+    backend: ClassVar[type[RedisBackend]] = RedisBackend
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._server = shared_redis(turned=True)
+        self._server = self.server(turned=True)
         self._server.flush()
         self._server.turn_to(self.clock.wall())
         self._prefix = fresh_name()
 
+    @staticmethod
+    def server(turned: bool) -> RedisServer | RedisCluster:
+        return shared_redis(turned)
+
     def connect(self) -> QueueBackend:
-        return RedisBackend.from_url(self._server.url, clock=self.clock, prefix=self._prefix)
+        return self.backend.from_url(self._server.url, clock=self.clock, prefix=self._prefix)
 
     def opener(self) -> Opener:
-        return partial(RedisBackend.from_url, shared_redis().url, prefix=fresh_name(), timeout=PATIENCE)
+        url = self.server(turned=False).url
+        return partial(self.backend.from_url, url, prefix=fresh_name(), timeout=PATIENCE)
 
     def advance(self, seconds: float) -> None:
         super().advance(seconds)
         self._server.turn_to(self.clock.wall())
+
+
+class RedisClusterHarness(RedisHarness):
+    """Three masters; what spans queues spans nodes."""
+
+    capabilities = RedisClusterBackend.capabilities
+    backend = RedisClusterBackend
+
+    @staticmethod
+    def server(turned: bool) -> RedisServer | RedisCluster:
+        return shared_redis_cluster(turned)

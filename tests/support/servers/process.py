@@ -1,14 +1,6 @@
 """A server that a test starts, stops, kills and freezes; it never outlives the process that started it.
 
-A server listens on loopback, on a port that was free, and keeps all that it writes in one folder. Three things are
-less simple than they look, and are dealt with here once:
-
-* The kernel kills the server when whoever started it dies (`setpriv --pdeathsig`); but by "whoever" it means the
-  *thread*. One thread that lives as long as the process therefore starts them all.
-* A port below the range from which the kernel takes ports for outgoing connections. From within it, a client that
-  tries again and again to reach a stopped server can be given that very port, connect to itself, and keep the server
-  from coming back.
-* A fork of this process runs the same exit handlers; only the process that started a server stops it.
+A server listens on loopback, on a port that was free, and keeps all that it writes in one folder.
 """
 
 from __future__ import annotations
@@ -16,22 +8,18 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import queue
-import shutil
 import signal
-import socket
 import subprocess
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from functools import cache
 from pathlib import Path
-from random import SystemRandom
-from typing import Any, Self
+from typing import Self
 
-import psutil
-
+from support.servers.errors import ServerFailed as ServerFailed
+from support.servers.family import family_of, freeze, is_alive, send
+from support.servers.launching import as_user as as_user
+from support.servers.launching import launch
+from support.servers.ports import free_port as free_port
 from support.waiting import wait_until
 
 LIMIT = 30.0
@@ -39,10 +27,6 @@ LIMIT = 30.0
 
 TRIES = 5
 """How many ports are tried before a start fails."""
-
-
-class ServerFailed(Exception):
-    """A server did not start or did not stop; the text ends with the last lines of its log."""
 
 
 class Server(ABC):
@@ -102,11 +86,11 @@ class Server(ABC):
         """SIGKILL to all its processes, and wait for their end; its data stays. Nothing when it does not run."""
         if self._process is None:
             return
-        family = self._freeze()
+        family = [] if self._over() else freeze(self.pid)
         for member in family:
-            _signal(member, signal.SIGKILL)
+            send(member, signal.SIGKILL)
         self._ended("die")
-        wait_until(lambda: not any(map(_alive, family)), LIMIT, f"the end of {family}")
+        wait_until(lambda: not any(map(is_alive, family)), LIMIT, f"the end of {family}")
 
     def restart(self) -> None:
         """`stop` and `start`, on the same port, with the same data."""
@@ -115,12 +99,13 @@ class Server(ABC):
 
     def pause(self) -> None:
         """SIGSTOP to all its processes: connections stay open, and nothing answers. Returns when all stand still."""
-        self._freeze()
+        if not self._over():
+            freeze(self.pid)
 
     def resume(self) -> None:
         """SIGCONT to all its processes."""
-        for member in self._family():
-            _signal(member, signal.SIGCONT)
+        for member in [] if self._over() else family_of(self.pid):
+            send(member, signal.SIGCONT)
 
     def close(self) -> None:
         """Stop it for good, and remove what it keeps outside `folder`. Safe to call twice."""
@@ -187,6 +172,7 @@ class Server(ABC):
             raise
 
     def _over(self) -> bool:
+        """Whether it has ended by itself, or was never started: its pid may be another process's by now."""
         return self._process is None or self._process.poll() is not None
 
     def _said(self, began: int) -> str:
@@ -211,147 +197,6 @@ class Server(ABC):
         pid, self._process = self._process.pid, None
         self._gone(pid)
 
-    # --- all its processes -------------------------------------------------------------------------------
-
-    def _freeze(self) -> list[psutil.Process]:
-        """Stop the first process, so that it starts no more; then the others. All of them, first one first."""
-        _hold(self._family()[:1])
-        family = self._family()
-        _hold(family)
-        return family
-
-    def _family(self) -> list[psutil.Process]:
-        """Itself and its children; none when it has ended by itself and was collected."""
-        try:
-            first = psutil.Process(self.pid)
-            return [first, *first.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
-
-
-def _hold(members: list[psutil.Process]) -> None:
-    for member in members:
-        _signal(member, signal.SIGSTOP)
-    still = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
-    wait_until(lambda: all(_status(member) in still for member in members), LIMIT, f"{members} to stand still")
-
-
-def _signal(member: psutil.Process, number: signal.Signals) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        member.send_signal(number)
-
-
-def _alive(member: psutil.Process) -> bool:
-    """A zombie is dead: the first process of a container may never collect it."""
-    return _status(member) != psutil.STATUS_ZOMBIE
-
-
-def _status(member: psutil.Process) -> str:
-    """One that is gone counts as a zombie."""
-    try:
-        return str(member.status())
-    except psutil.NoSuchProcess:
-        return str(psutil.STATUS_ZOMBIE)
-
-
-# --- launching ---------------------------------------------------------------------------------------------
-
-
-def launch(
-    command: Sequence[str], log: Path, environment: Mapping[str, str], user: str | None = None
-) -> subprocess.Popen[bytes]:
-    """Start a process that dies with this one; its output is appended to `log`.
-
-    `user` as in `as_user`. Raises `ServerFailed` where `setpriv` (util-linux) is missing.
-    """
-    # setpriv sets the signal last: a change of credentials would clear it.
-    bound = [_setpriv(), "--pdeathsig", "KILL", *_credentials(user), "--", *command]
-    with log.open("ab") as output:
-        return _launcher().call(
-            # In "/", which every user may pass.
-            bound,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=dict(environment),
-            cwd="/",
-        )
-
-
-def as_user(command: Sequence[str], user: str | None) -> list[str]:
-    """`command`, run by `user`; None = by who we are."""
-    return [_setpriv(), *_credentials(user), "--", *command] if user else list(command)
-
-
-def _credentials(user: str | None) -> list[str]:
-    return ["--reuid", user, "--regid", user, "--clear-groups"] if user else []
-
-
-def _setpriv() -> str:
-    found = shutil.which("setpriv")
-    if found is None:
-        raise ServerFailed("there is no setpriv on this machine; install util-linux")
-    return found
-
-
-class _Launcher:
-    """The one thread that starts processes, and lives as long as this process."""
-
-    def __init__(self) -> None:
-        self._orders: queue.SimpleQueue[tuple[Future[Any], Sequence[str], dict[str, Any]]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="launcher of servers", daemon=True).start()
-
-    def call(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        answer: Future[subprocess.Popen[bytes]] = Future()
-        self._orders.put((answer, command, options))
-        return answer.result()
-
-    def _run(self) -> None:
-        while True:
-            answer, command, options = self._orders.get()
-            try:
-                answer.set_result(subprocess.Popen(command, **options))
-            except BaseException as error:  # noqa: BLE001 - raised by the caller's result()
-                answer.set_exception(error)
-
-
-@cache
-def _launcher() -> _Launcher:
-    return _Launcher()
-
-
-# --- ports -------------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    """A port on loopback that nothing listens on now.
-
-    It is not reserved: who wants it listens on it, and asks for another one when that fails.
-    """
-    for _ in range(1000):
-        port = SystemRandom().randrange(10_000, _first_outgoing_port())
-        if _is_free(port):
-            return port
-    raise ServerFailed("no port is free on 127.0.0.1")
-
-
-def _first_outgoing_port() -> int:
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    return first if first > 12_000 else 32_768
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as listener:
-        # As servers do: what is left of a closed connection does not keep the port.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
-
-
-# --- the end of this process -------------------------------------------------------------------------------
 
 _started: set[Server] = set()
 _owner = os.getpid()
@@ -359,7 +204,7 @@ _owner = os.getpid()
 
 @atexit.register
 def close_all() -> None:
-    """Close every server that this process has started."""
+    """Close every server that this process has started. In a fork of it, which runs the same handlers, nothing."""
     if os.getpid() == _owner:
         for server in list(_started):
             with contextlib.suppress(ServerFailed):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from support.servers.postgres_server import PostgresServer
 from support.servers.process import close_all
+from support.servers.redis_cluster import RedisCluster
 from support.servers.redis_server import RedisServer
 
 _numbers = itertools.count(1)
@@ -25,6 +26,12 @@ _numbers = itertools.count(1)
 def shared_redis(turned: bool = False) -> RedisServer:
     """The Redis of this process; `turned`, its Redis with a clock that stands still."""
     return RedisServer(_folder("turned" if turned else "redis"), turned=turned)
+
+
+@cache
+def shared_redis_cluster(turned: bool = False) -> RedisCluster:
+    """The Redis Cluster of this process; `turned`, its one with clocks that stand still."""
+    return RedisCluster(_folder("turned-cluster" if turned else "cluster"), turned=turned)
 
 
 @cache

@@ -26,6 +26,7 @@ from support.servers import (
     redis_server,
     shared_postgres,
     shared_redis,
+    shared_redis_cluster,
 )
 from support.waiting import wait_until
 
@@ -217,6 +218,15 @@ def test_a_killed_turned_server_leaves_no_shared_memory(turned: RedisServer) -> 
 def test_only_a_turned_server_can_be_turned(server: RedisServer) -> None:
     with pytest.raises(ValueError, match="turned=True"):
         server.advance(1.0)
+
+
+def test_the_clocks_of_a_turned_cluster_are_turned_together() -> None:
+    cluster = shared_redis_cluster(turned=True)
+    for moment in (1_800_000_600, 1_800_000_000):
+        cluster.flush()
+        cluster.turn_to(moment)
+        assert {tuple(node.ask("TIME")) for node in cluster.nodes} == {(str(moment).encode(), b"0")}
+        assert all(node.is_ready(len(cluster.nodes)) for node in cluster.nodes)
 
 
 # --- Postgres ----------------------------------------------------------------------------------------------

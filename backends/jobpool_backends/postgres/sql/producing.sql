@@ -58,14 +58,18 @@ CREATE OR REPLACE FUNCTION {schema}.enqueue_one(
 DECLARE
     now bigint := {schema}.begin_enqueue();
     later boolean := coalesce(due > now, false);
+    asleep boolean;
 BEGIN
     INSERT INTO {schema}.messages (enqueued_at, available_at, priority, state, given, fresh, id, queue, handler, body)
     VALUES (now, greatest(enqueue_one.due, now), enqueue_one.priority, later::integer, enqueue_one.given, NOT later,
         enqueue_one.id, enqueue_one.queue, enqueue_one.handler, enqueue_one.body)
     ON CONFLICT ON CONSTRAINT messages_pkey DO NOTHING;
     IF FOUND THEN
-        PERFORM {schema}.finish_enqueue(
-            CASE WHEN enqueue_one.given THEN ARRAY[enqueue_one.id] END,
-            CASE WHEN NOT later THEN ARRAY[enqueue_one.queue] END, now);
+        asleep := NOT later AND EXISTS (SELECT FROM {schema}.sleepers s WHERE s.queue = enqueue_one.queue);
+        IF enqueue_one.given OR asleep THEN
+            PERFORM {schema}.finish_enqueue(
+                CASE WHEN enqueue_one.given THEN ARRAY[enqueue_one.id] END,
+                CASE WHEN asleep THEN ARRAY[enqueue_one.queue] END, now);
+        END IF;
     END IF;
 END $$;

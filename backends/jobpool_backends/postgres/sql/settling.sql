@@ -1,7 +1,7 @@
 -- End leases: first acks, which take one statement together, then others one by one. One letter an answer, acks first:
 -- o OK, n NOT_IN_FLIGHT, e EXPIRED, w NOT_OWNER; when this call was answered within the last minute, the same again
--- with a, ALREADY, for o. `verbs`: a letter each, a ack, n nack, b abandon, r release, f forfeit. The sequence numbers of
--- the acks are in ascending order, and differ.
+-- with a, ALREADY, for o. `verbs`: a letter each, a ack, n nack, b abandon, r release, f forfeit. `delays`: microseconds,
+-- below 0 for what does not come back. Nothing here waits for a lock, so there are no dead-locks.
 CREATE OR REPLACE FUNCTION {schema}.settle(
     call text, ack_queues text[], ack_seqs bigint[], ack_holders bigint[],
     queues text[] DEFAULT '{}', seqs bigint[] DEFAULT '{}', holders bigint[] DEFAULT '{}', verbs text DEFAULT '',
@@ -9,22 +9,22 @@ CREATE OR REPLACE FUNCTION {schema}.settle(
 ) RETURNS text LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
     now bigint := {schema}.moment();
+    give_up timestamptz := clock_timestamp() + interval '{patience}';
     known_as text := 'settle:' || call;
     answers text := (SELECT CASE WHEN c.until > now THEN c.answer END FROM {schema}.calls c WHERE c.id = known_as);
+    answer text;
     ready text[] := '{}';
 BEGIN
     IF answers IS NOT NULL THEN
         RETURN translate(answers, 'o', 'a');
     END IF;
-    IF cardinality(seqs) > 0 THEN
-        PERFORM {schema}.lock_leases(ack_queues || queues, ack_seqs || seqs);
-    END IF;
-    answers := {schema}.settle_acks(ack_queues, ack_seqs, ack_holders, now);
+    answers := {schema}.settle_acks(ack_queues, ack_seqs, ack_holders, now, give_up);
     FOR number IN 1 .. cardinality(seqs) LOOP
-        answers := answers || {schema}.settle_one(
+        answer := {schema}.settle_one(
             queues[number], seqs[number], holders[number], substr(verbs, number, 1), delays[number], reasons[number],
-            errors[number], now);
-        IF delays[number] = 0 AND right(answers, 1) = 'o' THEN
+            errors[number], now, give_up);
+        answers := answers || answer;
+        IF answer = 'o' AND delays[number] >= 0 THEN
             ready := ready || queues[number];
         END IF;
     END LOOP;
@@ -35,22 +35,11 @@ BEGIN
     RETURN answers;
 END $$;
 
--- Lock these messages, all in one order, so that no two calls wait for each other.
-CREATE OR REPLACE FUNCTION {schema}.lock_leases(queues text[], seqs bigint[])
-RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION {schema}.settle_acks(
+    queues text[], seqs bigint[], holders bigint[], now bigint, give_up timestamptz
+) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     leased smallint := 2;  -- as a number it would invite the planner to use another index
-BEGIN
-    PERFORM 1 FROM (
-        SELECT u.queue, u.seq FROM unnest(queues, seqs) AS u (queue, seq) ORDER BY u.seq OFFSET 0) AS w,
-    LATERAL (
-        SELECT 1 FROM {schema}.messages m WHERE m.queue = w.queue AND m.state = leased AND m.seq = w.seq FOR UPDATE) AS l;
-END $$;
-
-CREATE OR REPLACE FUNCTION {schema}.settle_acks(queues text[], seqs bigint[], holders bigint[], now bigint)
-RETURNS text LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    leased smallint := 2;
     answers text;
     places tid[];
     ended text[];
@@ -59,35 +48,52 @@ BEGIN
         array_agg(j.id) FILTER (WHERE j.answer = 'o' AND j.given)
     INTO answers, places, ended FROM (
         SELECT w.place, l.ctid, l.id, l.given, CASE
-            WHEN l.ctid IS NULL THEN 'n' WHEN l.deadline <= now THEN 'e' WHEN l.holder <> w.holder THEN 'w' ELSE 'o'
+            WHEN l.ctid IS NULL THEN '?' WHEN l.deadline <= now THEN 'e' WHEN l.holder <> w.holder THEN 'w' ELSE 'o'
             END AS answer
         FROM unnest(queues, seqs, holders) WITH ORDINALITY AS w (queue, seq, holder, place)
         LEFT JOIN LATERAL (
             SELECT m.ctid, m.deadline, m.holder, m.id, m.given FROM {schema}.messages m
-            WHERE m.queue = w.queue AND m.state = leased AND m.seq = w.seq FOR UPDATE) l ON true) j;
+            WHERE m.queue = w.queue AND m.state = leased AND m.seq = w.seq FOR UPDATE SKIP LOCKED) l ON true) j;
     DELETE FROM {schema}.messages WHERE ctid = ANY (places);
     IF ended IS NOT NULL THEN
         PERFORM {schema}.remember_ended(ended, now);
     END IF;
+    FOR number IN 1 .. cardinality(seqs) LOOP
+        EXIT WHEN strpos(answers, '?') = 0;
+        IF substr(answers, number, 1) = '?' THEN
+            answers := overlay(answers PLACING {schema}.settle_one(
+                queues[number], seqs[number], holders[number], 'a', -1, NULL, NULL, now, give_up) FROM number FOR 1);
+        END IF;
+    END LOOP;
     RETURN coalesce(answers, '');
 END $$;
 
 CREATE OR REPLACE FUNCTION {schema}.settle_one(
-    name text, number bigint, owner bigint, verb text, delay bigint, why text, error text, now bigint
+    name text, number bigint, owner bigint, verb text, delay bigint, why text, error text, now bigint,
+    give_up timestamptz
 ) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     leased smallint := 2;
     lease record;
+    ours boolean;
 BEGIN
-    SELECT m.ctid AS place, m.deadline, m.holder, m.id, m.given INTO lease FROM {schema}.messages m
-    WHERE m.queue = name AND m.state = leased AND m.seq = number FOR UPDATE;
-    IF NOT FOUND THEN
-        RETURN 'n';
-    ELSIF lease.deadline <= now THEN
-        RETURN 'e';
-    ELSIF lease.holder <> owner THEN
-        RETURN 'w';
-    END IF;
+    LOOP
+        SELECT m.ctid AS place, m.id, m.given INTO lease FROM {schema}.messages m
+        WHERE m.queue = name AND m.state = leased AND m.seq = number AND m.deadline > now AND m.holder = owner
+        FOR UPDATE SKIP LOCKED;
+        EXIT WHEN FOUND;
+        -- A refusal changes nothing, and needs no lock.
+        SELECT CASE WHEN m.deadline <= now THEN 'e' WHEN m.holder <> owner THEN 'w' END AS refusal INTO lease
+        FROM {schema}.messages m WHERE m.queue = name AND m.state = leased AND m.seq = number;
+        IF NOT FOUND THEN
+            RETURN 'n';
+        ELSIF lease.refusal IS NOT NULL THEN
+            RETURN lease.refusal;
+        ELSIF clock_timestamp() >= give_up THEN
+            RETURN 'w';  -- a transaction that hangs has it, such as that of a handler that was killed
+        END IF;
+        PERFORM pg_sleep(0.002);  -- it is being renewed, or settled by an earlier try of this call
+    END LOOP;
     CASE verb
         WHEN 'a' THEN
             DELETE FROM {schema}.messages WHERE ctid = lease.place;

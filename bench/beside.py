@@ -1,0 +1,77 @@
+"""Contestants over a broker, each on an empty place of a server: a pool, its peers, pools without a broker."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from bench.figures import Figure, Target, median
+from bench.marks import VARIABLE, Marks
+from bench.peers import environment, running
+from bench.peers.fleet import Peer
+from bench.plan import Plan
+from bench.programs import sample
+from bench.rounds import Samples
+from bench.servers import Server
+
+KEY = "bench-key-of-some-length"
+
+Contest = Callable[[], dict[str, Any]]
+
+
+def pool(plan: Plan, server: Server, jobs: int, key: str = KEY) -> Contest:
+    """A pool; its messages are signed unless `key` is empty. Its handler counts as the peers' do, with an open gate."""
+
+    def contest() -> dict[str, Any]:
+        with plan.scratch() as scratch, server.fresh() as url, contextlib.closing(Marks(scratch / "marks")) as marks:
+            marks.open_gate()
+            return sample(
+                "host",
+                environment={VARIABLE: str(marks.path)},
+                url=url,
+                workers=plan.workers,
+                jobs=jobs,
+                handler="counted",
+                key=key,
+                broker_pids=(server.pid,),
+            )
+
+    return contest
+
+
+def peer(plan: Plan, server: Server, which: Peer, jobs: int) -> Contest:
+    """Workers of a peer."""
+
+    def contest() -> dict[str, Any]:
+        with plan.scratch() as scratch:
+            return running.measure(which, server, plan.workers, jobs, scratch)
+
+    return contest
+
+
+def local(plan: Plan, kind: str, jobs: int) -> Contest:
+    """A pool of processes without a broker."""
+    python = environment.program("python")
+    return lambda: sample("peers.pools", python=python, kind=kind, workers=plan.workers, jobs=jobs)
+
+
+def loop(server: Server, batch: int, jobs: int) -> Contest:
+    """One process that fetches and acks, `batch` messages a call: a backend with nothing around it."""
+
+    def contest() -> dict[str, Any]:
+        with server.fresh() as url:
+            return sample("loop", url=url, batch=batch, jobs=jobs, broker_pid=server.pid)
+
+    return contest
+
+
+def costs(samples: Samples, target: Target | None = None) -> list[Figure]:
+    """CPU seconds a thousand jobs, of workers and server; the target is for the first name in `samples`."""
+    figures = []
+    for name, each in samples.items():
+        figures.append(median(f"{name}: CPU workers", "s/1000", [found["workers"] for found in each], target))
+        target = None
+        parts = [part for part in ("master", "children", "client", "server") if part in each[0]]
+        figures += [median(f"{name}: CPU {part}", "s/1000", [found[part] for found in each]) for part in parts]
+    return figures

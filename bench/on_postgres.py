@@ -1,0 +1,50 @@
+"""A pool over Postgres beside Procrastinate and PgQueuer over the same server, and beside a bare loop."""
+
+from __future__ import annotations
+
+from bench import servers
+from bench.beside import Contest, costs, loop, peer, pool
+from bench.figures import Figure, Section, Target, median, ratio
+from bench.peers import environment, fleet
+from bench.plan import Plan
+from bench.rounds import interleaved, rates
+
+TITLE = "Postgres, no-op jobs that were enqueued before, side by side"
+NOTES = [
+    "`fsync = on`, `synchronous_commit = on`. PgQueuer does not fence: who has lost a job can still end it.",
+]
+POOL = "pool"
+LOOPS = (10, 100)
+
+RATIOS = {
+    "Procrastinate": Target("≥", 15),
+    "PgQueuer": Target("≥", 1.3),
+    "PgQueuer, batches of 100": None,
+    "fetch and ack, batches of 10": None,
+    "fetch and ack, batches of 100": None,
+}
+
+
+def run(plan: Plan) -> Section:
+    """Interleaved rounds; medians, and ratios within the rounds."""
+    if plan.peers:
+        environment.ensure()
+    with plan.scratch() as scratch, servers.postgres(scratch) as server:
+        samples = interleaved(_contestants(plan, server), plan.turns(5))
+    rate = rates(samples)
+    figures: list[Figure] = [median(name, "jobs/s", each) for name, each in rate.items()]
+    figures += [
+        ratio(f"{POOL} / {other}", rate[POOL], rate[other], target) for other, target in RATIOS.items() if other in rate
+    ]
+    return Section("postgres", TITLE, figures + costs(samples), NOTES)
+
+
+def _contestants(plan: Plan, server: servers.Server) -> dict[str, Contest]:
+    found = {POOL: pool(plan, server, plan.noops())}
+    if plan.peers:
+        found |= {
+            "Procrastinate": peer(plan, server, fleet.PROCRASTINATE, plan.pick(2000, 1000, 50)),
+            "PgQueuer": peer(plan, server, fleet.PGQUEUER, plan.pick(20_000, 6000, 400)),
+            "PgQueuer, batches of 100": peer(plan, server, fleet.PGQUEUER_BATCHES, plan.pick(40_000, 10_000, 600)),
+        }
+    return found | {f"fetch and ack, batches of {n}": loop(server, n, plan.pick(20_000, 5000, 100)) for n in LOOPS}

@@ -1,0 +1,69 @@
+"""Celery over Redis.
+
+Quick by its own guide to optimizing: no results, no events, no rate limits. Its default prefetch of 4 a process was
+the quickest of 1, 4, 64 and 256. `BENCH_ACKS_LATE` keeps a task in the broker until it has ended, which is what jobpool
+always does; by default Celery forgets it before it runs.
+"""
+
+# mypy: disable-error-code="import-not-found, untyped-decorator"
+from __future__ import annotations
+
+import os
+import time
+
+from celery import Celery
+
+from bench.marks import count
+from bench.notes import note
+
+app = Celery("bench", broker=os.environ["BENCH_URL"])
+app.conf.update(
+    task_acks_late=os.environ.get("BENCH_ACKS_LATE") == "1",
+    task_ignore_result=True,
+    task_store_errors_even_if_ignored=False,
+    task_send_sent_event=False,
+    worker_send_task_events=False,
+    worker_disable_rate_limits=True,
+    worker_prefetch_multiplier=4,
+    worker_hijack_root_logger=False,
+    broker_connection_retry_on_startup=True,
+)
+
+
+@app.task
+def noop() -> None:
+    """Nothing."""
+    count()
+
+
+@app.task
+def stamp(path: str, number: int) -> None:
+    """When did it begin?"""
+    now = time.monotonic()
+    note(path, number, now)
+
+
+def open_(fresh: bool) -> None:
+    """Celery connects and makes what it needs as it goes."""
+
+
+def one() -> None:
+    """Enqueue a job, as its guide does."""
+    noop.delay()
+
+
+def many(jobs: int) -> None:
+    """It has no call for several: one connection for all is as quick as it gets."""
+    with app.producer_or_acquire() as producer:
+        for _ in range(jobs):
+            noop.apply_async(producer=producer)
+
+
+def stamped(path: str, number: int) -> None:
+    """Enqueue a job that notes when it began."""
+    stamp.delay(path, number)
+
+
+def close() -> None:
+    """Give back connections."""
+    app.close()

@@ -1,0 +1,54 @@
+"""Dramatiq over Redis, with its default middleware. Its messages stay in Redis until they are acknowledged."""
+
+# mypy: disable-error-code="import-not-found, untyped-decorator"
+from __future__ import annotations
+
+import os
+import time
+
+import dramatiq
+from dramatiq.brokers.redis import RedisBroker
+
+from bench.marks import count
+from bench.notes import note
+
+broker = RedisBroker(url=os.environ["BENCH_URL"])
+dramatiq.set_broker(broker)
+
+
+@dramatiq.actor
+def noop() -> None:
+    """Nothing."""
+    count()
+
+
+@dramatiq.actor
+def stamp(path: str, number: int) -> None:
+    """When did it begin?"""
+    now = time.monotonic()
+    note(path, number, now)
+
+
+def open_(fresh: bool) -> None:
+    """Dramatiq connects and makes what it needs as it goes."""
+
+
+def one() -> None:
+    """Enqueue a job, as its guide does."""
+    noop.send()
+
+
+def many(jobs: int) -> None:
+    """It has no call for several."""
+    for _ in range(jobs):
+        noop.send()
+
+
+def stamped(path: str, number: int) -> None:
+    """Enqueue a job that notes when it began."""
+    stamp.send(path, number)
+
+
+def close() -> None:
+    """Give back connections."""
+    broker.close()

@@ -1,0 +1,43 @@
+"""The peers' own virtual environment, beside the one that runs this: `.venv-peers` for `.venv`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.programs import ROOT
+
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+
+
+def directory() -> Path:
+    """Where it is, or will be. Another Python gets another one."""
+    suffix = Path(sys.prefix).name.removeprefix(".venv")
+    return ROOT / f".venv-peers{suffix if Path(sys.prefix).parent == ROOT else ''}"
+
+
+def exists() -> bool:
+    """Whether it is complete and current."""
+    stamp = directory() / ".installed"
+    return stamp.exists() and stamp.read_text() == _wanted()
+
+
+def ensure() -> None:
+    """Make it if need be: some 15 seconds, from PyPI. Raises `CalledProcessError` when pip fails."""
+    if exists():
+        return
+    print(f"bench: installing the peers into {directory().name} …", file=sys.stderr, flush=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory())], check=True)
+    pip = [program("python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    subprocess.run([*pip, "-r", str(REQUIREMENTS)], check=True)
+    (directory() / ".installed").write_text(_wanted())
+
+
+def program(name: str) -> str:
+    """The path of one of its programs."""
+    return str(directory() / "bin" / name)
+
+
+def _wanted() -> str:
+    return f"{sys.version}\n{REQUIREMENTS.read_text()}"

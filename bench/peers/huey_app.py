@@ -1,0 +1,52 @@
+"""Huey over Redis, without results. It takes a task out of Redis before it runs it: a crash loses that one."""
+
+# mypy: disable-error-code="import-not-found, untyped-decorator"
+from __future__ import annotations
+
+import os
+import time
+
+from huey import RedisHuey
+
+from bench.marks import count
+from bench.notes import note
+
+huey = RedisHuey("bench", url=os.environ["BENCH_URL"], results=False)
+
+
+@huey.task()
+def noop() -> None:
+    """Nothing."""
+    count()
+
+
+@huey.task()
+def stamp(path: str, number: int) -> None:
+    """When did it begin?"""
+    now = time.monotonic()
+    note(path, number, now)
+
+
+def open_(fresh: bool) -> None:
+    """Huey connects and makes what it needs as it goes."""
+
+
+def one() -> None:
+    """Enqueue a job, as its guide does."""
+    noop()
+
+
+def many(jobs: int) -> None:
+    """It has no call for several."""
+    for _ in range(jobs):
+        noop()
+
+
+def stamped(path: str, number: int) -> None:
+    """Enqueue a job that notes when it began."""
+    stamp(path, number)
+
+
+def close() -> None:
+    """Give back connections."""
+    huey.storage.pool.disconnect()

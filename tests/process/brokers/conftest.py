@@ -1,0 +1,52 @@
+"""Gives each test a rig on a real server, which it may harm when it is marked `own_server`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+from support.poolrig import Rig
+from support.poolrig_brokers import BROKERS, Broker
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "own_server: on a server of the test's own, which keeps what it has answered")
+    config.addinivalue_line("markers", "only(broker): not on the others")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "broker" in metafunc.fixturenames:
+        only = metafunc.definition.get_closest_marker("only")
+        metafunc.parametrize("broker", list(only.args if only else BROKERS), indirect=True)
+
+
+@pytest.fixture
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
+    kind = BROKERS[request.param]
+    alone = request.node.get_closest_marker("own_server")
+    broker = kind.on_its_own(tmp_path / "server") if alone else kind.on_shared_server()
+    try:
+        yield broker
+    finally:
+        broker.end()
+
+
+@pytest.fixture
+def rig(broker: Broker, tmp_path: Path) -> Iterator[Rig]:
+    """Enqueues and looks straight at the server."""
+    rig = Rig(tmp_path / "rig", broker.url)
+    rig.directory.mkdir()
+    try:
+        yield rig
+    finally:
+        rig.end()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    rig = getattr(item, "funcargs", {}).get("rig")
+    if report.failed and isinstance(rig, Rig):
+        report.sections.append(("pools", rig.describe()))
+    return report

@@ -1,0 +1,134 @@
+"""Replies that are lost on the way: the broker has done what it was asked, and nobody heard of it (FAULTS 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import pytest
+from support.poolrig import Rig
+from support.poolrig_brokers import Broker, Host
+
+from jobpool.backend import QueueBackend
+from jobpool.definition import JobDefinition
+from jobpool.errors import BackendUnavailable
+from jobpool.opening import open_backend
+from jobpool.settlement import Abandon, Ack, Nack, Release, Settled, Settlement
+
+T = TypeVar("T")
+
+NOW_AND_THEN = 0.2
+"""The share of replies that are lost."""
+
+
+@pytest.fixture
+def host(broker: Broker) -> Host:
+    return broker.host()
+
+
+@pytest.fixture
+def client(host: Host) -> Iterator[QueueBackend]:
+    """A backend whose network can fail, and which has made every call before."""
+    backend = open_backend(host.url)
+    backend.enqueue(JobDefinition("work", {}))
+    [lease] = backend.fetch_many("default", limit=1)
+    backend.ack(lease)
+    yield backend
+    backend.close()
+
+
+def insist(call: Callable[[], T]) -> T:
+    """What the call answers, once it does."""
+    for _ in range(3):
+        try:
+            return call()
+        except BackendUnavailable:
+            continue
+    return call()
+
+
+def test_a_repeated_settlement_is_answered_already(rig: Rig, host: Host, client: QueueBackend) -> None:
+    ids = rig.enqueue_many("work", [{}] * 4)
+    leases = client.fetch_many("default", limit=4, ttl=30)
+    settlements: list[Settlement] = [Ack(), Nack(0.0, "no"), Abandon("no", "no"), Release(0.0)]
+    host.proxy.drop_replies(1)
+    answers = insist(lambda: client.settle_many(list(zip(leases, settlements, strict=True)), call_id="mine"))
+    assert host.proxy.counts().dropped == 1
+    assert answers == [Settled.ALREADY] * 4
+    assert rig.backend.inspect(ids[0]) is None
+    assert [rig.inspect(ident).attempts for ident in ids[1:]] == [1, 0, 0]
+    assert (rig.stats().waiting, rig.stats().dead, rig.stats().leased) == (2, 1, 0)
+
+
+def test_a_repeated_fetch_gets_the_same_leases(rig: Rig, host: Host, client: QueueBackend) -> None:
+    ids = rig.enqueue_many("work", [{}] * 5)
+    host.proxy.drop_replies(1)
+    leases = insist(lambda: client.fetch_many("default", limit=3, ttl=30, fetch_id="mine"))
+    assert host.proxy.counts().dropped == 1
+    assert [lease.id for lease in leases] == ids[:3]
+    assert (rig.stats().leased, rig.stats().waiting) == (3, 2)
+    assert {lease.deliveries for lease in leases} == {1}
+    assert {client.ack(lease) for lease in leases} == {Settled.OK}
+
+
+def test_a_repeated_enqueue_makes_no_duplicate(rig: Rig, host: Host, client: QueueBackend) -> None:
+    jobs = [JobDefinition("work", {}, identifier=f"given-{number}") for number in range(30)]
+    host.proxy.drop_replies(1)
+    assert insist(lambda: client.enqueue_many(jobs)) == [job.identifier for job in jobs]
+    assert host.proxy.counts().dropped == 1
+    assert rig.stats().waiting == 30
+
+
+def test_an_enqueue_whose_reply_is_lost_is_there_once_or_says_so(rig: Rig, host: Host, client: QueueBackend) -> None:
+    """With ids that jobpool mints the caller cannot insist; what it is told must be true."""
+    host.proxy.drop_replies(share=NOW_AND_THEN, seed=7)
+    told, untold = 0, 0
+    for _ in range(60):
+        try:
+            client.enqueue(JobDefinition("work", {}))
+        except BackendUnavailable:
+            untold += 1
+        else:
+            told += 1
+    assert host.proxy.counts().dropped > 3
+    assert told <= rig.stats().waiting <= told + untold
+
+
+def test_a_pool_that_is_not_told_of_its_settlements_repeats_none_of_its_jobs(
+    broker: Broker, host: Host, rig: Rig
+) -> None:
+    pool = rig.start_pool(url=host.url).wait_ready(2)
+    host.proxy.drop_replies(share=NOW_AND_THEN, seed=3, match=broker.settle_calls)
+    rig.enqueue_many("work", [{"seconds": 0.02}] * 150)
+    failing = rig.enqueue_many("fail", [{"times": 2}] * 20, max_retries=2)
+    rig.wait_drained()
+    assert host.proxy.counts().dropped >= 5
+    rig.account().assert_once_each()
+    assert not any(rig.account().crashes.values())
+    assert all([line.attempt for line in rig.starts(ident)] == [1, 2, 3] for ident in failing)
+    assert pool.stop() == 0
+
+
+def test_a_pool_that_loses_replies_of_all_kinds_does_its_work(host: Host, rig: Rig) -> None:
+    pool = rig.start_pool(url=host.url).wait_ready(2)
+    host.proxy.drop_replies(share=NOW_AND_THEN / 2, seed=5)
+    rig.enqueue_many("work", [{"seconds": 0.02}] * 120)
+    rig.enqueue_many("follow_up", [{}] * 20)
+    rig.wait_drained()
+    assert host.proxy.counts().dropped >= 5
+    rig.enqueued |= {line.tag for line in rig.ends() if line.tag not in ("", "follow-up")}
+    rig.account().assert_once_each()
+    assert len([line for line in rig.ends() if line.tag == "follow-up"]) == 20
+    assert pool.stop() == 0
+
+
+def test_replies_that_are_lost_in_silence_are_waited_for_and_no_longer(host: Host, rig: Rig) -> None:
+    """The connection stays open, and nothing comes: a fetch's message must not be frozen until its lease ends."""
+    pool = rig.start_pool(url=host.url).wait_ready(2)
+    host.proxy.drop_replies(2, then="silent")
+    rig.enqueue_many("work", [{"seconds": 0.005}] * 100)
+    rig.wait_drained(20)
+    assert host.proxy.counts().dropped == 2
+    rig.account().assert_once_each()
+    assert not any(rig.account().crashes.values()), "no lease of 30 s had to run out"
+    assert pool.stop() == 0

@@ -1,0 +1,101 @@
+"""A pool as the page on deployment has it: as process 1 of a container, and under the probes of the manifest."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.poolrig import LIMIT, Rig
+from support.waiting import wait_until
+
+MANIFEST = Path(__file__).resolve().parents[2] / "docs" / "deploy" / "kubernetes" / "pool.yaml"
+CONTAINER = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child")
+"""Its own processes and nobody else's, the first of which is the pool."""
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    try:
+        yield rig
+    finally:
+        rig.end()
+
+
+@pytest.fixture(scope="session")
+def _container() -> None:
+    tried = subprocess.run([*CONTAINER, "true"], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"this machine allows no namespaces: {tried.stderr.decode().strip()}")
+
+
+@pytest.mark.usefixtures("_container")
+def test_process_1_of_a_container_does_all_that_a_pool_does(rig: Rig) -> None:
+    rig.enqueue_many("work", [{"tag": str(number)} for number in range(20)])
+    crashed = rig.enqueue("die", {"how": "SIGSEGV", "times": 1})
+    hung = rig.enqueue("hang", {"how": "hang_in_sum"}, timeout=1.0)
+    left = rig.enqueue("leave_process", {"how": "double fork"})
+    pool = rig.run_pool("--until-empty", through=CONTAINER)
+
+    assert pool.process.returncode == 0, pool.log_path.read_text()
+    assert rig.inspect(hung).reason == "timeout"
+    assert {crashed, left} <= {line.id for line in rig.ends()}
+    assert rig.stats().pending == 0
+
+
+@pytest.mark.usefixtures("_container")
+def test_process_1_of_a_container_releases_what_runs_when_it_is_told_to_stop(rig: Rig) -> None:
+    ident = rig.enqueue("work", {"seconds": 600})
+    pool = rig.start_pool("--stop-grace", "0.2", through=CONTAINER)
+    rig.wait_started(ident)
+    os.kill(process_1(pool.pid), signal.SIGTERM)
+
+    assert pool.wait() == 0
+    assert rig.inspect(ident).state.value == "waiting"
+    assert rig.inspect(ident).crashes == 0
+    rig.assert_no_processes_left()
+
+
+def process_1(unshare: int) -> int:
+    """The master, by the pid that it has out here."""
+    [pid] = Path(f"/proc/{unshare}/task/{unshare}/children").read_text().split()
+    return int(pid)
+
+
+def test_the_probes_of_the_manifest_tell_a_hanging_master_from_a_healthy_one(rig: Rig) -> None:
+    pool = rig.start_pool().wait_ready(2)
+    assert probe(rig, "readinessProbe") == 0
+    assert probe(rig, "livenessProbe") == 0
+
+    pool.send(signal.SIGSTOP)
+    wait_until(lambda: probe(rig, "livenessProbe") != 0, LIMIT)
+    pool.send(signal.SIGCONT)
+    wait_until(lambda: probe(rig, "livenessProbe") == 0, LIMIT)
+
+
+def probe(rig: Rig, name: str) -> int:
+    """The exit status of what the manifest runs."""
+    programs = str(Path(sys.executable).parent)
+    environment = {
+        **os.environ,
+        "JOBPOOL_RUNTIME_DIR": str(rig.runtime),
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+    }
+    done = subprocess.run(command_of(name), env=environment, capture_output=True, timeout=LIMIT, check=False)
+    return done.returncode
+
+
+def command_of(probe: str) -> list[str]:
+    """The words of a probe's command, from the manifest: a list of plain words and of texts in quotes."""
+    text = MANIFEST.read_text("utf-8").partition(f"{probe}:")[2]
+    found = re.search(r"command: \[((?:[^\]\"]|\"(?:[^\"\\]|\\.)*\")*)\]", text)
+    assert found
+    words = re.findall(r'"(?:[^"\\]|\\.)*"|[^\s,]+', found[1])
+    return [json.loads(word) if word.startswith('"') else word for word in words]

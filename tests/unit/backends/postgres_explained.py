@@ -1,0 +1,66 @@
+"""What Postgres did for a call: the plans of all its statements, those within our functions too, and what they touched.
+
+`auto_explain` tells them, as notices on the connection that made the call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from postgres_rig import Rig
+from psycopg.errors import Diagnostic
+
+from jobpool_backends.postgres import PostgresBackend
+
+_EXPLAIN = {
+    "session_preload_libraries": "auto_explain",
+    "auto_explain.log_min_duration": "0",
+    "auto_explain.log_nested_statements": "on",
+    "auto_explain.log_analyze": "on",
+    "auto_explain.log_buffers": "on",
+    "auto_explain.log_timing": "off",
+    "auto_explain.log_format": "json",
+    "auto_explain.log_level": "notice",
+}
+
+
+@dataclass
+class Explained:
+    """One backend, and the plans of what its one connection did last."""
+
+    backend: PostgresBackend
+    plans: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.backend.ping()
+        [link] = self.backend._database._idle
+        link.add_notice_handler(self._note)
+
+    def _note(self, notice: Diagnostic) -> None:
+        _, told, plan = (notice.message_primary or "").partition("plan:\n")
+        if told:
+            self.plans.append(json.loads(plan))
+
+    def pages(self, work: Callable[[], object]) -> int:
+        """How many pages `work`, one call, touches."""
+        self.plans.clear()
+        work()
+        whole = self.plans[-1]["Plan"]  # what is within a function ends before it
+        pages: int = whole["Shared Hit Blocks"] + whole["Shared Read Blocks"]
+        return pages
+
+    def nodes(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each node of each plan, with its statement."""
+        for plan in self.plans:
+            waiting = [plan["Plan"]]
+            while waiting:
+                node = waiting.pop()
+                yield plan["Query Text"], node
+                waiting += node.get("Plans", ())
+
+
+def explained(rig: Rig) -> Explained:
+    return Explained(rig.open(timeout=60, options=" ".join(f"-c {name}={value}" for name, value in _EXPLAIN.items())))

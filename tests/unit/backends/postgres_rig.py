@@ -1,0 +1,95 @@
+"""What the tests of the Postgres backend share: a schema of their own on a server, and a look behind the scenes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+from urllib.parse import quote
+
+import psycopg
+from psycopg.rows import TupleRow
+from support.servers import PostgresServer, fresh_name, shared_postgres
+
+from jobpool_backends.postgres import PostgresBackend
+from jobpool_backends.postgres.address import read_address
+from jobpool_backends.postgres.database import Database
+
+
+class Rig:
+    """One schema, and all that opens connections to it; a context manager that closes everything.
+
+    Args:
+        server: The one to use; None = that of the test process.
+
+    Attributes:
+        schema: Its name; nothing has created it yet.
+    """
+
+    def __init__(self, server: PostgresServer | None = None) -> None:
+        self.server = server or shared_postgres()
+        self.schema = fresh_name()
+        self._opened: list[PostgresBackend | Database | psycopg.Connection[TupleRow]] = []
+
+    def url(self, options: Mapping[str, object] | None = None, *, base: str | None = None) -> str:
+        """Of the schema, with more options in the query; `base`: through another address."""
+        found = {"schema": self.schema, **(options or {})}
+        query = "&".join(f"{name}={quote(str(value))}" for name, value in found.items())
+        return f"{base or self.server.url()}?{query}"
+
+    def open(self, base: str | None = None, **options: object) -> PostgresBackend:
+        """A backend; closed at the end."""
+        backend = PostgresBackend.from_url(self.url(options, base=base))
+        self._opened.append(backend)
+        return backend
+
+    def database(self, base: str | None = None, **options: object) -> Database:
+        """The connections alone; closed at the end."""
+        database = Database(read_address(self.url(options, base=base)))
+        self._opened.append(database)
+        return database
+
+    def connect(self, **options: Any) -> psycopg.Connection[TupleRow]:
+        """A plain connection of the superuser's, as a user of ours or an administrator has one; closed at the end."""
+        connection = psycopg.connect(self.server.url(), **options)
+        self._opened.append(connection)
+        return connection
+
+    def ask(self, sql: str, *parameters: object) -> list[TupleRow]:
+        """What the superuser is told, in a transaction of its own. `{schema}` stands for the schema's quoted name."""
+        with psycopg.connect(self.server.url(), autocommit=True) as connection:
+            cursor = connection.execute(sql.replace("{schema}", f'"{self.schema}"'), parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def close(self) -> None:
+        for opened in self._opened:
+            opened.close()
+        if self.server.running:
+            self.ask("DROP SCHEMA IF EXISTS {schema} CASCADE")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def together(count: int, work: Callable[[int], object]) -> None:
+    """Do `work(number)` in so many threads at once; what one of them raised."""
+    failures: list[BaseException] = []
+    start = threading.Barrier(count)
+
+    def run(number: int) -> None:
+        try:
+            start.wait(10.0)
+            work(number)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    if failures:
+        raise failures[0]

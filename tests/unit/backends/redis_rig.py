@@ -1,0 +1,82 @@
+"""What the tests of the Redis backend share: a prefix of their own on a server, and a look behind the scenes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Self
+
+from support.servers import RedisServer, fresh_name, shared_redis
+
+from jobpool.backend import QueueBackend
+from jobpool.lease import JobLease
+from jobpool_backends.redis import RedisBackend
+from jobpool_backends.redis.address import read_address
+from jobpool_backends.redis.keys import Keys
+from jobpool_backends.redis.opening import open_link
+
+
+class Rig:
+    """One prefix, and all that opens connections; a context manager that closes everything.
+
+    Args:
+        server: The one to use; None = that of the test process.
+        kind: The class under test.
+
+    Attributes:
+        keys: The names of the prefix's keys.
+    """
+
+    def __init__(self, server: RedisServer | None = None, kind: type[RedisBackend] = RedisBackend) -> None:
+        self.server = server or shared_redis()
+        self.prefix = fresh_name()
+        self.keys = Keys(self.prefix, spread=kind.spread)
+        self._kind = kind
+        self._opened: list[RedisBackend] = []
+        self._link = open_link(read_address(self.server.url, {})[0])
+
+    def open(self, **options: Any) -> RedisBackend:
+        """A backend; closed at the end."""
+        self._opened.append(self._kind.from_url(self.server.url, prefix=self.prefix, **options))
+        return self._opened[-1]
+
+    def call(self, *words: str | bytes | float) -> Any:
+        """One plain command, on a connection of the rig's own."""
+        return self._link.call(*words)
+
+    def key(self, name: str, queue: str = "reports") -> str:
+        return self.keys.one(queue, name)
+
+    def holds(self, name: str, queue: str = "reports") -> int:
+        """How much is in a key."""
+        kind = self.call("TYPE", self.key(name, queue)).decode()
+        size = {"zset": "ZCARD", "hash": "HLEN", "list": "LLEN", "set": "SCARD", "string": "STRLEN"}
+        return int(self.call(size[kind], self.key(name, queue))) if kind in size else 0
+
+    def names(self) -> set[str]:
+        """All keys of the prefix."""
+        return {name.decode() for name in self.call("KEYS", f"{self.prefix}:*")}
+
+    def commands(self) -> Counter[str]:
+        """How often the server has run each command, those within scripts included."""
+        lines = self.call("INFO", "commandstats").decode().splitlines()
+        pairs = (line.removeprefix("cmdstat_").split(":calls=") for line in lines if ":calls=" in line)
+        return Counter({name: int(rest.split(",")[0]) for name, rest in pairs})
+
+    def close(self) -> None:
+        for backend in self._opened:
+            backend.close()
+        if self.server.running:
+            for name in self.names():
+                self.call("DEL", name)
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def take(backend: QueueBackend, limit: int = 1, queue: str = "reports", ttl: float = 30.0) -> list[JobLease]:
+    """Lease up to `limit` messages."""
+    return backend.fetch_many(queue, limit=limit, ttl=ttl)

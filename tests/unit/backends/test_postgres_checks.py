@@ -1,0 +1,169 @@
+"""What the server's settings can lose is told in plain sentences; nothing is told of good ones."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from postgres_rig import Rig
+from support.servers import PostgresServer
+from support.servers.postgres_server import DURABLE
+from support.servers.process import as_user
+from support.waiting import wait_until
+
+from jobpool.errors import BackendUnavailable
+from jobpool_backends.postgres.address import read_address
+from jobpool_backends.postgres.checks import cautions
+from jobpool_backends.postgres.database import Database
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """One with the settings that a server has in earnest."""
+    with PostgresServer(tmp_path_factory.mktemp("checked") / "postgres", config=DURABLE) as server:
+        yield server
+
+
+@pytest.fixture
+def rig(server: PostgresServer) -> Iterator[Rig]:
+    with Rig(server) as rig:
+        yield rig
+
+
+def test_a_server_as_it_comes_gives_no_cause(rig: Rig) -> None:
+    assert rig.open().cautions() == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "told"),
+    [
+        ("synchronous_commit", "off", "a crash of the server forgets what it answered in its last second"),
+        ("synchronous_commit", "local", "a failover forgets what the standby had not received yet"),
+        ("default_transaction_isolation", "serializable", "collide and are tried again"),
+        ("default_transaction_isolation", r"repeatable\ read", "collide and are tried again"),
+    ],
+)
+def test_a_setting_of_the_user_is_told(rig: Rig, setting: str, value: str, told: str) -> None:
+    [caution] = cautions(rig.database(options=f"-c {setting}={value}"))
+    assert caution.startswith(f"{setting} is ")
+    assert told in caution
+    assert "Set it to" in caution
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("fsync", "can destroy the whole database"),
+        ("full_page_writes", "can damage tables"),
+        ("autovacuum", "dead rows pile up"),
+        ("track_counts", "autovacuum does nothing without it"),
+    ],
+)
+def test_a_setting_of_the_server_is_told(rig: Rig, setting: str, told: str) -> None:
+    database = rig.database()
+    assert cautions(database) == []
+    rig.ask(f"ALTER SYSTEM SET {setting} = off")
+    try:
+        rig.server.restart()
+        [caution] = cautions(database)
+    finally:
+        rig.ask(f"ALTER SYSTEM RESET {setting}")
+        rig.server.restart()
+    assert caution.startswith(f"{setting} is 'off': ")
+    assert told in caution
+
+
+def test_a_user_who_may_only_read_is_told(rig: Rig) -> None:
+    rig.database().prepare()
+    [caution] = cautions(rig.database(options="-c default_transaction_read_only=on"))
+    assert caution.startswith("default_transaction_read_only is 'on': nothing can be enqueued or fetched")
+
+
+def test_a_table_that_is_not_swept_is_told_with_the_mend(rig: Rig) -> None:
+    database = rig.database()
+    database.prepare()
+    rig.ask("ALTER TABLE {schema}.messages SET (autovacuum_enabled = false)")
+    [caution] = cautions(database)
+    mend = f"ALTER TABLE {rig.schema}.messages RESET (autovacuum_enabled)"
+    assert caution.endswith(mend)
+    rig.ask(mend)
+    assert cautions(database) == []
+
+
+def test_a_large_table_that_was_never_analysed_is_told(rig: Rig) -> None:
+    database = rig.database()
+    database.prepare()
+    rig.ask("CREATE TABLE {schema}.extra (text text) WITH (autovacuum_enabled)")
+    rig.ask("INSERT INTO {schema}.extra SELECT repeat(md5(n::text), 30) FROM generate_series(1, 20000) n")
+    [caution] = cautions(database)
+    assert caution.endswith(f"Run ANALYZE {rig.schema}.extra")
+    rig.ask("ANALYZE {schema}.extra")
+    assert cautions(database) == []
+
+
+class Standby(PostgresServer):
+    """A copy of another server, which follows it."""
+
+    def __init__(self, folder: Path, primary: PostgresServer) -> None:
+        self._primary = primary
+        super().__init__(folder)
+
+    def _initialise(self, config: dict[str, str]) -> None:
+        del config
+        if self._user:
+            shutil.chown(self.data.parent, self._user, self._user)
+        copy = [
+            "pg_basebackup",
+            "-D",
+            str(self.data),
+            "-d",
+            self._primary.url(),
+            "-R",
+            "--checkpoint=fast",
+            "--no-sync",
+        ]
+        subprocess.run(as_user(copy, self._user), check=True, capture_output=True, cwd="/")
+
+
+@pytest.fixture
+def standby(server: PostgresServer, tmp_path: Path) -> Iterator[PostgresServer]:
+    with Standby(tmp_path / "standby", server) as standby:
+        yield standby
+
+
+def test_standbys_that_nobody_waits_for_are_told(rig: Rig, standby: PostgresServer) -> None:
+    database = rig.database()
+    wait_until(lambda: cautions(database), what="the standby follows")
+    [caution] = cautions(database)
+    assert caution.startswith("the server has standbys and waits for none of them (synchronous_standby_names is empty)")
+    rig.ask("ALTER SYSTEM SET synchronous_standby_names = '*'")
+    try:
+        rig.ask("SELECT pg_reload_conf()")
+        wait_until(lambda: not cautions(database), what="the server waits for its standby")
+    finally:
+        rig.ask("ALTER SYSTEM RESET synchronous_standby_names")
+        rig.ask("SELECT pg_reload_conf()")
+    there = Database(read_address(rig.url(base=standby.url())))
+    wait_until(lambda: migrated(there), what="the standby has our schema")
+    [caution] = cautions(there)
+    assert caution.startswith("the server is a standby: nothing can be enqueued or fetched. Name its primary")
+    with pytest.raises(BackendUnavailable, match="is a standby or read-only: name its primary, or all hosts with"):
+        there.run(f"DELETE FROM {rig.schema}.messages")
+    there.close()
+
+
+def test_the_primary_is_found_among_several_hosts(rig: Rig, standby: PostgresServer) -> None:
+    hosts = f"postgresql://postgres@127.0.0.1:{standby.port},127.0.0.1:{rig.server.port}/postgres"
+    database = rig.database(base=hosts, target_session_attrs="read-write")
+    assert database.run("SELECT pg_is_in_recovery()") == [(False,)]
+
+
+def migrated(database: Database) -> bool:
+    try:
+        database.prepare()
+    except BackendUnavailable:
+        return False
+    return True

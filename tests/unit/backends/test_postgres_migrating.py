@@ -1,0 +1,198 @@
+"""The schema: made on first use, migrated once however many are about to, and never by the wrong hands."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from postgres_rig import Rig, together
+from support.jobs import QUEUE, a_job
+
+from jobpool.errors import ConfigurationError
+from jobpool_backends.postgres import migrating
+from jobpool_backends.postgres.migrating import VERSION
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with Rig() as rig:
+        yield rig
+
+
+@pytest.fixture
+def role(rig: Rig) -> Iterator[str]:
+    """A user who may do nothing yet."""
+    name = f"{rig.schema}_user"
+    rig.ask(f"CREATE ROLE {name} LOGIN")
+    yield name
+    rig.close()
+    rig.ask(f"DROP OWNED BY {name}")
+    rig.ask(f"DROP ROLE {name}")
+
+
+def base(rig: Rig, user: str) -> str:
+    return f"postgresql://{user}@{rig.server.host}:{rig.server.port}/postgres"
+
+
+def versions(rig: Rig) -> list[int]:
+    return [version for (version,) in rig.ask("SELECT version FROM {schema}.migrations ORDER BY version")]
+
+
+def tables(rig: Rig) -> set[str]:
+    return {name for (name,) in rig.ask("SELECT tablename FROM pg_tables WHERE schemaname = %s", rig.schema)}
+
+
+def test_the_first_use_makes_the_schema(rig: Rig) -> None:
+    rig.open().enqueue(a_job())
+    assert versions(rig) == list(range(1, VERSION + 1))
+    assert rig.open().stats(QUEUE).waiting == 1
+
+
+def test_to_prepare_makes_it_too_and_again_changes_nothing(rig: Rig) -> None:
+    backend = rig.open()
+    backend.prepare()
+    made = rig.ask("SELECT version, applied_at FROM {schema}.migrations ORDER BY version")
+    assert [version for version, _ in made] == list(range(1, VERSION + 1))
+    backend.prepare()
+    rig.open().prepare()
+    assert rig.ask("SELECT version, applied_at FROM {schema}.migrations ORDER BY version") == made
+
+
+def test_schemas_of_one_database_have_nothing_in_common(rig: Rig) -> None:
+    with Rig() as other:
+        rig.open().enqueue(a_job(identifier="one"))
+        other.open().enqueue_many([a_job(identifier="one"), a_job(identifier="two")])
+        assert rig.open().stats(QUEUE).waiting == 1
+        assert other.open().stats(QUEUE).waiting == 2
+
+
+def test_letters_keep_their_case_in_a_name(rig: Rig) -> None:
+    rig.schema += "_Jobs"
+    backend = rig.open()
+    [lease] = [backend.fetch(QUEUE)] if backend.enqueue(a_job()) else []
+    assert lease is not None
+    assert backend.ack(lease)
+    assert tables(rig) >= {"messages", "migrations"}
+
+
+OPEN_AT_ONCE = """
+import sys
+from jobpool.definition import JobDefinition
+from jobpool_backends.postgres import PostgresBackend
+print("ready", flush=True)
+sys.stdin.readline()
+backend = PostgresBackend.from_url(sys.argv[1])
+backend.enqueue(JobDefinition("report", queue="reports"))
+backend.close()
+"""
+
+
+def test_eight_processes_make_one_schema(rig: Rig) -> None:
+    command = [sys.executable, "-c", OPEN_AT_ONCE, rig.url({"timeout": 30, "connect_timeout": 30})]
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(8)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    errors = [process.communicate(timeout=60)[1] for process in processes]
+    assert errors == [""] * 8
+    assert versions(rig) == list(range(1, VERSION + 1))
+    assert rig.open().stats(QUEUE).waiting == 8
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "serializable"])
+def test_threads_that_migrate_at_once_wait_for_each_other(rig: Rig, isolation: str) -> None:
+    """Under a snapshot taken before the lock was had, the second would migrate again."""
+    options = f"-c default_transaction_isolation={isolation.replace(' ', chr(92) + ' ')}"
+    databases = [rig.database(options=options) for _ in range(6)]
+    together(6, lambda number: databases[number].prepare())
+    assert versions(rig) == list(range(1, VERSION + 1))
+
+
+def test_an_older_schema_is_migrated_with_what_is_missing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.open().enqueue(a_job())
+    newer = (
+        *migrating.MIGRATIONS,
+        ("CREATE TABLE {schema}.extra (n int)", "ALTER TABLE {schema}.messages ADD COLUMN extra text DEFAULT '100 %'"),
+        ("INSERT INTO {schema}.extra SELECT count(*) FROM {schema}.messages",),
+    )
+    monkeypatch.setattr(migrating, "MIGRATIONS", newer)
+    monkeypatch.setattr(migrating, "VERSION", len(newer))
+    rig.open().enqueue(a_job())
+    assert versions(rig) == list(range(1, VERSION + 3))
+    assert rig.ask("SELECT n FROM {schema}.extra") == [(1,)]
+
+
+def test_a_migration_that_fails_leaves_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.open().prepare()
+    broken = (*migrating.MIGRATIONS, ("CREATE TABLE {schema}.extra (n int)",), ("SELECT 1 / 0",))
+    monkeypatch.setattr(migrating, "MIGRATIONS", broken)
+    monkeypatch.setattr(migrating, "VERSION", len(broken))
+    with pytest.raises(Exception, match="division by zero"):
+        rig.database().prepare()
+    assert versions(rig) == list(range(1, VERSION + 1))
+    assert "extra" not in tables(rig)
+
+
+def test_a_newer_schema_is_refused_and_both_versions_named(rig: Rig) -> None:
+    rig.open().prepare()
+    rig.ask("INSERT INTO {schema}.migrations (version) VALUES (99)")
+    for use in (lambda: rig.database().run("SELECT 1"), lambda: rig.database().prepare()):
+        with pytest.raises(ConfigurationError, match=rf"has version 99, and this jobpool knows {VERSION}: install"):
+            use()
+
+
+def test_tables_of_another_program_are_left_alone(rig: Rig) -> None:
+    rig.ask("CREATE SCHEMA {schema}")
+    rig.ask("CREATE TABLE {schema}.messages (text text)")
+    with pytest.raises(ConfigurationError, match=r"holds tables of another program .*: name another in the URL"):
+        rig.database().prepare()
+    assert tables(rig) == {"messages"}
+
+
+def test_who_may_not_create_it_is_told_what_to_run(rig: Rig, role: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        rig.database(base=base(rig, role)).prepare()
+    mend = f'CREATE SCHEMA "{rig.schema}" AUTHORIZATION "{role}"'
+    assert f"user {role!r} may not create or migrate schema {rig.schema!r}" in str(caught.value)
+    assert str(caught.value).endswith(f"let an administrator run {mend}")
+    rig.ask(mend)
+    backend = rig.open(base=base(rig, role))
+    backend.enqueue(a_job())
+    assert backend.stats(QUEUE).waiting == 1
+
+
+def test_who_may_not_use_it_is_told_what_to_grant(rig: Rig, role: str) -> None:
+    rig.open().prepare()
+    with pytest.raises(ConfigurationError, match=f"GRANT USAGE ON SCHEMA {rig.schema}, and SELECT, INSERT"):
+        rig.database(base=base(rig, role)).prepare()
+    for what in (
+        "USAGE ON SCHEMA {schema}",
+        "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema}",
+        "USAGE ON ALL SEQUENCES IN SCHEMA {schema}",
+        "EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema}",
+    ):
+        rig.ask(f"GRANT {what} TO {role}")
+    backend = rig.open(base=base(rig, role))
+    backend.enqueue(a_job())
+    lease = backend.fetch(QUEUE)
+    assert lease is not None
+    assert backend.ack(lease)
+
+
+def test_a_schema_that_was_dropped_in_use_is_named(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue(a_job())
+    rig.ask("DROP SCHEMA {schema} CASCADE")
+    with pytest.raises(ConfigurationError, match=f"of schema {rig.schema!r}|has no schema {rig.schema!r}"):
+        backend.enqueue(a_job())
+    backend.prepare()
+    backend.enqueue(a_job())

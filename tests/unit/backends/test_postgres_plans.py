@@ -1,0 +1,177 @@
+"""With a million messages in each state no statement reads more than its share of them, whatever the server believes.
+
+What a statement costs is counted in pages that it touches, which no load disturbs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from postgres_explained import Explained, explained
+from postgres_rig import Rig
+from support.jobs import QUEUE, a_job, numbered
+
+from jobpool.backend import MessageFilter, State, Verb
+from jobpool.lease import JobLease
+from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settlement
+from jobpool_backends.postgres import PostgresBackend
+
+pytestmark = pytest.mark.xdist_group("postgres-million")  # one load for all of them
+
+FEW = 1000
+EACH = 1_000_000
+
+_FILL = """
+INSERT INTO {schema}.messages (enqueued_at, available_at, priority, state, given, fresh, id, queue, handler, body,
+    holder, deadline, ttl, died_at, reason)
+SELECT now, now + CASE state WHEN 1 THEN 1000000000 ELSE 0 END, number %% 3, state, false,
+    state = 0 AND number %% 2 = 0, state || '-' || number, %s, 'report', '{}', CASE state WHEN 2 THEN 1 END,
+    CASE state WHEN 2 THEN now + 1000000000 END, CASE state WHEN 2 THEN 1000000000 END, CASE state WHEN 3 THEN now END,
+    CASE state WHEN 3 THEN 'timeout' END
+FROM generate_series(1, %s) AS number, generate_series(0, 3) AS state, (SELECT {schema}.moment() AS now OFFSET 0) AS m
+"""
+_INDEXES = "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = %s AND indexname LIKE 'messages_%%'"
+
+
+def fill(rig: Rig, each: int) -> None:
+    """So many messages in each of the four states; the server is not told what is in the table."""
+    indexes = [row for row in rig.ask(_INDEXES, rig.schema) if row[0] != "messages_pkey"]
+    for name, _ in indexes:
+        rig.ask(f"DROP INDEX {{schema}}.{name}")
+    rig.ask("ALTER TABLE {schema}.messages DROP CONSTRAINT messages_pkey")
+    rig.ask(_FILL, QUEUE, each)
+    rig.ask("ALTER TABLE {schema}.messages ADD PRIMARY KEY (id)")
+    for _, definition in indexes:
+        rig.ask(definition)
+
+
+@pytest.fixture(scope="module")
+def few() -> Iterator[Explained]:
+    with Rig() as rig:
+        yield prepared(rig, FEW)
+
+
+@pytest.fixture(scope="module")
+def million() -> Iterator[tuple[Rig, Explained]]:
+    with Rig() as rig:
+        yield rig, prepared(rig, EACH)
+
+
+def prepared(rig: Rig, each: int) -> Explained:
+    """Its connection has made its plans while the tables were known to be empty."""
+    rig.open().prepare()
+    for table in ("messages", "calls", "ended", "heads", "sleepers"):
+        rig.ask(f"ALTER TABLE {{schema}}.{table} SET (autovacuum_enabled = off)")
+        rig.ask(f"VACUUM ANALYZE {{schema}}.{table}")
+    found = explained(rig)
+    costs(found)
+    rig.ask("TRUNCATE {schema}.messages, {schema}.calls, {schema}.ended, {schema}.heads")
+    rig.ask("VACUUM ANALYZE {schema}.messages")
+    fill(rig, each)
+    return found
+
+
+def costs(found: Explained) -> dict[str, int]:
+    """What each call that a pool, a producer or an administrator makes costs, in pages."""
+    backend = found.backend
+    backend.enqueue_many(numbered(400))
+    pages: dict[str, int] = {}
+
+    def measure(name: str, work: Callable[[], object]) -> None:
+        work()  # the first time looks at the catalogue
+        pages[name] = min(found.pages(work) for _ in range(2))
+        check_plans(found, name)
+
+    measure("enqueue", lambda: backend.enqueue(a_job()))
+    measure("enqueue given", lambda: backend.enqueue_many([a_job(identifier="one"), a_job(identifier="two")]))
+    measure("fetch", lambda: backend.fetch_many(QUEUE, limit=100, ttl=500.0))
+    measure("fetch nothing", lambda: backend.fetch_many("nothing", limit=100))
+    measure("wait", lambda: backend.wait_any([QUEUE], 0.0))
+    measure("wait in vain", lambda: backend.wait_any(["nothing"], 0.0))
+    settle_each_way(found, pages)
+    measure("reap nothing", lambda: backend.reap(QUEUE))
+    measure("stats", lambda: backend.stats("nothing"))
+    measure("queues", backend.queues)
+    for states in STATES:
+        for queue in (QUEUE, None):
+            where = MessageFilter(queue=queue, states=states)
+            measure(f"list {queue} {states}", lambda where=where: backend.list_messages(where, limit=20))
+    measure("inspect", lambda: backend.inspect("0-7"))
+    measure("count", lambda: backend.count(MessageFilter(queue=QUEUE), cap=20))
+    return pages
+
+
+STATES = ((), (State.WAITING,), (State.DELAYED,), (State.LEASED,), (State.DEAD,), (State.WAITING, State.DEAD))
+
+SETTLEMENTS: dict[str, Settlement] = {
+    "ack": Ack(),
+    "nack": Nack(),
+    "nack later": Nack(500.0),
+    "abandon": Abandon("x"),
+    "release": Release(),
+    "forfeit": Forfeit("x"),
+}
+
+
+def settle_each_way(found: Explained, pages: dict[str, int]) -> None:
+    """Two rounds; the first looks at the catalogue."""
+    backend = found.backend
+    for _ in range(2):
+        leases = backend.fetch_many(QUEUE, limit=70, ttl=500.0)
+        pages["renew"] = found.pages(lambda leases=leases: backend.renew_many(leases, 500.0))
+        check_plans(found, "renew")
+        for place, (name, settlement) in enumerate(SETTLEMENTS.items()):
+            batch = [(lease, settlement) for lease in leases[place::7]]
+            pages[name] = found.pages(lambda batch=batch: backend.settle_many(batch))
+            check_plans(found, name)
+        pages["reap"] = found.pages(lambda: backend.reap(QUEUE))
+        check_plans(found, "reap")
+        give_back(backend, leases)
+
+
+def give_back(backend: PostgresBackend, leases: list[JobLease]) -> None:
+    backend.settle_many([(lease, Release()) for lease in leases])
+
+
+def check_plans(found: Explained, name: str) -> None:
+    """Nothing but indexes, and rows by their place; sorted is only what a list or a lock has picked."""
+    for statement, node in found.nodes():
+        kind = node["Node Type"]
+        if "Relation Name" in node:
+            assert kind in ("Index Scan", "Index Only Scan", "Tid Scan", "ModifyTable"), (name, statement, node)
+        assert "Hash Join" not in kind, (name, statement)
+        assert "Merge Join" not in kind, (name, statement)
+
+
+def compare(few: dict[str, int], many: dict[str, int]) -> None:
+    grown = {name: (few[name], many[name]) for name in few if many[name] > few[name] * 1.5 + 5}
+    assert not grown
+
+
+def test_the_cost_does_not_grow_with_the_messages(few: Explained, million: tuple[Rig, Explained]) -> None:
+    """By plans from when the tables were empty, by those of a server that knows nothing, and of one that knows all."""
+    rig, early = million
+    expected = costs(few)
+    compare(expected, costs(early))
+    compare(expected, costs(explained(rig)))
+    rig.ask("ANALYZE {schema}.messages")
+    compare(expected, costs(early))
+    compare(expected, costs(explained(rig)))
+
+
+def test_stats_count_no_further_than_they_say(million: tuple[Rig, Explained]) -> None:
+    _, found = million
+    stats = found.backend.stats(QUEUE)
+    assert (stats.waiting, stats.delayed, stats.leased, stats.dead, stats.cap) == (10_000,) * 5
+    assert stats.oldest is not None
+    check_plans(found, "stats")
+
+
+def test_bulk_verbs_read_what_they_change(million: tuple[Rig, Explained]) -> None:
+    _, found = million
+    dead = MessageFilter(queue=QUEUE, states=(State.DEAD,))
+    for where, verb in ((dead, Verb.RETRY), (dead, Verb.DELETE), (MessageFilter(ids=("0-1", "0-2")), Verb.DELETE)):
+        found.backend.bulk(where, verb, limit=2)  # the first time looks at the catalogue
+        assert found.pages(lambda where=where, verb=verb: found.backend.bulk(where, verb, limit=2)) < 100
+        check_plans(found, "bulk")

@@ -1,0 +1,221 @@
+"""Through a pgbouncer that lends sessions for one transaction at a time: everything works, and nothing is assumed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from postgres_rig import Rig, together
+from support.jobs import QUEUE, a_job, at, numbered
+from support.servers import PostgresServer, shared_postgres
+from support.servers.pgbouncer import Pgbouncer
+from support.waiting import wait_until
+
+from jobpool.backend import MessageFilter, Verb
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.settlement import Ack, Settled
+from jobpool_backends.postgres import PostgresBackend
+from jobpool_backends.postgres.bell import channel
+from jobpool_backends.postgres.link import Link
+from jobpool_backends.postgres.waiting import WITHOUT_BELL
+
+SLACK = 0.5
+"""Seconds that a busy machine may add."""
+
+
+@pytest.fixture(scope="module")
+def pooler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pgbouncer]:
+    with Pgbouncer(tmp_path_factory.mktemp("pooler"), shared_postgres().url()) as pooler:
+        yield pooler
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with Rig() as rig:
+        yield rig
+
+
+@pytest.fixture
+def backend(rig: Rig, pooler: Pgbouncer) -> PostgresBackend:
+    return rig.open(base=pooler.url())
+
+
+def test_a_pooler_is_recognised_and_nothing_prepared(rig: Rig, pooler: Pgbouncer) -> None:
+    direct, through = rig.database(), rig.database(base=pooler.url())
+    for database in (direct, through):
+        for _ in range(5):
+            database.run("SELECT 'how often'")
+    assert (direct.prepares, through.prepares) == (True, False)
+    assert through.run("SELECT count(*) FROM pg_prepared_statements") == [(0,)]
+
+
+def test_the_settings_of_a_lent_session_are_left_alone(rig: Rig, pooler: Pgbouncer) -> None:
+    database = rig.database(base=pooler.url())
+    assert database.run("SHOW statement_timeout") == [("0",)]
+
+
+def test_the_life_of_a_message(backend: PostgresBackend) -> None:
+    """Often enough that anything prepared would be met again in a session of another."""
+    for _ in range(10):
+        known = backend.enqueue_many(numbered(5))
+        leases = backend.fetch_many(QUEUE, limit=5)
+        assert [lease.id for lease in leases] == known
+        assert all(backend.renew_many(leases, 30.0))
+        assert backend.nack(leases[0], error="again") is Settled.OK
+        assert backend.release(leases[1]) is Settled.OK
+        assert backend.abandon(leases[2], "failed") is Settled.OK
+        assert backend.forfeit(leases[3], "SIGSEGV") is Settled.OK
+        assert len(backend.reap(QUEUE)) == 1
+        assert backend.ack(leases[4]) is Settled.OK
+        assert backend.ack(leases[4]) is Settled.ALREADY
+        assert backend.bulk(MessageFilter(), Verb.RETRY) == 1
+        stats = backend.stats(QUEUE)
+        assert (stats.waiting + stats.delayed, stats.leased, stats.dead) == (4, 0, 0)
+        assert {message.id for message in backend.list_messages()} == set(known[:4])
+        assert backend.bulk(MessageFilter(), Verb.DELETE) == 4
+
+
+def test_a_thousand_messages_at_once(backend: PostgresBackend) -> None:
+    backend.enqueue_many(numbered(1000))
+    leases = backend.fetch_many(QUEUE, limit=1000)
+    assert backend.settle_many([(lease, Ack()) for lease in leases]) == [Settled.OK] * 1000
+
+
+def test_transactions_of_several_statements_are_not_torn_apart(rig: Rig, pooler: Pgbouncer) -> None:
+    database = rig.database(base=pooler.url())
+    database.run(f"CREATE TABLE {rig.schema}.numbers (value int)")
+    database.run(f"INSERT INTO {rig.schema}.numbers VALUES (0)")
+
+    def add(link: Link) -> None:
+        [(value,)] = link.execute(f"SELECT value FROM {rig.schema}.numbers FOR UPDATE").fetchall()
+        link.execute(f"UPDATE {rig.schema}.numbers SET value = %s", [value + 1])
+
+    together(8, lambda _: [database.transaction(add) for _ in range(10)])
+    assert database.run(f"SELECT value FROM {rig.schema}.numbers") == [(80,)]
+
+
+def test_many_clients_share_four_sessions(rig: Rig, pooler: Pgbouncer) -> None:
+    backends = [rig.open(base=pooler.url()) for _ in range(8)]
+    backends[0].enqueue_many(numbered(200))
+    seen: list[str] = []
+
+    def drain(number: int) -> None:
+        while leases := backends[number].fetch_many(QUEUE, limit=7):
+            assert all(backends[number].settle_many([(lease, Ack()) for lease in leases]))
+            seen.extend(lease.id for lease in leases)
+
+    together(8, drain)
+    assert len(seen) == len(set(seen)) == 200
+
+
+def test_an_enqueue_is_found_half_a_second_late_at_most(rig: Rig, backend: PostgresBackend) -> None:
+    producer = rig.open()
+    with ThreadPoolExecutor(1) as threads:
+        for rest in (0.0, 0.3, 0.8):
+            assert backend.wait_any([QUEUE], rest) is None
+            found = threads.submit(backend.wait_any, [QUEUE], 30.0)
+            started = time.monotonic()
+            producer.enqueue(a_job())
+            assert found.result(10.0) == QUEUE
+            assert time.monotonic() - started < WITHOUT_BELL + SLACK
+            producer.fetch_many(QUEUE, limit=1)
+
+
+def test_a_delay_is_slept_out_to_the_moment(backend: PostgresBackend) -> None:
+    late = []
+    for _ in range(3):
+        due = time.time() + 0.3
+        backend.enqueue(a_job(scheduled_at=at(due)))
+        assert backend.wait_any([QUEUE], 30.0) == QUEUE
+        late.append(time.time() - due)
+        assert len(backend.fetch_many(QUEUE, limit=1)) == 1
+    assert 0 <= min(late) < 0.05
+    assert max(late) < WITHOUT_BELL + SLACK
+
+
+def test_nobody_lies_down_where_nothing_is_heard(rig: Rig, backend: PostgresBackend) -> None:
+    assert backend.wait_any([QUEUE], 0.3) is None
+    assert rig.ask("SELECT count(*) FROM {schema}.sleepers") == [(0,)]
+    assert rig.ask("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%%'") == [(0,)]
+
+
+def test_who_listens_directly_hears_who_enqueues_through_it(rig: Rig, backend: PostgresBackend) -> None:
+    ear = rig.connect(autocommit=True)
+    ear.execute(f'LISTEN "{channel(rig.schema)}"')
+    backend.ping()
+    rig.ask("INSERT INTO {schema}.sleepers VALUES (%s)", QUEUE)
+    backend.enqueue(a_job())
+    assert [heard.payload for heard in ear.notifies(timeout=10.0, stop_after=1)] == [QUEUE]
+
+
+def test_it_is_told_at_the_start(backend: PostgresBackend) -> None:
+    backend.ping()
+    [caution] = [caution for caution in backend.cautions() if "pooler" in caution]
+    assert "LISTEN hears nothing" in caution
+
+
+def test_an_end_of_the_pooler_is_an_outage_and_no_more(rig: Rig, tmp_path: Path) -> None:
+    with Pgbouncer(tmp_path, rig.server.url()) as pooler:
+        backend = rig.open(base=pooler.url())
+        backend.enqueue(a_job())
+        pooler.restart()
+        assert backend.stats(QUEUE).waiting == 1
+        pooler.stop()
+        with pytest.raises(BackendUnavailable, match=f"127.0.0.1:{pooler.port} .* refuses connections"):
+            backend.enqueue(a_job())
+        pooler.start()
+        backend.enqueue(a_job())
+
+
+def test_a_server_that_restarts_behind_it_is_an_outage_and_no_more(tmp_path: Path) -> None:
+    with PostgresServer(tmp_path) as server, Pgbouncer(tmp_path, server.url()) as pooler, Rig(server) as rig:
+        backend = rig.open(base=pooler.url(), timeout=1)
+        backend.enqueue(a_job())
+        server.kill()
+        with pytest.raises(BackendUnavailable):
+            backend.enqueue(a_job())
+        server.start()
+        wait_until(lambda: works(backend), limit=5.0, what="work goes on")
+
+
+def test_a_pooler_that_is_full_is_given_up_in_time(rig: Rig, tmp_path: Path) -> None:
+    """All its sessions are held by transactions of others."""
+    config = {"default_pool_size": "1"}
+    with Pgbouncer(tmp_path, rig.server.url(), config=config) as pooler:
+        holder, backend = rig.database(base=pooler.url()), rig.open(base=pooler.url(), timeout=0.5)
+        backend.ping()
+        inside, done = threading.Event(), threading.Event()
+
+        def hold(link: Link) -> None:
+            link.execute("SELECT 1").fetchone()
+            inside.set()
+            done.wait(10.0)
+
+        thread = threading.Thread(target=holder.transaction, args=(hold,))
+        thread.start()
+        assert inside.wait(10.0)
+        started = time.monotonic()
+        with pytest.raises(BackendUnavailable, match="does not answer: check the network"):
+            backend.ping()
+        assert time.monotonic() - started < 0.5 + SLACK
+        done.set()
+        thread.join(10.0)
+        backend.ping()
+
+
+def test_what_it_refuses_is_explained(rig: Rig, pooler: Pgbouncer) -> None:
+    database = rig.database(base=pooler.url(), options="-c work_mem=1MB")
+    with pytest.raises(ConfigurationError, match=r"cannot be asked that: check the parameters in the URL .a pooler"):
+        database.run("SELECT 1")
+
+
+def works(backend: PostgresBackend) -> bool:
+    try:
+        backend.enqueue(a_job())
+    except BackendUnavailable:
+        return False
+    return True

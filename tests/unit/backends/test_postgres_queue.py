@@ -1,0 +1,613 @@
+"""What the contract suite cannot see of the Postgres backend: other transactions, floors, bulk, odd texts."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from postgres_explained import explained
+from postgres_rig import Rig, together
+from support.jobs import QUEUE, a_job, at, numbered
+from support.waiting import wait_until
+
+from jobpool.backend import MessageFilter, ReapPolicy, State, Verb
+from jobpool.lease import JobLease
+from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
+from jobpool_backends.postgres import PostgresBackend, looking, producing
+from jobpool_backends.postgres.calls import Sweeper
+from jobpool_backends.postgres.schema import PROMOTE_LIMIT
+
+Connection = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with Rig() as rig:
+        yield rig
+
+
+@pytest.fixture
+def backend(rig: Rig) -> PostgresBackend:
+    backend = rig.open()
+    backend.prepare()
+    return backend
+
+
+@pytest.fixture
+def connection(rig: Rig, backend: PostgresBackend) -> Connection:
+    """In a transaction of somebody else's."""
+    del backend
+    return rig.connect()
+
+
+def call(rig: Rig, connection: Connection, sql: str, *parameters: object) -> Any:
+    return connection.execute(sql.replace("{schema}", f'"{rig.schema}"'), parameters).fetchall()
+
+
+def payloads(leases: list[JobLease]) -> list[object]:
+    return [lease.envelope.payload for lease in leases]
+
+
+def drain(backend: PostgresBackend, queue: str = QUEUE) -> list[object]:
+    """Fetch and ack until nothing is left."""
+    seen: list[object] = []
+    while leases := backend.fetch_many(queue, limit=200):
+        assert all(backend.settle_many([(lease, Ack()) for lease in leases]))
+        seen += payloads(leases)
+    return seen
+
+
+def be_patient(rig: Rig) -> None:
+    """Let a settlement wait for a row as long as it takes, so that a slow machine sees it waiting."""
+    [(definition,)] = rig.ask("SELECT pg_get_functiondef(%s::regproc)", f'"{rig.schema}".settle')
+    assert "500 milliseconds" in definition
+    rig.ask(definition.replace("500 milliseconds", "60 seconds"))
+
+
+# --- the same call twice at once ----------------------------------------------------------------------------
+
+
+def test_a_settlement_that_is_repeated_while_the_first_is_under_way_is_answered_already(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    be_patient(rig)
+    backend.enqueue_many(numbered(2))
+    first, second = backend.fetch_many(QUEUE, limit=2)
+    sql = "SELECT {schema}.settle('c1', ARRAY[%s, %s], ARRAY[%s, %s]::bigint[], ARRAY[%s, %s]::bigint[])"
+    tickets = [backend.ticket(lease) for lease in (first, second)]
+    given = [ticket[name] for name in ("queue", "seq", "holder") for ticket in tickets]
+    assert call(rig, connection, sql, *given) == [("oo",)]
+    with ThreadPoolExecutor(1) as threads:
+        repeated = threads.submit(backend.settle_many, [(first, Ack()), (second, Ack())], "c1")
+        wait_until(
+            lambda: rig.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"), what="it meets the first"
+        )
+        connection.commit()
+        assert repeated.result(10.0) == [Settled.ALREADY, Settled.ALREADY]
+
+
+def test_a_fetch_that_is_repeated_while_the_first_is_under_way_returns_the_same(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    backend.enqueue_many(numbered(6))
+    sql = "SELECT id FROM {schema}.fetch(%s, 3, 30000000, 'f1', 77)"
+    first = call(rig, connection, sql, QUEUE)
+    with ThreadPoolExecutor(1) as threads:
+        repeated = threads.submit(backend.fetch_many, QUEUE, limit=3, fetch_id="f1")
+        wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it meets the first")
+        connection.commit()
+        leases = repeated.result(10.0)
+    assert [(lease.id,) for lease in leases] == first
+    assert backend.stats(QUEUE).waiting == 3
+    assert all(backend.ack(lease) for lease in leases)
+
+
+def test_one_id_enqueued_twice_at_once_is_one_message(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    backend.enqueue_in(connection, [a_job("first", identifier="order-17")])
+    with ThreadPoolExecutor(1) as threads:
+        second = threads.submit(backend.enqueue_many, [a_job("second", identifier="order-17")] * 60)
+        wait_until(lambda: rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted"), what="it meets the first")
+        connection.commit()
+        second.result(10.0)
+    assert drain(backend) == ["first"]
+
+
+def test_an_id_that_ends_while_it_is_enqueued_again_is_remembered(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    backend.enqueue(a_job(identifier="order-17"))
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    ticket = backend.ticket(lease)
+    sql = "SELECT {schema}.settle('c1', ARRAY[%s], ARRAY[%s]::bigint[], ARRAY[%s]::bigint[])"
+    assert call(rig, connection, sql, ticket["queue"], ticket["seq"], ticket["holder"]) == [("o",)]
+    with ThreadPoolExecutor(3) as threads:
+        one = threads.submit(backend.enqueue, a_job(identifier="order-17"))
+        few = threads.submit(backend.enqueue_many, [a_job(identifier="order-17"), a_job("new")])
+        many = threads.submit(backend.enqueue_many, [a_job(identifier="order-17"), *numbered(60)])
+        wait_until(lambda: len(rig.ask("SELECT 1 FROM pg_locks WHERE NOT granted")) == 3, what="all three wait")
+        connection.commit()
+        for enqueued in (one, few, many):
+            enqueued.result(10.0)
+    assert len(drain(backend)) == 61
+    assert backend.inspect("order-17") is None
+
+
+# --- rows that somebody else has locked ---------------------------------------------------------------------
+
+
+def test_a_renewal_waits_for_nobody_and_tells_the_deadline_that_stands(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    backend.enqueue_many(numbered(2))
+    locked, free = backend.fetch_many(QUEUE, limit=2, ttl=30.0)
+    call(rig, connection, "SELECT FROM {schema}.messages WHERE id = %s FOR UPDATE", locked.id)
+    kept, renewed = backend.renew_many([locked, free], 60.0)
+    assert kept is not None
+    assert kept.expires_at == locked.expires_at
+    assert renewed is not None
+    assert renewed.expires_at > free.expires_at + 20.0
+    connection.rollback()
+    assert backend.renew(kept, 60.0).expires_at > locked.expires_at + 20.0
+
+
+def test_a_message_that_somebody_else_has_locked_is_not_reaped(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    backend.enqueue_many(numbered(2))
+    locked, free = backend.fetch_many(QUEUE, limit=2)
+    backend.settle_many([(locked, Forfeit("x")), (free, Forfeit("x"))])
+    call(rig, connection, "SELECT FROM {schema}.messages WHERE id = %s FOR UPDATE", locked.id)
+    assert [reaped.id for reaped in backend.reap(QUEUE)] == [free.id]
+    connection.rollback()
+    assert [reaped.id for reaped in backend.reap(QUEUE)] == [locked.id]
+
+
+def test_a_settlement_waits_for_a_renewal_that_is_under_way(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    be_patient(rig)
+    backend.enqueue_many(numbered(3))
+    leases = backend.fetch_many(QUEUE, limit=3)
+    call(rig, connection, "SELECT FROM {schema}.messages FOR UPDATE")
+    with ThreadPoolExecutor(1) as threads:
+        settled = threads.submit(
+            backend.settle_many, [(leases[0], Ack()), (leases[1], Nack()), (leases[2], Abandon("x"))]
+        )
+        wait_until(lambda: rig.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"), what="it waits")
+        connection.rollback()
+        assert settled.result(10.0) == [Settled.OK] * 3
+
+
+def test_a_message_that_changed_after_somebody_looked_is_left_alone(backend: PostgresBackend) -> None:
+    backend.enqueue_many(numbered(3))
+    where = MessageFilter(queue=QUEUE)
+    found = list(backend._looker.search(where, limit=3))
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    backend.release(lease)
+    assert backend._tender._change(Verb.DELETE, found) == 2
+    assert [message.id for message in backend.list_messages()] == [lease.id]
+
+
+# --- floors -------------------------------------------------------------------------------------------------
+
+
+def floors(rig: Rig) -> list[int]:
+    return [floor for (floor,) in rig.ask("SELECT floor FROM {schema}.heads ORDER BY priority")]
+
+
+def lower_step(rig: Rig, step: int) -> None:
+    """Let the floor follow at once, so that few messages are enough."""
+    [(definition,)] = rig.ask("SELECT pg_get_functiondef(%s::regproc)", f'"{rig.schema}".step_floor')
+    assert "head.floor + 1000" in definition
+    rig.ask(definition.replace("head.floor + 1000", f"head.floor + {step}"))
+
+
+def test_a_floor_follows_what_was_taken(rig: Rig, backend: PostgresBackend) -> None:
+    backend.enqueue_many(numbered(6000))
+    backend.enqueue_many(numbered(2, priority=1))
+    for _ in range(25):
+        leases = backend.fetch_many(QUEUE, limit=200)
+        backend.settle_many([(lease, Ack()) for lease in leases])
+    assert floors(rig)[0] == 0
+    assert 1000 < floors(rig)[1] < 5000
+    assert len(drain(backend)) == 1002
+
+
+def test_fetching_costs_the_same_while_a_long_transaction_keeps_the_past(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    """A backup, say: no dead row and no index entry of one can be taken away meanwhile."""
+    rig.ask("ALTER TABLE {schema}.messages SET (autovacuum_enabled = off)")
+    backend.enqueue_many(numbered(20_000))
+    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    call(rig, connection, "SELECT count(*) FROM {schema}.messages")
+    found = explained(rig)
+    costs = []
+    for _ in range(95):
+        leases: list[JobLease] = []
+        costs.append(found.pages(lambda leases=leases: leases.extend(found.backend.fetch_many(QUEUE, limit=200))))
+        found.backend.settle_many([(lease, Ack()) for lease in leases])
+    early, late = min(costs[5:15]), max(costs[-10:])
+    assert late < early * 1.5 + 1500  # as many as the floor may be behind
+
+
+def test_no_floor_hides_what_was_enqueued_early_and_committed_late(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    lower_step(rig, 5)
+    backend.enqueue_in(connection, [a_job("late")])
+    backend.enqueue_many(numbered(300))
+    for _ in range(20):
+        leases = backend.fetch_many(QUEUE, limit=10)
+        backend.settle_many([(lease, Ack()) for lease in leases])
+    connection.commit()
+    assert payloads(backend.fetch_many(QUEUE, limit=2)) == ["late", 200]
+
+
+def test_no_floor_hides_what_a_fetch_gave_back_by_its_end(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    lower_step(rig, 5)
+    backend.enqueue_many(numbered(301))
+    assert payloads(backend.fetch_many(QUEUE, limit=1)) == [0]
+    call(rig, connection, "SELECT FROM {schema}.fetch(%s, 3, 30000000, 'f1', 77)", QUEUE)
+    for _ in range(20):
+        leases = backend.fetch_many(QUEUE, limit=10)
+        backend.settle_many([(lease, Ack()) for lease in leases])
+    connection.rollback()
+    assert payloads(backend.fetch_many(QUEUE, limit=4)) == [1, 2, 3, 204]
+
+
+def test_what_comes_back_has_its_old_place_below_the_floor(rig: Rig, backend: PostgresBackend) -> None:
+    lower_step(rig, 5)
+    backend.enqueue_many(numbered(300))
+    early = backend.fetch_many(QUEUE, limit=5)
+    for _ in range(20):
+        leases = backend.fetch_many(QUEUE, limit=10)
+        backend.settle_many([(lease, Ack()) for lease in leases])
+    assert floors(rig)[0] > 100
+    ways: list[Settlement] = [Release(), Nack(), Abandon("x"), Forfeit("x"), Nack(0.001)]
+    backend.settle_many(list(zip(early, ways, strict=True)))
+    backend.reap(QUEUE)
+    backend.bulk(MessageFilter(queue=QUEUE), Verb.RETRY)
+    wait_until(lambda: backend.stats(QUEUE).delayed == 0)
+    assert payloads(backend.fetch_many(QUEUE, limit=6)) == [0, 1, 2, 3, 4, 205]
+
+
+def test_a_message_that_somebody_made_wait_by_hand_is_found(rig: Rig, backend: PostgresBackend) -> None:
+    lower_step(rig, 5)
+    backend.enqueue_many(numbered(100))
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    backend.abandon(lease, "x")
+    while leases := backend.fetch_many(QUEUE, limit=10):
+        backend.settle_many([(lease, Ack()) for lease in leases])
+    rig.ask("UPDATE {schema}.heads SET floor = 90")
+    rig.ask("UPDATE {schema}.messages SET state = 0, fresh = true, died_at = NULL, reason = NULL")
+    assert backend.fetch_many(QUEUE, limit=1) == []
+    rig.ask("UPDATE {schema}.heads SET reset_at = reset_at - 60000000")
+    assert backend.fetch_many(QUEUE, limit=1) == []
+    assert [found.id for found in backend.fetch_many(QUEUE, limit=1)] == [lease.id]
+
+
+def test_floors_lose_nothing_whatever_commits_when(rig: Rig, backend: PostgresBackend) -> None:
+    """Producers and consumers whose transactions last, or are rolled back, while the floor moves all the time."""
+    lower_step(rig, 1)
+    over = time.monotonic() + 3.0
+    enqueued: set[str] = set()
+    acked: list[str] = []
+
+    def produce(number: int) -> None:
+        chance = random.Random(number)
+        with psycopg.connect(rig.server.url()) as connection:
+            while time.monotonic() < over:
+                new = [a_job(priority=chance.choice([3, 5])) for _ in range(chance.randrange(1, 8))]
+                ids = backend.enqueue_in(connection, new)
+                time.sleep(chance.choice([0.0, 0.0, 0.001, 0.02]))
+                if chance.random() < 0.2:
+                    connection.rollback()
+                    continue
+                connection.commit()
+                enqueued.update(ids)
+
+    def consume(number: int) -> None:
+        chance = random.Random(number)
+        while time.monotonic() < over:
+            leases = backend.fetch_many(QUEUE, limit=chance.randrange(1, 12))
+            ways: list[Settlement] = [chance.choice([Ack(), Ack(), Ack(), Release()]) for _ in leases]
+            answers = backend.settle_many(list(zip(leases, ways, strict=True)))
+            assert all(answers)
+            acked.extend(lease.id for lease, way in zip(leases, ways, strict=True) if isinstance(way, Ack))
+
+    def give_up(number: int) -> None:
+        with psycopg.connect(rig.server.url()) as connection:
+            while time.monotonic() < over:
+                call(rig, connection, "SELECT FROM {schema}.fetch(%s, 5, 30000000, 'f', %s)", QUEUE, number)
+                time.sleep(0.003)
+                connection.rollback()
+
+    together(6, lambda number: [produce, consume, consume, produce, give_up, produce][number](number))
+    while leases := backend.fetch_many(QUEUE, limit=100):
+        acked += [lease.id for lease in leases if backend.ack(lease)]
+    assert len(enqueued) > 200
+    assert len(acked) == len(set(acked))
+    assert set(acked) == enqueued
+    assert max(floors(rig)) > 50
+
+
+# --- dead-locks ---------------------------------------------------------------------------------------------
+
+
+def test_six_threads_at_random_lose_nothing_and_never_lock_each_other_out(backend: PostgresBackend) -> None:
+    policy = ReapPolicy(max_crashes=0, back_off=0.0)
+    over = time.monotonic() + 3.0
+    known = backend.enqueue_many(numbered(300))
+    held: list[JobLease] = []
+    lock = threading.Lock()
+    acked: list[str] = []
+
+    def some(chance: random.Random) -> list[JobLease]:
+        with lock:
+            return chance.sample(held, min(len(held), chance.randrange(1, 40)))
+
+    def fetch(chance: random.Random) -> None:
+        leases = backend.fetch_many(QUEUE, limit=chance.randrange(1, 30), ttl=chance.choice([0.005, 0.05, 30.0]))
+        with lock:
+            held[:] = held[-200:] + leases
+
+    def settle(chance: random.Random) -> None:
+        leases = some(chance)
+        ways = [chance.choice(SETTLEMENTS) for _ in leases]
+        answers = backend.settle_many(list(zip(leases, ways, strict=True)))
+        done = [lease.id for lease, way, answer in zip(leases, ways, answers, strict=True) if way == Ack() and answer]
+        with lock:
+            acked.extend(done)
+
+    def renew(chance: random.Random) -> None:
+        backend.renew_many(some(chance), 0.02)
+
+    def tend(chance: random.Random) -> None:
+        backend.reap(QUEUE, policy)
+        backend.bulk(MessageFilter(queue=QUEUE), Verb.RETRY, limit=chance.randrange(1, 10))
+        ids = [f"given-{number}" for number in range(10)]
+        chance.shuffle(ids)
+        backend.enqueue_many([a_job(identifier=ident) for ident in ids])
+
+    def run(number: int) -> None:
+        chance = random.Random(number)
+        while time.monotonic() < over:
+            (fetch, settle, renew, tend, settle, tend)[number](chance)
+
+    together(6, run)
+    assert len(acked) == len(set(acked))
+    left = {message.id for message in backend.list_messages(limit=1000)}
+    assert set(known) - set(acked) == left & set(known)
+    assert not left & set(acked)
+
+
+SETTLEMENTS: list[Settlement] = [Ack(), Nack(0.0, "boom"), Nack(0.01), Abandon("x"), Release(), Forfeit("x")]
+
+
+# --- enqueueing many ----------------------------------------------------------------------------------------
+
+
+def test_many_go_in_their_order_whatever_is_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, rig: Rig, backend: PostgresBackend
+) -> None:
+    monkeypatch.setattr(producing, "_PIECE_MESSAGES", 70)
+    known = backend.enqueue_many(numbered(500))
+    assert [message.id for message in backend.list_messages(limit=1000)] == known
+    monkeypatch.setattr(producing, "_PIECE_BYTES", 1000)
+    backend.enqueue_many(numbered(100))
+    assert drain(backend) == [*range(500), *range(100)]
+    assert rig.ask("SELECT count(*) FROM {schema}.messages") == [(0,)]
+
+
+@pytest.mark.parametrize("count", [1, 2, producing.COPY_FROM, 200])
+def test_an_id_that_is_known_is_left_alone_among_any_number(backend: PostgresBackend, count: int) -> None:
+    backend.enqueue(a_job("live", identifier="live"))
+    backend.enqueue(a_job("gone", identifier="gone", queue="mails"))
+    assert drain(backend, "mails") == ["gone"]
+    others = numbered(count - 1)
+    for ident in ("live", "gone"):
+        backend.enqueue_many([*others[::2], a_job("again", identifier=ident), *others[1::2]])
+    backend.enqueue_many([a_job("twice", identifier="twice"), *others, a_job("and again", identifier="twice")])
+    expected = ["live", *payloads_of(others) * 2, "twice", *range(count - 1)]
+    assert drain(backend) == expected
+
+
+def payloads_of(definitions: list[Any]) -> list[object]:
+    return [definition.payload for definition in definitions[::2] + definitions[1::2]]
+
+
+@pytest.mark.parametrize("count", [1, 2, 200])
+def test_delayed_and_due_ones_may_be_mixed(backend: PostgresBackend, count: int) -> None:
+    now = time.time()
+    backend.enqueue_many([a_job(number, scheduled_at=at(now + 60 * (number % 2))) for number in range(count)])
+    stats = backend.stats(QUEUE)
+    assert (stats.waiting, stats.delayed) == ((count + 1) // 2, count // 2)
+    [first, *_] = backend.list_messages()
+    assert first.available_at == first.enqueued_at
+
+
+def test_a_batch_that_fails_halfway_leaves_nothing(rig: Rig, backend: PostgresBackend) -> None:
+    rig.ask("ALTER TABLE {schema}.messages ADD CONSTRAINT mine CHECK (handler <> 'odd')")
+    with pytest.raises(psycopg.errors.CheckViolation):
+        backend.enqueue_many([*numbered(100), a_job(handler="odd")])
+    assert backend.stats(QUEUE).pending == 0
+
+
+# --- fetching -----------------------------------------------------------------------------------------------
+
+
+def test_what_falls_due_at_once_joins_in_pieces(rig: Rig, backend: PostgresBackend) -> None:
+    count = PROMOTE_LIMIT * 2 + 100
+    later = at(time.time() + 600)
+    backend.enqueue_many(numbered(count, scheduled_at=later))
+    backend.enqueue(a_job("urgent", priority=1))
+    rig.ask("UPDATE {schema}.messages SET available_at = 1000000 + seq WHERE state = 1")
+    assert (backend.stats(QUEUE).waiting, backend.stats(QUEUE).delayed) == (count + 1, 0)
+    assert payloads(backend.fetch_many(QUEUE, limit=3)) == ["urgent", 0, 1]
+    assert rig.ask("SELECT count(*) FROM {schema}.messages WHERE state = 1") == [(count - PROMOTE_LIMIT,)]
+    assert drain(backend) == list(range(2, count))
+
+
+def test_a_fetch_of_nothing_writes_nothing(rig: Rig, backend: PostgresBackend) -> None:
+    backend.enqueue_many(numbered(3))
+    drain(backend)
+    backend.fetch_many(QUEUE, limit=5)
+    before = rig.ask("SELECT pg_current_wal_insert_lsn()")
+    numbered_before = rig.ask("SELECT pg_snapshot_xmax(pg_current_snapshot())")
+    for _ in range(20):
+        assert backend.fetch_many(QUEUE, limit=5) == []
+        assert backend.reap(QUEUE) == []
+    assert rig.ask("SELECT pg_snapshot_xmax(pg_current_snapshot())") == numbered_before
+    [(written,)] = rig.ask("SELECT pg_current_wal_insert_lsn() - %s::pg_lsn", *before[0])
+    assert written < 2000
+
+
+def test_a_queue_may_be_called_null_and_a_limit_be_large(backend: PostgresBackend) -> None:
+    backend.enqueue_many([a_job(1, queue="null"), a_job(2, queue="NULL")])
+    leases = [lease for name in ("null", "NULL") for lease in backend.fetch_many(name, limit=2**40)]
+    assert backend.renew_many(leases, 30.0)[1] is not None
+    assert backend.settle_many([(lease, Ack()) for lease in leases]) == [Settled.OK, Settled.OK]
+
+
+def test_every_priority_is_found_whenever_it_first_comes(backend: PostgresBackend) -> None:
+    for number, priority in enumerate([5, 7, 255, 0, 6, 1, 5]):
+        backend.enqueue(a_job(number, priority=priority))
+        assert payloads(backend.fetch_many(QUEUE, limit=1)) == [number]
+    backend.enqueue_many([a_job(priority, priority=priority) for priority in (200, 4, 6, 0, 255, 5)])
+    assert payloads(backend.fetch_many(QUEUE, limit=10)) == [0, 4, 5, 6, 200, 255]
+
+
+# --- memory -------------------------------------------------------------------------------------------------
+
+
+def test_what_need_not_be_remembered_is_swept(rig: Rig, backend: PostgresBackend) -> None:
+    rig.ask("INSERT INTO {schema}.calls SELECT 'old-' || n, n, 'o' FROM generate_series(1, 5000) n")
+    rig.ask("INSERT INTO {schema}.ended SELECT 'old-' || n, n FROM generate_series(1, 3000) n")
+    sweeper = Sweeper(backend._database)
+    left = []
+    for _ in range(4):
+        sweeper.sweep()
+        left.append(rig.ask("SELECT (SELECT count(*) FROM {schema}.calls), (SELECT count(*) FROM {schema}.ended)")[0])
+    assert left == [(3000, 1000), (1000, 0), (0, 0), (0, 0)]
+
+
+def test_sweeping_goes_on_beside_the_calls(rig: Rig, backend: PostgresBackend) -> None:
+    rig.ask("INSERT INTO {schema}.calls SELECT 'old-' || n, n, 'o' FROM generate_series(1, 5000) n")
+    backend.enqueue_many(numbered(4))
+    for _ in range(4):
+        [lease] = backend.fetch_many(QUEUE, limit=1)
+        backend.ack(lease)
+    assert rig.ask("SELECT count(*) FROM {schema}.calls WHERE id LIKE 'old-%%' AND %s", True) == [(0,)]
+
+
+# --- texts and filters --------------------------------------------------------------------------------------
+
+
+def test_odd_texts_are_kept_as_well_as_they_can_be(backend: PostgresBackend) -> None:
+    backend.enqueue_many(numbered(3))
+    one, two, three = backend.fetch_many(QUEUE, limit=3)
+    odd = "a\0b \ud800 Zürich \U0001f600"
+    assert all(backend.settle_many([(one, Nack(0.0, odd)), (two, Abandon(odd, odd)), (three, Forfeit(odd))]))
+    kept = "a\ufffdb ? Zürich \U0001f600"
+    first, second, third = backend.list_messages()
+    assert (first.last_error, second.reason, second.last_error, third.cause) == (kept, kept, kept, kept)
+    assert [message.id for message in backend.list_messages(MessageFilter(reason=odd))] == [second.id]
+    assert len(backend.list_messages(MessageFilter(text="ZÜRICH"))) == 3
+    for where in (MessageFilter(handler="\0"), MessageFilter(queue="\ud800"), MessageFilter(ids=("\0",))):
+        assert backend.count(where) == 0
+
+
+def test_a_body_that_is_no_text_can_be_looked_for(rig: Rig, backend: PostgresBackend) -> None:
+    ident = backend.enqueue(a_job())
+    rig.ask("UPDATE {schema}.messages SET body = '\\xff00fe4d61524b'")
+    assert [message.id for message in backend.list_messages(MessageFilter(text="mark"))] == [ident]
+
+
+@pytest.mark.parametrize("share", [7, 100, 20_000])
+def test_a_filter_that_few_match_is_answered_in_order_and_whole(
+    monkeypatch: pytest.MonkeyPatch, backend: PostgresBackend, share: int
+) -> None:
+    """Whatever number of messages each statement looks at."""
+    monkeypatch.setattr(looking, "WINDOW", share)
+    jobs = [
+        a_job(number, queue=f"q{number % 3}", handler="rare" if number % 41 == 0 else "usual") for number in range(900)
+    ]
+    known = backend.enqueue_many(jobs)
+    for queue in ("q0", "q2"):
+        for lease in backend.fetch_many(queue, limit=100):
+            backend.abandon(lease, "x")
+    rare = known[::41]
+    where = MessageFilter(handler="rare")
+    assert [message.id for message in backend.list_messages(where)] == rare
+    page = backend.list_messages(where, limit=5)
+    rest = backend.list_messages(where, after=page[-1].cursor)
+    assert [message.id for message in page + rest] == rare
+    assert backend.count(where) == len(rare)
+    assert backend.count(where, cap=4) == 4
+    dead = MessageFilter(handler="rare", states=(State.DEAD,), text="RARE")
+    count = backend.count(dead)
+    assert 0 < count < len(rare)
+    assert backend.bulk(dead, Verb.RETRY) == count
+    assert backend.count(MessageFilter(states=(State.DEAD,))) == 200 - count
+
+
+def test_ids_of_a_filter_come_in_pages_too(backend: PostgresBackend) -> None:
+    known = backend.enqueue_many(numbered(30))
+    where = MessageFilter(ids=tuple(reversed(known[::2])))
+    page = backend.list_messages(where, limit=4)
+    rest = backend.list_messages(where, after=page[-1].cursor, limit=100)
+    assert [message.id for message in page + rest] == known[::2]
+    assert backend.bulk(where, Verb.DELETE, limit=3) == 3
+    assert backend.count(where) == 12
+
+
+def test_fallen_due_and_not_fetched_since_it_waits_for_whoever_looks(rig: Rig, backend: PostgresBackend) -> None:
+    known = backend.enqueue_many([a_job(number, scheduled_at=at(time.time() + 600)) for number in range(10)])
+    rig.ask("UPDATE {schema}.messages SET available_at = 1000000 - seq WHERE seq %% 2 = %s", 0)
+    waiting, delayed = MessageFilter(states=(State.WAITING,)), MessageFilter(states=(State.DELAYED,))
+    assert [message.id for message in backend.list_messages(waiting)] == known[1::2]
+    assert [message.id for message in backend.list_messages(delayed, limit=2)] == known[:3:2]
+    assert (backend.count(waiting), backend.count(delayed)) == (5, 5)
+    assert backend.stats(QUEUE).oldest is not None
+    assert backend.bulk(waiting, Verb.DELETE) == 5
+    assert backend.stats(QUEUE).oldest is None
+
+
+# --- servers that are set up otherwise ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_a_stricter_isolation_by_default_is_slower_and_no_more(rig: Rig, backend: PostgresBackend, level: str) -> None:
+    strict = rig.open(options=f"-c default_transaction_isolation={level.replace(' ', chr(92) + ' ')}")
+    strict.enqueue_many(numbered(40))
+    acked: list[str] = []
+
+    def consume(number: int) -> None:
+        while leases := strict.fetch_many(QUEUE, limit=1 + number):
+            acked.extend(lease.id for lease in leases if strict.ack(lease))
+
+    together(3, consume)
+    assert len(acked) == len(set(acked)) == 40
+    assert backend.stats(QUEUE).pending == 0
+
+
+def test_a_search_path_of_somebody_elses_changes_nothing(rig: Rig, backend: PostgresBackend) -> None:
+    rig.ask("CREATE SCHEMA {schema}_x".replace("{schema}", rig.schema))
+    try:
+        rig.ask(f"CREATE TABLE {rig.schema}_x.messages (nothing int)")
+        other = rig.open(options=f"-c search_path={rig.schema}_x")
+        other.enqueue_many(numbered(3))
+        assert drain(backend) == [0, 1, 2]
+    finally:
+        rig.ask(f"DROP SCHEMA {rig.schema}_x CASCADE")

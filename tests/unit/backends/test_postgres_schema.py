@@ -1,0 +1,100 @@
+"""The schema: what its docstring tells is what is there, and what the rest stands on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from postgres_rig import Rig
+from psycopg import errors
+
+from jobpool_backends.postgres import schema
+
+_COLUMNS = """
+SELECT table_name, column_name, data_type FROM information_schema.columns
+WHERE table_schema = %s AND table_name <> 'migrations'
+"""
+_FUNCTIONS = "SELECT proname, coalesce(proconfig::text, '') FROM pg_proc WHERE pronamespace = %s::regnamespace"
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with Rig() as rig:
+        rig.open().prepare()
+        yield rig
+
+
+@pytest.fixture(scope="module")
+def told() -> str:
+    assert schema.__doc__
+    return schema.__doc__
+
+
+def sections(told: str) -> dict[str, str]:
+    """What the docstring says of each table, under the table's name."""
+    parts = re.split(r"^`(\w+)`:", told, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_the_docstring_tells_of_every_table_and_column(rig: Rig, told: str) -> None:
+    found = sections(told.replace("`ended`:", "\n`ended`:"))
+    columns = rig.ask(_COLUMNS, rig.schema)
+    assert {table for table, _, _ in columns} == set(found)
+    assert not [(table, name) for table, name, _ in columns if not re.search(rf"\b{name}\b", found[table])]
+
+
+def test_the_docstring_tells_of_every_index(rig: Rig, told: str) -> None:
+    sql = "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = %s AND tablename = 'messages'"
+    indexes = dict(rig.ask(sql, rig.schema))
+    listed = dict(re.findall(r"^    (messages_\w+)\s+\((.*?)\)", told, flags=re.MULTILINE))
+    assert listed == {name: re.search(r"USING btree \((.*?)\)", sql)[1] for name, sql in indexes.items()}  # type: ignore[index]
+
+
+def test_the_docstring_tells_of_every_function_that_others_call(rig: Rig, told: str) -> None:
+    """And each of these has the settings that keep its plans, but for those that have nothing to plan."""
+    functions = dict(rig.ask(_FUNCTIONS, rig.schema))
+    listed = re.search(r"Functions that others call: (.*?)\.", told, flags=re.DOTALL)
+    assert listed
+    called = set(re.split(r",\s+", listed[1]))
+    assert called <= set(functions)
+    settled = {name for name, settings in functions.items() if "force_generic_plan" in settings}
+    assert settled == called - {"moment", "begin_enqueue"}
+    for name in settled:
+        assert "enable_seqscan=off" in functions[name]
+        assert "jit=off" in functions[name]
+
+
+def test_states_have_the_numbers_that_the_docstring_tells(told: str) -> None:
+    numbers = (schema.WAITING, schema.DELAYED, schema.LEASED, schema.DEAD)
+    assert "{} waiting, {} delayed, {} leased, {} dead".format(*numbers) in told
+
+
+def test_nothing_is_left_to_fill_in_but_the_schema(rig: Rig) -> None:
+    del rig
+    left = {word for statements in schema.MIGRATIONS for sql in statements for word in re.findall(r"\{[a-z_]+\}", sql)}
+    assert left == {"{schema}"}
+
+
+def test_sequence_numbers_are_drawn_one_by_one(rig: Rig) -> None:
+    """A session that drew some ahead would put what it enqueues later before what others enqueued meanwhile."""
+    sql = "SELECT cache_size, cycle FROM pg_sequences WHERE schemaname = %s"
+    assert rig.ask(sql, rig.schema) == [(1, False)]
+
+
+def test_a_message_has_a_lease_when_it_is_leased_and_a_death_when_it_is_dead(rig: Rig) -> None:
+    backend = rig.open()
+    backend._database.run(
+        f'SELECT "{rig.schema}".enqueue_one(%b, %b, %b, %b, %b::smallint, NULL, %b)', ("id", False, "q", "h", 5, b"{}")
+    )
+    for state in (2, 3):
+        with pytest.raises(errors.CheckViolation):
+            rig.ask("UPDATE {schema}.messages SET state = %s", state)
+
+
+def test_every_table_is_swept_early_and_never_cut_under_a_lock_that_stops_all(rig: Rig) -> None:
+    sql = "SELECT relname, reloptions::text FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind = 'r'"
+    options = dict(rig.ask(sql, rig.schema))
+    assert all("vacuum_truncate=off" in options[name] for name in options if name != "migrations")
+    for name in ("messages", "calls", "ended"):
+        assert "autovacuum_vacuum_scale_factor=0.02" in options[name]

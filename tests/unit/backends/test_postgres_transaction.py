@@ -1,0 +1,413 @@
+"""Enqueue, and ack, within a transaction of the caller's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from postgres_rig import Rig
+from psycopg.rows import dict_row
+from support.jobs import QUEUE, a_job, at
+from support.servers.pgbouncer import Pgbouncer
+from support.waiting import wait_until
+
+from jobpool import Jobs
+from jobpool.errors import ConfigurationError, InvalidJob, LeaseLost
+from jobpool.lease import JobLease
+from jobpool.settlement import Ack, Nack, Settled
+from jobpool_backends.postgres import PostgresBackend
+from jobpool_backends.postgres.intransaction import ack
+from jobpool_backends.postgres.waiting import LOOK_AGAIN
+
+Connection = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with Rig() as rig:
+        yield rig
+
+
+@pytest.fixture
+def backend(rig: Rig) -> PostgresBackend:
+    backend = rig.open()
+    backend.prepare()
+    return backend
+
+
+@pytest.fixture
+def connection(rig: Rig, backend: PostgresBackend) -> Connection:
+    del backend
+    connection = rig.connect()
+    connection.execute(f"CREATE TABLE {rig.schema}.mine (name text)")
+    connection.commit()
+    return connection
+
+
+# --- enqueue -------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_there_when_the_transaction_commits(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    connection.execute(f"INSERT INTO {rig.schema}.mine VALUES ('order')")
+    known = backend.enqueue_in(connection, [a_job("one"), a_job("two")])
+    assert backend.stats(QUEUE).waiting == 0
+    assert backend.fetch(QUEUE) is None
+    connection.commit()
+    assert [lease.id for lease in backend.fetch_many(QUEUE, limit=5)] == known
+
+
+def test_a_job_never_was_when_it_rolls_back(backend: PostgresBackend, connection: Connection) -> None:
+    Jobs(backend=backend).enqueue(a_job(identifier="order-1"), connection=connection)
+    connection.rollback()
+    assert backend.stats(QUEUE).pending == 0
+    assert backend.inspect("order-1") is None
+    backend.enqueue(a_job(identifier="order-1"))
+    assert backend.stats(QUEUE).waiting == 1
+
+
+def test_the_first_job_of_all_may_come_this_way(rig: Rig) -> None:
+    backend = rig.open()
+    with rig.connect() as connection:
+        backend.enqueue_in(connection, [a_job()])
+    assert backend.stats(QUEUE).waiting == 1
+
+
+def test_a_savepoint_takes_it_back_alone(backend: PostgresBackend, connection: Connection) -> None:
+    [kept] = backend.enqueue_in(connection, [a_job()])
+    with connection.transaction(force_rollback=True):
+        backend.enqueue_in(connection, [a_job()])
+    connection.commit()
+    assert [message.id for message in backend.list_messages()] == [kept]
+
+
+def test_the_commit_wakes_whoever_waits(rig: Rig, backend: PostgresBackend, connection: Connection) -> None:
+    took = []
+    with ThreadPoolExecutor(1) as threads:
+        for _ in range(3):
+            found = threads.submit(backend.wait_any, [QUEUE], 30.0)
+            wait_until(lambda: rig.ask("SELECT queue FROM {schema}.sleepers"), what="it sleeps")
+            assert backend.wait_any([QUEUE], LOOK_AGAIN) is None  # so long that it looks seldom
+            backend.enqueue_in(connection, [a_job()])
+            started = time.monotonic()
+            connection.commit()
+            assert found.result(10.0) == QUEUE
+            took.append(time.monotonic() - started)
+            assert len(backend.fetch_many(QUEUE, limit=5)) == 1
+    assert min(took) < LOOK_AGAIN / 10
+
+
+def test_an_open_transaction_keeps_nobody_from_ringing(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(backend.wait_any, [QUEUE], 30.0)
+        wait_until(lambda: rig.ask("SELECT queue FROM {schema}.sleepers"), what="it sleeps")
+        backend.enqueue_in(connection, [a_job()])
+        rig.open().enqueue(a_job())
+        assert found.result(10.0) == QUEUE
+
+
+def test_an_open_transaction_holds_up_nobody(rig: Rig, backend: PostgresBackend, connection: Connection) -> None:
+    """Enqueues, fetches and settlements of the same queue go on, and the order is kept as far as it can be."""
+    backend.enqueue_in(connection, [a_job("late")])
+    other = rig.open(timeout=1)
+    [ident] = other.enqueue_many([a_job("early")])
+    lease = other.fetch(QUEUE)
+    assert lease is not None
+    assert lease.id == ident
+    assert other.ack(lease) is Settled.OK
+    assert other.reap(QUEUE) == []
+    connection.commit()
+    assert other.stats(QUEUE).waiting == 1
+    assert other.fetch(QUEUE) is not None
+
+
+def test_what_was_enqueued_before_others_and_committed_after_them_is_not_lost(
+    backend: PostgresBackend, connection: Connection
+) -> None:
+    """A fetch does not look below where it has been, unless somebody may still commit there."""
+    [late] = backend.enqueue_in(connection, [a_job("late")])
+    for _ in range(5):
+        known = backend.enqueue_many([a_job() for _ in range(200)])
+        leases = backend.fetch_many(QUEUE, limit=200)
+        assert [lease.id for lease in leases] == known
+        assert all(backend.settle_many([(lease, Ack()) for lease in leases]))
+    assert backend.fetch(QUEUE) is None
+    connection.commit()
+    lease = backend.fetch(QUEUE)
+    assert lease is not None
+    assert lease.id == late
+
+
+def test_the_rules_of_an_enqueue_hold(backend: PostgresBackend, connection: Connection) -> None:
+    backend.enqueue(a_job("first", identifier="order-1"))
+    due = time.time() + 60
+    with connection:
+        assert backend.enqueue_in(connection, [a_job("second", identifier="order-1")]) == ["order-1"]
+        backend.enqueue_in(connection, [a_job(scheduled_at=at(due)), a_job(priority=1, queue="mails")])
+        assert backend.enqueue_in(connection, []) == []
+        with pytest.raises(InvalidJob):
+            backend.enqueue_in(connection, [a_job(), a_job("x" * 2_000_000)])
+    assert (backend.stats(QUEUE).waiting, backend.stats(QUEUE).delayed, backend.stats("mails").waiting) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"row_factory": dict_row}, {"cursor_factory": psycopg.ClientCursor}, {"cursor_factory": psycopg.RawCursor}],
+    ids=["rows as dictionaries", "parameters merged by the client", "numbered parameters"],
+)
+def test_the_callers_connection_keeps_its_ways(rig: Rig, backend: PostgresBackend, options: dict[str, Any]) -> None:
+    connection = rig.connect(**options)
+    before = (connection.row_factory, connection.cursor_factory, connection.prepare_threshold, connection.autocommit)
+    for _ in range(7):
+        [ident] = backend.enqueue_in(connection, [a_job()])
+        connection.commit()
+        lease = backend.fetch(QUEUE)
+        assert lease is not None
+        assert lease.id == ident
+        still_open = ack(connection, backend.ticket(lease))
+        assert still_open()
+        connection.commit()
+    after = (connection.row_factory, connection.cursor_factory, connection.prepare_threshold, connection.autocommit)
+    assert before == after
+    assert backend.stats(QUEUE).pending == 0
+
+
+def test_in_autocommit_it_is_a_transaction_of_its_own(rig: Rig, backend: PostgresBackend) -> None:
+    connection = rig.connect(autocommit=True)
+    backend.enqueue_in(connection, [a_job()])
+    assert backend.stats(QUEUE).waiting == 1
+    with connection.transaction():
+        backend.enqueue_in(connection, [a_job()])
+        assert backend.stats(QUEUE).waiting == 1
+    assert backend.stats(QUEUE).waiting == 2
+
+
+def test_it_works_in_a_pipeline_too(backend: PostgresBackend, connection: Connection) -> None:
+    with connection.pipeline():
+        backend.enqueue_in(connection, [a_job()])
+        backend.enqueue_in(connection, [a_job()])
+        connection.commit()
+    assert backend.stats(QUEUE).waiting == 2
+
+
+def test_errors_of_the_database_are_the_callers(backend: PostgresBackend, connection: Connection) -> None:
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        connection.execute("SELECT 1 / 0")
+    with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+        backend.enqueue_in(connection, [a_job()])
+    connection.rollback()
+    connection.close()
+    with pytest.raises(psycopg.OperationalError, match="closed"):
+        backend.enqueue_in(connection, [a_job()])
+
+
+def test_another_database_is_named(rig: Rig, backend: PostgresBackend) -> None:
+    rig.ask(f"CREATE DATABASE {rig.schema}_other")
+    try:
+        with psycopg.connect(rig.server.url(f"{rig.schema}_other")) as connection:
+            told = (
+                f"leads to database '{rig.schema}_other' .* no current schema '{rig.schema}' of jobpool's: connect to"
+            )
+            with pytest.raises(ConfigurationError, match=told):
+                backend.enqueue_in(connection, [a_job()])
+            connection.rollback()
+    finally:
+        rig.ask(f"DROP DATABASE {rig.schema}_other")
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        ("sqlalchemy.orm.session", r"session.connection\(\).connection.driver_connection"),
+        ("psycopg2.extensions", r"open one with psycopg.connect\(\)"),
+        ("asyncpg.connection", r"open one with psycopg.connect\(\)"),
+        ("django.utils.connection", r"pass django.db.connection.connection"),
+        ("somewhere", r"pass the one that psycopg.connect\(\) gave"),
+    ],
+)
+def test_what_is_no_connection_is_refused_with_the_mend(backend: PostgresBackend, module: str, told: str) -> None:
+    kind = type("Session", (), {"__module__": module})
+    with pytest.raises(
+        ConfigurationError, match=rf"of psycopg 3 \(psycopg.Connection\), not a {module}.Session: .*{told}"
+    ):
+        backend.enqueue_in(kind(), [a_job()])
+
+
+def test_an_asynchronous_connection_and_a_cursor_are_refused(backend: PostgresBackend, connection: Connection) -> None:
+    with pytest.raises(ConfigurationError, match=r"not a psycopg.Cursor: pass the connection itself, and not an asyn"):
+        backend.enqueue_in(connection.cursor(), [a_job()])
+
+
+# --- ack -----------------------------------------------------------------------------------------------------
+
+
+def a_lease(backend: PostgresBackend, ttl: float = 30.0, **fields: Any) -> JobLease:
+    backend.enqueue(a_job(**fields))
+    lease = backend.fetch(QUEUE, ttl=ttl)
+    assert lease is not None
+    return lease
+
+
+def test_an_ack_comes_true_with_the_commit_and_is_then_known(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    lease = a_lease(backend, identifier="order-1")
+    connection.execute(f"INSERT INTO {rig.schema}.mine VALUES ('effect')")
+    still_open = ack(connection, backend.ticket(lease), [backend.pack(a_job("next"))])
+    assert still_open()
+    assert (backend.stats(QUEUE).leased, backend.stats(QUEUE).waiting) == (1, 0)
+    connection.commit()
+    assert not still_open()
+    assert backend.ack(lease) is Settled.ALREADY
+    assert backend.settle_many([(lease, Ack((a_job("not again"),)))], f"ack:{lease.owner_token}") == [Settled.ALREADY]
+    assert (backend.stats(QUEUE).leased, backend.stats(QUEUE).waiting) == (0, 1)
+    assert rig.ask("SELECT name FROM {schema}.mine") == [("effect",)]
+    backend.enqueue(a_job(identifier="order-1"))  # remembered: it has just ended
+    assert backend.stats(QUEUE).waiting == 1
+
+
+def test_an_ack_that_is_rolled_back_never_was(rig: Rig, backend: PostgresBackend, connection: Connection) -> None:
+    lease = a_lease(backend)
+    connection.execute(f"INSERT INTO {rig.schema}.mine VALUES ('effect')")
+    still_open = ack(connection, backend.ticket(lease), [backend.pack(a_job("next"))])
+    connection.rollback()
+    assert not still_open()
+    assert backend.stats(QUEUE).leased == 1
+    assert backend.renew(lease, 30.0).owner_token == lease.owner_token
+    assert backend.ack(lease) is Settled.OK
+    assert backend.stats(QUEUE).pending == 0
+    assert rig.ask("SELECT name FROM {schema}.mine") == []
+
+
+def test_an_ack_twice_in_one_transaction_is_one(backend: PostgresBackend, connection: Connection) -> None:
+    lease = a_lease(backend)
+    for _ in range(2):
+        ack(connection, backend.ticket(lease), [backend.pack(a_job("next"))])
+    connection.commit()
+    assert backend.stats(QUEUE).pending == 1
+
+
+def test_a_lost_connection_is_no_open_transaction(backend: PostgresBackend, connection: Connection) -> None:
+    lease = a_lease(backend)
+    still_open = ack(connection, backend.ticket(lease))
+    connection.close()
+    assert not still_open()
+    wait_until(lambda: backend.ack(lease) is Settled.OK, what="the server has rolled back")
+
+
+def test_an_open_transaction_is_passed_by(rig: Rig, backend: PostgresBackend, connection: Connection) -> None:
+    """Renewing waits for nobody, and nothing is lost; nor is anything reaped, or held up."""
+    lease, other = a_lease(backend, ttl=0.5), a_lease(backend)
+    quick = rig.open(timeout=1)
+    ack(connection, backend.ticket(lease))
+    started = time.monotonic()
+    renewed, also = quick.renew_many([lease, other], 30.0)
+    assert renewed is not None
+    assert also is not None
+    assert time.monotonic() - started < 0.4
+    wait_until(lambda: backend.stats(QUEUE).leased == 2 and time.monotonic() > started + 0.6, what="its time is over")
+    assert quick.reap(QUEUE) == []
+    assert quick.fetch(QUEUE) is None
+    connection.commit()
+    assert backend.ack(lease) is Settled.ALREADY
+    assert backend.ack(other) is Settled.OK
+
+
+def test_a_transaction_that_hangs_holds_up_no_settlement_of_others(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    """Its child was killed, say, and the server has not noticed yet."""
+    stuck, other = a_lease(backend), a_lease(backend)
+    ack(connection, backend.ticket(stuck))
+    started = time.monotonic()
+    answers = rig.open().settle_many([(stuck, Nack(0.0, "timeout")), (other, Ack())])
+    assert time.monotonic() - started < 1.5
+    assert not answers[0]
+    assert answers[1] is Settled.OK
+    connection.rollback()
+    assert backend.stats(QUEUE).leased == 1
+
+
+def test_a_lease_that_has_ended_is_refused(rig: Rig, backend: PostgresBackend, connection: Connection) -> None:
+    lease = a_lease(backend, ttl=0.05)
+    wait_until(lambda: backend.clock.boot() > lease.expires_at)
+    connection.execute(f"INSERT INTO {rig.schema}.mine VALUES ('effect')")
+    with pytest.raises(LeaseLost, match=f"{lease.id} in queue 'reports' has ended: expired"), connection:
+        ack(connection, backend.ticket(lease), [backend.pack(a_job("next"))])
+    assert rig.ask("SELECT name FROM {schema}.mine") == []
+    assert (backend.stats(QUEUE).leased, backend.stats(QUEUE).waiting) == (1, 0)
+
+
+def test_a_message_that_somebody_else_holds_is_refused(backend: PostgresBackend, connection: Connection) -> None:
+    lease = a_lease(backend, ttl=0.05)
+    wait_until(lambda: len(backend.reap(QUEUE)) == 1)
+    again = backend.fetch(QUEUE)
+    assert again is not None
+    with pytest.raises(LeaseLost, match="has ended: not the owner"):
+        ack(connection, backend.ticket(lease))
+    connection.rollback()
+    assert backend.ack(again) is Settled.OK
+    with pytest.raises(LeaseLost, match="has ended: not in flight"):
+        ack(connection, backend.ticket(lease))
+
+
+def test_a_snapshot_that_is_older_than_the_lease_is_explained(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    lease = a_lease(backend)
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    ack(connection, backend.ticket(lease))
+    connection.rollback()
+    connection.execute(f"INSERT INTO {rig.schema}.mine VALUES ('effect')")
+    backend.renew(lease, 30.0)
+    with pytest.raises(psycopg.errors.SerializationFailure) as caught:
+        ack(connection, backend.ticket(lease))
+    assert "level READ COMMITTED, or ack first" in caught.value.__notes__[0]
+    connection.rollback()
+    assert backend.ack(lease) is Settled.OK
+
+
+def test_in_autocommit_an_ack_is_done_at_once(rig: Rig, backend: PostgresBackend) -> None:
+    lease = a_lease(backend)
+    still_open = ack(rig.connect(autocommit=True), backend.ticket(lease))
+    assert not still_open()
+    assert backend.ack(lease) is Settled.ALREADY
+
+
+def test_both_work_through_a_pooler(rig: Rig, tmp_path: Path) -> None:
+    with Pgbouncer(tmp_path, rig.server.url()) as pooler:
+        backend = rig.open(base=pooler.url())
+        with psycopg.connect(pooler.url(), prepare_threshold=None) as connection:
+            for _ in range(10):
+                backend.enqueue_in(connection, [a_job()])
+                connection.commit()
+                lease = backend.fetch(QUEUE)
+                assert lease is not None
+                ack(connection, backend.ticket(lease))
+                connection.commit()
+                assert backend.ack(lease) is Settled.ALREADY
+
+
+SMALL = """
+import sys, psycopg, jobpool.child.transaction
+from pkgutil import resolve_name
+resolve_name(sys.argv[1])
+print(sorted(name for name in sys.modules if name.startswith(("jobpool_backends", "sqlite3", "redis"))))
+"""
+
+
+def test_a_child_that_acks_stays_small(backend: PostgresBackend) -> None:
+    function = str(backend.ticket(a_lease(backend))["ack"])
+    told = subprocess.run([sys.executable, "-c", SMALL, function], capture_output=True, text=True, check=True).stdout
+    own = ["", ".postgres", ".postgres.intransaction", ".shared"]
+    assert told.strip() == str([f"jobpool_backends{name}" for name in own])

@@ -1,0 +1,350 @@
+"""Waiting: soon woken where LISTEN is heard, soon enough where it is not, and cheap."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from postgres_rig import Rig
+from support.jobs import QUEUE, a_job, at
+from support.servers import PostgresServer
+from support.waiting import wait_until
+
+from jobpool.backend import MessageFilter, Verb
+from jobpool.errors import BackendUnavailable
+from jobpool_backends.postgres import PostgresBackend
+from jobpool_backends.postgres.bell import channel
+from jobpool_backends.postgres.waiting import LOOK_AGAIN, WITHOUT_BELL
+
+SLACK = 0.5
+"""Seconds that a busy machine may add."""
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as threads:
+        yield threads
+
+
+@pytest.fixture
+def rig(threads: ThreadPoolExecutor) -> Iterator[Rig]:
+    del threads  # they end when the backends are closed, so they are there first
+    with Rig() as rig:
+        yield rig
+
+
+def asleep(rig: Rig, backend: PostgresBackend, threads: ThreadPoolExecutor, *queues: str) -> Future[str | None]:
+    """A thread that waits for these queues, and has lain down."""
+    backend.ping()
+    found = threads.submit(backend.wait_any, queues or (QUEUE,), 30.0)
+    wait_until(lambda: {row[0] for row in rig.ask("SELECT queue FROM {schema}.sleepers")} >= set(queues or (QUEUE,)))
+    return found
+
+
+def listeners(rig: Rig) -> list[int]:
+    sql = "SELECT pid FROM pg_stat_activity WHERE query = %s"
+    return [pid for (pid,) in rig.ask(sql, f'LISTEN "{channel(rig.schema)}"')]
+
+
+def test_an_enqueue_wakes_at_once(rig: Rig, threads: ThreadPoolExecutor) -> None:
+    backend, producer = rig.open(), rig.open()
+    delays = []
+    for _ in range(15):
+        found = asleep(rig, backend, threads)
+        started = time.monotonic()
+        producer.enqueue(a_job())
+        assert found.result(10.0) == QUEUE
+        delays.append(time.monotonic() - started)
+        assert len(producer.fetch_many(QUEUE, limit=5)) == 1
+    assert sorted(delays)[7] < LOOK_AGAIN / 10
+
+
+@pytest.mark.parametrize("verb", ["enqueue_many", "release", "nack", "retry of a dead letter", "reap"])
+def test_whatever_makes_a_message_fetchable_wakes(rig: Rig, threads: ThreadPoolExecutor, verb: str) -> None:
+    backend, other = rig.open(), rig.open()
+    other.enqueue(a_job())
+    [lease] = other.fetch_many(QUEUE, limit=1)
+    if verb == "retry of a dead letter":
+        other.abandon(lease, "by mistake")
+    if verb == "reap":
+        other.forfeit(lease, "SIGSEGV")
+    found = asleep(rig, backend, threads)
+    started = time.monotonic()
+    {
+        "enqueue_many": lambda: other.enqueue_many([a_job() for _ in range(200)]),
+        "release": lambda: other.release(lease),
+        "nack": lambda: other.nack(lease),
+        "retry of a dead letter": lambda: other.bulk(MessageFilter(), Verb.RETRY),
+        "reap": lambda: other.reap(QUEUE),
+    }[verb]()
+    assert found.result(10.0) == QUEUE
+    assert time.monotonic() - started < LOOK_AGAIN + SLACK
+
+
+def test_nobody_rings_while_nobody_sleeps(rig: Rig) -> None:
+    backend = rig.open()
+    ear = rig.connect(autocommit=True)
+    ear.execute(f'LISTEN "{channel(rig.schema)}"')
+    backend.prepare()
+    for _ in range(3):
+        backend.enqueue(a_job())
+    assert list(ear.notifies(timeout=0.1)) == []
+    rig.ask("INSERT INTO {schema}.sleepers VALUES (%s)", QUEUE)
+    for _ in range(3):
+        backend.enqueue(a_job())
+    assert [heard.payload for heard in ear.notifies(timeout=0.1)] == [QUEUE]
+
+
+def test_threads_that_wait_share_one_connection(rig: Rig, threads: ThreadPoolExecutor) -> None:
+    backend, producer = rig.open(), rig.open()
+    queues = [f"queue-{number}" for number in range(6)]
+    found = [asleep(rig, backend, threads, queue) for queue in queues]
+    assert len(listeners(rig)) == 1
+    for queue, waiting in zip(reversed(queues), reversed(found), strict=True):
+        started = time.monotonic()
+        producer.enqueue(a_job(queue=queue))
+        assert waiting.result(10.0) == queue
+        assert time.monotonic() - started < LOOK_AGAIN + SLACK
+    assert not any(waiting.running() for waiting in found)
+
+
+def test_a_thread_goes_on_listening_when_the_one_that_did_is_done(rig: Rig, threads: ThreadPoolExecutor) -> None:
+    backend, producer = rig.open(), rig.open()
+    first, second = (asleep(rig, backend, threads, queue) for queue in ("one", "two"))
+    producer.enqueue(a_job(queue="one"))
+    assert first.result(10.0) == "one"
+    wait_until(lambda: rig.ask("SELECT queue FROM {schema}.sleepers WHERE queue = 'two'"), what="the second sleeps on")
+    producer.enqueue(a_job(queue="two"))
+    assert second.result(10.0) == "two"
+
+
+def test_a_listening_connection_that_breaks_is_replaced(rig: Rig, threads: ThreadPoolExecutor) -> None:
+    backend, producer = rig.open(), rig.open()
+    found = asleep(rig, backend, threads)
+    [old] = wait_until(lambda: listeners(rig))
+    rig.ask("SELECT pg_terminate_backend(%s, 5000)", old)
+    [new] = wait_until(lambda: listeners(rig), what="another connection listens")
+    assert new != old
+    producer.enqueue(a_job())
+    assert found.result(10.0) == QUEUE
+
+
+def test_what_came_while_nobody_listened_is_found(rig: Rig, threads: ThreadPoolExecutor) -> None:
+    backend, producer = rig.open(), rig.open()
+    found = asleep(rig, backend, threads)
+    [old] = wait_until(lambda: listeners(rig))
+    started = time.monotonic()
+    rig.ask("SELECT pg_terminate_backend(%s)", old)
+    producer.enqueue(a_job())
+    assert found.result(10.0) == QUEUE
+    assert time.monotonic() - started < LOOK_AGAIN + SLACK
+
+
+def test_a_message_for_which_nobody_rang_is_found_soon(rig: Rig, threads: ThreadPoolExecutor) -> None:
+    """Its enqueue looked for sleepers just before we lay down; or the server forgot them, in a crash."""
+    backend, producer = rig.open(), rig.open()
+    found = asleep(rig, backend, threads)
+    started = time.monotonic()
+    with rig.connect() as other:
+        other.execute(f"DELETE FROM {rig.schema}.sleepers")
+        other.commit()
+        producer.enqueue(a_job())
+    assert found.result(10.0) == QUEUE
+    assert time.monotonic() - started < LOOK_AGAIN + SLACK
+
+
+def test_an_enqueue_that_saw_nobody_asleep_is_found_soon(rig: Rig, threads: ThreadPoolExecutor) -> None:
+    """It looked just before we lay down, and commits just after we looked; however quiet it was before."""
+    backend, other = rig.open(), rig.connect()
+    took = []
+    for number in range(3):
+        backend.wait_any([QUEUE], LOOK_AGAIN + 0.1)
+        rig.ask("DELETE FROM {schema}.sleepers")
+        parameters = (f"late-{number}", QUEUE)
+        other.execute(f"SELECT {rig.schema}.enqueue_one(%s, true, %s, 'report', 5::smallint, NULL, '')", parameters)
+        found = asleep(rig, backend, threads)
+        started = time.monotonic()
+        other.commit()
+        assert found.result(10.0) == QUEUE
+        took.append(time.monotonic() - started)
+        assert len(backend.fetch_many(QUEUE, limit=1)) == 1
+    assert min(took) < LOOK_AGAIN / 5
+
+
+def test_to_lie_down_waits_for_no_disk(rig: Rig) -> None:
+    """After a crash nobody sleeps any more. For everything else the connection waits as before."""
+    backend = rig.open()
+    backend.wait_any([QUEUE], 0.0)
+    [link] = backend._database._idle
+    backend._waiter._look((QUEUE,), asleep=True)
+    assert rig.ask("SELECT queue FROM {schema}.sleepers") == [(QUEUE,)]
+    assert link.execute("SHOW synchronous_commit").fetchone() == ("on",)
+
+
+def test_who_may_not_listen_finds_it_all_the_same(rig: Rig, threads: ThreadPoolExecutor) -> None:
+    backend, producer = rig.open(listen="no"), rig.open()
+    found = threads.submit(backend.wait_any, [QUEUE], 30.0)
+    assert not found.done()
+    started = time.monotonic()
+    producer.enqueue(a_job())
+    assert found.result(10.0) == QUEUE
+    assert time.monotonic() - started < WITHOUT_BELL + SLACK
+    assert listeners(rig) == []
+
+
+def test_where_no_connection_is_left_to_listen_on_it_looks_at_intervals(rig: Rig, threads: ThreadPoolExecutor) -> None:
+    role = f"{rig.schema}_user"
+    rig.open().prepare()
+    rig.ask(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 1")
+    rig.ask(f"GRANT ALL ON SCHEMA {{schema}} TO {role}")
+    rig.ask(f"GRANT ALL ON ALL TABLES IN SCHEMA {{schema}} TO {role}")
+    backend = rig.open(base=f"postgresql://{role}@{rig.server.host}:{rig.server.port}/postgres")
+    try:
+        found = threads.submit(backend.wait_any, [QUEUE], 30.0)
+        rig.open().enqueue(a_job())
+        assert found.result(10.0) == QUEUE
+        assert listeners(rig) == []
+    finally:
+        backend.close()
+        rig.ask(f"DROP OWNED BY {role}")
+        rig.ask(f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize("listen", ["auto", "no"])
+def test_a_delay_is_slept_out_to_the_moment(rig: Rig, listen: str) -> None:
+    backend = rig.open(listen=listen)
+    assert backend.wait_any([QUEUE], 0.7) is None  # so quiet that it looks seldom
+    late = []
+    for _ in range(3):
+        due = time.time() + 0.3
+        backend.enqueue(a_job(scheduled_at=at(due)))
+        assert backend.wait_any([QUEUE], 30.0) == QUEUE
+        late.append(time.time() - due)
+        assert len(backend.fetch_many(QUEUE, limit=1)) == 1
+    assert 0 <= min(late) < 0.05
+    assert max(late) < LOOK_AGAIN + SLACK
+
+
+def test_traffic_of_other_queues_wakes_nobody(rig: Rig, threads: ThreadPoolExecutor) -> None:
+    backend, producer = rig.open(), rig.open()
+    found = asleep(rig, backend, threads)
+    for _ in range(30):
+        producer.enqueue(a_job(queue="mails"))
+    assert not found.done()
+    producer.enqueue(a_job())
+    assert found.result(10.0) == QUEUE
+
+
+@pytest.mark.parametrize("listen", ["auto", "no"])
+def test_an_idle_wait_asks_seldom(rig: Rig, listen: str) -> None:
+    """As a pool waits: half a second at a time. Ten statements a second are all that the whole pool may send."""
+    backend = rig.open(listen=listen)
+    backend.wait_any([QUEUE], 0.7)
+    asked = []
+    run = backend._database.run
+
+    def counted(*arguments: object, **options: object) -> object:
+        asked.append(1)
+        return run(*arguments, **options)  # type: ignore[arg-type]
+
+    backend._database.run = counted  # type: ignore[method-assign, assignment]
+    for _ in range(4):
+        assert backend.wait_any([QUEUE], 0.5) is None
+    assert len(asked) <= 10
+
+
+def test_a_look_costs_little_though_its_first_were_at_empty_tables(rig: Rig) -> None:
+    """Neither autovacuum nor anybody else tells the server meanwhile that they have filled."""
+    backend = rig.open()
+    backend.prepare()
+    rig.ask("ALTER TABLE {schema}.messages SET (autovacuum_enabled = off)")
+    rig.ask("VACUUM ANALYZE {schema}.messages")
+    for _ in range(20):
+        assert backend.wait_any([QUEUE], 0.0) is None
+    rig.ask(
+        "INSERT INTO {schema}.messages"
+        " (enqueued_at, available_at, priority, state, given, fresh, id, queue, handler, body)"
+        " SELECT 0, %s, 5, 1, false, false, number, 'reports', 'report', '' FROM generate_series(1, 100000) AS number",
+        2**60,
+    )
+    took = []
+    for _ in range(10):
+        started = time.monotonic()
+        assert backend.wait_any([QUEUE], 0.0) is None
+        took.append(time.monotonic() - started)
+    assert min(took) < 0.005
+
+
+def test_bells_that_bring_nothing_are_answered_with_patience(rig: Rig, threads: ThreadPoolExecutor) -> None:
+    """Others take every message: this one must not look, and ring, a thousand times a second."""
+    backend = rig.open()
+    found = asleep(rig, backend, threads)
+    bell = rig.connect(autocommit=True)
+    rung, give_up = 0, time.monotonic() + 0.5
+    while time.monotonic() < give_up:
+        rung += len(
+            bell.execute(
+                f"DELETE FROM {rig.schema}.sleepers RETURNING pg_notify(%s, queue)", [channel(rig.schema)]
+            ).fetchall()
+        )
+    assert rung < 200
+    assert not found.done()
+    rig.open().enqueue(a_job())
+    assert found.result(10.0) == QUEUE
+
+
+# --- ends ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("listen", ["auto", "no"])
+def test_closing_ends_the_wait_and_leaves_no_connection(rig: Rig, threads: ThreadPoolExecutor, listen: str) -> None:
+    backend = rig.open(listen=listen, application_name=rig.schema)
+    found = [threads.submit(backend.wait_any, [queue], 30.0) for queue in ("one", "two", "three")]
+    wait_until(lambda: all(waiting.running() for waiting in found))
+    wait_until(lambda: listen == "no" or listeners(rig), what="one listens")
+    started = time.monotonic()
+    backend.close()
+    for waiting in found:
+        assert waiting.exception(10.0) is not None or waiting.result() is None
+    assert time.monotonic() - started < LOOK_AGAIN + SLACK
+    count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+    wait_until(lambda: rig.ask(count, rig.schema) == [(0,)], what="no connection is left")
+
+
+def test_a_server_that_goes_away_is_told_and_heard_again_when_it_is_back(tmp_path: Path) -> None:
+    with PostgresServer(tmp_path / "postgres") as server, Rig(server) as rig, ThreadPoolExecutor(1) as threads:
+        backend, producer = rig.open(timeout=1), rig.open()
+        found = asleep(rig, backend, threads)
+        server.kill()
+        error = found.exception(10.0)
+        assert isinstance(error, BackendUnavailable)
+        assert f"127.0.0.1:{server.port}" in str(error)
+        server.start()
+        found = asleep(rig, backend, threads)
+        wait_until(lambda: listeners(rig), limit=10.0, what="it listens again")
+        producer.enqueue(a_job())
+        assert found.result(10.0) == QUEUE
+
+
+def test_a_server_that_stands_still_is_told_in_time(tmp_path: Path) -> None:
+    with PostgresServer(tmp_path / "postgres") as server, Rig(server) as rig, ThreadPoolExecutor(1) as threads:
+        backend = rig.open(timeout=0.5)
+        found = asleep(rig, backend, threads)
+        server.pause()
+        started = time.monotonic()
+        assert isinstance(found.exception(10.0), BackendUnavailable)
+        assert time.monotonic() - started < LOOK_AGAIN + 0.5 + SLACK
+        server.resume()
+        rig.open().enqueue(a_job())
+        assert threads.submit(backend.wait_any, [QUEUE], 30.0).result(10.0) == QUEUE
+
+
+def test_waiting_needs_no_thread_of_its_own(rig: Rig) -> None:
+    backend = rig.open()
+    before = threading.active_count()
+    assert backend.wait_any([QUEUE], 0.05) is None
+    assert threading.active_count() == before

@@ -1,0 +1,163 @@
+"""Waiting: who is woken, what it costs, and that no message is slept through."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from redis_rig import Rig, take
+from support.jobs import QUEUE, a_job, at, numbered
+from support.waiting import wait_until
+
+from jobpool.backend import MessageFilter, Verb
+from jobpool.settlement import Ack
+from jobpool_backends.redis import RedisBackend
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with Rig() as rig:
+        yield rig
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as executor:
+        yield executor
+
+
+def sleepers(rig: Rig) -> int:
+    """How many connections wait for a bell."""
+    return int(rig.call("CLIENT", "LIST").count(b"cmd=blpop"))
+
+
+def asleep(rig: Rig, executor: ThreadPoolExecutor, *backends: RedisBackend) -> list[Future[str | None]]:
+    """All of them waiting, each in a thread of its own."""
+    before = sleepers(rig)
+    waits = [executor.submit(backend.wait_any, ["mails", QUEUE], 30.0) for backend in backends]
+    wait_until(lambda: sleepers(rig) >= before + len(backends))
+    return waits
+
+
+def test_one_message_wakes_one_of_two_waiters(rig: Rig, executor: ThreadPoolExecutor) -> None:
+    one, two = rig.open(), rig.open()
+    waits = asleep(rig, executor, one, two)
+    rig.open().enqueue(a_job())
+    wait_until(lambda: any(wait.done() for wait in waits))
+    assert rig.holds("bell") == 0
+    [woken] = [wait for wait in waits if wait.done()]
+    assert woken.result() == QUEUE
+    take(one)
+    assert sum(wait.done() for wait in waits) == 1
+    one.close()
+    two.close()
+    assert None in [wait.result(10.0) for wait in waits]
+
+
+def test_a_fetch_that_leaves_something_behind_wakes_the_next(rig: Rig, executor: ThreadPoolExecutor) -> None:
+    backends = [rig.open() for _ in range(3)]
+    waits = asleep(rig, executor, *backends)
+    producer = rig.open()
+    producer.enqueue_many(numbered(3))
+    for count in (1, 2, 3):
+        wait_until(lambda count=count: sum(wait.done() for wait in waits) >= count)
+        assert len(take(producer)) == 1
+    assert [wait.result() for wait in waits] == [QUEUE] * 3
+    assert rig.holds("bell") == 0
+
+
+@pytest.mark.parametrize("verb", ["release", "nack", "reap", "retry", "follow-up"])
+def test_whatever_makes_a_message_fetchable_rings(rig: Rig, verb: str) -> None:
+    backend = rig.open()
+    backend.enqueue(a_job())
+    [lease] = take(backend)
+    assert rig.holds("bell") == 0
+    match verb:
+        case "release":
+            backend.release(lease)
+        case "nack":
+            backend.nack(lease)
+        case "reap":
+            backend.forfeit(lease, "SIGSEGV")
+            backend.reap(QUEUE)
+        case "retry":
+            backend.abandon(lease, "failed")
+            backend.bulk(MessageFilter(), Verb.RETRY)
+        case "follow-up":
+            backend.settle_many([(lease, Ack((a_job("next"),)))])
+    assert rig.holds("bell") == 1
+    assert backend.wait_any([QUEUE], 0.0) == QUEUE
+
+
+@pytest.mark.parametrize("verb", ["release", "nack"])
+def test_what_is_put_off_rings_nothing(rig: Rig, verb: str) -> None:
+    backend = rig.open()
+    backend.enqueue(a_job(scheduled_at=at(4e9)))
+    backend.enqueue(a_job())
+    getattr(backend, verb)(take(backend)[0], delay=60.0)
+    assert rig.holds("bell") == 0
+    assert backend.wait_any([QUEUE], 0.05) is None
+
+
+def test_a_bell_that_rings_before_the_sleep_is_heard(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, producer = rig.open(), rig.open()
+    look = backend._waiter._look
+
+    def look_then_enqueue(queues: list[str]) -> tuple[str | None, float]:
+        seen = look(queues)
+        producer.enqueue(a_job())
+        return seen
+
+    monkeypatch.setattr(backend._waiter, "_look", look_then_enqueue)
+    started = time.monotonic()
+    assert backend.wait_any([QUEUE], 30.0) == QUEUE
+    assert time.monotonic() - started < 0.4  # before it would have looked again
+
+
+def test_one_element_is_the_most_and_an_empty_queue_has_none(rig: Rig) -> None:
+    backend = rig.open()
+    for number in range(3):
+        backend.enqueue(a_job(number))
+        assert rig.holds("bell") == 1
+    take(backend, 2)
+    assert rig.holds("bell") == 1
+    take(backend, 2)
+    assert rig.holds("bell") == 0
+    backend.enqueue(a_job())
+    backend.bulk(MessageFilter(), Verb.DELETE)
+    assert take(backend) == []
+    assert rig.holds("bell") == 0  # it was rung for what is gone
+
+
+def test_who_was_woken_and_died_is_made_good_by_the_next_look(rig: Rig, executor: ThreadPoolExecutor) -> None:
+    backend = rig.open()
+    [wait] = asleep(rig, executor, backend)
+    rig.call("ZADD", rig.key("ready"), 0, "0050000000000000001")  # as if the bell's one element had been taken
+    started = time.monotonic()
+    assert wait.result(10.0) == QUEUE
+    assert time.monotonic() - started < 2.0
+
+
+def test_closing_ends_the_waits(rig: Rig, executor: ThreadPoolExecutor) -> None:
+    backend = rig.open()
+    [wait] = asleep(rig, executor, backend)
+    backend.close()
+    assert wait.result(5.0) is None
+
+
+def test_without_a_queue_there_is_only_the_time_to_wait_for(rig: Rig) -> None:
+    started = time.monotonic()
+    assert rig.open().wait_any([], 0.1) is None
+    assert time.monotonic() - started >= 0.09
+
+
+def test_an_idle_pool_asks_little(rig: Rig) -> None:
+    backend = rig.open()
+    queues = [QUEUE, "mails", "faxes"]
+    backend.wait_any(queues, 0.01)
+    before = rig.commands()
+    assert backend.wait_any(queues, 1.4) is None
+    asked = rig.commands() - before
+    assert asked["evalsha"] + asked["blpop"] <= 8

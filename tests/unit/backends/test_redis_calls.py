@@ -1,0 +1,328 @@
+"""What the contract leaves open: steps over several queues, large calls, caps, damage, full memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis_rig import Rig, take
+from support.jobs import QUEUE, a_job, at, numbered
+from support.servers import RedisServer, shared_redis
+
+from jobpool.backend import MessageFilter, ReapPolicy, State, Verb
+from jobpool.errors import BackendUnavailable, InvalidJob
+from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
+from jobpool_backends.redis import producing, settling
+from jobpool_backends.redis.scripts import CHANGE
+
+AT_ONCE = ReapPolicy(back_off=0.0)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with Rig() as rig:
+        yield rig
+
+
+@pytest.fixture
+def turned() -> Iterator[Rig]:
+    """On a server whose clock stands still."""
+    server = shared_redis(turned=True)
+    server.flush()
+    with Rig(server) as rig:
+        yield rig
+
+
+# --- scripts ----------------------------------------------------------------------------------------------
+
+
+def test_scripts_that_the_server_forgets_are_sent_again(rig: Rig) -> None:
+    backend = rig.open()
+    for _ in range(2):
+        rig.call("SCRIPT", "FLUSH")
+        backend.enqueue(a_job())
+        rig.call("SCRIPT", "FLUSH")
+        [lease] = take(backend)
+        rig.call("SCRIPT", "FLUSH")
+        backend.renew(lease, 10.0)
+        rig.call("SCRIPT", "FLUSH")
+        assert backend.ack(lease) is Settled.OK
+        assert backend.ack(lease) is Settled.ALREADY
+
+
+# --- several queues at once -------------------------------------------------------------------------------
+
+
+def test_a_call_over_several_queues_is_remembered_as_one(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue_many([a_job(number, queue=f"q{number % 3}") for number in range(6)])
+    leases = [lease for number in range(3) for lease in take(backend, 2, f"q{number}")]
+    backend.ack(leases[3])
+    batch = [(leases[place], Ack()) for place in (4, 0, 3, 1, 5, 2)]
+    first = backend.settle_many(batch, call_id="c1")
+    assert first == [Settled.OK, Settled.OK, Settled.NOT_IN_FLIGHT, Settled.OK, Settled.OK, Settled.OK]
+    again = backend.settle_many(batch, call_id="c1")
+    assert again == [Settled.ALREADY if answer is Settled.OK else answer for answer in first]
+
+
+def test_the_order_of_an_enqueue_holds_over_queues(rig: Rig) -> None:
+    backend = rig.open()
+    known = backend.enqueue_many([a_job(number, queue=f"q{number % 7}", priority=number % 5) for number in range(50)])
+    assert [message.id for message in backend.list_messages()] == known
+
+
+def test_follow_ups_go_to_queues_that_had_none_and_only_of_accepted_acks(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue_many(numbered(3))
+    one, two, three = take(backend, 3)
+    backend.ack(two)
+    answers = backend.settle_many(
+        [
+            (one, Ack((a_job("one", queue="mails"), a_job("late", queue="faxes", scheduled_at=at(4e9))))),
+            (two, Ack((a_job("two", queue="mails"),))),
+            (three, Ack((a_job("three", queue="mails", identifier="same"), a_job("x", identifier="same")))),
+        ]
+    )
+    assert answers == [Settled.OK, Settled.NOT_IN_FLIGHT, Settled.OK]
+    assert [lease.envelope.payload for lease in take(backend, 9, "mails")] == ["one", "three"]
+    assert backend.stats("faxes").delayed == 1
+    assert backend.stats(QUEUE).pending == 0
+
+
+def test_sequences_go_on_when_the_clock_is_set_back(turned: Rig) -> None:
+    backend = turned.open()
+    now = turned.server.now()
+    first = backend.enqueue_many(numbered(3))
+    turned.server.turn_to(now - 3600.0)
+    second = backend.enqueue_many(numbered(3))
+    assert [lease.id for lease in take(backend, 9)] == first + second
+    turned.server.turn_to(now)
+
+
+# --- large calls ------------------------------------------------------------------------------------------
+
+
+def test_a_batch_of_several_scripts_answers_and_repeats_as_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "MOST", 10)
+    backend = rig.open()
+    backend.enqueue_many(numbered(25))
+    leases = take(backend, 25)
+    assert all(backend.renew_many(leases, 20.0))
+    backend.ack(leases[13])
+    answers = backend.settle_many([(lease, Ack()) for lease in leases], call_id="c1")
+    assert [place for place, answer in enumerate(answers) if answer is not Settled.OK] == [13]
+    again = backend.settle_many([(lease, Ack()) for lease in leases], call_id="c1")
+    assert [place for place, answer in enumerate(again) if answer is not Settled.ALREADY] == [13]
+
+
+def test_large_bodies_come_in_several_fetches_and_in_order(rig: Rig) -> None:
+    backend = rig.open()
+    known = backend.enqueue_many([a_job("x" * 900_000) for _ in range(14)])
+    fetched = take(backend, 14)
+    assert 0 < len(fetched) < 14
+    assert backend.stats(QUEUE).waiting == 14 - len(fetched)
+    assert rig.holds("bell") == 1  # what is left is for whoever waits
+    while more := take(backend, 14):
+        fetched += more
+    assert [lease.id for lease in fetched] == known
+
+
+def test_a_page_of_large_bodies_is_whole(rig: Rig) -> None:
+    backend = rig.open()
+    known = backend.enqueue_many([a_job("x" * 900_000) for _ in range(14)])
+    messages = backend.list_messages()
+    assert [message.id for message in messages] == known
+    assert all(len(message.body) > 900_000 for message in messages)
+
+
+def test_too_many_jobs_in_one_call_are_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producing, "MOST", 3)
+    backend = rig.open()
+    with pytest.raises(InvalidJob, match="at most 3"):
+        backend.enqueue_many(numbered(4))
+    assert backend.stats(QUEUE).pending == 0
+
+
+def test_thousands_in_one_enqueue_fall_due_in_pieces(turned: Rig) -> None:
+    backend = turned.open()
+    later = at(turned.server.now() + 5)
+    known = backend.enqueue_many([a_job(number, scheduled_at=later) for number in range(7000)])
+    turned.server.advance(5.0)
+    assert backend.stats(QUEUE).waiting == 7000
+    assert [message.id for message in backend.list_messages(MessageFilter(states=(State.WAITING,)), limit=5)] == known[
+        :5
+    ]
+    fetched = [lease.id for _ in range(8) for lease in take(backend, 1000)]
+    assert sorted(fetched) == sorted(known)
+
+
+# --- dead letters -----------------------------------------------------------------------------------------
+
+
+def test_without_caps_every_dead_letter_is_kept(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue_many(numbered(30))
+    backend.settle_many([(lease, Abandon("failed")) for lease in take(backend, 30)])
+    assert (backend.stats(QUEUE).dead, backend.evicted(QUEUE)) == (30, 0)
+
+
+def test_beyond_dead_max_the_oldest_are_removed_and_counted(turned: Rig) -> None:
+    backend = turned.open(dead_max=2)
+    known = backend.enqueue_many([a_job(identifier=f"order-{number}") for number in range(5)])
+    for lease in reversed(take(backend, 5)):
+        backend.abandon(lease, "failed", "boom")
+        turned.server.advance(1.0)
+    assert [message.id for message in backend.list_messages()] == known[:2]  # those that died last
+    assert backend.evicted(QUEUE) == 3
+    assert [turned.holds(name) for name in ("dead", "buried", "record", "body", "notes", "ids")] == [2] * 6
+    assert backend.enqueue(a_job(identifier="order-4")) == "order-4"  # its end is remembered
+    assert backend.stats(QUEUE).pending == 0
+
+
+def test_what_is_older_than_dead_max_age_is_removed_by_a_reap_or_a_death(turned: Rig) -> None:
+    backend = turned.open(dead_max_age="60")
+    backend.enqueue_many(numbered(4))
+    one, two, three, four = take(backend, 4, ttl=500.0)
+    backend.settle_many([(one, Abandon("failed")), (two, Abandon("failed"))])
+    turned.server.advance(59.0)
+    assert backend.reap(QUEUE) == []
+    assert backend.stats(QUEUE).dead == 2
+    turned.server.advance(1.0)
+    assert backend.reap(QUEUE) == []
+    assert (backend.stats(QUEUE).dead, backend.evicted(QUEUE)) == (0, 2)
+    backend.abandon(three, "failed")
+    turned.server.advance(60.0)
+    backend.abandon(four, "failed")
+    assert (backend.stats(QUEUE).dead, backend.evicted(QUEUE)) == (1, 3)
+
+
+def test_the_crash_limit_buries_under_the_same_caps(turned: Rig) -> None:
+    backend = turned.open(dead_max=1)
+    backend.enqueue_many(numbered(3))
+    policy = ReapPolicy(max_crashes=1, back_off=0.0)
+    for _ in range(2):
+        take(backend, 3, ttl=1.0)
+        turned.server.advance(1.0)
+        reaped = backend.reap(QUEUE, policy)
+    assert [message.dead for message in reaped] == [True] * 3
+    assert (backend.stats(QUEUE).dead, backend.evicted(QUEUE)) == (1, 2)
+
+
+# --- what a person finds and changes ----------------------------------------------------------------------
+
+
+def test_a_message_that_moved_on_is_left_alone_by_a_bulk_verb(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue_many(numbered(2))
+    [lease] = take(backend)
+    backend.abandon(lease, "failed")
+    members = [rig.call("ZRANGE", rig.key(name), 0, 0)[0] for name in ("dead", "ready")]
+    seen = [word for member in members for word in (member, rig.call("HGET", rig.key("record"), member))]
+    backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.RETRY)  # meanwhile, by somebody else
+    take(backend, 2)
+    keys = CHANGE.keys(rig.keys, [QUEUE])
+    for verb in Verb:
+        assert rig._link.run(CHANGE.script, keys, (verb.value, *seen)) == 0
+    assert backend.stats(QUEUE).leased == 2
+
+
+def test_a_list_follows_many_priorities_and_states(rig: Rig) -> None:
+    backend = rig.open()
+    known = backend.enqueue_many(
+        [a_job(number, priority=number % 200, scheduled_at=at(4e9) if number % 3 else None) for number in range(600)]
+    )
+    backend.settle_many([(lease, Abandon("failed")) for lease in take(backend, 60)])
+    take(backend, 60)
+    seen: list[str] = []
+    after = None
+    while page := backend.list_messages(after=after, limit=77):
+        seen += [message.id for message in page]
+        after = page[-1].cursor
+    assert seen == known
+
+
+def test_more_leases_than_one_piece_are_listed_in_order(rig: Rig) -> None:
+    backend = rig.open()
+    known = backend.enqueue_many([a_job(number, priority=number % 3) for number in range(1200)])
+    take(backend, 1200)
+    where = MessageFilter(states=(State.LEASED,))
+    assert [message.id for message in backend.list_messages(where, limit=1000)] == known[:1000]
+    assert backend.count(where) == 1200
+
+
+def test_many_ids_are_found_in_one_call(rig: Rig) -> None:
+    backend = rig.open()
+    known = backend.enqueue_many([a_job(number, queue=f"q{number % 2}") for number in range(1500)])
+    assert backend.count(MessageFilter(ids=tuple(known))) == 1500
+
+
+# --- damage -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", ["record", "body"])
+def test_a_member_without_its_message_is_dropped_and_stops_nobody(rig: Rig, lost: str) -> None:
+    backend = rig.open()
+    _, known, last = backend.enqueue_many(numbered(3))
+    ghost = rig.call("ZRANGE", rig.key("ready"), 0, 0)[0]
+    rig.call("HDEL", rig.key(lost), ghost)
+    leases = take(backend, 2)
+    assert [lease.id for lease in leases] == [known]
+    assert [lease.id for lease in take(backend, 2)] == [last]
+    assert backend.stats(QUEUE).leased == 2
+    assert rig.holds("ready") == 0
+    assert [lease.id for lease in backend.fetch_many(QUEUE, limit=2, fetch_id="again")] == []
+
+
+def test_a_lease_without_its_message_is_reaped_in_silence(turned: Rig) -> None:
+    backend = turned.open()
+    backend.enqueue_many(numbered(2))
+    gone, kept = take(backend, 2, ttl=1.0)
+    turned.call("HDEL", turned.key("record"), str(gone.token))
+    assert backend.ack(gone) is Settled.NOT_IN_FLIGHT
+    assert backend.renew_many([gone], 5.0) == [None]
+    turned.server.advance(1.0)
+    assert [reaped.id for reaped in backend.reap(QUEUE, AT_ONCE)] == [kept.id]
+    assert backend.stats(QUEUE).leased == 0
+
+
+def test_a_server_that_was_flushed_is_an_empty_one(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue_many(numbered(2))
+    lease, _ = take(backend, 2)
+    for name in rig.names():
+        rig.call("DEL", name)
+    assert backend.ack(lease) is Settled.NOT_IN_FLIGHT
+    assert backend.queues() == []
+    ident = backend.enqueue(a_job())
+    assert [message.id for message in backend.list_messages()] == [ident]
+
+
+# --- full memory ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Rig]:
+    with RedisServer(tmp_path / "full", turned=True) as server, Rig(server) as rig:
+        yield rig
+
+
+def test_with_its_memory_full_nothing_comes_in_and_all_that_is_there_can_be_worked_off(full: Rig) -> None:
+    backend = full.open()
+    backend.enqueue_many([*numbered(8), a_job("soon", scheduled_at=at(full.server.now() + 5))])
+    backend.settle_many([(lease, Forfeit("SIGSEGV")) for lease in take(backend, 6)])
+    full.call("CONFIG", "SET", "maxmemory", 1)
+    full.server.advance(5.0)
+    with pytest.raises(BackendUnavailable, match="maxmemory"):
+        backend.enqueue_many([a_job("one"), a_job("other", queue="mails")])
+    assert backend.queues() == [QUEUE]
+    assert len(backend.reap(QUEUE, AT_ONCE)) == 6
+    leases = take(backend, 9)
+    assert len(leases) == 9
+    assert all(backend.renew_many(leases, 20.0))
+    verbs: list[Settlement] = [Ack(), Nack(5.0, "boom"), Abandon("failed"), Release(), Release(60.0)]
+    answers = backend.settle_many(list(zip(leases, verbs, strict=False)))
+    assert answers == [Settled.OK] * len(verbs)
+    assert backend.forfeit(leases[5], "SIGSEGV") is Settled.OK
+    assert backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.RETRY) == 1
+    assert backend.bulk(MessageFilter(), Verb.DELETE) > 0

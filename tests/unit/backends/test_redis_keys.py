@@ -1,0 +1,93 @@
+"""What is kept under which name: the table in `jobpool_backends.redis.keys` is what an operator goes by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import orjson
+import pytest
+from redis_rig import Rig, take
+from support.jobs import QUEUE, a_job, at
+
+from jobpool.settlement import Abandon, Ack, Forfeit
+from jobpool_backends.redis import keys as keys_module
+from jobpool_backends.redis.keys import Keys
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with Rig() as rig:
+        yield rig
+
+
+def documented() -> dict[str, str]:
+    """Type by name, from the docstring."""
+    types = {"sorted set": "zset"}
+    rows = re.findall(r"^\| `([a-z]+)(?::…)?` \| ([a-z ]+) \|", keys_module.__doc__ or "", re.MULTILINE)
+    return {name: types.get(kind, kind) for name, kind in rows}
+
+
+def test_every_key_of_a_full_life_is_in_the_table_with_its_type(rig: Rig) -> None:
+    backend = rig.open(dead_max=1)
+    given = [a_job(identifier=f"order-{number}") for number in range(6)]
+    backend.enqueue_many([*given, a_job(scheduled_at=at(2e9 * 2))])
+    leases = take(backend, 5)
+    backend.settle_many([(leases[0], Ack()), (leases[1], Abandon("failed", "boom")), (leases[2], Abandon("failed"))])
+    backend.settle_many([(leases[3], Forfeit("SIGSEGV"))])
+    backend.release(leases[4])
+    table = documented()
+    found = {name: name.removeprefix(f"{rig.prefix}:").removeprefix("{reports}:").split(":")[0] for name in rig.names()}
+    assert {rig.call("TYPE", name).decode() for name in found} <= set(table.values())
+    assert all(rig.call("TYPE", name).decode() == table[short] for name, short in found.items())
+    assert set(table) - set(found.values()) == {"outbox"}  # a cluster's
+
+
+def test_keys_of_a_queue_are_in_one_slot_and_the_rest_in_the_namespace() -> None:
+    keys = Keys("shop")
+    assert keys.of("reports", ("ready", "ids")) == ("shop:{reports}:ready", "shop:ids")
+    assert keys.settle_call("reports", "c1") == "shop:call:settle:c1"
+    assert keys.fetch_call("reports", "f1") == "shop:{reports}:call:fetch:f1"
+
+
+def test_where_queues_are_spread_every_key_of_a_call_is_in_its_queues_slot() -> None:
+    keys = Keys("shop", spread=True)
+    names = (*keys.of("reports", ("ready", "ids", "ended", "last", "queues")), keys.settle_call("reports", "c1"))
+    assert all(name.startswith("shop:{reports}:") for name in names)
+    assert keys.queues == "shop:queues"
+
+
+def test_nothing_is_left_of_a_message_but_the_memory_of_calls(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue_many([a_job(number) for number in range(3)])
+    failing, crashing, released = take(backend, 3)
+    backend.nack(failing, error="boom")
+    backend.forfeit(crashing, "SIGSEGV")
+    backend.reap(QUEUE)
+    backend.release(released)
+    backend.settle_many([(lease, Ack()) for lease in take(backend, 3)])
+    left = {name for name in rig.names() if ":call:" not in name}
+    assert left == {rig.key("last"), rig.key("queues")}
+    assert all(0 < rig.call("PTTL", name) <= 60_001 for name in rig.names() - left)
+
+
+def test_a_body_stands_there_as_it_was_signed_and_notes_can_be_read(rig: Rig) -> None:
+    backend = rig.open()
+    ident = backend.enqueue(a_job({"customer": "Zürich"}))
+    [lease] = take(backend)
+    backend.abandon(lease, "failed", 'ValueError: "no"\n\x00 \ud800')
+    member, queue = rig.call("HGET", rig.key("ids"), ident).decode().split(" ")
+    assert (queue, member[:3], len(member)) == (QUEUE, "005", 19)
+    assert rig.call("HGET", rig.key("body"), member) == lease.body
+    notes = orjson.loads(rig.call("HGET", rig.key("notes"), member))
+    assert notes == {"reason": "failed", "error": 'ValueError: "no"\n\x00 \\ud800'}
+    record = rig.call("HGET", rig.key("record"), member).decode()
+    assert re.fullmatch(rf"1 0 0 - \d{{16}} m{ident} report", record)
+
+
+def test_a_leased_message_shows_its_holder(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue(a_job(identifier="order-17"))
+    [lease] = take(backend, ttl=12.5)
+    record = rig.call("HGET", rig.key("record"), rig.call("ZRANGE", rig.key("leased"), 0, 0)[0]).decode()
+    assert re.fullmatch(rf"{lease.owner_token[:16]} 00000012500000 1 0 0 - \d{{16}} gorder-17 report", record)

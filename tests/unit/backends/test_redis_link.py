@@ -1,0 +1,355 @@
+"""Scripts, commands, waiting and connections, on a real server."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from redis.exceptions import ResponseError
+from support.servers import RedisServer, fresh_name, shared_redis
+from support.waiting import wait_until
+
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool_backends.redis.link import Link, Script, ServerLink
+from jobpool_backends.redis.wire import Endpoint
+
+ADD = Script("add", "return redis.call('INCRBY', KEYS[1], ARGV[1])")
+Open = Callable[..., Link]
+
+
+@pytest.fixture
+def server() -> RedisServer:
+    return shared_redis()
+
+
+@pytest.fixture
+def open_link(server: RedisServer) -> Iterator[Open]:
+    """Opens links to the server of this process, and closes them."""
+    opened: list[Link] = []
+
+    def open_one(**fields: object) -> Link:
+        opened.append(ServerLink(Endpoint(**{"host": server.host, "port": server.port, **fields})))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield open_one
+    for link in opened:
+        link.close()
+
+
+@pytest.fixture
+def link(open_link: Open) -> Link:
+    return open_link()
+
+
+@pytest.fixture
+def key() -> str:
+    return fresh_name("key")
+
+
+def connections(link: Link) -> int:
+    """Of all clients of the server, that of this question included."""
+    return int(link.call("CLIENT", "LIST").count(b"\n"))
+
+
+# --- scripts and commands ----------------------------------------------------------------------------------
+
+
+def test_a_script_runs_with_keys_and_arguments_of_every_kind(link: Link, key: str) -> None:
+    echo = Script("echo", "return {KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]}")
+    words = link.run(echo, [key, b"\xffother"], ["text \u20ac", b"\x00\xff", 12, 0.5])
+    assert words == [key.encode(), b"\xffother", "text \u20ac".encode(), b"\x00\xff", b"12", b"0.5"]
+
+
+def test_a_script_that_the_server_has_forgotten_is_sent_whole(link: Link, key: str) -> None:
+    assert link.run(ADD, [key], [1]) == 1
+    link.call("SCRIPT", "FLUSH")
+    assert link.run(ADD, [key], [1]) == 2
+    assert link.call("SCRIPT", "EXISTS", ADD.sha) == [1]
+
+
+def test_a_script_s_own_error_goes_through_as_it_is_and_costs_no_connection(link: Link) -> None:
+    before = connections(link)
+    for source in ("error('what a pity')", "return redis.call('INCR')", "return redis.error_reply('MINE is this')"):
+        with pytest.raises(ResponseError, match=r"what a pity|Wrong number of args|MINE is this"):
+            link.run(Script("bad", source), [], [])
+    assert connections(link) == before
+
+
+def test_several_commands_go_in_one_round_trip(link: Link, key: str) -> None:
+    assert link.call_many([("SET", key, 7), ("INCR", key), ("GET", key), ("GET", "nothing")]) == [b"OK", 8, b"8", None]
+    assert link.call_many([]) == []
+
+
+def test_of_several_commands_the_first_error_is_raised_after_all_were_done(link: Link, key: str) -> None:
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        link.call_many([("SET", key, "x"), ("LPUSH", key, 1), ("INCR", key), ("APPEND", key, "y")])
+    assert link.call("GET", key) == b"xy"
+
+
+def test_a_big_answer_and_a_big_argument(link: Link, key: str) -> None:
+    body = os.urandom(5_000_000)
+    assert link.call("SET", key, body) == b"OK"
+    assert link.call("GET", key) == body
+    link.call("DEL", key)
+
+
+def test_a_word_of_a_kind_that_redis_does_not_take_is_a_fault_of_the_caller(link: Link) -> None:
+    with pytest.raises(TypeError):
+        link.call("SET", "key", None)  # type: ignore[arg-type]
+    assert link.call("PING") == b"PONG"
+
+
+def test_a_unix_socket(server: RedisServer) -> None:
+    link = ServerLink(Endpoint(path=str(server.socket_path), db=1))
+    assert link.call("PING") == b"PONG"
+    assert b" db=1 " in link.call("CLIENT", "INFO")
+    link.close()
+
+
+# --- waiting -----------------------------------------------------------------------------------------------
+
+
+def test_a_bell_that_rang_before_is_heard_at_once_and_taken(link: Link, key: str) -> None:
+    link.call("RPUSH", key, 1)
+    assert link.wait_bell(["other", key], 30.0) == key
+    assert link.call("EXISTS", key) == 0
+
+
+def test_nothing_is_heard_when_no_bell_rings(link: Link, key: str) -> None:
+    began = time.monotonic()
+    assert link.wait_bell([key], 0.05) is None
+    assert 0.04 < time.monotonic() - began < 1.0
+    assert link.wait_bell([key], 0.0) is None  # which Redis would take for "for ever"
+
+
+def test_a_bell_wakes_who_waits(link: Link, key: str) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        heard = executor.submit(link.wait_bell, ["other", key], 30.0)
+        wait_until(lambda: b"cmd=blpop" in link.call("CLIENT", "LIST"), what="the waiter waits")
+        link.call("RPUSH", key, 1)
+        assert heard.result(1.0) == key
+
+
+def test_a_wait_may_last_longer_than_an_answer(open_link: Open, key: str) -> None:
+    assert open_link(timeout=0.2).wait_bell([key], 0.4) is None
+
+
+def test_calls_go_on_while_a_thread_waits(open_link: Open, key: str) -> None:
+    link = open_link()
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(link.wait_bell, [key], 1.0)
+        wait_until(lambda: b"cmd=blpop" in link.call("CLIENT", "LIST"), what="the waiter waits")
+        for _ in range(10):
+            assert link.call("PING") == b"PONG"
+        assert not waiting.done()
+        link.call("RPUSH", key, 1)
+
+
+# --- closing -----------------------------------------------------------------------------------------------
+
+
+def test_closing_wakes_who_waits(open_link: Open, key: str) -> None:
+    link, other = open_link(), open_link()
+    with ThreadPoolExecutor(2) as executor:
+        waits = [executor.submit(link.wait_bell, [key], 60.0) for _ in range(2)]
+        wait_until(lambda: other.call("CLIENT", "LIST").count(b"cmd=blpop") == 2, what="two wait")
+        link.close()
+        for wait in waits:
+            with pytest.raises(BackendUnavailable, match="was closed: open the backend again"):
+                wait.result(1.0)
+
+
+def test_a_closed_link_says_so_and_may_be_closed_again(link: Link, server: RedisServer) -> None:
+    link.call("PING")
+    link.close()
+    link.close()
+    for call in (lambda: link.call("PING"), lambda: link.run(ADD, ["k"], [1]), lambda: link.wait_bell(["k"], 1.0)):
+        with pytest.raises(BackendUnavailable, match=f"Redis at 127.0.0.1:{server.port} was closed"):
+            call()
+
+
+def test_closing_leaves_no_connection_open(open_link: Open, key: str) -> None:
+    other = open_link()
+    before = connections(other)
+    link = open_link()
+    with ThreadPoolExecutor(4) as executor:
+        list(executor.map(lambda _: link.wait_bell([key], 0.05), range(4)))
+        list(executor.map(lambda _: link.call("PING"), range(20)))
+    assert connections(other) > before
+    link.close()
+    wait_until(lambda: connections(other) == before, what="all are closed")
+
+
+def test_a_link_does_not_cross_a_fork(open_link: Open) -> None:
+    link = open_link()
+    link.call("PING")
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            link.call("PING")
+        except ConfigurationError as error:
+            status = 0 if f"process {os.getppid()}, before a fork" in str(error) else 2
+        finally:
+            link.close()
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert link.call("PING") == b"PONG"  # what the child closed was its own
+
+
+# --- many threads, many connections ------------------------------------------------------------------------
+
+
+def test_eight_threads_share_a_link(open_link: Open, key: str) -> None:
+    link = open_link()
+    before = connections(link)
+
+    def work(number: int) -> list[int]:
+        return [link.run(ADD, [f"{key}:{number}"], [number]) for _ in range(200)]
+
+    with ThreadPoolExecutor(8) as executor:
+        results = list(executor.map(work, range(1, 9)))
+    assert results == [[number * step for step in range(1, 201)] for number in range(1, 9)]
+    assert connections(link) <= before + 7
+
+
+def test_a_connection_that_the_server_closed_is_replaced_within_the_call(open_link: Open, key: str) -> None:
+    link, other = open_link(), open_link()
+    for _ in range(3):
+        assert link.call("PING") == b"PONG"
+        link.wait_bell([key], 0.01)
+        other.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        assert link.call("PING") == b"PONG"
+        assert link.wait_bell([key], 0.01) is None
+
+
+def test_no_descriptor_is_leaked_by_two_hundred_reconnects(open_link: Open, key: str) -> None:
+    link, other = open_link(), open_link()
+
+    def use() -> None:
+        other.call("RPUSH", key, 1)
+        assert link.wait_bell([key], 1.0) == key
+        assert link.call("PING") == b"PONG"
+
+    use()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(100):
+        other.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        use()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+# --- a server that fails ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A server that a test may stop, kill and freeze."""
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def own_link(own: RedisServer) -> Iterator[Link]:
+    link = ServerLink(Endpoint(own.host, own.port, timeout=0.3, connect_timeout=0.3))
+    yield link
+    link.close()
+
+
+def test_a_server_that_is_gone_is_named_with_host_port_and_mend(own: RedisServer, own_link: Link) -> None:
+    own_link.call("PING")
+    own.kill()
+    text = f"Redis at 127.0.0.1:{own.port} refuses connections: nothing listens there. Start Redis, or mend the address"
+    for _ in range(2):
+        with pytest.raises(BackendUnavailable, match=text):
+            own_link.call("PING")
+
+
+def test_work_goes_on_when_the_server_is_back(own: RedisServer, own_link: Link) -> None:
+    own_link.run(ADD, ["key"], [1])
+    own.kill()
+    with pytest.raises(BackendUnavailable):
+        own_link.run(ADD, ["key"], [1])
+    own.start()
+    assert own_link.run(ADD, ["key"], [1]) == 1
+    own.restart()
+    assert own_link.run(ADD, ["key"], [1]) == 1  # not one call failed: the kept connection was stale, and replaced
+    assert own_link.wait_bell(["bell"], 0.01) is None
+
+
+def test_a_server_that_is_killed_while_somebody_waits_is_noticed_at_once(own: RedisServer, own_link: Link) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(own_link.wait_bell, ["bell"], 60.0)
+        wait_until(lambda: b"cmd=blpop" in own_link.call("CLIENT", "LIST"), what="the waiter waits")
+        own.kill()
+        with pytest.raises(BackendUnavailable, match=r"closed the connection|refuses connections"):
+            waiting.result(1.0)
+
+
+@pytest.mark.xdist_group("timing")
+def test_a_server_that_hangs_is_given_up_in_time_and_work_goes_on_when_it_moves_again(
+    own: RedisServer, own_link: Link
+) -> None:
+    with ThreadPoolExecutor(4) as executor:
+        list(executor.map(lambda _: own_link.call("PING"), range(40)))  # several kept connections
+    own.pause()
+    for call in (
+        lambda: own_link.call("PING"),
+        lambda: own_link.wait_bell(["bell"], 0.1),
+        lambda: own_link.call("PING"),
+    ):
+        began = time.monotonic()
+        with pytest.raises(BackendUnavailable, match=r"did not answer within 0.3 s: see whether it runs, is stopped"):
+            call()
+        assert time.monotonic() - began < 0.3 + 0.1 + 0.2
+    own.resume()
+    began = time.monotonic()
+    assert own_link.call("PING") == b"PONG"
+    assert time.monotonic() - began < 0.3
+
+
+def test_many_threads_during_a_restart_get_an_answer_or_are_told(own: RedisServer, own_link: Link) -> None:
+    halt = threading.Event()
+
+    def work(_: int) -> tuple[int, int]:
+        answered = refused = 0
+        while not halt.is_set():
+            try:
+                own_link.run(ADD, ["key"], [1])
+                answered += 1
+            except BackendUnavailable:
+                refused += 1
+        return answered, refused
+
+    with ThreadPoolExecutor(8) as executor:
+        results = [executor.submit(work, number) for number in range(8)]
+        for _ in range(3):
+            own.kill()
+            own.start()
+        wait_until(lambda: int(own_link.call("GET", "key") or 0) > 100, what="work goes on")
+        halt.set()
+    assert all(future.result()[0] for future in results)
+
+
+def test_a_full_descriptor_table_is_named(own_link: Link, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 5, hard))
+        with suppress(OSError):
+            while True:
+                held.append(open(tmp_path / "held", "w"))  # noqa: SIM115 - closed below
+        with pytest.raises(BackendUnavailable, match="no file descriptor left: raise `ulimit -n`"):
+            own_link.call("PING")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for file in held:
+            file.close()
+    assert own_link.call("PING") == b"PONG"

@@ -1,0 +1,183 @@
+"""What a server's settings can lose: each setting one sentence; and a server that is too old."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.servers import RedisServer
+from support.servers.redis_server import DURABLE
+from support.waiting import wait_until
+
+from jobpool.errors import ConfigurationError
+from jobpool_backends.redis.checks import Facts, cautions, check_version, judge, require_version
+from jobpool_backends.redis.link import Link, ServerLink
+from jobpool_backends.redis.wire import Endpoint
+
+SAFE = {"appendonly": "yes", "appendfsync": "always", "save": "", "min-replicas-to-write": "0"}
+
+
+@pytest.mark.parametrize(
+    ("info", "config", "said"),
+    [
+        pytest.param({}, {}, [], id="nothing can be lost"),
+        pytest.param({}, {"save": "3600 1"}, [], id="saves and appends"),
+        pytest.param({"maxmemory": "1000", "maxmemory_policy": "noeviction"}, {}, [], id="full, and keeps what it has"),
+        pytest.param({"maxmemory": "0", "maxmemory_policy": "allkeys-lru"}, {}, [], id="never full"),
+        pytest.param(
+            {"maxmemory": "1000", "maxmemory_policy": "allkeys-lru"},
+            {},
+            ["maxmemory-policy allkeys-lru: .* messages are thrown away unseen; set noeviction"],
+            id="throws away messages",
+        ),
+        pytest.param(
+            {"maxmemory": "1000", "maxmemory_policy": "volatile-ttl"},
+            {},
+            ["maxmemory-policy volatile-ttl: .* memory of calls is thrown away, .* may be done twice; set noeviction"],
+            id="throws away calls",
+        ),
+        pytest.param(
+            {},
+            {"appendonly": "no"},
+            ["appendonly no, and no save: a crash or restart of the server loses every message; set appendonly yes"],
+            id="keeps nothing",
+        ),
+        pytest.param(
+            {},
+            {"appendonly": "no", "save": "3600 1 300 100"},
+            ["appendonly no, save 3600 1 300 100: a crash of the server loses all that was done since it last saved"],
+            id="saves now and then",
+        ),
+        pytest.param(
+            {},
+            {"appendfsync": "everysec"},
+            ["appendfsync everysec: a crash of the server's machine loses up to two seconds of what was answered"],
+            id="writes every second",
+        ),
+        pytest.param(
+            {},
+            {"appendfsync": "no"},
+            ["appendfsync no: a crash of the server's machine loses up to half a minute of what was answered"],
+            id="writes when the kernel likes",
+        ),
+        pytest.param(
+            {},
+            {"no-appendfsync-on-rewrite": "yes"},
+            ["no-appendfsync-on-rewrite yes: .* while it rewrites its file loses what was answered meanwhile"],
+            id="does not write while it rewrites",
+        ),
+        pytest.param(
+            {"connected_slaves": "1"},
+            {},
+            ["1 replica, min-replicas-to-write 0: a failover loses what had not reached the replica"],
+            id="one replica that nobody waits for",
+        ),
+        pytest.param({"connected_slaves": "2"}, {"min-replicas-to-write": "1"}, [], id="replicas that are waited for"),
+        pytest.param(
+            {"connected_slaves": "2", "redis_version": "6.2.14"},
+            {"min-replicas-to-write": "1"},
+            ["min-replicas-to-write is not heeded by scripts before Redis 7"],
+            id="replicas that scripts do not wait for",
+        ),
+        pytest.param(
+            {"connected_slaves": "2", "maxmemory": "9", "maxmemory_policy": "allkeys-lru"},
+            {"appendonly": "no"},
+            ["messages are thrown away", "loses every message", "2 replicas, min-replicas-to-write 0"],
+            id="all of it",
+        ),
+        pytest.param(
+            {"connected_slaves": "2", "maxmemory": "9", "maxmemory_policy": "allkeys-lru"},
+            None,
+            ["messages are thrown away", "CONFIG is forbidden, so what a crash .* can lose could not be checked"],
+            id="a managed service",
+        ),
+    ],
+)
+def test_what_the_settings_can_lose(info: dict[str, str], config: dict[str, str] | None, said: list[str]) -> None:
+    found = judge(Facts(info, None if config is None else SAFE | config))
+    assert len(found) == len(said)
+    for caution, pattern in zip(found, said, strict=True):
+        assert re.search(pattern, caution), caution
+
+
+# --- on real servers ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def link_to(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Starts a server with this configuration, and links to it."""
+    opened: list[tuple[RedisServer, Link]] = []
+
+    def start(config: dict[str, str] | None = None, **fields: Any) -> Link:
+        server = RedisServer(tmp_path_factory.mktemp("redis"), config=config)
+        opened.append((server, ServerLink(Endpoint(server.host, server.port, **fields))))
+        return opened[-1][1]
+
+    yield start
+    for server, link in opened:
+        link.close()
+        server.close()
+
+
+def test_a_durable_server_gives_no_caution(link_to: Any) -> None:
+    assert cautions(link_to(DURABLE)) == []
+
+
+def test_a_forgetful_server_is_named_and_its_settings_too(link_to: Any) -> None:
+    link = link_to({"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"})
+    thrown, lost = cautions(link)
+    assert thrown.startswith(f"{link.title}: maxmemory-policy allkeys-lru: ")
+    assert lost.startswith(f"{link.title}: appendonly no, and no save: ")
+
+
+def test_the_defaults_of_redis_save_now_and_then(link_to: Any) -> None:
+    [caution] = cautions(link_to({"save": "3600 1 300 100 60 10000"}))
+    assert "appendonly no, save 3600 1 300 100 60 10000: a crash" in caution
+
+
+def test_a_master_with_a_replica_that_it_does_not_wait_for(link_to: Any, tmp_path_factory: Any) -> None:
+    link = link_to(DURABLE)
+    host, port = link._door.host, link._door.port
+    with RedisServer(tmp_path_factory.mktemp("replica"), config={"replicaof": f"{host} {port}"}):
+        wait_until(lambda: b"connected_slaves:1" in link.call("INFO", "replication"), what="the replica is there")
+        [caution] = cautions(link)
+        assert "1 replica, min-replicas-to-write 0: a failover loses" in caution
+        link.call("CONFIG", "SET", "min-replicas-to-write", 1)
+        assert cautions(link) == []
+
+
+def test_config_may_be_forbidden(link_to: Any) -> None:
+    link = link_to(DURABLE)
+    link.call("ACL", "SETUSER", "default", "-config")
+    [caution] = cautions(link)
+    assert "CONFIG is forbidden, so what a crash of the server can lose could not be checked" in caution
+
+
+def test_all_is_asked_in_one_round_trip(link_to: Any) -> None:
+    link = link_to()
+    before = _reads(link)
+    cautions(link)
+    assert _reads(link) - before == 2  # the survey, and this question
+
+
+def _reads(link: Link) -> int:
+    stats = link.call("INFO", "stats").decode().splitlines()
+    return next(int(line.split(":")[1]) for line in stats if line.startswith("total_reads_processed"))
+
+
+def test_a_server_that_is_new_enough(link_to: Any) -> None:
+    check_version(link_to())
+
+
+@pytest.mark.parametrize("version", ["6.0.16", "5.0.14", "2.8"])
+def test_a_server_that_is_too_old(version: str) -> None:
+    text = rf"Redis at here is version {version}, and jobpool needs Redis 6.2 or later: upgrade it"
+    with pytest.raises(ConfigurationError, match=text):
+        require_version("Redis at here", {"redis_version": version})
+
+
+@pytest.mark.parametrize("version", ["6.2.0", "7.0.15", "8.2.1", "10.0.0", "255.255.255", ""])
+def test_a_version_that_will_do(version: str) -> None:
+    require_version("Redis at here", {"redis_version": version})

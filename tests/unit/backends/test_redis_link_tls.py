@@ -1,0 +1,137 @@
+"""TLS, with certificates that the test makes: who is trusted, and what is told when somebody is not."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.servers import RedisServer, free_port, shared_redis
+
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool_backends.redis.address import read_address
+from jobpool_backends.redis.link import Link
+from jobpool_backends.redis.opening import open_link
+
+PASSWORD = "hidden-from-all"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """In one folder: an authority, and what it has signed for a server and for a client."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> Certificates:
+        made = cls(folder)
+        made._openssl("req -x509 -subj /CN=authority -keyout ca.key -out ca.crt")
+        for name in ("server", "client"):
+            made._openssl(
+                f"req -x509 -CA ca.crt -CAkey ca.key -subj /CN={name} -keyout {name}.key -out {name}.crt"
+                " -addext basicConstraints=critical,CA:FALSE -addext subjectAltName=DNS:localhost"
+            )
+        made._openssl("req -x509 -subj /CN=stranger -keyout stranger.key -out stranger.crt")
+        return made
+
+    def path(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def _openssl(self, words: str) -> None:
+        key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
+        subprocess.run(["openssl", *words.split(), *key.split()], cwd=self.folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module", params=["no", "yes"], ids=["server only", "both sides"])
+def wants_ours(request: pytest.FixtureRequest) -> str:
+    """Whether the server wants a certificate of the client."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates, wants_ours: str) -> Iterator[int]:
+    """The TLS port of a server."""
+    found = free_port()
+    config = {
+        "tls-port": str(found),
+        "tls-cert-file": certificates.path("server.crt"),
+        "tls-key-file": certificates.path("server.key"),
+        "tls-ca-cert-file": certificates.path("ca.crt"),
+        "tls-auth-clients": wants_ours,
+        "requirepass": PASSWORD,
+    }
+    with RedisServer(tmp_path_factory.mktemp("redis"), config=config):
+        yield found
+
+
+def ask(url: str, **options: Any) -> object:
+    """What a server answers to PING, through a new link."""
+    address, left = read_address(url, {"timeout": 1.0, **options})
+    assert not left
+    link: Link = open_link(address)
+    try:
+        return link.call("PING")
+    finally:
+        link.close()
+
+
+def ours(certificates: Certificates, name: str = "client") -> dict[str, str]:
+    return {"ssl_certfile": certificates.path(f"{name}.crt"), "ssl_keyfile": certificates.path(f"{name}.key")}
+
+
+def test_both_sides_are_known(certificates: Certificates, port: int) -> None:
+    trusted = {"ssl_ca_certs": certificates.path("ca.crt"), **ours(certificates)}
+    assert ask(f"rediss://:{PASSWORD}@localhost:{port}", **trusted) == b"PONG"
+
+
+def test_who_is_not_trusted_is_not_talked_to(certificates: Certificates, port: int) -> None:
+    for authority in ({}, {"ssl_ca_certs": certificates.path("stranger.crt")}):
+        with pytest.raises(
+            ConfigurationError, match=r"shows a certificate that is not accepted \(.*\): name its auth"
+        ) as told:
+            ask(f"rediss://:{PASSWORD}@localhost:{port}", **authority, **ours(certificates))
+        assert f"Redis at localhost:{port}" in str(told.value)
+        assert PASSWORD not in str(told.value)
+
+
+def test_a_certificate_for_another_host_is_not_accepted_unless_told(certificates: Certificates, port: int) -> None:
+    given = {"ssl_ca_certs": certificates.path("ca.crt"), **ours(certificates)}
+    with pytest.raises(ConfigurationError, match=r"not accepted \(IP address mismatch.*\): .* or mend the host"):
+        ask(f"rediss://:{PASSWORD}@127.0.0.1:{port}", **given)
+    assert ask(f"rediss://:{PASSWORD}@127.0.0.1:{port}?ssl_check_hostname=no", **given) == b"PONG"
+
+
+def test_verifying_can_be_switched_off(certificates: Certificates, port: int) -> None:
+    assert ask(f"rediss://:{PASSWORD}@127.0.0.1:{port}?ssl_cert_reqs=none", **ours(certificates)) == b"PONG"
+
+
+def test_our_certificate_where_it_is_wanted(certificates: Certificates, port: int, wants_ours: str) -> None:
+    trusted = {"ssl_ca_certs": certificates.path("ca.crt")}
+    url = f"rediss://:{PASSWORD}@localhost:{port}"
+    if wants_ours == "no":
+        assert ask(url, **trusted) == b"PONG"
+        return
+    for given in ({}, ours(certificates, "stranger")):
+        # TLS 1.3 says so after the handshake, when the server may have hung up already.
+        with pytest.raises((ConfigurationError, BackendUnavailable), match=r"certificate.* ssl_certfile"):
+            ask(url, **trusted, **given)
+
+
+def test_no_tls_to_a_port_that_wants_it(port: int) -> None:
+    with pytest.raises(BackendUnavailable, match=r"if the port wants TLS, write rediss://") as told:
+        ask(f"redis://:{PASSWORD}@localhost:{port}")
+    assert PASSWORD not in str(told.value)
+
+
+def test_tls_to_a_port_that_speaks_none() -> None:
+    with pytest.raises((BackendUnavailable, ConfigurationError), match=r"write redis://") as told:
+        ask(f"rediss://:{PASSWORD}@localhost:{shared_redis().port}", connect_timeout=0.5)
+    assert PASSWORD not in str(told.value)

@@ -1,0 +1,339 @@
+"""What goes wrong with a server, and what the caller is told: the cause, the mend, and never a password."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.proxy import Proxy
+from support.servers import RedisServer, free_port, shared_redis
+from support.waiting import wait_until
+
+from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
+from jobpool_backends.redis.link import Link, Script, ServerLink
+from jobpool_backends.redis.wire import Endpoint
+
+PASSWORD = "hidden-from-all"
+WRITE = Script("write", "return redis.call('SET', KEYS[1], ARGV[1])")
+
+Start = Callable[..., RedisServer]
+
+
+@pytest.fixture
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Starts servers with these directives of redis.conf."""
+    started: list[RedisServer] = []
+
+    def start_one(**config: str) -> RedisServer:
+        directives = {name.replace("_", "-"): value for name, value in config.items()}
+        started.append(RedisServer(tmp_path_factory.mktemp("redis"), config=directives))
+        return started[-1]
+
+    yield start_one
+    for server in started:
+        server.close()
+
+
+@contextmanager
+def link_to(server: RedisServer | Proxy, **fields: Any) -> Iterator[Link]:
+    link = ServerLink(Endpoint(server.host, server.port, **fields))
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+def told(kind: type[JobpoolError], call: Callable[[], object]) -> str:
+    """The text of the error that `call` raises; it must be of this kind, and hold no password."""
+    with pytest.raises(kind) as caught:
+        call()
+    assert PASSWORD not in str(caught.value)
+    return str(caught.value)
+
+
+def wrote(link: Link, *, with_script: bool) -> Callable[[], object]:
+    """A write, by a plain command or by a script."""
+    return (lambda: link.run(WRITE, ["key"], ["x"])) if with_script else (lambda: link.call("SET", "key", "x"))
+
+
+# --- settings that are wrong -------------------------------------------------------------------------------
+
+
+def test_a_wrong_password(start: Start) -> None:
+    server = start(requirepass=PASSWORD)
+    with link_to(server, password="wrong-" + PASSWORD) as link:
+        assert "refuses this user name or password: mend them" in told(ConfigurationError, lambda: link.call("PING"))
+    with link_to(server, username="nobody", password=PASSWORD) as link:
+        assert "refuses this user name or password: mend them" in told(ConfigurationError, lambda: link.call("PING"))
+    with link_to(server, password=PASSWORD) as link:
+        assert link.call("PING") == b"PONG"
+
+
+def test_a_missing_password(start: Start) -> None:
+    server = start(requirepass=PASSWORD)
+    with link_to(server) as link:
+        for call in (
+            lambda: link.call("PING"),
+            lambda: link.run(WRITE, ["k"], ["x"]),
+            lambda: link.wait_bell(["k"], 1),
+        ):
+            text = told(ConfigurationError, call)
+            assert f"Redis at 127.0.0.1:{server.port} wants a password: write it into the URL" in text
+
+
+def test_a_password_that_nobody_asked_for() -> None:
+    with link_to(shared_redis(), password=PASSWORD) as link:
+        assert "has no password set, yet one was given" in told(ConfigurationError, lambda: link.call("PING"))
+
+
+def test_a_database_that_there_is_not() -> None:
+    with link_to(shared_redis(), db=99) as link:
+        assert "no database of this number: choose one below" in told(ConfigurationError, lambda: link.call("PING"))
+
+
+def test_a_user_who_may_not_do_what_is_needed(start: Start) -> None:
+    server = start()
+    with link_to(server) as link:
+        link.call("ACL", "SETUSER", "few", "on", f">{PASSWORD}", "~mine:*", "+evalsha", "+eval", "+get")
+    peek = Script("peek", "return redis.call('TTL', KEYS[1])")
+    stray = Script("stray", "return redis.call('GET', 'yours')")
+    with link_to(server, username="few", password=PASSWORD) as link:
+        for call in (
+            lambda: link.call("SET", "mine:1", "x"),
+            lambda: link.call("GET", "yours"),
+            lambda: link.run(WRITE, ["yours"], ["x"]),
+            lambda: link.run(peek, ["mine:1"], []),
+            lambda: link.run(stray, ["mine:1"], []),
+        ):
+            assert "does not allow this user what jobpool needs: grant" in told(ConfigurationError, call)
+
+
+@pytest.mark.parametrize("source", ["return redis.call('ZNEW', KEYS[1])", None], ids=["in a script", "plain"])
+def test_a_server_that_is_too_old_lacks_commands(source: str | None) -> None:
+    with link_to(shared_redis()) as link:
+        call = (lambda: link.run(Script("new", source), ["k"], [])) if source else (lambda: link.call("ZNEW", "k"))
+        assert "does not know a command that jobpool needs: it must be Redis 6.2" in told(ConfigurationError, call)
+
+
+def test_a_node_of_a_cluster_is_not_a_server_by_itself(start: Start) -> None:
+    server = start(cluster_enabled="yes")
+    with link_to(server, db=1) as link:
+        assert "is a node of a cluster: write redis+cluster://" in told(ConfigurationError, lambda: link.call("PING"))
+    with link_to(server) as link:
+        assert "says that its cluster is down: bring" in told(BackendUnavailable, lambda: link.call("GET", "key"))
+
+
+def test_nothing_listens_at_this_port() -> None:
+    port = free_port()
+    link = ServerLink(Endpoint("127.0.0.1", port))
+    text = f"Redis at 127.0.0.1:{port} refuses connections: nothing listens there. Start Redis, or mend the address"
+    assert told(BackendUnavailable, lambda: link.call("PING")) == text
+
+
+def test_a_host_without_an_address() -> None:
+    link = ServerLink(Endpoint("no-such-host.invalid"))
+    assert "no-such-host.invalid:6379 cannot be found: mend" in told(BackendUnavailable, lambda: link.call("PING"))
+
+
+def test_a_unix_socket_that_is_none(tmp_path: Path) -> None:
+    link = ServerLink(Endpoint(path=str(tmp_path / "redis.sock")))
+    assert "redis.sock is not there: start Redis" in told(BackendUnavailable, lambda: link.call("PING"))
+    (tmp_path / "redis.sock").touch()
+    assert "redis.sock refuses connections: nothing" in told(BackendUnavailable, lambda: link.call("PING"))
+
+
+@contextmanager
+def something_else(answer: bytes) -> Iterator[tuple[str, int]]:
+    """A server that answers whatever it is asked with `answer`, and hangs up when that is empty."""
+
+    def serve() -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            with client:
+                client.recv(4096)
+                client.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (
+            b"HTTP/1.1 400 Bad Request\r\n\r\n",
+            "does not speak Redis's protocol; if the port wants TLS, write rediss://",
+        ),
+        (
+            b"",
+            "closed the connection: it was stopped or restarted, or it is full .* if the port wants TLS, write rediss://",
+        ),
+    ],
+)
+def test_something_else_listens_at_this_port(answer: bytes, text: str) -> None:
+    with something_else(answer) as (host, port), pytest.raises(BackendUnavailable, match=text):
+        ServerLink(Endpoint(host, port)).call("PING")
+
+
+# --- what the server cannot do now -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_script", [False, True], ids=["plain", "in a script"])
+def test_a_full_memory(start: Start, with_script: bool) -> None:
+    with link_to(start(maxmemory="1")) as link:
+        text = told(BackendUnavailable, wrote(link, with_script=with_script))
+        assert "refuses to grow, for the server's memory is full (maxmemory is reached): raise maxmemory" in text
+        link.call("CONFIG", "SET", "maxmemory", 0)
+        assert wrote(link, with_script=with_script)() == b"OK"
+
+
+@pytest.mark.parametrize("with_script", [False, True], ids=["plain", "in a script"])
+def test_a_replica_takes_no_writes_and_its_connections_are_thrown_away(start: Start, with_script: bool) -> None:
+    master, replica = start(), start()
+    with link_to(replica, timeout=5.0) as link, link_to(replica) as other:
+        assert wrote(link, with_script=with_script)() == b"OK"
+        before = link.call("CLIENT", "ID")
+        other.call("REPLICAOF", master.host, master.port)
+        text = told(BackendUnavailable, wrote(link, with_script=with_script))
+        assert "is a replica, which takes no writes: after a failover the next call looks for the new master" in text
+        other.call("REPLICAOF", "NO", "ONE")
+        assert wrote(link, with_script=with_script)() == b"OK"
+        assert link.call("CLIENT", "ID") > before
+
+
+def test_who_waits_is_told_when_the_server_becomes_a_replica(start: Start) -> None:
+    master, replica = start(), start()
+    with link_to(replica) as link, link_to(replica) as other:
+        halted: list[str] = []
+        thread = threading.Thread(
+            target=lambda: halted.append(told(BackendUnavailable, lambda: link.wait_bell(["bell"], 60.0)))
+        )
+        thread.start()
+        wait_until(lambda: b"cmd=blpop" in other.call("CLIENT", "LIST"), what="the waiter waits")
+        other.call("REPLICAOF", master.host, master.port)
+        thread.join(5.0)
+        assert "became a replica while it was waited on" in halted[0]
+
+
+def test_a_replica_without_its_master(start: Start) -> None:
+    with link_to(start(replica_serve_stale_data="no")) as link:
+        link.call("REPLICAOF", "127.0.0.1", free_port())
+        assert "is a replica that has lost its master" in told(BackendUnavailable, lambda: link.call("GET", "key"))
+
+
+@pytest.mark.parametrize("with_script", [False, True], ids=["plain", "in a script"])
+def test_too_few_replicas(start: Start, with_script: bool) -> None:
+    with link_to(start(min_replicas_to_write="1")) as link:
+        text = told(BackendUnavailable, wrote(link, with_script=with_script))
+        assert "refuses writes because too few of its replicas are connected" in text
+
+
+@pytest.mark.parametrize("with_script", [False, True], ids=["plain", "in a script"])
+def test_a_disk_that_cannot_be_written(start: Start, with_script: bool) -> None:
+    server = start(save="3600 1000000")
+    with link_to(server) as link:
+        (server.folder / "dump.rdb").mkdir()  # in the way of what is saved
+        link.call("SET", "key", "x")
+        link.call("BGSAVE")
+        wait_until(lambda: b"rdb_last_bgsave_status:err" in link.call("INFO", "persistence"), what="the save fails")
+        text = told(BackendUnavailable, wrote(link, with_script=with_script))
+        assert "refuses writes because it cannot save to its disk: see its log" in text
+        (server.folder / "dump.rdb").rmdir()
+
+
+def told_sooner_or_later(call: Callable[[], object], text: str) -> None:
+    """`call` raises an error with this text, or will within a few seconds."""
+
+    def is_told() -> bool:
+        try:
+            call()
+        except BackendUnavailable as error:
+            return text in str(error)
+        return False
+
+    wait_until(is_told, what=text)
+
+
+def test_a_script_that_does_not_end(start: Start) -> None:
+    with link_to(start(lua_time_limit="50"), timeout=10.0) as link, ThreadPoolExecutor(1) as executor:
+        endless = executor.submit(link.call, "EVAL", "while true do end", 0)
+        told_sooner_or_later(
+            lambda: link.call("GET", "key"), "is busy with a script that does not end: find its caller"
+        )
+        link.call("SCRIPT", "KILL")
+        assert "killed by user" in str(endless.exception(5.0)).lower()
+        assert link.call("PING") == b"PONG"
+
+
+def test_a_server_that_loads_its_data(start: Start) -> None:
+    server = start(enable_debug_command="yes", loading_process_events_interval_bytes="1024")
+    with link_to(server, timeout=30.0) as link, ThreadPoolExecutor(1) as executor:
+        link.call("EVAL", "for i = 1, 2000 do redis.call('SET', i, string.rep('x', 100)) end", 0)
+        link.call("CONFIG", "SET", "key-load-delay", 500)  # microseconds
+        reload = executor.submit(link.call, "DEBUG", "RELOAD")
+        told_sooner_or_later(
+            lambda: link.call("GET", "key"), "is loading its data from disk: it answers when that is done"
+        )
+        assert reload.result(30.0) == b"OK"
+        assert link.call("GET", "7") == b"x" * 100
+
+
+def test_a_server_with_too_many_clients(start: Start) -> None:
+    server = start()
+    with link_to(server) as link, link_to(server) as other:
+        link.call("CONFIG", "SET", "maxclients", 1)
+        text = told(BackendUnavailable, lambda: other.call("PING"))
+        assert "has no connection left (maxclients)" in text or "or it is full (see its log)" in text
+
+
+# --- a network that swallows packets ------------------------------------------------------------------------
+
+
+@pytest.mark.xdist_group("timing")
+@pytest.mark.parametrize("keep", [True, False], ids=["delayed", "half-open"])
+def test_a_black_hole_is_given_up_in_time_and_work_goes_on_behind_it(keep: bool) -> None:
+    server = shared_redis()
+    with Proxy(server.host, server.port) as proxy, link_to(proxy, timeout=0.3, connect_timeout=0.3) as link:
+        link.call("PING")
+        link.wait_bell(["bell"], 0.01)
+        proxy.black_hole(keep=keep)
+        for call in (lambda: link.call("PING"), lambda: link.wait_bell(["bell"], 0.1), lambda: link.call("PING")):
+            began = time.monotonic()
+            assert "127.0.0.1" in told(BackendUnavailable, call)
+            assert time.monotonic() - began < 1.0
+        proxy.restore()
+        began = time.monotonic()
+        assert link.call("PING") == b"PONG"
+        assert time.monotonic() - began < 0.3
+
+
+def test_a_reset_connection_is_replaced_within_the_call() -> None:
+    server = shared_redis()
+    with Proxy(server.host, server.port) as proxy, link_to(proxy) as link:
+        for _ in range(3):
+            assert link.call("PING") == b"PONG"
+            assert link.wait_bell(["bell"], 0.01) is None
+            proxy.cut()
+
+
+def test_what_breaks_on_a_new_connection_too_is_told() -> None:
+    server = shared_redis()
+    with Proxy(server.host, server.port) as proxy, link_to(proxy) as link:
+        link.call("PING")
+        proxy.drop_replies(2)  # the first could be a stale connection's
+        assert "closed the connection" in told(BackendUnavailable, lambda: link.call("PING"))
+        assert link.call("PING") == b"PONG"

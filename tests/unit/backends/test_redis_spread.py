@@ -1,0 +1,116 @@
+"""Queues by themselves, as a cluster keeps them: no step touches keys of two."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import ClassVar
+
+import pytest
+from redis_rig import Rig, take
+from support.jobs import QUEUE, a_job, at, numbered
+
+from jobpool.backend import Capabilities, MessageFilter, NewMessage, Verb
+from jobpool.settlement import Ack, Settled
+from jobpool_backends.redis import RedisBackend
+from jobpool_backends.redis.records import read_entry, write_entry
+
+
+class Spread(RedisBackend):
+    spread = True
+    capabilities: ClassVar[Capabilities] = Capabilities(atomic_across_queues=False, atomic_follow_ups=False)
+
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **options)  # type: ignore[arg-type]
+        self.to_relay: list[Collection[str]] = []
+
+    def _relay(self, queues: Collection[str]) -> None:
+        self.to_relay.append(queues)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with Rig(kind=Spread) as rig:
+        yield rig
+
+
+def test_every_key_is_in_the_slot_of_a_queue_but_the_list_of_queues(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue_many([a_job(identifier="a"), a_job(queue="mails")])
+    leases = [*take(backend), *take(backend, queue="mails")]
+    assert backend.settle_many([(lease, Ack()) for lease in leases], "c1") == [Settled.OK] * 2
+    assert backend.settle_many([(lease, Ack()) for lease in leases], "c1") == [Settled.ALREADY] * 2
+    names = rig.names() - {rig.keys.queues}
+    assert all(name.startswith((rig.key(""), rig.key("", "mails"))) for name in names)
+
+
+def test_an_id_is_unique_in_its_queue(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue_many([a_job(identifier="a"), a_job(identifier="a", queue="mails"), a_job(identifier="a")])
+    assert (backend.stats(QUEUE).pending, backend.stats("mails").pending) == (1, 1)
+    assert backend.queues() == ["mails", QUEUE]
+
+
+def test_lists_counts_and_verbs_go_over_all_queues(rig: Rig) -> None:
+    backend = rig.open()
+    known = {backend.enqueue(a_job(number, queue=f"q{number % 3}")) for number in range(20)}
+    seen: list[str] = []
+    after = None
+    while page := backend.list_messages(after=after, limit=3):
+        seen += [message.id for message in page]
+        after = page[-1].cursor
+    assert len(seen) == 20
+    assert set(seen) == known
+    assert backend.count(MessageFilter(ids=tuple(known))) == 20
+    message = backend.inspect(seen[7])
+    assert message is not None
+    assert message.id == seen[7]
+    assert backend.wait_any(["empty", "q2"], 0.0) == "q2"
+    assert backend.bulk(MessageFilter(), Verb.DELETE) == 20
+
+
+def test_messages_of_one_moment_in_two_queues_are_both_on_the_pages(rig: Rig) -> None:
+    backend = rig.open()
+    for queue in ("one", "two", "three"):
+        rig.call("SET", rig.key("last", queue), 5_000_000_000_000_000)  # so that all give the same sequences
+        backend.enqueue_many(numbered(3, queue=queue))
+    seen: list[str] = []
+    after = None
+    while page := backend.list_messages(after=after, limit=1):
+        seen.append(page[0].id)
+        after = page[0].cursor
+    assert len(set(seen)) == len(seen) == 9
+
+
+def test_follow_ups_of_the_same_queue_are_added_and_the_others_stand_in_its_outbox(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue_many(numbered(2))
+    one, two = take(backend, 2)
+    backend.ack(two)
+    due = at(4_000_000_000.125)
+    follow_ups = (a_job("here"), a_job("there", queue="mails", priority=3, scheduled_at=due))
+    assert backend.settle_many([(one, Ack(follow_ups)), (two, Ack(follow_ups))]) == [Settled.OK, Settled.NOT_IN_FLIGHT]
+    assert isinstance(backend, Spread)
+    assert backend.to_relay == [{QUEUE}]
+    assert [lease.envelope.payload for lease in take(backend, 9)] == ["here"]
+    assert backend.stats("mails").pending == 0
+    [entry] = rig.call("LRANGE", rig.key("outbox"), 0, -1)
+    message = read_entry(entry)
+    assert (message.queue, message.priority, message.due, message.given) == ("mails", 3, 4_000_000_000.125, True)
+    assert b'"there"' in message.body
+
+
+@pytest.mark.parametrize("due", [None, 0.0, 1_700_000_000.000001])
+def test_an_entry_of_the_outbox_gives_its_message_back(due: float | None) -> None:
+    message = NewMessage("id-1", True, QUEUE, "make a report", 255, due, b'{"a":\n"\x00\xff"}')
+    assert read_entry(write_entry(message)) == message
+
+
+def test_a_queue_is_listed_again_when_it_was_forgotten(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = rig.open()
+    backend.enqueue(a_job())
+    rig.call("DEL", rig.keys.queues)
+    backend.enqueue(a_job())
+    assert backend.queues() == []  # for a minute
+    monkeypatch.setattr(backend._producer, "_listed", {QUEUE: 0.0})
+    backend.enqueue(a_job())
+    assert backend.queues() == [QUEUE]

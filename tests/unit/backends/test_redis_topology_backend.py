@@ -1,0 +1,322 @@
+"""The backend with several servers: follow-ups between the nodes of a cluster, and servers that come and go."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import pytest
+from support.jobs import a_job, at, numbered
+from support.servers import RedisCluster, fresh_name
+from support.servers.redis_cluster import ClusterNode
+from support.servers.redis_sentinel import SentinelGroup
+from support.waiting import wait_until
+
+from jobpool.backend import MessageFilter, QueueBackend
+from jobpool.errors import BackendUnavailable
+from jobpool.lease import JobLease
+from jobpool.opening import open_backend
+from jobpool.settlement import Ack, Settled
+from jobpool_backends.redis import RedisClusterBackend
+from jobpool_backends.redis.keys import Keys
+from jobpool_backends.redis.records import write_entry
+from jobpool_backends.redis.slots import slot_of
+
+T = TypeVar("T")
+
+Open = Callable[..., RedisClusterBackend]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    """Three nodes that keep what they have."""
+    config = {"appendonly": "yes", "appendfsync": "always", "cluster-require-full-coverage": "no"}
+    with RedisCluster(tmp_path_factory.mktemp("cluster"), config=config) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def prefix() -> str:
+    return fresh_name()
+
+
+@pytest.fixture
+def keys(prefix: str) -> Keys:
+    return Keys(prefix, spread=True)
+
+
+@pytest.fixture
+def open_one(cluster: RedisCluster, prefix: str) -> Iterator[Open]:
+    """Opens backends on the cluster, and closes them."""
+    opened: list[RedisClusterBackend] = []
+
+    def open_it(**options: Any) -> RedisClusterBackend:
+        backend = open_backend(cluster.url, prefix=prefix, **options)
+        assert isinstance(backend, RedisClusterBackend)
+        opened.append(backend)
+        return backend
+
+    yield open_it
+    for backend in opened:
+        backend.close()
+
+
+@pytest.fixture
+def queues(cluster: RedisCluster) -> list[str]:
+    """A queue on each node."""
+    return [next(name for name in names() if cluster.holder(slot_of(name)) is node) for node in cluster.masters]
+
+
+def names() -> Iterator[str]:
+    while True:
+        yield fresh_name("q")
+
+
+def node_of(cluster: RedisCluster, queue: str) -> ClusterNode:
+    return cluster.holder(slot_of(queue))
+
+
+def patiently(call: Callable[[], T]) -> T:
+    """What a pool does: the same call again, until the broker answers."""
+    answers: list[T] = []
+
+    def answered() -> bool:
+        try:
+            answers.append(call())
+        except BackendUnavailable:
+            return False
+        return True
+
+    wait_until(answered, 30.0, "the broker answers")
+    return answers[0]
+
+
+def take(backend: QueueBackend, queue: str, limit: int = 1) -> list[JobLease]:
+    return backend.fetch_many(queue, limit=limit, ttl=30.0)
+
+
+def waiting(backend: QueueBackend, queues: Sequence[str]) -> list[int]:
+    return [backend.stats(queue).waiting for queue in queues]
+
+
+# --- follow-ups on a cluster -------------------------------------------------------------------------------
+
+
+def test_what_it_cannot_do_is_said() -> None:
+    lacks = RedisClusterBackend.capabilities
+    assert not lacks.atomic_across_queues
+    assert not lacks.atomic_follow_ups
+    assert lacks.idempotent_settle
+
+
+def test_follow_ups_are_in_their_queues_when_the_ack_is_answered(
+    open_one: Open, queues: list[str], keys: Keys, cluster: RedisCluster
+) -> None:
+    backend = open_one()
+    backend.enqueue(a_job(queue=queues[0]))
+    [lease] = take(backend, queues[0])
+    later = a_job(queue=queues[2], scheduled_at=at(4_000_000_000.5), priority=1)
+    follow_ups = (*(a_job(queue=queue) for queue in queues), later)
+    assert backend.settle_many([(lease, Ack(follow_ups))], "call") == [Settled.OK]
+    assert waiting(backend, queues) == [1, 1, 1]
+    assert backend.settle_many([(lease, Ack(follow_ups))], "call") == [Settled.ALREADY]
+    assert waiting(backend, queues) == [1, 1, 1]
+    [delayed] = backend.list_messages(MessageFilter(queue=queues[2]))[1:]
+    assert (delayed.priority, delayed.available_at) == (1, 4_000_000_000.5)
+    assert node_of(cluster, queues[0]).ask("EXISTS", keys.one(queues[0], "outbox")) == 0
+
+
+def test_a_refused_ack_brings_nothing(open_one: Open, queues: list[str]) -> None:
+    backend = open_one()
+    backend.enqueue(a_job(queue=queues[0]))
+    [lease] = take(backend, queues[0])
+    backend.ack(lease)
+    assert backend.settle_many([(lease, Ack((a_job(queue=queues[1]),)))]) == [Settled.NOT_IN_FLIGHT]
+    assert waiting(backend, queues) == [0, 0, 0]
+
+
+def test_follow_ups_for_a_node_that_is_down_arrive_when_it_is_back(
+    open_one: Open, queues: list[str], cluster: RedisCluster
+) -> None:
+    """The ack is done at once; the follow-up stands in the outbox, and the next reap brings it, whoever does it."""
+    first, second = open_one(timeout=0.5, connect_timeout=0.5), open_one()
+    first.enqueue(a_job(queue=queues[0]))
+    [lease] = take(first, queues[0])
+    down = node_of(cluster, queues[1])
+    down.kill()
+    try:
+        assert first.settle_many([(lease, Ack((a_job(queue=queues[1]), a_job(queue=queues[2]))))]) == [Settled.OK]
+        assert first.reap(queues[0]) == []
+        assert second.stats(queues[0]).pending == 0
+    finally:
+        down.start()
+        wait_until(lambda: down.is_ready(3), what="the node is back")
+    first.close()
+    assert patiently(partial(second.reap, queues[0])) == []
+    assert waiting(second, queues[1:]) == [1, 1]
+
+
+def test_an_entry_that_is_relayed_twice_is_added_once(
+    open_one: Open, queues: list[str], keys: Keys, cluster: RedisCluster
+) -> None:
+    """As when a relay dies between the two steps: even if the message has run and ended meanwhile."""
+    backend = open_one()
+    entry = write_entry(backend.pack(a_job("follow-up", queue=queues[1])))
+    for _ in range(2):
+        node_of(cluster, queues[0]).ask("RPUSH", keys.one(queues[0], "outbox"), entry)
+        backend.reap(queues[0])
+        backend.reap(queues[0])
+    [lease] = take(backend, queues[1], 9)
+    assert backend.ack(lease) is Settled.OK
+    node_of(cluster, queues[0]).ask("RPUSH", keys.one(queues[0], "outbox"), entry)
+    backend.reap(queues[0])
+    assert backend.stats(queues[1]).pending == 0
+
+
+def test_a_long_outbox_is_relayed_in_order_and_in_pieces(open_one: Open, queues: list[str]) -> None:
+    backend = open_one()
+    backend.enqueue(a_job(queue=queues[0]))
+    [lease] = take(backend, queues[0])
+    small = [a_job(number, queue=queues[1]) for number in range(250)]
+    large = [a_job("x" * 900_000 + str(number), queue=queues[2]) for number in range(12)]
+    backend.settle_many([(lease, Ack((*small, *large)))])
+    assert [got.envelope.payload for got in take(backend, queues[1], 300)] == list(range(250))
+    assert backend.stats(queues[2]).waiting == 12
+
+
+def test_many_acks_and_many_relays_at_once_bring_each_follow_up_once(open_one: Open, queues: list[str]) -> None:
+    backends = [open_one() for _ in range(4)]
+    backends[0].enqueue_many(numbered(200, queue=queues[0]))
+    halt = threading.Event()
+
+    def consume(backend: QueueBackend) -> None:
+        while leases := take(backend, queues[0], 5):
+            backend.settle_many([(lease, Ack((a_job(lease.envelope.payload, queue=queues[1]),))) for lease in leases])
+
+    def reap(backend: QueueBackend) -> None:
+        while not halt.is_set():
+            backend.reap(queues[0])
+
+    with ThreadPoolExecutor(6) as executor:
+        reapers = [executor.submit(reap, backend) for backend in backends[:2]]
+        for consumer in [executor.submit(consume, backend) for backend in backends]:
+            consumer.result(30.0)
+        halt.set()
+        for reaper in reapers:
+            reaper.result(5.0)
+    backends[0].reap(queues[0])
+    payloads = [lease.envelope.payload for lease in take(backends[0], queues[1], 500)]
+    assert sorted(payloads) == list(range(200))
+
+
+# --- calls that span nodes ---------------------------------------------------------------------------------
+
+
+def test_a_call_that_spans_nodes_is_repeated_without_harm(
+    open_one: Open, queues: list[str], cluster: RedisCluster
+) -> None:
+    backend = open_one(timeout=0.5, connect_timeout=0.5)
+    jobs = [a_job(number, queue=queue, identifier=f"{queue}-{number}") for number in range(5) for queue in queues]
+    down = node_of(cluster, queues[1])
+    down.kill()
+    try:
+        with pytest.raises(BackendUnavailable, match=f"127.0.0.1:{down.port} refuses connections"):
+            backend.enqueue_many(jobs)
+    finally:
+        down.start()
+        wait_until(lambda: down.is_ready(3), what="the node is back")
+    assert patiently(partial(backend.enqueue_many, jobs)) == [job.identifier for job in jobs]
+    assert waiting(backend, queues) == [5, 5, 5]
+    settlements = [(lease, Ack()) for queue in queues for lease in take(backend, queue, 9)]
+    down.kill()
+    try:
+        with pytest.raises(BackendUnavailable, match=f"127.0.0.1:{down.port} refuses connections"):
+            backend.settle_many(settlements, "call")
+    finally:
+        down.start()
+        wait_until(lambda: down.is_ready(3), what="the node is back")
+    answers = patiently(partial(backend.settle_many, settlements, "call"))
+    assert Counter(answers) == {Settled.ALREADY: 5, Settled.OK: 10}
+    assert [backend.stats(queue).pending for queue in queues] == [0, 0, 0]
+
+
+def test_waiting_for_queues_on_all_nodes(open_one: Open, queues: list[str]) -> None:
+    backend, producer = open_one(), open_one()
+    with ThreadPoolExecutor(1) as executor:
+        for queue in queues:
+            heard = executor.submit(backend.wait_any, queues, 30.0)
+            producer.enqueue(a_job(queue=queue))
+            assert heard.result(5.0) == queue
+            [lease] = take(backend, queue)
+            backend.ack(lease)
+    assert backend.wait_any(queues, 0.05) is None
+
+
+def test_the_listings_go_over_all_nodes(open_one: Open, queues: list[str]) -> None:
+    backend = open_one()
+    idents = [backend.enqueue(a_job(number, queue=queue)) for number in range(4) for queue in queues]
+    assert backend.queues() == sorted(queues)
+    assert {message.id for message in backend.list_messages()} == set(idents)
+    message = backend.inspect(idents[5])
+    assert message is not None
+    assert message.queue == queues[2]
+
+
+# --- slots that move, nodes that die -----------------------------------------------------------------------
+
+
+def test_jobs_go_on_while_their_queue_moves_from_node_to_node(
+    open_one: Open, queues: list[str], cluster: RedisCluster
+) -> None:
+    """Every job that was enqueued is acked once, though the slot of its queue is on the move all the time."""
+    queue, slot = queues[0], slot_of(queues[0])
+    producer, consumers = open_one(), [open_one() for _ in range(2)]
+    halt, acked = threading.Event(), Counter[str]()
+
+    def consume(backend: QueueBackend) -> None:
+        number = 0
+        while not halt.is_set():
+            number += 1
+            fetch_id = f"{id(backend)}-{number}"
+            leases = patiently(partial(backend.fetch_many, queue, limit=3, fetch_id=fetch_id))
+            if leases:
+                settlements = [(lease, Ack()) for lease in leases]
+                answers = patiently(partial(backend.settle_many, settlements, fetch_id))
+                acked.update(lease.id for lease, answer in zip(leases, answers, strict=True) if answer)
+
+    with ThreadPoolExecutor(3) as executor:
+        consuming = [executor.submit(consume, backend) for backend in consumers]
+        idents: list[str] = []
+        for turn in range(10):
+            jobs = [a_job(number, queue=queue, identifier=f"{queue}-{turn}-{number}") for number in range(20)]
+            idents += patiently(partial(producer.enqueue_many, jobs))
+            cluster.move(slot, cluster.masters[turn % 2], cluster.masters[(turn + 1) % 2])
+        wait_until(lambda: len(acked) == len(idents), 30.0, "all are acked")
+        halt.set()
+        for consumer in consuming:
+            consumer.result(10.0)
+    assert acked == Counter(idents)
+    assert patiently(partial(producer.stats, queue)).pending == 0
+
+
+def test_a_lease_outlives_the_failover_of_its_server(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with SentinelGroup(tmp_path_factory.mktemp("group"), replicas=2, sentinels=3) as group:
+        backend = open_backend(group.url, prefix=fresh_name(), timeout=0.5, connect_timeout=0.5)
+        try:
+            backend.enqueue_many(numbered(10))
+            held, after = take(backend, "reports", 4), a_job("after", identifier="after")
+            assert backend._link.call("WAIT", 2, 1000) == 2  # type: ignore[attr-defined]
+            group.servers[0].kill()
+            settlements = [(lease, Ack()) for lease in held]
+            answers = patiently(partial(backend.settle_many, settlements, "call"))
+            assert answers == [Settled.OK] * 4
+            assert patiently(partial(backend.enqueue_many, [after])) == ["after"]
+            rest = patiently(partial(backend.fetch_many, "reports", limit=20, fetch_id="rest"))
+            assert [lease.envelope.payload for lease in rest] == [4, 5, 6, 7, 8, 9, "after"]
+            assert group.master() is not group.servers[0]
+        finally:
+            backend.close()

@@ -1,0 +1,390 @@
+"""A link to a real cluster of three nodes: routing, waiting in several slots, slots that move, nodes that die."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from support.servers import fresh_name, shared_redis
+from support.servers.redis_cluster import ClusterNode, RedisCluster
+from support.waiting import wait_until
+
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool_backends.redis.address import read_address
+from jobpool_backends.redis.checks import cautions, check_version
+from jobpool_backends.redis.link import Link, Script
+from jobpool_backends.redis.opening import open_link
+from jobpool_backends.redis.slots import read_slots, slot_of
+
+ADD = Script("add", "return redis.call('INCRBY', KEYS[1], ARGV[1])")
+PUT_TWO = Script("put two", "redis.call('SET', KEYS[1], 1) redis.call('SET', KEYS[2], 2) return 'put'")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    with RedisCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@contextmanager
+def linked(url: str, **options: Any) -> Iterator[Link]:
+    address, left = read_address(url, {"timeout": 2.0, **options})
+    assert not left
+    link = open_link(address)
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+@pytest.fixture
+def link(cluster: RedisCluster) -> Iterator[Link]:
+    with linked(cluster.url) as link:
+        yield link
+
+
+def keys(cluster: RedisCluster, count: int = 3) -> list[str]:
+    """Fresh keys, one on each node, over and over, all in different slots."""
+    found: list[str] = []
+    while len(found) < count:
+        key = fresh_name("{k") + "}"
+        if cluster.holder(slot_of(key)) is cluster.masters[len(found) % len(cluster.masters)]:
+            found.append(key)
+    return found
+
+
+def served(cluster: RedisCluster, key: str) -> ClusterNode:
+    """The node that has this key."""
+    [node] = [node for node in cluster.masters if key in node.ask("CLUSTER", "GETKEYSINSLOT", slot_of(key), 100)]
+    return node
+
+
+# --- routing -----------------------------------------------------------------------------------------------
+
+
+def test_slots_are_computed_as_redis_does(cluster: RedisCluster) -> None:
+    for key in ("foo", "jobpool:{reports}:ready", "{}x", "{a}{b}", "\u20ac", "x{"):
+        assert slot_of(key) == slot_of(key.encode()) == cluster.nodes[0].ask("CLUSTER", "KEYSLOT", key)
+
+
+def test_a_node_that_does_not_know_its_own_address_is_the_one_that_was_asked() -> None:
+    answer = [[0, 5460, [b"", 7000, b"id"]], [5461, 16000, [b"10.0.0.2", 7001, b"id"], [b"10.0.0.9", 7009, b"id"]]]
+    owners = read_slots(answer, "10.0.0.1")
+    assert owners[0] == owners[5460] == ("10.0.0.1", 7000)
+    assert owners[5461] == owners[16000] == ("10.0.0.2", 7001)
+    assert owners[16001] is None
+
+
+def test_each_call_goes_to_the_node_that_holds_its_keys(cluster: RedisCluster, link: Link) -> None:
+    assert link.is_cluster
+    for key in keys(cluster, 6):
+        assert link.run(ADD, [key], [2]) == 2
+        assert link.run(ADD, [key.encode()], [2]) == 4
+        assert link.call("GET", key) == b"4"
+        assert link.call("EVALSHA", ADD.sha, 1, key, 1) == 5
+        assert link.run(PUT_TWO, [key + "1", key + "2"], []) == b"put"
+
+
+def test_commands_without_a_key_go_anywhere(link: Link) -> None:
+    assert link.call("PING") == b"PONG"
+    assert len(link.call("TIME")) == 2
+
+
+def test_many_commands_for_many_nodes(cluster: RedisCluster, link: Link) -> None:
+    some = keys(cluster, 9)
+    assert link.call_many([("SET", key, number) for number, key in enumerate(some)]) == [b"OK"] * 9
+    assert link.call_many([("GET", key) for key in reversed(some)]) == [b"%d" % n for n in reversed(range(9))]
+    with pytest.raises(Exception, match="WRONGTYPE"):
+        link.call_many([("GET", some[0]), ("LPUSH", some[1], 1), ("GET", some[2])])
+
+
+def test_any_one_node_is_enough_to_find_the_others(cluster: RedisCluster) -> None:
+    url = f"redis+cluster://127.0.0.1:1,{cluster.nodes[2].host}:{cluster.nodes[2].port}"
+    with linked(url) as link:
+        for key in keys(cluster):
+            assert link.run(ADD, [key], [1]) == 1
+
+
+def test_all_masters_are_surveyed(cluster: RedisCluster, link: Link) -> None:
+    told = link.survey([("CONFIG", "GET", "port"), ("NOSUCH",)])
+    assert [int(answers[0][1]) for _, answers in told] == sorted(node.port for node in cluster.masters)
+    assert {str(answers[1]).partition(",")[0] for _, answers in told} == {"unknown command 'NOSUCH'"}
+    check_version(link)
+    [caution] = cautions(link)  # all three the same, told once
+    assert all(f"Redis Cluster node at 127.0.0.1:{node.port}" in caution for node in cluster.masters)
+
+
+# --- waiting -----------------------------------------------------------------------------------------------
+
+
+def blocked(cluster: RedisCluster) -> int:
+    """How many clients wait, on all nodes."""
+    return sum(node.ask("CLIENT", "LIST").count(b" flags=b ") for node in cluster.masters)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_a_bell_of_any_slot_is_heard_at_once(cluster: RedisCluster, link: Link, count: int) -> None:
+    some = keys(cluster, count)
+    with ThreadPoolExecutor(1) as executor:
+        for key in some:
+            heard = executor.submit(link.wait_bell, some, 30.0)
+            wait_until(lambda: blocked(cluster) == count, what="the waiter waits in all slots")
+            link.call("RPUSH", key, 1)
+            assert heard.result(1.0) == key
+            assert blocked(cluster) == 0  # nothing is left behind that would take a bell which nobody hears
+
+
+def test_nothing_is_heard_when_no_bell_rings(cluster: RedisCluster, link: Link) -> None:
+    began = time.monotonic()
+    assert link.wait_bell(keys(cluster), 0.05) is None
+    assert time.monotonic() - began < 1.0
+
+
+def test_bells_that_ring_at_once_are_all_told(cluster: RedisCluster, link: Link) -> None:
+    some = keys(cluster, 6)
+    for key in some:
+        link.call("RPUSH", key, 1)
+    assert {link.wait_bell(some, 0.2) for _ in some} == set(some)
+    assert link.wait_bell(some, 0.01) is None
+
+
+def test_several_queues_of_one_slot_share_a_connection(cluster: RedisCluster, link: Link) -> None:
+    [key] = keys(cluster, 1)
+    link.call("RPUSH", key + "2", 1)
+    assert link.wait_bell([key + "1", key + "2"], 30.0) == key + "2"
+
+
+def test_bells_and_waiters_without_end(cluster: RedisCluster, link: Link) -> None:
+    """Four threads wait for six bells that ring hundreds of times: none is heard twice, and next to none is missed."""
+    some, halt, count = keys(cluster, 6), threading.Event(), 300
+
+    def listen(_: int) -> int:
+        heard = 0
+        while not halt.is_set():
+            heard += link.wait_bell(some, 0.2) is not None
+        return heard
+
+    with linked(cluster.url) as ringer, ThreadPoolExecutor(4) as executor:
+        listeners = [executor.submit(listen, number) for number in range(4)]
+        for number in range(count):
+            ringer.call("RPUSH", some[number % len(some)], 1)
+        lengths = [("LLEN", key) for key in some]
+        wait_until(lambda: not any(ringer.call_many(lengths)), what="all bells are taken")
+        halt.set()
+        heard = sum(listener.result(5.0) for listener in listeners)
+    while link.wait_bell(some, 0.01) is not None:
+        heard += 1
+    assert heard <= count
+    assert heard >= count - 4 * len(some)  # the same bell, heard by several while being called off, counts once
+
+
+def test_closing_wakes_who_waits(cluster: RedisCluster) -> None:
+    with linked(cluster.url) as link, ThreadPoolExecutor(2) as executor:
+        waits = [executor.submit(link.wait_bell, keys(cluster), 60.0) for _ in range(2)]
+        wait_until(lambda: blocked(cluster) == 6, what="both wait")
+        link.close()
+        for wait in waits:
+            with pytest.raises(BackendUnavailable, match="was closed: open the backend again"):
+                wait.result(1.0)
+        with pytest.raises(BackendUnavailable, match="was closed: open the backend again"):
+            link.call("PING")
+        link.close()
+
+
+def test_connections_that_the_servers_closed_are_replaced(cluster: RedisCluster, link: Link) -> None:
+    some = keys(cluster, 6)
+    before = 0
+    for turn in range(30):
+        for key in some:
+            link.run(ADD, [f"{key}n"], [1])
+        link.call("RPUSH", some[turn % 6], 1)
+        assert link.wait_bell(some, 1.0) == some[turn % 6]
+        before = before or len(os.listdir("/proc/self/fd"))
+        for node in cluster.masters:
+            node.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+# --- slots that move ---------------------------------------------------------------------------------------
+
+
+def test_a_slot_that_was_moved_is_followed(cluster: RedisCluster, link: Link) -> None:
+    [key] = keys(cluster, 1)
+    slot, source, target = slot_of(key), cluster.masters[0], cluster.masters[1]
+    assert link.run(ADD, [key], [1]) == 1
+    try:
+        cluster.move(slot, source, target)
+        assert link.run(ADD, [key], [1]) == 2
+        assert link.call("GET", key) == b"2"
+        assert link.call_many([("GET", key), ("PING",)]) == [b"2", b"PONG"]
+    finally:
+        cluster.move(slot, target, source)
+    assert link.call_many([("GET", key)]) == [b"2"]
+    assert link.wait_bell([key + "bell"], 0.01) is None
+
+
+def test_a_slot_on_its_way(cluster: RedisCluster, link: Link) -> None:
+    """Each key is found where it is; a script whose keys are in both places has to wait until all have arrived."""
+    [key] = keys(cluster, 1)
+    slot, source, target = slot_of(key), cluster.masters[0], cluster.masters[1]
+    link.run(PUT_TWO, [key + "1", key + "2"], [])
+    cluster.start_move(slot, source, target)
+    try:
+        assert link.run(PUT_TWO, [key + "1", key + "2"], []) == b"put"
+        assert cluster.move_keys(slot, source, target, most=1) == 1
+        assert link.call_many([("GET", key + "1"), ("GET", key + "2")]) == [b"1", b"2"]
+        assert link.run(ADD, [key + "new"], [1]) == 1
+        with pytest.raises(BackendUnavailable, match=r"is moving these keys to another node: it answers when that is"):
+            link.run(PUT_TWO, [key + "1", key + "2"], [])
+        began = time.monotonic()
+        assert link.wait_bell([key + "bell"], 0.1) is None
+        assert time.monotonic() - began < 1.0
+        cluster.move_keys(slot, source, target)
+        cluster.end_move(slot, target)
+        assert link.run(PUT_TWO, [key + "1", key + "2"], []) == b"put"
+    finally:
+        cluster.move(slot, target, source)
+    assert link.run(PUT_TWO, [key + "1", key + "2"], []) == b"put"
+
+
+def test_a_slot_that_is_moved_while_somebody_waits(cluster: RedisCluster, link: Link) -> None:
+    [key] = keys(cluster, 1)
+    slot, source, target = slot_of(key), cluster.masters[0], cluster.masters[1]
+    halt = threading.Event()
+
+    def listen() -> int:
+        turns = 0
+        while not halt.is_set():
+            turns += 1
+            if link.wait_bell([key], 0.5) is not None:
+                return turns
+        return -1
+
+    with linked(cluster.url) as other, ThreadPoolExecutor(1) as executor:
+        heard = executor.submit(listen)
+        wait_until(lambda: blocked(cluster) == 1, what="the waiter waits")
+        try:
+            cluster.move(slot, source, target)
+            other.call("RPUSH", key, 1)
+            assert 0 < heard.result(5.0) < 100
+        finally:
+            halt.set()
+            cluster.move(slot, target, source)
+
+
+def test_slots_that_move_during_traffic(cluster: RedisCluster, link: Link) -> None:
+    some = keys(cluster, 3)
+    halt = threading.Event()
+
+    def add(key: str) -> tuple[int, int]:
+        done = refused = 0
+        while not halt.is_set():
+            try:
+                assert link.run(ADD, [key], [1]) == done + 1
+                done += 1
+            except BackendUnavailable:
+                refused += 1
+        return done, refused
+
+    with ThreadPoolExecutor(3) as executor:
+        results = [executor.submit(add, key) for key in some]
+        for _ in range(5):
+            for number, key in enumerate(some):
+                source, target = cluster.masters[number], cluster.masters[(number + 1) % 3]
+                cluster.move(slot_of(key), source, target)
+                cluster.move(slot_of(key), target, source)
+        halt.set()
+    for key, result in zip(some, results, strict=True):
+        assert int(link.call("GET", key)) == result.result()[0] > 0
+
+
+# --- nodes that die ----------------------------------------------------------------------------------------
+
+
+def added(link: Link, key: str) -> bool:
+    """Whether a write is taken now."""
+    try:
+        return bool(link.run(ADD, [key], [1]))
+    except BackendUnavailable:
+        return False
+
+
+def bells(keys: list[str]) -> list[str]:
+    """Keys beside these, in the same slots."""
+    return [f"{key}:bell" for key in keys]
+
+
+@pytest.mark.parametrize("how", ["killed", "hung"])
+def test_a_replica_takes_over_from_a_master_that_is_gone(tmp_path_factory: pytest.TempPathFactory, how: str) -> None:
+    with (
+        RedisCluster(tmp_path_factory.mktemp("cluster"), replicas=1) as cluster,
+        linked(cluster.url, timeout=0.5, connect_timeout=0.5) as link,
+    ):
+        some = keys(cluster)
+        lost = cluster.masters[0]
+        for key in some:
+            assert link.run(ADD, [key], [1]) == 1
+        wait_until(lambda: cluster.replicas[0].ask("DBSIZE") == 1, what="the replica has it")
+        lost.kill() if how == "killed" else lost.pause()
+        with pytest.raises(BackendUnavailable, match=r"Redis Cluster node at 127.0.0.1:\d+ (refuses|did not answer)"):
+            link.run(ADD, [some[0]], [1])
+
+        for key in some:  # the others stop for a moment too, when they learn of it
+            wait_until(lambda key=key: added(link, key), 30.0, "the replica has taken over")
+            assert int(link.call("GET", key)) >= 2
+        assert link.wait_bell(bells(some), 0.01) is None
+
+
+def test_a_node_that_comes_back(tmp_path_factory: pytest.TempPathFactory) -> None:
+    config = {"appendonly": "yes", "appendfsync": "always", "cluster-require-full-coverage": "no"}
+    with RedisCluster(tmp_path_factory.mktemp("cluster"), config=config) as cluster, linked(cluster.url) as link:
+        some = keys(cluster)
+        for key in some:
+            assert link.run(ADD, [key], [1]) == 1
+        link.wait_bell(bells(some), 0.01)
+        lost = cluster.masters[1]
+        lost.kill()
+        text = f"Redis Cluster node at 127.0.0.1:{lost.port} refuses connections: nothing listens there"
+        with pytest.raises(BackendUnavailable, match=text):
+            link.run(ADD, [some[1]], [1])
+        with pytest.raises(BackendUnavailable, match=text):
+            link.wait_bell(bells(some), 1.0)
+        assert link.run(ADD, [some[0]], [1]) == 2  # the others go on
+        lost.start()
+        wait_until(lambda: lost.is_ready(3), what="the node is back")
+        assert link.run(ADD, [some[1]], [1]) == 2
+        assert link.wait_bell(bells(some), 0.01) is None
+
+
+def test_no_node_answers() -> None:
+    text = r"no node of Redis Cluster \(127.0.0.1:1, 127.0.0.1:2\) answers: Redis Cluster node at 127.0.0.1:\d refuses"
+    with linked("redis+cluster://127.0.0.1:1,127.0.0.1:2") as link:
+        for call in (lambda: link.call("PING"), lambda: link.wait_bell(["key"], 1.0), lambda: cautions(link)):
+            with pytest.raises(BackendUnavailable, match=text):
+                call()
+
+
+def test_a_server_that_is_in_no_cluster() -> None:
+    url = f"redis+cluster://127.0.0.1:{shared_redis().port}"
+    with (
+        linked(url) as link,
+        pytest.raises(ConfigurationError, match="is no node of a cluster: write redis://"),
+    ):
+        link.call("PING")
+
+
+def test_a_cluster_without_slots(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with (
+        ClusterNode(tmp_path_factory.mktemp("node")) as node,
+        linked(f"redis+cluster://{node.host}:{node.port}") as link,
+    ):
+        with pytest.raises(BackendUnavailable, match="has no node for slot 12182: bring the missing ones back"):
+            link.call("GET", "foo")
+        with pytest.raises(BackendUnavailable, match="has no node for any slot"):
+            link.call("PING")

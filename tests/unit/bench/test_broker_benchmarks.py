@@ -1,0 +1,64 @@
+"""Benchmarks of brokers and peers, as small as they get: every figure is there. No test looks at how large it is.
+
+The peers take part where their environment has been made; `scripts/bench redis` makes it.
+"""
+
+from __future__ import annotations
+
+from bench import enqueue, latency, on_postgres, on_redis, scale
+from bench.figures import Section
+from bench.peers import environment
+from bench.plan import Plan
+
+PEERS = environment.exists()
+PLAN = Plan(tiny=True, workers=2, peers=PEERS)
+
+
+def names(section: Section) -> set[str]:
+    """Those of its figures, all of which must make sense."""
+    assert all(figure.low <= figure.value <= figure.high for figure in section.figures)
+    return {figure.name for figure in section.figures}
+
+
+def with_peers(*wanted: str) -> set[str]:
+    return set(wanted) if PEERS else set()
+
+
+def test_a_pool_over_redis_beside_its_peers() -> None:
+    found = names(on_redis.run(PLAN))
+
+    assert {"pool", "pool, every second", "pool: CPU workers", "pool: CPU server"} <= found
+    assert with_peers("pool / Celery", "pool / Dramatiq", "pool / Pebble, no broker", "Huey: CPU server") <= found
+
+
+def test_a_pool_over_postgres_beside_its_peers() -> None:
+    found = names(on_postgres.run(PLAN))
+
+    assert {"pool", "pool / fetch and ack, batches of 10", "pool: CPU client"} <= found
+    assert with_peers("pool / Procrastinate", "pool / PgQueuer", "PgQueuer, batches of 100: CPU workers") <= found
+
+
+def test_a_producer_beside_a_bare_client() -> None:
+    found = names(enqueue.run(PLAN))
+
+    for broker in ("Redis", "Postgres"):
+        assert {f"{broker} / bare client: single", f"{broker} / bare client: bulk"} <= found
+    assert with_peers("Redis, Celery: single", "Postgres, PgQueuer: bulk") <= found
+
+
+def test_few_messages_beside_many() -> None:
+    found = names(scale.run(PLAN))
+
+    assert {"Redis, 1,000 / 100 waiting: fetch", "Postgres, 1,000 / 100 dead: reap"} <= found
+    assert len(found) == 2 * 3 * 3 * 2
+
+
+def test_idle_pools_on_each_broker() -> None:
+    found = names(latency.run(PLAN))
+
+    for broker in ("SQLite", "Redis", "Postgres"):
+        assert f"{broker}: enqueue → first line, p99" in found
+    assert {f"{broker}: broker commands of the idle pool" for broker in ("Redis", "Postgres")} <= found
+    assert (
+        with_peers("Redis, Huey: enqueue → first line, p50", "Postgres, PgQueuer: enqueue → first line, p50") <= found
+    )
