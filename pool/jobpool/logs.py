@@ -32,6 +32,8 @@ EVENT_WIDTH = 28
 def configure(level: str = "info", style: str = "text", stream: TextIO | None = None) -> LineHandler:
     """Send the logger `jobpool` to `stream` (None = stderr), in place of what an earlier call set up.
 
+    The warnings of libraries (a broker's client, say) go there too, in the same form.
+
     Args:
         level: `debug`, `info`, `warning`, `error` or `critical`.
         style: `text` or `json`.
@@ -41,9 +43,10 @@ def configure(level: str = "info", style: str = "text", stream: TextIO | None = 
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter(colour=is_colourful(stream)))
     handler.addFilter(RateLimit())
     logger = logging.getLogger("jobpool")
-    for old in list(logger.handlers):
-        logger.removeHandler(old)
-    logger.addHandler(handler)
+    for each in (logger, logging.getLogger()):
+        for old in [found for found in each.handlers if isinstance(found, LineHandler)]:
+            each.removeHandler(old)
+        each.addHandler(handler)
     logger.setLevel(level.upper())
     logger.propagate = False
     return handler

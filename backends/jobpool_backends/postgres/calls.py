@@ -13,6 +13,7 @@ from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import fill
 
 _SWEEP_BATCH = 2000
+_SWEEP_EVERY = 5.0
 _SWEEP = "SELECT {schema}.sweep(%(most)b)"
 
 _ANSWERS = {
@@ -41,11 +42,11 @@ class Sweeper:
         self._next = 0.0
 
     def sweep(self) -> None:
-        """Delete a piece, when a second has passed since the last or that one was full."""
+        """Delete a piece, when five seconds have passed since the last or that one was full."""
         now = time.monotonic()
         if now < self._next:
             return
-        self._next = now + 1.0
+        self._next = now + _SWEEP_EVERY
         try:
             [(swept,)] = self._database.run(self._sweep, {"most": _SWEEP_BATCH})
         except BackendUnavailable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jobpool.backend import Reaped, ReapPolicy
+from jobpool.definition import LONGEST
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import fill
 from jobpool_backends.postgres.schema import REAP_LIMIT
@@ -12,8 +13,6 @@ _REAP = """
 SELECT * FROM {schema}.reap(%(queue)b, %(max_crashes)b, %(window)b::bigint, %(back_off)b::float8, %(cap)b::float8,
     %(visible)b::bigint, %(limit)b)
 """
-_LONGEST = 2**62
-"""Microseconds: a window that nothing is out of."""
 
 
 class Reaper:
@@ -27,9 +26,9 @@ class Reaper:
         asked = {
             "queue": queue,
             "max_crashes": policy.max_crashes,
-            "window": micros(min(policy.window, _LONGEST / 1e6)),
-            "back_off": float(policy.back_off),
-            "cap": float(policy.back_off_cap),
+            "window": micros(min(policy.window, LONGEST)),
+            "back_off": float(min(policy.back_off, LONGEST)),
+            "cap": float(min(policy.back_off_cap, LONGEST)),
             "visible": None if visibility_timeout is None else micros(visibility_timeout),
             "limit": REAP_LIMIT,
         }

@@ -27,6 +27,7 @@ class RedisClusterBackend(RedisBackend):
         options: As `RedisBackend` takes them.
     """
 
+    scheme: ClassVar[str] = "redis+cluster"
     capabilities: ClassVar[Capabilities] = replace(
         RedisBackend.capabilities, atomic_across_queues=False, atomic_follow_ups=False
     )

@@ -48,6 +48,8 @@ class Waiter:
             rung = self._hear(list(bells), min(remaining, until_due, LOOK_AGAIN))
             if rung is not None:
                 return bells[rung]
+            if time.monotonic() >= give_up and until_due > remaining:
+                return None  # a look here would be the next call's first, once more
         return None
 
     def close(self) -> None:

@@ -26,7 +26,11 @@ class Inspected:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
+    """A fetch brought messages; it took so many seconds, and `late` leases had ended before they came."""
+
     leases: list[Inspected]
+    took: float = 0.0
+    late: int = 0
 
 
 @dataclass(frozen=True, slots=True)

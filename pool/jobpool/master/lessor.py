@@ -91,6 +91,7 @@ class Lessor(MasterThread):
     def _fetch_from(self, queue: str, count: int) -> int:
         fetch_id = secrets.token_hex(8)
         while not self._halt.is_set():
+            asked_at = self._backend.clock.mono()
             try:
                 leases = self._backend.fetch_many(queue, limit=count, ttl=self._ttl, fetch_id=fetch_id)
             except BackendUnavailable as error:
@@ -98,17 +99,32 @@ class Lessor(MasterThread):
                 continue
             self._note_answer()
             if leases:
-                self._deliver(leases)
+                self._deliver(leases, self.answered_at - asked_at)
             return len(leases)
         return 0
 
-    def _deliver(self, leases: list[JobLease]) -> None:
+    def _deliver(self, leases: list[JobLease], took: float) -> None:
+        in_time = self._in_time(leases)
         wall = self._backend.clock.wall()
-        inspected = [self._inspector.inspect(lease, wall) for lease in leases]
+        inspected = [self._inspector.inspect(lease, wall) for lease in in_time]
         with self._turn:
             self._unseen = True
             self._want = 0
-        self._inbox.put(Leased(inspected))
+        self._inbox.put(Leased(inspected, took, late=len(leases) - len(in_time)))
+
+    def _in_time(self, leases: list[JobLease]) -> list[JobLease]:
+        """Those that may be begun. An answer that took as long as the leases last brings ended ones: no job starts on
+        such a lease, unless the broker still knows it as ours and renews it."""
+        now = self._backend.clock.boot()
+        if all(lease.expires_at > now for lease in leases):
+            return leases
+        try:
+            renewed = self._backend.renew_many(leases, self._ttl)
+        except BackendUnavailable as error:
+            self._outage.failed(error)
+            renewed = list(leases)
+        now = self._backend.clock.boot()
+        return [lease for lease in renewed if lease is not None and lease.expires_at > now]
 
     def _wait_for_messages(self) -> None:
         """Sleep in the backend until it hints at a message; an idle pool asks for nothing else."""

@@ -18,6 +18,10 @@ from jobpool.settlement import Abandon, Ack, Release, Settled, Settlement
 def _leased(pool: Pool, event: ev.Leased) -> None:
     pool.counters.fetched += len(event.leases)
     pool.leased_total += len(event.leases)
+    pool.lookahead.broker_took(event.took)
+    if event.late:
+        pool.counters.lost += event.late
+        pool.note("warning", "leases had ended before they came", count=event.late, took=event.took)
     for inspected in event.leases:
         _take_in(pool, inspected)
 

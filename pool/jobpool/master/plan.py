@@ -47,6 +47,8 @@ class Planner:
         self._settle(pool, now_boot, actions)
         _talk(pool, actions)
         due = now - pool.checked_at >= CHECK_EVERY
+        if due:
+            lose_expired(pool, now_boot)  # before the hand-out: the loop may have slept past the end of what is ready
         if pool.is_stopping:
             _stop(pool, now, actions)
         else:
@@ -57,7 +59,6 @@ class Planner:
             hand_out(pool, now, actions)
         if due:
             pool.checked_at = now
-            lose_expired(pool, now_boot)
             watch(pool, now, actions)
         self._settle(pool, now_boot, actions)
         return actions

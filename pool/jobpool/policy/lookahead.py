@@ -5,6 +5,9 @@ No-op jobs then stream in batches, and long jobs are never hoarded. Numbers in, 
 The size follows what finished lately, seen twice: over the last 100 ms, so that one burst is not taken for a stream,
 and over the last 20 to 30 ms, so that it falls as soon as jobs get longer. Where jobs last 10 ms or more, that second
 look goes back further: two children in step, with jobs of 25 ms, pause for 25 ms at a time, and are no end of a stream.
+A broker that is far away answers a fetch late: twice what it takes is held on top (what is used up meanwhile, and as
+much again when the answer comes), or the pool would start one batch a round trip.
+
 The size at most doubles from one window to the next, because the first few short jobs prove nothing about the ones
 behind them.
 """
@@ -13,6 +16,12 @@ from __future__ import annotations
 
 HELD = 0.02
 """Seconds of the pool's work to hold."""
+
+MOST_HELD = 0.09
+"""The same at most, however far the broker is: what has not started 100 ms after its lease goes back."""
+
+NEAR = 0.005
+"""Seconds that a fetch may take without being counted: a broker of this machine, or of this network."""
 
 WINDOW = 0.01
 """Seconds of one observation window."""
@@ -37,10 +46,11 @@ class LookAhead:
         cap: The largest size, 0 or more; 0 switches look-ahead off.
     """
 
-    __slots__ = ("_allowed", "_busy", "_cap", "_counts", "_last", "_quiet", "_size", "_stale", "_window")
+    __slots__ = ("_allowed", "_busy", "_cap", "_counts", "_held", "_last", "_quiet", "_size", "_stale", "_window")
 
     def __init__(self, now: float, cap: int = CAP) -> None:
         self._cap = cap
+        self._held = HELD
         self.restart(now)
 
     def restart(self, now: float) -> None:
@@ -64,6 +74,14 @@ class LookAhead:
         self._last = now
         self._stale = True
 
+    def broker_took(self, seconds: float) -> None:
+        """Note how long a fetch took, in seconds: a far broker's share of what is held follows it, smoothed."""
+        held = min(MOST_HELD, HELD + 2 * seconds) if seconds > NEAR else HELD
+        if held != self._held:
+            step = (held - self._held) / 4
+            self._held = held if abs(step) < NEAR / 10 else self._held + step
+            self._stale = True
+
     def size(self, now: float) -> int:
         """Messages to hold beyond what idle children take at once: 0 to `cap`."""
         self._roll(now)
@@ -72,14 +90,16 @@ class LookAhead:
         return 0 if now - self._last > self._quiet else min(self._allowed, self._size)
 
     def _measure(self) -> None:
-        """What the pool finishes in `HELD` seconds, by the lower of the two rates; and what pause is its end."""
+        """What the pool finishes in the time to hold, by the lower of the two rates; and what pause is its end."""
         self._stale = False
         total = sum(self._counts)
         mean = sum(self._busy) / total if total else 0.0
         windows = RECENT if mean < HELD / 2 else RECENT_OF_LONG
+        if self._held > HELD:
+            windows = SPAN  # what a far broker brings comes in bursts, a round trip apart
         recent = sum([self._counts[(self._window - ago) % SPAN] for ago in range(windows)])
-        self._size = min(recent, round(total * HELD / max(SPAN * WINDOW, mean)))
-        self._quiet = max(HELD, min(2 * mean, RECENT_OF_LONG * WINDOW))
+        self._size = min(recent, round(total * self._held / max(SPAN * WINDOW, mean)))
+        self._quiet = max(self._held, min(2 * mean, RECENT_OF_LONG * WINDOW))
 
     def _roll(self, now: float) -> None:
         """Close the windows that have ended, and let the size double once for each."""

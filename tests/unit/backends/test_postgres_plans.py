@@ -75,7 +75,7 @@ def prepared(rig: Rig, each: int) -> Explained:
 def costs(found: Explained) -> dict[str, int]:
     """What each call that a pool, a producer or an administrator makes costs, in pages."""
     backend = found.backend
-    backend.enqueue_many(numbered(400))
+    backend.enqueue_many(numbered(4000))
     pages: dict[str, int] = {}
 
     def measure(name: str, work: Callable[[], object]) -> None:
@@ -86,6 +86,10 @@ def costs(found: Explained) -> dict[str, int]:
     measure("enqueue", lambda: backend.enqueue(a_job()))
     measure("enqueue given", lambda: backend.enqueue_many([a_job(identifier="one"), a_job(identifier="two")]))
     measure("fetch", lambda: backend.fetch_many(QUEUE, limit=100, ttl=500.0))
+    # Now and then a fetch moves a floor as well.
+    pages["costliest fetch"] = max(
+        found.pages(lambda: backend.fetch_many(QUEUE, limit=50, ttl=500.0)) for _ in range(60)
+    )
     measure("fetch nothing", lambda: backend.fetch_many("nothing", limit=100))
     measure("wait", lambda: backend.wait_any([QUEUE], 0.0))
     measure("wait in vain", lambda: backend.wait_any(["nothing"], 0.0))

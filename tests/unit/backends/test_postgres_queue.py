@@ -25,6 +25,9 @@ from jobpool_backends.postgres.schema import PROMOTE_LIMIT
 
 Connection = psycopg.Connection[Any]
 
+PATIENCE = 30
+"""Seconds that a busy machine may take for a statement."""
+
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
@@ -34,7 +37,7 @@ def rig() -> Iterator[Rig]:
 
 @pytest.fixture
 def backend(rig: Rig) -> PostgresBackend:
-    backend = rig.open()
+    backend = rig.open(timeout=PATIENCE)
     backend.prepare()
     return backend
 
@@ -64,7 +67,7 @@ def drain(backend: PostgresBackend, queue: str = QUEUE) -> list[object]:
 
 
 def be_patient(rig: Rig) -> None:
-    """Let a settlement wait for a row as long as it takes, so that a slow machine sees it waiting."""
+    """Let a settlement wait for a row as long as it takes, so that a slow machine sees it wait."""
     [(definition,)] = rig.ask("SELECT pg_get_functiondef(%s::regproc)", f'"{rig.schema}".settle')
     assert "500 milliseconds" in definition
     rig.ask(definition.replace("500 milliseconds", "60 seconds"))
@@ -589,7 +592,7 @@ def test_fallen_due_and_not_fetched_since_it_waits_for_whoever_looks(rig: Rig, b
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_a_stricter_isolation_by_default_is_slower_and_no_more(rig: Rig, backend: PostgresBackend, level: str) -> None:
-    strict = rig.open(options=f"-c default_transaction_isolation={level.replace(' ', chr(92) + ' ')}")
+    strict = rig.open(timeout=PATIENCE, options=f"-c default_transaction_isolation={level.replace(' ', chr(92) + ' ')}")
     strict.enqueue_many(numbered(40))
     acked: list[str] = []
 
@@ -606,7 +609,7 @@ def test_a_search_path_of_somebody_elses_changes_nothing(rig: Rig, backend: Post
     rig.ask("CREATE SCHEMA {schema}_x".replace("{schema}", rig.schema))
     try:
         rig.ask(f"CREATE TABLE {rig.schema}_x.messages (nothing int)")
-        other = rig.open(options=f"-c search_path={rig.schema}_x")
+        other = rig.open(timeout=PATIENCE, options=f"-c search_path={rig.schema}_x")
         other.enqueue_many(numbered(3))
         assert drain(backend) == [0, 1, 2]
     finally:

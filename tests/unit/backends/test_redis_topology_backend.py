@@ -309,7 +309,8 @@ def test_a_lease_outlives_the_failover_of_its_server(tmp_path_factory: pytest.Te
         try:
             backend.enqueue_many(numbered(10))
             held, after = take(backend, "reports", 4), a_job("after", identifier="after")
-            assert backend._link.call("WAIT", 2, 1000) == 2  # type: ignore[attr-defined]
+            link = backend._link  # type: ignore[attr-defined]
+            wait_until(lambda: link.call("WAIT", 2, 100) == 2, what="the replicas have it all")
             group.servers[0].kill()
             settlements = [(lease, Ack()) for lease in held]
             answers = patiently(partial(backend.settle_many, settlements, "call"))

@@ -131,3 +131,67 @@ def test_it_is_capped() -> None:
 def test_a_cap_of_0_switches_it_off() -> None:
     ahead = LookAhead(START, cap=0)
     assert ahead.size(stream(ahead, 20_000, START, 0.5)) == 0
+
+
+# --- a broker that is far away --------------------------------------------------------------------------------------
+
+
+def far_away(children: int, job: float, trip: float, seconds: float) -> tuple[int, float]:
+    """Jobs that a pool finishes whose fetches, one at a time, take `trip` seconds; and the longest wait for a child."""
+    ahead = LookAhead(START)
+    now, step, arriving, arrives = START, 0.0005, 0, 0.0
+    waiting: list[float] = []  # since when
+    running = [0.0] * children  # until when
+    done, longest = 0, 0.0
+    while now < START + seconds:
+        now += step
+        for child, until in enumerate(running):
+            if until and until <= now:
+                running[child] = 0.0
+                done += 1
+                ahead.finished(1, now, busy=job)
+        if arriving and now >= arrives:
+            waiting += [now] * arriving
+            arriving = 0
+            ahead.broker_took(trip)
+        for child, until in enumerate(running):
+            if not until and waiting:
+                longest = max(longest, now - waiting.pop(0))
+                running[child] = now + job
+        room = running.count(0.0) + ahead.size(now) - len(waiting)
+        if not arriving and room > 0:
+            arriving, arrives = room, now + trip
+    return done, longest
+
+
+@pytest.mark.parametrize("trip", [0.0005, 0.004, 0.01, 0.02])
+@pytest.mark.parametrize(("children", "job"), [(2, 0.01), (16, 0.01), (4, 0.002)])
+def test_a_far_broker_does_not_slow_a_stream(children: int, job: float, trip: float) -> None:
+    done, longest = far_away(children, job, trip, 4.0)
+    assert done >= 0.8 * 4.0 * children / job
+    assert longest < 0.1, "what has not begun 100 ms after its lease goes back"
+
+
+def test_a_broker_that_is_very_far_away_slows_a_stream_a_little() -> None:
+    done, longest = far_away(16, 0.01, 0.04, 4.0)
+    assert done >= 0.6 * 4.0 * 16 / 0.01
+    assert longest < 0.1
+
+
+def test_long_jobs_are_not_hoarded_however_far_the_broker_is() -> None:
+    ahead = LookAhead(START)
+    for _ in range(20):
+        ahead.broker_took(0.06)
+    _, sizes = workers(ahead, 16, 1.0, START, 20.0)
+    assert sizes == [0] * 20
+
+
+def test_a_near_broker_is_not_counted() -> None:
+    near, plain = LookAhead(START), LookAhead(START)
+    for _ in range(20):
+        near.broker_took(0.06)
+    for _ in range(40):
+        near.broker_took(0.001)
+    stream(near, 2_000, START, 1.0)
+    now = stream(plain, 2_000, START, 1.0)
+    assert near.size(now) == plain.size(now)

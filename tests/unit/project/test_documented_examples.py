@@ -35,7 +35,6 @@ def needed_to_stop() -> float:
         pytest.param(MANIFESTS / "pool.yaml", r"terminationGracePeriodSeconds: (\d+)$", id="Kubernetes"),
         pytest.param(DEPLOY / "Containerfile", r"--stop-timeout (\d+) ", id="container"),
         pytest.param(DOCS / "deployment.md", r"--stop-timeout (\d+) ", id="container, on the page"),
-        pytest.param(DOCS / "operating.md", r"^TimeoutStopSec=(\d+)$", id="systemd, in Operating"),
     ],
 )
 def test_whoever_stops_a_pool_waits_longer_than_it_needs(file: Path, pattern: str) -> None:

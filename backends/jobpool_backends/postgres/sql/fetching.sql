@@ -139,9 +139,9 @@ BEGIN
     ELSE
         UPDATE {schema}.heads SET candidate = NULL, settled_before = NULL, floor = coalesce((
             SELECT m.seq FROM {schema}.messages m
-            WHERE m.queue = head.queue AND m.state = 0 AND m.fresh AND m.seq < head.candidate
-                AND (m.priority, m.seq) >= (head.priority, head.floor) AND m.priority <= head.priority
-            ORDER BY m.priority, m.seq LIMIT 1), head.candidate)
+            WHERE m.queue = head.queue AND m.state = 0 AND m.fresh AND m.priority = head.priority
+                AND m.seq >= head.floor AND m.seq < head.candidate
+            ORDER BY m.seq LIMIT 1), head.candidate)
         WHERE ctid = place;
     END IF;
 END $$;
