@@ -58,22 +58,22 @@ def _read(piece: str) -> str:
 
 _ENQUEUED = "ids ended queues ready delayed later record body bell"
 
-ENQUEUE = _verb("enqueue", "bell add", _ENQUEUED, "last")
-FETCH = _verb("fetch", "promote judge remember", "ready delayed later leased record body bell", "memory")
+ENQUEUE = _verb("enqueue", "clock bell add", _ENQUEUED, "last")
+FETCH = _verb("fetch", "clock promote judge remember", "ready delayed later leased record body bell", "memory")
 SETTLE = _verb(
     "settle",
-    "judge remember bell add notes erase bury",
+    "clock judge remember bell add notes erase bury",
     "leased record body notes ids ended queues ready delayed later dead buried evicted bell outbox",
     "memory last",
 )
-RENEW = _verb("renew", "judge", "leased record")
+RENEW = _verb("renew", "clock judge", "leased record")
 REAP = _verb(
     "reap",
-    "bell notes erase bury",
+    "clock bell notes erase bury",
     "leased record body notes ids ended ready delayed later dead buried evicted bell",
 )
 LOOK = _verb("look", "", "ready delayed")
 STATS = _verb("stats", "", "ready delayed leased dead record")
-WALK = _verb("walk", "promote", "ready delayed later buried")
-READ = _verb("read", "", "record body notes leased delayed dead")
-CHANGE = _verb("change", "bell erase", "record body notes ids ended ready delayed later dead buried bell")
+WALK = _verb("walk", "clock promote", "ready delayed later buried")
+READ = _verb("read", "clock", "record body notes leased delayed dead")
+CHANGE = _verb("change", "clock bell erase", "record body notes ids ended ready delayed later dead buried bell")

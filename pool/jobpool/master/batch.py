@@ -14,7 +14,7 @@ from jobpool.settlement import Ack, Settlement
 LINGER = 0.01
 """Seconds for which an ack may wait."""
 
-SHARE = 8
+SHARE = 4
 """So great a part of the look-ahead is company enough, and two settlements at least."""
 
 

@@ -40,7 +40,7 @@ DESCRIPTORS_A_CHILD = 8
 DESCRIPTORS_BESIDES = 128
 """Open files of the master: at most so many for each slot, and so many for brokers, logs and the rest."""
 
-BROKER_INTERVAL = 2.0
+BROKER_INTERVAL = COUNT_EVERY
 """Seconds in which the broker is asked at least once: the settle thread's counts."""
 
 

@@ -28,7 +28,7 @@ Work = tuple[Delivery, Settlement]
 MOST_AT_ONCE = 500
 """Settlements in one call: a transaction of some 10 ms at most, so that no producer waits long behind it."""
 
-COUNT_EVERY = 2.0
+COUNT_EVERY = 3.0
 """Seconds between two looks at the counts of the queues."""
 
 

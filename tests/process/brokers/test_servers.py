@@ -24,7 +24,7 @@ TRIES = 3
 
 def test_an_idle_pool_asks_its_broker_for_little(broker: Broker, rig: Rig) -> None:
     host = broker.host()
-    pool = rig.start_pool("--ttl", "5", url=host.url).wait_ready(2)
+    pool = rig.start_pool(url=host.url).wait_ready(2)
     rig.wait_started(rig.enqueue("work"))
     rig.wait_drained()
     wait_until(lambda: pool.header().succeeded == 1)

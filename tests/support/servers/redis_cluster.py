@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from jobpool_backends.redis.slots import SLOTS
+from jobpool_backends.redis.slots import SLOTS, Host, read_slots
 from jobpool_backends.redis.wire import Endpoint
 from support.servers.process import LIMIT, ServerFailed, free_port
 from support.servers.redis_server import RedisServer
@@ -49,6 +49,10 @@ class ClusterNode(RedisServer):
         """What it says of the cluster."""
         lines = self.ask("CLUSTER", "INFO").decode().splitlines()
         return dict(line.split(":", 1) for line in lines)
+
+    def owner(self, slot: int) -> Host | None:
+        """Who has the slot, as far as this node knows."""
+        return read_slots(self.ask("CLUSTER", "SLOTS"), self.host)[slot]
 
     def is_ready(self, nodes: int) -> bool:
         """Whether it knows so many nodes, and takes calls."""
@@ -114,6 +118,8 @@ class RedisCluster:
 
     def start_move(self, slot: int, source: ClusterNode, target: ClusterNode) -> None:
         """Say that the slot is on its way, and leave its keys where they are."""
+        # What was said of a move before this one may still be on its way to some.
+        wait_until(lambda: {node.owner(slot) for node in self.masters} == {(source.host, source.port)}, LIMIT)
         target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
         source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
 

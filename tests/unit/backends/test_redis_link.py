@@ -330,11 +330,13 @@ def test_many_threads_during_a_restart_get_an_answer_or_are_told(own: RedisServe
 
     with ThreadPoolExecutor(8) as executor:
         results = [executor.submit(work, number) for number in range(8)]
-        for _ in range(3):
-            own.kill()
-            own.start()
-        wait_until(lambda: int(own_link.call("GET", "key") or 0) > 100, what="work goes on")
-        halt.set()
+        try:
+            for _ in range(3):
+                own.kill()
+                own.start()
+            wait_until(lambda: int(own_link.call("GET", "key") or 0) > 100, what="work goes on")
+        finally:
+            halt.set()
     assert all(future.result()[0] for future in results)
 
 

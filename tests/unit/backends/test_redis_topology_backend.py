@@ -203,9 +203,11 @@ def test_many_acks_and_many_relays_at_once_bring_each_follow_up_once(open_one: O
 
     with ThreadPoolExecutor(6) as executor:
         reapers = [executor.submit(reap, backend) for backend in backends[:2]]
-        for consumer in [executor.submit(consume, backend) for backend in backends]:
-            consumer.result(30.0)
-        halt.set()
+        try:
+            for consumer in [executor.submit(consume, backend) for backend in backends]:
+                consumer.result(30.0)
+        finally:
+            halt.set()
         for reaper in reapers:
             reaper.result(5.0)
     backends[0].reap(queues[0])
@@ -291,12 +293,14 @@ def test_jobs_go_on_while_their_queue_moves_from_node_to_node(
     with ThreadPoolExecutor(3) as executor:
         consuming = [executor.submit(consume, backend) for backend in consumers]
         idents: list[str] = []
-        for turn in range(10):
-            jobs = [a_job(number, queue=queue, identifier=f"{queue}-{turn}-{number}") for number in range(20)]
-            idents += patiently(partial(producer.enqueue_many, jobs))
-            cluster.move(slot, cluster.masters[turn % 2], cluster.masters[(turn + 1) % 2])
-        wait_until(lambda: len(acked) == len(idents), 30.0, "all are acked")
-        halt.set()
+        try:
+            for turn in range(10):
+                jobs = [a_job(number, queue=queue, identifier=f"{queue}-{turn}-{number}") for number in range(20)]
+                idents += patiently(partial(producer.enqueue_many, jobs))
+                cluster.move(slot, cluster.masters[turn % 2], cluster.masters[(turn + 1) % 2])
+            wait_until(lambda: len(acked) == len(idents), 30.0, "all are acked")
+        finally:
+            halt.set()
         for consumer in consuming:
             consumer.result(10.0)
     assert acked == Counter(idents)

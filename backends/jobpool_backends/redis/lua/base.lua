@@ -1,8 +1,6 @@
--- Part of every script: the time, and commands with many arguments. Keys of a queue are the fields of a table, q.
+-- Part of every script: commands with many arguments. Keys of a queue are the fields of a table, q.
 
 local call, byte, format, match, sub = redis.call, string.byte, string.format, string.match, string.sub
-local clock = call('TIME')
-local now = clock[1] * 1000000 + clock[2]
 
 -- A whole number as digits: Lua's own way would round sixteen of them.
 local function digits(number)

@@ -1,14 +1,19 @@
 -- Answers: the number of the first queue that has something, 0 for none; µs until a message falls due, -1 for none.
+-- Asked again and again by every idle pool, so it asks for the time only when there is something to compare it with.
 
 local soonest = -1
+local now
 for number = 1, COUNT do
     local q = keys_of(number)
-    if call('EXISTS', q.ready) == 1 then
-        return {number, 0}
-    end
-    local first = call('ZRANGE', q.delayed, 0, 0, 'WITHSCORES')
-    if first[2] then
-        local left = tonumber(first[2]) - now
+    if call('EXISTS', q.ready, q.delayed) > 0 then
+        if call('EXISTS', q.ready) == 1 then
+            return {number, 0}
+        end
+        if not now then
+            local clock = call('TIME')
+            now = clock[1] * 1000000 + clock[2]
+        end
+        local left = tonumber(call('ZRANGE', q.delayed, 0, 0, 'WITHSCORES')[2]) - now
         if left <= 0 then
             return {number, 0}
         end

@@ -1,0 +1,3 @@
+-- The time, in µs of Unix time.
+local clock = call('TIME')
+local now = clock[1] * 1000000 + clock[2]
