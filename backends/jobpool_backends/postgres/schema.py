@@ -103,7 +103,6 @@ _WANTED = """
 """
 
 _SHOWN = {
-    "seq bigint": "m.seq",
     "id text": "m.id",
     "queue text": "m.queue",
     "state smallint": "CASE WHEN m.state = 1 AND m.available_at <= now THEN 0::smallint ELSE m.state END",
@@ -130,7 +129,7 @@ _WORDS = {
     "{patience}": _PATIENCE,
     "{wanted}": " ".join(_WANTED.split()),
     "{shown}": ", ".join(_SHOWN.values()),
-    "{shown_columns}": ", ".join(_SHOWN),
+    "{shown_columns}": ", ".join(["seq bigint", *_SHOWN]),
     "{unknown_cause}": UNKNOWN_CAUSE,
     "{promote_limit}": str(PROMOTE_LIMIT),
     "{window}": str(WINDOW),

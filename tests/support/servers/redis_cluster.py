@@ -118,8 +118,7 @@ class RedisCluster:
 
     def start_move(self, slot: int, source: ClusterNode, target: ClusterNode) -> None:
         """Say that the slot is on its way, and leave its keys where they are."""
-        # What was said of a move before this one may still be on its way to some.
-        wait_until(lambda: {node.owner(slot) for node in self.masters} == {(source.host, source.port)}, LIMIT)
+        wait_until(lambda: self._agree(slot, source), LIMIT, f"all nodes know who has slot {slot}")
         target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
         source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
 
@@ -153,6 +152,12 @@ class RedisCluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _agree(self, slot: int, owner: ClusterNode) -> bool:
+        """Whether what was said of moves before this one has reached all: else their claims collide."""
+        owners = {node.owner(slot) for node in self.masters}
+        epochs = {node.info()["cluster_current_epoch"] for node in self.masters}
+        return owners == {(owner.host, owner.port)} and len(epochs) == 1
 
     def _share_slots(self) -> None:
         count = len(self.masters)

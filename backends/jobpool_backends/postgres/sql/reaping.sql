@@ -1,6 +1,6 @@
--- Take back up to `most` messages whose lease has expired, or, with `visible`, was taken or renewed so many microseconds
--- ago. `back_off` and `cap` are seconds, `crash_window` microseconds. Whoever else reaps, settles or renews has the row
--- locked; it is left alone.
+-- Take back up to `most` messages whose lease has expired or, with `visible`, was taken or renewed so many microseconds
+-- ago. `back_off` and `cap` are seconds, `crash_window` microseconds. A row that somebody else has locked, to reap it,
+-- settle it or renew it, is left alone.
 CREATE OR REPLACE FUNCTION {schema}.reap(
     name text, max_crashes integer, crash_window bigint, back_off double precision, cap double precision,
     visible bigint, most integer
@@ -24,10 +24,12 @@ BEGIN
     END IF;
     RETURN QUERY
     WITH charged AS MATERIALIZED (
-        SELECT m.ctid AS place, m.deadline, m.seq, c.crashes, coalesce(nullif(m.forfeited, ''), '{unknown_cause}') AS cause,
+        SELECT m.ctid AS place, m.deadline, m.seq, c.crashes,
+            coalesce(nullif(m.forfeited, ''), '{unknown_cause}') AS cause,
             max_crashes > 0 AND c.crashes > max_crashes AS dead,
-            CASE WHEN c.crashes <= 1 THEN 0
-                ELSE round(random() * 1e6 * least(cap, back_off * 2.0 ^ least(c.crashes - 2, 60)))::bigint END AS delay
+            CASE WHEN c.crashes <= 1 THEN 0 ELSE round(
+                random() * 1e6 * least(cap, back_off * 2::double precision ^ least(c.crashes - 2, 60)))::bigint
+            END AS delay
         FROM {schema}.messages m,
         LATERAL (SELECT CASE WHEN now - m.last_crash > crash_window THEN 1 ELSE m.crashes + 1 END AS crashes OFFSET 0) c
         WHERE m.ctid = ANY (expired)

@@ -1,7 +1,7 @@
 -- End leases: first acks, which take one statement together, then others one by one. One letter an answer, acks first:
 -- o OK, n NOT_IN_FLIGHT, e EXPIRED, w NOT_OWNER; when this call was answered within the last minute, the same again
--- with a, ALREADY, for o. `verbs`: a letter each, a ack, n nack, b abandon, r release, f forfeit. `delays`: microseconds,
--- below 0 for what does not come back. Nothing here waits for a lock, so there are no dead-locks.
+-- with a, ALREADY, for o. `verbs`: a letter each, a ack, n nack, b abandon, r release, f forfeit. `delays`:
+-- microseconds, below 0 for what does not come back. Nothing here waits for a row, so there are no dead-locks.
 CREATE OR REPLACE FUNCTION {schema}.settle(
     call text, ack_queues text[], ack_seqs bigint[], ack_holders bigint[],
     queues text[] DEFAULT '{}', seqs bigint[] DEFAULT '{}', holders bigint[] DEFAULT '{}', verbs text DEFAULT '',
