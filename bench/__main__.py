@@ -48,7 +48,7 @@ README = Path(__file__).with_name("README.md")
 @click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)), metavar="[NAME]...")
 @click.option("--quick", is_flag=True, help="Few samples: a look, in some minutes; do not compare with it.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write everything to this file, as JSON.")
-@click.option("--write", is_flag=True, help="Put the tables into bench/README.md; only with all benchmarks, in full.")
+@click.option("--write", is_flag=True, help="Put the tables into bench/README.md; not with --quick or --no-peers.")
 @click.option("--url", "urls", multiple=True, help="Backend for `throughput`; may be repeated. [memory and SQLite]")
 @click.option("--broker-pid", "pids", multiple=True, type=int, help="A broker's process, for its CPU time.")
 @click.option("--workers", default=16, show_default=True, type=click.IntRange(1), help="Children; peers have as many.")
@@ -73,8 +73,8 @@ def main(
 
     throughput, dispatch, redis, postgres, enqueue, scale, latency, timeouts, restart, memory, efficiency.
     """
-    if write and (names or quick or no_peers):
-        raise click.UsageError("--write is for a full run of everything: leave names, --quick and --no-peers out")
+    if write and (quick or no_peers):
+        raise click.UsageError("--write is for what others may compare with: leave --quick and --no-peers out")
     plan = Plan(
         quick=quick,
         workers=workers,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -75,23 +76,29 @@ def notes(section: Section) -> list[str]:
     return [*section.notes, f"{share}: too much to compare with." if section.others > NOISY else f"{share}."]
 
 
-def markdown(sections: Sequence[Section], about: dict[str, Any]) -> str:
-    """The tables for the README."""
-    lines = [", ".join(f"{key} {value}" for key, value in about.items()), ""]
-    for section in sections:
-        lines += [f"### {section.name}: {section.title}", "", _line(HEADINGS), "|---|---:|---:|---:|---:|---|"]
-        lines += [_line(_row(figure)) for figure in section.figures]
-        lines += ["", *(f"{note}\n" for note in notes(section))]
-    return "\n".join(lines).rstrip() + "\n"
+def markdown(section: Section, about: dict[str, Any]) -> str:
+    """One section for the README, with the machine and the day that it was measured on."""
+    lines = [f"### {section.name}: {section.title}", "", _line(HEADINGS), "|---|---:|---:|---:|---:|---|"]
+    lines += [_line(_row(figure)) for figure in section.figures]
+    measured = ", ".join(f"{key} {value}" for key, value in about.items())
+    lines += ["", *(f"{note}\n" for note in notes(section)), f"Measured: {measured}"]
+    return "\n".join(lines)
 
 
 def write_readme(path: Path, sections: Sequence[Section], about: dict[str, Any]) -> None:
-    """Put new tables in place of the old ones. Raises `ValueError` when the marks are not there."""
+    """Put new tables in place of the old ones; those of other sections stay. Raises `ValueError` without the marks."""
     before, found, rest = path.read_text().partition(BEGIN)
-    _, closed, after = rest.partition(END)
+    old, closed, after = rest.partition(END)
     if not found or not closed:
         raise ValueError(f"{path} has no place for tables: put the lines {BEGIN!r} and {END!r} into it")
-    path.write_text(f"{before}{BEGIN}\n\n{markdown(sections, about)}\n{END}{after}")
+    tables = _tables(old) | {section.name: markdown(section, about) for section in sections}
+    path.write_text("\n\n".join([f"{before}{BEGIN}", *tables.values(), f"{END}{after}"]))
+
+
+def _tables(text: str) -> dict[str, str]:
+    """The sections in a README's tables, by name."""
+    blocks = re.split("^(?=### )", text, flags=re.MULTILINE)[1:]
+    return {block.removeprefix("### ").partition(":")[0]: block.rstrip() for block in blocks}
 
 
 def number(value: float) -> str:

@@ -52,7 +52,7 @@ def test_numbers_keep_three_digits(value: float, text: str) -> None:
 
 def test_the_tables_of_the_readme_are_replaced_and_the_rest_stays(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    readme.write_text(f"before\n{report.BEGIN}\n### restart: old\n### memory: kept\n{report.END}\nafter\n")
     sections = [Section("restart", "a title", [figure(3, Target("≤", 2))], ["a note"])]
 
     report.write_readme(readme, sections, {"cores": 2})
@@ -62,6 +62,8 @@ def test_the_tables_of_the_readme_are_replaced_and_the_rest_stays(tmp_path: Path
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
+    assert text.count("### memory: kept\n") == text.count("### restart: a title\n") == 1
+    assert text.count("Measured: cores 2") == 1
     assert "| a figure | 3 ms |  | 1 | ≤ 2 ms | NO |" in text.splitlines()
 
 
