@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -13,6 +14,9 @@ from jobpool_backends.redis.trouble import explain
 from jobpool_backends.redis.wire import Endpoint, Wire, Word
 
 T = TypeVar("T")
+
+LEAST_SHARE = 0.25
+"""Seconds that each of many servers gets: less would pass over those that are merely far away."""
 
 
 def open_and_ask(endpoint: Endpoint, *words: Word) -> tuple[Wire, Any]:
@@ -35,18 +39,22 @@ def open_and_ask(endpoint: Endpoint, *words: Word) -> tuple[Wire, Any]:
 def ask_in_turn(servers: Sequence[Endpoint], ask: Callable[[Endpoint], T], what: str) -> tuple[int, T]:
     """The first answer that `ask` gets, and the place of the server that gave it.
 
-    Blocks for as long as one server may take to connect, however many are silent: they share that time.
+    Blocks for little longer than one server may take to connect, however many are silent: they share that time.
 
     Raises:
         ConfigurationError: None answers, and one refuses us.
-        BackendUnavailable: None answers; the text begins with `what`, and tells of each.
+        BackendUnavailable: None answers; the text begins with `what`, and tells of each that was asked.
     """
-    share = servers[0].connect_timeout / len(servers)
+    patience = servers[0].connect_timeout
+    share = min(patience, max(patience / len(servers), LEAST_SHARE))
+    give_up = time.monotonic() + patience
     troubles: list[JobpoolError] = []
     for place, server in enumerate(servers):
         try:
             return place, ask(replace(server, connect_timeout=share, timeout=share))
         except JobpoolError as trouble:
             troubles.append(trouble)
+        if time.monotonic() >= give_up:
+            break
     refusal = next((trouble for trouble in troubles if isinstance(trouble, ConfigurationError)), None)
     raise refusal or BackendUnavailable(f"{what}: {'; '.join(map(str, troubles))}")

@@ -2,8 +2,9 @@
 
 BLPOP serves one slot. So who waits for queues in several slots sends one BLPOP a slot, each on a connection of its own,
 and sleeps in one `poll` over all of them: a bell is heard as soon as with one server, and nothing turns meanwhile. When
-one has rung, the other commands are called off (CLIENT UNBLOCK), for they would take bells that nobody listens to; a
-bell that they took in that moment is remembered for the next wait.
+one has rung, the other commands are called off (CLIENT UNBLOCK; by closing the connection, for a user who may not do
+that), for they would take bells that nobody listens to; a bell that they took in that moment is remembered for the next
+wait.
 """
 
 from __future__ import annotations

@@ -22,15 +22,24 @@ from support.servers.redis_server import RedisServer
 _numbers = itertools.count(1)
 
 
-@cache
 def shared_redis(turned: bool = False) -> RedisServer:
     """The Redis of this process; `turned`, its Redis with a clock that stands still."""
+    return _redis(turned)
+
+
+@cache
+def _redis(turned: bool) -> RedisServer:
+    # Not cached above: to a cache, a default and the same value given are two calls, and they would start two servers.
     return RedisServer(_folder("turned" if turned else "redis"), turned=turned)
 
 
-@cache
 def shared_redis_cluster(turned: bool = False) -> RedisCluster:
     """The Redis Cluster of this process; `turned`, its one with clocks that stand still."""
+    return _redis_cluster(turned)
+
+
+@cache
+def _redis_cluster(turned: bool) -> RedisCluster:
     return RedisCluster(_folder("turned-cluster" if turned else "cluster"), turned=turned)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -109,6 +110,18 @@ def test_any_one_node_is_enough_to_find_the_others(cluster: RedisCluster) -> Non
     with linked(url) as link:
         for key in keys(cluster):
             assert link.run(ADD, [key], [1]) == 1
+
+
+def test_many_silent_nodes_do_not_hold_a_call_up_for_long() -> None:
+    """Eight listeners that never answer; one is enough for a share, all of them for the time of one."""
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(8)]
+        hosts = ",".join(f"127.0.0.1:{listener.getsockname()[1]}" for listener in silent)
+        link = stack.enter_context(linked(f"redis+cluster://{hosts}", connect_timeout=0.5))
+        began = time.monotonic()
+        with pytest.raises(BackendUnavailable, match=r"did not answer within 0.25 s"):
+            link.call("PING")
+        assert 0.5 <= time.monotonic() - began < 1.5
 
 
 def test_all_masters_are_surveyed(cluster: RedisCluster, link: Link) -> None:
