@@ -81,23 +81,29 @@ def is_current(connection: sqlite3.Connection, path: str) -> bool:
     Raises:
         ConfigurationError: They are newer, or another program's.
     """
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    version = _version(connection)
+    if version == 0 and connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone():
+        version = _version(connection)  # another process may have made the tables between the two looks
+        if version == 0:
+            raise ConfigurationError(f"database {path} holds tables of another program: give jobpool a file of its own")
     if version > VERSION:
         raise ConfigurationError(
             f"database {path} has schema version {version}, and this jobpool knows {VERSION}:"
             " install the newer jobpool that wrote it, or name another file"
         )
-    if version == 0 and connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone():
-        raise ConfigurationError(f"database {path} holds tables of another program: give jobpool a file of its own")
-    return bool(version == VERSION)
+    return version == VERSION
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version
 
 
 def migrate(connection: sqlite3.Connection, path: str) -> None:
     """Bring the tables up to date. Call it inside a write transaction: another process may have done so meanwhile."""
     if is_current(connection, path):
         return
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    for statements in MIGRATIONS[version:]:
+    for statements in MIGRATIONS[_version(connection) :]:
         for statement in statements:
             connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {VERSION}")

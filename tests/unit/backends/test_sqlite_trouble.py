@@ -9,7 +9,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.jobs import QUEUE, a_job, numbered
@@ -19,6 +21,7 @@ from jobpool.backend import MessageFilter, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sqlite.database import PRAGMAS
+from jobpool_backends.sqlite.schema import is_current
 
 Open = Callable[..., SqliteBackend]
 
@@ -331,3 +334,21 @@ def test_eight_processes_create_one_database(path: Path, open_sqlite: Open) -> N
     errors = [process.communicate(timeout=60)[1] for process in processes]
     assert errors == [""] * 8
     assert open_sqlite().stats(QUEUE).waiting == 8
+
+
+def test_a_file_that_somebody_else_prepares_between_two_looks_is_ours(tmp_path: Path) -> None:
+    path = str(tmp_path / "jobpool.db")
+
+    class Interrupted(sqlite3.Connection):
+        """Another process makes the tables right before the second statement."""
+
+        statements = 0
+
+        def execute(self, *words: Any) -> sqlite3.Cursor:  # type: ignore[override]
+            self.statements += 1
+            if self.statements == 2:
+                SqliteBackend(path).close()
+            return super().execute(*words)
+
+    with closing(sqlite3.connect(path, factory=Interrupted)) as connection:
+        assert is_current(connection, path)
