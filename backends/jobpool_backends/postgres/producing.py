@@ -9,6 +9,7 @@ import psycopg
 
 from jobpool.backend import NewMessage
 from jobpool_backends.postgres.database import Database
+from jobpool_backends.postgres.intransaction import columns
 from jobpool_backends.postgres.literals import fill
 from jobpool_backends.shared import micros
 
@@ -84,19 +85,6 @@ class Producer:
                             ready.add(message.queue)
             given = [message.id for message in messages if message.given]
             cursor.execute(self._finish, {"given": given, "ready": sorted(ready), "now": now})
-
-
-def columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
-    """What the function `enqueue` takes."""
-    return {
-        "ids": [message.id for message in messages],
-        "given": [message.given for message in messages],
-        "queues": [message.queue for message in messages],
-        "handlers": [message.handler for message in messages],
-        "priorities": [message.priority for message in messages],
-        "dues": [None if message.due is None else micros(message.due) for message in messages],
-        "bodies": [message.body for message in messages],
-    }
 
 
 def _fields(message: NewMessage) -> dict[str, Any]:
