@@ -18,20 +18,21 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
 
 from jobpool.clock import Clock, SystemClock
 from jobpool.definition import JobDefinition
-from jobpool.envelope import MAX_BODY_BYTES, encode
+from jobpool.envelope import MAX_BODY_BYTES, encode, sign_again
 from jobpool.errors import InvalidJob, LeaseLost, Unsupported
 from jobpool.frozen import maker
+from jobpool.keystore import KeyStore
 from jobpool.lease import JobLease
 from jobpool.names import QUEUE_NAME as QUEUE_NAME
 from jobpool.names import check_queue as check_queue
-from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
+from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool.signing import EnvelopeSigner
 
 REMEMBER_CALLS = 60.0
@@ -75,11 +76,11 @@ class Capabilities:
     priorities: bool = True
     """A smaller priority number is fetched sooner."""
     key_store: bool = False
-    """Idempotency records, locks, unique enqueue and shared limits."""
+    """Idempotency records, locks, unique enqueue and shared limits: `QueueBackend.keys`."""
     claims: bool = False
     """Sets of messages checked out by hand."""
     atomic_follow_ups: bool = True
-    """`Ack.follow_ups` are enqueued in the same step as the ack."""
+    """`Ack.follow_ups`, and the message of a `Move`, are enqueued in the same step as the settlement."""
     atomic_across_queues: bool = True
     """One enqueue over several queues is all or none, and a given id is known in all of them; else queue by queue."""
     enqueue_in_transaction: bool = False
@@ -212,11 +213,21 @@ class Verb(StrEnum):
     DELETE = "delete"
     RETRY = "retry"
     """Dead only: waiting again under its id; attempts, crashes, last error, reason and cause cleared."""
+    RESUME = "resume"
+    """Dead only: waiting again under its id, with attempts, crashes, last error and cause as they were."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewMessage:
-    """One message on its way in. `given`: the producer chose the id. `due`: Unix time, None = now."""
+    """One message on its way in.
+
+    Attributes:
+        given: The producer chose the id.
+        due: Unix time, None = now.
+        unique_key: Not added when a message with this key is known in its queue; see `enqueue_many`.
+        attempts, crashes, deliveries: What it starts with: above 0 for a message that comes from another queue.
+        last_error, cause: The same.
+    """
 
     id: str
     given: bool
@@ -225,6 +236,12 @@ class NewMessage:
     priority: int
     due: float | None
     body: bytes
+    unique_key: str | None = None
+    attempts: int = 0
+    crashes: int = 0
+    deliveries: int = 0
+    last_error: str | None = None
+    cause: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; `from_dict` is its inverse."""
@@ -235,7 +252,16 @@ class NewMessage:
         return cls(**{**fields, "body": fields["body"].encode()})
 
 
+Existing = Mapping[str, str]
+"""Id that was asked for → id of the message that has its unique key already."""
+
 _make_message = maker(NewMessage)
+
+
+def _ids(messages: Sequence[NewMessage], existing: Existing | None) -> list[str]:
+    if not existing:
+        return [message.id for message in messages]
+    return [existing.get(message.id, message.id) for message in messages]
 
 
 def check_ttl(ttl: float) -> float:
@@ -273,15 +299,17 @@ class QueueBackend(ABC):
         one given by its producer is known until `ENQUEUE_MEMORY` seconds after its end: so a retried call makes no
         duplicate, once its ids are given.
 
+        A `unique` one whose idempotency key is known in its queue is left out, and the id returned in its place is that
+        of the message which has the key: live or dead, or acked not longer ago than the `keep` of its guards
+        (`IDEMPOTENCY_TTL` without). What a person deletes, and what moves to another queue, gives its key free at once.
+
         Raises:
             InvalidJob: A definition is out of bounds, or its body above 1 MiB; nothing was enqueued.
             Unsupported: It asks for what `capabilities` lacks; nothing was enqueued.
             BackendUnavailable: Nothing is known. Retry with ids of your own to be sure of no duplicate.
         """
         messages = self._pack_all(definitions)
-        if messages:
-            self._enqueue(messages)
-        return [message.id for message in messages]
+        return _ids(messages, self._enqueue(messages) if messages else None)
 
     def enqueue_in(self, connection: object, definitions: Iterable[JobDefinition]) -> list[str]:
         """Enqueue jobs within the transaction that is open on the caller's own database connection; their ids.
@@ -303,9 +331,7 @@ class QueueBackend(ABC):
         if not self.capabilities.enqueue_in_transaction:
             raise Unsupported(f"{self.scheme}:// cannot enqueue within a transaction of yours: leave `connection` out")
         messages = self._pack_all(definitions)
-        if messages:
-            self._enqueue_in(connection, messages)
-        return [message.id for message in messages]
+        return _ids(messages, self._enqueue_in(connection, messages) if messages else None)
 
     def pack(self, definition: JobDefinition) -> NewMessage:
         """The wire form of `definition`, signed; the same rules as `enqueue_many`, and no I/O."""
@@ -328,7 +354,39 @@ class QueueBackend(ABC):
             raise InvalidJob(f"the body of job {definition.handler!r} has {len(body)} bytes; at most {MAX_BODY_BYTES}")
         due = definition.scheduled_at.timestamp() if definition.scheduled_at else None
         given = definition.identifier is not None
-        return _make_message(ident, given, queue, definition.handler, definition.priority, due, body)
+        unique_key = definition.idempotency_key if definition.unique else None
+        return _make_message(ident, given, queue, definition.handler, definition.priority, due, body, unique_key)
+
+    def brought_by(self, lease: JobLease, settlement: Settlement) -> list[NewMessage]:
+        """The messages that a settlement adds to queues when it is accepted: follow-ups, or what moves. No I/O.
+
+        Raises as `pack`.
+        """
+        match settlement:
+            case Ack(follow_ups=definitions) | Abandon(follow_ups=definitions):
+                return [self.pack(definition) for definition in definitions]
+            case Move():
+                return [self._moved(lease, settlement)]
+            case _:
+                return []
+
+    def _moved(self, lease: JobLease, move: Move) -> NewMessage:
+        envelope = lease.envelope
+        body = sign_again(envelope, check_queue(move.queue), self.signer)
+        return NewMessage(
+            lease.id,
+            given=True,
+            queue=move.queue,
+            handler=envelope.job,
+            priority=envelope.priority,
+            due=None,
+            body=body,
+            attempts=lease.attempts + move.attempts,
+            crashes=lease.crashes + move.crashes,
+            deliveries=lease.deliveries,
+            last_error=move.error,
+            cause=move.cause,
+        )
 
     # --- consuming ---------------------------------------------------------------------------------
 
@@ -433,7 +491,8 @@ class QueueBackend(ABC):
         return self.settle_many([(lease, settlement)], call_id=f"{verb}:{lease.owner_token}")[0]
 
     def ticket(self, lease: JobLease) -> Ticket:
-        """What a child needs to ack this one message in a transaction of its handler's own, and nothing more.
+        """What a child needs to ack this one message in a transaction of its handler's own, and nothing more: also
+        the idempotency key of a guarded lease, which that ack marks done.
 
         JSON-able. `ack` in it names a function `module:name`. It takes the handler's connection, the ticket and
         follow-up messages (`NewMessage`); within the open transaction it removes the message, enqueues those and
@@ -489,6 +548,14 @@ class QueueBackend(ABC):
             check_ttl(visibility_timeout)
         return len(self._reap(check_queue(queue), ReapPolicy(), visibility_timeout))
 
+    @property
+    def keys(self) -> KeyStore:
+        """The broker's key store.
+
+        Raises `Unsupported` where `capabilities.key_store` is False.
+        """
+        raise Unsupported(f"{self.scheme}:// keeps no keys (Capabilities.key_store): choose a backend with a key store")
+
     # --- looking and tending -----------------------------------------------------------------------
 
     @abstractmethod
@@ -543,9 +610,10 @@ class QueueBackend(ABC):
     # --- what a broker fills in: each one atomic step, arguments already checked --------------------
 
     @abstractmethod
-    def _enqueue(self, messages: Sequence[NewMessage]) -> None: ...
+    def _enqueue(self, messages: Sequence[NewMessage]) -> Existing | None:
+        """Add those that are not known; for each left out because its unique key is known: its id → the known id."""
 
-    def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> None:
+    def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing | None:
         raise NotImplementedError  # who sets `enqueue_in_transaction` fills it in
 
     @abstractmethod

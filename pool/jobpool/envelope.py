@@ -8,7 +8,7 @@ fields are not signed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any
@@ -129,6 +129,30 @@ def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: En
         return orjson.dumps(body)
     except TypeError as error:
         raise InvalidJob(f"the payload of job {definition.handler!r} is no JSON any more: {error}") from error
+
+
+def sign_again(envelope: JobEnvelope, queue: str, signer: EnvelopeSigner) -> bytes:
+    """The body of the same message for another queue: all it says, signed anew. For who moves messages.
+
+    Only of an envelope that `verify` has passed: what this signs is believed.
+    """
+    moved = replace(envelope, queue=queue)
+    body = {
+        "job": moved.job,
+        "payload": moved.payload,
+        "queue": queue,
+        "priority": moved.priority,
+        "maxRetries": moved.max_retries,
+        "attempts": 0,
+        "name": moved.name,
+        "identifier": moved.identifier,
+        "idempotencyKey": moved.idempotency_key,
+        "schedule": moved.schedule,
+    }
+    if moved.meta:
+        body["meta"] = moved.meta
+    body["_sig"] = signer.sign(canonical_bytes(moved)) if signer.active else ""
+    return orjson.dumps(body)
 
 
 def _signature(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jobpool.envelope import JobEnvelope, decode
 from jobpool.frozen import maker
+from jobpool.guards import Guards
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class JobLease:
         crashes: Deliveries that ended with no verdict.
         deliveries: All leases so far, this one included; strictly increasing: a fencing token.
         enqueued_at: Unix time of the enqueue, on the broker's clock.
+        guards: What the broker's key store granted to it (`KeyStore.begin_many`); None = nothing was asked for.
     """
 
     id: str
@@ -38,6 +40,7 @@ class JobLease:
     crashes: int = 0
     deliveries: int = 1
     enqueued_at: float = 0.0
+    guards: Guards | None = None
     _envelope: list[JobEnvelope] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -50,6 +53,10 @@ class JobLease:
         if not self._envelope:
             self._envelope.append(decode(self.body, attempts=self.attempts))
         return self._envelope[0]
+
+    def guarded(self, guards: Guards) -> JobLease:
+        """This lease, holding what was granted."""
+        return replace(self, guards=guards)
 
 
 make_lease = maker(JobLease)

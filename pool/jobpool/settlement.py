@@ -10,7 +10,7 @@ from jobpool.definition import JobDefinition
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Done: remove the message.
+    """Done: remove the message, and mark the idempotency key of a guarded lease done.
 
     `follow_ups` are enqueued in the same step where `Capabilities.atomic_follow_ups` says so.
     """
@@ -20,28 +20,39 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Nack:
-    """Failed: back to the queue after `delay` seconds (below 0 acts as 0), attempts + 1."""
+    """Failed: back to the queue after `delay` seconds (below 0 acts as 0), attempts + 1.
+
+    `cause` is how an attempt ended that was killed (death.py); None leaves what an earlier one left.
+    """
 
     delay: float = 0.0
     error: str | None = None
+    cause: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
     """Given up: to the dead letters.
 
-    `reason` is a short word to filter by (`timeout`, `rejected`, …); `error` is the text a person reads.
+    `reason` is a short word to filter by (`timeout`, `rejected`, …); `error` is the text a person reads; `cause` as in
+    `Nack`. `follow_ups` as in `Ack`: copies for a queue of failed payloads.
     """
 
     reason: str = ""
     error: str | None = None
+    cause: str | None = None
+    follow_ups: tuple[JobDefinition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Given back unharmed after `delay` seconds: no counter that leads to a dead letter moves."""
+    """Given back unharmed after `delay` seconds: no counter that leads to a dead letter moves.
+
+    `begun` False: its handler was never started, so that the rates of a guarded lease are given back too.
+    """
 
     delay: float = 0.0
+    begun: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +62,22 @@ class Forfeit:
     cause: str = ""
 
 
-Settlement = Ack | Nack | Abandon | Release | Forfeit
+@dataclass(frozen=True, slots=True)
+class Move:
+    """To another queue, signed for it anew, under its id: removed here and added there as `Ack.follow_ups` are.
+
+    It goes on there with its counters, `attempts` and `crashes` (0 or 1) added, and waits at the end of that queue. Its
+    idempotency key is not done, and its claim to be unique ends. `error` and `cause` as in `Nack`.
+    """
+
+    queue: str
+    attempts: int = 0
+    crashes: int = 0
+    error: str | None = None
+    cause: str | None = None
+
+
+Settlement = Ack | Nack | Abandon | Release | Forfeit | Move
 
 
 @dataclass(frozen=True, slots=True)

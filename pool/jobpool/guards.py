@@ -1,0 +1,128 @@
+"""What a delivery needs besides its lease before its handler may run: keys, places and rates. Plain values.
+
+`Guards` says what is asked for; a broker's `KeyStore` (keystore.py) grants all of it or nothing, in one atomic step.
+What is granted lives exactly as long as the lease: nothing is renewed, and a dead pool holds nothing for longer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from jobpool.errors import ConfigurationError
+from jobpool.names import LONGEST_NAME
+
+IDEMPOTENCY_TTL = 86400.0
+"""Seconds for which a key stays done, unless something else is said (SEMANTICS §6)."""
+
+LONGEST_KEPT = 366 * 86400.0
+"""Seconds: the longest that a done key can be remembered."""
+
+LONGEST_PLACE = LONGEST_NAME + 45
+"""Characters in the name of a lock or limit: a job's name or key, and a word before it."""
+
+MOST_PLACES = 1_000_000
+"""The largest concurrency or rate limit."""
+
+RATE_WINDOW = 60.0
+"""Seconds over which rates are counted: jobs a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """One of `most` places under a name; a single-instance lock is the only place under its name.
+
+    Raises:
+        ConfigurationError: The name is not 1 to 300 printable characters, or `most` not 1 to 1,000,000.
+    """
+
+    name: str
+    most: int = 1
+
+    def __post_init__(self) -> None:
+        check_place(self.name, self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `most` starts under a name within any `window` seconds (0 < window <= 86,400): sliding, exact.
+
+    Raises:
+        ConfigurationError: As `Hold`; or the window is out of its bounds.
+    """
+
+    name: str
+    most: int
+    window: float = RATE_WINDOW
+
+    def __post_init__(self) -> None:
+        check_place(self.name, self.most)
+        if not 0 < self.window <= 86400:
+            raise ConfigurationError(f"a rate's window is more than 0 and at most 86400 seconds, not {self.window!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """All that one delivery asks for. Names and keys are scoped by the queue of its lease.
+
+    Attributes:
+        key: Idempotency key; None = none.
+        keep: Seconds for which the key stays done after the ack.
+        holds: Places held while the lease lives: single-instance locks, concurrency limits.
+        rates: Starts that are counted.
+    """
+
+    key: str | None = None
+    keep: float = IDEMPOTENCY_TTL
+    holds: tuple[Hold, ...] = ()
+    rates: tuple[Rate, ...] = ()
+
+
+class Begin(Enum):
+    """A key store's answer to `begin`."""
+
+    GRANTED = "granted"
+    DONE = "done"
+    """The idempotency key is done: ack without running."""
+    HELD = "held"
+    """The key, or every place under a name, is held by other messages whose leases live."""
+    LIMITED = "limited"
+    """A rate is used up; `after` says for how long."""
+    LOST = "lost"
+    """The lease itself has ended, or somebody else has the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The answer for one lease.
+
+    Attributes:
+        answer: Only `GRANTED` changed anything.
+        name: The first name that refused, in the order key, holds, rates; "" for the others. The key is `key`.
+        after: Seconds until a rate has room again; 0 otherwise.
+    """
+
+    answer: Begin
+    name: str = ""
+    after: float = 0.0
+
+    def __bool__(self) -> bool:
+        return self.answer is Begin.GRANTED
+
+
+def check_place(name: str, most: int) -> None:
+    """Raise `ConfigurationError` unless this can be the name and size of a limit."""
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_PLACE or not name.isprintable():
+        shown = f"of {len(name)} characters" if isinstance(name, str) else repr(name)
+        raise ConfigurationError(f"a lock's or limit's name has 1 to {LONGEST_PLACE} printable characters, not {shown}")
+    if type(most) is not int or not 1 <= most <= MOST_PLACES:
+        raise ConfigurationError(f"a limit is a whole number from 1 to {MOST_PLACES}, not {most!r}")
+
+
+def check_keep(seconds: float, what: str = "idempotency_ttl") -> float:
+    """Return `seconds`, or raise `ConfigurationError`: a done key is kept for more than 0 s and at most a year."""
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds)
+    if not number or not 0 < seconds <= LONGEST_KEPT:
+        raise ConfigurationError(f"{what} is more than 0 and at most {LONGEST_KEPT:.0f} seconds, not {seconds!r}")
+    return float(seconds)

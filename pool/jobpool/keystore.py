@@ -1,0 +1,197 @@
+"""The optional part of a broker that keeps keys: `QueueBackend.keys`, where `Capabilities.key_store` says so.
+
+Three things are kept, all scoped by queue and all on the broker's clock:
+
+* **guards**: idempotency keys, single-instance locks, concurrency places and rates, granted to a lease (guards.py);
+* **records**: small values of a pool's own under (space, key), which end by themselves;
+* **logs**: the newest lines under (space, name).
+
+Like the backend it belongs to, a key store is a template: the public methods check, the underscored ones are each one
+atomic step. Safe to share between threads. Every method may raise `BackendUnavailable` (nothing is known; all of them
+are safe to call again) and blocks for one round trip.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from jobpool.errors import InvalidJob
+from jobpool.guards import IDEMPOTENCY_TTL, Begun, Guards, Rate, check_keep
+from jobpool.lease import JobLease
+from jobpool.names import check_name, check_queue
+
+LONGEST_RECORD = 256 * 1024
+"""Bytes of one record, or of one line of a log."""
+
+MOST_LINES = 100_000
+"""Lines that one log can keep."""
+
+
+class KeyStore(ABC):
+    """See the module. Unique enqueue is not here: it is part of `enqueue`, in the same step."""
+
+    # --- guards ------------------------------------------------------------------------------------
+
+    def begin_many(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
+        """Ask for what deliveries need before their handlers run; an answer each, in order.
+
+        For each lease one atomic step: everything in its guards is granted, or nothing is changed. Tried in this order:
+
+        1. The lease itself, as `ack` would try it: not live, or not ours → `LOST`.
+        2. The key: done → `DONE`; held by another message's live lease → `HELD`. What is held by an earlier delivery of
+           the *same* message is taken over.
+        3. Each hold: `most` other messages hold the name, each by a live lease → `HELD`.
+        4. Each rate: `most` starts, of other leases, in the `window` seconds up to now → `LIMITED`, with the seconds
+           until the oldest of them leaves the window (> 0).
+
+        Granted again to the same lease is granted, and counts nothing twice: a lost reply does no harm.
+
+        What is granted is held for exactly as long as this lease is live: it ends with every settlement, a forfeit, a
+        reap, and at the deadline; a renewal of the lease prolongs it. An accepted `Ack` of a lease that has
+        `guards` with a key marks the key done for `keep` seconds, in the same step as the ack; nothing else does. The
+        count of a start stays, but for a `Release` whose `begun` is False.
+
+        The leases passed here are answered about; it is the caller who puts `guards` on the lease it goes on with
+        (`JobLease.guarded`).
+        """
+        return self._begin(asked) if asked else []
+
+    def first_run(self, queue: str, key: str, ttl: float = IDEMPOTENCY_TTL) -> bool:
+        """Mark a key done for `ttl` seconds, and tell whether it was not done before. Atomic.
+
+        A key that a running job holds counts as not done; that job's own ack then marks it anew.
+
+        Raises:
+            InvalidJob: The key is not 1 to 255 printable characters.
+            ConfigurationError: ttl is not above 0 and at most a year.
+        """
+        return self._first_run(check_queue(queue), check_name(key, "idempotency key"), check_keep(ttl, "ttl"))
+
+    def forget(self, queue: str, key: str) -> bool:
+        """A done key is not done any more; whether it was. What a running job holds is left alone."""
+        return self._forget(check_queue(queue), check_name(key, "idempotency key"))
+
+    def take(self, queue: str, rate: Rate, token: str) -> float:
+        """Count a start of the caller's own: 0.0 when it is within the rate, else seconds (> 0) until there is room.
+
+        Args:
+            queue: Scopes the name.
+            rate: The same names as in `Guards.rates`.
+            token: 1 to 64 characters, of this start alone; the same token again counts nothing.
+        """
+        if not 0 < len(token) <= 64:
+            raise InvalidJob(f"the token of a start has 1 to 64 characters, not {len(token)}")
+        return self._take(check_queue(queue), rate, token)
+
+    def holders(self, queue: str, name: str) -> list[str]:
+        """The ids of the messages that hold places under `name` now, sorted; for people who ask why a job waits.
+
+        `key:` before an idempotency key asks for who runs under it.
+        """
+        return self._holders(check_queue(queue), name)
+
+    # --- records -----------------------------------------------------------------------------------
+
+    def put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
+        """Write each value under its key, in place of an older one; each ends `ttl` seconds from now.
+
+        Args:
+            space: What kind of records; a name as queues have.
+            records: Keys of 1 to 255 printable characters; at most 256 KiB a value.
+            ttl: Seconds, above 0, at most a year.
+        """
+        for key, value in records.items():
+            check_name(key, "the key of a record")
+            _check_size(value)
+        if records:
+            self._put_records(check_queue(space), records, check_keep(ttl, "ttl"))
+
+    def get_record(self, space: str, key: str) -> bytes | None:
+        """The value, or None when there is none or it has ended."""
+        return self._get_record(check_queue(space), key)
+
+    def list_records(
+        self, space: str, *, prefix: str = "", after: str = "", limit: int = 1000
+    ) -> list[tuple[str, bytes]]:
+        """(key, value) of those that have not ended, by key in the order of their UTF-8 bytes.
+
+        Only keys that begin with `prefix`, and come behind `after`; at most `limit` (1 to 10,000).
+        """
+        if not 1 <= limit <= 10_000:
+            raise ValueError(f"limit must be 1 to 10000, not {limit!r}")
+        return self._list_records(check_queue(space), prefix, after, limit)
+
+    def delete_records(self, space: str, keys: Sequence[str]) -> None:
+        """Remove records; those that are not there are no error."""
+        if keys:
+            self._delete_records(check_queue(space), keys)
+
+    # --- logs --------------------------------------------------------------------------------------
+
+    def append_log(self, space: str, lines: Sequence[tuple[str, bytes]], keep: int) -> None:
+        """Add lines, each a (name, line), to the logs of their names; the newest `keep` (1 to 100,000) of each stay.
+
+        In one atomic step, so that a line is there once or not at all; but a call repeated after `BackendUnavailable`
+        may write its lines twice.
+        """
+        if not 1 <= keep <= MOST_LINES:
+            raise ValueError(f"keep must be 1 to {MOST_LINES}, not {keep!r}")
+        for name, line in lines:
+            check_name(name, "the name of a log")
+            _check_size(line)
+        if lines:
+            self._append_log(check_queue(space), lines, keep)
+
+    def read_log(self, space: str, name: str, *, limit: int = 100) -> list[bytes]:
+        """The newest `limit` (1 to 100,000) lines, the newest first."""
+        if not 1 <= limit <= MOST_LINES:
+            raise ValueError(f"limit must be 1 to {MOST_LINES}, not {limit!r}")
+        return self._read_log(check_queue(space), name, limit)
+
+    def list_logs(self, space: str) -> list[str]:
+        """The names of the logs of a space that have lines, sorted; at most 10,000."""
+        return self._list_logs(check_queue(space))
+
+    # --- what a broker fills in: each one atomic step, arguments already checked --------------------
+
+    @abstractmethod
+    def _begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]: ...
+
+    @abstractmethod
+    def _first_run(self, queue: str, key: str, ttl: float) -> bool: ...
+
+    @abstractmethod
+    def _forget(self, queue: str, key: str) -> bool: ...
+
+    @abstractmethod
+    def _take(self, queue: str, rate: Rate, token: str) -> float: ...
+
+    @abstractmethod
+    def _holders(self, queue: str, name: str) -> list[str]: ...
+
+    @abstractmethod
+    def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None: ...
+
+    @abstractmethod
+    def _get_record(self, space: str, key: str) -> bytes | None: ...
+
+    @abstractmethod
+    def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]: ...
+
+    @abstractmethod
+    def _delete_records(self, space: str, keys: Sequence[str]) -> None: ...
+
+    @abstractmethod
+    def _append_log(self, space: str, lines: Sequence[tuple[str, bytes]], keep: int) -> None: ...
+
+    @abstractmethod
+    def _read_log(self, space: str, name: str, limit: int) -> list[bytes]: ...
+
+    @abstractmethod
+    def _list_logs(self, space: str) -> list[str]: ...
+
+
+def _check_size(value: bytes) -> None:
+    if len(value) > LONGEST_RECORD:
+        raise ValueError(f"a record or line has at most {LONGEST_RECORD} bytes, not {len(value)}")
