@@ -14,7 +14,9 @@ from bench import (
     dispatch,
     efficiency,
     enqueue,
+    guards,
     latency,
+    limits,
     memory,
     on_postgres,
     on_redis,
@@ -35,6 +37,8 @@ BENCHMARKS: dict[str, Callable[[Plan], Section]] = {
     "postgres": on_postgres.run,
     "enqueue": enqueue.run,
     "scale": scale.run,
+    "guards": guards.run,
+    "limits": limits.run,
     "latency": latency.run,
     "timeouts": timeouts.run,
     "restart": restart.run,
@@ -71,7 +75,8 @@ def main(
 ) -> None:
     """Run the benchmarks named, or all.
 
-    throughput, dispatch, redis, postgres, enqueue, scale, latency, timeouts, restart, memory, efficiency.
+    throughput, dispatch, redis, postgres, enqueue, scale, guards, limits, latency, timeouts, restart, memory,
+    efficiency.
     """
     if write and (quick or no_peers):
         raise click.UsageError("--write is for what others may compare with: leave --quick and --no-peers out")

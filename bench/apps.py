@@ -38,6 +38,14 @@ def stamp(ctx: jobpool.JobContext) -> None:
     note(ctx.payload["path"], ctx.payload["number"], now)
 
 
+@jobpool.handler("span")
+def span(_ctx: jobpool.JobContext, path: str, queue: str, seconds: float) -> None:
+    """From when to when did it run?"""
+    begun = time.monotonic()
+    time.sleep(seconds)
+    note(path, queue, begun, time.monotonic())
+
+
 @jobpool.handler("hang", timeout=TEST_TIMEOUT, max_retries=0)
 def hang(_ctx: jobpool.JobContext, path: str) -> None:
     """One call into C that takes hours and never looks at a signal."""

@@ -36,6 +36,8 @@ def run(
     payload: dict[str, Any] | None = None,
     key: str = "",
     broker_pids: tuple[int, ...] = (),
+    keyed: bool = False,
+    limits: dict[str, int] | None = None,
 ) -> dict[str, Any]:
     """Preload `jobs`, run the pool until they are settled; what that took.
 
@@ -47,12 +49,14 @@ def run(
         payload: Of each job.
         key: Signs and verifies; "" = unsigned.
         broker_pids: Of a broker that is a server: their CPU time, and that of all below them, is the broker's.
+        keyed: Each job has an idempotency key of its own.
+        limits: Setting of the pool → the queue's limit.
     """
     keys = (key,) if key else ()
     queue = f"bench-{secrets.token_hex(4)}"
     backend = open_backend(url, signer=EnvelopeSigner(list(keys) or None))
     try:
-        _preload(backend, queue, jobs, handler, payload or {})
+        _preload(backend, jobs, JobDefinition(handler, payload or {}, queue=queue), keyed)
         watched = Watched(backend, jobs)
         observer = _Observer(watched, workers, tuple(broker_pids))
         settings = PoolSettings(
@@ -62,6 +66,7 @@ def run(
             workers=workers,
             signing_keys=keys,
             sys_path=(str(ROOT),),
+            **{name: {queue: most} for name, most in (limits or {}).items()},  # type: ignore[arg-type]
         )
         run_pool(settings, backend=cast(QueueBackend, watched), on_start=observer.start)
         observer.join()
@@ -70,10 +75,10 @@ def run(
     return observer.findings(jobs)
 
 
-def _preload(backend: QueueBackend, queue: str, jobs: int, handler: str, payload: dict[str, Any]) -> None:
-    definition = JobDefinition(handler, payload, queue=queue)
+def _preload(backend: QueueBackend, jobs: int, job: JobDefinition, keyed: bool) -> None:
     for begin in range(0, jobs, BATCH):
-        backend.enqueue_many([definition] * min(BATCH, jobs - begin))
+        numbers = range(begin, min(begin + BATCH, jobs))
+        backend.enqueue_many(job.with_idempotency_key(f"key {number}") if keyed else job for number in numbers)
 
 
 class _Observer:

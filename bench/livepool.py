@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -79,7 +80,11 @@ class LivePool:
 
     def wait_ready(self, workers: int) -> None:
         """Wait until so many children are ready, by the master's word."""
-        wait_for(lambda: self.board.header.read().ready == workers or None, f"{workers} children")
+        wait_for(partial(_has_ready, self.board, workers), f"{workers} children")
+
+
+def _has_ready(board: Scoreboard, workers: int) -> bool | None:
+    return board.header.read().ready == workers or None
 
 
 def death_of(pid: int) -> Callable[[], float]:
@@ -110,12 +115,25 @@ def wait_for(look: Callable[[], T | None], what: str) -> T:
 
 
 @contextmanager
+def twins(plan: Plan, url: str, workers: int, *words: str) -> Iterator[Path]:
+    """Two pools that share the broker at `url`, both ready; what their handlers note goes to the file that is given."""
+    with plan.scratch() as directory, ExitStack() as stack:
+        for name in ("one", "two"):
+            own = directory / name
+            own.mkdir()
+            process = stack.enter_context(_program(own, url, workers, "bench.apps", words))
+            board = stack.enter_context(Scoreboard.open(_board(process, own)))
+            wait_for(partial(_has_ready, board, workers), f"{workers} children")
+        yield directory / "notes"
+
+
+@contextmanager
 def live_pool(plan: Plan, workers: int, app: str = "bench.apps", broker: str = "") -> Iterator[LivePool]:
     """Start one on `broker`, or on an SQLite file; wait until all its children are ready; stop it afterwards."""
     with plan.scratch() as directory:
         url = broker or f"sqlite:///{directory}/bench.db"
         with (
-            _program(directory, url, workers, app) as process,
+            _program(directory, url, workers, app, ("-Q", QUEUE)) as process,
             Jobs(url) as jobs,
             Scoreboard.open(_board(process, directory)) as board,
         ):
@@ -125,8 +143,10 @@ def live_pool(plan: Plan, workers: int, app: str = "bench.apps", broker: str = "
 
 
 @contextmanager
-def _program(directory: Path, url: str, workers: int, app: str) -> Iterator[subprocess.Popen[bytes]]:
-    words = ["-A", app, "-b", url, "-w", str(workers), "-Q", QUEUE, "--stop-grace", "1"]
+def _program(
+    directory: Path, url: str, workers: int, app: str, more: tuple[str, ...]
+) -> Iterator[subprocess.Popen[bytes]]:
+    words = ["-A", app, "-b", url, "-w", str(workers), "--stop-grace", "1", *more]
     environment = clean_environment(JOBPOOL_RUNTIME_DIR=str(directory / "run"), PYTHONPATH=str(ROOT))
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(

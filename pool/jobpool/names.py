@@ -21,7 +21,7 @@ def check_queue(queue: str) -> str:
     """Return `queue`, or raise `InvalidJob` naming what a queue name may hold."""
     if not isinstance(queue, str) or not QUEUE_NAME.fullmatch(queue):
         raise InvalidJob(
-            f"queue name {queue!r} is refused: 1 to 100 letters, digits, '.', '_' or '-',"
+            f"queue name {_shown(queue)} is refused: 1 to 100 letters, digits, '.', '_' or '-',"
             " starting with a letter or digit"
         )
     return queue
@@ -31,7 +31,7 @@ def check_identifier(identifier: str) -> str:
     """Return `identifier`, or raise `InvalidJob` naming what an id may hold."""
     if not isinstance(identifier, str) or not IDENTIFIER.fullmatch(identifier):
         raise InvalidJob(
-            f"identifier {identifier!r} is refused: 1 to 128 letters, digits or '._:@/+=~-',"
+            f"identifier {_shown(identifier)} is refused: 1 to 128 letters, digits or '._:@/+=~-',"
             " starting with a letter or digit"
         )
     return identifier
@@ -40,10 +40,16 @@ def check_identifier(identifier: str) -> str:
 def check_name(name: str, what: str) -> str:
     """Return `name`, or raise `InvalidJob`; `what` says which name it is."""
     if not isinstance(name, str) or not is_name(name):
-        raise InvalidJob(f"{what} {name!r} is refused: 1 to {LONGEST_NAME} printable characters")
+        raise InvalidJob(f"{what} {_shown(name)} is refused: 1 to {LONGEST_NAME} printable characters")
     return name
 
 
 def is_name(text: str) -> bool:
     """Whether `text` can be shown on one line and written as UTF-8: no control characters, no lone surrogates."""
     return 0 < len(text) <= LONGEST_NAME and text.isprintable()
+
+
+def _shown(value: object) -> str:
+    """A refused value as an error shows it: not all of one that is refused for its length."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_NAME + 2 else f"{text[:60]}… ({len(text):,} characters)"

@@ -29,6 +29,12 @@ BATCH = 1000
 @option("--max-retries", type=int, metavar="N", help="Runs after the first that fails.")
 @option("--timeout", metavar="TIME", help="Hard timeout of an attempt; 0 = unlimited.")
 @option("--id", "ident", metavar="ID", help="Of the message; enqueueing it again changes nothing.")
+@option("--job-name", metavar="NAME", help="Shown in logs; single instances share it.  [default: HANDLER]")
+@option("--expires-in", metavar="TIME", help="Not started by then, it is dead: expired.")
+@option("--idempotency-key", metavar="KEY", help="Once a job with the key is done, others of its queue are skipped.")
+@option("--unique", is_flag=True, default=None, help="Enqueue only if the queue knows no job with this key.")
+@option("--single-instance", is_flag=True, default=None, help="Only one of this name runs at a time.")
+@option("--concurrency-key", metavar="KEY", help="Jobs that share it share the pool's limits per key.")
 @option("--file", "file", type=click.File("rb"), metavar="FILE", help="Many jobs, a JSON value a line; - = stdin.")
 @as_json
 @common
@@ -44,7 +50,8 @@ def enqueue(
       jobpool enqueue report customer=7 month=2026-06 --queue reports
 
     With --file each line is one payload for HANDLER; without HANDLER it is an object with "handler", "payload" and, if
-    need be, "queue", "priority", "max_retries", "timeout", "delay" and "id".
+    need be, "queue", "priority", "max_retries", "timeout", "delay", "expires_in", "id", "name", "idempotency_key",
+    "unique", "single_instance" and "concurrency_key".
     """
     defaults = _defaults(options)
     if file is not None:
@@ -96,7 +103,7 @@ def _json_or_text(value: str) -> Any:
 
 
 def _defaults(options: dict[str, Any]) -> dict[str, Any]:
-    renamed = {"ident": "id"}
+    renamed = {"ident": "id", "job_name": "name"}
     return {renamed.get(key, key): value for key, value in options.items() if value is not None}
 
 
@@ -137,8 +144,9 @@ def _definition(values: dict[str, Any]) -> JobDefinition:
     if "id" in fields:
         fields["identifier"] = fields.pop("id")
     try:
-        if fields.get("timeout") is not None:
-            fields["timeout"] = parse_duration(fields["timeout"])
+        for key in ("timeout", "expires_in"):
+            if fields.get(key) is not None:
+                fields[key] = parse_duration(fields[key])
         if "delay" in fields:
             fields["scheduled_at"] = _moment(parse_duration(fields.pop("delay")))
     except (ValueError, OverflowError) as error:

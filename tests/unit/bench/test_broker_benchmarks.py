@@ -5,7 +5,7 @@ The peers take part where their environment has been made; `scripts/bench redis`
 
 from __future__ import annotations
 
-from bench import enqueue, latency, on_postgres, on_redis, scale
+from bench import enqueue, guards, latency, limits, on_postgres, on_redis, scale
 from bench.figures import Section
 from bench.peers import environment
 from bench.plan import Plan
@@ -62,3 +62,17 @@ def test_idle_pools_on_each_broker() -> None:
     assert (
         with_peers("Redis, Huey: enqueue → first line, p50", "Postgres, PgQueuer: enqueue → first line, p50") <= found
     )
+
+
+def test_guards_beside_plain_jobs() -> None:
+    found = names(guards.run(PLAN))
+
+    for broker in ("SQLite", "Redis", "Postgres"):
+        assert {f"{broker}, plain", f"{broker}, rate limit / plain", f"{broker}, idempotency keys"} <= found
+
+
+def test_what_two_pools_keep_together() -> None:
+    section = limits.run(PLAN)
+
+    assert {"Redis, 8:1, off by", "SQLite, 3 places, most at once", "Postgres, 3 places, in use"} <= names(section)
+    assert all(figure.met for figure in section.figures if "most at once" in figure.name)
