@@ -1,14 +1,50 @@
-"""What several backends need alike: microseconds, and the checks and the text search of the administrator's calls."""
+"""What several backends need alike: microseconds, options, what settlements bring, and the administrator's checks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+from jobpool.backend import NewMessage, QueueBackend, State, Verb
 from jobpool.definition import LONGEST
 from jobpool.errors import ConfigurationError
+from jobpool.guards import Rate
+from jobpool.lease import JobLease
+from jobpool.settlement import Abandon, Ack, Move, Settlement
 
 MICRO = 1_000_000
 
 LONGEST_PAGE = 1000
 """Messages in one page of a list."""
+
+KEY_PLACE = "key:"
+"""An idempotency key is held as the only place under this and the key (`KeyStore.holders`)."""
+
+MOST_DEAD = 10**12
+"""The largest `dead_max`."""
+
+TOUCHABLE = {
+    Verb.DELETE: (State.WAITING, State.DELAYED, State.DEAD),
+    Verb.RETRY: (State.DEAD,),
+    Verb.RESUME: (State.DEAD,),
+}
+"""The states in which a verb may meet a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadCaps:
+    """Bounds on the dead letters of a queue: how many, and how old in microseconds; 0 = none. Falsy without bounds."""
+
+    most: int = 0
+    age: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.most or self.age)
+
+    def are_over(self, count: int, age: int) -> bool:
+        """Whether the oldest of so many, dead for so long, is to go."""
+        return 0 < self.most < count or 0 < self.age <= age
 
 
 def micros(seconds: float) -> int:
@@ -56,3 +92,54 @@ def refuse_options(scheme: str, options: dict[str, object]) -> None:
     """Raise `ConfigurationError` when there are any: this backend takes none, or none of these names."""
     if options:
         raise ConfigurationError(f"{scheme}:// has no option {', '.join(sorted(options))}: leave it out")
+
+
+def split_query(url: str) -> tuple[str, dict[str, object]]:
+    """What stands before the question mark of a URL, and the options behind it."""
+    address, _, query = url.partition("?")
+    return address, dict(parse_qsl(query, keep_blank_values=True))
+
+
+def read_caps(scheme: str, options: dict[str, object]) -> DeadCaps:
+    """Take `dead_max` and `dead_max_age` (seconds) out of `options`, or raise `ConfigurationError`."""
+    most = _read_cap(scheme, "dead_max", options.pop("dead_max", 0), MOST_DEAD, "whole number")
+    age = _read_cap(scheme, "dead_max_age", options.pop("dead_max_age", 0), LONGEST, "number of seconds")
+    return DeadCaps(int(most), micros(age))
+
+
+def _read_cap(scheme: str, name: str, value: object, most: float, kind: str) -> float:
+    try:
+        cap = float(str(value))
+    except ValueError:
+        cap = -1.0
+    if not 0 <= cap <= most or (kind == "whole number" and not cap.is_integer()):
+        raise ConfigurationError(
+            f"{scheme}:// takes option {name} as a {kind} from 0 (no cap) to {most:g}, not {value!r}"
+        )
+    return cap
+
+
+def longest_windows(rates: Sequence[Rate]) -> dict[str, float]:
+    """By name the longest window, in seconds, of these rates: the same start counts in all that share its name."""
+    windows: dict[str, float] = {}
+    for rate in rates:
+        windows[rate.name] = max(rate.window, windows.get(rate.name, 0.0))
+    return windows
+
+
+def brought_by_each(
+    backend: QueueBackend, settlements: Sequence[tuple[JobLease, Settlement]]
+) -> dict[int, list[NewMessage]]:
+    """What the settlements of a call add, by their place in it; most bring nothing, and cost next to nothing here."""
+    return {
+        place: backend.brought_by(lease, settlement)
+        for place, (lease, settlement) in enumerate(settlements)
+        if _brings(settlement)
+    }
+
+
+def _brings(settlement: Settlement) -> bool:
+    kind = type(settlement)
+    if kind is Ack or kind is Abandon:
+        return bool(settlement.follow_ups)  # type: ignore[union-attr]
+    return kind is Move

@@ -16,6 +16,7 @@ A message is at every moment in exactly one state:
 
 from __future__ import annotations
 
+import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,8 @@ from typing import Any, ClassVar
 from jobpool.clock import Clock, SystemClock
 from jobpool.definition import JobDefinition
 from jobpool.envelope import MAX_BODY_BYTES, encode, sign_again
-from jobpool.errors import InvalidJob, LeaseLost, Unsupported
+from jobpool.errors import ConfigurationError, InvalidJob, LeaseLost, Unsupported
+from jobpool.finding import Finding, cautions_of
 from jobpool.frozen import maker
 from jobpool.keystore import KeyStore
 from jobpool.lease import JobLease
@@ -128,12 +130,24 @@ class ReapPolicy:
         window: Seconds; when the previous crash of the message is longer ago than this, counting starts at 1 again.
         back_off: Seconds, >= 0, upper edge of the delay after the second crash.
         back_off_cap: Seconds, >= 0.
+
+    Raises:
+        ConfigurationError: A number is out of its bounds.
     """
 
     max_crashes: int = 5
     window: float = 72 * 3600.0
     back_off: float = 1.0
     back_off_cap: float = 60.0
+
+    def __post_init__(self) -> None:
+        if type(self.max_crashes) is not int or self.max_crashes < 0:
+            raise ConfigurationError(f"max_crashes is a whole number, 0 (no limit) or more, not {self.max_crashes!r}")
+        if not self.window > 0:
+            raise ConfigurationError(f"the window for crashes is more than 0 seconds, not {self.window!r}")
+        for name, seconds in (("back_off", self.back_off), ("back_off_cap", self.back_off_cap)):
+            if not 0 <= seconds < math.inf:
+                raise ConfigurationError(f"{name} after a crash is 0 seconds or more, not {seconds!r}")
 
     def ceiling(self, crashes: int) -> float:
         """The longest delay, in seconds, after the `crashes`-th crash (1-based)."""
@@ -597,12 +611,23 @@ class QueueBackend(ABC):
         """
         self.ping()
 
-    def cautions(self) -> list[str]:
-        """What the broker's settings can lose or slow down: a plain sentence each, with the mend; [] = nothing known.
+    def diagnose(self) -> list[Finding]:
+        """What the broker's settings can lose or slow down, check by check, the good ones too; [] = nothing known.
 
-        Raises BackendUnavailable. Blocks for a few round trips.
+        Raises BackendUnavailable. Blocks for a few round trips. For `jobpool doctor`, and once at the start of a pool.
         """
         return []
+
+    def cautions(self) -> list[str]:
+        """The sentences of what `diagnose` finds to be bad, each with its mend. Raises and blocks as that."""
+        return cautions_of(self.diagnose())
+
+    def broker_time(self) -> float | None:
+        """Unix time on the broker's own clock; None when that is this machine's.
+
+        Raises BackendUnavailable. Blocks for one round trip.
+        """
+        return None
 
     def close(self) -> None:  # noqa: B027 - a backend without connections has nothing to close
         """Close every connection; safe to call twice. Leases are left to expire."""

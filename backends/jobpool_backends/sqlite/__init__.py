@@ -4,7 +4,9 @@
 * `database`: connections, transactions, and what SQLite's errors mean
 * `moment`: what time it is, for leases that outlive a reboot
 * `tally`, `calls`: counts a queue, and the memory of calls
-* `producing`, `fetching`, `settling`, `reaping`: the life of a message
+* `producing`, `fetching`, `settling`, `reaping`, `removing`: the life of a message
+* `facts`, `changes`: what a call of settlements reads, and what it writes
+* `keys`: the key store, made of `guarding` (what is granted to leases), `places`, `rates` and `notes`
 * `intransaction`: enqueue and ack within a transaction of the caller's own
 * `looking`, `tending`, `filters`: the administrator's side
 * `waiting`: sleep until something is there

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 from jobpool.backend import (
     Capabilities,
+    Existing,
     Message,
     MessageFilter,
     NewMessage,
@@ -20,15 +21,17 @@ from jobpool.backend import (
 )
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError
+from jobpool.finding import Finding
 from jobpool.lease import JobLease
-from jobpool.settlement import Ack, Settled, Settlement
+from jobpool.settlement import Settled, Settlement
 from jobpool.signing import EnvelopeSigner
 from jobpool_backends.inotify import ring
-from jobpool_backends.shared import micros, refuse_options
-from jobpool_backends.sqlite import intransaction, producing
+from jobpool_backends.shared import DeadCaps, brought_by_each, micros, read_caps, refuse_options, split_query
+from jobpool_backends.sqlite import checks, intransaction, producing
 from jobpool_backends.sqlite.calls import Sweeper
 from jobpool_backends.sqlite.database import PRAGMAS, Database
 from jobpool_backends.sqlite.fetching import Fetcher
+from jobpool_backends.sqlite.keys import SqliteKeys
 from jobpool_backends.sqlite.looking import Looker
 from jobpool_backends.sqlite.moment import this_boot
 from jobpool_backends.sqlite.reaping import Reaper
@@ -53,6 +56,7 @@ class SqliteBackend(QueueBackend):
         clock: Tells all times; None = the machine's.
         boot: Names the boot in which `clock.boot()` counts; None = this one.
         pragmas: Run on each connection.
+        caps: Bounds on the dead letters of each queue.
 
     Raises:
         ConfigurationError: The path cannot be right, or the file is another program's or a newer jobpool's.
@@ -60,7 +64,9 @@ class SqliteBackend(QueueBackend):
     """
 
     scheme: ClassVar[str] = "sqlite"
-    capabilities: ClassVar[Capabilities] = Capabilities(enqueue_in_transaction=True, ack_in_transaction=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        key_store=True, enqueue_in_transaction=True, ack_in_transaction=True
+    )
 
     def __init__(
         self,
@@ -71,14 +77,18 @@ class SqliteBackend(QueueBackend):
         clock: Clock | None = None,
         boot: int | None = None,
         pragmas: tuple[str, ...] = PRAGMAS,
+        caps: DeadCaps | None = None,
     ) -> None:
         super().__init__(signer=signer, clock=clock)
         self._boot = boot = this_boot() if boot is None else boot
-        sweeper = Sweeper()
+        caps = caps or DeadCaps()
+        sweeper = Sweeper({"calls": "id", "ended": "id"})
+        of_keys = Sweeper({"done": "queue, key", "starts": "queue, name, token", "records": "number"})
         self._database = Database(path, timeout=timeout, pragmas=pragmas)
         self._fetcher = Fetcher(self._database, self.clock, boot, sweeper, self.scheme)
-        self._settler = Settler(self._database, self.clock, boot, sweeper)
-        self._reaper = Reaper(self._database, self.clock, boot)
+        self._settler = Settler(self._database, self.clock, boot, sweeper, caps)
+        self._reaper = Reaper(self._database, self.clock, boot, caps)
+        self._keys = SqliteKeys(self._database, self.clock, boot, of_keys)
         self._looker = Looker(self._database, self.clock)
         self._tender = Tender(self._database, self.clock, self._looker)
         self._waiter = Waiter(self._database, self.clock)
@@ -95,6 +105,9 @@ class SqliteBackend(QueueBackend):
     ) -> SqliteBackend:
         """Open `sqlite:///relative.db` or `sqlite:////absolute.db`; options there (`?timeout=10`) or by keyword.
 
+        `timeout` is above; `dead_max` is how many dead letters a queue keeps, `dead_max_age` for how many seconds; 0 =
+        all, and for ever. They are applied when something dies or is reaped in the queue.
+
         Raises:
             ConfigurationError: The URL names no file, or an option is unknown or out of range.
             BackendUnavailable: The file cannot be opened.
@@ -103,8 +116,13 @@ class SqliteBackend(QueueBackend):
         path, found = _split(url)
         options = found | options
         timeout = _read_timeout(options.pop("timeout", DEFAULT_TIMEOUT))
+        caps = read_caps(cls.scheme, options)
         refuse_options(cls.scheme, options)
-        return cls(path, timeout=timeout, signer=signer, clock=clock)
+        return cls(path, timeout=timeout, signer=signer, clock=clock, caps=caps)
+
+    def diagnose(self) -> list[Finding]:
+        """What the file's place and settings can lose."""
+        return checks.diagnose(self._database)
 
     def close(self) -> None:
         """Close files and listeners; threads that wait come back within half a second. Safe to call twice."""
@@ -113,15 +131,16 @@ class SqliteBackend(QueueBackend):
 
     # --- the life of a message -----------------------------------------------------------------------
 
-    def _enqueue(self, messages: Sequence[NewMessage]) -> None:
+    def _enqueue(self, messages: Sequence[NewMessage]) -> Existing:
         with self._database.write() as connection:
             tally = Tally()
-            producing.add(connection, messages, micros(self.clock.wall()), tally)
+            existing = producing.add(connection, messages, micros(self.clock.wall()), tally)
             tally.write(connection)
         self._ring()
+        return existing
 
-    def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> None:
-        intransaction.enqueue(connection, self._database.path, messages, self.clock)
+    def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing:
+        return intransaction.enqueue(connection, self._database.path, messages, self.clock)
 
     def ticket(self, lease: JobLease) -> Ticket:
         """What a child needs to ack in its handler's own transaction, on an `sqlite3` connection to this file."""
@@ -134,12 +153,8 @@ class SqliteBackend(QueueBackend):
         return self._waiter.wait_any(queues, timeout)
 
     def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
-        follow_ups = {
-            place: [self.pack(definition) for definition in settlement.follow_ups]
-            for place, (_, settlement) in enumerate(settlements)
-            if type(settlement) is Ack and settlement.follow_ups
-        }
-        answers, brings_work = self._settler.settle(settlements, follow_ups, call_id)
+        brought = brought_by_each(self, settlements)
+        answers, brings_work = self._settler.settle(settlements, brought, call_id)
         if brings_work:
             self._ring()
         return answers
@@ -153,10 +168,19 @@ class SqliteBackend(QueueBackend):
             self._ring()
         return reaped
 
+    @property
+    def keys(self) -> SqliteKeys:
+        """The key store, in the same file."""
+        return self._keys
+
     def _ring(self) -> None:
         ring(self._database.path)
 
     # --- looking and tending -------------------------------------------------------------------------
+
+    def evicted(self, queue: str) -> int:
+        """How many dead letters of a queue the caps have removed, ever."""
+        return self._looker.evicted(queue)
 
     def stats(self, queue: str) -> QueueStats:
         """Counts of one queue, O(1); delayed messages that fell due while nobody fetched are counted to 10,000."""
@@ -179,7 +203,7 @@ class SqliteBackend(QueueBackend):
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
         """Do `verb` to up to `limit` matching messages, 500 a transaction."""
         changed = self._tender.bulk(where, verb, limit)
-        if changed and verb is Verb.RETRY:
+        if changed and verb is not Verb.DELETE:
             self._ring()
         return changed
 
@@ -190,13 +214,13 @@ class SqliteBackend(QueueBackend):
 
 def _split(url: str) -> tuple[str, dict[str, object]]:
     """The path in a URL, and the options behind its question mark."""
-    address, _, query = url.partition("?")
+    address, options = split_query(url)
     path = unquote(address[len("sqlite:///") :]) if address.lower().startswith("sqlite:///") else ""
     if not path or path.startswith(":memory:"):
         raise ConfigurationError(
             f"{url!r} names no file: write sqlite:///relative.db or sqlite:////absolute.db; memory:// needs none"
         )
-    return path, dict(parse_qsl(query, keep_blank_values=True))
+    return path, options
 
 
 def _read_timeout(value: object) -> float:

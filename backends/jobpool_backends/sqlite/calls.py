@@ -6,7 +6,7 @@ One row a call, not a message, written in the transaction of the call itself.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from jobpool.backend import ENQUEUE_MEMORY, REMEMBER_CALLS
 from jobpool.settlement import Settled
@@ -15,11 +15,7 @@ from jobpool_backends.shared import MICRO, micros
 _LETTERS = {Settled.OK: "o", Settled.NOT_IN_FLIGHT: "n", Settled.EXPIRED: "e", Settled.NOT_OWNER: "w"}
 _REPEATED = {letter: answer for answer, letter in _LETTERS.items()} | {"o": Settled.ALREADY}
 
-_SWEEP_BATCH = 2000
-_SWEEPS = tuple(
-    f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table} WHERE until <= ? ORDER BY until LIMIT {_SWEEP_BATCH})"
-    for table in ("calls", "ended")
-)
+SWEEP_BATCH = 2000
 
 
 def recall(connection: sqlite3.Connection, call: str, now: int) -> str | None:
@@ -47,18 +43,29 @@ def repeat_answers(text: str) -> list[Settled]:
     return [_REPEATED[letter] for letter in text]
 
 
+def sweeping(table: str, key: str) -> str:
+    """SQL that drops a piece of what has reached its `until`; `key` is the table's primary key."""
+    oldest = f"SELECT {key} FROM {table} WHERE until <= ? ORDER BY until LIMIT {SWEEP_BATCH}"
+    return f"DELETE FROM {table} WHERE ({key}) IN ({oldest})"
+
+
 class Sweeper:
     """Drops what need not be remembered any longer, a bounded piece at a time, within write transactions.
 
     Shared by threads without a lock: all that a race can do is sweep once too often.
+
+    Args:
+        tables: Each with its primary key; what has reached its `until` is dropped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tables: Mapping[str, str]) -> None:
         self._next = 0
+        self._statements = [sweeping(table, key) for table, key in tables.items()]
 
-    def sweep(self, connection: sqlite3.Connection, now: int) -> None:
-        """Delete a piece, when a second has passed since the last or that one was full."""
+    def sweep(self, connection: sqlite3.Connection, now: int) -> bool:
+        """Delete a piece, when a second has passed since the last or that one was full; whether it looked."""
         if now < self._next <= now + MICRO:
-            return
-        swept = max(connection.execute(sql, (now,)).rowcount for sql in _SWEEPS)
-        self._next = now if swept >= _SWEEP_BATCH else now + MICRO
+            return False
+        swept = max(connection.execute(sql, (now,)).rowcount for sql in self._statements)
+        self._next = now if swept >= SWEEP_BATCH else now + MICRO
+        return True

@@ -47,6 +47,9 @@ class Database:
         timeout: Seconds that a transaction waits for its turn.
         pragmas: Run on each new connection.
 
+    Attributes:
+        found_journal: The journal mode in which the file was when it was opened; `wal` for a new one.
+
     Raises:
         ConfigurationError: The directory is missing, the path names none or no file, or the tables are not ours.
         BackendUnavailable: SQLite cannot open it; the text says why and what to do.
@@ -60,6 +63,7 @@ class Database:
         self._idle: list[sqlite3.Connection] = []
         self._writing = threading.Lock()
         self.closed = False
+        self.found_journal = "wal"
         _check_library()
         _check_place(path)
         self._prepare()
@@ -172,6 +176,8 @@ class Database:
         self._idle.append(connection)
 
     def _switch_to_wal(self, connection: sqlite3.Connection) -> None:
+        if os.path.exists(self.path) and os.path.getsize(self.path):
+            (self.found_journal,) = connection.execute("PRAGMA journal_mode").fetchone()
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
             raise ConfigurationError(

@@ -12,28 +12,30 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from jobpool.backend import NewMessage, Ticket
+from jobpool.backend import Existing, NewMessage, Ticket
 from jobpool.clock import Clock, SystemClock
 from jobpool.errors import ConfigurationError, LeaseLost
+from jobpool.guards import Guards
 from jobpool.lease import JobLease
 from jobpool.settlement import Ack
-from jobpool_backends.shared import micros
+from jobpool_backends.shared import MICRO, DeadCaps, micros
 from jobpool_backends.sqlite import producing
 from jobpool_backends.sqlite.moment import read_moment
 from jobpool_backends.sqlite.settling import settle_within
 from jobpool_backends.sqlite.tally import Tally
 
 
-def enqueue(connection: object, path: str, messages: Sequence[NewMessage], clock: Clock) -> None:
+def enqueue(connection: object, path: str, messages: Sequence[NewMessage], clock: Clock) -> Existing:
     """Enqueue on the caller's connection. Raises `ConfigurationError`, or what sqlite3 raises."""
     with _ours(connection, path) as own:
         tally = Tally()
-        producing.add(own, messages, micros(clock.wall()), tally)
+        existing = producing.add(own, messages, micros(clock.wall()), tally)
         tally.write(own)
+    return existing
 
 
 def make_ticket(lease: JobLease, path: str, boot: int) -> Ticket:
-    return {
+    ticket: Ticket = {
         "ack": f"{__name__}:{ack.__name__}",
         "path": path,
         "boot": boot,
@@ -42,27 +44,43 @@ def make_ticket(lease: JobLease, path: str, boot: int) -> Ticket:
         "seq": lease.token if isinstance(lease.token, int) else 0,
         "owner": lease.owner_token,
     }
+    if lease.guards is not None:
+        ticket["keep"] = micros(lease.guards.keep)
+        if lease.guards.key is not None:
+            ticket["key"] = lease.guards.key
+    return ticket
 
 
 def ack(
     connection: object, ticket: Ticket, messages: Sequence[NewMessage] = (), *, clock: Clock | None = None
 ) -> Callable[[], bool]:
-    """Ack the ticket's message on the handler's connection, and enqueue its follow-ups; see `QueueBackend.ticket`.
+    """Ack the ticket's message on the handler's connection, enqueue its follow-ups and mark its key done.
+
+    See `QueueBackend.ticket`.
 
     Raises:
         LeaseLost: Somebody else holds the message, or nobody: roll back.
         ConfigurationError: It is no connection to the queue's file.
     """
-    lease = JobLease(
-        str(ticket["id"]), str(ticket["queue"]), b"", ticket["seq"], str(ticket["owner"]), 0.0, backend="sqlite"
-    )
+    lease = _lease(ticket)
     with _ours(connection, str(ticket["path"])) as own:
         now = read_moment(clock or SystemClock(), int(ticket["boot"]))
-        follow_ups = {0: list(messages)} if messages else {}
-        [answer], _ = settle_within(own, now, [(lease, Ack())], follow_ups, f"ack:{lease.owner_token}")
+        brought = {0: list(messages)} if messages else {}
+        [answer], _ = settle_within(own, now, [(lease, Ack())], brought, f"ack:{lease.owner_token}", DeadCaps())
     if not answer:
         raise LeaseLost(f"the lease of message {lease.id} in queue {lease.queue!r} has ended: {answer.value}")
     return lambda: _is_open(own)
+
+
+def _lease(ticket: Ticket) -> JobLease:
+    """As much of the lease as its ack needs."""
+    lease = JobLease(
+        str(ticket["id"]), str(ticket["queue"]), b"", ticket["seq"], str(ticket["owner"]), 0.0, backend="sqlite"
+    )
+    if "keep" not in ticket:
+        return lease
+    key = str(ticket["key"]) if "key" in ticket else None
+    return lease.guarded(Guards(key=key, keep=int(ticket["keep"]) / MICRO))
 
 
 def _is_open(connection: sqlite3.Connection) -> bool:

@@ -16,6 +16,7 @@ STATS_CAP = 10_000
 """Delayed messages that have fallen due while nobody fetched are counted one by one, so many at most."""
 
 _COUNTS = "SELECT waiting, delayed, leased, dead FROM queues WHERE name = ?"
+_EVICTED = "SELECT evicted FROM queues WHERE name = ?"
 _FALLEN_DUE = f"""
 SELECT count(*), min(seq) FROM (
     SELECT seq FROM messages INDEXED BY messages_due
@@ -58,6 +59,11 @@ class Looker:
             oldest=max(0, now - oldest) / MICRO if oldest is not None else None,
             cap=waiting + due if due == STATS_CAP else None,
         )
+
+    def evicted(self, queue: str) -> int:
+        with self._database.read() as connection:
+            row = connection.execute(_EVICTED, (queue,)).fetchone()
+        return row[0] if row else 0
 
     def queues(self) -> list[str]:
         with self._database.read() as connection:

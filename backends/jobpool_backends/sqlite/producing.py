@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from jobpool.backend import NewMessage
 from jobpool_backends.shared import micros
+from jobpool_backends.sqlite.calls import sweeping
 from jobpool_backends.sqlite.schema import DELAYED, WAITING
 from jobpool_backends.sqlite.tally import Tally
 
@@ -19,16 +20,41 @@ INSERT INTO messages (seq, id, given, queue, handler, priority, state, enqueued_
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _INSERT_BODY = "INSERT INTO bodies (seq, body) VALUES (?, ?)"
+_ENDOW = """
+UPDATE messages
+SET unique_key = ?, attempts = ?, crashes = ?, deliveries = ?, last_error = ?, cause = ?, last_crash = ?
+WHERE seq = ?
+"""
+_ASKED = "json_each(:keys) AS asked CROSS JOIN"
+_HAS_KEY = f"""
+SELECT asked.key, messages.id FROM {_ASKED} messages INDEXED BY messages_unique
+    ON queue = json_extract(asked.value, '$[0]') AND unique_key = json_extract(asked.value, '$[1]')
+UNION ALL
+SELECT asked.key, spent.id FROM {_ASKED} spent
+    ON queue = json_extract(asked.value, '$[0]') AND spent.key = json_extract(asked.value, '$[1]') AND until > :now
+"""
+# Whoever brings such keys also drops what need not be remembered any longer, a piece at a time.
+_SWEEP = sweeping("spent", "queue, key")
 
 
-def add(connection: sqlite3.Connection, messages: Sequence[NewMessage], now: int, tally: Tally) -> None:
-    """Insert those whose id is not known yet, in their order."""
+def add(connection: sqlite3.Connection, messages: Sequence[NewMessage], now: int, tally: Tally) -> dict[str, str]:
+    """Insert those that are not known yet, in their order; the id of each whose unique key is known → who has it."""
     fresh = _fresh(connection, messages, now)
+    existing = _leave_out(connection, fresh, now)
+    insert(connection, list(fresh.values()), now, tally)
+    return existing
+
+
+def insert(connection: sqlite3.Connection, messages: Sequence[NewMessage], now: int, tally: Tally) -> None:
+    """Insert these, whatever is known."""
     row = connection.execute(_LAST_SEQ).fetchone()
     first = row[0] + 1 if row else 1
-    rows = [_row(seq, message, now) for seq, message in enumerate(fresh, first)]
+    rows = [_row(seq, message, now) for seq, message in enumerate(messages, first)]
     connection.executemany(_INSERT, rows)
-    connection.executemany(_INSERT_BODY, [(seq, message.body) for seq, message in enumerate(fresh, first)])
+    connection.executemany(_INSERT_BODY, [(seq, message.body) for seq, message in enumerate(messages, first)])
+    endowed = [_endowment(seq, message, now) for seq, message in enumerate(messages, first) if _is_endowed(message)]
+    if endowed:
+        connection.executemany(_ENDOW, endowed)
     for row in rows:
         tally.add(row[3], row[6])
 
@@ -39,13 +65,32 @@ def _row(seq: int, message: NewMessage, now: int) -> tuple[int, str, bool, str, 
     return seq, message.id, message.given, message.queue, message.handler, message.priority, state, now, available_at
 
 
-def _fresh(connection: sqlite3.Connection, messages: Sequence[NewMessage], now: int) -> list[NewMessage]:
+def _is_endowed(message: NewMessage) -> bool:
+    """Whether it brings what few messages have: a key, or a past."""
+    return bool(
+        message.unique_key is not None
+        or message.deliveries
+        or message.attempts
+        or message.crashes
+        or message.last_error is not None
+        or message.cause is not None
+    )
+
+
+def _endowment(seq: int, message: NewMessage, now: int) -> tuple[str | int | None, ...]:
+    counters = message.attempts, message.crashes, message.deliveries
+    last_crash = now if message.crashes else None  # crashes that come with it count from here on
+    return message.unique_key, *counters, message.last_error, message.cause, last_crash, seq
+
+
+def _fresh(connection: sqlite3.Connection, messages: Sequence[NewMessage], now: int) -> dict[str, NewMessage]:
+    """Those whose id is not known, by their ids."""
     by_id: dict[str, NewMessage] = {}
     for message in messages:
         by_id.setdefault(message.id, message)
     for ident in _known(connection, by_id.values(), now):
         del by_id[ident]
-    return list(by_id.values())
+    return by_id
 
 
 def _known(connection: sqlite3.Connection, messages: Iterable[NewMessage], now: int) -> set[str]:
@@ -54,3 +99,22 @@ def _known(connection: sqlite3.Connection, messages: Iterable[NewMessage], now: 
     if given:
         known.update(row[0] for row in connection.execute(_ENDED, (json.dumps(given), now)))
     return known
+
+
+def _leave_out(connection: sqlite3.Connection, fresh: dict[str, NewMessage], now: int) -> dict[str, str]:
+    """Take out of `fresh` what has the unique key of another; those ids → the ids that have the keys."""
+    asking = [message for message in fresh.values() if message.unique_key is not None]
+    if not asking:
+        return {}
+    connection.execute(_SWEEP, (now,))
+    keys = [(message.queue, message.unique_key) for message in asking]
+    rows = connection.execute(_HAS_KEY, {"keys": json.dumps(keys), "now": now})
+    known = {keys[place]: ident for place, ident in rows}
+    existing = {}
+    for message, key in zip(asking, keys, strict=True):
+        if key in known:
+            existing[message.id] = known[key]
+            del fresh[message.id]
+        else:
+            known[key] = message.id
+    return existing

@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from jobpool.backend import Reaped, ReapPolicy
 from jobpool.clock import Clock
-from jobpool_backends.shared import delay_micros, micros
+from jobpool_backends.shared import DeadCaps, delay_micros, micros
+from jobpool_backends.sqlite import removing
+from jobpool_backends.sqlite.changes import NO_LEASE
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.moment import Moment, read_moment
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, WAITING
-from jobpool_backends.sqlite.settling import NO_LEASE
 from jobpool_backends.sqlite.tally import Tally
 
 REAP_LIMIT = 1000
@@ -52,6 +53,7 @@ _BURY = f"""
 UPDATE messages SET state = 3, died_at = ?, reason = 'crash-limit', crashes = ?, last_crash = ?, cause = ?, {NO_LEASE}
 WHERE seq = ?
 """
+_LEAVE = "DELETE FROM holds WHERE seq IN (SELECT value FROM json_each(?))"
 _NEVER = 2**61
 """Microseconds: longer ago than any lease was taken."""
 
@@ -67,10 +69,11 @@ class _Expired(NamedTuple):
 class Reaper:
     """Reaps the queues of one database."""
 
-    def __init__(self, database: Database, clock: Clock, boot: int) -> None:
+    def __init__(self, database: Database, clock: Clock, boot: int, caps: DeadCaps) -> None:
         self._database = database
         self._clock = clock
         self._boot = boot
+        self._caps = caps
         self._random = random.SystemRandom()
 
     def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
@@ -79,21 +82,26 @@ class Reaper:
         with self._database.read() as connection:
             arguments = self._arguments(visibility) | {"queue": queue}
             candidates = [row[0] for row in connection.execute(sql, arguments)]
-        if not candidates:
+            over = bool(self._caps) and removing.is_over(connection, queue, self._caps, micros(self._clock.wall()))
+        if not candidates and not over:
             return []
         with self._database.write() as connection:
             now = read_moment(self._clock, self._boot)
             arguments = self._arguments(visibility, now) | {"candidates": json.dumps(candidates)}
             expired = [_Expired._make(row) for row in connection.execute(_STILL, arguments)]
-            return self._charge(connection, queue, expired, policy, now.wall)
+            reaped = self._charge(connection, queue, expired, policy, now.wall)
+            if self._caps:
+                removing.evict(connection, [queue], self._caps, now.wall)
+            return reaped
 
     def _arguments(self, visibility: int, now: Moment | None = None) -> dict[str, int | str]:
         now = now or read_moment(self._clock, self._boot)
         return {"boot": now.boot, "boottime": now.boottime, "wall": now.wall, "visibility": visibility}
 
     def _charge(
-        self, connection: sqlite3.Connection, queue: str, expired: Iterable[_Expired], policy: ReapPolicy, now: int
+        self, connection: sqlite3.Connection, queue: str, expired: Sequence[_Expired], policy: ReapPolicy, now: int
     ) -> list[Reaped]:
+        connection.execute(_LEAVE, (json.dumps([message.seq for message in expired]),))
         tally = Tally()
         reaped = []
         for message in expired:

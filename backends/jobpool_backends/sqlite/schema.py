@@ -6,8 +6,12 @@ All times are whole microseconds: Unix time, but `deadline` is on CLOCK_BOOTTIME
 not write a megabyte. `seq` is the enqueue sequence, kept for life and never used twice.
 
 Each index serves one question, and is partial where only one state asks it, so that its cost does not grow with
-messages in other states: ready (fetch), due (promotion, next due time), held (reap), listed (lists, counts, oldest).
-`queues` holds the counts, changed in the transaction that moves messages (see `tally`).
+messages in other states: ready (fetch), due (promotion, next due time), held (reap), listed (lists, counts, oldest),
+unique (who has a unique key), dead (the oldest dead letters, where they are capped). `queues` holds the counts, changed
+in the transaction that moves messages (see `tally`).
+
+The tables of version 2 are the key store's, and are empty where nobody asks for keys. What ends by itself has a column
+`until`; a hold ends with the lease that it names.
 """
 
 from __future__ import annotations
@@ -69,6 +73,74 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX calls_until ON calls (until)",
         "CREATE TABLE ended (id TEXT PRIMARY KEY, until INTEGER NOT NULL) WITHOUT ROWID",
         "CREATE INDEX ended_until ON ended (until)",
+    ),
+    (
+        "ALTER TABLE messages ADD COLUMN unique_key TEXT",
+        "ALTER TABLE queues ADD COLUMN evicted INTEGER NOT NULL DEFAULT 0",
+        "CREATE UNIQUE INDEX messages_unique ON messages (queue, unique_key) WHERE unique_key IS NOT NULL",
+        "CREATE INDEX messages_dead ON messages (queue, died_at, seq) WHERE state = 3",
+        """
+        CREATE TABLE spent (                    -- unique keys of messages that were acked
+            queue TEXT NOT NULL,
+            key TEXT NOT NULL,
+            id TEXT NOT NULL,
+            until INTEGER NOT NULL,
+            PRIMARY KEY (queue, key)
+        ) WITHOUT ROWID
+        """,
+        "CREATE INDEX spent_until ON spent (until)",
+        """
+        CREATE TABLE done (                     -- idempotency keys
+            queue TEXT NOT NULL,
+            key TEXT NOT NULL,
+            until INTEGER NOT NULL,
+            PRIMARY KEY (queue, key)
+        ) WITHOUT ROWID
+        """,
+        "CREATE INDEX done_until ON done (until)",
+        """
+        CREATE TABLE holds (
+            seq INTEGER NOT NULL,               -- of the message that holds the place
+            name TEXT NOT NULL,
+            queue TEXT NOT NULL,
+            holder TEXT NOT NULL,               -- by the lease that has this holder
+            PRIMARY KEY (seq, name)
+        ) WITHOUT ROWID
+        """,
+        "CREATE INDEX holds_by_name ON holds (queue, name)",
+        """
+        CREATE TABLE starts (
+            queue TEXT NOT NULL,
+            name TEXT NOT NULL,
+            token TEXT NOT NULL,
+            at INTEGER NOT NULL,
+            until INTEGER NOT NULL,
+            PRIMARY KEY (queue, name, token)
+        ) WITHOUT ROWID
+        """,
+        "CREATE INDEX starts_by_time ON starts (queue, name, at)",
+        "CREATE INDEX starts_until ON starts (until)",
+        """
+        CREATE TABLE records (
+            number INTEGER PRIMARY KEY,
+            space TEXT NOT NULL,
+            key TEXT NOT NULL,
+            until INTEGER NOT NULL,
+            value BLOB NOT NULL
+        )
+        """,
+        "CREATE UNIQUE INDEX records_by_key ON records (space, key)",
+        "CREATE INDEX records_until ON records (until)",
+        """
+        CREATE TABLE logs (
+            number INTEGER PRIMARY KEY,
+            space TEXT NOT NULL,
+            name TEXT NOT NULL,
+            place INTEGER NOT NULL,             -- 1, 2, 3, … without a gap, within a log
+            line BLOB NOT NULL
+        )
+        """,
+        "CREATE UNIQUE INDEX logs_by_place ON logs (space, name, place)",
     ),
 )
 

@@ -14,7 +14,7 @@ ON CONFLICT (name) DO UPDATE SET
 
 
 class Tally:
-    """What one transaction moves. Collect, then `write` once before the commit."""
+    """What one transaction moves. Collect, then `write` before the commit."""
 
     def __init__(self) -> None:
         self._changes: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
@@ -34,6 +34,8 @@ class Tally:
         self._changes[queue][state] -= messages
 
     def write(self, connection: sqlite3.Connection) -> None:
+        """Add it to the table, once: what was written is not collected any more."""
         for queue, changes in self._changes.items():
             if any(changes):
                 connection.execute(_ADD, (queue, *changes))
+        self._changes.clear()

@@ -1,4 +1,4 @@
-"""What an administrator does to many messages: delete them, or retry the dead.
+"""What an administrator does to many messages: delete them, or retry or resume the dead.
 
 They are looked for without the lock, and changed in transactions of bounded size, in which the filter must hold again:
 a message that moved on meanwhile is left alone. Leased ones are never touched.
@@ -10,23 +10,27 @@ import json
 import sqlite3
 from dataclasses import replace
 
-from jobpool.backend import MessageFilter, State, Verb
+from jobpool.backend import MessageFilter, Verb
 from jobpool.clock import Clock
-from jobpool_backends.shared import check_positive, micros
-from jobpool_backends.sqlite import calls
+from jobpool_backends.shared import TOUCHABLE, check_positive, micros
+from jobpool_backends.sqlite import calls, removing
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.looking import Looker, find
 from jobpool_backends.sqlite.schema import DEAD, WAITING
-from jobpool_backends.sqlite.settling import DELETE, DELETE_BODY
 from jobpool_backends.sqlite.tally import Tally
 
 BATCH = 500
-_TOUCHABLE = {Verb.DELETE: (State.WAITING, State.DELAYED, State.DEAD), Verb.RETRY: (State.DEAD,)}
 _RETRY = """
 UPDATE messages SET state = 0, available_at = ?, attempts = 0, crashes = 0,
     last_error = NULL, reason = NULL, cause = NULL, died_at = NULL, last_crash = NULL
 WHERE seq IN (SELECT value FROM json_each(?))
 """
+_RESUME = """
+UPDATE messages SET state = 0, available_at = ?, reason = NULL, died_at = NULL
+WHERE seq IN (SELECT value FROM json_each(?))
+"""
+
+Rows = list[tuple[int, str, int, str, int]]
 
 
 class Tender:
@@ -39,7 +43,7 @@ class Tender:
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         check_positive(limit, "limit")
-        states = tuple(state for state in _TOUCHABLE[verb] if not where.states or state in where.states)
+        states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)
         touchable = replace(where, states=states)
         changed = first = 0
         while states and changed < limit:
@@ -64,24 +68,25 @@ class Tender:
                 f" WHERE seq IN (SELECT value FROM json_each(:found)) AND {wanted.where}"
             )
             rows = connection.execute(sql, wanted.arguments | {"found": json.dumps(found)}).fetchall()
-            _retry(connection, rows, now) if verb is Verb.RETRY else _delete(connection, rows, now)
+            if verb is Verb.DELETE:
+                _delete(connection, rows, now)
+            else:
+                _revive(connection, _RETRY if verb is Verb.RETRY else _RESUME, rows, now)
         return len(rows)
 
 
-def _retry(connection: sqlite3.Connection, rows: list[tuple[int, str, int, str, int]], now: int) -> None:
+def _revive(connection: sqlite3.Connection, sql: str, rows: Rows, now: int) -> None:
     tally = Tally()
     for _, queue, *_ in rows:
         tally.move(queue, DEAD, WAITING)
-    connection.execute(_RETRY, (now, json.dumps([row[0] for row in rows])))
+    connection.execute(sql, (now, json.dumps([row[0] for row in rows])))
     tally.write(connection)
 
 
-def _delete(connection: sqlite3.Connection, rows: list[tuple[int, str, int, str, int]], now: int) -> None:
+def _delete(connection: sqlite3.Connection, rows: Rows, now: int) -> None:
     tally = Tally()
     for _, queue, state, *_ in rows:
         tally.remove(queue, state)
-    sequence = json.dumps([row[0] for row in rows])
-    connection.execute(DELETE, (sequence,))
-    connection.execute(DELETE_BODY, (sequence,))
+    removing.delete(connection, [row[0] for row in rows])
     calls.remember_ended(connection, [ident for _, _, _, ident, given in rows if given], now)
     tally.write(connection)

@@ -1,0 +1,314 @@
+"""`MemoryBackend`: the contract, put together from the parts of this package."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import ClassVar
+
+from jobpool.backend import (
+    REMEMBER_CALLS,
+    Capabilities,
+    Existing,
+    Message,
+    MessageFilter,
+    NewMessage,
+    QueueBackend,
+    QueueStats,
+    Reaped,
+    ReapPolicy,
+    State,
+    Verb,
+)
+from jobpool.clock import Clock
+from jobpool.errors import ConfigurationError
+from jobpool.finding import Finding
+from jobpool.lease import JobLease, make_lease
+from jobpool.settlement import Settled, Settlement
+from jobpool.signing import EnvelopeSigner
+from jobpool_backends.memory.checks import PLACE
+from jobpool_backends.memory.ending import Ending
+from jobpool_backends.memory.keys import MemoryKeys
+from jobpool_backends.memory.settling import Settler
+from jobpool_backends.memory.store import Store
+from jobpool_backends.memory.values import Entry, judge, shown
+from jobpool_backends.shared import (
+    MICRO,
+    TOUCHABLE,
+    DeadCaps,
+    brought_by_each,
+    check_page,
+    check_positive,
+    delay_micros,
+    micros,
+    read_caps,
+    read_cursor,
+    refuse_options,
+    split_query,
+)
+
+REAP_LIMIT = 1000
+LONGEST_SLEEP = 0.1
+"""Seconds after which a waiter looks again: a manual clock may have been turned, which wakes nobody."""
+
+
+class MemoryBackend(QueueBackend):
+    """Messages in this process's memory.
+
+    Args:
+        signer: Signs what is enqueued; None = unsigned.
+        clock: Tells all times; None = the machine's.
+        caps: Bounds on the dead letters of each queue.
+    """
+
+    scheme: ClassVar[str] = "memory"
+    capabilities: ClassVar[Capabilities] = Capabilities(key_store=True)
+
+    def __init__(
+        self, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None, caps: DeadCaps | None = None
+    ) -> None:
+        super().__init__(signer=signer, clock=clock)
+        self._changed = threading.Condition(threading.Lock())
+        self._store = Store(caps or DeadCaps())
+        self._settler = Settler(self._store)
+        self._keys = MemoryKeys(self._store, self.clock, self._changed)
+        self._calls: Ending[list[Settled]] = Ending()
+        self._fetches: Ending[list[int]] = Ending()
+        self._random = random.SystemRandom()
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        signer: EnvelopeSigner | None = None,
+        clock: Clock | None = None,
+        runner: object = None,
+        **options: object,
+    ) -> MemoryBackend:
+        """A new, empty backend for `memory://`; two of them share nothing.
+
+        Options, there (`memory://?dead_max=1000`) or by keyword: `dead_max`, the dead letters that a queue keeps, and
+        `dead_max_age`, the seconds for which it keeps one; 0 = all, and for ever. Applied when something dies or is
+        reaped in the queue.
+
+        Raises:
+            ConfigurationError: There is anything else behind `memory://`, or an option is unknown or out of range.
+        """
+        del runner  # only sync:// has a use for one
+        address, found = split_query(url)
+        if address.lower() != "memory://":
+            raise ConfigurationError(f"{url!r} is refused: write memory:// and nothing behind it but options")
+        options = found | options
+        options.pop("timeout", None)  # no call here waits for anything
+        caps = read_caps(cls.scheme, options)
+        refuse_options(cls.scheme, options)
+        return cls(signer=signer, clock=clock, caps=caps)
+
+    def _wall(self) -> int:
+        return micros(self.clock.wall())
+
+    # --- producing ---------------------------------------------------------------------------------
+
+    def _enqueue(self, messages: Sequence[NewMessage]) -> Existing:
+        with self._changed:
+            existing = self._store.add(messages, self._wall())
+            self._changed.notify_all()
+        return existing
+
+    # --- consuming ---------------------------------------------------------------------------------
+
+    def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
+        boot = self.clock.boot()
+        call = f"{queue}:{fetch_id}"
+        with self._changed:
+            now = self._wall()
+            known = self._fetches.get(call, now)
+            if known is not None:
+                held = (self._held(seq, call, micros(boot)) for seq in known)
+                return [self._lease(entry, entry.deadline / MICRO) for entry in held if entry]
+            taken = self._store.take(queue, limit, micros(ttl), call, micros(boot), now)
+            if taken:
+                self._fetches.put(call, [entry.seq for entry in taken], now + micros(REMEMBER_CALLS))
+            expires_at = boot + ttl
+            return [self._lease(entry, expires_at) for entry in taken]
+
+    def _held(self, seq: int, call: str, boot: int) -> Entry | None:
+        entry = self._store.entries.get(seq)
+        if entry is None or entry.state is not State.LEASED or entry.fetched_by != call or boot >= entry.deadline:
+            return None
+        return entry
+
+    def _lease(self, entry: Entry, expires_at: float) -> JobLease:
+        return make_lease(
+            entry.id,
+            entry.queue,
+            entry.body,
+            entry.seq,
+            entry.owner,
+            expires_at,
+            self.scheme,
+            entry.attempts,
+            entry.crashes,
+            entry.deliveries,
+            entry.enqueued_at / MICRO,
+        )
+
+    def _wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
+        give_up = time.monotonic() + timeout
+        with self._changed:
+            while True:
+                now = self._wall()
+                for name in queues:
+                    if self._store.has_ready(name, now):
+                        return name
+                remaining = give_up - time.monotonic()
+                if remaining <= 0:
+                    return None
+                due = self._store.next_due(queues)
+                until_due = LONGEST_SLEEP if due is None else (due - now) / MICRO
+                self._changed.wait(min(remaining, until_due, LONGEST_SLEEP))
+
+    # --- settling ----------------------------------------------------------------------------------
+
+    def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
+        brought = brought_by_each(self, settlements)
+        with self._changed:
+            now = self._wall()
+            known = self._calls.get(call_id, now)
+            if known is not None:
+                return [Settled.ALREADY if answer is Settled.OK else answer for answer in known]
+            boot = micros(self.clock.boot())
+            answers = []
+            for place, (lease, settlement) in enumerate(settlements):
+                entry = self._entry(lease)
+                answer = judge(entry, lease, boot)
+                if entry is not None and answer is Settled.OK:
+                    self._settler.settle(entry, lease, settlement, brought.get(place, ()), boot, now)
+                answers.append(answer)
+            self._calls.put(call_id, answers, now + micros(REMEMBER_CALLS))
+            self._changed.notify_all()
+        return answers
+
+    def _entry(self, lease: JobLease) -> Entry | None:
+        return self._store.entries.get(lease.token)  # type: ignore[call-overload, no-any-return]
+
+    def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
+        boot = self.clock.boot()
+        with self._changed:
+            return [self._renew_one(lease, boot, ttl) for lease in leases]
+
+    def _renew_one(self, lease: JobLease, boot: float, ttl: float) -> JobLease | None:
+        entry = self._entry(lease)
+        if entry is None or not judge(entry, lease, micros(boot)):
+            return None
+        self._store.hold(entry, micros(ttl), micros(boot), self._wall())
+        return replace(lease, expires_at=boot + ttl)
+
+    def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
+        with self._changed:
+            if queue not in self._store.queues:
+                return []
+            boot = micros(self.clock.boot())
+            since = boot - micros(visibility_timeout) if visibility_timeout is not None else None
+            expired = [
+                entry
+                for entry in self._store.queues[queue].leased.values()
+                if entry.deadline <= boot or (since is not None and entry.held_since <= since)
+            ]
+            expired.sort(key=lambda entry: (entry.deadline, entry.seq))
+            reaped = [self._recover(entry, policy) for entry in expired[:REAP_LIMIT]]
+            self._store.cap(queue, self._wall())
+            self._changed.notify_all()
+            return reaped
+
+    def _recover(self, entry: Entry, policy: ReapPolicy) -> Reaped:
+        now = self._wall()
+        long_ago = entry.last_crash is not None and now - entry.last_crash > micros(policy.window)
+        entry.crashes = 1 if long_ago else entry.crashes + 1
+        entry.last_crash = now
+        entry.cause = entry.forfeited or "lease expired"
+        entry.forfeited = ""
+        reaped = Reaped(entry.id, entry.queue, entry.crashes, entry.cause, policy.is_over(entry.crashes))
+        if reaped.dead:
+            self._store.bury(entry, "crash-limit", None, now)
+        else:
+            delay = self._random.uniform(0.0, policy.ceiling(entry.crashes))
+            self._store.place(entry, now + delay_micros(delay), now)
+        return reaped
+
+    @property
+    def keys(self) -> MemoryKeys:
+        """The key store, under the same lock as the messages."""
+        return self._keys
+
+    # --- looking and tending -----------------------------------------------------------------------
+
+    def diagnose(self) -> list[Finding]:
+        """That nothing is kept."""
+        return [PLACE]
+
+    def stats(self, queue: str) -> QueueStats:
+        """Counts of one queue, O(1)."""
+        with self._changed:
+            now = self._wall()
+            if queue not in self._store.queues:
+                return QueueStats()
+            known = self._store.queues[queue]
+            self._store.promote(known, now)
+            oldest = self._store.oldest(known)
+            age = max(0, now - oldest.enqueued_at) / MICRO if oldest else None
+            waiting, delayed, leased, dead = (known.counts[state] for state in State)
+            return QueueStats(waiting, delayed, leased, dead, age)
+
+    def evicted(self, queue: str) -> int:
+        """How many dead letters of a queue the caps have removed."""
+        with self._changed:
+            return self._store.queues[queue].evicted if queue in self._store.queues else 0
+
+    def queues(self) -> list[str]:
+        """The names of all queues that hold a message, sorted."""
+        with self._changed:
+            return sorted(name for name, queue in self._store.queues.items() if any(queue.counts.values()))
+
+    def list_messages(
+        self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
+    ) -> list[Message]:
+        """One page in enqueue order. Walks over the messages before it: a backend for tests."""
+        first = read_cursor(after)
+        check_page(limit)
+        with self._changed:
+            matching = self._store.matching(where or MessageFilter(), self._wall())
+            return [shown(entry) for entry in islice((entry for entry in matching if entry.seq > first), limit)]
+
+    def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
+        """How many messages match, up to `cap`."""
+        check_positive(cap, "cap")
+        with self._changed:
+            return sum(1 for _ in islice(self._store.matching(where, self._wall()), cap))
+
+    def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
+        """Do `verb` to up to `limit` matching messages, oldest first; leased ones are never touched."""
+        check_positive(limit, "limit")
+        touch = {Verb.DELETE: self._store.remove, Verb.RETRY: self._store.retry, Verb.RESUME: self._store.resume}[verb]
+        with self._changed:
+            now = self._wall()
+            matching = (entry for entry in self._store.matching(where, now) if entry.state in TOUCHABLE[verb])
+            found = list(islice(matching, limit))
+            for entry in found:
+                touch(entry, now)
+            self._changed.notify_all()
+            return len(found)
+
+    def inspect(self, ident: str) -> Message | None:
+        """The message with this id, live or dead."""
+        with self._changed:
+            entry = self._store.by_id.get(ident)
+            if entry is None:
+                return None
+            self._store.promote(self._store.queues[entry.queue], self._wall())
+            return shown(entry)

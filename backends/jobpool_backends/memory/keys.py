@@ -1,0 +1,97 @@
+"""The key store: locks, tells the time, and asks who knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from threading import Condition
+
+from jobpool.clock import Clock
+from jobpool.guards import Begin, Begun, Guards, Rate
+from jobpool.keystore import KeyStore
+from jobpool.lease import JobLease
+from jobpool_backends.memory.notes import Notes
+from jobpool_backends.memory.store import Store
+from jobpool_backends.memory.values import judge
+from jobpool_backends.shared import MICRO, micros
+
+
+class MemoryKeys(KeyStore):
+    """Keys of one store, under its lock."""
+
+    def __init__(self, store: Store, clock: Clock, lock: Condition) -> None:
+        self._store = store
+        self._places = store.places
+        self._notes = Notes()
+        self._clock = clock
+        self._lock = lock
+
+    def _wall(self) -> int:
+        return micros(self._clock.wall())
+
+    def _boot(self) -> int:
+        return micros(self._clock.boot())
+
+    # --- guards ------------------------------------------------------------------------------------
+
+    def _begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
+        with self._lock:
+            boot, now = self._boot(), self._wall()
+            return [self._begin_one(lease, guards, boot, now) for lease, guards in asked]
+
+    def _begin_one(self, lease: JobLease, guards: Guards, boot: int, now: int) -> Begun:
+        entry = self._store.entries.get(lease.token)  # type: ignore[call-overload]
+        if entry is None or not judge(entry, lease, boot):
+            return Begun(Begin.LOST)
+        return self._places.begin(entry, guards, boot, now)
+
+    def _first_run(self, queue: str, key: str, ttl: float) -> bool:
+        with self._lock:
+            now = self._wall()
+            if self._places.done.get((queue, key), now):
+                return False
+            self._places.done.put((queue, key), True, now + micros(ttl))
+            return True
+
+    def _forget(self, queue: str, key: str) -> bool:
+        with self._lock:
+            return bool(self._places.done.pop((queue, key), self._wall()))
+
+    def _take(self, queue: str, rate: Rate, token: str) -> float:
+        with self._lock:
+            return self._places.take(queue, rate, token, self._wall()) / MICRO
+
+    def _holders(self, queue: str, name: str) -> list[str]:
+        with self._lock:
+            return self._places.holders(queue, name, self._boot())
+
+    # --- records -----------------------------------------------------------------------------------
+
+    def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
+        with self._lock:
+            self._notes.put(space, records, self._wall() + micros(ttl))
+
+    def _get_record(self, space: str, key: str) -> bytes | None:
+        with self._lock:
+            return self._notes.get(space, key, self._wall())
+
+    def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
+        with self._lock:
+            return self._notes.page(space, prefix, after, limit, self._wall())
+
+    def _delete_records(self, space: str, keys: Sequence[str]) -> None:
+        with self._lock:
+            self._notes.delete(space, keys, self._wall())
+
+    # --- logs --------------------------------------------------------------------------------------
+
+    def _append_log(self, space: str, lines: Sequence[tuple[str, bytes]], keep: int) -> None:
+        with self._lock:
+            self._notes.append(space, lines, keep)
+
+    def _read_log(self, space: str, name: str, limit: int) -> list[bytes]:
+        with self._lock:
+            return self._notes.read(space, name, limit)
+
+    def _list_logs(self, space: str) -> list[str]:
+        with self._lock:
+            return self._notes.logs(space)

@@ -1,0 +1,242 @@
+"""Where messages are, and how they move. Its owner holds the lock, and tells the time.
+
+Each queue has a heap of sequence numbers a priority, a heap of what is delayed, and one of the dead letters where those
+are capped; all are cleaned lazily.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from itertools import count, islice
+
+from jobpool.backend import ENQUEUE_MEMORY, MessageFilter, NewMessage, State
+from jobpool_backends.memory.ending import Ending
+from jobpool_backends.memory.places import Places
+from jobpool_backends.memory.values import Entry, Queue, matches
+from jobpool_backends.shared import DeadCaps, micros
+
+
+class Store:
+    """All messages of one backend. `now` is Unix time, `boot` CLOCK_BOOTTIME, both in microseconds."""
+
+    def __init__(self, caps: DeadCaps) -> None:
+        self.entries: dict[int, Entry] = {}
+        self.by_id: dict[str, Entry] = {}
+        self.queues: dict[str, Queue] = defaultdict(Queue)
+        self.places = Places()
+        self.ended: Ending[bool] = Ending()
+        self.unique: dict[tuple[str, str], Entry] = {}
+        """By queue and unique key: who is live or dead."""
+        self.acked: Ending[str] = Ending()
+        """The same: the id of who was acked."""
+        self._sequence = count(1)
+        self._caps = caps
+
+    # --- in ----------------------------------------------------------------------------------------
+
+    def add(self, messages: Sequence[NewMessage], now: int) -> dict[str, str]:
+        """Add those that are not known; the id of each whose unique key is known → the id that has it."""
+        existing: dict[str, str] = {}
+        for new in messages:
+            if new.id in existing or new.id in self.by_id or (new.given and self.ended.get(new.id, now)):
+                continue
+            holder = self._has_key(new, now)
+            if holder is None:
+                self.insert(new, now)
+            else:
+                existing[new.id] = holder
+        return existing
+
+    def _has_key(self, new: NewMessage, now: int) -> str | None:
+        if new.unique_key is None:
+            return None
+        key = new.queue, new.unique_key
+        live = self.unique.get(key)
+        return live.id if live else self.acked.get(key, now)
+
+    def insert(self, new: NewMessage, now: int) -> None:
+        """Add this one, whatever is known."""
+        available = max(now, micros(new.due)) if new.due is not None else now
+        seq = next(self._sequence)
+        entry = Entry(seq, new.id, new.given, new.queue, new.handler, new.priority, new.body, now, available)
+        entry.attempts, entry.crashes, entry.deliveries = new.attempts, new.crashes, new.deliveries
+        entry.last_error, entry.cause = new.last_error, new.cause
+        entry.last_crash = now if new.crashes else None  # crashes that came with it count from here on
+        if new.unique_key is not None:
+            entry.unique_key = new.unique_key
+            self.unique[new.queue, new.unique_key] = entry
+        self.entries[seq] = self.by_id[new.id] = entry
+        self.queues[new.queue].counts[State.WAITING] += 1
+        self.place(entry, available, now)
+
+    # --- out ---------------------------------------------------------------------------------------
+
+    def finish(self, entry: Entry, keep: int, now: int) -> None:
+        """It was acked: its unique key is known for `keep` longer."""
+        if entry.unique_key is not None:
+            self.acked.put((entry.queue, entry.unique_key), entry.id, now + keep)
+        self.remove(entry, now)
+
+    def remove(self, entry: Entry, now: int) -> None:
+        """It is gone; the id that its producer gave stays known for a while."""
+        self._take_out(entry)
+        if entry.given:
+            self.ended.put(entry.id, True, now + micros(ENQUEUE_MEMORY))
+
+    def replace(self, entry: Entry, new: NewMessage, now: int) -> None:
+        """It goes on as another message, in another queue."""
+        self._take_out(entry)
+        error = new.last_error if new.last_error is not None else entry.last_error
+        cause = new.cause if new.cause is not None else entry.cause
+        self.insert(replace(new, last_error=error, cause=cause), now)
+
+    def _take_out(self, entry: Entry) -> None:
+        self._unlease(entry)
+        self.queues[entry.queue].counts[entry.state] -= 1
+        del self.entries[entry.seq], self.by_id[entry.id]
+        if entry.unique_key is not None:
+            del self.unique[entry.queue, entry.unique_key]
+
+    # --- from state to state -----------------------------------------------------------------------
+
+    def take(self, name: str, limit: int, length: int, call: str, boot: int, now: int) -> list[Entry]:
+        """Lease the first `limit` in order."""
+        queue = self.queues[name]
+        self.promote(queue, now)
+        taken = list(islice(self._ready(queue), limit))
+        prefix = secrets.token_hex(8)
+        for entry in taken:
+            entry.state = State.LEASED
+            entry.owner = f"{prefix}{entry.seq:016x}"
+            entry.fetched_by = call
+            entry.deliveries += 1
+            queue.leased[entry.seq] = entry
+            self.hold(entry, length, boot, now)
+        queue.counts[State.WAITING] -= len(taken)
+        queue.counts[State.LEASED] += len(taken)
+        return taken
+
+    def hold(self, entry: Entry, length: int, boot: int, now: int) -> None:
+        """The lease ends so much later than now."""
+        entry.held_since = boot
+        entry.deadline = boot + length
+        entry.deadline_wall = now + length
+
+    def _ready(self, queue: Queue) -> Iterator[Entry]:
+        """The waiting messages in order, each taken off its heap."""
+        for priority in sorted(queue.ready):
+            heap = queue.ready[priority]
+            while heap:
+                entry = self.entries.get(heappop(heap))
+                if entry is not None:
+                    yield entry
+
+    def promote(self, queue: Queue, now: int) -> None:
+        """Delayed messages that have fallen due are waiting."""
+        delayed = queue.delayed
+        while delayed and delayed[0][0] <= now:
+            entry = self.entries.get(heappop(delayed)[1])
+            if entry is not None:
+                self._move(entry, State.WAITING)
+                heappush(queue.ready[entry.priority], entry.seq)
+
+    def place(self, entry: Entry, available_at: int, now: int) -> None:
+        """To its place in the queue: waiting, or delayed until then."""
+        entry.available_at = available_at
+        queue = self.queues[entry.queue]
+        if available_at > now:
+            self._move(entry, State.DELAYED)
+            heappush(queue.delayed, (available_at, entry.seq))
+        else:
+            self._move(entry, State.WAITING)
+            heappush(queue.ready[entry.priority], entry.seq)
+
+    def bury(self, entry: Entry, reason: str, error: str | None, now: int) -> None:
+        """To the dead letters."""
+        self._move(entry, State.DEAD)
+        entry.reason = reason
+        entry.died_at = now
+        entry.last_error = error if error is not None else entry.last_error
+        if self._caps:
+            self._line_up(self.queues[entry.queue], entry, now)
+            self.cap(entry.queue, now)
+
+    def _line_up(self, queue: Queue, entry: Entry, now: int) -> None:
+        """Behind those that died before; the places of those that were raised since are cleared now and then."""
+        if len(queue.dead) > 2 * queue.counts[State.DEAD] + 64:
+            queue.dead = [place for place in set(queue.dead) if self._lies_dead(*place)]
+            heapify(queue.dead)
+        heappush(queue.dead, (now, entry.seq))
+
+    def _lies_dead(self, died_at: int, seq: int) -> bool:
+        entry = self.entries.get(seq)
+        return entry is not None and entry.died_at == died_at
+
+    def cap(self, name: str, now: int) -> None:
+        """Remove the dead letters of a queue that are too many or too old: those that died first."""
+        queue = self.queues[name]
+        while queue.dead:
+            died_at, seq = queue.dead[0]
+            if self._lies_dead(died_at, seq):
+                if not self._caps.are_over(queue.counts[State.DEAD], now - died_at):
+                    return
+                self.remove(self.entries[seq], now)
+                queue.evicted += 1
+            heappop(queue.dead)
+
+    def retry(self, entry: Entry, now: int) -> None:
+        """A dead letter is waiting again, as if it had never run."""
+        entry.attempts = entry.crashes = 0
+        entry.last_error = entry.cause = entry.last_crash = None
+        self.resume(entry, now)
+
+    def resume(self, entry: Entry, now: int) -> None:
+        """A dead letter is waiting again, with what it went through."""
+        entry.reason = entry.died_at = None
+        self.place(entry, now, now)
+
+    def _move(self, entry: Entry, state: State) -> None:
+        self._unlease(entry)
+        counts = self.queues[entry.queue].counts
+        counts[entry.state] -= 1
+        counts[state] += 1
+        entry.state = state
+
+    def _unlease(self, entry: Entry) -> None:
+        self.queues[entry.queue].leased.pop(entry.seq, None)
+        if entry.places:
+            self.places.vacate(entry)
+
+    # --- looking -----------------------------------------------------------------------------------
+
+    def has_ready(self, name: str, now: int) -> bool:
+        queue = self.queues.get(name)
+        if queue is None:
+            return False
+        self.promote(queue, now)
+        return queue.counts[State.WAITING] > 0
+
+    def next_due(self, names: Sequence[str]) -> int | None:
+        """When the next delayed message of these queues falls due."""
+        known = [self.queues[name].delayed for name in names if name in self.queues]
+        return min((delayed[0][0] for delayed in known if delayed), default=None)
+
+    def oldest(self, queue: Queue) -> Entry | None:
+        """The waiting message that was enqueued first."""
+        firsts = [seq for heap in queue.ready.values() if (seq := self._first(heap)) is not None]
+        return self.entries[min(firsts)] if firsts else None
+
+    def _first(self, heap: list[int]) -> int | None:
+        while heap and heap[0] not in self.entries:
+            heappop(heap)
+        return heap[0] if heap else None
+
+    def matching(self, where: MessageFilter, now: int) -> Iterator[Entry]:
+        """Those that a person means, in enqueue order."""
+        for queue in self.queues.values():
+            self.promote(queue, now)
+        return (entry for entry in self.entries.values() if matches(entry, where, now))

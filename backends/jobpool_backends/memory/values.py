@@ -1,0 +1,107 @@
+"""A message and a queue as memory keeps them, and what is asked of one message."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from jobpool.backend import Message, MessageFilter, State
+from jobpool.lease import JobLease
+from jobpool.settlement import Settled
+from jobpool_backends.shared import MICRO, contains, micros
+
+
+@dataclass(slots=True)
+class Entry:
+    """One message. Times are microseconds; `deadline` and `held_since` on the boot clock, the others on the wall's."""
+
+    seq: int
+    id: str
+    given: bool
+    queue: str
+    handler: str
+    priority: int
+    body: bytes
+    enqueued_at: int
+    available_at: int
+    state: State = State.WAITING
+    attempts: int = 0
+    crashes: int = 0
+    deliveries: int = 0
+    owner: str = ""
+    fetched_by: str = ""
+    deadline: int = 0
+    deadline_wall: int = 0
+    held_since: int = 0
+    forfeited: str = ""
+    cause: str | None = None
+    reason: str | None = None
+    last_error: str | None = None
+    died_at: int | None = None
+    last_crash: int | None = None
+    unique_key: str | None = None
+    places: set[str] = field(default_factory=set)
+    """Names under which its current lease holds places."""
+
+
+@dataclass(slots=True)
+class Queue:
+    """The order of one queue, and its counts.
+
+    The heaps are cleaned lazily: an entry whose message has moved on is skipped when it comes up.
+    """
+
+    ready: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    delayed: list[tuple[int, int]] = field(default_factory=list)
+    leased: dict[int, Entry] = field(default_factory=dict)
+    dead: list[tuple[int, int]] = field(default_factory=list)
+    """By time of death; filled where dead letters are capped."""
+    counts: dict[State, int] = field(default_factory=lambda: dict.fromkeys(State, 0))
+    evicted: int = 0
+
+
+def judge(entry: Entry | None, lease: JobLease, boot: int) -> Settled:
+    """May this lease settle? The refusals in the order that the contract gives."""
+    if entry is None or entry.state is not State.LEASED:
+        return Settled.NOT_IN_FLIGHT
+    if boot >= entry.deadline:
+        return Settled.EXPIRED
+    return Settled.OK if entry.owner == lease.owner_token else Settled.NOT_OWNER
+
+
+def matches(entry: Entry, where: MessageFilter, now: int) -> bool:
+    """Whether a person means this one."""
+    age = now - (entry.died_at if entry.died_at is not None else entry.enqueued_at)
+    return (
+        (where.queue is None or entry.queue == where.queue)
+        and (where.handler is None or entry.handler == where.handler)
+        and (not where.states or entry.state in where.states)
+        and (where.reason is None or entry.reason == where.reason)
+        and (where.older_than is None or age >= micros(where.older_than))
+        and (where.newer_than is None or age <= micros(where.newer_than))
+        and (not where.ids or entry.id in where.ids)
+        and (where.text is None or contains(where.text, entry.body, entry.last_error, entry.cause, entry.forfeited))
+    )
+
+
+def shown(entry: Entry) -> Message:
+    """The message as a person sees it."""
+    return Message(
+        id=entry.id,
+        queue=entry.queue,
+        state=entry.state,
+        handler=entry.handler,
+        priority=entry.priority,
+        attempts=entry.attempts,
+        crashes=entry.crashes,
+        deliveries=entry.deliveries,
+        enqueued_at=entry.enqueued_at / MICRO,
+        available_at=entry.available_at / MICRO,
+        body=entry.body,
+        reason=entry.reason,
+        last_error=entry.last_error,
+        cause=entry.forfeited or entry.cause,
+        died_at=entry.died_at / MICRO if entry.died_at is not None else None,
+        expires_at=entry.deadline_wall / MICRO if entry.state is State.LEASED else None,
+        cursor=str(entry.seq),
+    )

@@ -1,0 +1,140 @@
+"""What the place and the settings of a database file can lose: journal, disk, file system, free space.
+
+The looks at the machine are arguments, because no test can mount a network file system.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobpool.finding import Finding, Level
+from jobpool_backends.sqlite.database import Database
+
+MOUNTS = Path("/proc/self/mountinfo")
+
+NETWORK = re.compile(r"nfs\d?|cifs|smb\w*|9p|afs|ncpfs?|ceph|gfs2?|ocfs2|lustre|glusterfs|virtiofs|vboxsf|fuse(\..+)?")
+"""Kinds of file systems whose locks, or whose shared memory, are not those of one machine; or may not be."""
+
+IN_MEMORY = re.compile(r"tmpfs|ramfs")
+
+LEAST_FREE = 64 * 2**20
+"""Bytes: about what the write-ahead log may grow to."""
+
+LITTLE_FREE = 512 * 2**20
+
+_SYNCHRONOUS = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
+_ESCAPED = re.compile(r"\\(\d{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """Where a file system is, and of what kind."""
+
+    point: str
+    kind: str
+
+
+def diagnose(database: Database, *, mounts: Path = MOUNTS) -> list[Finding]:
+    """What was found, check by check. Raises BackendUnavailable. Blocks for no longer than a read.
+
+    Args:
+        mounts: What the kernel says of the file systems.
+    """
+    with database.session() as connection:
+        [(mode,)] = connection.execute("PRAGMA journal_mode").fetchall()
+        [(synchronous,)] = connection.execute("PRAGMA synchronous").fetchall()
+    free = os.statvfs(os.path.dirname(database.path))
+    return [
+        judge_journal(database.path, str(mode), database.found_journal),
+        judge_synchronous(int(synchronous)),
+        judge_place(database.path, mount_of(database.path, _read(mounts))),
+        judge_space(database.path, free.f_bavail * free.f_frsize),
+    ]
+
+
+def judge_journal(path: str, mode: str, found: str = "wal") -> Finding:
+    """`mode`: as PRAGMA journal_mode answers; `found`: as it did when the file was opened."""
+    check, told = "sqlite.journal", f"journal_mode {mode}"
+    if mode != "wal":
+        why = "readers and writers wait for each other, so calls run into their time limit, and leases run out"
+        if mode in ("off", "memory"):
+            why = "a crash in the middle of a write destroys the file, and all jobs in it"
+        mend = f"stop what else uses it, set WAL (sqlite3 {path} 'PRAGMA journal_mode=WAL'), and restart the pools"
+        return Finding(check, Level.PROBLEM, told, why, mend)
+    if found != "wal":
+        why = "another program sets it: while it does, readers and writers wait for each other, and leases run out"
+        mend = f"find that program (fuser {path}) and have it leave the mode alone; jobpool has set WAL again just now"
+        return Finding(check, Level.PROBLEM, f"journal_mode was {found} until now", why, mend)
+    return Finding(check, Level.OK, told)
+
+
+def judge_synchronous(value: int) -> Finding:
+    """`value`: as PRAGMA synchronous answers on our own connections."""
+    found = f"synchronous {_SYNCHRONOUS.get(value, value)}"
+    if value >= 2:
+        return Finding("sqlite.synchronous", Level.OK, found)
+    why = "a power failure loses the last jobs that were enqueued, and runs acked ones again"
+    return Finding("sqlite.synchronous", Level.PROBLEM, found, why, "leave `pragmas` out: FULL is what jobpool sets")
+
+
+def judge_place(path: str, mount: Mount | None) -> Finding:
+    """`mount`: the file system of the file; None = it is not known."""
+    check = "sqlite.file-system"
+    if mount is None:
+        return Finding(check, Level.NOTE, f"the file system of {path} is not known")
+    found = f"{path} is on {mount.point} ({mount.kind})"
+    if NETWORK.fullmatch(mount.kind):
+        why = "SQLite's locks and its shared memory do not reach across machines, so jobs are lost and run twice"
+        mend = "put the file on a local disk, or use redis:// or postgresql:// for several machines"
+        return Finding(check, Level.PROBLEM, found, why, mend)
+    if IN_MEMORY.fullmatch(mount.kind):
+        why = "it is memory, and a restart of the machine loses every job"
+        return Finding(check, Level.PROBLEM, found, why, "put the file on a disk")
+    if mount.kind == "overlay" and mount.point == "/":
+        why = "it goes when the container is removed, and all jobs in it"
+        return Finding(check, Level.WARNING, found, why, "put the file on a volume")
+    return Finding(check, Level.OK, found)
+
+
+def judge_space(path: str, free: int) -> Finding:
+    """`free`: bytes that this user may still write there."""
+    found = f"{free / 2**20:,.0f} MiB are free for {path}"
+    if free >= LITTLE_FREE:
+        return Finding("sqlite.space", Level.OK, found)
+    why = "on a full disk nothing can be enqueued or settled, and what ran meanwhile runs again"
+    level = Level.PROBLEM if free < LEAST_FREE else Level.WARNING
+    return Finding("sqlite.space", level, found, why, "free some space, or purge dead letters (`jobpool dead purge`)")
+
+
+def mount_of(path: str, mounts: str) -> Mount | None:
+    """The file system that holds `path`: of those mounted at its folders the deepest, and of these the last."""
+    folder = os.path.realpath(path)
+    best: Mount | None = None
+    for line in mounts.splitlines():
+        mount = _parse(line)
+        if mount and _contains(mount.point, folder) and (best is None or len(mount.point) >= len(best.point)):
+            best = mount
+    return best
+
+
+def _parse(line: str) -> Mount | None:
+    """`36 35 98:0 /root /point options… - kind source super`; a blank in a name is written \\040."""
+    head, _, tail = line.partition(" - ")
+    fields, kinds = head.split(" "), tail.split(" ")
+    if len(fields) < 5 or not kinds[0]:
+        return None
+    return Mount(_ESCAPED.sub(lambda code: chr(int(code[1], 8)), fields[4]), kinds[0])
+
+
+def _contains(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="surrogateescape")
+    except OSError:
+        return ""

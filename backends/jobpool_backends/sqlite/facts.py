@@ -1,0 +1,56 @@
+"""What the messages of some leases are, and whether those leases may settle."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jobpool.lease import JobLease
+from jobpool.settlement import Settled
+from jobpool_backends.sqlite.fetching import owner_token
+from jobpool_backends.sqlite.moment import Moment
+from jobpool_backends.sqlite.schema import LEASED
+
+_FACTS = """
+SELECT seq, state, holder, boot, deadline, deadline_wall, given, queue, unique_key
+FROM messages WHERE seq IN (SELECT value FROM json_each(?))
+"""
+
+
+class Fact(NamedTuple):
+    """What a message is, when a call begins. The lease's columns are None in a message that is not leased."""
+
+    seq: int
+    state: int
+    holder: str
+    boot: int
+    deadline: int
+    deadline_wall: int
+    given: int
+    queue: str
+    unique_key: str | None
+
+    def forfeited(self, now: Moment) -> Fact:
+        return self._replace(boot=now.boot, deadline=now.boottime, deadline_wall=now.wall)
+
+
+def read_facts(connection: sqlite3.Connection, leases: Sequence[JobLease]) -> dict[int, Fact | None]:
+    """What the messages of these leases are, by sequence number."""
+    sequence = json.dumps([number(lease) for lease in leases])
+    return {row[0]: Fact._make(row) for row in connection.execute(_FACTS, (sequence,))}
+
+
+def number(lease: JobLease) -> int:
+    """The message's sequence number; 0, which no message has, for a lease of another backend."""
+    return lease.token if isinstance(lease.token, int) else 0
+
+
+def judge(fact: Fact | None, lease: JobLease, now: Moment) -> Settled:
+    """May this lease settle? The refusals in the order that the contract gives."""
+    if fact is None or fact.state != LEASED:
+        return Settled.NOT_IN_FLIGHT
+    if now.is_past(fact.boot, fact.deadline, fact.deadline_wall):
+        return Settled.EXPIRED
+    return Settled.OK if lease.owner_token == owner_token(fact.holder, fact.seq) else Settled.NOT_OWNER

@@ -1,0 +1,173 @@
+"""What a database file's settings and place can lose, on files that really are so; but for a network file system,
+which no test can mount: there the kernel's list is a file."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobpool.finding import Finding, Level
+from jobpool_backends.sqlite import SqliteBackend
+from jobpool_backends.sqlite.checks import Mount, diagnose, judge_place, judge_space, mount_of
+from jobpool_backends.sqlite.database import PRAGMAS
+
+Open = Callable[..., SqliteBackend]
+
+MOUNTS = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+23 22 0:5 / /proc rw - proc proc rw
+24 22 0:44 / /mnt/share rw,relatime shared:9 master:2 - nfs4 server:/export rw,vers=4.2
+25 22 0:45 / /mnt/with\\040blank rw - cifs //server/share rw
+26 22 8:2 / /mnt/share/local rw - xfs /dev/sdb1 rw
+27 22 0:46 / /run rw - tmpfs tmpfs rw
+28 22 0:47 / /mnt/sharex rw - ext4 /dev/sdc1 rw
+29 22 0:48 / /twice rw - ext4 /dev/sdd1 rw
+30 29 0:49 / /twice rw - fuse.sshfs host:/ rw
+garbage
+"""
+
+
+def bad(backend: SqliteBackend, **options: Any) -> dict[str, Finding]:
+    """By name; each has its mend. How full this disk is, is no affair of the tests."""
+    found = {finding.check: finding for finding in diagnose(backend._database, **options) if finding.is_bad}
+    assert all(finding.mend for finding in found.values())
+    found.pop("sqlite.space", None)
+    return found
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Path:
+    """A list of mounts that calls the test's folder a disk, whatever it is."""
+    file = tmp_path / "mountinfo"
+    file.write_text("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
+    return file
+
+
+def test_a_file_on_a_disk_is_well_and_says_so(open_sqlite: Open, on_disk: Path) -> None:
+    backend = open_sqlite()
+    assert bad(backend, mounts=on_disk) == {}
+    assert [finding.check for finding in diagnose(backend._database, mounts=on_disk)] == [
+        *("sqlite.journal", "sqlite.synchronous", "sqlite.file-system", "sqlite.space"),
+    ]
+
+
+def test_the_contract_asks_them(open_sqlite: Open) -> None:
+    assert {finding.check for finding in open_sqlite().diagnose()} >= {"sqlite.journal", "sqlite.space"}
+    assert open_sqlite().broker_time() is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [
+        ("delete", "readers and writers wait for each other"),
+        ("truncate", "readers and writers wait for each other"),
+        ("off", "destroys the file"),
+        ("memory", "destroys the file"),
+    ],
+)
+def test_a_file_in_another_journal_mode(open_sqlite: Open, on_disk: Path, mode: str, why: str) -> None:
+    backend = open_sqlite()
+    backend._database._close_idle()  # who sets a mode needs the file for itself
+    backend._database._pragmas = (*PRAGMAS, "journal_mode = DELETE", f"journal_mode = {mode}")
+    found = bad(backend, mounts=on_disk)["sqlite.journal"]
+    assert found.level is Level.PROBLEM
+    assert found.found == f"journal_mode {mode}"
+    assert why in found.why
+    assert "PRAGMA journal_mode=WAL" in found.mend
+
+
+def test_a_file_that_another_program_has_switched_is_told_once(open_sqlite: Open, path: Path, on_disk: Path) -> None:
+    open_sqlite().close()
+    other = sqlite3.connect(path)
+    assert other.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
+    other.close()
+    found = bad(open_sqlite(), mounts=on_disk)
+    assert list(found) == ["sqlite.journal"]
+    assert str(found["sqlite.journal"]).startswith("journal_mode was delete until now: another program sets it")
+    assert bad(open_sqlite(), mounts=on_disk) == {}
+
+
+@pytest.mark.parametrize(("value", "word"), [(0, "OFF"), (1, "NORMAL")])
+def test_commits_that_do_not_wait_for_the_disk(open_sqlite: Open, on_disk: Path, value: int, word: str) -> None:
+    found = bad(open_sqlite(pragmas=(*PRAGMAS, f"synchronous = {value}")), mounts=on_disk)
+    assert list(found) == ["sqlite.synchronous"]
+    assert found["sqlite.synchronous"].level is Level.PROBLEM
+    assert str(found["sqlite.synchronous"]).startswith(f"synchronous {word}: a power failure loses the last jobs")
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "fuse", "ceph", "virtiofs"])
+def test_a_network_file_system(open_sqlite: Open, tmp_path: Path, kind: str) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        f"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n23 22 0:44 / {os.path.realpath(tmp_path)} rw - {kind} x rw"
+    )
+    found = bad(open_sqlite(), mounts=mounts)
+    assert list(found) == ["sqlite.file-system"]
+    assert found["sqlite.file-system"].level is Level.PROBLEM
+    assert f"({kind}): SQLite's locks and its shared memory do not reach across machines" in str(
+        found["sqlite.file-system"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("mount", "level"),
+    [
+        pytest.param(Mount("/", "ext4"), Level.OK, id="a disk"),
+        pytest.param(Mount("/", "fuseblk"), Level.OK, id="a disk through FUSE"),
+        pytest.param(Mount("/data", "overlay"), Level.OK, id="somebody's overlay"),
+        pytest.param(Mount("/", "overlay"), Level.WARNING, id="a container's own layer"),
+        pytest.param(Mount("/tmp", "tmpfs"), Level.PROBLEM, id="memory"),
+        pytest.param(Mount("/mnt", "nfs4"), Level.PROBLEM, id="a network"),
+        pytest.param(None, Level.NOTE, id="not known"),
+    ],
+)
+def test_the_kinds_of_places(mount: Mount | None, level: Level) -> None:
+    assert judge_place("/somewhere/jobpool.db", mount).level is level
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/srv/jobs.db", "ext4"),
+        ("/mnt/share/jobs.db", "nfs4"),
+        ("/mnt/share", "nfs4"),
+        ("/mnt/share/deep/er/jobs.db", "nfs4"),
+        ("/mnt/share/local/jobs.db", "xfs"),
+        ("/mnt/sharex/jobs.db", "ext4"),
+        ("/mnt/shared.db", "ext4"),
+        ("/mnt/with blank/jobs.db", "cifs"),
+        ("/twice/jobs.db", "fuse.sshfs"),
+    ],
+)
+def test_which_file_system_a_file_is_on(path: str, kind: str) -> None:
+    mount = mount_of(path, MOUNTS)
+    assert mount is not None
+    assert mount.kind == kind
+
+
+def test_this_machine_tells_where_the_file_is(open_sqlite: Open, tmp_path: Path) -> None:
+    mount = mount_of(str(tmp_path), Path("/proc/self/mountinfo").read_text())
+    assert mount is not None
+    assert os.stat(mount.point).st_dev == os.stat(tmp_path).st_dev
+    [place] = [found for found in open_sqlite().diagnose() if found.check == "sqlite.file-system"]
+    assert f"({mount.kind})" in place.found
+
+
+def test_without_proc_the_place_is_not_known(open_sqlite: Open, tmp_path: Path) -> None:
+    found = {finding.check: finding for finding in diagnose(open_sqlite()._database, mounts=tmp_path / "absent")}
+    assert found["sqlite.file-system"].level is Level.NOTE
+
+
+@pytest.mark.parametrize(
+    ("free", "level"),
+    [(0, Level.PROBLEM), (2**20, Level.PROBLEM), (200 * 2**20, Level.WARNING), (10 * 2**30, Level.OK)],
+)
+def test_how_much_room_is_left(free: int, level: Level) -> None:
+    found = judge_space("jobs.db", free)
+    assert found.level is level
+    assert bool(found.mend) is found.is_bad

@@ -1,0 +1,222 @@
+"""The key store in a file: whose clock decides, what a batch costs, and that nothing stays for ever."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.jobs import QUEUE, a_job, numbered
+
+from jobpool.clock import ManualClock
+from jobpool.errors import LeaseLost
+from jobpool.guards import Begin, Guards, Hold, Rate
+from jobpool.lease import JobLease
+from jobpool.settlement import Ack, Settled
+from jobpool_backends.sqlite import SqliteBackend
+from jobpool_backends.sqlite.intransaction import ack
+from jobpool_backends.sqlite.places import PAGE
+
+Open = Callable[..., SqliteBackend]
+
+LOCKED = Guards(holds=(Hold("job:nightly"),))
+KEY = Guards(key="order-17", keep=50.0, holds=(Hold("job:nightly"),))
+
+
+@dataclass
+class SplitClock:
+    """A wall clock that can be set, and a boot clock that cannot."""
+
+    wall_time: float = 1_800_000_000.0
+    boot_time: float = 500.0
+
+    def mono(self) -> float:
+        return self.boot_time
+
+    def boot(self) -> float:
+        return self.boot_time
+
+    def wall(self) -> float:
+        return self.wall_time
+
+
+def begin(backend: SqliteBackend, lease: JobLease, guards: Guards = LOCKED) -> Begin:
+    [answer] = backend.keys.begin_many([(lease, guards)])
+    return answer.answer
+
+
+def two_leases(backend: SqliteBackend, ttl: float = 30.0) -> tuple[JobLease, JobLease]:
+    backend.enqueue_many(numbered(2))
+    [first] = backend.fetch_many(QUEUE, limit=1, ttl=ttl)
+    [second] = backend.fetch_many(QUEUE, limit=1, ttl=1000.0)
+    return first, second
+
+
+def rows(backend: SqliteBackend, table: str) -> int:
+    with backend._database.read() as connection:
+        count: int = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+    return count
+
+
+# --- whose clock decides ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+def test_setting_the_clock_neither_frees_nor_keeps_a_place(open_sqlite: Open, step: float) -> None:
+    clock = SplitClock()
+    backend = open_sqlite(clock=clock)
+    first, second = two_leases(backend)
+    assert begin(backend, first) is Begin.GRANTED
+    clock.wall_time += step
+    clock.boot_time += 29.999999
+    assert begin(backend, second) is Begin.HELD
+    assert backend.keys.holders(QUEUE, "job:nightly") == [first.id]
+    clock.boot_time = 530.0
+    assert backend.keys.holders(QUEUE, "job:nightly") == []
+    assert begin(backend, second) is Begin.GRANTED
+
+
+@pytest.mark.parametrize("boot", [1, 3], ids=["smaller", "larger"])
+def test_after_a_reboot_the_wall_clock_decides(open_sqlite: Open, boot: int) -> None:
+    before = open_sqlite(clock=SplitClock(boot_time=90_000.0), boot=2)
+    first, second = two_leases(before)
+    assert begin(before, first) is Begin.GRANTED
+    clock = SplitClock(wall_time=1_800_000_029.0, boot_time=5.0)
+    after = open_sqlite(clock=clock, boot=boot)
+    assert begin(after, second) is Begin.HELD
+    clock.wall_time += 1.0
+    assert begin(after, second) is Begin.GRANTED
+
+
+def test_a_clock_set_back_stops_a_rate_for_a_window_at_most(open_sqlite: Open) -> None:
+    clock = SplitClock()
+    keys = open_sqlite(clock=clock).keys
+    rate = Rate("queue", 1, 10.0)
+    assert keys.take(QUEUE, rate, "one") == 0.0
+    clock.wall_time -= 9.0
+    assert keys.take(QUEUE, rate, "two") == 19.0
+    clock.wall_time -= 1.0
+    assert keys.take(QUEUE, rate, "two") == 0.0
+
+
+# --- a handler's own ack ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_key_is_done_with_the_commit_of_the_handlers_own_ack(open_sqlite: Open, path: Path, commits: bool) -> None:
+    clock = ManualClock()
+    backend = open_sqlite(clock=clock)
+    first, second = two_leases(backend)
+    assert begin(backend, first, KEY) is Begin.GRANTED
+    with closing(sqlite3.connect(path)) as connection:
+        ack(connection, backend.ticket(first.guarded(KEY)), clock=clock)
+        connection.commit() if commits else connection.rollback()
+    assert begin(backend, second, KEY) is (Begin.DONE if commits else Begin.HELD)
+    assert rows(backend, "holds") == (0 if commits else 2)
+    if commits:
+        clock.advance(50.0)
+        assert begin(backend, second, KEY) is Begin.GRANTED  # it was kept for as long as its guards say
+
+
+def test_the_handlers_own_ack_of_a_unique_job_keeps_its_key(open_sqlite: Open, path: Path) -> None:
+    clock = ManualClock()
+    backend = open_sqlite(clock=clock)
+    job = a_job(unique=True, idempotency_key="order-17")
+    ident = backend.enqueue(job)
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        ack(connection, backend.ticket(lease.guarded(KEY)), [backend.pack(job)], clock=clock)
+    assert backend.stats(QUEUE).pending == 0  # its follow-up is the same once more
+    clock.advance(49.0)
+    assert backend.enqueue(job) == ident
+    clock.advance(1.0)
+    assert backend.enqueue(job) != ident
+
+
+def test_a_lost_lease_marks_nothing(open_sqlite: Open, path: Path) -> None:
+    clock = ManualClock()
+    backend = open_sqlite(clock=clock)
+    first, second = two_leases(backend, ttl=5.0)
+    assert begin(backend, first, KEY) is Begin.GRANTED
+    clock.advance(5.0)
+    with closing(sqlite3.connect(path)) as connection, pytest.raises(LeaseLost), connection:
+        ack(connection, backend.ticket(first.guarded(KEY)), clock=clock)
+    assert begin(backend, second, KEY) is Begin.GRANTED
+
+
+def test_unique_jobs_within_a_transaction_are_there_with_its_commit(open_sqlite: Open, path: Path) -> None:
+    backend = open_sqlite()
+    job = a_job(unique=True, idempotency_key="order-17")
+    with closing(sqlite3.connect(path)) as connection:
+        backend.enqueue_in(connection, [job])
+        connection.rollback()
+        [ident] = backend.enqueue_in(connection, [job])
+        assert backend.enqueue_in(connection, [job]) == [ident]
+        connection.commit()
+    assert backend.enqueue(job) == ident
+    assert backend.stats(QUEUE).waiting == 1
+
+
+# --- nothing stays for ever ---------------------------------------------------------------------------------
+
+
+def test_what_has_ended_takes_no_room(open_sqlite: Open) -> None:
+    clock = ManualClock()
+    backend = open_sqlite(clock=clock)
+    backend.enqueue_many([a_job(n, unique=True, idempotency_key=f"key-{n}") for n in range(30)])
+    asked = [
+        (lease, Guards(f"key-{n}", 50.0, (Hold(f"job:{n}"),), (Rate(f"concurrency:{n}", 9, 10.0),)))
+        for n, lease in enumerate(backend.fetch_many(QUEUE, limit=30))
+    ]
+    assert all(backend.keys.begin_many(asked))
+    assert [rows(backend, table) for table in ("holds", "starts")] == [60, 30]
+    backend.settle_many([(lease.guarded(guards), Ack()) for lease, guards in asked])
+    backend.keys.put_records("pools", {f"pool-{n}": b"x" for n in range(30)}, 50.0)
+    assert [rows(backend, table) for table in ("holds", "done", "spent", "records")] == [0, 30, 30, 30]
+    clock.advance(70.0)
+    backend.enqueue(a_job(unique=True, idempotency_key="another"))
+    backend.keys.forget(QUEUE, "another")
+    assert [rows(backend, table) for table in ("starts", "done", "spent", "records")] == [0, 0, 0, 0]
+
+
+def test_a_reap_takes_the_holds_of_those_who_died(open_sqlite: Open) -> None:
+    clock = ManualClock()
+    backend = open_sqlite(clock=clock)
+    first, second = two_leases(backend, ttl=5.0)
+    for lease in (first, second):
+        assert begin(backend, lease, Guards(key=lease.id)) is Begin.GRANTED
+    clock.advance(5.0)
+    backend.reap(QUEUE)
+    assert rows(backend, "holds") == 1
+
+
+def test_holds_of_leases_that_were_settled_without_a_word_of_them_are_swept(open_sqlite: Open) -> None:
+    clock = ManualClock()
+    backend = open_sqlite(clock=clock)
+    count = 2 * PAGE + 50
+    backend.enqueue_many(numbered(count + 1))
+    [alive, *leases] = backend.fetch_many(QUEUE, limit=count + 1, ttl=1000.0)
+    assert all(backend.keys.begin_many([(lease, Guards(key=lease.id)) for lease in (alive, *leases)]))
+    assert backend.settle_many([(lease, Ack()) for lease in leases]) == [Settled.OK] * count
+    for _ in range(3):  # a page a second
+        clock.advance(1.0)
+        backend.keys.forget(QUEUE, "any")
+    assert rows(backend, "holds") == 1
+    assert backend.keys.holders(QUEUE, f"key:{alive.id}") == [alive.id]
+    for _ in range(2):
+        clock.advance(1.0)
+        backend.keys.forget(QUEUE, "any")
+    assert rows(backend, "holds") == 1
+
+
+def test_a_log_has_no_more_lines_than_it_keeps(open_sqlite: Open) -> None:
+    backend = open_sqlite()
+    for number in range(20):
+        backend.keys.append_log("history", [("a", b"%d" % number), ("b", b"x")], keep=5)
+    assert rows(backend, "logs") == 10
+    backend.keys.append_log("history", [("a", b"last")], keep=2)
+    assert backend.keys.read_log("history", "a") == [b"last", b"19"]
+    assert rows(backend, "logs") == 7

@@ -1,0 +1,119 @@
+"""A file that an older jobpool wrote goes on, with all that is in it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from support.jobs import QUEUE, a_job, numbered
+
+from jobpool.backend import MessageFilter, State, Verb
+from jobpool.clock import ManualClock
+from jobpool.guards import Guards, Hold
+from jobpool.settlement import Settled
+from jobpool_backends.sqlite import SqliteBackend
+from jobpool_backends.sqlite.schema import MIGRATIONS, VERSION
+
+Open = Callable[..., SqliteBackend]
+
+NOW = 1_800_000_000_000_000
+
+
+def write_version_1(path: Path) -> None:
+    """One message in each state, as the first release left them."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        for statement in MIGRATIONS[0]:
+            connection.execute(statement)
+        connection.executemany(
+            "INSERT INTO messages (id, given, queue, handler, priority, state, enqueued_at, available_at, holder, boot,"
+            " deadline, deadline_wall, ttl, died_at, reason)"
+            " VALUES (?, 0, ?, 'report', 5, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                ("waiting", QUEUE, 0, NOW, NOW, None, None, None, None, None, None, None),
+                ("delayed", QUEUE, 1, NOW, NOW + 5_000_000, None, None, None, None, None, None, None),
+                ("leased", QUEUE, 2, NOW, NOW, "h" * 16, 7, 1_030_000_000, NOW + 30_000_000, 30_000_000, None, None),
+                ("dead", QUEUE, 3, NOW, NOW, None, None, None, None, None, NOW, "timeout"),
+            ],
+        )
+        connection.execute("INSERT INTO bodies SELECT seq, x'7b7d' FROM messages")
+        connection.execute("INSERT INTO queues VALUES (?, 1, 1, 1, 1)", (QUEUE,))
+        connection.execute("PRAGMA user_version = 1")
+
+
+def version(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as connection:
+        number: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return number
+
+
+@pytest.fixture
+def old(path: Path) -> Path:
+    write_version_1(path)
+    return path
+
+
+def test_every_message_is_where_it_was(old: Path, open_sqlite: Open) -> None:
+    clock = ManualClock()
+    backend = open_sqlite(clock=clock, boot=7)
+    assert version(old) == VERSION
+    assert {message.id: message.state.value for message in backend.list_messages()} == {
+        name: name for name in ("waiting", "delayed", "leased", "dead")
+    }
+    assert backend.evicted(QUEUE) == 0
+    clock.advance(30.0)
+    assert [reaped.id for reaped in backend.reap(QUEUE)] == ["leased"]
+    assert backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.RESUME) == 1
+    leases = backend.fetch_many(QUEUE, limit=9)
+    assert [lease.id for lease in leases] == ["waiting", "delayed", "leased", "dead"]
+    assert [backend.ack(lease) for lease in leases] == [Settled.OK] * 4
+
+
+def test_it_can_then_do_all_that_a_new_one_can(old: Path, open_sqlite: Open) -> None:
+    del old
+    backend = open_sqlite(clock=ManualClock(), boot=7)
+    job = a_job(unique=True, idempotency_key="order-17")
+    assert backend.enqueue(job) == backend.enqueue(job)
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    guards = Guards(key="order-17", holds=(Hold("queue", 1),))
+    assert backend.keys.begin_many([(lease, guards)])[0]
+    assert backend.ack(lease.guarded(guards)) is Settled.OK
+    assert not backend.keys.first_run(QUEUE, "order-17")
+
+
+def test_the_old_dead_letters_count_for_the_caps(old: Path) -> None:
+    with closing(SqliteBackend.from_url(f"sqlite:///{old}?dead_max=1", clock=ManualClock(NOW / 1e6 + 9))) as backend:
+        backend.enqueue_many(numbered(1))
+        [lease] = backend.fetch_many(QUEUE, limit=1)
+        backend.abandon(lease, "hopeless")
+        assert [message.id for message in backend.list_messages(MessageFilter(states=(State.DEAD,)))] == [lease.id]
+        assert backend.evicted(QUEUE) == 1
+
+
+def test_a_file_of_every_version_becomes_what_a_new_one_is(tmp_path: Path) -> None:
+    schemas = []
+    for number in range(VERSION + 1):
+        path = tmp_path / f"{number}.db"
+        with closing(sqlite3.connect(path)) as connection, connection:
+            for statements in MIGRATIONS[:number]:
+                for statement in statements:
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number}")
+        SqliteBackend(str(path)).close()
+        with closing(sqlite3.connect(path)) as connection:
+            schemas.append(connection.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY name").fetchall())
+    assert all(schema == schemas[0] for schema in schemas)
+
+
+def test_many_who_open_it_at_once_migrate_it_once(old: Path) -> None:
+    def open_one(_: int) -> int:
+        with closing(SqliteBackend(str(old), timeout=30.0)) as backend:
+            return backend.stats(QUEUE).dead
+
+    with ThreadPoolExecutor(8) as executor:
+        assert list(executor.map(open_one, range(8))) == [1] * 8
+    assert version(old) == VERSION
