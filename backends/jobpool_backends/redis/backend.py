@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 
 from jobpool.backend import (
     Capabilities,
+    Existing,
     Message,
     MessageFilter,
     NewMessage,
@@ -18,29 +19,30 @@ from jobpool.backend import (
     Verb,
 )
 from jobpool.clock import Clock
-from jobpool.definition import LONGEST
 from jobpool.errors import ConfigurationError
+from jobpool.finding import Finding
 from jobpool.lease import JobLease
-from jobpool.settlement import Ack, Settled, Settlement
+from jobpool.settlement import Settled, Settlement
 from jobpool.signing import EnvelopeSigner
 from jobpool_backends.redis import checks
 from jobpool_backends.redis.address import read_address
 from jobpool_backends.redis.fetching import Fetcher
 from jobpool_backends.redis.keys import Keys
+from jobpool_backends.redis.keystore import RedisKeyStore
 from jobpool_backends.redis.link import Link
 from jobpool_backends.redis.looking import Looker
 from jobpool_backends.redis.opening import open_link
 from jobpool_backends.redis.producing import Producer
 from jobpool_backends.redis.reaping import Reaper
-from jobpool_backends.redis.settling import Caps, Settler
+from jobpool_backends.redis.settling import Settler
 from jobpool_backends.redis.tending import Tender
 from jobpool_backends.redis.waiting import Waiter
-from jobpool_backends.shared import micros, refuse_options
+from jobpool_backends.shared import DeadCaps, brought_by_each, read_caps, refuse_options
 
 DEFAULT_PREFIX = "jobpool"
+NO_CAPS = DeadCaps()
 
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
-_MOST_DEAD = 10**9
 
 
 class RedisBackend(QueueBackend):
@@ -52,15 +54,14 @@ class RedisBackend(QueueBackend):
     Args:
         link: To the server; closed with this.
         prefix: What the names of all keys begin with; two prefixes share nothing.
-        dead_max: Dead letters that a queue keeps; beyond that the oldest are removed. 0 = all.
-        dead_max_age: Seconds after which a dead letter is removed, when anything is reaped or dies in its queue.
-            0 = never.
+        caps: Bounds on the dead letters of each queue: beyond them the oldest are removed, when anything is reaped or
+            dies in the queue.
         signer: Signs what is enqueued; None = unsigned.
         clock: For lease deadlines on this machine; None = the machine's.
     """
 
     scheme: ClassVar[str] = "redis"
-    capabilities: ClassVar[Capabilities] = Capabilities()
+    capabilities: ClassVar[Capabilities] = Capabilities(key_store=True)
     spread: ClassVar[bool] = False
     """Queues are on different servers, so no step spans two of them."""
 
@@ -69,13 +70,11 @@ class RedisBackend(QueueBackend):
         link: Link,
         *,
         prefix: str = DEFAULT_PREFIX,
-        dead_max: int = 0,
-        dead_max_age: float = 0.0,
+        caps: DeadCaps = NO_CAPS,
         signer: EnvelopeSigner | None = None,
         clock: Clock | None = None,
     ) -> None:
         super().__init__(signer=signer, clock=clock)
-        caps = Caps(dead_max, micros(dead_max_age))
         self._link = link
         self._keys = Keys(prefix, spread=self.spread)
         self._producer = Producer(link, self._keys)
@@ -85,6 +84,7 @@ class RedisBackend(QueueBackend):
         self._looker = Looker(link, self._keys)
         self._tender = Tender(link, self._keys, self._looker)
         self._waiter = Waiter(link, self._keys)
+        self._key_store = RedisKeyStore(link, self._keys)
 
     @classmethod
     def from_url(
@@ -105,8 +105,7 @@ class RedisBackend(QueueBackend):
         del runner  # only sync:// has a use for one
         address, left = read_address(url, options)
         prefix = _read_prefix(left.pop("prefix", DEFAULT_PREFIX))
-        dead_max = _read_cap("dead_max", left.pop("dead_max", 0), _MOST_DEAD, whole=True)
-        dead_max_age = _read_cap("dead_max_age", left.pop("dead_max_age", 0), LONGEST)
+        caps = read_caps(cls.scheme, left)
         refuse_options(address.scheme, left)
         link = open_link(address)
         try:
@@ -114,7 +113,7 @@ class RedisBackend(QueueBackend):
         except BaseException:
             link.close()
             raise
-        return cls(link, prefix=prefix, dead_max=int(dead_max), dead_max_age=dead_max_age, signer=signer, clock=clock)
+        return cls(link, prefix=prefix, caps=caps, signer=signer, clock=clock)
 
     def close(self) -> None:
         """Close all connections; threads that wait come back. Safe to call twice."""
@@ -129,14 +128,18 @@ class RedisBackend(QueueBackend):
         """Check that the server is one that jobpool can use; there is nothing to make."""
         checks.check_version(self._link)
 
-    def cautions(self) -> list[str]:
-        """What the server's settings can lose, a sentence each."""
-        return checks.cautions(self._link)
+    def diagnose(self) -> list[Finding]:
+        """What the server's settings can lose."""
+        return checks.diagnose(self._link)
+
+    def broker_time(self) -> float:
+        """The server's clock; of a cluster, that of the one which is furthest from this machine's."""
+        return checks.server_time(self._link)
 
     # --- the life of a message -----------------------------------------------------------------------
 
-    def _enqueue(self, messages: Sequence[NewMessage]) -> None:
-        self._producer.add(messages)
+    def _enqueue(self, messages: Sequence[NewMessage]) -> Existing:
+        return self._producer.add(messages)
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         return self._fetcher.fetch(queue, limit, ttl, fetch_id)
@@ -145,24 +148,25 @@ class RedisBackend(QueueBackend):
         return self._waiter.wait_any(queues, timeout)
 
     def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
-        follow_ups = {
-            place: [self.pack(definition) for definition in settlement.follow_ups]
-            for place, (_, settlement) in enumerate(settlements)
-            if type(settlement) is Ack and settlement.follow_ups
-        }
-        answers = self._settler.settle(settlements, follow_ups, call_id)
-        if follow_ups and self.spread:
-            self._relay(_sources(settlements, follow_ups))
+        brought = brought_by_each(self, settlements)
+        answers = self._settler.settle(settlements, brought, call_id)
+        if brought and self.spread:
+            self._relay(_sources(settlements, brought))
         return answers
 
     def _relay(self, queues: Collection[str]) -> None:
-        """Bring on their way the follow-ups that stand in the outboxes of these queues; where keys are spread."""
+        """Bring on their way the messages that stand in the outboxes of these queues; where keys are spread."""
 
     def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
         return self._settler.renew(leases, ttl)
 
     def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         return self._reaper.reap(queue, policy, visibility_timeout)
+
+    @property
+    def keys(self) -> RedisKeyStore:
+        """The key store, on the same server under the same prefix."""
+        return self._key_store
 
     # --- looking and tending -------------------------------------------------------------------------
 
@@ -197,8 +201,8 @@ class RedisBackend(QueueBackend):
         return int(self._link.call("GET", self._keys.one(queue, "evicted")) or 0)
 
 
-def _sources(settlements: Sequence[tuple[JobLease, Settlement]], follow_ups: Mapping[int, object]) -> set[str]:
-    return {settlements[place][0].queue for place in follow_ups}
+def _sources(settlements: Sequence[tuple[JobLease, Settlement]], brought: Mapping[int, object]) -> set[str]:
+    return {settlements[place][0].queue for place in brought}
 
 
 def _read_prefix(value: object) -> str:
@@ -208,14 +212,3 @@ def _read_prefix(value: object) -> str:
             f" digit, not {value!r}"
         )
     return value
-
-
-def _read_cap(name: str, value: object, most: float, *, whole: bool = False) -> float:
-    try:
-        cap = float(str(value))
-    except ValueError:
-        cap = -1.0
-    if not 0 <= cap <= most or (whole and not cap.is_integer()):
-        kind = "whole number" if whole else "number of seconds"
-        raise ConfigurationError(f"redis:// takes option {name} as a {kind} from 0 (no cap) to {most:g}, not {value!r}")
-    return cap

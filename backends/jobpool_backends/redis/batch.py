@@ -1,6 +1,7 @@
 """The settlements of one script call, queue by queue, as `settle.lua` takes them.
 
-A lease's token is the message's member, with a `g` behind it when its producer gave the id.
+A lease's token is the message's member, and behind it the letter of its record that says whose id and key it has, but
+for `m`: see `keys`.
 """
 
 from __future__ import annotations
@@ -8,16 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from jobpool.backend import NewMessage
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
-from jobpool_backends.redis.producing import messages_words
-from jobpool_backends.redis.records import HOLDER, MEMBER, encode_text, write_entry
-from jobpool_backends.redis.wire import Word
-from jobpool_backends.shared import delay_micros
+import orjson
 
-FollowUps = Mapping[int, Sequence[NewMessage]]
-"""By the place of their ack in the call."""
+from jobpool.backend import NewMessage
+from jobpool.guards import IDEMPOTENCY_TTL
+from jobpool.lease import JobLease
+from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool_backends.redis.guarding import guarded_token, token_of
+from jobpool_backends.redis.producing import messages_words
+from jobpool_backends.redis.records import HOLDER, MEMBER, encode_text, readable, write_entry
+from jobpool_backends.redis.wire import Word
+from jobpool_backends.shared import delay_micros, micros
+
+Brought = Mapping[int, Sequence[NewMessage]]
+"""What settlements add, by their place in the call."""
 
 _ANSWERS = {
     ord("o"): Settled.OK,
@@ -25,6 +30,11 @@ _ANSWERS = {
     ord("e"): Settled.EXPIRED,
     ord("w"): Settled.NOT_OWNER,
 }
+_ACKS = {"": "a", "g": "A", "u": "u", "w": "U"}
+"""By what stands behind the member in the token; in that of another backend's lease, which is refused, anything."""
+
+_ACKS_OF_UNIQUE = frozenset("uU")
+
 _REPEATED = _ANSWERS | {ord("o"): Settled.ALREADY}
 
 
@@ -36,21 +46,23 @@ class Batch:
     """
 
     def __init__(
-        self, settlements: Sequence[tuple[JobLease, Settlement]], places: Sequence[int], follow_ups: FollowUps
+        self, settlements: Sequence[tuple[JobLease, Settlement]], places: Sequence[int], brought: Brought
     ) -> None:
         self._columns: dict[str, _Columns] = {}
         for number, place in enumerate(places, 1):
             lease, settlement = settlements[place]
             columns = self._columns.get(lease.queue) or self._columns.setdefault(lease.queue, _Columns())
             columns.add(number, lease, settlement)
-        self._followers = [(number, new) for number, place in enumerate(places, 1) for new in follow_ups.get(place, ())]
+        self._followers = [(number, new) for number, place in enumerate(places, 1) for new in brought.get(place, ())]
+        # What moves comes first: its id is known all the time, so a follow-up of that id is to be left out, not it.
+        self._followers.sort(key=lambda follower: not follower[1].deliveries)
 
     @property
     def queues(self) -> list[str]:
         return list(self._columns)
 
     def reach_follow_ups(self) -> None:
-        """Work on the queues of the follow-ups too; those that are not reached go to the outbox."""
+        """Work on the queues of what is added too; what goes to those that are not reached goes to the outbox."""
         for _, new in self._followers:
             self._columns.setdefault(new.queue, _Columns())
 
@@ -65,7 +77,7 @@ class Batch:
         return words
 
     def _follow_up_words(self) -> list[Word]:
-        """Names of the queues, then whose acks the messages follow, then the messages."""
+        """Names of the queues, then which settlements bring the messages, then the messages."""
         queues = self.queues
         reached = [new if new.queue in queues else replace(new, body=write_entry(new)) for _, new in self._followers]
         return [*queues, *[number for number, _ in self._followers], *messages_words(reached, queues)]
@@ -78,7 +90,7 @@ class _Columns:
     numbers: list[int] = field(default_factory=list)
     verbs: list[str] = field(default_factory=list)
     members: list[str] = field(default_factory=list)
-    holders: list[str] = field(default_factory=list)
+    holders: list[Word] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     needed: list[Word] = field(default_factory=list)
 
@@ -86,33 +98,33 @@ class _Columns:
         token = token_of(lease)
         self.numbers.append(number)
         self.members.append(token[:MEMBER])
-        self.holders.append(lease.owner_token[:HOLDER])
+        guards = lease.guards
+        self.holders.append(lease.owner_token[:HOLDER] if guards is None else guarded_token(lease, guards))
         self.ids.append(lease.id)
         match settlement:
             case Ack():
-                self.verbs.append("A" if len(token) > MEMBER else "a")
-            case Nack(delay, error):
+                verb = _ACKS.get(token[MEMBER:], "A")
+                self.verbs.append(verb)
+                if verb in _ACKS_OF_UNIQUE:
+                    self.needed.append(micros(guards.keep if guards else IDEMPOTENCY_TTL))
+            case Nack(delay, error, cause):
                 self.verbs.append("n")
-                self.needed += (delay_micros(delay), _optional(error))
-            case Release(delay):
-                self.verbs.append("r")
+                self.needed += (delay_micros(delay), _errors(error, cause))
+            case Release(delay, begun):
+                self.verbs.append("r" if begun or not guards else "R")
                 self.needed.append(delay_micros(delay))
-            case Abandon(reason, error):
+            case Abandon(reason, error, cause):
                 self.verbs.append("b")
-                self.needed += (encode_text(reason), _optional(error))
+                self.needed += (encode_text(reason), _errors(error, cause))
             case Forfeit(cause):
                 self.verbs.append("f")
                 self.needed.append(encode_text(cause))
+            case Move():
+                self.verbs.append("m")
 
     def words(self) -> list[Word]:
         verbs = "".join(self.verbs)
         return [len(verbs), verbs, *self.members, *self.holders, *self.ids, *self.needed]
-
-
-def token_of(lease: JobLease) -> str:
-    """The lease's token; one that no message has, for another backend's lease."""
-    token = lease.token
-    return token if type(token) is str and token else "-"
 
 
 def read_answers(letters: bytes) -> list[Settled]:
@@ -122,5 +134,8 @@ def read_answers(letters: bytes) -> list[Settled]:
     return [_ANSWERS[letter] for letter in letters]
 
 
-def _optional(text: str | None) -> bytes:
-    return b"-" if text is None else b"=" + encode_text(text)
+def _errors(error: str | None, cause: str | None) -> bytes:
+    if cause is None:
+        return b"-" if error is None else b"=" + encode_text(error)
+    texts = {"error": error, "cause": cause}
+    return orjson.dumps({name: readable(text) for name, text in texts.items() if text is not None})

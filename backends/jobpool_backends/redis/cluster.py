@@ -18,9 +18,9 @@ class RedisClusterBackend(RedisBackend):
     """Messages in a Redis Cluster. All keys of a queue are in one slot, so its node does each verb in one atomic step.
 
     What spans several queues is done queue by queue: an `enqueue_many` for several may be half done when it raises, and
-    is to be repeated with its ids; an id is unique in its queue only. Follow-ups that an ack has for other queues wait
-    in an outbox, which the ack writes in its own step; they are brought to their queues right after it, or after a
-    crash by the next reap of the queue.
+    is to be repeated with its ids; an id is unique in its queue only. What a settlement brings to other queues,
+    follow-ups or the message itself, waits in an outbox, which is written in the step of the settlement. It is brought
+    there right after it, or after a crash by the next reap of the queue.
 
     Args:
         link: To the cluster; closed with this.
@@ -38,7 +38,7 @@ class RedisClusterBackend(RedisBackend):
         self._outbox = Outbox(self._link, self._keys, self._producer)
 
     def _relay(self, queues: Collection[str]) -> None:
-        with suppress(BackendUnavailable):  # the ack is done, and is to be told so; the next reap brings them
+        with suppress(BackendUnavailable):  # the settlement is done, and is to be told so; the next reap brings them
             self._outbox.relay(queues)
 
     def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:

@@ -62,7 +62,7 @@ class Fetcher:
                     ident[1:],
                     queue,
                     body,
-                    member + "g" if ident[0] == "g" else member,
+                    member if ident[0] == "m" else member + ident[0],
                     text[:HOLDER] + member[3:],
                     expires_at,
                     scheme,

@@ -20,7 +20,29 @@ Keys of a queue, `jobpool:{reports}:…`; the braces make all of them one slot o
 | `bell` | list | one element at most; there when something may be ready: waiters block on it |
 | `evicted` | string | how many dead letters the caps `dead_max` and `dead_max_age` have removed |
 | `call:…` | string | what a fetch was given, and until when that is remembered; expires by itself after a minute |
-| `outbox` | list | on a cluster: follow-ups of acked messages, on their way to other queues |
+| `outbox` | list | on a cluster: messages that settlements bring to other queues, on their way there |
+
+And what the key store keeps of a queue; `…` is a name that somebody chose:
+
+| key | type | what it holds |
+| --- | --- | --- |
+| `done:…` | string | an idempotency key that is done, and until when; expires by itself then |
+| `runs:…` | hash | who runs under an idempotency key: its member, and its holder |
+| `hold:…` | hash | who holds places under a name: by member, the holder. Only those whose leases live count |
+| `guarded` | sorted set | member, holder and guards of leases that hold something; score: when to look at them, µs |
+| `rate:…` | sorted set | owner tokens of starts that are counted; score: when, µs. Ends a minute after its window |
+| `unique:…` | string | the id of the message that has a unique key, and until when; expires after that one's end |
+| `keyed` | hash | by member, of live and dead messages that have one: their unique key |
+
+Keys of a space, `jobpool:{history}:…`:
+
+| key | type | what it holds |
+| --- | --- | --- |
+| `values` | hash | the records of the space, by their keys |
+| `names` | sorted set | the keys of the records, score 0: for lists in their order |
+| `ends` | sorted set | the keys of the records; score: when each ends, µs. All three expire with the last |
+| `log:…` | list | the lines of a log, the newest first |
+| `logs` | sorted set | the names of the logs, score 0 |
 
 Keys of the namespace, `jobpool:…`; on a cluster each queue has its own instead, `jobpool:{reports}:…`:
 
@@ -33,7 +55,8 @@ Keys of the namespace, `jobpool:…`; on a cluster each queue has its own instea
 | `call:…` | string | what a settle call answered, and until when that is remembered; expires by itself after a minute |
 
 A record is `deliveries attempts crashes available enqueued gID HANDLER`: three counters; Unix times in µs, `-` for a
-message that was available from its enqueue on; `g` before an id that its producer gave, `m` before one that was minted.
+message that was available from its enqueue on; `g` before an id that its producer gave, `m` before one that was minted,
+`w` and `u` instead where the message has a unique key.
 While the message is leased `HOLDER TTL ` stands before it: the first half of the owner token (the second is the
 sequence), and the length of the lease in µs, 14 digits.
 """

@@ -1,9 +1,9 @@
-"""Follow-ups on their way from one slot of a cluster to another.
+"""Messages on their way from one slot of a cluster to another.
 
-An ack writes the follow-ups that belong to other queues into the outbox of its own queue, in the same step that removes
-its message. From there they are brought to their queues right afterwards, and by every reap of that queue, for those
-that a crash left standing. First added, then removed: so one may be added twice, which changes nothing, for an id that
-was added is known for ten minutes after its end.
+A settlement writes what it brings to other queues, follow-ups or the message itself, into the outbox of its own queue,
+in the same step that ends the lease. From there they are brought to their queues right afterwards, and by every reap
+of that queue, for those that a crash left standing. First added, then removed: so one may be added twice, which changes
+nothing, for an id that was added is known for ten minutes after its end.
 """
 
 from __future__ import annotations

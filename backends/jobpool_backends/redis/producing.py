@@ -28,18 +28,25 @@ class Producer:
         self._keys = keys
         self._listed: dict[str, float] = {}
 
-    def add(self, messages: Sequence[NewMessage]) -> None:
+    def add(self, messages: Sequence[NewMessage]) -> dict[str, str]:
         """Add those whose id is not known yet, in their order: in one step, or where keys are spread, queue by queue.
+
+        Returns what was left out because another message has its unique key: its id → the other's.
 
         Raises:
             InvalidJob: There are more than `MOST`.
         """
         if len(messages) > MOST:
             raise InvalidJob(f"{len(messages)} jobs in one call are too many: at most {MOST}")
+        existing: dict[str, str] = {}
         for group in self._groups(messages):
             queues = list(dict.fromkeys([message.queue for message in group]))
             keys = ENQUEUE.keys(self._keys, queues, self._keys.one(queues[0], "last"))
-            self._link.run(ENQUEUE.script, keys, [*queues, *messages_words(group, queues)])
+            told = self._link.run(ENQUEUE.script, keys, [*queues, *messages_words(group, queues)])
+            if told:
+                idents = [ident.decode() for ident in told]
+                existing |= zip(idents[::2], idents[1::2], strict=True)
+        return existing
 
     def _groups(self, messages: Sequence[NewMessage]) -> list[list[NewMessage]]:
         if not self._keys.spread:

@@ -11,9 +11,8 @@ from jobpool.definition import LONGEST
 from jobpool_backends.redis.keys import Keys
 from jobpool_backends.redis.link import Link
 from jobpool_backends.redis.scripts import REAP
-from jobpool_backends.redis.settling import Caps
 from jobpool_backends.redis.wire import Word
-from jobpool_backends.shared import MICRO, micros
+from jobpool_backends.shared import MICRO, DeadCaps, micros
 
 REAP_LIMIT = 1000
 PIECE = 200
@@ -23,7 +22,7 @@ PIECE = 200
 class Reaper:
     """Reaps queues."""
 
-    def __init__(self, link: Link, keys: Keys, caps: Caps) -> None:
+    def __init__(self, link: Link, keys: Keys, caps: DeadCaps) -> None:
         self._link = link
         self._keys = keys
         self._caps = caps

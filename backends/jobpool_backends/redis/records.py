@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import orjson
@@ -20,6 +20,9 @@ TAG = 32
 """Bytes that stand before the record of a leased message: holder, ttl and two spaces."""
 
 PRIORITIES = tuple(f"{priority:03d}" for priority in range(256))
+
+_LETTERS = {(False, False): "m", (False, True): "g", (True, False): "u", (True, True): "w"}
+"""By whether it has a unique key, and whether its producer gave the id."""
 
 _STATES = {b"w": State.WAITING, b"d": State.DELAYED, b"l": State.LEASED, b"x": State.DEAD}
 _LAST_DUE = 9_000_000_000_000_000
@@ -109,9 +112,23 @@ def due_of(message: NewMessage) -> int | str:
     return "" if message.due is None else min(max(micros(message.due), 0), _LAST_DUE)
 
 
-def tail_of(message: NewMessage) -> str:
-    """The end of its record, which never changes."""
-    return f"{'g' if message.given else 'm'}{message.id} {message.handler}"
+def tail_of(message: NewMessage) -> str | bytes:
+    """The end of its record, which never changes; with what else `add.lua` is to know of it."""
+    if message.unique_key is None and not message.deliveries:
+        return f"{'g' if message.given else 'm'}{message.id} {message.handler}"
+    return b"+" + orjson.dumps(_more_of(message))
+
+
+def _more_of(message: NewMessage) -> dict[str, str]:
+    letter = _LETTERS[message.unique_key is not None, message.given]
+    more = {
+        "tail": f"{letter}{message.id} {message.handler}",
+        "counters": f"{message.deliveries} {message.attempts} {message.crashes}",
+        "unique": message.unique_key,
+        "error": message.last_error,
+        "cause": message.cause,
+    }
+    return {name: readable(text) for name, text in more.items() if text is not None}
 
 
 def encode_text(text: str) -> bytes:
@@ -119,15 +136,30 @@ def encode_text(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
+def readable(text: str) -> str:
+    """The same, as a text that JSON can carry."""
+    return encode_text(text).decode()
+
+
 def write_entry(message: NewMessage) -> bytes:
-    """A message on its way to another queue, as one element of an outbox."""
-    due = "" if message.due is None else repr(message.due)
-    head = f"{message.id} {message.queue} {message.priority} {due} {message.handler}\n"
-    return head.encode() + message.body
+    """A message on its way to another queue, as one element of an outbox: a line that says what it is, then the body.
+
+    The line is JSON only where the older form has no place for something: pools of that form may relay it too.
+    """
+    if message.unique_key is None and not message.deliveries:
+        due = "" if message.due is None else repr(message.due)
+        head = f"{message.id} {message.queue} {message.priority} {due} {message.handler}\n"
+        return head.encode() + message.body
+    fields = asdict(replace(message, body=b""))
+    del fields["body"]
+    texts = {name: readable(value) if isinstance(value, str) else value for name, value in fields.items()}
+    return orjson.dumps({name: value for name, value in texts.items() if value is not None}) + b"\n" + message.body
 
 
 def read_entry(entry: bytes) -> NewMessage:
     """The message of `write_entry`; as one whose producer gave the id, so that it can be added twice without harm."""
     head, _, body = entry.partition(b"\n")
+    if head.startswith(b"{"):
+        return NewMessage(**{"due": None, **orjson.loads(head), "given": True, "body": body})
     ident, queue, priority, due, handler = head.decode().split(" ", 4)
     return NewMessage(ident, True, queue, handler, int(priority), float(due) if due else None, body)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jobpool.backend import REMEMBER_CALLS
 from jobpool.clock import Clock
 from jobpool.lease import JobLease
 from jobpool.settlement import Settled, Settlement
-from jobpool_backends.redis.batch import Batch, FollowUps, read_answers, token_of
+from jobpool_backends.redis.batch import Batch, Brought, read_answers
+from jobpool_backends.redis.guarding import token_of
 from jobpool_backends.redis.keys import Keys
 from jobpool_backends.redis.link import Link
 from jobpool_backends.redis.records import HOLDER, MEMBER
 from jobpool_backends.redis.scripts import RENEW, SETTLE
 from jobpool_backends.redis.wire import Word
-from jobpool_backends.shared import micros
+from jobpool_backends.shared import DeadCaps, micros
 
 MOST = 1000
 """Settlements or renewals a script, some 5 ms of the server's time; a larger batch is several."""
@@ -23,30 +24,22 @@ MOST = 1000
 _REMEMBER = micros(REMEMBER_CALLS)
 
 
-@dataclass(frozen=True, slots=True)
-class Caps:
-    """Bounds on the dead letters of a queue: how many, and how old in µs; 0 = none."""
-
-    most: int = 0
-    age: int = 0
-
-
 class Settler:
     """Settles and renews leases."""
 
-    def __init__(self, link: Link, keys: Keys, clock: Clock, caps: Caps) -> None:
+    def __init__(self, link: Link, keys: Keys, clock: Clock, caps: DeadCaps) -> None:
         self._link = link
         self._keys = keys
         self._clock = clock
         self._caps = caps
 
     def settle(
-        self, settlements: Sequence[tuple[JobLease, Settlement]], follow_ups: FollowUps, call_id: str
+        self, settlements: Sequence[tuple[JobLease, Settlement]], brought: Brought, call_id: str
     ) -> list[Settled]:
         """The answers, in order. Each script remembers its own: those of a large batch have numbers behind the id."""
         answers = [Settled.NOT_IN_FLIGHT] * len(settlements)
         for number, places in self._parts(settlements):
-            batch = Batch(settlements, places, follow_ups)
+            batch = Batch(settlements, places, brought)
             told = self._settle(batch, f"{call_id}+{number}" if number else call_id)
             for place, answer in zip(places, told, strict=False):  # an id that is used for another batch is a mistake
                 answers[place] = answer

@@ -9,19 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 
-from jobpool.backend import MessageFilter, State, Verb
+from jobpool.backend import MessageFilter, Verb
 from jobpool_backends.redis.keys import Keys
 from jobpool_backends.redis.link import Link
 from jobpool_backends.redis.looking import Looker
 from jobpool_backends.redis.records import Row
 from jobpool_backends.redis.scripts import CHANGE
 from jobpool_backends.redis.wire import Word
-from jobpool_backends.shared import check_positive
+from jobpool_backends.shared import TOUCHABLE, check_positive
 
 PIECE = 250
 """Messages a script."""
-
-_TOUCHABLE = {Verb.DELETE: (State.WAITING, State.DELAYED, State.DEAD), Verb.RETRY: (State.DEAD,)}
 
 
 class Tender:
@@ -34,7 +32,7 @@ class Tender:
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         check_positive(limit, "limit")
-        states = tuple(state for state in _TOUCHABLE[verb] if not where.states or state in where.states)
+        states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)
         if not states:
             return 0
         found = self._looker.search(replace(where, states=states), piece=min(limit, PIECE))

@@ -71,6 +71,7 @@ def _mend(text: str) -> _Refusal:
 _GRANT = _mend("does not allow this user what jobpool needs: grant it the commands and the keys")
 _TAKE_OUT_THE_PASSWORD = _mend("has no password set, yet one was given: leave it out, or set one there")
 _TOO_OLD = _mend("does not know a command that jobpool needs: it must be Redis 6.2 or later, with no command renamed")
+_MOVING = _wait("is moving these keys to another node: it answers when that is done")
 _WRITE_CLUSTER = _mend("is a node of a cluster: write redis+cluster:// instead")
 
 _BY_WORD = {
@@ -85,7 +86,7 @@ _BY_WORD = {
         "says that its cluster is down: bring the missing nodes back (redis-cli --cluster check)"
     ),
     "BUSY": _wait("is busy with a script that does not end: find its caller, or end it with SCRIPT KILL"),
-    "TRYAGAIN": _wait("is moving these keys to another node: it answers when that is done"),
+    "TRYAGAIN": _MOVING,
     "OOM": _wait(
         "refuses to grow, for the server's memory is full (maxmemory is reached): raise maxmemory, or remove what is"
         " not needed; nothing was changed"
@@ -121,6 +122,7 @@ _BY_PHRASE = {  # as Redis 6, Redis 7 and Valkey say it
     "Unknown command called from": _TOO_OLD,
     "without any password configured": _TAKE_OUT_THE_PASSWORD,
     "no password is set": _TAKE_OUT_THE_PASSWORD,
+    "attempted to access a non local key": _MOVING,
     "user executing the script can't": _GRANT,
     "ACL failure in script": _GRANT,
 }

@@ -12,6 +12,7 @@ from support.servers import RedisServer, shared_redis
 
 from jobpool.backend import MessageFilter, ReapPolicy, State, Verb
 from jobpool.errors import BackendUnavailable, InvalidJob
+from jobpool.guards import Begin, Guards, Hold, Rate
 from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 from jobpool_backends.redis import producing, settling
 from jobpool_backends.redis.scripts import CHANGE
@@ -320,8 +321,12 @@ def test_with_its_memory_full_nothing_comes_in_and_all_that_is_there_can_be_work
     leases = take(backend, 9)
     assert len(leases) == 9
     assert all(backend.renew_many(leases, 20.0))
+    guards = Guards(key="order-17", holds=(Hold("queue"),))
+    assert backend.keys.begin_many([(leases[0], guards)])[0]
     verbs: list[Settlement] = [Ack(), Nack(5.0, "boom"), Abandon("failed"), Release(), Release(60.0)]
-    answers = backend.settle_many(list(zip(leases, verbs, strict=False)))
+    answers = backend.settle_many([(leases[0].guarded(guards), Ack()), *zip(leases[1:], verbs[1:], strict=False)])
+    assert backend.keys.begin_many([(leases[5], guards)])[0].answer is Begin.DONE
+    assert backend.keys.take(QUEUE, Rate("queue", 9), "a") == 0.0
     assert answers == [Settled.OK] * len(verbs)
     assert backend.forfeit(leases[5], "SIGSEGV") is Settled.OK
     assert backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.RETRY) == 1

@@ -10,8 +10,12 @@ from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at
 
 from jobpool.backend import MessageFilter, ReapPolicy, State, Verb
+from jobpool.guards import Guards, Hold, Rate
+from jobpool.lease import JobLease
 from jobpool.settlement import Abandon, Ack, Nack
 from jobpool_backends.redis import RedisBackend
+from jobpool_backends.redis.batch import Batch
+from jobpool_backends.redis.producing import messages_words
 
 FEW, MANY = 300, 6000
 
@@ -94,3 +98,109 @@ def test_a_message_costs_its_share_of_a_batch() -> None:
     few, many = calls
     assert few < 40
     assert many < few + 25  # bodies come in pieces
+
+
+# --- what is not used costs nothing -------------------------------------------------------------------------
+
+PLAIN = {
+    "enqueue": Counter(evalsha=1, time=1, get=1, hmget=1, hset=3, zadd=1, sadd=1, exists=1, rpush=1, set=1),
+    "fetch": Counter(evalsha=1, time=1, get=1, zrange=2, hmget=3, zremrangebyrank=1, zadd=1, hset=1)
+    + Counter({"set": 1, "exists": 1, "del": 1}),
+    "ack": Counter(evalsha=1, time=1, get=1, zmscore=1, hmget=1, zrem=1, hdel=4, set=1),
+    "reap": Counter(evalsha=1, time=1, zrange=1, zcount=1),
+}
+
+
+def spent(rig: Rig, work: Callable[[], object]) -> Counter[str]:
+    """The commands that `work` runs on the server; those with which we look are not counted."""
+    before = rig.commands()
+    work()
+    return Counter({name: count for name, count in (rig.commands() - before).items() if name != "info"})
+
+
+def test_plain_jobs_run_the_commands_that_they_always_did() -> None:
+    """Nothing of guards, unique keys and moves is sent or done for them."""
+    with Rig() as rig:
+        backend = rig.open()
+        fetch_and_ack_some(backend)
+        backend.reap(QUEUE)
+        assert spent(rig, lambda: backend.enqueue_many([a_job(number) for number in range(20)])) == PLAIN["enqueue"]
+        leases = []
+        assert spent(rig, lambda: leases.extend(take(backend, 20))) == PLAIN["fetch"]
+        assert spent(rig, lambda: backend.settle_many([(lease, Ack()) for lease in leases])) == PLAIN["ack"]
+        assert spent(rig, lambda: backend.reap(QUEUE)) == PLAIN["reap"]
+
+
+def fetch_and_ack_some(backend: RedisBackend) -> None:
+    """So that the server knows the scripts."""
+    backend.enqueue_many([a_job(number) for number in range(20)])
+    assert all(backend.settle_many([(lease, Ack()) for lease in take(backend, 20)]))
+
+
+def test_plain_jobs_are_the_words_that_they_always_were() -> None:
+    with Rig() as rig:
+        backend = rig.open()
+        new = backend.pack(a_job(identifier="order-17"))
+        assert messages_words([new], [QUEUE]) == [1, "order-17", 1, "005", "", "gorder-17 report", new.body]
+        backend.enqueue_many([a_job(identifier="order-17"), *[a_job(number) for number in range(2)]])
+        given, minted, failing = take(backend, 3)
+        batch = Batch([(given, Ack()), (minted, Ack()), (failing, Nack(1.0, "boom"))], range(3), {})
+        members = [str(lease.token)[:19] for lease in (given, minted, failing)]
+        holders = [lease.owner_token[:16] for lease in (given, minted, failing)]
+        ids = [lease.id for lease in (given, minted, failing)]
+        assert batch.words() == [3, "Aan", *members, *holders, *ids, 1_000_000, b"=boom"]
+
+
+def test_what_guards_cost() -> None:
+    """One script for all that a batch asks: a few commands for it, and a few for each thing that is asked."""
+    with Rig() as rig:
+        backend = rig.open()
+        asked = leases_to_guard(backend, "warm")
+        backend.keys.begin_many(asked)
+        backend.settle_many([(lease.guarded(guards), Ack()) for lease, guards in asked])
+        asked = leases_to_guard(backend, "new")
+        call = Counter(evalsha=1, time=1, zrem=1, zmscore=1, hmget=1, zrange=1)
+        key, hold = Counter(get=20, hlen=20, hset=20), Counter(hlen=20, hset=20)
+        rate = Counter(zscore=20, zremrangebyscore=20, zcount=20, zadd=40, pttl=20)
+        noted = Counter(zadd=20)
+        told = spent(rig, lambda: backend.keys.begin_many(asked))
+        assert told.pop("pexpire") <= 20
+        assert told == call + key + hold + rate + noted
+        settled = [(lease.guarded(guards), Ack()) for lease, guards in asked]
+        assert spent(rig, lambda: backend.settle_many(settled)) == PLAIN["ack"] + Counter(
+            {"set": 20, "zrem": 1, "hdel": 40}
+        )
+
+
+def leases_to_guard(backend: RedisBackend, word: str) -> list[tuple[JobLease, Guards]]:
+    """20, each with what it is to ask for: a key and a lock of its own, and a rate that all share."""
+    backend.enqueue_many([a_job(number) for number in range(20)])
+    rates = (Rate("queue", 1000),)
+    return [
+        (lease, Guards(key=f"{word}-{number}", holds=(Hold(f"{word}-{number}"),), rates=rates))
+        for number, lease in enumerate(take(backend, 20))
+    ]
+
+
+def test_a_refused_begin_costs_no_more_than_one_look_at_those_who_hold() -> None:
+    with Rig() as rig:
+        backend = rig.open()
+        guards = Guards(holds=(Hold("queue", 5),))
+        backend.enqueue_many([a_job(number) for number in range(60)])
+        leases = take(backend, 60)
+        assert sum(map(bool, backend.keys.begin_many([(lease, guards) for lease in leases]))) == 5
+        refused = [(lease, guards) for lease in leases[10:]]
+        told = spent(rig, lambda: backend.keys.begin_many(refused))
+        assert told == Counter(evalsha=1, time=1, zrem=1, zmscore=2, hmget=2, zrange=1, hlen=50, hexists=50, hgetall=1)
+
+
+def test_a_unique_job_costs_a_few_commands_more() -> None:
+    with Rig() as rig:
+        backend = rig.open()
+        fetch_and_ack_some(backend)
+        jobs = [a_job(unique=True, idempotency_key=f"order-{number}") for number in range(20)]
+        more = Counter({"get": 20, "exists": 20, "set": 20, "hset": 20})
+        assert spent(rig, lambda: backend.enqueue_many(jobs)) == PLAIN["enqueue"] + more
+        acks = [(lease, Ack()) for lease in take(backend, 20)]
+        more = Counter({"hmget": 1, "get": 20, "set": 20, "hdel": 1})
+        assert spent(rig, lambda: backend.settle_many(acks)) == PLAIN["ack"] + more

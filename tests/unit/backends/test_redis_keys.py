@@ -10,6 +10,7 @@ import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at
 
+from jobpool.guards import Guards, Hold, Rate
 from jobpool.settlement import Abandon, Ack, Forfeit
 from jobpool_backends.redis import keys as keys_module
 from jobpool_backends.redis.keys import Keys
@@ -35,7 +36,12 @@ def test_every_key_of_a_full_life_is_in_the_table_with_its_type(rig: Rig) -> Non
     leases = take(backend, 5)
     backend.settle_many([(leases[0], Ack()), (leases[1], Abandon("failed", "boom")), (leases[2], Abandon("failed"))])
     backend.settle_many([(leases[3], Forfeit("SIGSEGV"))])
-    backend.release(leases[4])
+    guards = Guards(key="order-17", holds=(Hold("queue"),), rates=(Rate("queue", 9),))
+    assert backend.keys.begin_many([(leases[4], guards)])[0]
+    backend.keys.first_run(QUEUE, "order-18")
+    backend.enqueue(a_job(unique=True, idempotency_key="order-19"))
+    backend.keys.put_records(QUEUE, {"pool-1": b"{}"}, 60.0)
+    backend.keys.append_log(QUEUE, [("report", b"line")], 10)
     table = documented()
     found = {name: name.removeprefix(f"{rig.prefix}:").removeprefix("{reports}:").split(":")[0] for name in rig.names()}
     assert {rig.call("TYPE", name).decode() for name in found} <= set(table.values())
@@ -48,6 +54,7 @@ def test_keys_of_a_queue_are_in_one_slot_and_the_rest_in_the_namespace() -> None
     assert keys.of("reports", ("ready", "ids")) == ("shop:{reports}:ready", "shop:ids")
     assert keys.settle_call("reports", "c1") == "shop:call:settle:c1"
     assert keys.fetch_call("reports", "f1") == "shop:{reports}:call:fetch:f1"
+    assert keys.one("reports", "done:a{b}") == "shop:{reports}:done:a{b}"  # the first braces count
 
 
 def test_where_queues_are_spread_every_key_of_a_call_is_in_its_queues_slot() -> None:
@@ -69,6 +76,18 @@ def test_nothing_is_left_of_a_message_but_the_memory_of_calls(rig: Rig) -> None:
     left = {name for name in rig.names() if ":call:" not in name}
     assert left == {rig.key("last"), rig.key("queues")}
     assert all(0 < rig.call("PTTL", name) <= 60_001 for name in rig.names() - left)
+
+
+def test_nothing_is_left_of_a_guarded_message_but_what_expires(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue(a_job(unique=True, idempotency_key="order-17"))
+    guards = Guards(key="order-17", keep=30.0, holds=(Hold("queue"),), rates=(Rate("queue", 9),))
+    [lease] = take(backend)
+    assert backend.keys.begin_many([(lease, guards)])[0]
+    backend.ack(lease.guarded(guards))
+    left = {name for name in rig.names() if rig.call("PTTL", name) < 0}
+    assert left == {rig.key("last"), rig.key("queues")}
+    assert max(rig.call("PTTL", name) for name in rig.names()) <= 120_002
 
 
 def test_a_body_stands_there_as_it_was_signed_and_notes_can_be_read(rig: Rig) -> None:

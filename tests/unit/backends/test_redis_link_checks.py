@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,8 @@ from support.servers.redis_server import DURABLE
 from support.waiting import wait_until
 
 from jobpool.errors import ConfigurationError
-from jobpool_backends.redis.checks import Facts, cautions, check_version, judge, require_version
+from jobpool.finding import Finding, Level, cautions_of
+from jobpool_backends.redis.checks import Facts, check_version, diagnose, judge, require_version, server_time
 from jobpool_backends.redis.link import Link, ServerLink
 from jobpool_backends.redis.wire import Endpoint
 
@@ -82,6 +84,19 @@ SAFE = {"appendonly": "yes", "appendfsync": "always", "save": "", "min-replicas-
             id="replicas that scripts do not wait for",
         ),
         pytest.param(
+            {"maxmemory": "1000", "used_memory": "950", "maxmemory_policy": "noeviction"},
+            {},
+            ["are used: a full server refuses what is enqueued, .*; raise maxmemory, or purge dead letters"],
+            id="nearly full",
+        ),
+        pytest.param({"maxmemory": "1000", "used_memory": "800"}, {}, [], id="room enough"),
+        pytest.param(
+            {"role": "slave"},
+            {},
+            ["the server is a replica: nothing can be enqueued or fetched; name its master"],
+            id="a replica",
+        ),
+        pytest.param(
             {"connected_slaves": "2", "maxmemory": "9", "maxmemory_policy": "allkeys-lru"},
             {"appendonly": "no"},
             ["messages are thrown away", "loses every message", "2 replicas, min-replicas-to-write 0"],
@@ -96,10 +111,31 @@ SAFE = {"appendonly": "yes", "appendfsync": "always", "save": "", "min-replicas-
     ],
 )
 def test_what_the_settings_can_lose(info: dict[str, str], config: dict[str, str] | None, said: list[str]) -> None:
-    found = judge(Facts(info, None if config is None else SAFE | config))
+    findings = judge(Facts(info, None if config is None else SAFE | config))
+    assert all(finding.mend for finding in findings if finding.is_bad)
+    found = cautions_of(findings)
     assert len(found) == len(said)
     for caution, pattern in zip(found, said, strict=True):
         assert re.search(pattern, caution), caution
+
+
+@pytest.mark.parametrize(
+    ("info", "config", "check", "level"),
+    [
+        ({"maxmemory": "9", "maxmemory_policy": "allkeys-lru"}, {}, "redis.eviction", Level.PROBLEM),
+        ({"maxmemory": "9", "maxmemory_policy": "volatile-lru"}, {}, "redis.eviction", Level.PROBLEM),
+        ({"maxmemory": "9", "maxmemory_policy": "noeviction"}, {}, "redis.eviction", Level.OK),
+        ({}, {"appendonly": "no"}, "redis.persistence", Level.PROBLEM),
+        ({}, {"appendonly": "no", "save": "60 1"}, "redis.persistence", Level.PROBLEM),
+        ({}, {"appendfsync": "everysec"}, "redis.persistence", Level.WARNING),
+        ({}, {"appendfsync": "no"}, "redis.persistence", Level.PROBLEM),
+        ({}, {}, "redis.persistence", Level.OK),
+        ({"connected_slaves": "1"}, {}, "redis.replication", Level.PROBLEM),
+        ({"connected_slaves": "1"}, {"min-replicas-to-write": "1"}, "redis.replication", Level.OK),
+    ],
+)
+def test_how_bad_it_is(info: dict[str, str], config: dict[str, str], check: str, level: Level) -> None:
+    assert [finding.level for finding in judge(Facts(info, SAFE | config)) if finding.check == check] == [level]
 
 
 # --- on real servers ---------------------------------------------------------------------------------------
@@ -122,18 +158,18 @@ def link_to(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def test_a_durable_server_gives_no_caution(link_to: Any) -> None:
-    assert cautions(link_to(DURABLE)) == []
+    assert cautions_of(diagnose(link_to(DURABLE))) == []
 
 
 def test_a_forgetful_server_is_named_and_its_settings_too(link_to: Any) -> None:
     link = link_to({"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"})
-    thrown, lost = cautions(link)
+    thrown, lost = cautions_of(diagnose(link))
     assert thrown.startswith(f"{link.title}: maxmemory-policy allkeys-lru: ")
     assert lost.startswith(f"{link.title}: appendonly no, and no save: ")
 
 
 def test_the_defaults_of_redis_save_now_and_then(link_to: Any) -> None:
-    [caution] = cautions(link_to({"save": "3600 1 300 100 60 10000"}))
+    [caution] = cautions_of(diagnose(link_to({"save": "3600 1 300 100 60 10000"})))
     assert "appendonly no, save 3600 1 300 100 60 10000: a crash" in caution
 
 
@@ -142,23 +178,69 @@ def test_a_master_with_a_replica_that_it_does_not_wait_for(link_to: Any, tmp_pat
     host, port = link._door.host, link._door.port
     with RedisServer(tmp_path_factory.mktemp("replica"), config={"replicaof": f"{host} {port}"}):
         wait_until(lambda: b"connected_slaves:1" in link.call("INFO", "replication"), what="the replica is there")
-        [caution] = cautions(link)
+        [caution] = cautions_of(diagnose(link))
         assert "1 replica, min-replicas-to-write 0: a failover loses" in caution
         link.call("CONFIG", "SET", "min-replicas-to-write", 1)
-        assert cautions(link) == []
+        assert cautions_of(diagnose(link)) == []
 
 
 def test_config_may_be_forbidden(link_to: Any) -> None:
     link = link_to(DURABLE)
     link.call("ACL", "SETUSER", "default", "-config")
-    [caution] = cautions(link)
+    [caution] = cautions_of(diagnose(link))
     assert "CONFIG is forbidden, so what a crash of the server can lose could not be checked" in caution
+
+
+def test_info_may_be_forbidden_too(link_to: Any) -> None:
+    link = link_to(DURABLE)
+    link.call("ACL", "SETUSER", "default", "-info")
+    assert {finding.check: finding.level for finding in diagnose(link)} == {
+        "redis.eviction": Level.NOTE,
+        "redis.persistence": Level.WARNING,
+    }
+
+
+def test_a_replica_is_told(link_to: Any, tmp_path_factory: Any) -> None:
+    link = link_to(DURABLE)
+    door = link._door
+    config = DURABLE | {"replicaof": f"{door.host} {door.port}"}
+    with RedisServer(tmp_path_factory.mktemp("replica"), config=config) as replica:
+        there = ServerLink(Endpoint(replica.host, replica.port))
+        [caution] = cautions_of(diagnose(there))
+        there.close()
+    assert "the server is a replica: nothing can be enqueued or fetched" in caution
+
+
+def test_a_server_that_is_nearly_full(link_to: Any) -> None:
+    link = link_to(DURABLE | {"maxmemory": "100mb", "maxmemory-policy": "noeviction"})
+    assert cautions_of(diagnose(link)) == []
+    used = next(line for line in link.call("INFO", "memory").decode().splitlines() if line.startswith("used_memory:"))
+    link.call("CONFIG", "SET", "maxmemory", int(used.partition(":")[2]) + 50_000)
+    [caution] = cautions_of(diagnose(link))
+    assert "1 MiB (maxmemory) are used: a full server refuses" in caution
+
+
+def test_the_clock_of_a_server(link_to: Any, tmp_path_factory: Any) -> None:
+    assert abs(server_time(link_to()) - time.time()) < 5.0
+    with RedisServer(tmp_path_factory.mktemp("turned"), turned=True) as turned:
+        link = ServerLink(Endpoint(turned.host, turned.port))
+        turned.turn_to(1_900_000_000.25)
+        assert server_time(link) == pytest.approx(1_900_000_000.25, abs=0.01)
+        link.close()
+
+
+def test_every_check_has_a_line_when_all_is_well(link_to: Any) -> None:
+    found: list[Finding] = diagnose(link_to(DURABLE))
+    assert {finding.check: finding.level for finding in found} == {
+        "redis.eviction": Level.OK,
+        "redis.persistence": Level.OK,
+    }
 
 
 def test_all_is_asked_in_one_round_trip(link_to: Any) -> None:
     link = link_to()
     before = _reads(link)
-    cautions(link)
+    diagnose(link)
     assert _reads(link) - before == 2  # the survey, and this question
 
 

@@ -10,6 +10,7 @@ from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at, numbered
 
 from jobpool.backend import Capabilities, MessageFilter, NewMessage, Verb
+from jobpool.guards import Guards, Hold, Rate
 from jobpool.settlement import Ack, Settled
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.records import read_entry, write_entry
@@ -17,7 +18,9 @@ from jobpool_backends.redis.records import read_entry, write_entry
 
 class Spread(RedisBackend):
     spread = True
-    capabilities: ClassVar[Capabilities] = Capabilities(atomic_across_queues=False, atomic_follow_ups=False)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        atomic_across_queues=False, atomic_follow_ups=False, key_store=True
+    )
 
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **options)  # type: ignore[arg-type]
@@ -103,6 +106,21 @@ def test_follow_ups_of_the_same_queue_are_added_and_the_others_stand_in_its_outb
 def test_an_entry_of_the_outbox_gives_its_message_back(due: float | None) -> None:
     message = NewMessage("id-1", True, QUEUE, "make a report", 255, due, b'{"a":\n"\x00\xff"}')
     assert read_entry(write_entry(message)) == message
+
+
+def test_guards_and_unique_keys_stay_in_the_slot_of_their_queue(rig: Rig) -> None:
+    backend = rig.open()
+    jobs = [a_job(unique=True, idempotency_key="order-17", queue=queue) for queue in (QUEUE, "mails", QUEUE)]
+    here, there, again = backend.enqueue_many(jobs)
+    assert here == again != there
+    leases = [*take(backend), *take(backend, queue="mails")]
+    guards = Guards(key="order-17", holds=(Hold("queue"),), rates=(Rate("queue", 1),))
+    assert all(backend.keys.begin_many([(lease, guards) for lease in leases]))
+    assert backend.settle_many([(lease.guarded(guards), Ack()) for lease in leases]) == [Settled.OK] * 2
+    backend.keys.put_records("pools", {"a": b"1"}, 10.0)
+    backend.keys.append_log("pools", [("a", b"1"), ("b", b"2")], 10)
+    names = rig.names() - {rig.keys.queues}
+    assert all(name.startswith((rig.key(""), rig.key("", "mails"), rig.key("", "pools"))) for name in names)
 
 
 def test_a_queue_is_listed_again_when_it_was_forgotten(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

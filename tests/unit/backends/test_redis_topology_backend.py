@@ -18,9 +18,10 @@ from support.waiting import wait_until
 
 from jobpool.backend import MessageFilter, QueueBackend
 from jobpool.errors import BackendUnavailable
+from jobpool.guards import Guards, Hold
 from jobpool.lease import JobLease
 from jobpool.opening import open_backend
-from jobpool.settlement import Ack, Settled
+from jobpool.settlement import Ack, Move, Settled
 from jobpool_backends.redis import RedisClusterBackend
 from jobpool_backends.redis.keys import Keys
 from jobpool_backends.redis.records import write_entry
@@ -177,6 +178,28 @@ def test_an_entry_that_is_relayed_twice_is_added_once(
     assert backend.stats(queues[1]).pending == 0
 
 
+def test_a_message_that_moves_and_is_relayed_twice_is_there_once(
+    open_one: Open, queues: list[str], keys: Keys, cluster: RedisCluster
+) -> None:
+    backend = open_one()
+    ident = backend.enqueue(a_job("moves", queue=queues[0]))
+    [lease] = take(backend, queues[0])
+    move = Move(queues[1], crashes=1, error="boom")
+    [entry] = map(write_entry, backend.brought_by(lease, move))
+    assert backend.settle_many([(lease, move)]) == [Settled.OK]
+    message = backend.inspect(ident)
+    assert message is not None
+    assert (message.queue, message.crashes, message.last_error) == (queues[1], 1, "boom")
+    node_of(cluster, queues[0]).ask("RPUSH", keys.one(queues[0], "outbox"), entry)
+    backend.reap(queues[0])
+    [there] = take(backend, queues[1], 9)
+    assert (there.id, there.deliveries, there.envelope.payload) == (ident, 2, "moves")
+    assert backend.ack(there) is Settled.OK
+    node_of(cluster, queues[0]).ask("RPUSH", keys.one(queues[0], "outbox"), entry)
+    backend.reap(queues[0])
+    assert waiting(backend, queues) == [0, 0, 0]
+
+
 def test_a_long_outbox_is_relayed_in_order_and_in_pieces(open_one: Open, queues: list[str]) -> None:
     backend = open_one()
     backend.enqueue(a_job(queue=queues[0]))
@@ -305,6 +328,65 @@ def test_jobs_go_on_while_their_queue_moves_from_node_to_node(
             consumer.result(10.0)
     assert acked == Counter(idents)
     assert patiently(partial(producer.stats, queue)).pending == 0
+
+
+def test_guarded_and_unique_jobs_go_on_while_their_queue_moves(
+    open_one: Open, queues: list[str], cluster: RedisCluster
+) -> None:
+    """Nothing of a key is done by half: each runs once, and is known and done when all have come to rest."""
+    queue, slot = queues[0], slot_of(queues[0])
+    producer, consumer = open_one(), open_one()
+    halt, acked = threading.Event(), Counter[str]()
+
+    def consume() -> None:
+        while not halt.is_set():
+            leases = patiently(partial(consumer.fetch_many, queue, limit=5, fetch_id=fresh_name()))
+            asked = [(lease, Guards(key=lease.envelope.idempotency_key, holds=(Hold("queue", 9),))) for lease in leases]
+            granted = patiently(partial(consumer.keys.begin_many, asked))
+            assert all(granted)
+            settlements = [(lease.guarded(guards), Ack()) for lease, guards in asked]
+            answers = patiently(partial(consumer.settle_many, settlements, fresh_name()))
+            acked.update(lease.id for lease, answer in zip(leases, answers, strict=True) if answer)
+
+    def enqueue(turn: int) -> list[str]:
+        keys = [f"{turn}-{number}" for number in range(10)]
+        jobs = [a_job(queue=queue, unique=True, idempotency_key=key) for key in keys]
+        return patiently(partial(producer.enqueue_many, jobs))
+
+    with ThreadPoolExecutor(1) as executor:
+        consuming = executor.submit(consume)
+        idents: list[str] = []
+        try:
+            for turn in range(10):
+                idents += enqueue(turn)
+                cluster.move(slot, cluster.masters[turn % 2], cluster.masters[(turn + 1) % 2])
+            wait_until(lambda: consuming.done() or len(acked) == len(idents), 30.0, "all are acked")
+        finally:
+            halt.set()
+        consuming.result(10.0)
+    assert acked == Counter(idents)
+    assert [ident for turn in range(10) for ident in enqueue(turn)] == idents
+    assert patiently(partial(producer.stats, queue)).pending == 0
+    assert not any(patiently(partial(producer.keys.first_run, queue, f"{turn}-0")) for turn in range(10))
+
+
+def test_what_a_slot_on_its_way_refuses_is_refused_before_anything_is_done(
+    open_one: Open, queues: list[str], cluster: RedisCluster
+) -> None:
+    queue, slot = queues[0], slot_of(queues[0])
+    backend = open_one()
+    backend.enqueue_many(numbered(2, queue=queue))
+    lease, _ = take(backend, queue, 2)
+    guards = Guards(key="order-17", holds=(Hold("job:nightly"),))
+    cluster.start_move(slot, cluster.masters[0], cluster.masters[1])
+    try:
+        with pytest.raises(BackendUnavailable, match="is moving these keys to another node"):
+            backend.keys.begin_many([(lease, guards)])
+    finally:
+        cluster.move(slot, cluster.masters[0], cluster.masters[1])
+        cluster.move(slot, cluster.masters[1], cluster.masters[0])
+    assert patiently(partial(backend.keys.holders, queue, "job:nightly")) == []
+    assert patiently(partial(backend.keys.begin_many, [(lease, guards)]))[0]
 
 
 def test_a_lease_outlives_the_failover_of_its_server(tmp_path_factory: pytest.TempPathFactory) -> None:

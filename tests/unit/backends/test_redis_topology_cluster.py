@@ -17,8 +17,9 @@ from support.servers.redis_cluster import ClusterNode, RedisCluster
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.finding import cautions_of
 from jobpool_backends.redis.address import read_address
-from jobpool_backends.redis.checks import cautions, check_version
+from jobpool_backends.redis.checks import check_version, diagnose
 from jobpool_backends.redis.link import Link, Script
 from jobpool_backends.redis.opening import open_link
 from jobpool_backends.redis.slots import read_slots, slot_of
@@ -129,7 +130,7 @@ def test_all_masters_are_surveyed(cluster: RedisCluster, link: Link) -> None:
     assert [int(answers[0][1]) for _, answers in told] == sorted(node.port for node in cluster.masters)
     assert {str(answers[1]).partition(",")[0] for _, answers in told} == {"unknown command 'NOSUCH'"}
     check_version(link)
-    [caution] = cautions(link)  # all three the same, told once
+    [caution] = cautions_of(diagnose(link))  # all three the same, told once
     assert all(f"Redis Cluster node at 127.0.0.1:{node.port}" in caution for node in cluster.masters)
 
 
@@ -394,7 +395,7 @@ def test_a_node_that_comes_back(tmp_path_factory: pytest.TempPathFactory) -> Non
 def test_no_node_answers() -> None:
     text = r"no node of Redis Cluster \(127.0.0.1:1, 127.0.0.1:2\) answers: Redis Cluster node at 127.0.0.1:\d refuses"
     with linked("redis+cluster://127.0.0.1:1,127.0.0.1:2") as link:
-        for call in (lambda: link.call("PING"), lambda: link.wait_bell(["key"], 1.0), lambda: cautions(link)):
+        for call in (lambda: link.call("PING"), lambda: link.wait_bell(["key"], 1.0), lambda: diagnose(link)):
             with pytest.raises(BackendUnavailable, match=text):
                 call()
 

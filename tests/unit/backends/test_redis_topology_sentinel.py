@@ -13,8 +13,9 @@ from support.servers.redis_sentinel import SentinelGroup
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
+from jobpool.finding import cautions_of
 from jobpool_backends.redis.address import read_address
-from jobpool_backends.redis.checks import cautions
+from jobpool_backends.redis.checks import diagnose
 from jobpool_backends.redis.link import Link, Script
 from jobpool_backends.redis.opening import open_link
 
@@ -178,4 +179,4 @@ def test_a_server_that_is_no_sentinel() -> None:
 
 def test_the_caution_about_replicas(start: Group) -> None:
     with linked(start().url) as link:
-        assert "1 replica, min-replicas-to-write 0: a failover loses" in " ".join(cautions(link))
+        assert "1 replica, min-replicas-to-write 0: a failover loses" in " ".join(cautions_of(diagnose(link)))

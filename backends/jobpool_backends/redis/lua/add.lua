@@ -1,6 +1,12 @@
 -- Messages on their way in, to one queue or several. Needs LEAD.last, the key of the last sequence that was given.
+--
+-- Most messages are new, and have nothing but the end of a record. Of one that has more, that word is '+' and JSON: the
+-- end of the record as `tail`, its `counters`, and where there are any its `unique` key, `error` and `cause`.
 
 local stamp = digits(now)
+
+-- Error and cause of messages that come from another queue, by id.
+local carried = {}
 
 -- Which of `ids` are not to be added: live, dead, or ended not long ago.
 local function known_among(q, ids, given)
@@ -20,11 +26,11 @@ local function put(list, name, value)
 end
 
 -- Note one message for its queue; the words of ARGV begin at `at`.
-local function note_new(news, names, id, seq, at)
+local function note_new(news, names, id, seq, at, more)
     local number, due, available = tonumber(ARGV[at]), ARGV[at + 2], '-'
     local new = news[number]
     if not new then
-        new = {ids = {}, records = {}, bodies = {}, ready = {}, delayed = {}, later = {}}
+        new = {ids = {}, records = {}, bodies = {}, ready = {}, delayed = {}, later = {}, more = {}}
         news[number] = new
     end
     local member = ARGV[at + 1] .. format('%016.0f', seq)
@@ -36,8 +42,28 @@ local function note_new(news, names, id, seq, at)
         put(new.ready, 0, member)
     end
     put(new.ids, id, member .. ' ' .. names[number])
-    put(new.records, member, '0 0 0 ' .. available .. ' ' .. stamp .. ' ' .. ARGV[at + 3])
+    if more then
+        put(new.records, member, more.counters .. ' ' .. available .. ' ' .. stamp .. ' ' .. more.tail)
+        new.more[#new.more + 1] = {member, id, more}
+    else
+        put(new.records, member, '0 0 0 ' .. available .. ' ' .. stamp .. ' ' .. ARGV[at + 3])
+    end
     put(new.bodies, member, ARGV[at + 4])
+end
+
+-- Crashes that it brings along count from now on.
+local function write_more(q, member, id, more)
+    local before = carried[id] or {}
+    local notes = {error = more.error or before.error, cause = more.cause or before.cause}
+    if sub(more.counters, -2) ~= ' 0' then
+        notes.crashed = stamp
+    end
+    if next(notes) then
+        call('HSET', beside(q, 'notes'), member, cjson.encode(notes))
+    end
+    if more.unique then
+        take_key(q, more.unique, id, member)
+    end
 end
 
 local function write_new(q, name, new)
@@ -51,17 +77,51 @@ local function write_new(q, name, new)
         many('ZADD', q.ready, new.ready)
         ring(q)
     end
+    for _, each in ipairs(new.more) do
+        write_more(q, unpack(each))
+    end
+end
+
+-- An entry of an outbox, with what is noted of the message where it comes from.
+local function with_notes(entry, notes)
+    if not notes or byte(entry) ~= 123 then -- {: one that was moved has that form
+        return entry
+    end
+    local cut = string.find(entry, '\n', 1, true)
+    local fields = cjson.decode(sub(entry, 1, cut - 1))
+    fields.last_error, fields.cause = fields.last_error or notes.error, fields.cause or notes.cause
+    return cjson.encode(fields) .. sub(entry, cut)
+end
+
+-- Take the unique key of a message that is to be added, if there is one; nil, or the id of the message that has the key.
+-- `taken` tells of those that this call adds.
+local function obstacle(q, number, key, id, taken)
+    call('EXISTS', beside(q, 'keyed'), beside(q, 'notes')) -- see beside.lua
+    if not key then
+        return nil
+    end
+    local place = number .. ' ' .. key
+    local other = taken[place] or known_under(q, key)
+    taken[place] = other or id
+    return other
 end
 
 -- Add those whose id is not known. `queues` are the keys, by the number that messages name their queue with, `names` the
 -- queues' names. ARGV from `at` on: `count` ids; then for each message the number of its queue, priority, when it is due
 -- ('' = now), the end of its record, its body. Number 0 is a queue that is out of reach: the body, which then is the
 -- whole message, goes to the outbox of the first queue. Messages that `refused` says are left out.
+-- Returns the ids of those whose unique key is another's, each with the id of that one; nil when there are none.
 local function add(queues, names, at, count, refused)
-    local ids, given, news = {}, {}, {}
+    local ids, given, news, mores, taken, existing = {}, {}, {}, {}, {}, {}
     for i = 1, count do
         ids[i] = ARGV[at + i - 1]
-        if byte(ARGV[at + count + 5 * i - 2]) == 103 then -- g
+        local tail = ARGV[at + count + 5 * i - 2]
+        local who = byte(tail)
+        if who == 43 then -- +
+            mores[i] = cjson.decode(sub(tail, 2))
+            who = byte(mores[i].tail)
+        end
+        if who == 103 or who == 119 then -- g, w
             given[#given + 1] = ids[i]
         end
     end
@@ -72,16 +132,23 @@ local function add(queues, names, at, count, refused)
         local left_out = refused and refused[i]
         if ARGV[from] == '0' then
             if not left_out then
-                call('RPUSH', queues[1].outbox, ARGV[from + 4])
+                call('RPUSH', queues[1].outbox, with_notes(ARGV[from + 4], carried[id]))
             end
         elseif not (left_out or known[id]) then
-            known[id] = true -- the same id again is the same message
-            seq = seq + 1
-            note_new(news, names, id, seq, from)
+            local more = mores[i]
+            local other = more and obstacle(queues[tonumber(ARGV[from])], ARGV[from], more.unique, id, taken)
+            if other then
+                put(existing, id, other)
+            else
+                known[id] = true -- the same id again is the same message
+                seq = seq + 1
+                note_new(news, names, id, seq, from, more)
+            end
         end
     end
     for number, new in pairs(news) do
         write_new(queues[number], names[number], new)
     end
     call('SET', LEAD.last, digits(seq))
+    return existing[1] and existing
 end

@@ -1,4 +1,4 @@
--- What a person does to many messages. ARGV: 'delete' or 'retry'; then member and record of each, as they were seen:
+-- What a person does to many messages. ARGV: 'delete', 'retry' or 'resume'; then member and record of each, as they were seen:
 -- one that has changed since is left alone. Leased ones never have a record as it was seen of others.
 -- Answers: how many were changed
 
@@ -20,12 +20,17 @@ end
 if ARGV[1] == 'delete' then
     erase_recorded(q, wanted, texts)
 elseif #wanted > 0 then
-    many('HDEL', q.notes, wanted)
-    local changes = {}
-    for i, member in ipairs(wanted) do
-        local deliveries, rest = match(texts[i], '^(%d+) %d+ %d+ %S+ (.*)$')
-        changes[2 * i - 1], changes[2 * i] = member, format('%s 0 0 %s %s', deliveries, digits(now), rest)
+    local afresh, changes, edits = ARGV[1] == 'retry', {}, {}
+    if afresh then
+        many('HDEL', q.notes, wanted)
     end
+    for i, member in ipairs(wanted) do
+        local deliveries, counters, rest = match(texts[i], '^(%d+) (%d+ %d+) %S+ (.*)$')
+        counters = afresh and '0 0' or counters
+        changes[2 * i - 1], changes[2 * i] = member, format('%s %s %s %s', deliveries, counters, digits(now), rest)
+        edits[i] = not afresh and {member, 'reason', false} or nil
+    end
+    annotate(q, edits)
     many('HSET', q.record, changes)
     many('ZADD', q.ready, scored(0, wanted))
     ring(q)

@@ -69,7 +69,7 @@ local function take_back(member, text, note)
     available = place(member, crashes, available, edit)
     push(work.changes, member, format('%s %s %d %s %s', deliveries, attempts, crashes, available, rest))
     push(work.edits, edit)
-    push(work.told, match(rest, '^%d+ [gm](%S+)'), crashes, cause, #work.dead > died and '1' or '0')
+    push(work.told, match(rest, '^%d+ %a(%S+)'), crashes, cause, #work.dead > died and '1' or '0')
 end
 
 local found, members = leases(), {}

@@ -1,24 +1,27 @@
--- Settles messages of one queue or several, and adds the follow-ups of what was acked.
+-- Settles messages of one queue or several, and adds what these settlements bring: follow-ups, and what moves.
 --
 -- ARGV: for how long to remember the call in µs; the caps dead_max, and dead_max_age in µs; then for each queue: how many
 -- settlements, their verbs as one word, their members, their holders, their ids, and in order what the verbs need
 -- besides; with several queues, the place of each of these settlements in the call; with follow-ups, what follow_up says.
+-- Behind the holder of a guarded lease stand the rest of its owner token and its guards, see begin.lua.
 --
 --     a, A   ack (A: its producer gave the id)
---     n      nack         delay in µs, error
---     r      release      delay in µs
---     b      abandon      reason, error            (an error is '-' for none, or '=' and the text)
+--     u, U   the same of a message with a unique key: for how long that stays known, in µs
+--     n      nack         delay in µs, errors
+--     r, R   release      delay in µs              (R: gives the starts of the guards back)
+--     b      abandon      reason, errors           (errors: '-' for none, '=' and the error, or JSON of error and cause)
 --     f      forfeit      cause
+--     m      move: follow_up says where to
 --
 -- Answers: a letter each: o ok, n not in flight, e expired, w not the owner; before those of a repeated call, '!'.
 
-local NEEDS = {a = 0, A = 0, n = 2, r = 1, b = 2, f = 1}
+local NEEDS = {a = 0, A = 0, u = 1, U = 1, n = 2, r = 1, R = 1, b = 2, f = 1, m = 0}
 
 -- What a call does to one queue is gathered first, and then written with few commands.
 local function nothing_yet()
     return {
         ended = {}, ids = {}, given = {}, forfeited = {}, left = {}, changes = {}, ready = {}, delayed = {}, later = {},
-        dead = {}, edits = {},
+        dead = {}, edits = {}, unique = {}, unique_ids = {}, lasts = {}, moved = {}, moved_ids = {}, guarded = {},
     }
 end
 
@@ -47,10 +50,24 @@ local function put_back(work, member, text, failures, delay)
     end
 end
 
-local function note_error(work, member, text)
-    if byte(text) == 61 then -- =
+local function note_errors(work, member, text)
+    local first = byte(text)
+    if first == 61 then -- =
         push(work.edits, {member, 'error', sub(text, 2)})
+    elseif first == 123 then -- {
+        local edit = {member}
+        for name, value in pairs(cjson.decode(text)) do
+            push(edit, name)
+            push(edit, value)
+        end
+        push(work.edits, edit)
     end
+end
+
+local function end_unique(work, member, id, lasts)
+    push(work.unique, member)
+    push(work.unique_ids, id)
+    push(work.lasts, lasts)
 end
 
 -- By verb; `at` is where the words are that it needs.
@@ -66,20 +83,32 @@ function verbs.A(work, member, _, _, id)
     push(work.given, id)
 end
 
+function verbs.u(work, member, _, at, id)
+    verbs.a(work, member, nil, nil, id)
+    end_unique(work, member, id, tonumber(ARGV[at]))
+end
+
+function verbs.U(work, member, _, at, id)
+    verbs.u(work, member, nil, at, id)
+    push(work.given, id)
+end
+
 function verbs.n(work, member, text, at)
     put_back(work, member, text, 1, tonumber(ARGV[at]))
-    note_error(work, member, ARGV[at + 1])
+    note_errors(work, member, ARGV[at + 1])
 end
 
 function verbs.r(work, member, text, at)
     put_back(work, member, text, 0, tonumber(ARGV[at]))
 end
 
+verbs.R = verbs.r
+
 function verbs.b(work, member, text, at)
     leave(work, member, sub(text, 33))
     push(work.dead, member)
     push(work.edits, {member, 'reason', ARGV[at]})
-    note_error(work, member, ARGV[at + 1])
+    note_errors(work, member, ARGV[at + 1])
 end
 
 function verbs.f(work, member, _, at)
@@ -87,13 +116,38 @@ function verbs.f(work, member, _, at)
     push(work.edits, {member, 'forfeited', ARGV[at]})
 end
 
+-- Its id is known in one queue or the other all the time: it does not end.
+function verbs.m(work, member, text, _, id)
+    push(work.ended, member)
+    push(work.ids, id)
+    push(work.moved, member)
+    push(work.moved_ids, id)
+    if match(text, '^%d+ %d+ %d+ %S+ %d+ [uw]', 33) then
+        end_unique(work, member, id, 0)
+    end
+end
+
+-- What is noted of messages that move goes with them.
+local function carry(q, work)
+    for i, text in ipairs(ask('HMGET', q.notes, work.moved)) do
+        carried[work.moved_ids[i]] = text and cjson.decode(text) or nil
+    end
+end
+
 -- Removed before anything is added: see promote.lua.
 local function write(q, work)
+    carry(q, work)
     many('ZREM', q.leased, work.ended)
     many('ZREM', q.leased, work.left)
     many('ZREM', q.leased, work.forfeited)
     many('ZADD', q.leased, scored(now, work.forfeited))
     erase(q, work.ended, work.ids, work.given)
+    if #work.unique > 0 then
+        give_keys(q, work.unique, work.unique_ids, work.lasts)
+    end
+    if #work.guarded > 0 then
+        let_go(q, work.guarded)
+    end
     many('HSET', q.record, work.changes)
     many('ZADD', q.ready, scored(0, work.ready))
     many('ZADD', q.delayed, work.delayed)
@@ -123,12 +177,17 @@ local function settle_queue(q, at, letters)
         if deadline == nil then
             deadline = deadlines[i]
         end
-        local answer = judge(deadline, records[i], ARGV[holders + i])
+        local holder = ARGV[holders + i]
+        local guarded = #holder > 16
+        local answer = judge(deadline, records[i], guarded and sub(holder, 1, 16) or holder)
         push(letters, answer)
         if answer == 'o' then
             -- What the same call says next of this message meets what it has become.
             become[member] = verb == 'f' and now
             verbs[verb](work, member, records[i], needed, ARGV[ids + i])
+            if guarded then
+                push(work.guarded, {member, holder, verb})
+            end
         end
         needed = needed + NEEDS[verb]
     end
@@ -136,8 +195,8 @@ local function settle_queue(q, at, letters)
     return needed
 end
 
--- Add the messages that follow acks, of those acks that were accepted.
--- ARGV from `at` on: the queues' names; for each message the place of its ack; what add.lua says.
+-- Add the messages that settlements bring, of those that were accepted.
+-- ARGV from `at` on: the queues' names; for each message the place of its settlement; what add.lua says.
 local function follow_up(queues, at, letters)
     local names = {unpack(ARGV, at, at + COUNT - 1)}
     local places = at + COUNT

@@ -1,0 +1,119 @@
+"""Guards: what a lease is granted before its handler runs, in one script for a batch; and what belongs to them.
+
+Nothing that is granted has an end of its own. A place is a line in a hash, `member → holder`, and it is held while the
+message of that member is leased to that holder: `begin.lua` looks. A settlement that carries the guards removes the
+lines in its own script, and so does the next delivery of the message. What remains of a lease that ended without a word
+stands in nobody's way, is removed when it is met, and by a later `begin` of the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import orjson
+
+from jobpool.guards import Begin, Begun, Guards, Rate
+from jobpool.lease import JobLease
+from jobpool_backends.redis.keys import Keys
+from jobpool_backends.redis.link import Link
+from jobpool_backends.redis.records import MEMBER
+from jobpool_backends.redis.scripts import BEGIN, FIRST_RUN, FORGET, HOLDERS, TAKE
+from jobpool_backends.redis.wire import Word
+from jobpool_backends.shared import KEY_PLACE, MICRO, micros
+
+MOST = 500
+"""Leases a script, some 10 ms of the server's time when each asks for everything; a larger batch is several."""
+
+_GRANTED = Begun(Begin.GRANTED)
+_LOST = Begun(Begin.LOST)
+
+
+class Guarder:
+    """Grants guards."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+
+    def begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
+        """The answers, in order: a round trip for each 500 leases, and for each queue where keys are spread."""
+        begun = [_LOST] * len(asked)
+        for places in self._parts(asked):
+            by_queue: dict[str, list[int]] = {}
+            for place in places:
+                by_queue.setdefault(asked[place][0].queue, []).append(place)
+            words = self._link.run(
+                BEGIN.script, BEGIN.keys(self._keys, list(by_queue)), list(_words(asked, list(by_queue.values())))
+            )
+            told = (place for some in by_queue.values() for place in some)
+            for place, word in zip(told, words, strict=True):
+                begun[place] = _read(word, asked[place][1])
+        return begun
+
+    def first_run(self, queue: str, key: str, ttl: float) -> bool:
+        return bool(self._link.run(FIRST_RUN.script, [self._done(queue, key)], [micros(ttl)]))
+
+    def forget(self, queue: str, key: str) -> bool:
+        return bool(self._link.run(FORGET.script, [self._done(queue, key)], ()))
+
+    def take(self, queue: str, rate: Rate, token: str) -> float:
+        words = (rate.most, micros(rate.window), token)
+        left: int = self._link.run(TAKE.script, [self._keys.one(queue, f"rate:{rate.name}")], words)
+        return left / MICRO
+
+    def holders(self, queue: str, name: str) -> list[str]:
+        key = name.removeprefix(KEY_PLACE)
+        places = self._keys.one(queue, f"hold:{name}" if key == name else f"runs:{key}")
+        found: list[bytes] = self._link.run(HOLDERS.script, HOLDERS.keys(self._keys, [queue], places), ())
+        return sorted(ident.decode() for ident in found)
+
+    def _done(self, queue: str, key: str) -> str:
+        return self._keys.one(queue, f"done:{key}")
+
+    def _parts(self, asked: Sequence[tuple[JobLease, Guards]]) -> Iterator[list[int]]:
+        """The places of what one script answers."""
+        groups: dict[str, list[int]] = {}
+        for place, (lease, _) in enumerate(asked):
+            groups.setdefault(lease.queue if self._keys.spread else "", []).append(place)
+        for places in groups.values():
+            yield from (places[first : first + MOST] for first in range(0, len(places), MOST))
+
+
+def guarded_token(lease: JobLease, guards: Guards) -> bytes:
+    """The owner token with the guards behind it, as `begin.lua` and `settle.lua` take them: always the same bytes."""
+    rates = [(rate.name, rate.most, micros(rate.window)) for rate in guards.rates]
+    holds = [(hold.name, hold.most) for hold in guards.holds]
+    return lease.owner_token.encode() + orjson.dumps((guards.key or "", micros(guards.keep), holds, rates))
+
+
+def token_of(lease: JobLease) -> str:
+    """The lease's token; one that no message has, for another backend's lease."""
+    token = lease.token
+    return token if type(token) is str and token else "-"
+
+
+def _words(asked: Sequence[tuple[JobLease, Guards]], groups: Sequence[list[int]]) -> Iterator[Word]:
+    for places in groups:
+        yield len(places)
+        for place in places:
+            lease, guards = asked[place]
+            yield token_of(lease)[:MEMBER]
+            yield guarded_token(lease, guards)
+
+
+def _read(word: bytes, guards: Guards) -> Begun:
+    """What a word of `begin.lua` means."""
+    match word[:1]:
+        case b"g":
+            return _GRANTED
+        case b"d":
+            return Begun(Begin.DONE, guards.key or "")
+        case b"k":
+            return Begun(Begin.HELD, guards.key or "")
+        case b"h":
+            return Begun(Begin.HELD, word[2:].decode())
+        case b"r":
+            left, _, name = word[2:].decode().partition(" ")
+            return Begun(Begin.LIMITED, name, int(left) / MICRO)
+        case _:
+            return _LOST

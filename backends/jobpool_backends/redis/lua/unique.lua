@@ -1,0 +1,34 @@
+-- Keys under which a queue has one message only: `unique:KEY` tells its id, and as recall does until when that holds;
+-- `keyed` tells the key of a message that is live or dead, by its member.
+
+local LIVING = '9999999999999999'
+
+-- The id of the message that has this key, nil for none.
+local function known_under(q, key)
+    local name = beside(q, 'unique:' .. key)
+    local id = recall(name)
+    if id and call('PTTL', name) < 0 and call('HEXISTS', q.ids, id) == 0 then
+        return nil -- somebody's hand was here: the message is gone, and nobody saw its end
+    end
+    return id
+end
+
+local function take_key(q, key, id, member)
+    call('SET', beside(q, 'unique:' .. key), LIVING .. id)
+    call('HSET', beside(q, 'keyed'), member, key)
+end
+
+-- These messages are gone. The key of each is known for as many µs more; with 0 it is free at once.
+local function give_keys(q, members, ids, lasts)
+    for i, key in ipairs(ask('HMGET', beside(q, 'keyed'), members)) do
+        local name = key and beside(q, 'unique:' .. key)
+        if name and recall(name) == ids[i] then
+            if lasts[i] > 0 then
+                remember(name, lasts[i], ids[i])
+            else
+                call('DEL', name)
+            end
+        end
+    end
+    many('HDEL', beside(q, 'keyed'), members)
+end

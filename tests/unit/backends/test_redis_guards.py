@@ -1,0 +1,301 @@
+"""Guards, where the contract leaves the how open: what stands in the server, for how long, and what is left behind."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from redis_rig import Rig, take
+from support.jobs import QUEUE, a_job, numbered
+from support.servers import shared_redis
+
+from jobpool.backend import QueueBackend
+from jobpool.guards import Begin, Begun, Guards, Hold, Rate
+from jobpool.lease import JobLease
+from jobpool.settlement import Ack, Release, Settled
+from jobpool_backends.redis import guarding
+from jobpool_backends.redis.guarding import guarded_token
+
+ALL = Guards(key="order-17", keep=50.0, holds=(Hold("job:nightly"), Hold("queue", 5)), rates=(Rate("queue", 5),))
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with Rig() as rig:
+        yield rig
+
+
+@pytest.fixture
+def turned() -> Iterator[Rig]:
+    """On a server whose clock stands still."""
+    server = shared_redis(turned=True)
+    server.flush()
+    with Rig(server) as rig:
+        yield rig
+
+
+def begin(backend: QueueBackend, lease: JobLease, guards: Guards = ALL) -> Begun:
+    [answer] = backend.keys.begin_many([(lease, guards)])
+    return answer
+
+
+def beside(rig: Rig) -> set[str]:
+    """The keys of the key store, as they are now, without the prefix."""
+    kinds = ("done", "runs", "hold", "guarded", "rate")
+    names = (name.removeprefix(rig.key("")) for name in rig.names())
+    return {name for name in names if name.split(":")[0] in kinds}
+
+
+# --- what is left ------------------------------------------------------------------------------------------
+
+
+def test_after_the_ack_only_the_done_key_and_the_starts_are_left_and_they_end_by_themselves(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue(a_job())
+    [lease] = take(backend)
+    assert begin(backend, lease)
+    assert beside(rig) == {"runs:order-17", "hold:job:nightly", "hold:queue", "guarded", "rate:queue"}
+    assert backend.ack(lease.guarded(ALL)) is Settled.OK
+    assert beside(rig) == {"done:order-17", "rate:queue"}
+    assert 49_000 < rig.call("PTTL", rig.key("done:order-17")) <= 50_002
+    assert 119_000 < rig.call("PTTL", rig.key("rate:queue")) <= 120_002
+
+
+def test_a_start_that_is_given_back_leaves_the_others(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue_many(numbered(2))
+    leases = take(backend, 2)
+    guards = Guards(rates=ALL.rates)
+    assert all(backend.keys.begin_many([(lease, guards) for lease in leases]))
+    assert backend.settle_many([(leases[0].guarded(guards), Release(60.0, begun=False))]) == [Settled.OK]
+    starts = rig.call("ZRANGE", rig.key("rate:queue"), 0, -1)
+    assert starts == [b"", leases[1].owner_token.encode()]
+
+
+def test_what_ended_without_a_word_is_removed_by_a_later_begin(turned: Rig) -> None:
+    backend = turned.open()
+    backend.enqueue_many(numbered(30))
+    for number, lease in enumerate(take(backend, 29, ttl=10.0)):
+        assert begin(backend, lease, Guards(key=f"order-{number}", holds=(Hold(f"job:{number}"),)))
+    assert len(beside(turned)) == 59
+    turned.server.advance(10.0)
+    [other] = take(backend)
+    for _ in range(3):
+        assert begin(backend, other, Guards(holds=(Hold("queue", 5),)))
+    assert beside(turned) == {"hold:queue", "guarded"}
+    assert turned.holds("guarded") == 1
+
+
+def test_what_was_settled_without_its_guards_is_removed_too(turned: Rig) -> None:
+    backend = turned.open()
+    backend.enqueue_many(numbered(2))
+    one, other = take(backend, 2, ttl=10.0)
+    assert begin(backend, one)
+    assert backend.ack(one) is Settled.OK
+    turned.server.advance(5.0)
+    other = backend.renew(other, 60.0)
+    assert begin(backend, other, Guards())
+    assert turned.holds("guarded") == 1  # till the deadline nobody looks
+    turned.server.advance(5.0)
+    assert begin(backend, other, Guards())
+    assert beside(turned) == {"rate:queue"}
+
+
+def test_a_lease_that_is_renewed_keeps_its_places_and_is_looked_at_again(turned: Rig) -> None:
+    backend = turned.open()
+    backend.enqueue_many(numbered(2))
+    long, other = take(backend, 2, ttl=10.0)
+    assert begin(backend, long, replace(ALL, rates=()))
+    for _ in range(5):
+        turned.server.advance(9.0)
+        long, other = (lease for lease in backend.renew_many([long, other], 10.0) if lease)
+        assert begin(backend, other, Guards())
+        assert begin(backend, other, Guards(key="order-17")).answer is Begin.HELD
+    turned.server.advance(10.0)
+    backend.reap(QUEUE)
+    [again, *_] = take(backend, 2)
+    assert begin(backend, again, Guards())
+    assert beside(turned) == set()
+
+
+def test_the_next_delivery_keeps_what_is_tidied_up_behind_the_last(turned: Rig) -> None:
+    backend = turned.open()
+    backend.enqueue_many(numbered(2))
+    [first] = take(backend, ttl=10.0)
+    assert begin(backend, first)
+    turned.server.advance(10.0)
+    backend.reap(QUEUE)
+    second, other = take(backend, 2)
+    assert begin(backend, second)  # and tidies up
+    assert begin(backend, other, Guards(key="order-17")).answer is Begin.HELD
+    assert backend.keys.holders(QUEUE, "job:nightly") == [second.id]
+    assert turned.holds("guarded") == 1
+
+
+def test_the_dead_are_looked_for_only_when_they_stand_in_the_way(turned: Rig) -> None:
+    backend = turned.open()
+    backend.enqueue_many(numbered(40))
+    guards = Guards(holds=(Hold("queue", 20),))
+    dead = take(backend, 15, ttl=1.0)
+    assert all(backend.keys.begin_many([(lease, guards) for lease in dead]))
+    turned.call("DEL", turned.key("guarded"))  # so that nothing else finds them
+    turned.server.advance(1.0)
+    living = take(backend, 25)
+    answers = backend.keys.begin_many([(lease, guards) for lease in living])
+    assert [bool(answer) for answer in answers] == [True] * 20 + [False] * 5
+    assert turned.holds("hold:queue") == 20
+
+
+# --- rates of several windows -------------------------------------------------------------------------------
+
+
+def test_starts_are_kept_for_the_longest_window_in_which_they_are_counted(turned: Rig) -> None:
+    keys = turned.open().keys
+    hour, second = Rate("x", 3, 3600.0), Rate("x", 1, 1.0)
+    assert keys.take(QUEUE, hour, "a") == 0.0
+    turned.server.advance(1000.0)
+    assert keys.take(QUEUE, second, "b") == 0.0
+    assert keys.take(QUEUE, second, "c") == 1.0
+    turned.server.advance(1000.0)
+    assert keys.take(QUEUE, second, "c") == 0.0
+    assert keys.take(QUEUE, hour, "d") == 1600.0
+    turned.server.advance(3660.0)
+    assert keys.take(QUEUE, hour, "d") == 0.0
+    assert turned.holds("rate:x") == 2  # and the length of the window
+
+
+def test_with_a_limit_that_was_lowered_room_comes_when_enough_have_left(turned: Rig) -> None:
+    keys = turned.open().keys
+    for token in "abcde":
+        assert keys.take(QUEUE, Rate("x", 5), token) == 0.0
+        turned.server.advance(10.0)
+    assert keys.take(QUEUE, Rate("x", 2), "f") == 40.0
+
+
+def test_a_clock_that_was_set_back_far_holds_nobody_up(turned: Rig) -> None:
+    keys = turned.open().keys
+    assert keys.take(QUEUE, Rate("x", 1), "a") == 0.0
+    now = turned.server.now()
+    turned.server.turn_to(now - 3600.0)
+    assert keys.take(QUEUE, Rate("x", 1), "b") == 0.0
+    turned.server.turn_to(now)
+
+
+# --- calls -------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_forgets_its_scripts_between_two_steps_does_no_harm(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue(a_job())
+    [lease] = take(backend)
+    for _ in range(2):
+        rig.call("SCRIPT", "FLUSH")
+        assert begin(backend, lease)
+    rig.call("SCRIPT", "FLUSH")
+    assert backend.keys.holders(QUEUE, "queue") == [lease.id]
+    rig.call("SCRIPT", "FLUSH")
+    assert backend.ack(lease.guarded(ALL)) is Settled.OK
+    rig.call("SCRIPT", "FLUSH")
+    assert backend.keys.first_run(QUEUE, "order-17") is False
+    rig.call("SCRIPT", "FLUSH")
+    assert backend.keys.forget(QUEUE, "order-17") is True
+    rig.call("SCRIPT", "FLUSH")
+    assert backend.keys.take(QUEUE, Rate("queue", 1), "a") > 0.0
+
+
+def test_a_large_batch_is_several_scripts_and_answered_in_order(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarding, "MOST", 4)
+    backend = rig.open()
+    backend.enqueue_many([a_job(number, queue=f"q{number % 2}") for number in range(20)])
+    leases = [lease for pair in zip(take(backend, 10, "q0"), take(backend, 10, "q1"), strict=True) for lease in pair]
+    guards = Guards(holds=(Hold("queue", 7),))
+    answers = backend.keys.begin_many([(lease, guards) for lease in leases])
+    assert [bool(answer) for answer in answers] == [True] * 14 + [False] * 6
+
+
+def test_a_batch_costs_one_round_trip_on_one_server(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue_many([a_job(number, queue=f"q{number % 5}") for number in range(50)])
+    leases = [lease for number in range(5) for lease in take(backend, 10, f"q{number}")]
+    backend.keys.begin_many([(lease, ALL) for lease in leases])
+    before = rig.commands()
+    backend.keys.begin_many([(lease, ALL) for lease in leases])
+    calls = rig.commands() - before
+    assert (calls["evalsha"], calls["eval"], calls["time"]) == (1, 0, 1)
+
+
+def test_a_lease_of_another_backend_is_lost(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue(a_job())
+    [lease] = take(backend)
+    for token in (17, "", "short", "longer than any of ours", None):
+        assert begin(backend, replace(lease, token=token)) == Begun(Begin.LOST)
+        assert backend.ack(replace(lease, token=token).guarded(ALL)) is Settled.NOT_IN_FLIGHT
+
+
+def test_the_guards_of_a_lease_are_always_the_same_bytes(rig: Rig) -> None:
+    """`settle.lua` finds what `begin.lua` has noted by them."""
+    backend = rig.open()
+    backend.enqueue(a_job())
+    [lease] = take(backend)
+    holds = '[["job:nightly",1],["queue",5]]'
+    assert guarded_token(lease, ALL) == (
+        f'{lease.owner_token}["order-17",50000000,{holds},[["queue",5,60000000]]]'.encode()
+    )
+    assert guarded_token(lease, Guards()) == f'{lease.owner_token}["",86400000000,[],[]]'.encode()
+
+
+def test_guarded_and_plain_leases_are_settled_in_one_call(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue_many([a_job(number, queue=f"q{number % 2}") for number in range(6)])
+    leases = [*take(backend, 3, "q0"), *take(backend, 3, "q1")]
+    guards = [Guards(key=f"order-{number}") for number in range(6)]
+    assert all(backend.keys.begin_many(list(zip(leases[::2], guards[::2], strict=True))))
+    batch = [(lease if number % 2 else lease.guarded(guards[number]), Ack()) for number, lease in enumerate(leases)]
+    assert backend.settle_many(batch) == [Settled.OK] * 6
+    done = [not backend.keys.first_run(lease.queue, f"order-{number}") for number, lease in enumerate(leases)]
+    assert done == [True, False] * 3
+
+
+def test_scripts_that_are_flushed_all_the_time_lose_and_double_nothing(rig: Rig) -> None:
+    """Five threads enqueue, begin and ack the same unique keys, while the server forgets its scripts over and over."""
+    producers, consumers = [rig.open() for _ in range(2)], [rig.open() for _ in range(3)]
+    halt, ran = threading.Event(), Counter[str]()
+
+    def flush() -> None:
+        while not halt.is_set():
+            rig.call("SCRIPT", "FLUSH")
+
+    def produce(backend: QueueBackend) -> list[str]:
+        jobs = [a_job(number, unique=True, idempotency_key=f"order-{number}") for number in range(100)]
+        return [backend.enqueue(job) for job in jobs]
+
+    def consume(backend: QueueBackend) -> None:
+        while len(ran) < 100 and not halt.is_set():
+            asked = [
+                (lease, Guards(key=lease.envelope.idempotency_key, holds=(Hold("queue", 100),)))
+                for lease in backend.fetch_many(QUEUE, limit=5, ttl=30.0)
+            ]
+            assert all(backend.keys.begin_many(asked))
+            answers = backend.settle_many([(lease.guarded(guards), Ack()) for lease, guards in asked])
+            assert answers == [Settled.OK] * len(asked)
+            ran.update(lease.id for lease, _ in asked)
+
+    with ThreadPoolExecutor(6) as executor:
+        flushing = executor.submit(flush)
+        produced = [executor.submit(produce, backend) for backend in producers]
+        consumed = [executor.submit(consume, backend) for backend in consumers]
+        try:
+            one, other = (future.result(30.0) for future in produced)
+            for future in consumed:
+                future.result(30.0)
+        finally:
+            halt.set()
+        flushing.result(5.0)
+    assert one == other
+    assert ran == Counter(one)
+    assert all(rig.holds(name) == 0 for name in ("guarded", "hold:queue", "keyed", "leased", "record"))

@@ -1,0 +1,222 @@
+"""Unique keys, where the contract leaves the how open: what stands in the server, and what damage does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from redis_rig import Rig, take
+from support.jobs import QUEUE, a_job, numbered
+
+from jobpool.backend import MessageFilter, NewMessage, ReapPolicy, Verb
+from jobpool.definition import JobDefinition
+from jobpool.guards import IDEMPOTENCY_TTL, Guards
+from jobpool.lease import JobLease
+from jobpool.settlement import Abandon, Ack, Move, Settled, Settlement
+from jobpool_backends.redis import RedisBackend
+from jobpool_backends.redis.records import read_entry, write_entry
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with Rig() as rig:
+        yield rig
+
+
+def unique(key: str = "order-17", **fields: object) -> JobDefinition:
+    return a_job(unique=True, idempotency_key=key, **fields)
+
+
+def left(rig: Rig) -> tuple[bool, bool]:
+    """Whether there is a record of the key, and anything in the table of keys."""
+    return bool(rig.call("EXISTS", rig.key("unique:order-17"))), bool(rig.call("EXISTS", rig.key("keyed")))
+
+
+@pytest.mark.parametrize("ident", [None, "order-17-a"])
+def test_the_letter_of_a_record_says_that_it_has_a_key(rig: Rig, ident: str | None) -> None:
+    backend = rig.open()
+    known = backend.enqueue(unique(identifier=ident))
+    [member] = rig.call("ZRANGE", rig.key("ready"), 0, -1)
+    record = rig.call("HGET", rig.key("record"), member).decode()
+    assert record.endswith(f" {'w' if ident else 'u'}{known} report")
+    assert rig.call("HGET", rig.key("keyed"), member) == b"order-17"
+    assert rig.call("GET", rig.key("unique:order-17")).decode() == "9" * 16 + known
+    assert rig.call("PTTL", rig.key("unique:order-17")) == -1
+    [lease] = take(backend)
+    assert (lease.id, lease.token) == (known, member.decode() + ("w" if ident else "u"))
+    message = backend.inspect(known)
+    assert message is not None
+    assert message.handler == "report"
+
+
+@pytest.mark.parametrize("ident", [None, "order-17-a"])
+@pytest.mark.parametrize(("guards", "seconds"), [(None, IDEMPOTENCY_TTL), (Guards(keep=40.0), 40.0)])
+def test_after_the_ack_the_record_ends_by_itself(
+    rig: Rig, ident: str | None, guards: Guards | None, seconds: float
+) -> None:
+    backend = rig.open()
+    backend.enqueue(unique(identifier=ident))
+    [lease] = take(backend)
+    assert backend.ack(lease.guarded(guards) if guards else lease) is Settled.OK
+    assert left(rig) == (True, False)
+    assert seconds - 5 < rig.call("PTTL", rig.key("unique:order-17")) / 1000 <= seconds + 0.002
+    assert bool(rig.holds("ended")) is (ident is not None)
+
+
+@pytest.mark.parametrize("way", ["deleted", "evicted", "evicted by a reap", "moved"])
+def test_nothing_is_left_of_what_is_deleted_evicted_or_moved(rig: Rig, way: str) -> None:
+    backend = rig.open(dead_max=1)
+    known = backend.enqueue(unique())
+    if way == "deleted":
+        backend.bulk(MessageFilter(), Verb.DELETE)
+    elif way == "evicted by a reap":
+        for _ in range(2):
+            backend.enqueue_many(numbered(1))
+            for lease in take(backend, 2):
+                backend.forfeit(lease, "SIGSEGV")
+            backend.reap(QUEUE, ReapPolicy(max_crashes=1, back_off=0.0))
+    else:
+        backend.enqueue_many(numbered(1))
+        first, second = take(backend, 2)
+        settlement = Move("mails") if way == "moved" else Abandon("failed")
+        assert backend.settle_many([(first, settlement)]) == [Settled.OK]
+        backend.abandon(second, "failed")
+    assert left(rig) == (False, False)
+    assert rig.call("EXISTS", rig.key("keyed", "mails")) == 0
+    assert backend.enqueue(unique()) != known
+
+
+def test_an_evicted_one_gives_back_its_own_key_and_no_other(rig: Rig) -> None:
+    """As when its record was lost, and another message has the key since."""
+    backend = rig.open(dead_max=1)
+    backend.enqueue(unique())
+    backend.abandon(take(backend)[0], "failed")
+    rig.call("DEL", rig.key("unique:order-17"))
+    other = backend.enqueue(unique())
+    backend.enqueue_many(numbered(1))
+    backend.settle_many([(lease, Abandon("failed")) for lease in take(backend, 2)[1:]])
+    assert backend.evicted(QUEUE) == 1
+    assert backend.enqueue(unique()) == other
+
+
+def test_a_key_whose_message_was_removed_by_hand_is_free(rig: Rig) -> None:
+    backend = rig.open()
+    lost = backend.enqueue(unique())
+    for name in ("ids", "record", "body", "ready"):
+        rig.call("DEL", rig.key(name))
+    assert backend.enqueue(unique()) != lost
+
+
+def test_unique_jobs_of_many_queues_are_added_in_one_step(rig: Rig) -> None:
+    backend = rig.open()
+    first = backend.enqueue(unique(queue="q1"))
+    before = rig.commands()
+    ids = backend.enqueue_many([unique(queue=f"q{number % 3}") for number in range(9)])
+    assert (rig.commands() - before)["evalsha"] == 1
+    assert ids[1] == first
+    assert ids == ids[:3] * 3
+    assert len(set(ids)) == 3
+
+
+def test_a_server_that_forgets_its_scripts_adds_it_once(rig: Rig) -> None:
+    backend = rig.open()
+    known = backend.enqueue(unique())
+    rig.call("SCRIPT", "FLUSH")
+    assert backend.enqueue(unique()) == known
+    assert backend.stats(QUEUE).pending == 1
+
+
+def test_a_follow_up_with_a_known_key_is_left_out(rig: Rig) -> None:
+    backend = rig.open()
+    known = backend.enqueue(unique(queue="mails"))
+    backend.enqueue(a_job())
+    [lease] = take(backend)
+    follow_ups = (unique(queue="mails"), unique("order-18", queue="mails"), unique("order-18", queue="mails"))
+    assert backend.settle_many([(lease, Ack(follow_ups))]) == [Settled.OK]
+    assert backend.list_messages(MessageFilter(queue="mails"))[0].id == known
+    assert backend.stats("mails").pending == 2
+
+
+# --- on its way to another queue ----------------------------------------------------------------------------
+
+MOVED = NewMessage(
+    "id-1", True, QUEUE, "make a report", 5, None, b'{"a":\n"\x00\xff"}', None, 3, 2, 7, 'ValueError: "no"\n', "SIGSEGV"
+)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        MOVED,
+        NewMessage("id-1", True, QUEUE, "report", 5, 1_700_000_000.000001, b"{}", "order-17"),
+        NewMessage("id-1", True, QUEUE, "report", 5, None, b"{}", 'a "key" \u2713', deliveries=1),
+    ],
+)
+def test_an_entry_of_the_outbox_carries_all_of_its_message(message: NewMessage) -> None:
+    assert read_entry(write_entry(message)) == message
+
+
+def test_entries_of_plain_follow_ups_have_the_form_that_older_pools_read() -> None:
+    plain = NewMessage("id-1", True, QUEUE, "make a report", 5, 12.5, b'{"a":1}')
+    assert write_entry(plain) == b'id-1 reports 5 12.5 make a report\n{"a":1}'
+    assert read_entry(b'id-1 reports 5  make a report\n{"a":1}') == NewMessage(
+        "id-1", True, QUEUE, "make a report", 5, None, b'{"a":1}'
+    )
+
+
+def test_what_utf_8_cannot_carry_is_written_out_on_the_way(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue(a_job(identifier="order-17"))
+    [lease] = take(backend)
+    assert backend.settle_many([(lease, Move("mails", error="no \ud800", cause="\udfff"))]) == [Settled.OK]
+    message = backend.inspect("order-17")
+    assert message is not None
+    assert (message.queue, message.last_error, message.cause) == ("mails", "no \\ud800", "\\udfff")
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_a_follow_up_with_the_id_of_a_message_that_moves_is_left_out(spread: bool) -> None:
+    """Whichever comes first in the call: the id is known all the time."""
+    with Rig(kind=Spread if spread else RedisBackend) as rig:
+        backend = rig.open()
+        backend.enqueue_many([a_job("first", identifier="order-16"), a_job("moves", identifier="order-17")])
+        first, second = take(backend, 2)
+        assert backend.nack(second, error="boom")
+        [second] = take(backend)
+        follow_up = a_job("follow-up", identifier="order-17", queue="mails")
+        batch: list[tuple[JobLease, Settlement]] = [(first, Ack((follow_up,))), (second, Move("mails"))]
+        assert backend.settle_many(batch) == [Settled.OK] * 2
+        entries = [read_entry(entry) for entry in rig.call("LRANGE", rig.key("outbox"), 0, -1)]
+        assert [entry.last_error for entry in entries] == (["boom", None] if spread else [])
+        if spread:
+            backend._producer.add(entries)  # as a relay does
+        assert [lease.envelope.payload for lease in take(backend, 9, "mails")] == ["moves"]
+
+
+class Spread(RedisBackend):
+    """Keeps queues apart, as a cluster does, and brings nothing on its way."""
+
+    spread = True
+
+
+def test_what_is_noted_of_a_message_goes_with_it_through_the_outbox() -> None:
+    with Rig(kind=Spread) as rig:
+        backend = rig.open()
+        backend.enqueue_many([a_job(identifier=name) for name in "abc"])
+        backend.settle_many(
+            [(lease, Abandon("failed", f"boom {lease.id}", f"cause {lease.id}")) for lease in take(backend, 3)]
+        )
+        backend.bulk(MessageFilter(), Verb.RESUME)
+        a, b, c = take(backend, 3)
+        moves = [(a, Move("mails")), (b, Move("mails", crashes=1, error="newer")), (c, Move("mails", cause="newer"))]
+        assert backend.settle_many(moves) == [Settled.OK] * 3
+        assert backend.stats(QUEUE).pending == 0
+        entries = [read_entry(entry) for entry in rig.call("LRANGE", rig.key("outbox"), 0, -1)]
+        noted = [(entry.id, entry.last_error, entry.cause, entry.crashes, entry.deliveries) for entry in entries]
+        assert noted == [
+            ("a", "boom a", "cause a", 0, 2),
+            ("b", "newer", "cause b", 1, 2),
+            ("c", "boom c", "newer", 0, 2),
+        ]
+        backend._producer.add(entries)  # as a relay does
+        assert [lease.deliveries for lease in take(backend, 9, "mails")] == [3, 3, 3]
