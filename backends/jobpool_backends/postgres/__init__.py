@@ -3,7 +3,8 @@
 * `address`, `link`, `database`, `trouble`: from a URL to connections, and what their errors mean
 * `schema`, `migrating`, `literals`: the tables and functions, how older ones become current, and what goes into SQL
 * `producing`, `fetching`, `settling`, `reaping`, `calls`: the life of a message
-* `looking`, `tending`: the administrator's side
+* `keys`: idempotency keys, places, rates; records and logs
+* `looking`, `tending`, `capping`: the administrator's side; a bound on dead letters
 * `bell`, `waiting`: sleep until something is there
 * `checks`: what the server's settings can lose
 * `intransaction`: jobs enqueued, and messages acked, in a transaction of the caller's

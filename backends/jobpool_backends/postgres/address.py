@@ -16,7 +16,7 @@ from psycopg import conninfo, pq
 
 from jobpool.errors import ConfigurationError
 from jobpool.opening import redact
-from jobpool_backends.shared import refuse_options
+from jobpool_backends.shared import DeadCaps, read_caps, refuse_options
 
 SCHEME = "postgresql"
 DEFAULT_TIMEOUT = 3.0
@@ -42,12 +42,14 @@ class Address:
         timeout: Seconds, > 0, for a statement to be answered.
         schema: Of our tables; checked, not quoted.
         listen: Whether LISTEN may be used.
+        caps: On the dead letters of a queue.
     """
 
     parameters: dict[str, str] = field(repr=False)
     timeout: float = DEFAULT_TIMEOUT
     schema: str = DEFAULT_SCHEMA
     listen: bool = True
+    caps: DeadCaps = field(default_factory=DeadCaps)
 
     @property
     def where(self) -> str:
@@ -63,6 +65,7 @@ def read_address(url: str, options: dict[str, object] | None = None) -> Address:
     """
     place, _, query = url.strip().partition("?")
     found: dict[str, object] = dict(parse_qsl(query, keep_blank_values=True)) | (options or {})
+    caps = read_caps(SCHEME, found)
     ours = {name: found.pop(name) for name in _OURS if name in found}
     refuse_options(SCHEME, {name: value for name, value in found.items() if name not in _libpq_knows()})
     timeout = _read_timeout(ours.get("timeout", DEFAULT_TIMEOUT))
@@ -74,6 +77,7 @@ def read_address(url: str, options: dict[str, object] | None = None) -> Address:
         timeout=timeout,
         schema=check_schema(str(ours.get("schema", DEFAULT_SCHEMA))),
         listen=_read_listen(ours.get("listen", "auto")),
+        caps=caps,
     )
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from jobpool.backend import (
     Capabilities,
+    Existing,
     Message,
     MessageFilter,
     NewMessage,
@@ -18,20 +19,25 @@ from jobpool.backend import (
     Verb,
 )
 from jobpool.clock import Clock
+from jobpool.finding import Finding
+from jobpool.keystore import KeyStore
 from jobpool.lease import JobLease
-from jobpool.settlement import Ack, Settled, Settlement
+from jobpool.settlement import Abandon, Settled, Settlement
 from jobpool.signing import EnvelopeSigner
 from jobpool_backends.postgres import checks, intransaction
 from jobpool_backends.postgres.address import Address, read_address
 from jobpool_backends.postgres.calls import Sweeper
+from jobpool_backends.postgres.capping import Caps
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.fetching import Fetcher, holder_of, number_of
+from jobpool_backends.postgres.keys import PostgresKeys
 from jobpool_backends.postgres.looking import Looker
 from jobpool_backends.postgres.producing import Producer
 from jobpool_backends.postgres.reaping import Reaper
-from jobpool_backends.postgres.settling import Settler
+from jobpool_backends.postgres.settling import Settler, to_be_done
 from jobpool_backends.postgres.tending import Tender
 from jobpool_backends.postgres.waiting import Waiter
+from jobpool_backends.shared import brought_by_each
 
 
 class PostgresBackend(QueueBackend):
@@ -51,7 +57,9 @@ class PostgresBackend(QueueBackend):
     """
 
     scheme: ClassVar[str] = "postgresql"
-    capabilities: ClassVar[Capabilities] = Capabilities(enqueue_in_transaction=True, ack_in_transaction=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        key_store=True, enqueue_in_transaction=True, ack_in_transaction=True
+    )
 
     def __init__(self, address: Address, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None) -> None:
         super().__init__(signer=signer, clock=clock)
@@ -61,6 +69,8 @@ class PostgresBackend(QueueBackend):
         self._fetcher = Fetcher(self._database, self.clock, sweeper, self.scheme)
         self._settler = Settler(self._database, self.clock, sweeper, self._producer)
         self._reaper = Reaper(self._database)
+        self._caps = Caps(self._database)
+        self._keys = PostgresKeys(self._database, sweeper)
         self._looker = Looker(self._database)
         self._tender = Tender(self._database, self._looker)
         self._waiter = Waiter(self._database, listen=address.listen)
@@ -78,7 +88,8 @@ class PostgresBackend(QueueBackend):
         """Open `postgresql://user:password@host:port/database`; options there (`?schema=jobs`) or by keyword.
 
         Options: `timeout` (seconds to wait for an answer, 3), `schema` (of the tables, "jobpool"), `listen` ("auto", or
-        "no" for a server that must not be listened to), and libpq's own: `connect_timeout`, `sslmode`, …
+        "no" for a server that must not be listened to), `dead_max` and `dead_max_age` (dead letters that a queue keeps,
+        and for how many seconds; 0, all and for ever), and libpq's own: `connect_timeout`, `sslmode`, …
 
         Raises `ConfigurationError`: the URL cannot be read, or an option is unknown or out of range.
         """
@@ -94,9 +105,13 @@ class PostgresBackend(QueueBackend):
         """
         self._database.prepare()
 
-    def cautions(self) -> list[str]:
+    def diagnose(self) -> list[Finding]:
         """What the server's settings can lose or slow down."""
-        return checks.cautions(self._database)
+        return checks.diagnose(self._database)
+
+    def broker_time(self) -> float:
+        """The server's clock."""
+        return checks.server_time(self._database)
 
     def close(self) -> None:
         """Close all connections; threads that wait come back within half a second. Safe to call twice."""
@@ -105,12 +120,12 @@ class PostgresBackend(QueueBackend):
 
     # --- the life of a message -----------------------------------------------------------------------
 
-    def _enqueue(self, messages: Sequence[NewMessage]) -> None:
-        self._producer.add(messages)
+    def _enqueue(self, messages: Sequence[NewMessage]) -> Existing | None:
+        return self._producer.add(messages)
 
-    def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> None:
+    def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing | None:
         self._database.ensure_current()
-        intransaction.enqueue(connection, self._database.schema, messages)
+        return intransaction.enqueue(connection, self._database.schema, messages)
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         return self._fetcher.fetch(queue, limit, ttl, fetch_id)
@@ -119,15 +134,15 @@ class PostgresBackend(QueueBackend):
         return self._waiter.wait_any(queues, timeout)
 
     def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
-        follow_ups = {
-            place: [self.pack(definition) for definition in settlement.follow_ups]
-            for place, (_, settlement) in enumerate(settlements)
-            if type(settlement) is Ack and settlement.follow_ups
-        }
-        return self._settler.settle(settlements, follow_ups, call_id)
+        answers = self._settler.settle(settlements, brought_by_each(self, settlements), call_id)
+        if self._caps.any:
+            died = [lease for lease, settlement in settlements if type(settlement) is Abandon]
+            self._caps.enforce({lease.queue for lease in died})
+        return answers
 
     def ticket(self, lease: JobLease) -> Ticket:
         """What `ctx.ack` needs to ack this message on a connection of psycopg 3 to the queue's database."""
+        key, keep = to_be_done(lease.guards)
         return intransaction.make_ticket(
             self._database.schema,
             ident=lease.id,
@@ -135,13 +150,23 @@ class PostgresBackend(QueueBackend):
             seq=number_of(lease),
             holder=holder_of(lease),
             owner=lease.owner_token,
+            key=key,
+            keep=keep,
         )
 
     def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
         return self._settler.renew(leases, ttl)
 
     def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
-        return self._reaper.reap(queue, policy, visibility_timeout)
+        reaped = self._reaper.reap(queue, policy, visibility_timeout)
+        if self._caps.any:
+            self._caps.enforce({queue})
+        return reaped
+
+    @property
+    def keys(self) -> KeyStore:
+        """Guards, records and logs, in tables of the same schema."""
+        return self._keys
 
     # --- looking and tending -------------------------------------------------------------------------
 
@@ -170,3 +195,7 @@ class PostgresBackend(QueueBackend):
     def inspect(self, ident: str) -> Message | None:
         """The message with this id, live or dead."""
         return self._looker.inspect(ident)
+
+    def evicted(self, queue: str) -> int:
+        """How many dead letters of the queue the caps `dead_max` and `dead_max_age` have removed, ever."""
+        return self._caps.evicted(queue)

@@ -1,9 +1,10 @@
-"""What the server's settings can lose or slow down, in plain sentences: told once when a pool starts."""
+"""What the server's settings can lose or slow down, in plain sentences; and what its clock says."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from jobpool.finding import Finding, Level
 from jobpool_backends.postgres.database import Database
 
 _SETTINGS = "SELECT name, setting FROM pg_settings WHERE name = ANY (%(names)b::text[])"
@@ -22,65 +23,158 @@ WHERE n.nspname = %(schema)b AND c.relkind = 'r' ORDER BY c.relname
 _LARGE = 16 * 1024 * 1024
 """Bytes of a table that was never analysed, from which on the server's guesses about it hurt."""
 
+_HOLDERS = """
+SELECT pid, coalesce(usename, '?')::text, state,
+    extract(epoch FROM clock_timestamp() - xact_start)::float8
+FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+    AND xact_start < clock_timestamp() - make_interval(secs => %(seconds)s::float8)
+ORDER BY xact_start LIMIT 10
+"""
+
+LONG_TRANSACTION = 300.0
+"""Seconds for which somebody's transaction may be open before it is told."""
+
 _MISTAKES = {
-    ("synchronous_commit", "off"): "a crash of the server forgets what it answered in its last second: jobs that were"
-    " enqueued are lost, and acked ones run again. Set it to 'on' for this user or database",
-    ("synchronous_commit", "local"): "a failover forgets what the standby had not received yet: jobs that were enqueued"
-    " are lost, and acked ones run again. Set it to 'on' for this user or database",
-    ("fsync", "off"): "a crash of the server's machine can destroy the whole database. Set it to 'on'",
-    ("full_page_writes", "off"): "a crash of the server's machine can damage tables, unless its file system never"
-    " tears a page. Set it to 'on'",
-    ("autovacuum", "off"): "dead rows pile up, and fetching slows down within minutes under load. Set it to 'on'",
-    ("track_counts", "off"): "autovacuum does nothing without it, and fetching slows down. Set it to 'on'",
-    ("default_transaction_isolation", "serializable"): "jobpool's transactions collide and are tried again. Set it to"
-    " 'read committed' for this user",
-    ("default_transaction_isolation", "repeatable read"): "jobpool's transactions collide and are tried again. Set it"
-    " to 'read committed' for this user",
-    ("default_transaction_read_only", "on"): "nothing can be enqueued or fetched. Set it to 'off' for this user",
+    ("synchronous_commit", "off"): (
+        Level.PROBLEM,
+        "a crash of the server forgets what it answered in its last second: jobs that were enqueued are lost, and acked"
+        " ones run again",
+        "set it to 'on' for this user or database",
+    ),
+    ("synchronous_commit", "local"): (
+        Level.PROBLEM,
+        "a failover forgets what the standby had not received yet: jobs that were enqueued are lost, and acked ones run"
+        " again",
+        "set it to 'on' for this user or database",
+    ),
+    ("fsync", "off"): (
+        Level.PROBLEM,
+        "a crash of the server's machine can destroy the whole database",
+        "set it to 'on'",
+    ),
+    ("full_page_writes", "off"): (
+        Level.PROBLEM,
+        "a crash of the server's machine can damage tables, unless its file system never tears a page",
+        "set it to 'on'",
+    ),
+    ("autovacuum", "off"): (
+        Level.PROBLEM,
+        "dead rows pile up, and fetching slows down within minutes under load",
+        "set it to 'on'",
+    ),
+    ("track_counts", "off"): (
+        Level.PROBLEM,
+        "autovacuum does nothing without it, and fetching slows down",
+        "set it to 'on'",
+    ),
+    ("default_transaction_isolation", "serializable"): (
+        Level.WARNING,
+        "jobpool's transactions collide and are tried again",
+        "set it to 'read committed' for this user",
+    ),
+    ("default_transaction_isolation", "repeatable read"): (
+        Level.WARNING,
+        "jobpool's transactions collide and are tried again",
+        "set it to 'read committed' for this user",
+    ),
+    ("default_transaction_read_only", "on"): (
+        Level.PROBLEM,
+        "nothing can be enqueued or fetched",
+        "set it to 'off' for this user",
+    ),
 }
-_STANDBY = (
-    "the server is a standby: nothing can be enqueued or fetched. Name its primary in the URL, or all hosts with"
-    " target_session_attrs=read-write"
+"""What is wrong with which value of a setting."""
+
+_NAMES = tuple(dict.fromkeys(name for name, _ in _MISTAKES))
+
+_STANDBY = Finding(
+    "postgres.standby",
+    Level.PROBLEM,
+    "the server is a standby",
+    "nothing can be enqueued or fetched",
+    "name its primary in the URL, or all hosts with target_session_attrs=read-write",
 )
-_ASYNCHRONOUS = (
-    "the server has standbys and waits for none of them (synchronous_standby_names is empty): a failover forgets the"
-    " last moments, in which jobs were enqueued or acked. Name a synchronous standby if that is too much"
+_ASYNCHRONOUS = Finding(
+    "postgres.standby",
+    Level.WARNING,
+    "the server has standbys and waits for none of them (synchronous_standby_names is empty)",
+    "a failover forgets the last moments, in which jobs were enqueued or acked",
+    "name a synchronous standby if that is too much",
 )
-_POOLED = (
-    "a pooler lends out the server's sessions, so LISTEN hears nothing, and an idle pool begins a job up to 0.25 s"
-    " late. Nor can jobpool set limits for its sessions: set idle_in_transaction_session_timeout to 10s for this user,"
-    " or connect to the server itself"
+_POOLED = Finding(
+    "postgres.pooler",
+    Level.WARNING,
+    "a pooler lends out the server's sessions",
+    "LISTEN hears nothing, so an idle pool begins a job up to 0.25 s late; nor can jobpool set limits for its sessions",
+    "set idle_in_transaction_session_timeout to 10s for this user, or connect to the server itself",
 )
+_DIRECT = Finding("postgres.pooler", Level.OK, "no pooler in between")
 
 
-def cautions(database: Database) -> list[str]:
-    """A sentence for each setting that can lose something or slow things down; empty when nothing is known.
+def diagnose(database: Database, *, long_transaction: float = LONG_TRANSACTION) -> list[Finding]:
+    """What was found, check by check.
+
+    Args:
+        long_transaction: Seconds, >= 0: an open transaction that is older is told.
 
     Raises BackendUnavailable. Blocks for a few round trips.
     """
-    return [*_of_settings(database), *_of_tables(database), *([_POOLED] if database.pooled else [])]
+    return [
+        *_of_settings(database),
+        *_of_tables(database),
+        *_of_transactions(database, long_transaction),
+        _POOLED if database.pooled else _DIRECT,
+    ]
 
 
-def _of_settings(database: Database) -> Iterator[str]:
-    names = {name for name, _ in _MISTAKES} | {"synchronous_standby_names"}
-    settings = dict(database.run(_SETTINGS, {"names": sorted(names)}))
+def server_time(database: Database) -> float:
+    """Unix time on the server's clock. Raises as `Database.run`."""
+    [(moment,)] = database.run("SELECT extract(epoch FROM clock_timestamp())::float8")
+    return float(moment)
+
+
+def _of_settings(database: Database) -> Iterator[Finding]:
+    settings = dict(database.run(_SETTINGS, {"names": [*_NAMES, "synchronous_standby_names"]}))
     [(standby, has_standbys)] = database.run(_ROLES)
-    for (name, value), loses in _MISTAKES.items():
-        if settings.get(name) == value and not (standby and name == "default_transaction_read_only"):
-            yield f"{name} is {value!r}: {loses}"
+    for name in _NAMES:
+        if not (standby and name == "default_transaction_read_only"):
+            yield _of_setting(name, settings.get(name))
     if standby:
         yield _STANDBY
     elif has_standbys and not settings.get("synchronous_standby_names"):
         yield _ASYNCHRONOUS
 
 
-def _of_tables(database: Database) -> Iterator[str]:
+def _of_setting(name: str, value: str | None) -> Finding:
+    check = f"postgres.{name}"
+    if value is None:
+        return Finding(check, Level.NOTE, f"{name} is not known to this server")
+    level, why, mend = _MISTAKES.get((name, value), (Level.OK, "", ""))
+    return Finding(check, level, f"{name} is {value!r}", why, mend)
+
+
+def _of_tables(database: Database) -> Iterator[Finding]:
+    found = []
     for name, unswept, unknown in database.run(_TABLES, {"schema": database.schema, "large": _LARGE}):
         table = f"{database.schema}.{name}"
         if unswept:
-            yield (
-                f"autovacuum is off for table {table}: dead rows pile up, and fetching slows down within minutes under"
-                f" load. ALTER TABLE {table} RESET (autovacuum_enabled)"
-            )
+            why = "dead rows pile up, and fetching slows down within minutes under load"
+            mend = f"run ALTER TABLE {table} RESET (autovacuum_enabled)"
+            found.append(Finding("postgres.tables", Level.PROBLEM, f"autovacuum is off for table {table}", why, mend))
         if unknown:
-            yield f"table {table} was never analysed, so the server guesses how to fetch. Run ANALYZE {table}"
+            why = "the server guesses how to fetch"
+            mend = f"run ANALYZE {table}"
+            found.append(Finding("postgres.tables", Level.WARNING, f"table {table} was never analysed", why, mend))
+    yield from found or [Finding("postgres.tables", Level.OK, f"the tables of schema {database.schema} are swept")]
+
+
+def _of_transactions(database: Database, seconds: float) -> Iterator[Finding]:
+    check, found = "postgres.transactions", database.run(_HOLDERS, {"seconds": seconds})
+    for pid, user, state, age in found:
+        told = f"session {pid} of user {user} has had a transaction open for {age:.0f} s ({state})"
+        why = "nothing that died since can be swept, and fetching slows down"
+        mend = f"end it (SELECT pg_terminate_backend({pid})), and set idle_in_transaction_session_timeout"
+        yield Finding(check, Level.PROBLEM, told, why, mend)
+    if not found:
+        yield Finding(check, Level.OK, f"no transaction has been open for more than {seconds:g} s")

@@ -18,14 +18,25 @@ from psycopg.rows import tuple_row
 
 from jobpool.backend import NewMessage, Ticket
 from jobpool.errors import ConfigurationError, LeaseLost
+from jobpool_backends.postgres.literals import storable
 from jobpool_backends.shared import micros
 
 _ENQUEUE = """
 SELECT {schema}.enqueue(%(ids)b::text[], %(given)b::boolean[], %(queues)b::text[], %(handlers)b::text[],
     %(priorities)b::smallint[], %(dues)b::bigint[], %(bodies)b::bytea[], eager => true)
 """
+_BRING = """
+SELECT * FROM {schema}.bring(%(ids)b::text[], %(given)b::boolean[], %(queues)b::text[], %(handlers)b::text[],
+    %(priorities)b::smallint[], %(dues)b::bigint[], %(bodies)b::bytea[], %(unique_keys)b::text[],
+    %(attempts)b::integer[], %(crashes)b::integer[], %(deliveries)b::bigint[], %(errors)b::text[], %(causes)b::text[],
+    eager => true)
+"""
 _ACK = """
 SELECT {schema}.settle(%(call)b::text, ARRAY[%(queue)b::text], ARRAY[%(seq)b::bigint], ARRAY[%(holder)b::bigint])
+"""
+_ACK_GUARDED = """
+SELECT {schema}.settle(%(call)b::text, '{}', '{}', '{}', ARRAY[%(queue)b::text], ARRAY[%(seq)b::bigint],
+    ARRAY[%(holder)b::bigint], 'a', ARRAY[-1], keys => ARRAY[%(key)b::text], keeps => ARRAY[%(keep)b::bigint])
 """
 _SNAPSHOT = (
     "jobpool: the lease was renewed after this transaction had taken its snapshot. Ack in a transaction with isolation"
@@ -34,17 +45,37 @@ _SNAPSHOT = (
 _ANSWERS = {"n": "not in flight", "e": "expired", "w": "not the owner"}
 
 
-def enqueue(connection: object, schema: str, messages: Sequence[NewMessage]) -> None:
+def enqueue(connection: object, schema: str, messages: Sequence[NewMessage]) -> dict[str, str]:
     """Add messages on the caller's connection; whoever waits for them is woken by the commit.
+
+    Returns which ids were left out because their unique keys are known, and the ids that are known. Waits for another
+    transaction that has claimed such a key, as with any unique index.
 
     Raises `ConfigurationError`, or what psycopg raises.
     """
-    _ask(connection, schema, _ENQUEUE, columns(messages))
+    if all(map(is_plain, messages)):
+        _ask(connection, schema, _ENQUEUE, columns(messages))
+        return {}
+    return dict(_ask(connection, schema, _BRING, all_columns(messages)))
 
 
-def make_ticket(schema: str, *, ident: str, queue: str, seq: int, holder: int, owner: str) -> Ticket:
-    """What `ack` needs; see `QueueBackend.ticket`. `holder`: as the table has it."""
-    return {
+def make_ticket(
+    schema: str,
+    *,
+    ident: str,
+    queue: str,
+    seq: int,
+    holder: int,
+    owner: str,
+    key: str | None = None,
+    keep: int | None = None,
+) -> Ticket:
+    """What `ack` needs; see `QueueBackend.ticket`.
+
+    `holder`: as the table has it. `key` is marked done for `keep` microseconds, for which a unique key is known, too.
+    """
+    guards: dict[str, str | int | None] = {"key": key, "keep": keep}
+    return {name: value for name, value in guards.items() if value is not None} | {
         "ack": f"{__name__}:{ack.__name__}",
         "schema": schema,
         "id": ident,
@@ -67,9 +98,9 @@ def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ())
             COMMITTED that is a `SerializationFailure` when the lease was renewed since the transaction began.
     """
     schema = str(ticket["schema"])
-    lease = {"call": f"ack:{ticket['owner']}", **{name: ticket[name] for name in ("queue", "seq", "holder")}}
+    lease = {"call": f"ack:{ticket['owner']}", "key": None, **ticket}
     try:
-        [(answer,)] = _ask(connection, schema, _ACK, lease)
+        [(answer,)] = _ask(connection, schema, _ACK_GUARDED if "keep" in ticket else _ACK, lease)
     except psycopg.errors.SerializationFailure as error:
         error.add_note(_SNAPSHOT)
         raise
@@ -99,6 +130,27 @@ def columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
         "dues": [None if message.due is None else micros(message.due) for message in messages],
         "bodies": [message.body for message in messages],
     }
+
+
+def is_plain(message: NewMessage) -> bool:
+    """Whether `columns` says all there is to say: it claims no key, and does not come from another queue."""
+    return message.unique_key is None and message.deliveries == message.attempts == message.crashes == 0
+
+
+def all_columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
+    """What the function `bring` takes."""
+    return columns(messages) | {
+        "unique_keys": [_storable(message.unique_key) for message in messages],
+        "attempts": [message.attempts for message in messages],
+        "crashes": [message.crashes for message in messages],
+        "deliveries": [message.deliveries for message in messages],
+        "errors": [_storable(message.last_error) for message in messages],
+        "causes": [_storable(message.cause) for message in messages],
+    }
+
+
+def _storable(text: str | None) -> str | None:
+    return None if text is None else storable(text)
 
 
 def _ask(connection: object, schema: str, sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:

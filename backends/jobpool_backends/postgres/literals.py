@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from jobpool_backends.postgres.migrating import quoted
+
+def quoted(schema: str) -> str:
+    """The schema's name as it stands in SQL. It has been checked: there is no quote in it."""
+    return f'"{schema}"'
 
 
 def fill(sql: str, schema: str) -> str:

@@ -14,6 +14,7 @@ import psycopg
 
 from jobpool.errors import ConfigurationError
 from jobpool_backends.postgres.link import Link
+from jobpool_backends.postgres.literals import quoted
 from jobpool_backends.postgres.schema import MIGRATIONS
 
 VERSION = len(MIGRATIONS)
@@ -48,11 +49,6 @@ def check_current(link: Link, schema: str) -> None:
         _migrate(link, schema)
     finally:
         link.patience = usual
-
-
-def quoted(schema: str) -> str:
-    """The schema's name as it stands in SQL. It has been checked: there is no quote in it."""
-    return f'"{schema}"'
 
 
 def _statements(schema: str, version: int) -> list[str]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import psycopg
 
-from jobpool.backend import NewMessage
+from jobpool.backend import Existing, NewMessage
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.intransaction import columns
+from jobpool_backends.postgres.intransaction import all_columns, columns, is_plain
 from jobpool_backends.postgres.literals import fill
 from jobpool_backends.shared import micros
 
@@ -28,6 +28,11 @@ _FEW = """
 SELECT {schema}.enqueue(%(ids)b::text[], %(given)b::boolean[], %(queues)b::text[], %(handlers)b::text[],
     %(priorities)b::smallint[], %(dues)b::bigint[], %(bodies)b::bytea[])
 """
+_BRING = """
+SELECT * FROM {schema}.bring(%(ids)b::text[], %(given)b::boolean[], %(queues)b::text[], %(handlers)b::text[],
+    %(priorities)b::smallint[], %(dues)b::bigint[], %(bodies)b::bytea[], %(unique_keys)b::text[],
+    %(attempts)b::integer[], %(crashes)b::integer[], %(deliveries)b::bigint[], %(errors)b::text[], %(causes)b::text[])
+"""
 _BEGIN = "SELECT {schema}.begin_enqueue()"
 _COPY = """
 COPY {schema}.messages (enqueued_at, available_at, priority, state, given, fresh, id, queue, handler, body)
@@ -42,23 +47,38 @@ class Producer:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._one, self._few, self._begin, self._copy, self._finish = (
-            fill(sql, database.schema) for sql in (_ONE, _FEW, _BEGIN, _COPY, _FINISH)
+        self._one, self._few, self._bring, self._begin, self._copy, self._finish = (
+            fill(sql, database.schema) for sql in (_ONE, _FEW, _BRING, _BEGIN, _COPY, _FINISH)
         )
 
-    def add(self, messages: Sequence[NewMessage]) -> None:
-        """Add those whose id is not known yet, in their order, all or none."""
+    def add(self, messages: Sequence[NewMessage]) -> Existing | None:
+        """Add those whose id or unique key is not known yet, in their order, all or none; what is known instead."""
+        if not all(map(is_plain, messages)):
+            return self._add_unique(messages)
         if len(messages) == 1:
             self._database.run(self._one, _fields(messages[0]))
         elif len(messages) < COPY_FROM:
             self._database.run(self._few, columns(messages))
         else:
             self._add_many(messages)
+        return None
 
-    def add_on(self, connection: psycopg.Connection[Any], messages: Sequence[NewMessage]) -> None:
+    def add_on(self, connection: psycopg.Connection[Any], messages: Sequence[NewMessage]) -> Existing:
         """The same within a transaction that is open on this connection, a few in a statement."""
+        known: dict[str, str] = {}
         for piece in _pieces(messages):
-            connection.execute(self._few, columns(piece))
+            if all(map(is_plain, piece)):
+                connection.execute(self._few, columns(piece))
+            else:
+                known.update(connection.execute(self._bring, all_columns(piece)).fetchall())
+        return known
+
+    def _add_unique(self, messages: Sequence[NewMessage]) -> Existing:
+        """A pool's own messages, and so one statement, unless they are very many."""
+        pieces = list(_pieces(messages))
+        if len(pieces) == 1:
+            return dict(self._database.run(self._bring, all_columns(messages)))
+        return self._database.transaction(lambda connection: self.add_on(connection, messages))
 
     def _add_many(self, messages: Sequence[NewMessage]) -> None:
         """By COPY, which knows no exceptions: an id that is known undoes it, and then each is looked at."""

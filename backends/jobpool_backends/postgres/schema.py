@@ -1,8 +1,9 @@
 """The tables, the functions, and their versions.
 
 Each verb is one function in the schema: one statement, one round trip, one transaction, and its plans are kept by the
-session even where a pooler forbids prepared statements. They are in `sql/`, beside the tables. Who changes a function
-appends a migration that replaces it; who changes a table appends one that alters it.
+session even where a pooler forbids prepared statements. They are in `sql/`, beside the tables. Who changes a table or
+a function after a release appends a migration: it alters the tables, drops functions whose parameters have changed, and
+takes the place of the one before in replacing all functions.
 
 All times are whole microseconds of Unix time by the server's clock, which `moment()` tells; no statement reads another.
 Numbers of states: 0 waiting, 1 delayed, 2 leased, 3 dead.
@@ -16,6 +17,7 @@ Numbers of states: 0 waiting, 1 delayed, 2 leased, 3 dead.
     priority      smallint  0 to 255
     state         smallint
     fresh         boolean   waiting since its enqueue; false once it was leased, and for what was delayed
+    unique_key    text      under which `uniques` knows it; NULL for most
     body          bytea     the wire bytes; from about 2 KB on outside the row, so that no update copies them
     attempts, crashes       integer
     deliveries    bigint
@@ -23,7 +25,7 @@ Numbers of states: 0 waiting, 1 delayed, 2 leased, 3 dead.
     holder        bigint    leased: first half of the owner token in hex; the second half is seq
     deadline, ttl           leased: when the lease ends; how long it was taken or renewed for
     forfeited     text      leased: the cause that was given when the lease was forfeited
-    cause         text      of the last crash
+    cause         text      of the last crash, or of the last attempt that was killed
     last_crash              when that was
     reason, died_at         dead: why and when
     last_error    text
@@ -36,6 +38,7 @@ Its indexes, each for one question, partial where only one state asks it:
     messages_again   (queue, priority, seq), other waiting  fetch: what came back from a lease, a delay, the dead
     messages_due     (queue, available_at), delayed         promotion; when the next one falls due
     messages_held    (queue, deadline), leased              reap
+    messages_dead    (queue, died_at, seq), dead            eviction
 
 `heads`: one row for each queue and priority that was ever fetched: where fetch begins to read `messages_fresh`. See
 `step_floor` in `sql/fetching.sql`. All rows may be deleted at any time.
@@ -50,11 +53,42 @@ producers gave, for 600 s after their end (id, until). Both are swept by whoever
 `sleepers`: a row for each queue (queue) for whose messages somebody sleeps; who makes one fetchable takes it away and
 rings: NOTIFY on channel `jobpool:<schema>`, payload = the queue.
 
+`uniques`: one row a unique key of a queue.
+
+    queue, key
+    id             text     of the message that has it
+    until                   how long the key is known; NULL while the message is there, live or dead
+
+`done`: idempotency keys that are done, and for how long (queue, key, until).
+
+`holds`: the places that leases have under names; an idempotency key k is the one place under `key:k`. A place counts
+while message `seq` is leased by `holder` and its deadline not reached: nothing else says so, and nothing is renewed.
+Past the deadline it counts as long as a transaction that began in time has the message's row.
+
+    queue, name, seq, holder
+    until                   when it is looked at, whether it can go
+
+`starts`: those that rates count, in windows that slide.
+
+    queue, name, token      token: the lease's owner token, or the caller's own
+    at                      when it was
+    until                   when it leaves its window
+
+`records`: small values that pools keep for a while (space, key, until, value).
+
+`logs`: lines that pools keep (space, name, number, line); numbers have no gaps.
+
+`evictions`: how many dead letters of a queue its caps have removed (queue, count).
+
+`uniques`, `done`, `holds`, `starts` and `records` are swept like `calls`. Who decides about keys, places and rates
+takes advisory locks first, see `take_turns` in `sql/guarding.sql`.
+
 `migrations` belongs to `migrating`.
 
-Functions that others call: moment, begin_enqueue, enqueue, enqueue_one, finish_enqueue, fetch, is_ready, settle, renew,
-reap, stats, queue_names, look_through, look_up, discard, retry, sweep, ring. The rest are their parts, and run under
-their settings.
+Functions that others call: moment, begin_enqueue, enqueue, enqueue_one, bring, finish_enqueue, fetch, is_ready, settle,
+renew, reap, stats, queue_names, look_through, look_up, discard, retry, resume, evict, evicted, begin_leases,
+take_start, first_run, forget, holders, put_records, get_record, list_records, delete_records, append_log, read_log,
+list_logs, sweep, ring. The rest are their parts, and run under their settings.
 """
 
 from __future__ import annotations
@@ -62,6 +96,7 @@ from __future__ import annotations
 from importlib.resources import files
 
 from jobpool.backend import ENQUEUE_MEMORY, REMEMBER_CALLS
+from jobpool.guards import IDEMPOTENCY_TTL
 from jobpool_backends.shared import MICRO, micros
 
 WAITING, DELAYED, LEASED, DEAD = range(4)
@@ -93,6 +128,22 @@ _PLANNER = """
 
 _PATIENCE = "500 milliseconds"
 """How long a settlement waits for messages of its own that another transaction has locked."""
+
+_TURNS = 256
+"""Locks that stand for the names of all keys, places and rates; a power of 2. A server has some thousands for all."""
+
+WRONG_ISOLATION = "JP001"
+"""The server's word for it, when what needs READ COMMITTED is asked for under another isolation level."""
+
+_LOOK_AGAIN = 60 * MICRO
+"""After which a place whose lease goes on is looked at again, whether it can be forgotten."""
+
+_KEEPS_SHORT = {
+    "autovacuum_vacuum_scale_factor": "0.02",
+    "autovacuum_vacuum_threshold": "1000",
+    "autovacuum_vacuum_cost_limit": "2000",
+    "vacuum_truncate": "off",
+}
 
 _NO_LEASE = "holder = NULL, deadline = NULL, ttl = NULL, forfeited = NULL"
 
@@ -137,6 +188,11 @@ _WORDS = {
     "{floor_reset}": str(_FLOOR_RESET),
     "{remember_calls}": str(micros(REMEMBER_CALLS)),
     "{enqueue_memory}": str(micros(ENQUEUE_MEMORY)),
+    "{unique_memory}": str(micros(IDEMPOTENCY_TTL)),
+    "{keeps_short}": ", ".join(f"{name} = {value}" for name, value in _KEEPS_SHORT.items()),
+    "{turns}": str(_TURNS),
+    "{wrong_isolation}": WRONG_ISOLATION,
+    "{look_again}": str(_LOOK_AGAIN),
 }
 
 
@@ -148,10 +204,26 @@ def _read(name: str) -> str:
     return text.strip().removesuffix(";")
 
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    tuple(
-        _read(name)
-        for name in ("tables", "basics", "producing", "fetching", "settling", "reaping", "looking", "tending")
-    ),
+_FUNCTIONS = (
+    "basics",
+    "producing",
+    "bringing",
+    "fetching",
+    "settling",
+    "reaping",
+    "looking",
+    "tending",
+    "guarding",
+    "placing",
+    "rating",
+    "keeping",
 )
-"""From each version to the next: statements, to be run in one transaction; `{schema}` is the quoted name."""
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (_read("tables"),),
+    tuple(_read(name) for name in ("tables_2", *_FUNCTIONS)),
+)
+"""From each version to the next: statements, to be run in one transaction; `{schema}` is the quoted name.
+
+The last one replaces all functions by those of today, so none before it needs any.
+"""

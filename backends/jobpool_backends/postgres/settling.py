@@ -1,7 +1,8 @@
 """Ending leases, and holding them longer.
 
-Each is one statement for a whole batch. Acks, which are nearly all that a pool sends, go together; the rest, and
-whatever a batch says twice of one message, goes one by one in its order, within the same statement.
+Each is one statement for a whole batch. Acks, which are nearly all that a pool sends, go together; the rest, acks that
+mark a key done, and whatever a batch says twice of one message, goes one by one in its order, within the same
+statement. What settlements bring, follow-ups and messages that move, is a second statement of the same transaction.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import psycopg
 
 from jobpool.backend import NewMessage
 from jobpool.clock import Clock
+from jobpool.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
+from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.postgres.calls import Sweeper, read_answers
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.fetching import holder_of, number_of
@@ -26,9 +28,12 @@ from jobpool_backends.shared import delay_micros, micros
 _ACK = "SELECT {schema}.settle(%(call)b, %(ack_queues)s, %(ack_seqs)s, %(ack_holders)s)"
 _SETTLE = """
 SELECT {schema}.settle(%(call)b, %(ack_queues)s, %(ack_seqs)s, %(ack_holders)s, %(queues)s, %(seqs)s, %(holders)s,
-    %(verbs)b, %(delays)s, %(reasons)b::text[], %(errors)b::text[])
+    %(verbs)b, %(delays)s, %(reasons)b::text[], %(errors)b::text[], %(causes)b::text[], %(keys)b::text[],
+    %(keeps)b::bigint[], %(starts)b::text[])
 """
 _RENEW = "SELECT {schema}.renew(%(queues)s, %(seqs)s, %(holders)s, %(length)b::bigint)"
+
+_PAST = "SELECT last_error, cause FROM {schema}.messages WHERE queue = %(queue)s AND state = 2 AND seq = %(seq)s"
 
 _STAYS = -1
 """Instead of a delay, of what does not come back by this."""
@@ -47,26 +52,46 @@ class _Rest:
     delays: list[int] = field(default_factory=list)
     reasons: list[str | None] = field(default_factory=list)
     errors: list[str | None] = field(default_factory=list)
+    causes: list[str | None] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    keeps: list[int | None] = field(default_factory=list)
+    starts: list[str | None] = field(default_factory=list)
 
-    def add(self, handle: Handle, settlement: Settlement) -> None:
+    def add(self, handle: Handle, settlement: Settlement, guards: Guards | None) -> None:
         self.handles.append(handle)
+        key = keep = starts = None
         match settlement:
             case Ack():
                 self._say("a")
-            case Nack(delay, error):
-                self._say("n", delay_micros(delay), error=error)
-            case Release(delay):
+                key, keep = to_be_done(guards)
+            case Nack(delay, error, cause):
+                self._say("n", delay_micros(delay), error=error, cause=cause)
+            case Release(delay, begun):
                 self._say("r", delay_micros(delay))
-            case Abandon(reason, error):
-                self._say("b", reason=reason, error=error)
+                starts = None if begun else _given_back(guards)
+            case Abandon(reason, error, cause):
+                self._say("b", reason=reason, error=error, cause=cause)
             case Forfeit(cause):
                 self._say("f", reason=cause)
+            case Move():
+                self._say("m")
+        self.keys.append(key)
+        self.keeps.append(keep)
+        self.starts.append(starts)
 
-    def _say(self, verb: str, delay: int = _STAYS, *, reason: str | None = None, error: str | None = None) -> None:
+    def _say(
+        self,
+        verb: str,
+        delay: int = _STAYS,
+        *,
+        reason: str | None = None,
+        error: str | None = None,
+        cause: str | None = None,
+    ) -> None:
         self.verbs.append(verb)
         self.delays.append(delay)
-        self.reasons.append(None if reason is None else storable(reason))
-        self.errors.append(None if error is None else storable(error))
+        for told, text in ((self.reasons, reason), (self.errors, error), (self.causes, cause)):
+            told.append(None if text is None else storable(text))
 
     def arguments(self) -> dict[str, Any]:
         return _arguments(self.handles) | {
@@ -74,6 +99,10 @@ class _Rest:
             "delays": numbers(self.delays),
             "reasons": self.reasons,
             "errors": self.errors,
+            "causes": self.causes,
+            "keys": self.keys,
+            "keeps": self.keeps,
+            "starts": self.starts,
         }
 
 
@@ -86,9 +115,10 @@ class Settler:
         self._sweeper = sweeper
         self._producer = producer
         self._ack, self._settle, self._renew = (fill(sql, database.schema) for sql in (_ACK, _SETTLE, _RENEW))
+        self._past = fill(_PAST, database.schema)
 
-    def settle(self, settlements: Settlements, follow_ups: dict[int, list[NewMessage]], call_id: str) -> list[Settled]:
-        """The answers. `follow_ups` by the place of their ack."""
+    def settle(self, settlements: Settlements, brought: dict[int, list[NewMessage]], call_id: str) -> list[Settled]:
+        """The answers. `brought`: what each settlement adds to queues, by its place."""
         acks, rest = _sort_out(settlements)
         asked = {"call": call_id} | _arguments(acks, "ack_")
         sql = self._ack
@@ -96,9 +126,9 @@ class Settler:
             asked |= rest.arguments()
             sql = self._settle
         order = [handle[1] for handle in acks + rest.handles]
-        if follow_ups:
+        if brought:
             answers = self._database.transaction(
-                lambda link: self._with_follow_ups(link, sql, asked, order, follow_ups)
+                lambda link: self._and_bring(link, sql, asked, order, self._with_pasts(link, settlements, brought))
             )
         else:
             answers = _in_order(self._database.run(sql, asked), order)
@@ -111,18 +141,31 @@ class Settler:
         [(letters,)] = self._database.run(self._renew, _arguments(handles) | {"length": micros(ttl)})
         return [_renewed(lease, letter, before + ttl) for lease, letter in zip(leases, letters, strict=True)]
 
-    def _with_follow_ups(
+    def _with_pasts(
+        self, link: psycopg.Connection[Any], settlements: Settlements, brought: dict[int, list[NewMessage]]
+    ) -> dict[int, list[NewMessage]]:
+        """`brought`, where what moves and is told no error or no cause has those that it had."""
+        whole = dict(brought)
+        for place, messages in brought.items():
+            lease, settlement = settlements[place]
+            if isinstance(settlement, Move) and (settlement.error is None or settlement.cause is None):
+                row = link.execute(self._past, {"queue": lease.queue, "seq": number_of(lease)}).fetchone()
+                error, cause = row or (None, None)  # without a row the move is refused
+                error = error if settlement.error is None else settlement.error
+                cause = cause if settlement.cause is None else settlement.cause
+                whole[place] = [replace(message, last_error=error, cause=cause) for message in messages]
+        return whole
+
+    def _and_bring(
         self,
         link: psycopg.Connection[Any],
         sql: str,
         asked: dict[str, Any],
         order: list[int],
-        follow_ups: dict[int, list[NewMessage]],
+        brought: dict[int, list[NewMessage]],
     ) -> list[Settled]:
         answers = _in_order(link.execute(sql, asked).fetchall(), order)
-        new = [
-            message for place, messages in follow_ups.items() if answers[place] is Settled.OK for message in messages
-        ]
+        new = [message for place, messages in brought.items() if answers[place] is Settled.OK for message in messages]
         if new:
             self._producer.add_on(link, new)
         return answers
@@ -134,12 +177,29 @@ def _sort_out(settlements: Settlements) -> tuple[list[Handle], _Rest]:
     alone = len({handle[0] for handle in handles}) == len(handles)
     acks: list[Handle] = []
     rest = _Rest()
-    for handle, (_, settlement) in zip(handles, settlements, strict=True):
-        if alone and type(settlement) is Ack:
+    for handle, (lease, settlement) in zip(handles, settlements, strict=True):
+        if alone and type(settlement) is Ack and (lease.guards is None or not _says_more(lease.guards)):
             acks.append(handle)
         else:
-            rest.add(handle, settlement)
+            rest.add(handle, settlement, lease.guards)
     return acks, rest
+
+
+def _says_more(guards: Guards) -> bool:
+    """Whether an ack under these guards marks a key done, or changes how long a unique one is known."""
+    return guards.key is not None or guards.keep != IDEMPOTENCY_TTL
+
+
+def to_be_done(guards: Guards | None) -> tuple[str | None, int | None]:
+    """The key that an ack marks done; and for how long, in microseconds, it and a unique key are known."""
+    if guards is None or not _says_more(guards):
+        return None, None
+    return None if guards.key is None else storable(guards.key), micros(guards.keep)
+
+
+def _given_back(guards: Guards | None) -> str | None:
+    """The names of rates, a line each; names are printable, so that no line ends within one."""
+    return "\n".join(rate.name for rate in guards.rates) if guards is not None and guards.rates else None
 
 
 def _arguments(handles: Sequence[Handle], prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an administrator does to many messages: delete them, or retry the dead.
+"""What an administrator does to many messages: delete them, or retry or resume the dead.
 
 They are looked for first, and then changed a bounded number a statement, where they still are what they were: a message
 that has changed meanwhile in any way is left alone. Leased ones are never touched.
@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 
-from jobpool.backend import MessageFilter, State, Verb
+from jobpool.backend import MessageFilter, Verb
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import fill, numbers
 from jobpool_backends.postgres.looking import Looker, Row
-from jobpool_backends.shared import check_positive
+from jobpool_backends.shared import TOUCHABLE, check_positive
 
 BATCH = 500
-_TOUCHABLE = {Verb.DELETE: (State.WAITING, State.DELAYED, State.DEAD), Verb.RETRY: (State.DEAD,)}
 _CHANGES = {
     Verb.DELETE: "SELECT {schema}.discard(%(places)b::text[]::tid[], %(seqs)s)",
     Verb.RETRY: "SELECT {schema}.retry(%(places)b::text[]::tid[], %(seqs)s)",
+    Verb.RESUME: "SELECT {schema}.resume(%(places)b::text[]::tid[], %(seqs)s)",
 }
 
 
@@ -33,7 +33,7 @@ class Tender:
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         check_positive(limit, "limit")
-        states = tuple(state for state in _TOUCHABLE[verb] if not where.states or state in where.states)
+        states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)
         if not states:
             return 0
         found = self._looker.search(replace(where, states=states), limit=min(limit, BATCH))

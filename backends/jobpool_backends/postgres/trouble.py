@@ -89,6 +89,9 @@ _REFUSED = {
 """The same, when it does not help."""
 
 
+_STATEMENT_MODE = "is behind a pooler that allows no transactions: set pool_mode = transaction in pgbouncer.ini"
+
+
 def is_conflict(error: psycopg.Error) -> bool:
     """Whether the server gave the way to another transaction: the same, tried again, may well succeed."""
     return error.sqlstate in _CONFLICTS
@@ -111,6 +114,8 @@ def raise_explained(error: psycopg.Error, address: Address) -> NoReturn:
         _unavailable(error, address, _UNAVAILABLE[code])
     if code in _MISCONFIGURED:
         _misconfigured(error, address, _MISCONFIGURED[code].format(schema=address.schema))
+    if "statement pooling mode" in str(error):
+        _misconfigured(error, address, _STATEMENT_MODE)
     if is_stale(error):
         _unavailable(error, address, "closed the connection: try again when it is up")
     raise error

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from jobpool_backends.postgres.bell import Bell, Sleeper
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.migrating import quoted
+from jobpool_backends.postgres.literals import quoted
 from jobpool_backends.shared import MICRO
 
 LOOK_AGAIN = 0.5

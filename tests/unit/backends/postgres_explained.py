@@ -64,3 +64,13 @@ class Explained:
 
 def explained(rig: Rig) -> Explained:
     return Explained(rig.open(timeout=60, options=" ".join(f"-c {name}={value}" for name, value in _EXPLAIN.items())))
+
+
+def check_plans(found: Explained, name: str) -> None:
+    """Nothing but indexes, and rows by their place; sorted is only what a list or a lock has picked."""
+    for statement, node in found.nodes():
+        kind = node["Node Type"]
+        if "Relation Name" in node:
+            assert kind in ("Index Scan", "Index Only Scan", "Tid Scan", "ModifyTable"), (name, statement, node)
+        assert "Hash Join" not in kind, (name, statement)
+        assert "Merge Join" not in kind, (name, statement)

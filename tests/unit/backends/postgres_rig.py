@@ -61,6 +61,11 @@ class Rig:
             cursor = connection.execute(sql.replace("{schema}", f'"{self.schema}"'), parameters or None)
             return cursor.fetchall() if cursor.description else []
 
+    def dead_locks(self) -> int:
+        """How many the server has ended in this database, those of sessions that are closed at least."""
+        [(count,)] = self.ask("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        return int(count)
+
     def close(self) -> None:
         for opened in self._opened:
             opened.close()

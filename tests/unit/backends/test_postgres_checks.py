@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +16,17 @@ from support.servers.process import as_user
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable
+from jobpool.finding import Level, cautions_of
 from jobpool_backends.postgres.address import read_address
-from jobpool_backends.postgres.checks import cautions
+from jobpool_backends.postgres.checks import diagnose, server_time
 from jobpool_backends.postgres.database import Database
+
+
+def cautions(database: Database) -> list[str]:
+    """The sentences of what is bad; each has its mend."""
+    found = diagnose(database)
+    assert all(finding.mend for finding in found if finding.is_bad)
+    return cautions_of(found)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +59,7 @@ def test_a_setting_of_the_user_is_told(rig: Rig, setting: str, value: str, told:
     [caution] = cautions(rig.database(options=f"-c {setting}={value}"))
     assert caution.startswith(f"{setting} is ")
     assert told in caution
-    assert "Set it to" in caution
+    assert "; set it to" in caution
 
 
 @pytest.mark.parametrize(
@@ -82,6 +91,47 @@ def test_a_user_who_may_only_read_is_told(rig: Rig) -> None:
     assert caution.startswith("default_transaction_read_only is 'on': nothing can be enqueued or fetched")
 
 
+def test_a_transaction_that_is_open_for_long_is_told_with_who_holds_it(rig: Rig) -> None:
+    database = rig.database()
+    holder = rig.connect()
+    holder.execute("SELECT 1")
+    assert cautions(database) == []
+    wait_until(lambda: [f for f in diagnose(database, long_transaction=0.2) if f.is_bad], what="it is told")
+    [finding] = [found for found in diagnose(database, long_transaction=0.2) if found.is_bad]
+    assert finding.level is Level.PROBLEM
+    pid = holder.info.backend_pid
+    assert str(finding).startswith(f"session {pid} of user postgres has had a transaction open for ")
+    assert "(idle in transaction): nothing that died since can be swept" in str(finding)
+    rig.ask(f"SELECT pg_terminate_backend({pid})")
+    wait_until(lambda: not [f for f in diagnose(database, long_transaction=0.2) if f.is_bad], what="it is gone")
+
+
+def test_a_check_has_a_line_when_all_is_well(rig: Rig) -> None:
+    database = rig.database()
+    database.prepare()
+    levels = {finding.check: finding.level for finding in diagnose(database)}
+    assert set(levels.values()) == {Level.OK}
+    wanted = {"synchronous_commit", "fsync", "autovacuum", "tables", "transactions", "pooler"}
+    assert {f"postgres.{name}" for name in wanted} <= set(levels)
+
+
+@pytest.mark.parametrize(
+    ("setting", "level"),
+    [("synchronous_commit=off", Level.PROBLEM), (r"default_transaction_isolation=serializable", Level.WARNING)],
+)
+def test_how_bad_it_is(rig: Rig, setting: str, level: Level) -> None:
+    [bad] = [found for found in diagnose(rig.database(options=f"-c {setting}")) if found.is_bad]
+    assert bad.level is level
+
+
+def test_the_clock_of_the_server(rig: Rig) -> None:
+    assert abs(server_time(rig.database()) - time.time()) < 5.0
+    backend = rig.open()
+    moment = backend.broker_time()
+    assert moment is not None
+    assert abs(moment - time.time()) < 5.0
+
+
 def test_a_table_that_is_not_swept_is_told_with_the_mend(rig: Rig) -> None:
     database = rig.database()
     database.prepare()
@@ -99,7 +149,7 @@ def test_a_large_table_that_was_never_analysed_is_told(rig: Rig) -> None:
     rig.ask("CREATE TABLE {schema}.extra (text text) WITH (autovacuum_enabled)")
     rig.ask("INSERT INTO {schema}.extra SELECT repeat(md5(n::text), 30) FROM generate_series(1, 20000) n")
     [caution] = cautions(database)
-    assert caution.endswith(f"Run ANALYZE {rig.schema}.extra")
+    assert caution.endswith(f"; run ANALYZE {rig.schema}.extra")
     rig.ask("ANALYZE {schema}.extra")
     assert cautions(database) == []
 
@@ -149,7 +199,7 @@ def test_standbys_that_nobody_waits_for_are_told(rig: Rig, standby: PostgresServ
     there = Database(read_address(rig.url(base=standby.url())))
     wait_until(lambda: migrated(there), what="the standby has our schema")
     [caution] = cautions(there)
-    assert caution.startswith("the server is a standby: nothing can be enqueued or fetched. Name its primary")
+    assert caution.startswith("the server is a standby: nothing can be enqueued or fetched; name its primary")
     with pytest.raises(BackendUnavailable, match="is a standby or read-only: name its primary, or all hosts with"):
         there.run(f"DELETE FROM {rig.schema}.messages")
     there.close()

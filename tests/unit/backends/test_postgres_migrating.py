@@ -5,12 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from postgres_rig import Rig, together
 from support.jobs import QUEUE, a_job
 
+from jobpool.backend import MessageFilter, Verb
 from jobpool.errors import ConfigurationError
+from jobpool.guards import Guards
+from jobpool.settlement import Settled
 from jobpool_backends.postgres import migrating
 from jobpool_backends.postgres.migrating import VERSION
 
@@ -129,6 +133,88 @@ def test_an_older_schema_is_migrated_with_what_is_missing(rig: Rig, monkeypatch:
     rig.open().enqueue(a_job())
     assert versions(rig) == list(range(1, VERSION + 3))
     assert rig.ask("SELECT n FROM {schema}.extra") == [(1,)]
+
+
+VERSION_1 = Path(__file__).with_name("postgres_version_1.sql")
+
+_MADE_BY_VERSION_1 = """
+CREATE SCHEMA {schema};
+CREATE TABLE {schema}.migrations (
+    version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT clock_timestamp());
+INSERT INTO {schema}.migrations (version) VALUES (1);
+"""
+_USED_BY_VERSION_1 = """
+SELECT {schema}.enqueue_one(name, true, 'reports', 'report', 5::smallint, NULL,
+    convert_to('{"job":"report","payload":{},"queue":"reports"}', 'UTF8'))
+FROM unnest('{acked, failed, waits}'::text[]) AS name;
+SELECT * FROM {schema}.fetch('reports', 2, 300000000, 'c1', 7);
+SELECT {schema}.settle('c2', '{}', '{}', '{}', '{reports}', '{2}', '{7}', 'b', '{-1}', '{timeout}', '{too late}');
+"""
+_SHAPE = {
+    "columns": """
+        SELECT table_name, column_name, data_type, is_nullable, column_default, collation_name
+        FROM information_schema.columns WHERE table_schema = %s
+    """,
+    "indexes": "SELECT indexdef FROM pg_indexes WHERE schemaname = %s",
+    "functions": "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = %s::regnamespace",
+    "options": "SELECT relname, reloptions::text FROM pg_class WHERE relnamespace = %s::regnamespace",
+}
+
+
+def make_version_1(rig: Rig) -> None:
+    rig.ask(_MADE_BY_VERSION_1)
+    rig.ask(VERSION_1.read_text("utf-8"))
+
+
+def shape(rig: Rig) -> dict[str, set[str]]:
+    """All that there is in the schema, whatever it is called."""
+    return {
+        kind: {str(row).replace(rig.schema, "jobpool") for row in rig.ask(sql, rig.schema)}
+        for kind, sql in _SHAPE.items()
+    }
+
+
+def test_a_schema_of_version_1_becomes_what_a_new_one_is(rig: Rig) -> None:
+    make_version_1(rig)
+    before = shape(rig)
+    rig.open().prepare()
+    assert versions(rig) == list(range(1, VERSION + 1))
+    with Rig() as new:
+        new.open().prepare()
+        assert shape(rig) == shape(new) != before
+
+
+def test_what_version_1_left_behind_goes_on(rig: Rig) -> None:
+    make_version_1(rig)
+    rig.ask(_USED_BY_VERSION_1)
+    backend = rig.open()
+    assert [message.id for message in backend.list_messages()] == ["acked", "failed", "waits"]
+    [held] = backend._fetcher._leases("reports", lost_leases(rig), backend.clock.boot())
+    guards = Guards(key="order-17")
+    assert backend.keys.begin_many([(held, guards)])[0]
+    assert backend.ack(held.guarded(guards)) is Settled.OK
+    assert not backend.keys.first_run("reports", "order-17")
+    assert backend.bulk(MessageFilter(), Verb.RESUME) == 1
+    resumed = backend.inspect("failed")
+    assert resumed is not None
+    assert resumed.last_error == "too late"
+    known = backend.enqueue(a_job(unique=True, idempotency_key="order-18"))
+    assert backend.enqueue(a_job(unique=True, idempotency_key="order-18")) == known
+    assert backend.stats("reports").waiting == 3
+
+
+def lost_leases(rig: Rig) -> list[tuple[object, ...]]:
+    """What the fetch of version 1 answered, asked for again."""
+    return rig.ask("SELECT * FROM {schema}.fetch('reports', 2, 300000000, 'c1', 8)")
+
+
+def test_a_pool_of_version_1_that_is_connected_goes_on_with_the_current_schema(rig: Rig) -> None:
+    """It sends the calls that it always sent."""
+    rig.open().prepare()
+    rig.ask(_USED_BY_VERSION_1)
+    assert rig.ask("SELECT {schema}.settle('c3', '{reports}', '{1}', '{7}')") == [("o",)]
+    states = {message.id: message.state.value for message in rig.open().list_messages()}
+    assert states == {"failed": "dead", "waits": "waiting"}
 
 
 def test_a_migration_that_fails_leaves_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,10 @@ What a statement costs is counted in pages that it touches, which no load distur
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
-from postgres_explained import Explained, explained
+from postgres_explained import Explained, check_plans, explained
 from postgres_rig import Rig
 from support.jobs import QUEUE, a_job, numbered
 
@@ -138,16 +139,6 @@ def give_back(backend: PostgresBackend, leases: list[JobLease]) -> None:
     backend.settle_many([(lease, Release()) for lease in leases])
 
 
-def check_plans(found: Explained, name: str) -> None:
-    """Nothing but indexes, and rows by their place; sorted is only what a list or a lock has picked."""
-    for statement, node in found.nodes():
-        kind = node["Node Type"]
-        if "Relation Name" in node:
-            assert kind in ("Index Scan", "Index Only Scan", "Tid Scan", "ModifyTable"), (name, statement, node)
-        assert "Hash Join" not in kind, (name, statement)
-        assert "Merge Join" not in kind, (name, statement)
-
-
 def compare(few: dict[str, int], many: dict[str, int]) -> None:
     grown = {name: (few[name], many[name]) for name in few if many[name] > few[name] * 1.5 + 5}
     assert not grown
@@ -175,7 +166,19 @@ def test_stats_count_no_further_than_they_say(million: tuple[Rig, Explained]) ->
 def test_bulk_verbs_read_what_they_change(million: tuple[Rig, Explained]) -> None:
     _, found = million
     dead = MessageFilter(queue=QUEUE, states=(State.DEAD,))
-    for where, verb in ((dead, Verb.RETRY), (dead, Verb.DELETE), (MessageFilter(ids=("0-1", "0-2")), Verb.DELETE)):
+    given = MessageFilter(ids=("0-1", "0-2"))
+    for where, verb in ((dead, Verb.RETRY), (dead, Verb.RESUME), (dead, Verb.DELETE), (given, Verb.DELETE)):
         found.backend.bulk(where, verb, limit=2)  # the first time looks at the catalogue
         assert found.pages(lambda where=where, verb=verb: found.backend.bulk(where, verb, limit=2)) < 100
         check_plans(found, "bulk")
+
+
+def test_an_eviction_reads_what_it_removes_and_what_a_queue_may_keep(million: tuple[Rig, Explained]) -> None:
+    """`dead_max` first: that walks over the newest, as many as may stay, in the index alone."""
+    rig, found = million
+    sql = f'SELECT "{rig.schema}".evict(%b, %b::bigint, %b::bigint, 2)'
+    for kept, age in ((20, None), (None, 0)):
+        evict = partial(found.backend._database.run, sql, (QUEUE, kept, age))
+        evict()  # the first time looks at the catalogue
+        assert found.pages(evict) < 100
+        check_plans(found, "evict")

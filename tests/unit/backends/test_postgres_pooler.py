@@ -17,7 +17,8 @@ from support.waiting import wait_until
 
 from jobpool.backend import MessageFilter, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool.settlement import Ack, Settled
+from jobpool.guards import Begin, Begun, Guards, Hold, Rate
+from jobpool.settlement import Ack, Move, Release, Settled
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.bell import channel
 from jobpool_backends.postgres.link import Link
@@ -77,6 +78,47 @@ def test_the_life_of_a_message(backend: PostgresBackend) -> None:
         assert (stats.waiting + stats.delayed, stats.leased, stats.dead) == (4, 0, 0)
         assert {message.id for message in backend.list_messages()} == set(known[:4])
         assert backend.bulk(MessageFilter(), Verb.DELETE) == 4
+
+
+def test_the_life_of_a_guarded_message(backend: PostgresBackend) -> None:
+    """Often enough, again."""
+    keys = backend.keys
+    for number in range(10):
+        key = f"order-{number}"
+        known = backend.enqueue(a_job(unique=True, idempotency_key=key))
+        assert backend.enqueue_many([a_job(unique=True, idempotency_key=key)]) == [known]
+        backend.enqueue_many(numbered(2))
+        first, second, third = backend.fetch_many(QUEUE, limit=3)
+        guards = Guards(key=key, holds=(Hold("queue", 1),), rates=(Rate("queue", 1000),))
+        assert keys.begin_many([(first, guards), (second, guards)]) == [Begun(Begin.GRANTED), Begun(Begin.HELD, key)]
+        assert keys.holders(QUEUE, "queue") == [known]
+        assert backend.settle_many([(first.guarded(guards), Ack((a_job("next"),)))]) == [Settled.OK]
+        assert keys.begin_many([(second, guards)]) == [Begun(Begin.DONE, key)]
+        assert backend.settle_many([(second.guarded(guards), Release(begun=False))]) == [Settled.OK]
+        assert backend.settle_many([(third, Move("mails"))]) == [Settled.OK]
+        assert keys.forget(QUEUE, key)
+        assert keys.first_run(QUEUE, key)
+        keys.put_records("pools", {key: b"x"}, 60.0)
+        keys.append_log("history", [("nightly", key.encode())], 5)
+        assert backend.bulk(MessageFilter(), Verb.DELETE) == 3
+    assert len(keys.list_records("pools")) == 10
+    assert keys.read_log("history", "nightly", limit=1) == [b"order-9"]
+
+
+def test_places_are_kept_to_by_many_clients_of_four_sessions(rig: Rig, pooler: Pgbouncer) -> None:
+    backends = [rig.open(base=pooler.url(), timeout=30) for _ in range(8)]
+    backends[0].enqueue_many(numbered(80))
+    guards = Guards(holds=(Hold("queue", 5),))
+    granted: list[str] = []
+
+    def begin(number: int) -> None:
+        asked = [(lease, guards) for lease in backends[number].fetch_many(QUEUE, limit=10, ttl=300.0)]
+        answers = backends[number].keys.begin_many(asked)
+        granted.extend(lease.id for (lease, _), answer in zip(asked, answers, strict=True) if answer)
+
+    together(8, begin)
+    assert len(granted) == 5
+    assert backends[0].keys.holders(QUEUE, "queue") == sorted(granted)
 
 
 def test_a_thousand_messages_at_once(backend: PostgresBackend) -> None:

@@ -42,19 +42,22 @@ BEGIN
     ON CONFLICT (id) DO UPDATE SET until = excluded.until;
 END $$;
 
--- Forget up to `most` calls and ids that need not be remembered any longer; how many of either kind it was.
+-- Forget up to `most` of each kind of what need not be remembered any longer; how many of the most frequent it was.
 CREATE OR REPLACE FUNCTION {schema}.sweep(most integer)
 RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
     now bigint := {schema}.moment();
-    calls integer;
-    ids integer;
+    most_found integer := {schema}.sweep_holds(most, now);
+    kind text;
+    found_now integer;
 BEGIN
-    DELETE FROM {schema}.calls WHERE ctid = ANY (ARRAY(
-        SELECT c.ctid FROM {schema}.calls c WHERE c.until <= now ORDER BY c.until LIMIT most FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS calls = ROW_COUNT;
-    DELETE FROM {schema}.ended WHERE ctid = ANY (ARRAY(
-        SELECT e.ctid FROM {schema}.ended e WHERE e.until <= now ORDER BY e.until LIMIT most FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS ids = ROW_COUNT;
-    RETURN greatest(calls, ids);
+    FOREACH kind IN ARRAY '{calls, ended, uniques, done, starts, records}'::text[] LOOP
+        EXECUTE format(
+            'DELETE FROM {schema}.%1$I WHERE ctid = ANY (ARRAY(
+                SELECT x.ctid FROM {schema}.%1$I x WHERE x.until <= $1 ORDER BY x.until LIMIT $2
+                FOR UPDATE SKIP LOCKED))', kind) USING now, most;
+        GET DIAGNOSTICS found_now = ROW_COUNT;
+        most_found := greatest(most_found, found_now);
+    END LOOP;
+    RETURN most_found;
 END $$;

@@ -1,11 +1,15 @@
 -- End leases: first acks, which take one statement together, then others one by one. One letter an answer, acks first:
 -- o OK, n NOT_IN_FLIGHT, e EXPIRED, w NOT_OWNER; when this call was answered within the last minute, the same again
--- with a, ALREADY, for o. `verbs`: a letter each, a ack, n nack, b abandon, r release, f forfeit. `delays`:
--- microseconds, below 0 for what does not come back. Nothing here waits for a row, so there are no dead-locks.
+-- with a, ALREADY, for o. `verbs`: a letter each, a ack, n nack, b abandon, r release, f forfeit, m moved elsewhere.
+-- `delays`: microseconds, below 0 for what does not come back. Nothing here waits for a message, so there are no
+-- dead-locks.
+-- `keys`: of an ack, to be marked done for `keeps` microseconds, which is also how long a unique key stays known.
+-- `starts`: of a release, the names of rates, a line each, that get this start back.
 CREATE OR REPLACE FUNCTION {schema}.settle(
     call text, ack_queues text[], ack_seqs bigint[], ack_holders bigint[],
     queues text[] DEFAULT '{}', seqs bigint[] DEFAULT '{}', holders bigint[] DEFAULT '{}', verbs text DEFAULT '',
-    delays bigint[] DEFAULT '{}', reasons text[] DEFAULT '{}', errors text[] DEFAULT '{}'
+    delays bigint[] DEFAULT '{}', reasons text[] DEFAULT '{}', errors text[] DEFAULT '{}', causes text[] DEFAULT '{}',
+    keys text[] DEFAULT '{}', keeps bigint[] DEFAULT '{}', starts text[] DEFAULT '{}'
 ) RETURNS text LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
     now bigint := {schema}.moment();
@@ -22,7 +26,7 @@ BEGIN
     FOR number IN 1 .. cardinality(seqs) LOOP
         answer := {schema}.settle_one(
             queues[number], seqs[number], holders[number], substr(verbs, number, 1), delays[number], reasons[number],
-            errors[number], now, give_up);
+            errors[number], causes[number], keys[number], keeps[number], starts[number], now, give_up);
         answers := answers || answer;
         IF answer = 'o' AND delays[number] >= 0 THEN
             ready := ready || queues[number];
@@ -43,17 +47,21 @@ DECLARE
     answers text;
     places tid[];
     ended text[];
+    claims boolean;
 BEGIN
     SELECT string_agg(j.answer, '' ORDER BY j.place), array_agg(j.ctid) FILTER (WHERE j.answer = 'o'),
-        array_agg(j.id) FILTER (WHERE j.answer = 'o' AND j.given)
-    INTO answers, places, ended FROM (
-        SELECT w.place, l.ctid, l.id, l.given, CASE
+        array_agg(j.id) FILTER (WHERE j.answer = 'o' AND j.given), count(j.unique_key) > 0
+    INTO answers, places, ended, claims FROM (
+        SELECT w.place, l.ctid, l.id, l.given, l.unique_key, CASE
             WHEN l.ctid IS NULL THEN '?' WHEN l.deadline <= now THEN 'e' WHEN l.holder <> w.holder THEN 'w' ELSE 'o'
             END AS answer
         FROM unnest(queues, seqs, holders) WITH ORDINALITY AS w (queue, seq, holder, place)
         LEFT JOIN LATERAL (
-            SELECT m.ctid, m.deadline, m.holder, m.id, m.given FROM {schema}.messages m
+            SELECT m.ctid, m.deadline, m.holder, m.id, m.given, m.unique_key FROM {schema}.messages m
             WHERE m.queue = w.queue AND m.state = leased AND m.seq = w.seq FOR UPDATE SKIP LOCKED) l ON true) j;
+    IF claims THEN
+        PERFORM {schema}.end_claims(places, now + {unique_memory});
+    END IF;
     DELETE FROM {schema}.messages WHERE ctid = ANY (places);
     IF ended IS NOT NULL THEN
         PERFORM {schema}.remember_ended(ended, now);
@@ -62,15 +70,16 @@ BEGIN
         EXIT WHEN strpos(answers, '?') = 0;
         IF substr(answers, number, 1) = '?' THEN
             answers := overlay(answers PLACING {schema}.settle_one(
-                queues[number], seqs[number], holders[number], 'a', -1, NULL, NULL, now, give_up) FROM number FOR 1);
+                queues[number], seqs[number], holders[number], 'a', -1, NULL, NULL, NULL, NULL, NULL, NULL, now,
+                give_up) FROM number FOR 1);
         END IF;
     END LOOP;
     RETURN coalesce(answers, '');
 END $$;
 
 CREATE OR REPLACE FUNCTION {schema}.settle_one(
-    name text, number bigint, owner bigint, verb text, delay bigint, why text, error text, now bigint,
-    give_up timestamptz
+    name text, number bigint, owner bigint, verb text, delay bigint, why text, error text, new_cause text,
+    done_key text, keep bigint, rates text, now bigint, give_up timestamptz
 ) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     leased smallint := 2;
@@ -78,7 +87,7 @@ DECLARE
     ours boolean;
 BEGIN
     LOOP
-        SELECT m.ctid AS place, m.id, m.given INTO lease FROM {schema}.messages m
+        SELECT m.ctid AS place, m.id, m.given, m.unique_key INTO lease FROM {schema}.messages m
         WHERE m.queue = name AND m.state = leased AND m.seq = number AND m.deadline > now AND m.holder = owner
         FOR UPDATE SKIP LOCKED;
         EXIT WHEN FOUND;
@@ -96,23 +105,38 @@ BEGIN
     END LOOP;
     CASE verb
         WHEN 'a' THEN
+            IF lease.unique_key IS NOT NULL THEN
+                PERFORM {schema}.end_claims(ARRAY[lease.place], now + coalesce(keep, {unique_memory}));
+            END IF;
+            IF done_key IS NOT NULL THEN
+                PERFORM {schema}.mark_done(name, done_key, now + keep);
+            END IF;
             DELETE FROM {schema}.messages WHERE ctid = lease.place;
             IF lease.given THEN
                 PERFORM {schema}.remember_ended(ARRAY[lease.id], now);
             END IF;
         WHEN 'n' THEN
             UPDATE {schema}.messages SET state = (delay > 0)::integer, available_at = now + delay,
-                attempts = attempts + 1, last_error = coalesce(error, last_error), {no_lease}
+                attempts = attempts + 1, last_error = coalesce(error, last_error),
+                cause = coalesce(new_cause, cause), {no_lease}
             WHERE ctid = lease.place;
         WHEN 'r' THEN
             UPDATE {schema}.messages SET state = (delay > 0)::integer, available_at = now + delay, {no_lease}
             WHERE ctid = lease.place;
+            IF rates IS NOT NULL THEN
+                PERFORM {schema}.give_back_starts(name, string_to_array(rates, E'\n'), number, owner);
+            END IF;
         WHEN 'b' THEN
             UPDATE {schema}.messages SET state = 3, died_at = now, reason = why,
-                last_error = coalesce(error, last_error), {no_lease}
+                last_error = coalesce(error, last_error), cause = coalesce(new_cause, cause), {no_lease}
             WHERE ctid = lease.place;
         WHEN 'f' THEN
             UPDATE {schema}.messages SET deadline = now, forfeited = why WHERE ctid = lease.place;
+        WHEN 'm' THEN  -- it is added there in this transaction: not its end
+            IF lease.unique_key IS NOT NULL THEN
+                PERFORM {schema}.end_claims(ARRAY[lease.place], NULL);
+            END IF;
+            DELETE FROM {schema}.messages WHERE ctid = lease.place;
     END CASE;
     RETURN 'o';
 END $$;

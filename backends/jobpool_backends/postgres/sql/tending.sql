@@ -16,6 +16,7 @@ DECLARE
     ended text[];
     gone integer;
 BEGIN
+    PERFORM {schema}.end_claims(locked, NULL);
     WITH deleted AS (DELETE FROM {schema}.messages m WHERE m.ctid = ANY (locked) RETURNING m.id, m.given)
     SELECT count(*), array_agg(d.id) FILTER (WHERE d.given) INTO gone, ended FROM deleted d;
     IF ended IS NOT NULL THEN
@@ -42,4 +43,62 @@ BEGIN
         PERFORM {schema}.ring(queues);
     END IF;
     RETURN back;
+END $$;
+
+-- The same, but attempts, crashes, the last error and the cause stay.
+CREATE OR REPLACE FUNCTION {schema}.resume(places tid[], seqs bigint[])
+RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
+DECLARE
+    locked tid[] := {schema}.lock_seen(places, seqs);
+    now bigint := {schema}.moment();
+    queues text[];
+    back integer;
+BEGIN
+    WITH changed AS (
+        UPDATE {schema}.messages m SET state = 0, available_at = now, reason = NULL, died_at = NULL
+        WHERE m.ctid = ANY (locked) AND m.died_at IS NOT NULL RETURNING m.queue)
+    SELECT count(*), array_agg(DISTINCT c.queue) INTO back, queues FROM changed c;
+    IF back > 0 THEN
+        PERFORM {schema}.ring(queues);
+    END IF;
+    RETURN back;
+END $$;
+
+-- Remove the dead letters of a queue that died `age` microseconds ago or before, and all but the newest `kept`; NULL: no
+-- such cap. At most `most` of either; how many it was.
+CREATE OR REPLACE FUNCTION {schema}.evict(name text, kept bigint, age bigint, most integer)
+RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
+DECLARE
+    now bigint := {schema}.moment();
+    places tid[];
+    seqs bigint[];
+    newest record;
+    gone integer := 0;
+BEGIN
+    IF age IS NOT NULL THEN
+        SELECT array_agg(x.ctid), array_agg(x.seq) INTO places, seqs FROM (
+            SELECT m.ctid, m.seq FROM {schema}.messages m
+            WHERE m.queue = name AND m.state = 3 AND m.died_at <= now - age ORDER BY m.died_at, m.seq LIMIT most) x;
+        gone := {schema}.discard(places, seqs);
+    END IF;
+    IF kept IS NOT NULL THEN
+        SELECT m.died_at, m.seq INTO newest FROM {schema}.messages m  -- of those that are to go, out of the index alone
+        WHERE m.queue = name AND m.state = 3 ORDER BY m.died_at DESC, m.seq DESC OFFSET kept LIMIT 1;
+        SELECT array_agg(x.ctid), array_agg(x.seq) INTO places, seqs FROM (
+            SELECT m.ctid, m.seq FROM {schema}.messages m
+            WHERE m.queue = name AND m.state = 3 AND (m.died_at, m.seq) <= (newest.died_at, newest.seq)
+            ORDER BY m.died_at, m.seq LIMIT most) x;
+        gone := gone + {schema}.discard(places, seqs);
+    END IF;
+    IF gone > 0 THEN
+        INSERT INTO {schema}.evictions AS e (queue, count) VALUES (name, gone)
+        ON CONFLICT (queue) DO UPDATE SET count = e.count + excluded.count;
+    END IF;
+    RETURN gone;
+END $$;
+
+-- How many dead letters of a queue were evicted.
+CREATE OR REPLACE FUNCTION {schema}.evicted(name text) RETURNS bigint LANGUAGE plpgsql VOLATILE {planner} AS $$
+BEGIN
+    RETURN coalesce((SELECT e.count FROM {schema}.evictions e WHERE e.queue = name), 0);
 END $$;

@@ -1,0 +1,163 @@
+"""The key store: what leases hold, what rates count; records and logs. One function of the schema a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from jobpool.guards import Begin, Begun, Guards, Rate
+from jobpool.keystore import KeyStore
+from jobpool.lease import JobLease
+from jobpool_backends.postgres.calls import Sweeper
+from jobpool_backends.postgres.database import Database
+from jobpool_backends.postgres.fetching import holder_of, number_of
+from jobpool_backends.postgres.literals import fill, names, numbers, storable
+from jobpool_backends.shared import KEY_PLACE, MICRO, micros
+
+MOST_LOGS = 10_000
+
+_BEGIN = """
+SELECT * FROM {schema}.begin_leases(%(queues)s, %(seqs)s, %(holders)s, %(wants)b::text[], %(scopes)b::text[],
+    %(names)b::text[], %(fulls)b::integer[])
+"""
+_FIRST_RUN = "SELECT {schema}.first_run(%(queue)b, %(key)b, %(length)b::bigint)"
+_FORGET = "SELECT {schema}.forget(%(queue)b, %(key)b)"
+_TAKE = "SELECT {schema}.take_start(%(queue)b, %(name)b, %(most)b::integer, %(length)b::bigint, %(token)b)"
+_HOLDERS = "SELECT {schema}.holders(%(queue)b, %(name)b)"
+_PUT = "SELECT {schema}.put_records(%(space)b, %(keys)b::text[], %(values)b::bytea[], %(length)b::bigint)"
+_GET = "SELECT {schema}.get_record(%(space)b, %(key)b)"
+_LIST = "SELECT key, value FROM {schema}.list_records(%(space)b, %(prefix)b, %(after)b, %(most)b::integer)"
+_DELETE = "SELECT {schema}.delete_records(%(space)b, %(keys)b::text[])"
+_APPEND = "SELECT {schema}.append_log(%(space)b, %(names)b::text[], %(lines)b::bytea[], %(keep)b::integer)"
+_READ = "SELECT * FROM {schema}.read_log(%(space)b, %(name)b, %(most)b::integer)"
+_LOGS = "SELECT {schema}.list_logs(%(space)b, %(most)b::integer)"
+
+_ANSWERS = {"g": Begin.GRANTED, "d": Begin.DONE, "h": Begin.HELD, "l": Begin.LIMITED, "x": Begin.LOST}
+
+_Asked = Sequence[tuple[JobLease, Guards]]
+
+
+class PostgresKeys(KeyStore):
+    """Of one database. See `sql/guarding.sql` for how two that ask at once are kept apart.
+
+    Who asks for guards, rates or log lines waits for those who ask for the same at that moment, until their commit.
+    """
+
+    def __init__(self, database: Database, sweeper: Sweeper) -> None:
+        self._database = database
+        self._sweeper = sweeper
+
+    # --- guards --------------------------------------------------------------------------------------
+
+    def _begin(self, asked: _Asked) -> list[Begun]:
+        rows = self._decide(_BEGIN, _wanted(asked))
+        self._sweeper.sweep()
+        return [Begun(_ANSWERS[answer], refused, after / MICRO) for answer, refused, after in rows]
+
+    def _first_run(self, queue: str, key: str, ttl: float) -> bool:
+        first: bool = self._one(_FIRST_RUN, queue=queue, key=key, length=micros(ttl))
+        self._sweeper.sweep()
+        return first
+
+    def _forget(self, queue: str, key: str) -> bool:
+        forgotten: bool = self._one(_FORGET, queue=queue, key=key)
+        return forgotten
+
+    def _take(self, queue: str, rate: Rate, token: str) -> float:
+        start = {"name": rate.name, "most": rate.most, "length": micros(rate.window), "token": storable(token)}
+        [(rest,)] = self._decide(_TAKE, {"queue": queue, **start})
+        self._sweeper.sweep()
+        return float(rest / MICRO)
+
+    def _holders(self, queue: str, name: str) -> list[str]:
+        return sorted(self._one(_HOLDERS, queue=queue, name=storable(name)))
+
+    # --- records -------------------------------------------------------------------------------------
+
+    def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
+        self._one(_PUT, space=space, keys=list(records), values=list(records.values()), length=micros(ttl))
+        self._sweeper.sweep()
+
+    def _get_record(self, space: str, key: str) -> bytes | None:
+        value: bytes | None = self._one(_GET, space=space, key=storable(key))
+        return value
+
+    def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
+        asked = {"space": space, "prefix": storable(prefix), "after": storable(after), "most": limit}
+        return [(key, value) for key, value in self._run(_LIST, asked)]
+
+    def _delete_records(self, space: str, keys: Sequence[str]) -> None:
+        self._one(_DELETE, space=space, keys=[storable(key) for key in keys])
+
+    # --- logs ----------------------------------------------------------------------------------------
+
+    def _append_log(self, space: str, lines: Sequence[tuple[str, bytes]], keep: int) -> None:
+        asked = {"names": [name for name, _ in lines], "lines": [line for _, line in lines], "keep": keep}
+        self._decide(_APPEND, {"space": space, **asked})
+
+    def _read_log(self, space: str, name: str, limit: int) -> list[bytes]:
+        return [line for (line,) in self._run(_READ, {"space": space, "name": storable(name), "most": limit})]
+
+    def _list_logs(self, space: str) -> list[str]:
+        return list(self._one(_LOGS, space=space, most=MOST_LOGS))
+
+    # --- asking --------------------------------------------------------------------------------------
+
+    def _run(self, sql: str, asked: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        return self._database.run(fill(sql, self._database.schema), asked)
+
+    def _one(self, sql: str, **asked: Any) -> Any:
+        [(answer,)] = self._run(sql, asked)
+        return answer
+
+    def _decide(self, sql: str, asked: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        return self._database.run_committed(fill(sql, self._database.schema), asked)
+
+
+def _wanted(asked: _Asked) -> dict[str, Any]:
+    """What the function `begin_leases` takes."""
+    fulls = _fulls(asked)
+    return {
+        "queues": names([lease.queue for lease, _ in asked]),
+        "seqs": numbers([number_of(lease) for lease, _ in asked]),
+        "holders": numbers([holder_of(lease) for lease, _ in asked]),
+        "wants": [_want(guards) for _, guards in asked],
+        "scopes": [queue for queue, _ in fulls],
+        "names": [name for _, name in fulls],
+        "fulls": list(fulls.values()),
+    }
+
+
+def _fulls(asked: _Asked) -> dict[tuple[str, str], int | None]:
+    """By queue and name, how many places must be taken for a call to meet its end; None under the name of a rate.
+
+    Fewer than that, and there is room for all that it asks for, whoever has the others.
+    """
+    wanted: dict[tuple[str, str], list[int]] = {}
+    for lease, guards in asked:
+        for name, most in _places(guards):
+            wanted.setdefault((lease.queue, name), []).append(most)
+    fulls: dict[tuple[str, str], int | None] = {
+        (lease.queue, rate.name): None for lease, guards in asked for rate in guards.rates
+    }
+    return fulls | {place: max(1, min(mosts) - len(mosts) + 1) for place, mosts in wanted.items()}
+
+
+def _places(guards: Guards) -> list[tuple[str, int]]:
+    """All names under which places are wanted, each with how many there are."""
+    places = [(hold.name, hold.most) for hold in guards.holds]
+    return places if guards.key is None else [*places, (f"{KEY_PLACE}{storable(guards.key)}", 1)]
+
+
+def _want(guards: Guards) -> str:
+    """The same as JSON, in the order in which it is tried."""
+    want: dict[str, Any] = {}
+    if guards.key is not None:
+        want["key"] = storable(guards.key)
+    if guards.holds:
+        want["holds"] = [(hold.name, hold.most) for hold in guards.holds]
+    if guards.rates:
+        want["rates"] = [(rate.name, rate.most, micros(rate.window)) for rate in guards.rates]
+    return orjson.dumps(want).decode()

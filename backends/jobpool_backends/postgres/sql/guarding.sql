@@ -1,0 +1,136 @@
+-- Who decides about what is counted under names takes a turn: until its transaction ends, nobody else decides about the
+-- same. There are {turns} turns for all names, so that no call needs more locks than the server has; they are taken in
+-- order, so that nobody waits for each other. What is read afterwards must be newer than the turn, which is so under
+-- READ COMMITTED only.
+CREATE OR REPLACE FUNCTION {schema}.take_turns(scopes text[], names text[])
+RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    turn integer;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'jobpool decides about keys, places and rates under READ COMMITTED only'
+            USING ERRCODE = '{wrong_isolation}';
+    END IF;
+    FOREACH turn IN ARRAY ARRAY(
+        SELECT DISTINCT hashtext(n.scope || ' ' || n.name) & ({turns} - 1) FROM unnest(scopes, names) AS n (scope, name)
+        ORDER BY 1)
+    LOOP
+        PERFORM pg_advisory_xact_lock(hashtext('jobpool turns of {schema}'), turn);
+    END LOOP;
+END $$;
+
+-- Grant to leases what they want, to each all of it or nothing; an answer each, in order: g GRANTED, d DONE, h HELD,
+-- l LIMITED, x LOST; the name that refused; the microseconds until a rate has room.
+--
+-- wants: JSON each: {"key": k, "holds": [[name, most], …], "rates": [[name, most, microseconds], …]}, without what is
+-- not wanted. scopes, names: the queue and name of everything that is wanted, once each; a key k has the name key:k.
+-- fulls: how many places must be taken under it now for it to become full within this call; NULL for a rate.
+CREATE OR REPLACE FUNCTION {schema}.begin_leases(
+    queues text[], seqs bigint[], holders bigint[], wants text[], scopes text[], names text[], fulls integer[]
+) RETURNS TABLE (answer text, refused text, after bigint) LANGUAGE plpgsql VOLATILE {planner} AS $$
+DECLARE
+    now bigint;
+    asked record;
+BEGIN
+    PERFORM {schema}.take_turns(scopes, names);
+    now := {schema}.moment();
+    -- Some of what is taken may be held by leases that have ended. This comes before any look at what is done: a lease
+    -- that ended by an ack has its key done in the same transaction, and so nothing comes between the two.
+    PERFORM {schema}.free_places(f.scope, f.name, now) FROM (
+        SELECT n.scope, n.name FROM unnest(scopes, names, fulls) AS n (scope, name, full_from)
+        WHERE {schema}.count_places(n.scope, n.name, NULL, n.full_from) >= n.full_from OFFSET 0) f;
+    FOR asked IN
+        SELECT w.queue, w.seq, w.holder, w.want::jsonb AS want
+        FROM unnest(queues, seqs, holders, wants) WITH ORDINALITY AS w (queue, seq, holder, want, place)
+        ORDER BY w.place
+    LOOP
+        SELECT b.answer, b.refused, b.after INTO answer, refused, after
+        FROM {schema}.begin_lease(asked.queue, asked.seq, asked.holder, asked.want, now) b;
+        RETURN NEXT;
+    END LOOP;
+END $$;
+
+CREATE OR REPLACE FUNCTION {schema}.begin_lease(
+    scope text, number bigint, owner bigint, want jsonb, now bigint, OUT answer text, OUT refused text,
+    OUT after bigint
+) LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    leased smallint := 2;
+    wanted_key text := want ->> 'key';
+    start text := {schema}.token_of(number, owner);
+    deadline bigint;
+    held boolean;
+    one record;
+BEGIN
+    refused := '';
+    after := 0;
+    SELECT m.deadline INTO deadline FROM {schema}.messages m
+    WHERE m.queue = scope AND m.state = leased AND m.seq = number AND m.holder = owner AND m.deadline > now;
+    IF NOT FOUND THEN
+        answer := 'x';
+        RETURN;
+    END IF;
+    IF wanted_key IS NOT NULL THEN
+        refused := wanted_key;
+        held := {schema}.count_places(scope, 'key:' || wanted_key, number, 1) > 0;  -- first, as in `begin_leases`
+        IF EXISTS (SELECT FROM {schema}.done d WHERE d.queue = scope AND d.key = wanted_key AND d.until > now) THEN
+            answer := 'd';
+            RETURN;
+        ELSIF held THEN
+            answer := 'h';
+            RETURN;
+        END IF;
+    END IF;
+    FOR one IN SELECT h ->> 0 AS name, (h ->> 1)::integer AS most FROM jsonb_array_elements(want -> 'holds') AS h LOOP
+        IF {schema}.count_places(scope, one.name, number, one.most) >= one.most THEN
+            answer := 'h';
+            refused := one.name;
+            RETURN;
+        END IF;
+    END LOOP;
+    FOR one IN
+        SELECT r ->> 0 AS name, (r ->> 1)::integer AS most, (r ->> 2)::bigint AS length
+        FROM jsonb_array_elements(want -> 'rates') AS r
+    LOOP
+        after := {schema}.time_to_start(scope, one.name, one.most, one.length, start, now);
+        IF after > 0 THEN
+            answer := 'l';
+            refused := one.name;
+            RETURN;
+        END IF;
+    END LOOP;
+    PERFORM {schema}.take_place(scope, 'key:' || wanted_key, number, owner, deadline) WHERE wanted_key IS NOT NULL;
+    PERFORM {schema}.take_place(scope, h ->> 0, number, owner, deadline)
+    FROM jsonb_array_elements(want -> 'holds') AS h;
+    PERFORM {schema}.note_start(scope, r ->> 0, start, (r ->> 2)::bigint, now)
+    FROM jsonb_array_elements(want -> 'rates') AS r;
+    answer := 'g';
+    refused := '';
+END $$;
+
+-- Mark a key done for `length` microseconds; whether it was not done before.
+CREATE OR REPLACE FUNCTION {schema}.first_run(scope text, wanted_key text, length bigint)
+RETURNS boolean LANGUAGE plpgsql VOLATILE {planner} AS $$
+DECLARE
+    now bigint := {schema}.moment();
+BEGIN
+    INSERT INTO {schema}.done AS d (queue, key, until) VALUES (scope, wanted_key, now + length)
+    ON CONFLICT (queue, key) DO UPDATE SET until = excluded.until WHERE d.until <= now;
+    RETURN FOUND;
+END $$;
+
+CREATE OR REPLACE FUNCTION {schema}.forget(scope text, wanted_key text)
+RETURNS boolean LANGUAGE plpgsql VOLATILE {planner} AS $$
+DECLARE
+    now bigint := {schema}.moment();
+BEGIN
+    DELETE FROM {schema}.done d WHERE d.queue = scope AND d.key = wanted_key AND d.until > now;
+    RETURN FOUND;
+END $$;
+
+CREATE OR REPLACE FUNCTION {schema}.mark_done(scope text, done_key text, known_until bigint)
+RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    INSERT INTO {schema}.done (queue, key, until) VALUES (scope, done_key, known_until)
+    ON CONFLICT (queue, key) DO UPDATE SET until = excluded.until;
+END $$;

@@ -1,0 +1,79 @@
+-- How many messages other than `number` have a place under a name, counted up to `most`: those whose lease has ended
+-- too, until `free_places` has been there.
+CREATE OR REPLACE FUNCTION {schema}.count_places(scope text, place text, number bigint, most integer)
+RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN (SELECT count(*) FROM (
+        SELECT FROM {schema}.holds h
+        WHERE h.queue = scope AND h.name = place AND h.seq IS DISTINCT FROM number LIMIT most) x);
+END $$;
+
+-- Take away the places of leases that have ended.
+CREATE OR REPLACE FUNCTION {schema}.free_places(scope text, place text, now bigint)
+RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    leased smallint := 2;
+BEGIN
+    DELETE FROM {schema}.holds WHERE ctid = ANY (ARRAY(
+        SELECT h.ctid FROM {schema}.holds h WHERE h.queue = scope AND h.name = place AND CASE WHEN (
+            SELECT m.deadline > now FROM {schema}.messages m
+            WHERE m.queue = h.queue AND m.state = leased AND m.seq = h.seq AND m.holder = h.holder)
+        THEN false ELSE NOT {schema}.is_being_settled(h.queue, h.seq, h.holder) END));
+END $$;
+
+-- Whether a lease whose deadline has passed may yet turn out to have been renewed or settled in time: a transaction
+-- that began before the deadline, a handler's own perhaps, has the row. As in `reap`, that one comes first.
+CREATE OR REPLACE FUNCTION {schema}.is_being_settled(scope text, number bigint, owner bigint)
+RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    leased smallint := 2;
+BEGIN
+    PERFORM FROM {schema}.messages m
+    WHERE m.queue = scope AND m.state = leased AND m.seq = number AND m.holder = owner;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM FROM {schema}.messages m
+    WHERE m.queue = scope AND m.state = leased AND m.seq = number AND m.holder = owner FOR KEY SHARE SKIP LOCKED;
+    RETURN NOT FOUND;
+END $$;
+
+CREATE OR REPLACE FUNCTION {schema}.take_place(scope text, place text, number bigint, owner bigint, deadline bigint)
+RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    INSERT INTO {schema}.holds (queue, name, seq, holder, until) VALUES (scope, place, number, owner, deadline)
+    ON CONFLICT (queue, name, seq) DO UPDATE SET holder = excluded.holder, until = excluded.until;
+END $$;
+
+-- The ids of the messages that have a place under a name.
+CREATE OR REPLACE FUNCTION {schema}.holders(scope text, place text)
+RETURNS text[] LANGUAGE plpgsql VOLATILE {planner} AS $$
+DECLARE
+    now bigint := {schema}.moment();
+    leased smallint := 2;
+BEGIN
+    RETURN ARRAY(
+        SELECT x.id FROM {schema}.holds h, LATERAL (
+            SELECT m.id FROM {schema}.messages m
+            WHERE m.queue = h.queue AND m.state = leased AND m.seq = h.seq AND m.holder = h.holder AND m.deadline > now
+            OFFSET 0) x
+        WHERE h.queue = scope AND h.name = place);
+END $$;
+
+-- Forget up to `most` places of leases that have ended. A place that was taken again meanwhile has a later time to look
+-- at it, and is left; so is one of a lease that nobody has reaped.
+CREATE OR REPLACE FUNCTION {schema}.sweep_holds(most integer, now bigint)
+RETURNS integer LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    leased smallint := 2;
+    due tid[] := ARRAY(
+        SELECT h.ctid FROM {schema}.holds h WHERE h.until <= now ORDER BY h.until LIMIT most FOR UPDATE SKIP LOCKED);
+BEGIN
+    IF cardinality(due) > 0 THEN
+        UPDATE {schema}.holds h SET until = now + {look_again} WHERE h.ctid = ANY (due) AND (
+            SELECT true FROM {schema}.messages m
+            WHERE m.queue = h.queue AND m.state = leased AND m.seq = h.seq AND m.holder = h.holder);
+        DELETE FROM {schema}.holds h WHERE h.ctid = ANY (due) AND h.until <= now;
+    END IF;
+    RETURN cardinality(due);
+END $$;

@@ -1,0 +1,55 @@
+-- Starts that are counted in windows that slide. `length`: of the window, in microseconds.
+
+-- Count a start of the caller's own; the microseconds to wait, 0 when it was counted.
+CREATE OR REPLACE FUNCTION {schema}.take_start(scope text, rate text, most integer, length bigint, start text)
+RETURNS bigint LANGUAGE plpgsql VOLATILE {planner} AS $$
+DECLARE
+    now bigint;
+    rest bigint;
+BEGIN
+    PERFORM {schema}.take_turns(ARRAY[scope], ARRAY[rate]);
+    now := {schema}.moment();
+    rest := {schema}.time_to_start(scope, rate, most, length, start, now);
+    IF rest = 0 THEN
+        PERFORM {schema}.note_start(scope, rate, start, length, now);
+    END IF;
+    RETURN rest;
+END $$;
+
+-- Microseconds until a rate has room for one more start; 0: there is, or this start has been counted.
+CREATE OR REPLACE FUNCTION {schema}.time_to_start(
+    scope text, rate text, most integer, length bigint, start text, now bigint
+) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF EXISTS (SELECT FROM {schema}.starts s WHERE s.queue = scope AND s.name = rate AND s.token = start) THEN
+        RETURN 0;
+    END IF;
+    RETURN coalesce((
+        SELECT s.at + length - now FROM {schema}.starts s
+        WHERE s.queue = scope AND s.name = rate AND s.at > now - length ORDER BY s.at DESC OFFSET most - 1 LIMIT 1), 0);
+END $$;
+
+CREATE OR REPLACE FUNCTION {schema}.note_start(scope text, rate text, start text, length bigint, now bigint)
+RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    INSERT INTO {schema}.starts (queue, name, token, at, until) VALUES (scope, rate, start, now, now + length)
+    ON CONFLICT (queue, name, token) DO NOTHING;
+END $$;
+
+-- Forget that a lease has started.
+CREATE OR REPLACE FUNCTION {schema}.give_back_starts(scope text, rates text[], number bigint, owner bigint)
+RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    start text := {schema}.token_of(number, owner);
+    rate text;
+BEGIN
+    FOREACH rate IN ARRAY rates LOOP
+        DELETE FROM {schema}.starts s WHERE s.queue = scope AND s.name = rate AND s.token = start;
+    END LOOP;
+END $$;
+
+-- Under which token the starts of a lease are counted: its owner token.
+CREATE OR REPLACE FUNCTION {schema}.token_of(number bigint, owner bigint)
+RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT lpad(to_hex(owner), 16, '0') || lpad(to_hex(number), 16, '0')
+$$;

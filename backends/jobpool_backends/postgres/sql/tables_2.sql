@@ -1,0 +1,68 @@
+ALTER TABLE {schema}.messages ADD COLUMN unique_key text COLLATE "C";
+CREATE INDEX messages_dead ON {schema}.messages (queue, died_at, seq) WHERE state = 3;
+
+CREATE TABLE {schema}.uniques (
+    queue text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    id text COLLATE "C" NOT NULL,             -- of the message that has the key
+    until bigint,                             -- NULL while that message is there
+    PRIMARY KEY (queue, key)
+) WITH ({keeps_short});
+CREATE INDEX uniques_until ON {schema}.uniques (until) WHERE until IS NOT NULL;
+
+CREATE TABLE {schema}.done (
+    queue text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    until bigint NOT NULL,
+    PRIMARY KEY (queue, key)
+) WITH ({keeps_short});
+CREATE INDEX done_until ON {schema}.done (until);
+
+CREATE TABLE {schema}.holds (
+    queue text COLLATE "C" NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    seq bigint NOT NULL,                      -- of the message; it counts while that is leased by `holder`
+    holder bigint NOT NULL,
+    until bigint NOT NULL,                    -- when to look whether it can go; nothing else goes by it
+    PRIMARY KEY (queue, name, seq)
+) WITH ({keeps_short});
+CREATE INDEX holds_until ON {schema}.holds (until);
+
+CREATE TABLE {schema}.starts (
+    queue text COLLATE "C" NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    token text COLLATE "C" NOT NULL,
+    at bigint NOT NULL,
+    until bigint NOT NULL,
+    PRIMARY KEY (queue, name, token)
+) WITH ({keeps_short});
+CREATE INDEX starts_at ON {schema}.starts (queue, name, at);
+CREATE INDEX starts_until ON {schema}.starts (until);
+
+CREATE TABLE {schema}.records (
+    space text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    until bigint NOT NULL,
+    value bytea NOT NULL,
+    PRIMARY KEY (space, key)
+) WITH ({keeps_short});
+CREATE INDEX records_until ON {schema}.records (until);
+
+CREATE TABLE {schema}.logs (
+    space text COLLATE "C" NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    number bigint NOT NULL,                   -- without gaps
+    line bytea NOT NULL,
+    PRIMARY KEY (space, name, number)
+) WITH ({keeps_short});
+
+CREATE TABLE {schema}.evictions (
+    queue text COLLATE "C" NOT NULL PRIMARY KEY,
+    count bigint NOT NULL
+) WITH (fillfactor = 50, vacuum_truncate = off);
+
+-- Their parameters have changed. What older programs say to them is understood by those that come in their place.
+DROP FUNCTION IF EXISTS {schema}.settle(
+    text, text[], bigint[], bigint[], text[], bigint[], bigint[], text, bigint[], text[], text[]);
+DROP FUNCTION IF EXISTS {schema}.settle_one(
+    text, bigint, bigint, text, bigint, text, text, bigint, timestamptz);

@@ -1,0 +1,128 @@
+"""Dead letters under the caps of the URL: the oldest go, a bounded number a statement, and are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from postgres_rig import Rig, together
+from support.jobs import QUEUE, a_job, numbered
+
+from jobpool.backend import ReapPolicy
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.lease import JobLease
+from jobpool.settlement import Abandon, Settled
+from jobpool_backends.postgres import PostgresBackend, capping
+from jobpool_backends.postgres.address import read_address
+from jobpool_backends.shared import DeadCaps
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with Rig() as rig:
+        yield rig
+
+
+def take(backend: PostgresBackend, count: int) -> list[JobLease]:
+    backend.enqueue_many(numbered(count))
+    return backend.fetch_many(QUEUE, limit=count, ttl=300.0)
+
+
+def bury(backend: PostgresBackend, count: int) -> list[JobLease]:
+    leases = take(backend, count)
+    assert set(backend.settle_many([(lease, Abandon("failed")) for lease in leases])) == {Settled.OK}
+    return leases
+
+
+def test_without_caps_all_are_kept(rig: Rig) -> None:
+    backend = rig.open()
+    bury(backend, 30)
+    assert (backend.stats(QUEUE).dead, backend.evicted(QUEUE)) == (30, 0)
+
+
+def test_beyond_dead_max_the_oldest_go_whatever_their_place_in_the_queue(rig: Rig) -> None:
+    backend = rig.open(dead_max=2)
+    known = backend.enqueue_many([a_job(identifier=f"order-{number}") for number in range(5)])
+    for lease in reversed(backend.fetch_many(QUEUE, limit=5, ttl=300.0)):
+        backend.abandon(lease, "failed")
+    assert [message.id for message in backend.list_messages()] == known[:2]  # those that died last
+    assert backend.evicted(QUEUE) == 3
+    assert backend.enqueue(a_job(identifier="order-4")) == "order-4"  # its end is remembered
+    assert backend.stats(QUEUE).pending == 0
+
+
+def test_an_evicted_message_gives_its_unique_key_free(rig: Rig) -> None:
+    backend = rig.open(dead_max=1)
+    first = backend.enqueue(a_job(unique=True, idempotency_key="order-17"))
+    lease = backend.fetch(QUEUE)
+    assert lease is not None
+    backend.abandon(lease)
+    assert backend.enqueue(a_job(unique=True, idempotency_key="order-17")) == first
+    bury(backend, 1)
+    assert backend.enqueue(a_job(unique=True, idempotency_key="order-17")) != first
+
+
+def test_the_crash_limit_buries_under_the_same_caps(rig: Rig) -> None:
+    backend = rig.open(dead_max=1)
+    for lease in take(backend, 3):
+        backend.forfeit(lease, "SIGSEGV")
+    policy = ReapPolicy(max_crashes=1, back_off=0.0)
+    backend.reap(QUEUE, policy)
+    for lease in backend.fetch_many(QUEUE, limit=3):
+        backend.forfeit(lease, "SIGSEGV")
+    assert [message.dead for message in backend.reap(QUEUE, policy)] == [True] * 3
+    assert (backend.stats(QUEUE).dead, backend.evicted(QUEUE)) == (1, 2)
+
+
+def test_a_cap_that_is_set_late_is_reached_piece_by_piece(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    bury(rig.open(), 40)
+    monkeypatch.setattr(capping, "_BATCH", 3)
+    capped = rig.open(dead_max=4)
+    capped.reap(QUEUE)
+    assert (capped.stats(QUEUE).dead, capped.evicted(QUEUE)) == (25, 15)
+    while capped.stats(QUEUE).dead > 4:
+        capped.reap(QUEUE)
+    assert capped.evicted(QUEUE) == 36
+
+
+def test_several_pools_that_evict_at_once_count_each_letter_once(rig: Rig) -> None:
+    bury(rig.open(), 300)
+    pools = [rig.open(dead_max=10, timeout=30) for _ in range(6)]
+    together(6, lambda number: pools[number].reap(QUEUE))
+    pools[0].reap(QUEUE)
+    assert (pools[0].stats(QUEUE).dead, pools[0].evicted(QUEUE)) == (10, 290)
+
+
+def test_what_is_retried_or_leased_is_not_evicted(rig: Rig) -> None:
+    backend = rig.open(dead_max=1)
+    held = take(backend, 3)
+    bury(backend, 5)
+    assert (backend.stats(QUEUE).leased, backend.stats(QUEUE).dead) == (len(held), 1)
+
+
+def test_an_eviction_that_fails_does_not_hide_the_answer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = rig.open(dead_max=1)
+    leases = take(backend, 2)
+
+    def fail(*_: object) -> None:
+        raise BackendUnavailable("the server is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend._caps, "_shorten", fail)
+        assert backend.settle_many([(lease, Abandon("failed")) for lease in leases]) == [Settled.OK] * 2
+    assert backend.stats(QUEUE).dead == 2
+    backend.reap(QUEUE)
+    assert backend.stats(QUEUE).dead == 1
+
+
+def test_the_caps_are_read_from_the_url_or_by_keyword() -> None:
+    assert read_address("postgresql://here/jobs").caps == DeadCaps()
+    url = "postgresql://here/jobs?dead_max=100&dead_max_age=1.5"
+    assert read_address(url).caps == DeadCaps(100, 1_500_000)
+    assert read_address(url, {"dead_max": 7}).caps == DeadCaps(7, 1_500_000)
+
+
+@pytest.mark.parametrize(("name", "value"), [("dead_max", "2.5"), ("dead_max", -1), ("dead_max_age", "soon")])
+def test_a_cap_that_is_none_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=f"postgresql:// takes option {name} as a .* not {value!r}"):
+        read_address("postgresql://here/jobs", {name: value})

@@ -1,0 +1,115 @@
+"""What a job costs that asks for nothing: a round trip for each call, and no statement more within it than ever.
+
+A job without guards, unique key or follow-ups is what a pool mostly has. The numbers were the same before there were
+any of these: who raises one here slows all of them down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from postgres_explained import Explained, explained
+from postgres_rig import Rig
+from support.jobs import QUEUE, a_job, numbered
+
+from jobpool.guards import Guards, Hold
+from jobpool.lease import JobLease
+from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settlement
+from jobpool_backends.postgres import PostgresBackend
+from jobpool_backends.postgres.link import Link
+
+Call = Callable[[PostgresBackend, Iterator[JobLease]], object]
+
+
+def some_leases(backend: PostgresBackend) -> Iterator[JobLease]:
+    backend.enqueue_many(numbered(40))
+    return iter(backend.fetch_many(QUEUE, limit=20))
+
+
+def settle(settlement: Settlement, count: int = 1) -> Call:
+    return lambda backend, leases: backend.settle_many([(next(leases), settlement) for _ in range(count)])
+
+
+CALLS: list[tuple[str, Call, int]] = [
+    ("enqueue", lambda backend, _: backend.enqueue(a_job()), 4),
+    ("enqueue a few", lambda backend, _: backend.enqueue_many(numbered(10)), 6),
+    ("fetch", lambda backend, _: backend.fetch_many(QUEUE, limit=5), 12),
+    ("fetch nothing", lambda backend, _: backend.fetch_many("nothing", limit=5), 8),
+    ("ack", settle(Ack()), 6),
+    ("ack a few", settle(Ack(), 5), 6),
+    ("nack", settle(Nack(5.0, "boom")), 10),
+    ("release", settle(Release()), 10),
+    ("abandon", settle(Abandon("hopeless")), 8),
+    ("forfeit", settle(Forfeit("SIGSEGV")), 8),
+    ("renew", lambda backend, leases: backend.renew_many([next(leases)], 30.0), 3),
+    ("reap nothing", lambda backend, _: backend.reap("nothing"), 2),
+]
+"""Each with the statements that the server runs for it, those within the functions too."""
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[Explained]:
+    with Rig() as rig:
+        rig.open().prepare()
+        found = explained(rig)
+        found.backend._settler._sweeper._next = math.inf
+        yield found
+
+
+@pytest.mark.parametrize(("call", "statements"), [pytest.param(*case[1:], id=case[0]) for case in CALLS])
+def test_a_call_that_asks_for_nothing_runs_no_more_statements_than_ever(
+    found: Explained, call: Call, statements: int
+) -> None:
+    leases = some_leases(found.backend)
+    call(found.backend, leases)  # the first time looks at the catalogue
+    found.plans.clear()
+    call(found.backend, leases)
+    assert len(found.plans) <= statements
+
+
+def trips(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> int:
+    """How often `work` waits for the server."""
+    waits = 0
+    wait = Link.wait
+
+    def count(link: Link, *arguments: Any, **named: Any) -> Any:
+        nonlocal waits
+        waits += 1
+        return wait(link, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "wait", count)
+        work()
+    return waits
+
+
+@pytest.mark.parametrize("call", [pytest.param(case[1], id=case[0]) for case in CALLS])
+def test_a_call_that_asks_for_nothing_is_one_round_trip(
+    found: Explained, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    leases = some_leases(found.backend)
+    call(found.backend, leases)
+    assert trips(monkeypatch, lambda: call(found.backend, leases)) == 1
+
+
+def test_whatever_is_asked_of_the_key_store_is_one_round_trip(
+    found: Explained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, keys = found.backend, found.backend.keys
+    backend.enqueue_many(numbered(5))
+    guards = Guards(key="order", holds=(Hold("queue", 9),))
+    batch = [(lease, guards) for lease in backend.fetch_many(QUEUE, limit=5)]
+    acks: list[tuple[JobLease, Settlement]] = [(lease.guarded(guards), Ack()) for lease, guards in batch]
+    steps: list[Callable[[], object]] = [
+        lambda: backend.enqueue_many([a_job(unique=True, idempotency_key=str(number)) for number in range(9)]),
+        lambda: keys.begin_many(batch),
+        lambda: backend.settle_many(acks),
+        lambda: keys.first_run(QUEUE, "one"),
+        lambda: keys.put_records("pools", {"one": b"1", "two": b"2"}, 60.0),
+        lambda: keys.list_records("pools"),
+        lambda: keys.append_log("history", [("one", b"1"), ("two", b"2")], 10),
+    ]
+    assert [trips(monkeypatch, step) for step in steps] == [1] * len(steps)

@@ -1,0 +1,215 @@
+"""With a million keys, places, starts, records and lines no step of the key store reads more than its share of them.
+
+What a statement costs is counted in pages that it touches, which no load disturbs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+from postgres_explained import Explained, check_plans, explained
+from postgres_rig import Rig
+from support.jobs import QUEUE, a_job, numbered
+
+from jobpool.backend import MessageFilter, State, Verb
+from jobpool.definition import JobDefinition
+from jobpool.guards import Begin, Guards, Hold, Rate
+from jobpool.lease import JobLease
+from jobpool.settlement import Abandon, Ack, Move, Release
+
+pytestmark = pytest.mark.xdist_group("postgres-million")  # one load after the other
+
+FEW = 1000
+MANY = 1_000_000
+
+_FILL = {
+    "uniques": "SELECT 'reports', 'full-' || n, n::text, CASE n %% 2 WHEN 0 THEN later END",
+    "done": "SELECT 'reports', 'full-' || n, later",
+    "holds": "SELECT 'reports', 'full-' || n, n + 1000000000, 1, later",
+    "starts": "SELECT 'reports', 'full-' || n %% 1000, n::text, later - 3600000000 - n, later",
+    "records": "SELECT 'full', 'full-' || n, later, '{}'",
+    "logs": "SELECT 'full', 'full-' || n %% 1000, 1 + n / 1000, '{}'",
+}
+"""So many rows in each table, none of which is due to go within the test."""
+
+_FROM = "FROM generate_series(1, %s) AS n, (SELECT {schema}.moment() + 36000000000 AS later OFFSET 0) AS m"
+_INDEXES = "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = %s AND tablename = %s"
+
+_fresh = count()
+
+
+def fill(rig: Rig, each: int) -> None:
+    for table, columns in _FILL.items():
+        indexes = rig.ask(_INDEXES, rig.schema, table)
+        rig.ask(f"ALTER TABLE {{schema}}.{table} DROP CONSTRAINT {table}_pkey")
+        for name, _ in indexes:
+            rig.ask(f"DROP INDEX IF EXISTS {{schema}}.{name}")
+        rig.ask(f"INSERT INTO {{schema}}.{table} {columns} {_FROM}", each)
+        for name, definition in indexes:
+            rig.ask(definition)
+            if name.endswith("_pkey"):
+                rig.ask(f"ALTER TABLE {{schema}}.{table} ADD PRIMARY KEY USING INDEX {name}")
+
+
+def prepared(rig: Rig, each: int) -> Explained:
+    """Its connection has made its plans while the tables were known to be empty."""
+    rig.open().prepare()
+    for table in ("messages", "calls", "ended", "heads", "sleepers", "evictions", *_FILL):
+        rig.ask(f"ALTER TABLE {{schema}}.{table} SET (autovacuum_enabled = off)")
+        rig.ask(f"VACUUM ANALYZE {{schema}}.{table}")
+    found = explained(rig)
+    costs(found)
+    rig.ask(f"TRUNCATE {', '.join(f'{{schema}}.{table}' for table in _FILL)}")
+    fill(rig, each)
+    return found
+
+
+@pytest.fixture(scope="module")
+def few() -> Iterator[Explained]:
+    with Rig() as rig:
+        yield prepared(rig, FEW)
+
+
+@pytest.fixture(scope="module")
+def many() -> Iterator[tuple[Rig, Explained]]:
+    with Rig() as rig:
+        yield rig, prepared(rig, MANY)
+
+
+def fresh() -> str:
+    return f"new-{next(_fresh)}"
+
+
+def unique(key: str | None = None) -> JobDefinition:
+    return a_job(unique=True, idempotency_key=key or fresh())
+
+
+def wanting(**fields: Any) -> Guards:
+    return Guards(**fields)
+
+
+def costs(found: Explained) -> dict[str, int]:
+    """What each step costs, in pages."""
+    backend, keys = found.backend, found.backend.keys
+    pages: dict[str, int] = {}
+
+    def measure(name: str, step: Callable[[], object]) -> None:
+        step()  # the first time looks at the catalogue
+        pages[name] = min(found.pages(step) for _ in range(3))
+        check_plans(found, name)
+
+    backend.enqueue_many(numbered(400))
+    for guards, answer in (
+        (lambda: Guards(key=fresh(), holds=(Hold(fresh()),), rates=(Rate(fresh(), 5),)), Begin.GRANTED),
+        (lambda: Guards(key="held", holds=(Hold("places", 50),)), Begin.HELD),
+        (lambda: Guards(holds=(Hold("places", 50),)), Begin.HELD),
+        (lambda: Guards(rates=(Rate("rate", 50, 3600.0),)), Begin.LIMITED),
+        (lambda: Guards(key="done"), Begin.DONE),
+    ):
+        taken(found)
+        name = f"begin, {answer.value}"
+        while name in pages:
+            name += " again"
+        measure(name, lambda guards=guards, answer=answer: ask(found, guards(), answer))
+    keys.put_records("mine", {f"key-{number}": b"x" for number in range(30)}, 60.0)
+    keys.append_log("mine", [("nightly", b"x")] * 30, 100)
+    for name, step in steps(found).items():
+        measure(name, step)
+    for states in ((State.DEAD,), (State.WAITING, State.DELAYED)):
+        while backend.bulk(MessageFilter(states=states), Verb.DELETE):
+            pass
+    return pages
+
+
+def taken(found: Explained) -> None:
+    """What the steps are refused: fifty places, a rate's starts, a key that runs, one that is done."""
+    backend, keys = found.backend, found.backend.keys
+    if not keys.holders(QUEUE, "places"):
+        leases = backend.fetch_many(QUEUE, limit=51, ttl=3600.0)
+        keys.begin_many([(lease, Guards(holds=(Hold("places", 50),))) for lease in leases[:50]])
+        keys.begin_many([(leases[50], Guards(key="held"))])
+    for number in range(50):
+        keys.take(QUEUE, Rate("rate", 50, 3600.0), str(number))
+    keys.first_run(QUEUE, "done")
+
+
+def ask(found: Explained, guards: Guards, answer: Begin) -> None:
+    """Of a new lease; only this call is measured, because it is the last."""
+    lease = a_lease(found)
+    assert found.backend.keys.begin_many([(lease, guards)])[0].answer is answer
+
+
+def a_lease(found: Explained) -> JobLease:
+    lease = found.backend.fetch(QUEUE, ttl=3600.0)
+    assert lease is not None
+    return lease
+
+
+def steps(found: Explained) -> dict[str, Callable[[], object]]:
+    backend, keys = found.backend, found.backend.keys
+    rate = Rate("rate", 50, 3600.0)
+
+    def settle(settlement: Any, guards: Guards | None = None) -> Callable[[], object]:
+        def step() -> None:
+            backend.enqueue(unique())
+            lease = a_lease(found)
+            if guards is not None:
+                lease = lease.guarded(guards)
+            assert backend.settle_many([(lease, settlement)])[0]
+
+        return step
+
+    def resume() -> None:
+        settle(Abandon("failed"))()
+        assert backend.bulk(MessageFilter(queue=QUEUE, states=(State.DEAD,)), Verb.RESUME, limit=1) == 1
+
+    def evict() -> None:
+        settle(Abandon("failed"))()
+        backend._database.run(f'SELECT "{backend._database.schema}".evict(%b, 0, 0, 10)', (QUEUE,))
+
+    return {
+        "enqueue unique": lambda: backend.enqueue(unique()),
+        "enqueue known": lambda: backend.enqueue(unique("known")),
+        "ack": settle(Ack()),
+        "ack with a key": settle(Ack(), wanting(key="mine")),
+        "release": settle(Release(60.0, begun=False), wanting(rates=(rate, Rate("other", 5)))),
+        "move": settle(Move("elsewhere")),
+        "resume": resume,
+        "evict": evict,
+        "take": lambda: keys.take(QUEUE, Rate(fresh(), 5), "one"),
+        "take in vain": lambda: keys.take(QUEUE, rate, fresh()),
+        "first run": lambda: keys.first_run(QUEUE, fresh()),
+        "not the first run": lambda: keys.first_run(QUEUE, "done"),
+        "forget": lambda: keys.forget(QUEUE, fresh()),
+        "holders": lambda: keys.holders(QUEUE, "places"),
+        "put": lambda: keys.put_records("mine", {"key-1": b"y", "key-2": b"y"}, 60.0),
+        "get": lambda: keys.get_record("mine", "key-1"),
+        "list": lambda: keys.list_records("mine", prefix="key", after="key-1", limit=10),
+        "list an end": lambda: keys.list_records("mine", prefix="z", limit=10),
+        "delete": lambda: keys.delete_records("mine", ["key-29", "gone"]),
+        "append": lambda: keys.append_log("mine", [("nightly", b"x"), ("daily", b"x")], 20),
+        "read": lambda: keys.read_log("mine", "nightly", limit=10),
+        "logs": lambda: keys.list_logs("mine"),
+        "sweep": lambda: backend._database.run(f'SELECT "{backend._database.schema}".sweep(100)'),
+    }
+
+
+def compare(few: dict[str, int], many: dict[str, int]) -> None:
+    """An index of a million entries is two or three levels deeper than one of a thousand, and a sweep reads seven."""
+    grown = {name: (few[name], many[name]) for name in few if many[name] > few[name] * 1.7 + 25}
+    assert not grown
+
+
+def test_the_cost_does_not_grow_with_what_is_kept(few: Explained, many: tuple[Rig, Explained]) -> None:
+    """By plans from when the tables were empty, by those of a server that knows nothing, and of one that knows all."""
+    rig, early = many
+    expected = costs(few)
+    compare(expected, costs(early))
+    compare(expected, costs(explained(rig)))
+    for table in _FILL:
+        rig.ask(f"ANALYZE {{schema}}.{table}")
+    compare(expected, costs(early))
+    compare(expected, costs(explained(rig)))

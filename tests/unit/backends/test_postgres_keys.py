@@ -1,0 +1,387 @@
+"""The key store among other transactions: who decides at the same time, and leases that end just now."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from postgres_rig import Rig, together
+from support.jobs import QUEUE, a_job, numbered
+from support.waiting import wait_until
+
+from jobpool.backend import QueueBackend
+from jobpool.guards import Begin, Begun, Guards, Hold, Rate
+from jobpool.lease import JobLease
+from jobpool.settlement import Ack, Release, Settled
+from jobpool_backends.postgres import PostgresBackend, keys
+from jobpool_backends.postgres.intransaction import ack
+
+PATIENCE = 30
+"""Seconds that a busy machine may take for a statement."""
+
+LOCK = Guards(holds=(Hold("job:nightly"),))
+KEY = Guards(key="order-17")
+
+Connection = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with Rig() as rig:
+        yield rig
+
+
+@pytest.fixture
+def backend(rig: Rig) -> PostgresBackend:
+    backend = rig.open(timeout=PATIENCE)
+    backend.prepare()
+    return backend
+
+
+def leases(backend: QueueBackend, count: int, ttl: float = 300.0) -> list[JobLease]:
+    backend.enqueue_many(numbered(count))
+    return backend.fetch_many(QUEUE, limit=count, ttl=ttl)
+
+
+def begin(backend: QueueBackend, lease: JobLease, guards: Guards) -> Begun:
+    [answer] = backend.keys.begin_many([(lease, guards)])
+    return answer
+
+
+def turns_waited_for(rig: Rig) -> int:
+    [(count,)] = rig.ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+    return int(count)
+
+
+# --- at the same time ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("guards", "answer"),
+    [
+        (KEY, Begin.HELD),
+        (LOCK, Begin.HELD),
+        (Guards(holds=(Hold("queue", 1),), rates=(Rate("queue", 1),)), Begin.HELD),
+        (Guards(rates=(Rate("queue", 1),)), Begin.LIMITED),
+    ],
+    ids=["key", "lock", "place", "rate"],
+)
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+def test_who_waited_for_another_sees_what_that_one_was_granted(
+    rig: Rig, backend: PostgresBackend, guards: Guards, answer: Begin, isolation: str
+) -> None:
+    """The second has begun before the first commits: what it saw at its beginning is out of date."""
+    options = f"-c default_transaction_isolation={isolation.replace(' ', chr(92) + ' ')}"
+    late = rig.open(timeout=PATIENCE, options=options)
+    first, second = leases(backend, 2)
+    late.ping()
+    with rig.connect() as connection, ThreadPoolExecutor(1) as threads:
+        in_transaction(rig, connection, first, guards)
+        waiting = threads.submit(begin, late, second, guards)
+        wait_until(lambda: turns_waited_for(rig), what="the second waits for its turn")
+        connection.commit()
+        assert waiting.result(PATIENCE).answer is answer
+    assert backend.keys.begin_many([(first, guards)]) == [Begun(Begin.GRANTED)]
+
+
+def in_transaction(rig: Rig, connection: Connection, lease: JobLease, guards: Guards) -> None:
+    """Grant these guards to a lease in a transaction that stays open."""
+    sql = keys._BEGIN.replace("{schema}", f'"{rig.schema}"')
+    [(letter, _, _)] = connection.execute(sql, keys._wanted([(lease, guards)])).fetchall()
+    assert letter == "g"
+
+
+def test_who_waited_gets_what_the_other_gave_up(rig: Rig, backend: PostgresBackend) -> None:
+    first, second = leases(backend, 2)
+    with rig.connect() as connection, ThreadPoolExecutor(1) as threads:
+        in_transaction(rig, connection, first, LOCK)
+        waiting = threads.submit(begin, backend, second, LOCK)
+        wait_until(lambda: turns_waited_for(rig), what="the second waits for its turn")
+        connection.rollback()
+        assert waiting.result(PATIENCE)
+
+
+def test_batches_in_any_order_neither_lock_up_nor_grant_too_much(rig: Rig, backend: PostgresBackend) -> None:
+    """Eight at once, each with thirty leases that want some of the same names, shuffled."""
+    before = rig.dead_locks()
+    pools = [rig.open(timeout=PATIENCE) for _ in range(8)]
+    mine = [leases(backend, 30) for _ in pools]
+    granted: list[tuple[JobLease, Guards]] = []
+
+    def ask(number: int) -> None:
+        draw = random.Random(number)
+        batch = [(lease, some_guards(draw)) for lease in mine[number]]
+        draw.shuffle(batch)
+        for piece in (batch[:10], batch[10:20], batch[20:]):
+            answers = pools[number].keys.begin_many(piece)
+            granted.extend(asked for asked, answer in zip(piece, answers, strict=True) if answer)
+
+    together(8, ask)
+    keys = [guards.key for _, guards in granted if guards.key]
+    assert len(keys) == len(set(keys)) == 5
+    for name in NAMES:
+        held = [lease.id for lease, guards in granted if any(hold.name == name for hold in guards.holds)]
+        assert sorted(held) == backend.keys.holders(QUEUE, name)
+        assert len(held) == 3
+    assert sum(bool(guards.rates) for _, guards in granted) == 20
+    for pool in pools:
+        pool.close()
+    assert rig.dead_locks() == before
+
+
+NAMES = [f"tenant-{number}" for number in range(4)]
+
+
+def some_guards(draw: random.Random) -> Guards:
+    return draw.choice(
+        [
+            Guards(key=f"order-{draw.randrange(5)}"),
+            Guards(holds=(Hold(draw.choice(NAMES), 3),)),
+            Guards(rates=(Rate("queue", 20, 3600.0),)),
+        ]
+    )
+
+
+def test_no_batch_needs_more_locks_than_there_are_turns(rig: Rig, backend: PostgresBackend) -> None:
+    asked = [(lease, Guards(key=f"order-{lease.id}")) for lease in leases(backend, 1000)]
+    with rig.connect() as connection:
+        connection.execute(keys._BEGIN.replace("{schema}", f'"{rig.schema}"'), keys._wanted(asked))
+        [(held,)] = rig.ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+        assert 200 < held <= 256
+
+
+def test_who_asks_for_another_name_waits_for_nobody(rig: Rig, backend: PostgresBackend) -> None:
+    first, second = leases(backend, 2)
+    with rig.connect() as connection:
+        in_transaction(rig, connection, first, Guards(holds=(Hold("one"),)))
+        quick = rig.open(timeout=1.0)
+        assert begin(quick, second, Guards(holds=(Hold("two"),)))
+
+
+# --- leases that end just now -------------------------------------------------------------------------------
+
+
+def test_a_key_stays_held_while_its_ack_is_under_way_though_the_deadline_has_passed(
+    rig: Rig, backend: PostgresBackend
+) -> None:
+    """A handler's own transaction has acked in time, and commits late: until then nobody runs under its key."""
+    [lease] = leases(backend, 1, ttl=1.0)
+    [other] = leases(backend, 1)
+    assert begin(backend, lease, KEY)
+    with rig.connect() as connection:
+        ack(connection, backend.ticket(lease.guarded(KEY)))
+        wait_until(lambda: not backend.keys.holders(QUEUE, "key:order-17"), what="the deadline has passed")
+        assert begin(backend, other, KEY) == Begun(Begin.HELD, "order-17")
+        connection.commit()
+    assert begin(backend, other, KEY) == Begun(Begin.DONE, "order-17")
+
+
+def test_a_key_is_free_again_when_that_transaction_was_undone(rig: Rig, backend: PostgresBackend) -> None:
+    [lease] = leases(backend, 1, ttl=1.0)
+    [other] = leases(backend, 1)
+    assert begin(backend, lease, KEY)
+    with rig.connect() as connection:
+        ack(connection, backend.ticket(lease.guarded(KEY)))
+        wait_until(lambda: not backend.keys.holders(QUEUE, "key:order-17"), what="the deadline has passed")
+        connection.rollback()
+    assert begin(backend, other, KEY)
+
+
+def test_whoever_looks_finds_the_key_held_or_done_and_never_free(rig: Rig, backend: PostgresBackend) -> None:
+    pools = [rig.open(timeout=PATIENCE) for _ in range(2)]
+    holders, others = leases(backend, 60), leases(backend, 60)
+    guards = [Guards(key=f"order-{number}") for number in range(60)]
+    assert all(backend.keys.begin_many(list(zip(holders, guards, strict=True))))
+    seen: list[Begin] = []
+
+    def settle_or_look(number: int) -> None:
+        for holder, other, key in zip(holders, others, guards, strict=True):
+            if number:
+                while (answer := begin(pools[1], other, key).answer) is not Begin.DONE:
+                    seen.append(answer)
+            else:
+                assert pools[0].ack(holder.guarded(key))
+
+    together(2, settle_or_look)
+    assert set(seen) <= {Begin.HELD}
+
+
+@pytest.mark.parametrize(("most", "room"), [(5, 3), (6, 4), (9, 6)])
+def test_places_of_leases_that_have_ended_take_no_room_from_a_batch(
+    backend: PostgresBackend, most: int, room: int
+) -> None:
+    """However many of them a call meets before it thinks that a name is full."""
+    guards = Guards(holds=(Hold("queue", most),))
+    ended, alive, wanting = leases(backend, 4), leases(backend, 2), leases(backend, 6)
+    assert all(backend.keys.begin_many([(lease, Guards(holds=(Hold("queue", 9),))) for lease in ended + alive]))
+    assert all(backend.settle_many([(lease, Ack()) for lease in ended]))
+    answers = backend.keys.begin_many([(lease, guards) for lease in wanting])
+    assert [bool(answer) for answer in answers] == [True] * room + [False] * (6 - room)
+
+
+# --- acks and releases of guarded leases --------------------------------------------------------------------
+
+
+def test_one_call_settles_guarded_leases_and_others(backend: PostgresBackend) -> None:
+    plain, keyed, given_back = leases(backend, 3)
+    rated = Guards(rates=(Rate("queue", 1), Rate("tenant", 1)))
+    assert all(backend.keys.begin_many([(keyed, KEY), (given_back, rated)]))
+    batch = [(plain, Ack()), (keyed.guarded(KEY), Ack()), (given_back.guarded(rated), Release(begun=False))]
+    assert backend.settle_many(batch, "once") == [Settled.OK] * 3
+    assert not backend.keys.first_run(QUEUE, "order-17")
+    assert backend.keys.forget(QUEUE, "order-17")
+    assert backend.settle_many(batch, "once") == [Settled.ALREADY] * 3
+    assert not backend.keys.forget(QUEUE, "order-17")
+    for rate in rated.rates:
+        assert backend.keys.take(QUEUE, rate, "mine") == 0.0
+        assert backend.keys.take(QUEUE, rate, "more") > 0.0
+
+
+def test_a_refused_ack_marks_nothing_done(backend: PostgresBackend) -> None:
+    [lease] = leases(backend, 1)
+    begin(backend, lease, KEY)
+    backend.release(lease)
+    assert backend.ack(lease.guarded(KEY)) is Settled.NOT_IN_FLIGHT
+    assert backend.keys.first_run(QUEUE, "order-17")
+
+
+# --- what is kept goes again --------------------------------------------------------------------------------
+
+
+TABLES = ("uniques", "done", "holds", "starts", "records")
+
+
+def rows(rig: Rig) -> dict[str, int]:
+    return {table: rig.ask(f"SELECT count(*) FROM {{schema}}.{table}")[0][0] for table in TABLES}
+
+
+def make_old(rig: Rig) -> None:
+    for table in TABLES:
+        rig.ask(f"UPDATE {{schema}}.{table} SET until = 1 WHERE until IS NOT NULL")
+
+
+def use_everything(backend: PostgresBackend, count: int) -> list[JobLease]:
+    """So many guarded jobs, of which every other is acked; the leases of the others."""
+    backend.enqueue_many([a_job(unique=True, idempotency_key=f"order-{number}") for number in range(count)])
+    guards = [Guards(key=f"order-{number}", rates=(Rate("queue", 10_000),)) for number in range(count)]
+    asked = list(zip(backend.fetch_many(QUEUE, limit=count, ttl=300.0), guards, strict=True))
+    assert all(backend.keys.begin_many(asked))
+    assert all(backend.settle_many([(lease.guarded(guards), Ack()) for lease, guards in asked[::2]]))
+    backend.keys.put_records("pools", {f"pool-{number}": b"x" for number in range(count)}, 60.0)
+    return [lease for lease, _ in asked[1::2]]
+
+
+def test_what_has_run_out_is_swept_a_few_at_a_time(rig: Rig, backend: PostgresBackend) -> None:
+    alive = use_everything(backend, 40)
+    assert rows(rig) == {"uniques": 40, "done": 20, "holds": 40, "starts": 40, "records": 40}
+    make_old(rig)
+    assert sweep(rig, 5) == 5
+    assert rows(rig)["starts"] == 35
+    while sweep(rig, 7):
+        pass
+    assert rows(rig) == {"uniques": 20, "done": 0, "holds": 20, "starts": 0, "records": 0}
+    for number, lease in enumerate(alive):
+        assert backend.keys.holders(QUEUE, f"key:order-{2 * number + 1}") == [lease.id]
+
+
+def sweep(rig: Rig, most: int) -> int:
+    [(swept,)] = rig.ask("SELECT {schema}.sweep(%s)", most)
+    return int(swept)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda keys: keys.first_run(QUEUE, "one"),
+        lambda keys: keys.take(QUEUE, Rate("queue", 5), "one"),
+        lambda keys: keys.put_records("pools", {"one": b"x"}, 60.0),
+    ],
+    ids=["first_run", "take", "put_records"],
+)
+def test_who_only_uses_the_key_store_sweeps_too(
+    rig: Rig, backend: PostgresBackend, use: Callable[[Any], object]
+) -> None:
+    use_everything(backend, 4)
+    make_old(rig)
+    backend._settler._sweeper._next = 0.0
+    use(backend.keys)
+    assert rows(rig)["holds"] == 2
+
+
+def test_places_that_nobody_asks_for_again_go_when_their_lease_has_ended(rig: Rig, backend: PostgresBackend) -> None:
+    held, ended = leases(backend, 2)
+    for lease in (held, ended):
+        begin(backend, lease, Guards(holds=(Hold(f"tenant-{lease.id}"),)))
+    backend.release(ended)
+    rig.ask("UPDATE {schema}.holds SET until = 1")
+    assert sweep(rig, 100) == 2
+    assert rig.ask("SELECT name FROM {schema}.holds") == [(f"tenant-{held.id}",)]
+    assert sweep(rig, 100) == 0
+
+
+def test_a_place_that_was_taken_again_while_it_was_swept_stays(rig: Rig, backend: PostgresBackend) -> None:
+    [lease] = leases(backend, 1)
+    begin(backend, lease, LOCK)
+    backend.release(lease)
+    [again] = backend.fetch_many(QUEUE, limit=1, ttl=300.0)
+    rig.ask("UPDATE {schema}.holds SET until = 1")
+    with rig.connect() as connection, ThreadPoolExecutor(1) as threads:
+        in_transaction(rig, connection, again, LOCK)
+        swept = threads.submit(sweep, rig, 100)
+        assert swept.result(PATIENCE) == 0  # it passes by what somebody has
+        connection.commit()
+    sweep(rig, 100)
+    assert backend.keys.holders(QUEUE, "job:nightly") == [again.id]
+
+
+# --- records and logs ---------------------------------------------------------------------------------------
+
+
+def test_records_written_at_once_in_any_order_do_not_lock_up(rig: Rig, backend: PostgresBackend) -> None:
+    pools = [rig.open(timeout=PATIENCE) for _ in range(6)]
+    names = [f"pool-{number:02}" for number in range(50)]
+
+    def write(number: int) -> None:
+        draw = random.Random(number)
+        for _ in range(5):
+            some = draw.sample(names, 25)
+            pools[number].keys.put_records("pools", dict.fromkeys(some, b"x"), 60.0)
+            pools[number].keys.delete_records("pools", draw.sample(some, 5))
+        pools[number].keys.put_records("pools", dict.fromkeys(names, b"y"), 60.0)
+
+    together(6, write)
+    assert backend.keys.list_records("pools") == [(name, b"y") for name in names]
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+def test_lines_written_at_once_are_all_there_and_in_each_ones_order(
+    rig: Rig, backend: PostgresBackend, isolation: str
+) -> None:
+    options = f"-c default_transaction_isolation={isolation.replace(' ', chr(92) + ' ')}"
+    pools = [rig.open(timeout=PATIENCE, options=options) for _ in range(6)]
+
+    def write(number: int) -> None:
+        for step in range(20):
+            lines = [(f"job-{(step + number) % 3}", b"%d:%d" % (number, step)), ("all", b"%d:%d" % (number, step))]
+            pools[number].keys.append_log("history", lines, 1000)
+
+    together(6, write)
+    lines = backend.keys.read_log("history", "all", limit=1000)
+    assert len(lines) == len(set(lines)) == 120
+    for number in range(6):
+        mine = [int(line.partition(b":")[2]) for line in lines if line.startswith(b"%d:" % number)]
+        assert mine == list(reversed(range(20)))
+    assert sum(len(backend.keys.read_log("history", f"job-{name}", limit=1000)) for name in range(3)) == 120
+
+
+def test_a_log_keeps_its_newest_lines_and_no_others(rig: Rig, backend: PostgresBackend) -> None:
+    for number in range(30):
+        backend.keys.append_log("history", [("nightly", b"%d" % number)], 10)
+    assert rig.ask("SELECT count(*) FROM {schema}.logs") == [(10,)]
+    backend.keys.append_log("history", [("nightly", b"%d" % number) for number in range(30, 60)], 10)
+    assert backend.keys.read_log("history", "nightly") == [b"%d" % number for number in range(59, 49, -1)]
+    assert rig.ask("SELECT count(*) FROM {schema}.logs") == [(10,)]

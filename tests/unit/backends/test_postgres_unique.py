@@ -1,0 +1,246 @@
+"""Unique enqueue among other transactions: one wins, and the others are told its id, whenever it commits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from postgres_rig import Rig, together
+from support.jobs import QUEUE, a_job, numbered
+from support.waiting import wait_until
+
+from jobpool.backend import MessageFilter, Verb
+from jobpool.definition import JobDefinition
+from jobpool.guards import Guards
+from jobpool.lease import JobLease
+from jobpool.settlement import Ack, Settled
+from jobpool_backends.postgres import PostgresBackend, producing
+from jobpool_backends.postgres.intransaction import ack
+
+PATIENCE = 30
+
+Connection = psycopg.Connection[Any]
+
+
+def unique(key: str = "order-17", **fields: Any) -> JobDefinition:
+    return a_job(unique=True, idempotency_key=key, **fields)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with Rig() as rig:
+        yield rig
+
+
+@pytest.fixture
+def backend(rig: Rig) -> PostgresBackend:
+    backend = rig.open(timeout=PATIENCE)
+    backend.prepare()
+    return backend
+
+
+@pytest.fixture
+def connection(rig: Rig, backend: PostgresBackend) -> Connection:
+    """In a transaction of somebody else's."""
+    del backend
+    return rig.connect()
+
+
+def a_lease(backend: PostgresBackend) -> JobLease:
+    lease = backend.fetch(QUEUE, ttl=300.0)
+    assert lease is not None
+    return lease
+
+
+def waits_for_a_transaction(rig: Rig) -> bool:
+    return bool(rig.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'transactionid'"))
+
+
+# --- a first one that has not committed yet -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 3], ids=["alone", "among others"])
+def test_the_second_waits_for_the_first_and_is_told_its_id(
+    rig: Rig, backend: PostgresBackend, connection: Connection, count: int
+) -> None:
+    [known] = backend.enqueue_in(connection, [unique()])
+    with ThreadPoolExecutor(1) as threads:
+        second = threads.submit(backend.enqueue_many, [*numbered(count - 1), unique()])
+        wait_until(lambda: waits_for_a_transaction(rig), what="the second waits for the first")
+        connection.commit()
+        assert second.result(PATIENCE)[-1] == known
+    assert backend.stats(QUEUE).waiting == count
+
+
+def test_the_second_is_added_when_the_first_rolled_back(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    [undone] = backend.enqueue_in(connection, [unique()])
+    with ThreadPoolExecutor(1) as threads:
+        second = threads.submit(backend.enqueue, unique())
+        wait_until(lambda: waits_for_a_transaction(rig), what="the second waits for the first")
+        connection.rollback()
+        added = second.result(PATIENCE)
+    assert added != undone
+    assert [message.id for message in backend.list_messages()] == [added]
+
+
+def test_within_one_transaction_the_second_is_told_too(backend: PostgresBackend, connection: Connection) -> None:
+    [known] = backend.enqueue_in(connection, [unique()])
+    assert backend.enqueue_in(connection, [a_job(), unique()])[1] == known
+    connection.commit()
+    assert backend.stats(QUEUE).waiting == 2
+
+
+def test_who_has_a_known_key_in_an_open_transaction_keeps_nobody_waiting(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    """It has changed nothing, so there is nothing to wait for: not for other producers, nor for the ack."""
+    known = backend.enqueue(unique())
+    assert backend.enqueue_in(connection, [unique()]) == [known]
+    quick = rig.open(timeout=1.0)
+    assert quick.enqueue(unique()) == known
+    assert quick.ack(a_lease(quick))
+
+
+def test_an_ack_in_an_open_transaction_keeps_no_producer_waiting(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    known = backend.enqueue(unique())
+    ack(connection, backend.ticket(a_lease(backend)))
+    assert rig.open(timeout=1.0).enqueue(unique()) == known
+    connection.commit()
+    assert backend.enqueue(unique()) == known
+
+
+def test_producers_in_any_order_agree_without_a_dead_lock(rig: Rig, backend: PostgresBackend) -> None:
+    before = rig.dead_locks()
+    pools = [rig.open(timeout=PATIENCE) for _ in range(6)]
+    told: list[tuple[str, str]] = []
+
+    def produce(number: int) -> None:
+        keys = [f"order-{key}" for key in range(40)]
+        random.Random(number).shuffle(keys)
+        for piece in (keys[:1], keys[1:20], keys[20:]):
+            told.extend(zip(piece, pools[number].enqueue_many([unique(key) for key in piece]), strict=True))
+
+    together(6, produce)
+    assert len(told) == 240
+    assert len(set(told)) == 40
+    assert {message.id for message in backend.list_messages(limit=1000)} == {ident for _, ident in told}
+    for pool in pools:
+        pool.close()
+    assert rig.dead_locks() == before
+
+
+# --- a claim and its message come and go together -----------------------------------------------------------
+
+
+def test_an_id_that_is_known_claims_no_key(backend: PostgresBackend) -> None:
+    backend.enqueue(a_job(identifier="one"))
+    backend.enqueue(a_job(identifier="two"))
+    backend.ack(a_lease(backend))  # its end is remembered
+    assert backend.enqueue_many([unique("a", identifier="one"), unique("b", identifier="two")]) == ["one", "two"]
+    assert backend.enqueue(unique("a", identifier="three")) == "three"
+    assert backend.enqueue(unique("b", identifier="four")) == "four"
+
+
+def test_a_message_that_was_deleted_by_hand_has_no_key(rig: Rig, backend: PostgresBackend) -> None:
+    gone = backend.enqueue(unique())
+    rig.ask("DELETE FROM {schema}.messages")
+    pools = [rig.open(timeout=PATIENCE) for _ in range(6)]
+    told = set[str]()
+    together(6, lambda number: told.add(pools[number].enqueue(unique())))
+    assert len(told) == 1
+    assert gone not in told
+    assert backend.stats(QUEUE).waiting == 1
+
+
+def test_a_deleted_message_gives_its_key_free_whatever_its_id(backend: PostgresBackend) -> None:
+    for given in ("order-1", None):
+        backend.enqueue(unique(identifier=given))
+        assert backend.bulk(MessageFilter(), Verb.DELETE) == 1
+    assert backend.enqueue(unique(identifier="order-2")) == "order-2"
+
+
+def test_a_known_key_ends_at_its_time_to_the_microsecond(rig: Rig, backend: PostgresBackend) -> None:
+    known = backend.enqueue(unique())
+    guards = Guards(key="order-17", keep=500.0)
+    backend.ack(a_lease(backend).guarded(guards))
+    [(left,)] = rig.ask("SELECT until - {schema}.moment() FROM {schema}.uniques")
+    assert 400e6 < left <= 500e6
+    assert backend.enqueue(unique()) == known
+    rig.ask("UPDATE {schema}.uniques SET until = {schema}.moment()")
+    assert backend.enqueue(unique()) != known
+
+
+# --- many ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pieces", [1, 5])
+def test_many_at_once_are_all_or_none_however_they_travel(
+    backend: PostgresBackend, monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    monkeypatch.setattr(producing, "_PIECE_MESSAGES", 500 // pieces)
+    known = backend.enqueue(unique("order-250"))
+    ids = backend.enqueue_many([unique(f"order-{number}") for number in range(500)])
+    assert ids[250] == known
+    assert backend.enqueue_many([unique(f"order-{number}") for number in range(500)]) == ids
+    payloads = [message.id for message in backend.list_messages(limit=1000)]
+    assert payloads[0] == known
+    assert payloads[1:] == ids[:250] + ids[251:]
+
+
+# --- follow-ups and a handler's own transaction -------------------------------------------------------------
+
+
+def test_a_follow_up_with_a_known_key_is_left_out(backend: PostgresBackend) -> None:
+    backend.enqueue(a_job())
+    lease = a_lease(backend)
+    known = backend.enqueue(unique())
+    assert backend.settle_many([(lease, Ack((unique(), a_job("other"))))]) == [Settled.OK]
+    ids = [message.id for message in backend.list_messages()]
+    assert ids[0] == known
+    assert len(ids) == 2
+
+
+def test_an_ack_in_a_transaction_marks_its_key_done_and_keeps_the_unique_one_known(
+    rig: Rig, backend: PostgresBackend, connection: Connection
+) -> None:
+    known = backend.enqueue(unique())
+    guards = Guards(key="order-17", keep=100.0)
+    lease = a_lease(backend)
+    assert backend.keys.begin_many([(lease, guards)])[0]
+    ack(connection, backend.ticket(lease.guarded(guards)), [backend.pack(unique("follow-up"))])
+    assert backend.keys.holders(QUEUE, "key:order-17") == [known]
+    connection.commit()
+    for table in ("done", "uniques"):
+        [(left,)] = rig.ask(f"SELECT until - {{schema}}.moment() FROM {{schema}}.{table} WHERE key = 'order-17'")
+        assert 50e6 < left <= 100e6
+    assert not backend.keys.first_run(QUEUE, "order-17")
+    assert backend.enqueue(unique()) == known
+    [follow_up] = backend.list_messages()
+    assert backend.enqueue(unique("follow-up")) == follow_up.id
+
+
+def test_an_ack_that_was_rolled_back_marks_nothing_done(backend: PostgresBackend, connection: Connection) -> None:
+    known = backend.enqueue(unique())
+    guards = Guards(key="order-17")
+    lease = a_lease(backend).guarded(guards)
+    ack(connection, backend.ticket(lease))
+    connection.rollback()
+    assert backend.keys.first_run(QUEUE, "order-17")
+    assert backend.ack(lease)
+    assert backend.enqueue(unique()) == known
+
+
+def test_a_ticket_says_nothing_of_keys_where_there_are_none(backend: PostgresBackend) -> None:
+    backend.enqueue(a_job())
+    lease = a_lease(backend)
+    assert not {"key", "keep"} & set(backend.ticket(lease))
+    guarded = backend.ticket(lease.guarded(Guards(key="order-17", keep=1.5)))
+    assert (guarded["key"], guarded["keep"]) == ("order-17", 1_500_000)
