@@ -15,14 +15,24 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from support.harness import HARNESSES, Harness, skip_by_capability
 from support.jobs import a_job, at
 
 from jobpool.backend import MessageFilter, QueueBackend, ReapPolicy, State, Verb
 from jobpool.clock import ManualClock
+from jobpool.guards import Guards, Hold, Rate
 from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Nack, Release, Settlement
+from jobpool.settlement import Abandon, Ack, Move, Nack, Release, Settlement
 from jobpool_backends.memory import MemoryBackend
 
 QUEUES = ("reports", "mails")
@@ -32,6 +42,7 @@ steps = st.integers(0, 5)
 queues = st.sampled_from(QUEUES)
 priorities = st.sampled_from([0, 5, 5, 9])
 errors = st.sampled_from([None, "boom", "Zürich"])
+causes = st.sampled_from([None, "SIGKILL"])
 given_ids = st.sampled_from(["a", "b", "c"])
 filters = st.builds(
     MessageFilter,
@@ -40,6 +51,14 @@ filters = st.builds(
     reason=st.none() | st.sampled_from(["hopeless", "crash-limit"]),
     older_than=st.none() | st.sampled_from([1.5, 4.5]),
     text=st.none() | st.sampled_from(["ZÜRICH", "report", "sig"]),
+)
+names = st.sampled_from(["a", "b"])
+guards = st.builds(
+    Guards,
+    key=st.none() | names,
+    keep=st.sampled_from([3.0, 50.0]),
+    holds=st.lists(st.builds(Hold, names, st.integers(1, 2)), unique_by=lambda hold: hold.name, max_size=2).map(tuple),
+    rates=st.lists(st.builds(Rate, names, st.just(2), st.just(5.0)), unique=True, max_size=2).map(tuple),
 )
 
 
@@ -66,6 +85,7 @@ class Comparison(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.model = MemoryBackend(clock=self.clock)
         self.calls = 0
+        self.batches: list[list[tuple[Pair, Settlement]]] = []
         # A broker's own clock goes on by itself: let nothing happen at a whole step.
         self.slack = 0.0 if self.harness.tick < 0.001 else 0.5
 
@@ -85,13 +105,28 @@ class Comparison(RuleBasedStateMachine):
         assert answer == operation(self.model)
         return answer
 
+    def both_with_keys(self, operation: Callable[[QueueBackend], Any]) -> None:
+        """As `both`, where there is a key store."""
+        if self.harness.capabilities.key_store:
+            self.both(operation)
+
     def seconds(self, steps: int) -> float:
         return steps + self.slack if steps else 0.0
 
     # --- producing ---------------------------------------------------------------------------------
 
+    @initialize(target=leases)
+    def begin_with_some(self) -> Any:
+        """Most rules need leases: a few that run out soon, and a few that last."""
+        for queue in QUEUES * 3:
+            self._enqueue_here(queue, 5, 0)
+        return multiple(*self._take("reports", 2, 3), *self._take("mails", 1, 6))
+
     @rule(queue=queues, priority=priorities, delay=steps)
     def enqueue(self, queue: str, priority: int, delay: int) -> None:
+        self._enqueue_here(queue, priority, delay)
+
+    def _enqueue_here(self, queue: str, priority: int, delay: int) -> None:
         def job(now: float) -> Any:
             return a_job(queue=queue, priority=priority, scheduled_at=at(now + self.seconds(delay)) if delay else None)
 
@@ -103,23 +138,41 @@ class Comparison(RuleBasedStateMachine):
     def enqueue_with_ids(self, ids: list[str], queue: str) -> None:
         self.both(lambda backend: backend.enqueue_many([a_job(ident, identifier=ident, queue=queue) for ident in ids]))
 
+    @rule(keys=st.lists(names, min_size=1, max_size=3), queue=queues)
+    def enqueue_unique(self, keys: list[str], queue: str) -> None:
+        self.calls += 1
+        jobs = [
+            a_job(key, identifier=f"unique-{self.calls}-{place}", unique=True, idempotency_key=key, queue=queue)
+            for place, key in enumerate(keys)
+        ]
+        self.both_with_keys(lambda backend: backend.enqueue_many(jobs))
+
     # --- consuming ---------------------------------------------------------------------------------
 
     @rule(target=leases, queue=queues, limit=st.integers(1, 3), ttl=st.integers(1, 6))
     def fetch(self, queue: str, limit: int, ttl: int) -> Any:
-        self.calls += 1
-        ident = f"fetch-{self.calls}"
-        return self._fetch(queue, limit, ttl, ident)
+        return multiple(*self._take(queue, limit, ttl))
+
+    @rule(target=leases, queue=queues, limit=st.integers(1, 3), ttl=st.integers(1, 6), wanted=guards)
+    def deliver(self, queue: str, limit: int, ttl: int, wanted: Guards) -> Any:
+        """As a pool does it: fetch, ask for all of them together, go on with what was granted."""
+        self._enqueue_here(queue, 5, 0)
+        taken = self._take(queue, limit, ttl)
+        return multiple(*taken, *self._begin(taken, wanted))
 
     @rule(target=leases, queue=queues, number=st.integers(1, 5))
     def fetch_again(self, queue: str, number: int) -> Any:
-        return self._fetch(queue, 2, 3, f"fetch-{number}") if number <= self.calls else multiple()
+        return multiple(*(self._fetch(queue, 2, 3, f"fetch-{number}") if number <= self.calls else ()))
 
-    def _fetch(self, queue: str, limit: int, ttl: int, ident: str) -> Any:
+    def _take(self, queue: str, limit: int, ttl: int) -> list[Pair]:
+        self.calls += 1
+        return self._fetch(queue, limit, ttl, f"fetch-{self.calls}")
+
+    def _fetch(self, queue: str, limit: int, ttl: int, ident: str) -> list[Pair]:
         ours = self.ours.fetch_many(queue, limit=limit, ttl=self.seconds(ttl), fetch_id=ident)
         model = self.model.fetch_many(queue, limit=limit, ttl=self.seconds(ttl), fetch_id=ident)
         assert [self.face(lease) for lease in ours] == [self.face(lease) for lease in model]
-        return multiple(*(Pair(one, other) for one, other in zip(ours, model, strict=True)))
+        return [Pair(one, other) for one, other in zip(ours, model, strict=True)]
 
     def face(self, lease: JobLease) -> tuple[object, ...]:
         """What must be the same in two leases."""
@@ -131,13 +184,19 @@ class Comparison(RuleBasedStateMachine):
     def ack(self, pair: Pair) -> None:
         self.settle(pair, lambda backend, lease: backend.ack(lease))
 
-    @rule(pair=leases, delay=steps, error=errors)
-    def nack(self, pair: Pair, delay: int, error: str | None) -> None:
-        self.settle(pair, lambda backend, lease: backend.nack(lease, self.seconds(delay), error))
+    @rule(pair=leases, delay=steps, error=errors, cause=causes)
+    def nack(self, pair: Pair, delay: int, error: str | None, cause: str | None) -> None:
+        self.settle_as(pair, Nack(self.seconds(delay), error, cause))
 
-    @rule(pair=leases, error=errors)
-    def abandon(self, pair: Pair, error: str | None) -> None:
-        self.settle(pair, lambda backend, lease: backend.abandon(lease, "hopeless", error))
+    @rule(pair=leases, error=errors, cause=causes, followed=st.booleans())
+    def abandon(self, pair: Pair, error: str | None, cause: str | None, followed: bool) -> None:
+        copies = (a_job("copy", queue="mails", identifier=f"copy-of-{pair.ours.id}"),) if followed else ()
+        self.settle_as(pair, Abandon("hopeless", error, cause, copies))
+
+    @rule(pair=leases, attempts=st.integers(0, 1), crashes=st.integers(0, 1), error=errors, cause=causes)
+    def move(self, pair: Pair, attempts: int, crashes: int, error: str | None, cause: str | None) -> None:
+        there = "mails" if pair.ours.queue == "reports" else "reports"
+        self.settle_as(pair, Move(there, attempts, crashes, error, cause))
 
     @rule(pair=leases, delay=steps)
     def release(self, pair: Pair, delay: int) -> None:
@@ -148,21 +207,39 @@ class Comparison(RuleBasedStateMachine):
         if self.harness.capabilities.forfeit:
             self.settle(pair, lambda backend, lease: backend.forfeit(lease, "SIGSEGV"))
 
+    @rule(pair=leases, delay=steps)
+    def release_unbegun(self, pair: Pair, delay: int) -> None:
+        self.settle_as(pair, Release(self.seconds(delay), begun=False))
+
+    def settle_as(self, pair: Pair, settlement: Settlement) -> None:
+        """Under an id that is the lease's and the verb's: the same settlement again is a repeat."""
+        call = f"{settlement!r}:{pair.ours.owner_token}"
+        ours = self.ours.settle_many([(pair.ours, settlement)], call)
+        assert ours == self.model.settle_many([(pair.model, settlement)], call)
+
     def settle(self, pair: Pair, verb: Callable[[QueueBackend, JobLease], Any]) -> None:
         assert verb(self.ours, pair.ours) is verb(self.model, pair.model)
 
     @rule(
         pairs=st.lists(leases, min_size=1, max_size=4),
         verbs=st.lists(
-            st.sampled_from([Ack(), Nack(0.0, "boom"), Abandon("hopeless"), Release()]), min_size=4, max_size=4
+            st.sampled_from([Ack(), Nack(0.0, "boom"), Abandon("hopeless"), Release(), Release(0.0, False)]),
+            min_size=4,
+            max_size=4,
         ),
-        call=st.integers(1, 4),
     )
-    def settle_batch(self, pairs: list[Pair], verbs: list[Settlement], call: int) -> None:
-        chosen = verbs[: len(pairs)]
-        ident = f"call-{call}-{len(pairs)}"
-        ours = self.ours.settle_many([(p.ours, verb) for p, verb in zip(pairs, chosen, strict=True)], ident)
-        model = self.model.settle_many([(p.model, verb) for p, verb in zip(pairs, chosen, strict=True)], ident)
+    def settle_batch(self, pairs: list[Pair], verbs: list[Settlement]) -> None:
+        self.batches.append(list(zip(pairs, verbs[: len(pairs)], strict=True)))
+        self.settle_batch_again(len(self.batches) - 1)
+
+    @precondition(lambda self: self.batches)
+    @rule(number=st.integers(0, 3))
+    def settle_batch_again(self, number: int) -> None:
+        """The same batch under the same id, in which it is a repeat for a minute."""
+        number %= len(self.batches)
+        batch = self.batches[number]
+        ours = self.ours.settle_many([(pair.ours, settlement) for pair, settlement in batch], f"call-{number}")
+        model = self.model.settle_many([(pair.model, settlement) for pair, settlement in batch], f"call-{number}")
         assert ours == model
 
     @rule(pair=leases, queue=queues)
@@ -177,6 +254,41 @@ class Comparison(RuleBasedStateMachine):
         [ours] = self.ours.renew_many([pair.ours], self.seconds(ttl))
         [model] = self.model.renew_many([pair.model], self.seconds(ttl))
         assert (ours is None) == (model is None)
+
+    # --- keys, places and rates --------------------------------------------------------------------
+
+    @rule(target=leases, pairs=st.lists(leases, min_size=1, max_size=4), wanted=guards)
+    def begin(self, pairs: list[Pair], wanted: Guards) -> Any:
+        return multiple(*self._begin(pairs, wanted))
+
+    def _begin(self, pairs: list[Pair], wanted: Guards) -> list[Pair]:
+        """What was granted, with its guards."""
+        if not self.harness.capabilities.key_store:
+            return []
+        ours = self.ours.keys.begin_many([(pair.ours, wanted) for pair in pairs])
+        model = self.model.keys.begin_many([(pair.model, wanted) for pair in pairs])
+        assert [(answer.answer, answer.name) for answer in ours] == [(answer.answer, answer.name) for answer in model]
+        assert [answer.after for answer in ours] == pytest.approx([answer.after for answer in model], abs=self.slack)
+        granted = [pair for pair, answer in zip(pairs, ours, strict=True) if answer]
+        return [Pair(pair.ours.guarded(wanted), pair.model.guarded(wanted)) for pair in granted]
+
+    @rule(queue=queues, key=names, ttl=st.sampled_from([3.0, 50.0]))
+    def run_first(self, queue: str, key: str, ttl: float) -> None:
+        self.both_with_keys(lambda backend: backend.keys.first_run(queue, key, ttl))
+
+    @rule(queue=queues, key=names)
+    def forget(self, queue: str, key: str) -> None:
+        self.both_with_keys(lambda backend: backend.keys.forget(queue, key))
+
+    @rule(queue=queues, name=names, token=st.integers(0, 5))
+    def take(self, queue: str, name: str, token: int) -> None:
+        # Never repeated after more than half a minute: for how long a start is known for one, nobody has promised.
+        ident = f"{token} of {self.clock.wall() // 30:.0f}"
+        self.both_with_keys(lambda backend: round(backend.keys.take(queue, Rate(name, 2, 5.0), ident), 6))
+
+    @rule(queue=queues, name=st.sampled_from(["a", "b", "key:a", "key:b"]))
+    def ask_who_holds(self, queue: str, name: str) -> None:
+        self.both_with_keys(lambda backend: backend.keys.holders(queue, name))
 
     # --- time, reaping, tending --------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from support.jobs import QUEUE, a_job, numbered
 
 from jobpool.backend import REMEMBER_CALLS, QueueBackend, State
 from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
+from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 
 pytestmark = pytest.mark.needs("leases")
 
@@ -20,6 +20,7 @@ SETTLEMENTS = [
     pytest.param(Nack(5.0, "boom"), id="nack"),
     pytest.param(Abandon("hopeless", "boom"), id="abandon"),
     pytest.param(Release(5.0), id="release"),
+    pytest.param(Move("mails", attempts=1, error="boom"), id="move"),
     pytest.param(Forfeit("SIGSEGV"), id="forfeit", marks=pytest.mark.needs("forfeit")),
 ]
 each_settlement = pytest.mark.parametrize("settlement", SETTLEMENTS)
@@ -372,7 +373,7 @@ def test_a_batch_may_mix_verbs_queues_and_refusals(backend: QueueBackend) -> Non
     assert backend.stats("mails").pending == 0
 
 
-@pytest.mark.parametrize("second", [Ack(), Nack(), Abandon("x"), Release()])
+@pytest.mark.parametrize("second", [Ack(), Nack(), Abandon("x"), Release(), Move("mails")])
 def test_a_lease_twice_in_one_batch_is_settled_once(backend: QueueBackend, second: Settlement) -> None:
     backend.enqueue(a_job())
     lease = a_lease(backend)

@@ -72,3 +72,12 @@ def test_nothing_is_ever_there(backend: QueueBackend) -> None:
     assert backend.inspect("x") is None
     assert backend.count(MessageFilter()) == 0
     assert backend.bulk(MessageFilter(), Verb.DELETE) == 0
+
+
+@pytest.mark.lacks("key_store")
+def test_there_are_no_keys_to_ask_for(harness: Harness, backend: QueueBackend) -> None:
+    with pytest.raises(Unsupported, match="key_store"):
+        _ = backend.keys
+    with pytest.raises(Unsupported, match="key_store"):
+        backend.enqueue_many([a_job(1), a_job(2, unique=True, idempotency_key="k")])
+    assert ran(harness) == []

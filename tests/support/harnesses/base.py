@@ -37,8 +37,8 @@ class Harness(ABC):
         self._opened: list[QueueBackend] = []
 
     @abstractmethod
-    def connect(self) -> QueueBackend:
-        """A client of the store, on the harness's clock."""
+    def connect(self, **options: Any) -> QueueBackend:
+        """A client of the store, on the harness's clock; options as its URL takes them."""
 
     @abstractmethod
     def opener(self) -> Opener:
@@ -52,9 +52,9 @@ class Harness(ABC):
     def now(self) -> float:
         """Unix time on the broker's clock."""
 
-    def open(self) -> QueueBackend:
-        """A client of the store; closed at the end of the test."""
-        return self.keep(self.connect())
+    def open(self, **options: Any) -> QueueBackend:
+        """A client of the store; closed at the end of the test. With options, the only one of its test."""
+        return self.keep(self.connect(**options))
 
     def open_live(self) -> QueueBackend:
         """A client of one more store, on the machine's clock: for what really waits."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from jobpool.backend import QueueBackend
 from jobpool.definition import JobDefinition
+from jobpool.opening import sqlite_url
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sync import SyncBackend
@@ -23,8 +25,8 @@ class MemoryHarness(TurnedClock):
         super().__init__(folder)
         self._backend = MemoryBackend(clock=self.clock)
 
-    def connect(self) -> QueueBackend:
-        return self._backend
+    def connect(self, **options: Any) -> QueueBackend:
+        return MemoryBackend.from_url("memory://", clock=self.clock, **options) if options else self._backend
 
     def opener(self) -> Opener:
         live = MemoryBackend()
@@ -37,8 +39,8 @@ class MemoryHarness(TurnedClock):
 class SqliteHarness(TurnedClock):
     capabilities = SqliteBackend.capabilities
 
-    def connect(self) -> QueueBackend:
-        return SqliteBackend(str(self.folder / "turned.db"), clock=self.clock)
+    def connect(self, **options: Any) -> QueueBackend:
+        return SqliteBackend.from_url(sqlite_url(self.folder / "turned.db"), clock=self.clock, **options)
 
     def opener(self) -> Opener:
         return partial(SqliteBackend, str(self.folder / "live.db"), timeout=30.0)
@@ -51,8 +53,8 @@ class SyncHarness(TurnedClock):
         super().__init__(folder)
         self.ran: list[JobDefinition] = []
 
-    def connect(self) -> QueueBackend:
-        return SyncBackend(self.ran.append, clock=self.clock)
+    def connect(self, **options: Any) -> QueueBackend:
+        return SyncBackend.from_url("sync://", runner=self.ran.append, clock=self.clock, **options)
 
     def opener(self) -> Opener:
         return lambda: SyncBackend(self.ran.append)

@@ -40,8 +40,8 @@ class PostgresHarness(TurnedClock):
         self._schema.clear()
         self._schema.turn_to(self.clock.wall())
 
-    def connect(self) -> QueueBackend:
-        return _open(self._schema.name, self.clock)
+    def connect(self, **options: Any) -> QueueBackend:
+        return _open(self._schema.name, self.clock, **options)
 
     def opener(self) -> Opener:
         return partial(PostgresBackend.from_url, shared_postgres().url(), schema=fresh_name(), timeout=PATIENCE)
@@ -85,5 +85,5 @@ def _turned_schema() -> _TurnedSchema:
     return _TurnedSchema()
 
 
-def _open(schema: str, clock: ManualClock) -> PostgresBackend:
-    return PostgresBackend.from_url(shared_postgres().url(), clock=clock, schema=schema)
+def _open(schema: str, clock: ManualClock, **options: Any) -> PostgresBackend:
+    return PostgresBackend.from_url(shared_postgres().url(), clock=clock, schema=schema, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jobpool.backend import QueueBackend
 from jobpool_backends.redis import RedisBackend, RedisClusterBackend
@@ -30,8 +30,8 @@ class RedisHarness(TurnedClock):
     def server(turned: bool) -> RedisServer | RedisCluster:
         return shared_redis(turned)
 
-    def connect(self) -> QueueBackend:
-        return self.backend.from_url(self._server.url, clock=self.clock, prefix=self._prefix)
+    def connect(self, **options: Any) -> QueueBackend:
+        return self.backend.from_url(self._server.url, clock=self.clock, prefix=self._prefix, **options)
 
     def opener(self) -> Opener:
         url = self.server(turned=False).url

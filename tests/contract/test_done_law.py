@@ -1,0 +1,295 @@
+"""Idempotency keys: done with the ack and with nothing else, for exactly as long as was said (FAULTS row 25)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.harness import Harness
+from support.jobs import QUEUE, a_job, numbered
+
+from jobpool.backend import MessageFilter, QueueBackend, Verb
+from jobpool.errors import ConfigurationError, InvalidJob
+from jobpool.guards import IDEMPOTENCY_TTL, LONGEST_KEPT, Begin, Begun, Guards
+from jobpool.lease import JobLease
+from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+
+pytestmark = pytest.mark.needs("leases", "key_store")
+
+KEY = Guards(key="order-17", keep=100.0)
+DONE = Begun(Begin.DONE, "order-17")
+HELD = Begun(Begin.HELD, "order-17")
+
+
+def a_lease(backend: QueueBackend, queue: str = QUEUE, ttl: float = 100_000.0) -> JobLease:
+    """A new message, leased."""
+    ident = backend.enqueue(a_job(queue=queue))
+    [lease] = [lease for lease in backend.fetch_many(queue, limit=10, ttl=ttl) if lease.id == ident]
+    return lease
+
+
+def begin(backend: QueueBackend, lease: JobLease, guards: Guards = KEY) -> Begun:
+    [answer] = backend.keys.begin_many([(lease, guards)])
+    return answer
+
+
+def begun(backend: QueueBackend, guards: Guards = KEY) -> JobLease:
+    """A new message that runs under the key."""
+    lease = a_lease(backend)
+    assert begin(backend, lease, guards)
+    return lease.guarded(guards)
+
+
+def is_done(backend: QueueBackend, key: str = "order-17") -> bool:
+    """Asked by a message of its own, which holds nothing afterwards."""
+    lease = a_lease(backend)
+    answer = begin(backend, lease, Guards(key=key))
+    backend.ack(lease)
+    return answer.answer is Begin.DONE
+
+
+# --- done with the ack, and with nothing else -------------------------------------------------------------
+
+
+def test_after_the_ack_duplicates_are_skipped(backend: QueueBackend) -> None:
+    assert backend.ack(begun(backend)) is Settled.OK
+    assert begin(backend, a_lease(backend)) == DONE
+    assert begin(backend, a_lease(backend)) == DONE
+
+
+def test_it_is_done_in_the_same_step_for_all_of_a_batch(backend: QueueBackend) -> None:
+    guards = [Guards(key=f"order-{number}") for number in range(5)]
+    held = [begun(backend, each) for each in guards]
+    assert backend.settle_many([(lease, Ack()) for lease in held]) == [Settled.OK] * 5
+    assert backend.keys.begin_many([(a_lease(backend), each) for each in guards]) == [
+        Begun(Begin.DONE, f"order-{number}") for number in range(5)
+    ]
+
+
+@pytest.mark.parametrize(
+    "settlement",
+    [
+        pytest.param(Nack(60.0, "boom"), id="nack"),
+        pytest.param(Abandon("hopeless", "boom"), id="abandon"),
+        pytest.param(Release(60.0), id="release"),
+        pytest.param(Release(60.0, begun=False), id="release, not begun"),
+        pytest.param(Move("mails"), id="move"),
+        pytest.param(Forfeit("SIGSEGV"), id="forfeit", marks=pytest.mark.needs("forfeit")),
+    ],
+)
+def test_no_other_settlement_makes_it_done(backend: QueueBackend, settlement: Settlement) -> None:
+    assert backend.settle_many([(begun(backend), settlement)]) == [Settled.OK]
+    assert not is_done(backend)
+
+
+@pytest.mark.lacks("native_reap")
+def test_a_lease_that_runs_out_does_not_make_it_done(harness: Harness, backend: QueueBackend) -> None:
+    lease = a_lease(backend, ttl=1.0)
+    assert begin(backend, lease)
+    harness.expire_leases(1.0)
+    assert backend.ack(lease.guarded(KEY)) is Settled.EXPIRED
+    assert not is_done(backend)
+
+
+def test_a_refused_ack_does_not_make_it_done(backend: QueueBackend) -> None:
+    lease = begun(backend)
+    backend.release(lease)
+    assert backend.ack(lease) is Settled.NOT_IN_FLIGHT
+    assert not is_done(backend)
+
+
+def test_an_ack_without_the_guards_does_not_make_it_done(backend: QueueBackend) -> None:
+    """It is the caller who goes on with `lease.guarded(…)`."""
+    lease = begun(backend)
+    assert backend.ack(replace(lease, guards=None))
+    assert not is_done(backend)
+
+
+def test_an_ack_of_guards_without_a_key_marks_nothing(backend: QueueBackend) -> None:
+    lease = a_lease(backend).guarded(Guards())
+    assert backend.ack(lease) is Settled.OK
+    assert not is_done(backend)
+
+
+def test_deleting_a_message_does_not_make_its_key_done(backend: QueueBackend) -> None:
+    lease = begun(backend)
+    backend.release(lease)
+    assert backend.bulk(MessageFilter(ids=(lease.id,)), Verb.DELETE) == 1
+    assert not is_done(backend)
+
+
+def test_a_key_is_done_in_its_own_queue_only(backend: QueueBackend) -> None:
+    backend.ack(begun(backend))
+    assert begin(backend, a_lease(backend, "mails"))
+
+
+def test_follow_ups_come_with_an_ack_that_marks_a_key(backend: QueueBackend) -> None:
+    [answer] = backend.settle_many([(begun(backend), Ack((a_job("next", queue="mails"),)))])
+    assert answer is Settled.OK
+    assert backend.stats("mails").waiting == 1
+    assert is_done(backend)
+
+
+# --- a life of keys, as FAULTS row 25 tells it ------------------------------------------------------------
+
+
+def test_of_two_at_once_one_runs_and_the_other_is_skipped_afterwards(backend: QueueBackend) -> None:
+    one, other = begun(backend), a_lease(backend)
+    assert begin(backend, other) == HELD
+    assert backend.ack(one)
+    assert begin(backend, other) == DONE
+    assert backend.ack(other) is Settled.OK
+
+
+def test_when_the_first_fails_the_other_runs(backend: QueueBackend) -> None:
+    one, other = begun(backend), a_lease(backend)
+    assert begin(backend, other) == HELD
+    assert backend.nack(one, delay=5.0)
+    assert begin(backend, other)
+
+
+def test_a_retry_is_skipped_when_another_has_done_it_meanwhile(harness: Harness, backend: QueueBackend) -> None:
+    one, other = begun(backend), a_lease(backend)
+    backend.nack(one, delay=5.0)
+    assert begin(backend, other)
+    assert backend.ack(other.guarded(KEY))
+    harness.advance(5.0)
+    [again] = backend.fetch_many(QUEUE, limit=1)
+    assert (again.id, begin(backend, again)) == (one.id, DONE)
+
+
+# --- for how long -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", [0.5, 100.0, IDEMPOTENCY_TTL])
+def test_it_is_done_for_exactly_so_long(harness: Harness, backend: QueueBackend, keep: float) -> None:
+    harness.advance(1.0)
+    backend.ack(begun(backend, Guards(key="order-17", keep=keep)))
+    harness.advance(keep - harness.tick)
+    assert begin(backend, a_lease(backend)) == DONE
+    harness.advance(harness.tick)
+    assert begin(backend, a_lease(backend))
+
+
+@pytest.mark.needs("idempotent_settle")
+def test_a_repeated_ack_does_not_prolong_it(harness: Harness, backend: QueueBackend) -> None:
+    lease = begun(backend)
+    assert backend.ack(lease) is Settled.OK
+    harness.advance(50.0)
+    assert backend.ack(lease) is Settled.ALREADY
+    harness.advance(50.0)
+    assert not is_done(backend)
+
+
+@pytest.mark.needs("idempotent_settle")
+def test_a_repeated_ack_does_not_mark_what_was_forgotten(backend: QueueBackend) -> None:
+    lease = begun(backend)
+    assert backend.ack(lease) is Settled.OK
+    assert backend.keys.forget(QUEUE, "order-17")
+    assert backend.ack(lease) is Settled.ALREADY
+    assert not is_done(backend)
+
+
+def test_skipping_a_duplicate_does_not_prolong_it(harness: Harness, backend: QueueBackend) -> None:
+    """A duplicate was granted nothing, so that its ack carries no guards."""
+    backend.ack(begun(backend))
+    harness.advance(60.0)
+    duplicate = a_lease(backend)
+    assert begin(backend, duplicate) == DONE
+    backend.ack(duplicate)
+    harness.advance(40.0)
+    assert not is_done(backend)
+
+
+def test_done_again_it_counts_anew(harness: Harness, backend: QueueBackend) -> None:
+    backend.ack(begun(backend))
+    harness.advance(100.0)
+    backend.ack(begun(backend))
+    harness.advance(100.0 - harness.tick)
+    assert is_done(backend)
+
+
+# --- first_run and forget ---------------------------------------------------------------------------------
+
+
+def test_the_first_run_of_a_key_is_true_once(harness: Harness, backend: QueueBackend) -> None:
+    assert backend.keys.first_run(QUEUE, "order-17") is True
+    assert harness.open().keys.first_run(QUEUE, "order-17") is False
+    assert backend.keys.first_run(QUEUE, "order-18") is True
+    assert backend.keys.first_run("mails", "order-17") is True
+
+
+def test_a_first_run_lasts_for_its_ttl_which_no_later_call_prolongs(harness: Harness, backend: QueueBackend) -> None:
+    assert backend.keys.first_run(QUEUE, "order-17", ttl=10.0)
+    harness.advance(10.0 - harness.tick)
+    assert not backend.keys.first_run(QUEUE, "order-17", ttl=1000.0)
+    harness.advance(harness.tick)
+    assert backend.keys.first_run(QUEUE, "order-17", ttl=10.0)
+
+
+def test_a_first_run_is_done_for_jobs_too_and_an_acked_job_for_first_runs(backend: QueueBackend) -> None:
+    backend.keys.first_run(QUEUE, "order-17")
+    assert begin(backend, a_lease(backend)) == DONE
+    backend.ack(begun(backend, Guards(key="order-18")))
+    assert backend.keys.first_run(QUEUE, "order-18") is False
+
+
+def test_a_key_that_runs_is_not_done_and_its_ack_marks_it_anew(harness: Harness, backend: QueueBackend) -> None:
+    running = begun(backend)
+    assert backend.keys.first_run(QUEUE, "order-17", ttl=10.0) is True
+    assert backend.keys.first_run(QUEUE, "order-17", ttl=10.0) is False
+    harness.advance(5.0)
+    assert backend.ack(running) is Settled.OK
+    harness.advance(KEY.keep - harness.tick)
+    assert backend.keys.first_run(QUEUE, "order-17") is False
+    harness.advance(harness.tick)
+    assert backend.keys.first_run(QUEUE, "order-17") is True
+
+
+def test_forgotten_it_is_not_done_any_more(backend: QueueBackend) -> None:
+    assert backend.keys.forget(QUEUE, "order-17") is False
+    backend.keys.first_run(QUEUE, "order-17")
+    assert backend.keys.forget("mails", "order-17") is False
+    assert backend.keys.forget(QUEUE, "order-17") is True
+    assert backend.keys.forget(QUEUE, "order-17") is False
+    assert begin(backend, a_lease(backend))
+
+
+def test_what_has_ended_by_itself_there_is_nothing_to_forget_of(harness: Harness, backend: QueueBackend) -> None:
+    backend.keys.first_run(QUEUE, "order-17", ttl=10.0)
+    harness.advance(10.0)
+    assert backend.keys.forget(QUEUE, "order-17") is False
+
+
+def test_forgetting_leaves_alone_what_a_running_job_holds(backend: QueueBackend) -> None:
+    running = begun(backend)
+    assert backend.keys.forget(QUEUE, "order-17") is False
+    assert begin(backend, a_lease(backend)) == HELD
+    assert backend.ack(running)
+    assert begin(backend, a_lease(backend)) == DONE
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "a\nb"])
+def test_a_key_that_cannot_be_is_refused(backend: QueueBackend, key: str) -> None:
+    with pytest.raises(InvalidJob, match="idempotency key"):
+        backend.keys.first_run(QUEUE, key)
+    with pytest.raises(InvalidJob, match="idempotency key"):
+        backend.keys.forget(QUEUE, key)
+
+
+@pytest.mark.parametrize("ttl", [0.0, -1.0, float("nan"), float("inf"), LONGEST_KEPT + 1])
+def test_a_ttl_out_of_bounds_is_refused(backend: QueueBackend, ttl: float) -> None:
+    with pytest.raises(ConfigurationError, match="ttl"):
+        backend.keys.first_run(QUEUE, "order-17", ttl)
+
+
+def test_many_keys_end_and_the_rest_stay(harness: Harness, backend: QueueBackend) -> None:
+    """Whatever sweeps what has ended takes nothing else."""
+    for number in range(60):
+        backend.keys.first_run(QUEUE, f"order-{number}", ttl=10.0 if number % 2 else 1000.0)
+    harness.advance(500.0)
+    backend.enqueue_many(numbered(3))
+    backend.reap(QUEUE)
+    assert [backend.keys.first_run(QUEUE, f"order-{number}") for number in range(60)] == [
+        bool(number % 2) for number in range(60)
+    ]

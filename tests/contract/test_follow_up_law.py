@@ -1,0 +1,154 @@
+"""Follow-ups: exactly once with what was accepted, none with what was refused, none twice when the call is repeated."""
+
+from __future__ import annotations
+
+import pytest
+from support.harness import Harness
+from support.jobs import QUEUE, a_job, at, numbered
+
+from jobpool.backend import MessageFilter, QueueBackend, State
+from jobpool.errors import InvalidJob
+from jobpool.lease import JobLease
+from jobpool.settlement import Abandon, Ack, Settled, Settlement
+
+pytestmark = pytest.mark.needs("leases")
+
+MAIL = a_job("mail", queue="mails")
+
+
+def with_follow_ups(*definitions: object) -> list[Settlement]:
+    return [Ack(definitions), Abandon("hopeless", "boom", None, definitions)]  # type: ignore[arg-type]
+
+
+both = pytest.mark.parametrize("settlement", with_follow_ups(MAIL), ids=["ack", "abandon"])
+
+
+def a_lease(backend: QueueBackend, ttl: float = 30.0) -> JobLease:
+    backend.enqueue(a_job("first"))
+    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=ttl)
+    return lease
+
+
+def payloads(backend: QueueBackend, queue: str = "mails") -> list[object]:
+    return [lease.envelope.payload for lease in backend.fetch_many(queue, limit=100)]
+
+
+@both
+def test_they_come_with_what_was_accepted(backend: QueueBackend, settlement: Settlement) -> None:
+    assert backend.settle_many([(a_lease(backend), settlement)]) == [Settled.OK]
+    assert payloads(backend) == ["mail"]
+
+
+@pytest.mark.parametrize(
+    "settlement",
+    with_follow_ups(*numbered(5, queue="mails"), a_job("urgent", queue="mails", priority=0), a_job("here")),
+    ids=["ack", "abandon"],
+)
+@pytest.mark.needs("priorities")
+def test_there_may_be_several_in_their_order_and_over_queues(backend: QueueBackend, settlement: Settlement) -> None:
+    assert backend.settle_many([(a_lease(backend), settlement)])[0]
+    assert payloads(backend) == ["urgent", 0, 1, 2, 3, 4]
+    assert payloads(backend, QUEUE) == ["here"]
+
+
+@both
+@pytest.mark.needs("idempotent_settle")
+def test_they_come_once_when_the_call_is_repeated(
+    harness: Harness, backend: QueueBackend, settlement: Settlement
+) -> None:
+    batch = [(a_lease(backend), settlement)]
+    assert backend.settle_many(batch, "the-call") == [Settled.OK]
+    assert harness.open().settle_many(batch, "the-call") == [Settled.ALREADY]
+    assert payloads(backend) == ["mail"]
+    assert backend.settle_many(batch, "the-call") == [Settled.ALREADY]
+    assert payloads(backend) == []
+
+
+@both
+@pytest.mark.needs("atomic_follow_ups")
+@pytest.mark.parametrize("way", ["expired", "settled", "reaped and taken again"])
+def test_none_comes_with_what_was_refused(
+    harness: Harness, backend: QueueBackend, settlement: Settlement, way: str
+) -> None:
+    lease = a_lease(backend, ttl=5.0)
+    if way == "settled":
+        backend.nack(lease, delay=60.0)
+    else:
+        harness.expire_leases(5.0)
+    if way == "reaped and taken again":
+        backend.reap(QUEUE)
+        assert len(backend.fetch_many(QUEUE, limit=1)) == 1
+    assert backend.settle_many([(lease, settlement)]) in (
+        [Settled.EXPIRED],
+        [Settled.NOT_IN_FLIGHT],
+        [Settled.NOT_OWNER],
+    )
+    assert backend.stats("mails").pending == 0
+
+
+@pytest.mark.needs("atomic_follow_ups")
+def test_in_a_batch_only_the_accepted_bring_theirs(harness: Harness, backend: QueueBackend) -> None:
+    late = a_lease(backend, ttl=1.0)
+    harness.expire_leases(1.0)
+    backend.enqueue_many(numbered(3))
+    leases = backend.fetch_many(QUEUE, limit=3)
+    batch: list[tuple[JobLease, Settlement]] = [
+        (late, Ack((a_job("of the late", queue="mails"),))),
+        (leases[0], Ack((a_job("of the first", queue="mails"),))),
+        (leases[0], Ack((a_job("of the first, again", queue="mails"),))),
+        (leases[1], Ack()),
+        (leases[2], Abandon("hopeless", None, None, (a_job("of the dead", queue="mails"),))),
+    ]
+    answers = backend.settle_many(batch)
+    assert answers == [Settled.EXPIRED, Settled.OK, Settled.NOT_IN_FLIGHT, Settled.OK, Settled.OK]
+    assert payloads(backend) == ["of the first", "of the dead"]
+
+
+def test_what_the_dead_leaves_is_a_message_of_its_own(backend: QueueBackend) -> None:
+    """A copy of a failed payload for another queue; the dead letter stays."""
+    lease = a_lease(backend)
+    copy = a_job({"failed": "first"}, queue="failed-payloads", handler="store")
+    assert backend.settle_many([(lease, Abandon("failed", "boom", "cause", (copy,)))]) == [Settled.OK]
+    dead = backend.inspect(lease.id)
+    assert dead is not None
+    assert (dead.state, dead.reason, dead.last_error, dead.cause) == (State.DEAD, "failed", "boom", "cause")
+    [stored] = backend.list_messages(MessageFilter(queue="failed-payloads"))
+    assert (stored.queue, stored.handler, stored.state) == ("failed-payloads", "store", State.WAITING)
+    assert stored.id != lease.id
+
+
+@both
+def test_a_follow_up_may_be_delayed(harness: Harness, backend: QueueBackend, settlement: Settlement) -> None:
+    later = a_job("later", queue="mails", scheduled_at=at(harness.now() + 10.0))
+    [settlement] = [each for each in with_follow_ups(later) if type(each) is type(settlement)]
+    assert backend.settle_many([(a_lease(backend), settlement)])[0]
+    assert payloads(backend) == []
+    harness.advance(10.0)
+    assert payloads(backend) == ["later"]
+
+
+@both
+@pytest.mark.needs("atomic_across_queues")
+def test_an_id_that_is_known_adds_nothing(backend: QueueBackend, settlement: Settlement) -> None:
+    named = a_job("second", queue="mails", identifier="mail-1")
+    backend.enqueue(a_job("first", queue="mails", identifier="mail-1"))
+    [settlement] = [each for each in with_follow_ups(named) if type(each) is type(settlement)]
+    assert backend.settle_many([(a_lease(backend), settlement)]) == [Settled.OK]
+    assert payloads(backend) == ["first"]
+
+
+@pytest.mark.parametrize("settlement", with_follow_ups(a_job("x" * 1_048_577)), ids=["ack", "abandon"])
+@pytest.mark.needs("atomic_follow_ups")
+def test_one_that_cannot_be_enqueued_leaves_the_message_leased(backend: QueueBackend, settlement: Settlement) -> None:
+    lease = a_lease(backend)
+    with pytest.raises(InvalidJob, match="1048576"):
+        backend.settle_many([(lease, settlement)])
+    assert backend.ack(lease) is Settled.OK
+
+
+def test_many_follow_ups_of_many_messages_all_come(backend: QueueBackend) -> None:
+    backend.enqueue_many(numbered(50))
+    leases = backend.fetch_many(QUEUE, limit=50)
+    backend.settle_many([(lease, Ack(tuple(numbered(4, queue="mails")))) for lease in leases])
+    assert backend.stats("mails").waiting == 200
+    assert sorted(map(str, payloads(backend)[:8])) == sorted("01230123")

@@ -1,0 +1,423 @@
+"""Guards: what is granted to a lease is granted all or nothing, and held exactly as long as the lease is live."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.harness import Harness
+from support.jobs import QUEUE, a_job, numbered
+
+from jobpool.backend import QueueBackend
+from jobpool.guards import Begin, Begun, Guards, Hold, Rate
+from jobpool.lease import JobLease
+from jobpool.settlement import Settled
+
+pytestmark = pytest.mark.needs("leases", "key_store")
+
+LOCK = Hold("job:nightly")
+KEY = Guards(key="order-17")
+LOCKED = Guards(holds=(LOCK,))
+ONE_A_MINUTE = Rate("queue", 1)
+
+
+def leases(backend: QueueBackend, count: int, ttl: float = 30.0, queue: str = QUEUE) -> list[JobLease]:
+    """So many messages, leased together."""
+    backend.enqueue_many(numbered(count, queue=queue))
+    return backend.fetch_many(queue, limit=count, ttl=ttl)
+
+
+def begin(backend: QueueBackend, lease: JobLease, guards: Guards) -> Begun:
+    [answer] = backend.keys.begin_many([(lease, guards)])
+    return answer
+
+
+def granted(backend: QueueBackend, lease: JobLease, guards: Guards) -> JobLease:
+    """The lease with its guards, or the test fails."""
+    assert begin(backend, lease, guards) == Begun(Begin.GRANTED)
+    return lease.guarded(guards)
+
+
+def refused(answer: Begin, name: str) -> Begun:
+    return Begun(answer, name)
+
+
+# --- what is granted, and to whom -------------------------------------------------------------------------
+
+
+def test_nothing_asked_is_answered_with_nothing(backend: QueueBackend) -> None:
+    assert backend.keys.begin_many([]) == []
+
+
+def test_a_live_lease_that_asks_for_nothing_is_granted_it(backend: QueueBackend) -> None:
+    [lease] = leases(backend, 1)
+    assert begin(backend, lease, Guards())
+
+
+def test_a_key_runs_under_one_message_at_a_time(backend: QueueBackend) -> None:
+    one, other = leases(backend, 2)
+    granted(backend, one, KEY)
+    assert begin(backend, other, KEY) == refused(Begin.HELD, "order-17")
+    assert begin(backend, other, Guards(key="order-18"))
+
+
+def test_a_name_has_as_many_places_as_the_one_who_asks_says(backend: QueueBackend) -> None:
+    one, two, three, four = leases(backend, 4)
+    for lease in (one, two):
+        granted(backend, lease, Guards(holds=(Hold("queue", 2),)))
+    assert begin(backend, three, Guards(holds=(Hold("queue", 2),))) == refused(Begin.HELD, "queue")
+    assert begin(backend, three, Guards(holds=(Hold("queue", 3),)))
+    assert begin(backend, four, Guards(holds=(Hold("queue", 3),))) == refused(Begin.HELD, "queue")
+
+
+def test_so_many_starts_are_within_a_rate(backend: QueueBackend) -> None:
+    one, two, three = leases(backend, 3)
+    guards = Guards(rates=(Rate("queue", 2),))
+    granted(backend, one, guards)
+    granted(backend, two, guards)
+    assert begin(backend, three, guards) == Begun(Begin.LIMITED, "queue", 60.0)
+
+
+def test_keys_places_and_rates_of_one_name_are_three_things(backend: QueueBackend) -> None:
+    one, two, three = leases(backend, 3)
+    granted(backend, one, Guards(key="same"))
+    granted(backend, two, Guards(holds=(Hold("same"),)))
+    granted(backend, three, Guards(rates=(Rate("same", 1),)))
+
+
+def test_all_of_it_is_scoped_by_the_queue_of_the_lease(backend: QueueBackend) -> None:
+    guards = Guards(key="order-17", holds=(LOCK,), rates=(ONE_A_MINUTE,))
+    [here], [there] = leases(backend, 1), leases(backend, 1, queue="mails")
+    mine = granted(backend, here, guards)
+    granted(backend, there, guards)
+    assert backend.ack(mine)
+    [again] = leases(backend, 1, queue="mails")
+    assert begin(backend, again, KEY) == refused(Begin.HELD, "order-17")
+
+
+def test_what_one_client_was_granted_another_is_refused(harness: Harness) -> None:
+    one, other = harness.open(), harness.open()
+    first, second = leases(one, 2)
+    granted(one, first, LOCKED)
+    assert begin(other, second, LOCKED) == refused(Begin.HELD, LOCK.name)
+    assert other.keys.holders(QUEUE, LOCK.name) == [first.id]
+
+
+# --- the order of refusal, and that a refusal changes nothing ---------------------------------------------
+
+
+def everything(**changed: object) -> Guards:
+    guards = Guards(key="k", holds=(Hold("h1"), Hold("h2")), rates=(Rate("r1", 1), Rate("r2", 1)))
+    return replace(guards, **changed)  # type: ignore[arg-type]
+
+
+TAKEN = [
+    pytest.param(everything(), refused(Begin.HELD, "k"), id="the key first"),
+    pytest.param(everything(key=None), refused(Begin.HELD, "h1"), id="then the first hold"),
+    pytest.param(everything(key=None, holds=(Hold("free"), Hold("h2"))), refused(Begin.HELD, "h2"), id="then the next"),
+    pytest.param(everything(key="free", holds=()), Begun(Begin.LIMITED, "r1", 60.0), id="then the first rate"),
+    pytest.param(
+        everything(key="free", holds=(Hold("free"),), rates=(Rate("free", 1), Rate("r2", 1, 30.0))),
+        Begun(Begin.LIMITED, "r2", 30.0),
+        id="then the next rate",
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "answer"), TAKEN)
+def test_the_first_that_refuses_is_named(backend: QueueBackend, asked: Guards, answer: Begun) -> None:
+    one, other = leases(backend, 2)
+    granted(backend, one, everything())
+    assert begin(backend, other, asked) == answer
+
+
+def test_a_lease_that_has_ended_is_refused_before_anything_else(backend: QueueBackend) -> None:
+    one, other = leases(backend, 2)
+    granted(backend, one, everything())
+    backend.release(other)
+    assert begin(backend, other, everything()) == Begun(Begin.LOST)
+
+
+def test_a_done_key_is_told_before_a_taken_place(backend: QueueBackend) -> None:
+    one, other = leases(backend, 2)
+    backend.keys.first_run(QUEUE, "k")
+    granted(backend, one, Guards(holds=(LOCK,)))
+    assert begin(backend, other, Guards(key="k", holds=(LOCK,))) == refused(Begin.DONE, "k")
+
+
+def test_a_refused_rate_leaves_no_key_and_no_hold_behind(backend: QueueBackend) -> None:
+    one, two, three = leases(backend, 3)
+    granted(backend, one, Guards(rates=(ONE_A_MINUTE,)))
+    wanted = Guards(key="order-17", holds=(LOCK,))
+    assert begin(backend, two, replace(wanted, rates=(ONE_A_MINUTE,))).answer is Begin.LIMITED
+    assert backend.keys.holders(QUEUE, LOCK.name) == []
+    assert backend.keys.holders(QUEUE, "key:order-17") == []
+    granted(backend, three, wanted)
+
+
+def test_a_refused_hold_takes_no_other_place_and_no_start(backend: QueueBackend) -> None:
+    one, two, three = leases(backend, 3)
+    granted(backend, one, LOCKED)
+    free = Guards(key="order-17", holds=(Hold("queue"),), rates=(ONE_A_MINUTE,))
+    assert begin(backend, two, replace(free, holds=(Hold("queue"), LOCK))) == refused(Begin.HELD, LOCK.name)
+    granted(backend, three, free)
+
+
+def test_a_second_rate_that_refuses_takes_no_start_of_the_first(backend: QueueBackend) -> None:
+    one, two, three = leases(backend, 3)
+    granted(backend, one, Guards(rates=(Rate("b", 1),)))
+    assert begin(backend, two, Guards(rates=(Rate("a", 1), Rate("b", 1)))).name == "b"
+    granted(backend, three, Guards(rates=(Rate("a", 1),)))
+
+
+# --- batches ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("guards", "answer"),
+    [
+        (KEY, refused(Begin.HELD, "order-17")),
+        (LOCKED, refused(Begin.HELD, LOCK.name)),
+        (Guards(rates=(ONE_A_MINUTE,)), Begun(Begin.LIMITED, "queue", 60.0)),
+    ],
+    ids=["key", "hold", "rate"],
+)
+def test_of_several_in_one_batch_that_want_the_same_exactly_the_first_gets_it(
+    backend: QueueBackend, guards: Guards, answer: Begun
+) -> None:
+    asked = [(lease, guards) for lease in leases(backend, 4)]
+    assert backend.keys.begin_many(asked) == [Begun(Begin.GRANTED), answer, answer, answer]
+
+
+def test_a_batch_is_answered_in_order_over_queues_and_refusals(backend: QueueBackend) -> None:
+    one, two, gone = leases(backend, 3)
+    [mail] = leases(backend, 1, queue="mails")
+    backend.ack(gone)
+    answers = backend.keys.begin_many([(one, LOCKED), (gone, LOCKED), (mail, LOCKED), (two, LOCKED), (two, KEY)])
+    assert [answer.answer for answer in answers] == [
+        Begin.GRANTED,
+        Begin.LOST,
+        Begin.GRANTED,
+        Begin.HELD,
+        Begin.GRANTED,
+    ]
+
+
+def test_a_hundred_at_once(backend: QueueBackend) -> None:
+    guards = Guards(holds=(Hold("queue", 40),))
+    answers = backend.keys.begin_many([(lease, guards) for lease in leases(backend, 100)])
+    assert [bool(answer) for answer in answers] == [True] * 40 + [False] * 60
+    assert len(backend.keys.holders(QUEUE, "queue")) == 40
+
+
+# --- asked again ------------------------------------------------------------------------------------------
+
+
+def test_granted_again_to_the_same_lease_it_counts_nothing_twice(harness: Harness, backend: QueueBackend) -> None:
+    one, two, three = leases(backend, 3)
+    guards = Guards(key="order-17", holds=(Hold("queue", 2),), rates=(Rate("queue", 2),))
+    for _ in range(3):
+        granted(harness.open(), one, guards)
+        harness.advance(1.0)
+    granted(backend, two, replace(guards, key=None))
+    assert begin(backend, three, Guards(holds=guards.holds)).answer is Begin.HELD
+    assert begin(backend, three, Guards(rates=guards.rates)).answer is Begin.LIMITED
+    assert backend.keys.holders(QUEUE, "queue") == sorted([one.id, two.id])
+
+
+def test_a_start_that_is_asked_again_leaves_the_window_when_the_first_did(
+    harness: Harness, backend: QueueBackend
+) -> None:
+    one, two = leases(backend, 2, ttl=200.0)
+    guards = Guards(rates=(ONE_A_MINUTE,))
+    granted(backend, one, guards)
+    harness.advance(30.0)
+    granted(backend, one, guards)
+    harness.advance(30.0)
+    granted(backend, two, guards)
+
+
+def test_a_lease_twice_in_one_batch_is_granted_once_and_answered_twice(backend: QueueBackend) -> None:
+    one, two = leases(backend, 2)
+    guards = Guards(key="order-17", rates=(Rate("queue", 2),))
+    assert backend.keys.begin_many([(one, guards), (one, guards)]) == [Begun(Begin.GRANTED)] * 2
+    granted(backend, two, Guards(rates=guards.rates))
+
+
+@pytest.mark.needs("idempotent_fetch")
+def test_a_fetch_that_is_repeated_may_ask_again(backend: QueueBackend) -> None:
+    """Its reply was lost after all was granted, or so it seems to who asked."""
+    backend.enqueue_many(numbered(3))
+    guards = Guards(key="order-17", holds=(Hold("queue", 2),), rates=(Rate("queue", 2),))
+    [lease] = backend.fetch_many(QUEUE, limit=1, fetch_id="the-call")
+    granted(backend, lease, guards)
+    [again] = backend.fetch_many(QUEUE, limit=1, fetch_id="the-call")
+    assert again.owner_token == lease.owner_token
+    granted(backend, again, guards)
+    other, third = backend.fetch_many(QUEUE, limit=2)
+    granted(backend, other, replace(guards, key=None))
+    assert begin(backend, third, replace(guards, key=None)) == refused(Begin.HELD, "queue")
+
+
+# --- a lease that may not ask -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "abandon", "release"])
+def test_a_settled_lease_is_lost(backend: QueueBackend, verb: str) -> None:
+    [lease] = leases(backend, 1)
+    getattr(backend, verb)(lease)
+    assert begin(backend, lease, LOCKED) == Begun(Begin.LOST)
+
+
+def test_an_expired_lease_is_lost_at_its_deadline_and_not_before(harness: Harness, backend: QueueBackend) -> None:
+    one, two = leases(backend, 2, ttl=2.0)
+    harness.advance(2.0 - harness.tick)
+    granted(backend, one, KEY)
+    harness.advance(harness.tick)
+    assert begin(backend, two, LOCKED) == Begun(Begin.LOST)
+    assert begin(backend, one, KEY) == Begun(Begin.LOST)
+
+
+@pytest.mark.needs("forfeit")
+def test_a_forfeited_lease_is_lost(backend: QueueBackend) -> None:
+    [lease] = leases(backend, 1)
+    backend.forfeit(lease, "SIGSEGV")
+    assert begin(backend, lease, LOCKED) == Begun(Begin.LOST)
+
+
+def test_a_lease_that_was_never_given_is_lost(backend: QueueBackend) -> None:
+    [lease] = leases(backend, 1)
+    assert begin(backend, replace(lease, owner_token="0" * 32), LOCKED) == Begun(Begin.LOST)
+    assert begin(backend, lease, LOCKED)
+
+
+def test_what_is_lost_takes_no_place_and_no_start(backend: QueueBackend) -> None:
+    late, good = leases(backend, 2, ttl=60.0)
+    guards = Guards(key="order-17", holds=(LOCK,), rates=(ONE_A_MINUTE,))
+    backend.release(late, delay=5.0)
+    assert begin(backend, late, guards) == Begun(Begin.LOST)
+    granted(backend, good, guards)
+    assert backend.keys.holders(QUEUE, LOCK.name) == [good.id]
+
+
+# --- one message, several deliveries ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def deliveries(harness: Harness, backend: QueueBackend) -> tuple[JobLease, JobLease]:
+    """Two leases of one message: the first had everything and ran out, the second lives."""
+    [old] = leases(backend, 1, ttl=1.0)
+    old = granted(backend, old, Guards(key="order-17", holds=(LOCK,)))
+    harness.expire_leases(1.0)
+    backend.reap(QUEUE)
+    [new] = backend.fetch_many(QUEUE, limit=1)
+    assert new.id == old.id
+    return old, new
+
+
+@pytest.mark.lacks("native_reap")
+def test_what_an_earlier_delivery_held_its_message_takes_over(
+    backend: QueueBackend, deliveries: tuple[JobLease, JobLease]
+) -> None:
+    """Killed after the key was taken, before the effect: it runs again."""
+    _, new = deliveries
+    mine = granted(backend, new, Guards(key="order-17", holds=(LOCK,)))
+    assert backend.keys.holders(QUEUE, LOCK.name) == [new.id]
+    assert backend.ack(mine) is Settled.OK
+    [other] = leases(backend, 1)
+    assert begin(backend, other, KEY) == refused(Begin.DONE, "order-17")
+
+
+@pytest.mark.lacks("native_reap")
+def test_an_old_delivery_takes_nothing_that_a_newer_one_holds(
+    backend: QueueBackend, deliveries: tuple[JobLease, JobLease]
+) -> None:
+    old, new = deliveries
+    guards = Guards(key="order-17", holds=(LOCK,))
+    granted(backend, new, guards)
+    assert begin(backend, old, guards) == Begun(Begin.LOST)
+    assert backend.ack(old) is Settled.NOT_OWNER
+    assert backend.release(old) is Settled.NOT_OWNER
+    assert backend.keys.holders(QUEUE, LOCK.name) == [new.id]
+    [other] = leases(backend, 1)
+    assert begin(backend, other, KEY) == refused(Begin.HELD, "order-17")
+
+
+@pytest.mark.lacks("native_reap")
+def test_an_earlier_delivery_keeps_nothing_from_others(
+    backend: QueueBackend, deliveries: tuple[JobLease, JobLease]
+) -> None:
+    """The newer delivery has asked for nothing yet: what the old one held is free, whoever comes first."""
+    _, new = deliveries
+    [other] = leases(backend, 1)
+    granted(backend, other, LOCKED)
+    assert begin(backend, new, LOCKED) == refused(Begin.HELD, LOCK.name)
+
+
+@pytest.mark.lacks("native_reap")
+def test_a_start_of_an_earlier_delivery_counts(harness: Harness, backend: QueueBackend) -> None:
+    [old] = leases(backend, 1, ttl=1.0)
+    granted(backend, old, Guards(rates=(ONE_A_MINUTE,)))
+    harness.expire_leases(1.0)
+    backend.reap(QUEUE)
+    [new] = backend.fetch_many(QUEUE, limit=1)
+    assert begin(backend, new, Guards(rates=(ONE_A_MINUTE,))) == Begun(Begin.LIMITED, "queue", 59.0)
+
+
+def test_after_a_failed_attempt_a_retry_runs(backend: QueueBackend) -> None:
+    [lease] = leases(backend, 1)
+    backend.nack(granted(backend, lease, KEY), error="boom")
+    [again] = backend.fetch_many(QUEUE, limit=1)
+    granted(backend, again, KEY)
+
+
+# --- who holds --------------------------------------------------------------------------------------------
+
+
+def test_holders_are_the_messages_that_hold_a_name_now(harness: Harness, backend: QueueBackend) -> None:
+    long, short, outside = leases(backend, 3)
+    for lease in (long, short):
+        granted(backend, lease, Guards(key=f"order-{lease.id}", holds=(Hold("queue", 9),)))
+    granted(backend, outside, Guards(holds=(LOCK,)))
+    assert backend.keys.holders(QUEUE, "queue") == sorted([long.id, short.id])
+    assert backend.keys.holders(QUEUE, f"key:order-{long.id}") == [long.id]
+    assert backend.keys.holders("mails", "queue") == []
+    assert backend.keys.holders(QUEUE, "nobody") == []
+    backend.release(short)
+    assert backend.keys.holders(QUEUE, "queue") == [long.id]
+    harness.advance(30.0)
+    assert backend.keys.holders(QUEUE, "queue") == []
+
+
+def test_holders_may_hold_for_a_whole_crowd(backend: QueueBackend) -> None:
+    many = leases(backend, 60)
+    backend.keys.begin_many([(lease, Guards(holds=(Hold("queue", 100),))) for lease in many])
+    assert backend.keys.holders(QUEUE, "queue") == sorted(lease.id for lease in many)
+
+
+@pytest.mark.parametrize("name", ["Zürich №5", "a b:c%_*?[x]{y}\\'\"", "x" * 300])
+def test_any_printable_name_will_do(backend: QueueBackend, name: str) -> None:
+    one, two = leases(backend, 2)
+    guards = Guards(key=name[:255], holds=(Hold(name),), rates=(Rate(name, 1),))
+    granted(backend, one, guards)
+    assert begin(backend, two, replace(guards, key=None)) == refused(Begin.HELD, name)
+    assert begin(backend, two, Guards(rates=guards.rates)).answer is Begin.LIMITED
+    assert backend.keys.holders(QUEUE, name) == [one.id]
+    assert backend.keys.holders(QUEUE, f"key:{name[:255]}") == [one.id]
+
+
+def test_guards_are_no_messages(backend: QueueBackend) -> None:
+    """Nothing of it is counted, listed, or keeps a queue alive."""
+    [lease] = leases(backend, 1)
+    mine = granted(backend, lease, Guards(key="order-17", holds=(LOCK,), rates=(ONE_A_MINUTE,)))
+    assert (backend.stats(QUEUE).pending, len(backend.list_messages())) == (1, 1)
+    assert backend.ack(mine)
+    assert (backend.stats(QUEUE).pending, backend.list_messages(), backend.queues()) == (0, [], [])
+
+
+def test_a_job_is_enqueued_with_what_it_asks_for(backend: QueueBackend) -> None:
+    """Whoever runs it reads the guards off its envelope."""
+    job = a_job(name="nightly", single_instance=True, idempotency_key="order-17", concurrency_key="tenant")
+    backend.enqueue(job)
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    assert (lease.envelope.name, lease.envelope.idempotency_key) == ("nightly", "order-17")

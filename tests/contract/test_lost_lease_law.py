@@ -1,0 +1,41 @@
+"""What a message keeps, and what it forgets, when its lease is lost."""
+
+from __future__ import annotations
+
+import pytest
+from support.harness import Harness
+from support.jobs import QUEUE, a_job, at
+
+from jobpool.backend import QueueBackend, ReapPolicy, State
+
+pytestmark = [pytest.mark.needs("leases"), pytest.mark.lacks("native_reap")]
+
+
+def test_a_former_schedule_counts_no_longer(harness: Harness, backend: QueueBackend) -> None:
+    ident = backend.enqueue(a_job(scheduled_at=at(harness.now() + 60.0)))
+    assert backend.fetch_many(QUEUE, limit=1) == []
+    harness.advance(61.0)
+    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=1.0)
+    harness.expire_leases(1.0)
+    assert [reaped.id for reaped in backend.reap(QUEUE, ReapPolicy(back_off=0.0))] == [ident]
+    message = backend.inspect(ident)
+    assert message is not None
+    assert message.state is State.WAITING
+    [again] = backend.fetch_many(QUEUE, limit=1)
+    assert (again.id, again.deliveries) == (lease.id, 2)
+
+
+def test_a_delay_of_a_retry_counts_no_longer_and_its_count_and_error_stay(
+    harness: Harness, backend: QueueBackend
+) -> None:
+    backend.enqueue(a_job())
+    [first] = backend.fetch_many(QUEUE, limit=1)
+    backend.nack(first, delay=30.0, error="the last error")
+    harness.advance(31.0)
+    backend.fetch_many(QUEUE, limit=1, ttl=1.0)
+    harness.expire_leases(1.0)
+    backend.reap(QUEUE, ReapPolicy(back_off=0.0))
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    message = backend.inspect(lease.id)
+    assert message is not None
+    assert (lease.attempts, lease.crashes, message.last_error) == (1, 1, "the last error")

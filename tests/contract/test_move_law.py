@@ -1,0 +1,273 @@
+"""Move: to another queue in one step, under its id, with its counters, signed for where it goes."""
+
+from __future__ import annotations
+
+import pytest
+from support.harness import Harness
+from support.jobs import QUEUE, a_job, numbered
+
+from jobpool.backend import Message, MessageFilter, QueueBackend, ReapPolicy, State, Verb
+from jobpool.envelope import verify
+from jobpool.errors import InvalidJob
+from jobpool.guards import Guards
+from jobpool.lease import JobLease
+from jobpool.settlement import Ack, Move, Nack, Settled, Settlement
+from jobpool.signing import EnvelopeSigner
+
+pytestmark = pytest.mark.needs("leases")
+
+THERE = "big-machines"
+TO_THERE = Move(THERE, crashes=1, error="killed", cause="SIGKILL")
+
+
+def a_lease(backend: QueueBackend, queue: str = QUEUE, ttl: float = 30.0) -> JobLease:
+    [lease] = backend.fetch_many(queue, limit=1, ttl=ttl)
+    return lease
+
+
+def move(backend: QueueBackend, lease: JobLease, settlement: Move = TO_THERE) -> Settled:
+    [answer] = backend.settle_many([(lease, settlement)])
+    return answer
+
+
+def moved(backend: QueueBackend, settlement: Move = TO_THERE, **fields: object) -> Message:
+    """A new message, leased and moved: as it is there."""
+    ident = backend.enqueue(a_job(**fields))
+    assert move(backend, a_lease(backend), settlement) is Settled.OK
+    message = backend.inspect(ident)
+    assert message is not None
+    return message
+
+
+def picture(backend: QueueBackend) -> list[object]:
+    return [backend.list_messages(), backend.stats(QUEUE), backend.stats(THERE)]
+
+
+# --- what it does -----------------------------------------------------------------------------------------
+
+
+def test_it_is_gone_here_and_waits_there_under_its_id(backend: QueueBackend) -> None:
+    message = moved(backend)
+    assert (message.queue, message.state) == (THERE, State.WAITING)
+    assert (backend.stats(QUEUE).pending, backend.stats(THERE).waiting) == (0, 1)
+    assert backend.fetch_many(QUEUE, limit=1) == []
+    assert a_lease(backend, THERE).id == message.id
+
+
+def test_its_handler_payload_priority_and_the_rest_go_with_it(backend: QueueBackend) -> None:
+    fields = {"payload": {"x": [1, "ü"]}, "priority": 2, "name": "daily", "max_retries": 7, "timeout": 2.5}
+    message = moved(backend, **fields, meta={"who": "me"})
+    assert (message.handler, message.priority) == ("report", 2)
+    envelope = a_lease(backend, THERE).envelope
+    assert (envelope.payload, envelope.name, envelope.max_retries, envelope.identifier) == (
+        {"x": [1, "ü"]},
+        "daily",
+        7,
+        message.id,
+    )
+    assert envelope.meta["who"] == "me"
+
+
+def test_it_is_signed_for_where_it_goes(backend: QueueBackend) -> None:
+    backend.signer = EnvelopeSigner("a key of sixteen or more")
+    moved(backend, payload={"x": 1})
+    lease = a_lease(backend, THERE)
+    assert lease.envelope.queue == THERE
+    verify(lease.body, lease.envelope, backend.signer, THERE)
+
+
+@pytest.mark.parametrize(
+    ("settlement", "attempts", "crashes"),
+    [(Move(THERE), 2, 1), (Move(THERE, attempts=1), 3, 1), (Move(THERE, crashes=1), 2, 2), (Move(THERE, 1, 1), 3, 2)],
+)
+@pytest.mark.lacks("native_reap")
+def test_its_counters_go_on_there(
+    harness: Harness, backend: QueueBackend, settlement: Move, attempts: int, crashes: int
+) -> None:
+    backend.enqueue(a_job())
+    a_lease(backend, ttl=1.0)
+    harness.expire_leases(1.0)
+    backend.reap(QUEUE)
+    backend.nack(a_lease(backend))
+    backend.nack(a_lease(backend))
+    here = a_lease(backend)
+    assert (here.attempts, here.crashes, here.deliveries) == (2, 1, 4)
+    assert move(backend, here, settlement)
+    there = a_lease(backend, THERE)
+    assert (there.attempts, there.crashes, there.envelope.attempts) == (attempts, crashes, attempts)
+
+
+def test_the_fencing_token_goes_on_rising(backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    fences = []
+    for queue in (QUEUE, THERE, QUEUE, THERE):
+        lease = a_lease(backend, queue)
+        fences.append(lease.deliveries)
+        assert move(backend, lease, Move(THERE if queue == QUEUE else QUEUE))
+    assert fences == [1, 2, 3, 4]
+
+
+def test_the_error_and_the_cause_are_kept(backend: QueueBackend) -> None:
+    message = moved(backend)
+    assert (message.last_error, message.cause, message.reason, message.died_at) == ("killed", "SIGKILL", None, None)
+    lease = a_lease(backend, THERE)
+    backend.abandon(lease, "hopeless")
+    dead = backend.inspect(message.id)
+    assert dead is not None
+    assert (dead.state, dead.last_error, dead.cause) == (State.DEAD, "killed", "SIGKILL")
+
+
+def test_a_move_that_says_no_error_and_no_cause_leaves_the_last_ones(backend: QueueBackend) -> None:
+    ident = backend.enqueue(a_job())
+    backend.settle_many([(a_lease(backend), Nack(0.0, "boom", "SIGBUS"))])
+    assert move(backend, a_lease(backend), Move(THERE))
+    message = backend.inspect(ident)
+    assert message is not None
+    assert (message.last_error, message.cause, message.attempts) == ("boom", "SIGBUS", 1)
+
+
+@pytest.mark.needs("priorities")
+def test_it_waits_at_the_end_of_that_queue_by_its_priority(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue_many([a_job("old"), a_job("old and urgent", priority=1)])
+    harness.advance(1.0)
+    backend.enqueue_many([a_job("there", queue=THERE), a_job("late", queue=THERE, priority=9)])
+    harness.advance(1.0)
+    for lease in backend.fetch_many(QUEUE, limit=2):
+        move(backend, lease)
+    backend.enqueue(a_job("behind", queue=THERE))
+    order = [lease.envelope.payload for lease in backend.fetch_many(THERE, limit=9)]
+    assert order == ["old and urgent", "there", "old", "behind", "late"]
+
+
+def test_a_schedule_of_the_past_delays_nothing_there(backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    backend.nack(a_lease(backend), delay=0.0)
+    assert move(backend, a_lease(backend))
+    assert backend.stats(THERE).waiting == 1
+
+
+@pytest.mark.needs("exact_crashes")
+@pytest.mark.lacks("native_reap")
+def test_a_crash_there_is_counted_on_top(harness: Harness, backend: QueueBackend) -> None:
+    moved(backend)
+    a_lease(backend, THERE, ttl=1.0)
+    harness.expire_leases(1.0)
+    [reaped] = backend.reap(THERE, ReapPolicy(max_crashes=1))
+    assert (reaped.crashes, reaped.dead) == (2, True)
+
+
+@pytest.mark.needs("exact_crashes")
+@pytest.mark.lacks("native_reap")
+@pytest.mark.parametrize(("ticks", "crashes"), [(0, 3), (1, 1)])
+def test_the_crashes_that_came_with_it_count_from_the_move_on(
+    harness: Harness, backend: QueueBackend, ticks: int, crashes: int
+) -> None:
+    """A window after the move they are forgotten, as those of the place itself are."""
+    backend.enqueue(a_job())
+    a_lease(backend, ttl=1.0)
+    harness.expire_leases(1.0)
+    backend.reap(QUEUE)
+    harness.advance(50.0)
+    assert move(backend, a_lease(backend))
+    a_lease(backend, THERE, ttl=30.0)
+    harness.advance(30.0 + ticks * harness.tick)
+    [reaped] = backend.reap(THERE, ReapPolicy(window=30.0))
+    assert reaped.crashes == crashes
+
+
+def test_there_it_can_be_retried_deleted_and_moved_on(backend: QueueBackend) -> None:
+    message = moved(backend)
+    backend.abandon(a_lease(backend, THERE), "hopeless")
+    assert backend.bulk(MessageFilter(queue=THERE), Verb.RETRY) == 1
+    assert move(backend, a_lease(backend, THERE), Move("third")) is Settled.OK
+    assert backend.bulk(MessageFilter(ids=(message.id,)), Verb.DELETE) == 1
+    assert backend.queues() == []
+
+
+# --- once, or not at all ----------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("idempotent_settle")
+def test_a_repeated_move_is_already_done(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    batch: list[tuple[JobLease, Settlement]] = [(a_lease(backend), TO_THERE)]
+    assert backend.settle_many(batch, "the-call") == [Settled.OK]
+    before = picture(backend)
+    assert harness.open().settle_many(batch, "the-call") == [Settled.ALREADY]
+    assert picture(backend) == before
+    assert backend.ack(a_lease(backend, THERE))
+    assert backend.settle_many(batch, "the-call") == [Settled.ALREADY]
+    assert backend.stats(THERE).pending == 0
+
+
+def test_the_old_lease_settles_nothing_there(backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    old = a_lease(backend)
+    assert move(backend, old)
+    there = a_lease(backend, THERE)
+    assert not backend.ack(old)
+    assert not move(backend, old)
+    assert backend.renew_many([old], 30.0) == [None]
+    assert backend.ack(there) is Settled.OK
+
+
+@pytest.mark.needs("atomic_follow_ups")
+def test_a_refused_move_adds_nothing(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    late = a_lease(backend, ttl=1.0)
+    harness.expire_leases(1.0)
+    before = picture(backend)
+    assert move(backend, late) is Settled.EXPIRED
+    assert picture(backend) == before
+
+
+@pytest.mark.needs("atomic_across_queues")
+def test_its_id_is_known_there_and_remembered_after_its_end(backend: QueueBackend) -> None:
+    moved(backend, identifier="order-17")
+    assert backend.enqueue(a_job("second", identifier="order-17")) == "order-17"
+    assert (backend.stats(QUEUE).pending, backend.stats(THERE).pending) == (0, 1)
+    backend.ack(a_lease(backend, THERE))
+    assert backend.enqueue(a_job("third", identifier="order-17", queue=THERE)) == "order-17"
+    assert backend.stats(THERE).pending == 0
+
+
+def test_a_batch_may_move_some_and_settle_others(backend: QueueBackend) -> None:
+    backend.enqueue_many(numbered(5))
+    leases = backend.fetch_many(QUEUE, limit=5)
+    backend.ack(leases[4])
+    batch: list[tuple[JobLease, Settlement]] = [
+        (leases[0], Move(THERE)),
+        (leases[1], Ack()),
+        (leases[2], Move("third")),
+        (leases[4], Move(THERE)),
+        (leases[3], Nack(60.0)),
+    ]
+    assert backend.settle_many(batch) == [
+        Settled.OK,
+        Settled.OK,
+        Settled.OK,
+        Settled.NOT_IN_FLIGHT,
+        Settled.OK,
+    ]
+    assert backend.queues() == sorted([THERE, QUEUE, "third"])
+    assert [backend.stats(queue).pending for queue in (THERE, QUEUE, "third")] == [1, 1, 1]
+
+
+@pytest.mark.needs("atomic_follow_ups")
+def test_a_queue_that_cannot_be_leaves_the_message_where_it_is(backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    lease = a_lease(backend)
+    with pytest.raises(InvalidJob, match="queue name"):
+        move(backend, lease, Move("no queue"))
+    assert backend.ack(lease) is Settled.OK
+
+
+@pytest.mark.needs("key_store")
+def test_its_idempotency_key_is_not_done(backend: QueueBackend) -> None:
+    guards = Guards(key="order-17")
+    backend.enqueue_many(numbered(2))
+    one, two = backend.fetch_many(QUEUE, limit=2)
+    assert backend.keys.begin_many([(one, guards)])[0]
+    assert move(backend, one.guarded(guards))
+    assert backend.keys.begin_many([(two, guards)])[0]
+    assert backend.keys.begin_many([(a_lease(backend, THERE), guards)])[0]

@@ -1,0 +1,283 @@
+"""Records that end by themselves, and logs that keep their newest lines."""
+
+from __future__ import annotations
+
+import pytest
+from support.harness import Harness
+from support.jobs import QUEUE, a_job
+
+from jobpool.backend import QueueBackend
+from jobpool.errors import ConfigurationError, InvalidJob
+from jobpool.guards import LONGEST_KEPT, Guards, Hold
+from jobpool.keystore import LONGEST_RECORD, MOST_LINES, KeyStore
+
+pytestmark = pytest.mark.needs("key_store")
+
+SPACE = "pools"
+ODD = ["a", "a b", "Zürich", "z", "é", "\uff05", "😀", "a%", "a_", "a*b", "a?[x]", "a\\", "A", "a:b:c", "'\"{}"]
+"""Whatever a broker might take for something else; among them what sorts differently as UTF-16 or by language."""
+
+
+@pytest.fixture
+def keys(backend: QueueBackend) -> KeyStore:
+    return backend.keys
+
+
+def names(keys: KeyStore, **limits: object) -> list[str]:
+    return [key for key, _ in keys.list_records(SPACE, **limits)]  # type: ignore[arg-type]
+
+
+# --- records ----------------------------------------------------------------------------------------------
+
+
+def test_what_one_client_wrote_another_reads(harness: Harness) -> None:
+    harness.open().keys.put_records(SPACE, {"one": b"1", "two": b"2"}, 60.0)
+    other = harness.open().keys
+    assert (other.get_record(SPACE, "one"), other.get_record(SPACE, "two")) == (b"1", b"2")
+    assert other.get_record(SPACE, "three") is None
+    assert other.list_records(SPACE) == [("one", b"1"), ("two", b"2")]
+
+
+@pytest.mark.parametrize("value", [b"", b"\0\xff\n", b"{}", "Zürich".encode(), b"x" * LONGEST_RECORD])
+def test_any_bytes_come_back_as_they_were(keys: KeyStore, value: bytes) -> None:
+    keys.put_records(SPACE, {"one": value}, 60.0)
+    assert keys.get_record(SPACE, "one") == value
+    assert keys.list_records(SPACE) == [("one", value)]
+
+
+def test_a_later_value_takes_the_place_of_an_earlier_and_of_its_end(harness: Harness, keys: KeyStore) -> None:
+    keys.put_records(SPACE, {"one": b"old", "two": b"old"}, 10.0)
+    keys.put_records(SPACE, {"two": b"new"}, 20.0)
+    harness.advance(10.0)
+    assert keys.list_records(SPACE) == [("two", b"new")]
+    keys.put_records(SPACE, {"two": b"short"}, 1.0)
+    harness.advance(1.0)
+    assert keys.list_records(SPACE) == []
+
+
+@pytest.mark.parametrize("ttl", [0.25, 60.0, 86400.0])
+def test_a_record_ends_at_its_tick_and_not_before(harness: Harness, keys: KeyStore, ttl: float) -> None:
+    keys.put_records(SPACE, {"one": b"1"}, ttl)
+    harness.advance(ttl - harness.tick)
+    assert keys.get_record(SPACE, "one") == b"1"
+    assert names(keys) == ["one"]
+    harness.advance(harness.tick)
+    assert keys.get_record(SPACE, "one") is None
+    assert names(keys) == []
+
+
+def test_spaces_do_not_mix(keys: KeyStore) -> None:
+    keys.put_records(SPACE, {"one": b"1"}, 60.0)
+    keys.put_records("other", {"one": b"2"}, 60.0)
+    keys.delete_records("other", ["one"])
+    assert keys.get_record(SPACE, "one") == b"1"
+    assert keys.get_record("other", "one") is None
+
+
+def test_records_are_listed_in_the_order_of_their_bytes(keys: KeyStore) -> None:
+    keys.put_records(SPACE, {key: key.encode() for key in ODD}, 60.0)
+    assert keys.list_records(SPACE) == [(key, key.encode()) for key in sorted(ODD, key=str.encode)]
+
+
+@pytest.mark.parametrize("prefix", ["", "a", "a%", "a_", "a*", "a?", "a\\", "Z", "é", "😀", "b", "a:b:"])
+def test_a_prefix_is_taken_as_it_is(keys: KeyStore, prefix: str) -> None:
+    keys.put_records(SPACE, dict.fromkeys(ODD, b"x"), 60.0)
+    assert names(keys, prefix=prefix) == sorted((key for key in ODD if key.startswith(prefix)), key=str.encode)
+
+
+@pytest.mark.parametrize("prefix", ["", "a"])
+def test_pages_follow_each_other_without_gap_or_repeat(keys: KeyStore, prefix: str) -> None:
+    keys.put_records(SPACE, dict.fromkeys(ODD, b"x"), 60.0)
+    whole = names(keys, prefix=prefix)
+    seen: list[str] = []
+    while page := names(keys, prefix=prefix, after=seen[-1] if seen else "", limit=3):
+        assert len(page) <= 3
+        seen += page
+    assert seen == whole
+
+
+def test_after_need_not_be_there(keys: KeyStore) -> None:
+    keys.put_records(SPACE, dict.fromkeys(["a", "c", "e"], b"x"), 60.0)
+    assert names(keys, after="b") == ["c", "e"]
+    assert names(keys, after="c") == ["e"]
+    assert names(keys, after="e") == []
+    assert names(keys, after="z", prefix="a") == []
+    assert names(keys, after="A", prefix="c") == ["c"]
+
+
+def test_what_has_ended_takes_no_place_in_a_page(harness: Harness, keys: KeyStore) -> None:
+    keys.put_records(SPACE, dict.fromkeys([f"a{number}" for number in range(20)], b"x"), 5.0)
+    keys.put_records(SPACE, dict.fromkeys(["b", "c", "d"], b"x"), 60.0)
+    harness.advance(5.0)
+    assert names(keys, limit=2) == ["b", "c"]
+
+
+def test_two_thousand_at_once(keys: KeyStore) -> None:
+    keys.put_records(SPACE, {f"{number:05d}": b"x" * 50 for number in range(2000)}, 60.0)
+    assert len(names(keys)) == 1000
+    assert names(keys, limit=10_000) == [f"{number:05d}" for number in range(2000)]
+    keys.delete_records(SPACE, [f"{number:05d}" for number in range(1, 2000)])
+    assert names(keys) == ["00000"]
+
+
+def test_deleted_they_are_gone_and_what_is_not_there_is_no_error(keys: KeyStore) -> None:
+    keys.put_records(SPACE, dict.fromkeys(["a", "b", "c"], b"x"), 60.0)
+    keys.delete_records(SPACE, ["a", "c", "nowhere"])
+    keys.delete_records(SPACE, ["a"])
+    keys.delete_records("nothing", ["a"])
+    keys.delete_records(SPACE, [])
+    assert names(keys) == ["b"]
+
+
+def test_no_records_are_no_error(keys: KeyStore) -> None:
+    keys.put_records(SPACE, {}, 60.0)
+    assert keys.list_records(SPACE) == []
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "a\nb"])
+def test_a_key_out_of_bounds_is_refused_and_nothing_written(keys: KeyStore, key: str) -> None:
+    with pytest.raises(InvalidJob, match="the key of a record"):
+        keys.put_records(SPACE, {"one": b"1", key: b"2"}, 60.0)
+    assert keys.list_records(SPACE) == []
+
+
+def test_a_value_that_is_too_large_is_refused(keys: KeyStore) -> None:
+    with pytest.raises(ValueError, match=str(LONGEST_RECORD)):
+        keys.put_records(SPACE, {"one": b"x" * (LONGEST_RECORD + 1)}, 60.0)
+
+
+@pytest.mark.parametrize("ttl", [0.0, -1.0, float("nan"), float("inf"), LONGEST_KEPT + 1])
+def test_a_ttl_out_of_bounds_is_refused(keys: KeyStore, ttl: float) -> None:
+    with pytest.raises(ConfigurationError, match="ttl"):
+        keys.put_records(SPACE, {"one": b"1"}, ttl)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 10_001])
+def test_a_page_out_of_bounds_is_refused(keys: KeyStore, limit: int) -> None:
+    with pytest.raises(ValueError, match="1 to 10000"):
+        keys.list_records(SPACE, limit=limit)
+
+
+def test_a_space_that_cannot_be_is_refused(keys: KeyStore) -> None:
+    for call in (
+        lambda: keys.put_records("no space", {"one": b"1"}, 60.0),
+        lambda: keys.get_record("no space", "one"),
+        lambda: keys.list_records("no space"),
+        lambda: keys.delete_records("no space", ["one"]),
+        lambda: keys.append_log("no space", [("one", b"1")], 5),
+        lambda: keys.read_log("no space", "one"),
+        lambda: keys.list_logs("no space"),
+    ):
+        with pytest.raises(InvalidJob, match="queue name"):
+            call()
+
+
+# --- logs -------------------------------------------------------------------------------------------------
+
+
+def lines(keys: KeyStore, name: str = "report", **limits: int) -> list[bytes]:
+    return keys.read_log(SPACE, name, **limits)
+
+
+def test_the_newest_line_is_read_first(harness: Harness, keys: KeyStore) -> None:
+    keys.append_log(SPACE, [("report", b"1"), ("report", b"2")], 10)
+    harness.open().keys.append_log(SPACE, [("report", b"3")], 10)
+    assert lines(keys) == [b"3", b"2", b"1"]
+    assert lines(keys, limit=2) == [b"3", b"2"]
+
+
+def test_only_the_newest_stay(keys: KeyStore) -> None:
+    for number in range(30):
+        keys.append_log(SPACE, [("report", b"%d" % number)], 4)
+    assert lines(keys, limit=100) == [b"29", b"28", b"27", b"26"]
+    keys.append_log(SPACE, [("report", b"%d" % number) for number in range(30, 50)], 3)
+    assert lines(keys, limit=100) == [b"49", b"48", b"47"]
+
+
+def test_a_log_that_may_grow_again_does(keys: KeyStore) -> None:
+    keys.append_log(SPACE, [("report", b"1"), ("report", b"2")], 1)
+    keys.append_log(SPACE, [("report", b"3"), ("report", b"4")], 10)
+    assert lines(keys) == [b"4", b"3", b"2"]
+
+
+def test_one_call_may_write_to_several_logs_each_of_which_keeps_its_own(keys: KeyStore) -> None:
+    keys.append_log(SPACE, [("a", b"1"), ("b", b"2"), ("a", b"3"), ("a", b"4"), ("c", b"5")], 2)
+    assert [lines(keys, name) for name in ("a", "b", "c", "d")] == [[b"4", b"3"], [b"2"], [b"5"], []]
+    assert keys.list_logs(SPACE) == ["a", "b", "c"]
+
+
+def test_logs_are_listed_by_name(keys: KeyStore) -> None:
+    assert keys.list_logs(SPACE) == []
+    keys.append_log(SPACE, [(name, b"x") for name in ODD], 5)
+    keys.append_log("other", [("elsewhere", b"x")], 5)
+    assert sorted(keys.list_logs(SPACE)) == sorted(ODD)
+    assert keys.list_logs(SPACE) == sorted(ODD, key=str.encode)
+
+
+@pytest.mark.parametrize("line", [b"", b"\0\xff\n", "Zürich".encode(), b"x" * LONGEST_RECORD])
+def test_any_line_comes_back_as_it_was_and_twice_when_it_was_written_twice(keys: KeyStore, line: bytes) -> None:
+    keys.append_log(SPACE, [("report", line), ("report", line)], 5)
+    assert lines(keys) == [line, line]
+
+
+def test_a_log_outlives_the_records_of_its_space(harness: Harness, keys: KeyStore) -> None:
+    keys.put_records(SPACE, {"report": b"record"}, 5.0)
+    keys.append_log(SPACE, [("report", b"line")], 5)
+    harness.advance(86400.0)
+    assert keys.get_record(SPACE, "report") is None
+    assert lines(keys) == [b"line"]
+    assert names(keys) == []
+
+
+def test_a_log_is_no_record_and_a_record_no_log(keys: KeyStore) -> None:
+    keys.append_log(SPACE, [("line", b"1")], 5)
+    keys.put_records(SPACE, {"record": b"2"}, 60.0)
+    assert names(keys) == ["record"]
+    assert keys.list_logs(SPACE) == ["line"]
+    keys.delete_records(SPACE, ["line"])
+    assert lines(keys, "line") == [b"1"]
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256, "a\nb"])
+def test_a_name_out_of_bounds_is_refused_and_nothing_written(keys: KeyStore, name: str) -> None:
+    with pytest.raises(InvalidJob, match="the name of a log"):
+        keys.append_log(SPACE, [("report", b"1"), (name, b"2")], 5)
+    assert lines(keys) == []
+
+
+def test_a_line_that_is_too_long_is_refused(keys: KeyStore) -> None:
+    with pytest.raises(ValueError, match=str(LONGEST_RECORD)):
+        keys.append_log(SPACE, [("report", b"x" * (LONGEST_RECORD + 1))], 5)
+
+
+@pytest.mark.parametrize("number", [0, -1, MOST_LINES + 1])
+def test_bounds_out_of_bounds_are_refused(keys: KeyStore, number: int) -> None:
+    with pytest.raises(ValueError, match=str(MOST_LINES)):
+        keys.append_log(SPACE, [("report", b"1")], number)
+    with pytest.raises(ValueError, match=str(MOST_LINES)):
+        keys.read_log(SPACE, "report", limit=number)
+
+
+def test_no_lines_are_no_error(keys: KeyStore) -> None:
+    keys.append_log(SPACE, [], 5)
+    assert keys.list_logs(SPACE) == []
+
+
+# --- beside everything else -------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("leases")
+def test_none_of_it_is_a_message_or_a_queue(backend: QueueBackend) -> None:
+    """A space may be called like a queue."""
+    keys = backend.keys
+    keys.put_records(QUEUE, {"one": b"1"}, 60.0)
+    keys.append_log(QUEUE, [("one", b"1")], 5)
+    assert (backend.queues(), backend.stats(QUEUE).pending, backend.list_messages()) == ([], 0, [])
+    backend.enqueue(a_job())
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    keys.first_run(QUEUE, "one")
+    assert keys.begin_many([(lease, Guards(holds=(Hold("one"),)))])[0]
+    assert backend.ack(lease)
+    assert keys.get_record(QUEUE, "one") == b"1"
+    assert keys.list_records(QUEUE) == [("one", b"1")]
+    assert keys.read_log(QUEUE, "one") == [b"1"]
