@@ -15,7 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Self
+from typing import Self, TypeVar
 
 from jobpool.backend import QueueBackend, check_ttl
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
@@ -25,10 +25,13 @@ from jobpool.definition import JobDefinition, check_seconds
 from jobpool.envelope import JobEnvelope, decode, encode
 from jobpool.errors import BackendUnavailable, JobpoolError, LeaseLost, Unsupported
 from jobpool.lease import JobLease
+from jobpool.master.events import Inspected
+from jobpool.master.guarding import Guarding, check_key_store
 from jobpool.master.inspection import Inspector
 from jobpool.master.verdicts import checked, outcome_of
 from jobpool.mechanism.frames import Verdict
 from jobpool.outcome import (
+    Contended,
     Failed,
     LostLease,
     MemoryExceeded,
@@ -38,10 +41,13 @@ from jobpool.outcome import (
     TimedOut,
 )
 from jobpool.policy.decide import Rules, counters_of, decide, status_of
+from jobpool.policy.guarding import Limits
 from jobpool.policy.retry import RetryPolicy
 from jobpool.result import ExecutionResult, Status, WorkerResult
 from jobpool.settlement import Abandon, Ack, Forfeit, Leave, Nack, Settled, Settlement
 from jobpool.signing import EnvelopeSigner
+
+T = TypeVar("T")
 
 DEFAULT_TIMEOUT = 3600.0
 """Seconds for a handler when neither the job nor the handler says."""
@@ -74,12 +80,15 @@ class QueueWorker:
         default_timeout: Seconds, >= 0, for jobs and handlers that set none; 0 = unlimited.
         queue_handlers: Queue to the only handlers that may run there; a queue that is absent is free.
         unknown_handler_grace: Seconds for which a message waits for its handler, before it is given up.
+        limits: Concurrency and rate limits, shared with all pools of this broker, and how long done idempotency keys
+            are kept; None = no limits. What a limit, lock or key holds back is released for a while.
 
     Attributes:
         counters: Queue to counts by name (`jobs_fetched`, `jobs_succeeded`, …), counted when the backend accepted.
 
     Raises:
         ValueError: `ttl` or `default_timeout` is out of bounds.
+        ConfigurationError: There are limits, and the backend keeps no keys.
     """
 
     def __init__(
@@ -92,6 +101,7 @@ class QueueWorker:
         default_timeout: float = DEFAULT_TIMEOUT,
         queue_handlers: Mapping[str, list[str]] | None = None,
         unknown_handler_grace: float = 600.0,
+        limits: Limits | None = None,
     ) -> None:
         self._backend = backend
         self._clock = backend.clock
@@ -100,6 +110,7 @@ class QueueWorker:
         self._ttl = check_ttl(ttl)
         self._default_timeout = check_seconds(default_timeout, "default_timeout")
         self._inspector = Inspector(backend.signer, queue_handlers or {})
+        self._guarding = Guarding(backend, _usable(limits or Limits(), backend))
         self._grace = unknown_handler_grace
         self._seen = _FirstSeen()
         self._rejected_logged_at: float | None = None
@@ -122,12 +133,26 @@ class QueueWorker:
         if lease is None:
             return WorkerResult(Status.EMPTY)
         self._count(queue, ("jobs_fetched",))
-        refused = self._inspector.inspect(lease, self._clock.wall()).outcome
-        if refused is not None:
-            return self._conclude(refused, lease, None)
+        inspected = self._inspector.inspect(lease, self._clock.wall())
+        self._guard(inspected)
+        lease = inspected.lease
+        if inspected.outcome is not None:
+            return self._conclude(inspected.outcome, lease, None)
         handler = _find(self._registry, lease.envelope.job, queue)
         outcome, lease = self._run(lease, handler)
         return self._conclude(outcome, lease, handler)
+
+    def _guard(self, inspected: Inspected) -> None:
+        """Get the lease what it needs before its handler may run, or its outcome."""
+        lease = inspected.lease
+        asked = self._guarding.asks(lease.queue, [inspected])
+        if not asked:
+            return
+        [(_, guards)] = asked
+        [begun] = self._patiently(lease, lambda: self._guarding.begin([(lease, guards)]))
+        if not self._guarding.conclude(inspected, guards, begun):
+            # A pool would leave the queue alone for a while; here the caller decides when, so the message waits.
+            inspected.outcome = Contended(self._guarding.delay(lease, begun))
 
     def _run(self, lease: JobLease, handler: AnyHandler | None) -> tuple[Outcome, JobLease]:
         """One attempt, and the lease as it was last renewed."""
@@ -143,7 +168,7 @@ class QueueWorker:
         if handler is not None and handler.ack_in_transaction:
             job.ack = own_ack(self._backend.ticket(lease), lambda jobs: [self._backend.pack(each) for each in jobs])
         with LeaseKeeper(self._backend, lease, self._ttl) as keeper:
-            attempt = run_attempt(job, self._registry)
+            attempt = self._attempt(job)
         if keeper.lost:
             return LostLease(), keeper.lease
         seen_for = self._seen.seconds(lease.id, self._clock.mono(), handler is None)
@@ -156,6 +181,10 @@ class QueueWorker:
             seen_for=seen_for,
         )
         return checked(outcome, self._backend.pack), keeper.lease
+
+    def _attempt(self, job: JobToRun) -> Attempt:
+        """Run the handler. `jobpool.testing` injects its faults here and in `_nap`."""
+        return run_attempt(job, self._registry)
 
     def _conclude(self, outcome: Outcome, lease: JobLease, handler: AnyHandler | None) -> WorkerResult:
         """Decide, settle, count and log."""
@@ -175,15 +204,22 @@ class QueueWorker:
 
     def _settle(self, lease: JobLease, settlement: Settlement, call_id: str) -> Settled:
         """Settle, again and again under one call id while the broker is silent and the lease runs."""
+        return self._patiently(lease, lambda: self._backend.settle_many([(lease, settlement)], call_id)[0])
+
+    def _patiently(self, lease: JobLease, call: Callable[[], T]) -> T:
+        """Make a call that may be repeated, until it is answered or the lease has ended."""
         pause, give_up = 0.1, time.monotonic() + self._ttl
         while True:
             try:
-                return self._backend.settle_many([(lease, settlement)], call_id)[0]
+                return call()
             except BackendUnavailable:
                 if time.monotonic() + pause >= give_up or self._clock.boot() + pause >= lease.expires_at:
                     raise
-            time.sleep(pause)
+            self._nap(pause)
             pause = min(1.0, pause * 2)
+
+    def _nap(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def _count(self, queue: str, names: tuple[str, ...]) -> None:
         self.counters.setdefault(queue, Counter()).update(names)
@@ -290,6 +326,11 @@ def _refuse_later(definition: JobDefinition) -> None:
             f"follow-up job {definition.handler!r} is due at {due.isoformat()}, and what runs jobs inline keeps none:"
             " leave the time out, or choose a backend that keeps messages"
         )
+
+
+def _usable(limits: Limits, backend: QueueBackend) -> Limits:
+    check_key_store(limits, backend)
+    return limits
 
 
 def _find(registry: HandlerRegistry, name: str, queue: str) -> AnyHandler | None:

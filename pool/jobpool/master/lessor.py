@@ -1,29 +1,46 @@
-"""The lease thread: fetches as many messages as the loop has room for, and inspects them.
+"""The lease thread: fetches as many messages as the loop has room for, inspects them, and gets them what they need.
 
 One fetch is under way at a time; the loop says how many it could take (`want`), and the thread asks again once the
-loop has seen what came. With nothing to fetch it sleeps in the backend's `wait_any`, never in a busy loop.
+loop has seen what came. With nothing to fetch it sleeps in the backend's `wait_any`, never in a busy loop. A queue that
+its limits or its circuit breaker keep shut is left out, and holds up no other.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Iterable, Mapping
 
 from jobpool.backend import QueueBackend
 from jobpool.errors import BackendUnavailable
 from jobpool.lease import JobLease
+from jobpool.master.admission import Admission
+from jobpool.master.breakers import Breakers, BreakerSettings
 from jobpool.master.events import Leased
+from jobpool.master.gates import Gates
+from jobpool.master.guarding import Guarding
 from jobpool.master.inbox import Inbox
 from jobpool.master.inspection import Inspector
 from jobpool.master.outage import Outage
 from jobpool.master.rotation import Rotation
 from jobpool.master.thread import MasterThread
+from jobpool.policy.guarding import Limits
 
 WAIT = 0.5
 """Seconds for which the thread sleeps in the backend before it looks round."""
 
 LOOK_ANYWAY = 5.0
 """Seconds after which it fetches though nothing was hinted at: what a hint is worth is the backend's word alone."""
+
+GLANCE = 0.02
+"""Seconds between two looks at the other queues, while one may open any moment by a settlement of this pool's own."""
+
+AT_ONCE = 0.001
+"""Seconds: a look, not a wait."""
+
+
+NO_LIMITS = Limits()
+BREAKERS = BreakerSettings()
 
 
 class Lessor(MasterThread):
@@ -36,16 +53,24 @@ class Lessor(MasterThread):
         ttl: float,
         inspector: Inspector,
         inbox: Inbox,
+        limits: Limits = NO_LIMITS,
+        breaker: BreakerSettings = BREAKERS,
     ) -> None:
         super().__init__("lease", inbox)
         self._backend = backend
+        self._clock = backend.clock
         self._rotation = Rotation(queues)
         self._ttl = ttl
         self._inspector = inspector
+        self._gates = Gates(limits)
+        self._breakers = Breakers(self._rotation.names, breaker, inbox)
         self._turn = threading.Condition()
         self._want = 0
         self._unseen = False
+        self._nudged = False
+        self._unanswered: dict[str, str] = {}
         self._outage = Outage(inbox, self._halt)
+        self._admission = Admission(backend, Guarding(backend, limits), self._gates, ttl, self._outage, self._halt)
         self.answered_at = backend.clock.mono()
 
     def want(self, count: int) -> None:
@@ -61,6 +86,25 @@ class Lessor(MasterThread):
         """The loop has taken in what the last fetch brought. The next `want` above 0 wakes the thread."""
         self._want = 0
         self._unseen = False
+
+    def hold(self, mine: Mapping[str, int], given_back: Iterable[str]) -> None:
+        """What the loop holds now: guarded deliveries of each queue, and queues where starts were given back.
+
+        Called only where queues have limits; may open what they keep shut.
+        """
+        if self._gates.hold(mine, given_back, self._clock.mono()):
+            self._nudge()
+
+    def answered(self, queues: Iterable[str]) -> None:
+        """The broker has answered something else about these queues; called while a breaker is open."""
+        self._breakers.answered(queues, self._clock.mono())
+        self._nudge()
+
+    def _nudge(self) -> None:
+        """Some queue may be fetched from that could not: look again."""
+        with self._turn:
+            self._nudged = True
+            self._turn.notify()
 
     def stop(self) -> None:
         """Lease nothing more. What a fetch under way still brings is given back by the loop."""
@@ -79,63 +123,101 @@ class Lessor(MasterThread):
             self._turn.wait_for(lambda: self._halt.is_set() or (self._want > 0 and not self._unseen), timeout=WAIT)
             return 0 if self._unseen or self._halt.is_set() else self._want
 
+    # --- fetching -----------------------------------------------------------------------------------
+
     def _fetch(self, count: int) -> bool:
         """Try each queue once, in its turn, until one has something."""
-        for queue in self._rotation.order():
-            got = self._fetch_from(queue, count)
+        self._nudged = False
+        for queue in self._order():
+            room = self._room(queue, count)
+            got = self._fetch_from(queue, room) if room else 0
             if got:
                 self._rotation.took(queue, got)
                 return True
+            self._rotation.found_nothing(queue)
         return False
 
-    def _fetch_from(self, queue: str, count: int) -> int:
-        fetch_id = secrets.token_hex(8)
-        while not self._halt.is_set():
-            asked_at = self._backend.clock.mono()
-            try:
-                leases = self._backend.fetch_many(queue, limit=count, ttl=self._ttl, fetch_id=fetch_id)
-            except BackendUnavailable as error:
-                self._outage.failed(error)
-                continue
-            self._note_answer()
-            if leases:
-                self._deliver(leases, self.answered_at - asked_at)
-            return len(leases)
-        return 0
+    def _order(self) -> list[str]:
+        """First those whose last fetch was not answered: what that one may have leased is lost in time."""
+        order = self._rotation.order()
+        return sorted(order, key=lambda queue: queue not in self._unanswered) if self._unanswered else order
 
-    def _deliver(self, leases: list[JobLease], took: float) -> None:
-        in_time = self._in_time(leases)
-        wall = self._backend.clock.wall()
-        inspected = [self._inspector.inspect(lease, wall) for lease in in_time]
+    def _room(self, queue: str, count: int) -> int:
+        """How many messages to ask `queue` for; 0: its gate or its breaker is shut."""
+        now = self._clock.mono()
+        room = self._gates.room(queue, self._rotation.share(queue, count), now)
+        return room if room and self._breakers.allow(queue, now) else 0
+
+    def _fetch_from(self, queue: str, count: int) -> int:
+        """How many starts came of it, 1 at least for any message at all; 0: nothing, or no answer.
+
+        A fetch that was not answered is made again under its id.
+        """
+        fetch_id = self._unanswered.get(queue) or secrets.token_hex(8)
+        asked_at = self._clock.mono()
+        try:
+            leases = self._backend.fetch_many(queue, limit=count, ttl=self._ttl, fetch_id=fetch_id)
+        except BackendUnavailable as error:
+            self._unanswered[queue] = fetch_id
+            self._breakers.failed(queue, str(error), self._clock.mono())
+            self._outage.failed(error)
+            return 0
+        self._unanswered.pop(queue, None)
+        self._note_answer()
+        self._breakers.succeeded(queue, self.answered_at)
+        return self._deliver(queue, leases, self.answered_at - asked_at) if leases else 0
+
+    def _deliver(self, queue: str, leases: list[JobLease], took: float) -> int:
+        in_time = self._admission.in_time(leases)
+        wall = self._clock.wall()
+        found = [self._inspector.inspect(lease, wall) for lease in in_time]
+        admitted, started = self._admission.admit(queue, found, lambda plain: self._put(Leased(plain, took)))
+        self._put(Leased(admitted, took, late=len(leases) - len(in_time)))
+        return max(1, started)
+
+    def _put(self, leased: Leased) -> None:
         with self._turn:
             self._unseen = True
             self._want = 0
-        self._inbox.put(Leased(inspected, took, late=len(leases) - len(in_time)))
+        self._inbox.put(leased)
 
-    def _in_time(self, leases: list[JobLease]) -> list[JobLease]:
-        """Those that may be begun. An answer that took as long as the leases last brings ended ones: no job starts on
-        such a lease, unless the broker still knows it as ours and renews it."""
-        now = self._backend.clock.boot()
-        if all(lease.expires_at > now for lease in leases):
-            return leases
-        try:
-            renewed = self._backend.renew_many(leases, self._ttl)
-        except BackendUnavailable as error:
-            self._outage.failed(error)
-            renewed = list(leases)
-        now = self._backend.clock.boot()
-        return [lease for lease in renewed if lease is not None and lease.expires_at > now]
+    # --- waiting ------------------------------------------------------------------------------------
 
     def _wait_for_messages(self) -> None:
         """Sleep in the backend until it hints at a message; an idle pool asks for nothing else."""
-        clock = self._backend.clock
-        give_up = clock.mono() + LOOK_ANYWAY
-        while not self._halt.is_set() and not self._hinted() and clock.mono() < give_up:
+        give_up = self._clock.mono() + LOOK_ANYWAY
+        while not self._halt.is_set() and not self._hinted() and self._clock.mono() < give_up:
             pass
 
     def _hinted(self) -> bool:
+        """Sleep for a while; whether to fetch again."""
+        shut = self._shut()
+        if any(queue not in shut for queue in self._unanswered):
+            return True  # the pause after its failure is over
+        names = [queue for queue in self._rotation.names if queue not in shut]
+        pause = min(WAIT, *shut.values()) if shut else WAIT
+        if not names:
+            return self._is_nudged(pause)
+        if self._gates.may_open_early(self._clock.mono()):
+            return self._is_nudged(min(GLANCE, pause)) or self._is_hinted(names, AT_ONCE)
+        return self._is_hinted(names, pause)
+
+    def _shut(self) -> dict[str, float]:
+        """Queues that may not be fetched from, and seconds until they may."""
+        now = self._clock.mono()
+        found = (
+            (queue, self._gates.wait(queue, now), self._breakers.wait(queue, now)) for queue in self._rotation.names
+        )
+        return {queue: max(waits) for queue, *waits in found if any(waits)}
+
+    def _is_nudged(self, pause: float) -> bool:
+        """Sleep until a queue that was shut opens; whether one has."""
+        with self._turn:
+            return self._turn.wait_for(lambda: self._nudged or self._halt.is_set(), pause)
+
+    def _is_hinted(self, names: list[str], timeout: float) -> bool:
         try:
-            queue = self._backend.wait_any(self._rotation.names, WAIT)
+            queue = self._backend.wait_any(names, timeout)
         except BackendUnavailable as error:
             self._outage.failed(error)
             return True
@@ -143,5 +225,6 @@ class Lessor(MasterThread):
         return queue is not None
 
     def _note_answer(self) -> None:
-        self.answered_at = self._backend.clock.mono()
-        self._outage.over()
+        self.answered_at = self._clock.mono()
+        if not self._unanswered:
+            self._outage.over()

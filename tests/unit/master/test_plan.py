@@ -7,6 +7,7 @@ import signal
 from stage import HANDLERS, Stage, of
 
 from jobpool.backend import QueueStats
+from jobpool.death import Death
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
@@ -104,7 +105,7 @@ class TestHandingOut:
         stage = Stage(workers=1).boot()
         stage.lease("report", "report")
         stage.after(STALE_AFTER + 0.01)
-        assert stage.verdicts() == [Release(0.0)]
+        assert stage.verdicts() == [Release(begun=False)]
 
     def test_short_jobs_stream_ahead_into_the_sockets(self) -> None:
         stage = Stage(workers=2).boot()
@@ -132,7 +133,7 @@ class TestHandingOut:
         nonce = slot.deliveries[1].nonce
         stage.tell(ev.TookBack(slot.child, frozenset({nonce})))
         stage.after(0.02)
-        assert stage.settled == [(extra.id, Release(0.0))]
+        assert stage.settled == [(extra.id, Release(begun=False))]
 
     def test_an_unknown_handler_waits_for_a_deploy(self) -> None:
         stage = Stage().boot()
@@ -216,7 +217,7 @@ class TestDeaths:
         actions = stage.die(stage.busy[0])
         [settlement] = stage.verdicts()
         assert isinstance(settlement, Forfeit)
-        assert "SIGSEGV" in settlement.cause
+        assert Death.from_text(settlement.cause) == Death("killed by SIGSEGV", "itself")
         assert len(of(actions, act.SpawnChild)) == 1
 
     def test_dead_before_it_began_releases_and_forfeits_the_third_time(self) -> None:
@@ -227,7 +228,7 @@ class TestDeaths:
             stage.die(stage.busy[0], begun=False)
             stage.make_ready()
         first, second, third = stage.verdicts()
-        assert (first, second) == (Release(0.0), Release(0.0))
+        assert (first, second) == (Release(begun=False), Release(begun=False))
         assert isinstance(third, Forfeit)
 
     def test_unread_frames_of_the_dead_go_to_another_child_and_nothing_is_charged(self) -> None:
@@ -277,7 +278,12 @@ class TestTimeouts:
         assert slot.ending is Ending.TIMEOUT
         stage.die(slot, signal=signal.SIGKILL)
         [settlement] = stage.verdicts()
-        assert settlement == Abandon("timeout", "Job 'slow' exceeded maximum execution time of 10 seconds.")
+        assert isinstance(settlement, Abandon)
+        assert (settlement.reason, settlement.error) == (
+            "timeout",
+            "Job 'slow' exceeded maximum execution time of 10 seconds.",
+        )
+        assert settlement.cause == Death("timeout", "the pool: timeout").to_text()
 
     def test_a_loop_that_comes_late_still_asks_for_the_stack_before_it_kills(self) -> None:
         stage = Stage(workers=1).boot()
@@ -411,7 +417,7 @@ class TestStopping:
         stage = Stage(workers=1).boot()
         stage.tell(ev.SignalCame(signal.SIGTERM))
         stage.lease("report")
-        assert stage.verdicts() == [Release(0.0)]
+        assert stage.verdicts() == [Release(begun=False)]
 
     def test_the_pool_stops_when_the_queues_are_empty_if_it_was_told_so(self) -> None:
         stage = Stage(workers=1, until_empty=True).boot()

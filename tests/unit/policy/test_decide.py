@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
+from jobpool.death import Death
 from jobpool.definition import LONGEST, JobDefinition
 from jobpool.envelope import encode
 from jobpool.lease import JobLease
@@ -33,10 +34,10 @@ from jobpool.outcome import (
     TimedOut,
     UnknownHandler,
 )
-from jobpool.policy.decide import Rules, counters_of, decide, status_of
+from jobpool.policy.decide import TIERS, Rules, counters_of, decide, status_of
 from jobpool.policy.retry import RetryPolicy
 from jobpool.result import Status
-from jobpool.settlement import Abandon, Ack, Forfeit, Leave, Nack, Release, Settled, Settlement
+from jobpool.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
 from jobpool.signing import EnvelopeSigner
 
 NOW = 1000.0
@@ -45,6 +46,10 @@ RETRY = RetryPolicy("exponential", base=5, max_delay=300, jitter=0, resolution=1
 FOLLOW_UP = JobDefinition("mail", {"to": 7})
 EXPIRING = Rules(on_crash="expire")
 UNABLE = Rules(can_forfeit=False)
+NOT_BEGUN = Release(begun=False)
+DEATH = Death("killed by SIGSEGV", "itself", peak_memory=2**20).to_text()
+KILLED = Death("memory limit", "the pool: memory limit").to_text()
+MOVING = Rules(on_crash_queue="careful", on_memory_limit_queue="big", max_crashes=2)
 
 
 def a_lease(max_retries: int | None = 2, **fields: Any) -> JobLease:
@@ -107,13 +112,13 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
         ),
         pytest.param(Crashed("SIGSEGV"), FIRST, UNABLE, Leave("left to expire: SIGSEGV"), id="crash, broker cannot"),
         pytest.param(Stopped(), LAST, Rules(), Release(), id="killed by a stop"),
-        pytest.param(NeverStarted(1, "SIGKILL"), FIRST, Rules(), Release(), id="never started"),
-        pytest.param(NeverStarted(2, "SIGKILL"), FIRST, Rules(), Release(), id="never started twice"),
+        pytest.param(NeverStarted(1, "SIGKILL"), FIRST, Rules(), NOT_BEGUN, id="never started"),
+        pytest.param(NeverStarted(2, "SIGKILL"), FIRST, Rules(), NOT_BEGUN, id="never started twice"),
         pytest.param(NeverStarted(3, "SIGKILL"), FIRST, Rules(), Forfeit("SIGKILL"), id="never started thrice"),
         pytest.param(
             NeverStarted(3, "SIGKILL"), FIRST, UNABLE, Leave("left to expire: SIGKILL"), id="thrice, broker cannot"
         ),
-        pytest.param(NotRun(), FIRST, Rules(), Release(), id="leased and not run"),
+        pytest.param(NotRun(), FIRST, Rules(), NOT_BEGUN, id="leased and not run"),
         pytest.param(LostLease(), FIRST, Rules(), Leave("lease lost"), id="lease lost"),
         pytest.param(LostLease("not renewed"), FIRST, Rules(), Leave("not renewed"), id="lease lost, with the reason"),
         pytest.param(
@@ -132,9 +137,13 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
             id="rejected for its signature",
         ),
         pytest.param(NewerWire(2), FIRST, Rules(), Release(5.0), id="newer wire"),
-        pytest.param(UnknownHandler("gone", 0.0), FIRST, Rules(), Release(5.0), id="unknown handler"),
+        pytest.param(UnknownHandler("gone", 0.0), FIRST, Rules(), Release(5.0, begun=False), id="unknown handler"),
         pytest.param(
-            UnknownHandler("gone", 598.0), FIRST, Rules(), Release(2.0), id="unknown handler, grace nearly over"
+            UnknownHandler("gone", 598.0),
+            FIRST,
+            Rules(),
+            Release(2.0, begun=False),
+            id="unknown handler, grace nearly over",
         ),
         pytest.param(
             HandlerNotAllowed("shell"),
@@ -150,9 +159,96 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
             CrashLimit(6, "SIGSEGV"),
             FIRST,
             Rules(),
-            Abandon("crash-limit", "6 deliveries ended with no verdict, the last one: SIGSEGV"),
+            Abandon("crash-limit", "6 deliveries ended with no verdict, the last one: SIGSEGV", "SIGSEGV"),
             id="crash limit found at fetch",
         ),
+        pytest.param(
+            TimedOut("stack", KILLED), FIRST, Rules(), Nack(5.0, "stack", KILLED), id="timeout with its record"
+        ),
+        pytest.param(
+            TimedOut("stack", KILLED), LAST, Rules(), Abandon("timeout", "stack", KILLED), id="last timeout, record"
+        ),
+        pytest.param(
+            MemoryExceeded("2 GiB", KILLED), FIRST, Rules(), Nack(5.0, "2 GiB", KILLED), id="memory limit, record"
+        ),
+        pytest.param(Crashed(DEATH), FIRST, Rules(), Forfeit(DEATH), id="crash with its record"),
+        pytest.param(
+            Crashed(DEATH),
+            FIRST,
+            EXPIRING,
+            Leave("left to expire: killed by SIGSEGV (itself); peak memory 1 MiB"),
+            id="crash with its record, on_crash expire",
+        ),
+        pytest.param(
+            Crashed(DEATH), FIRST, MOVING, Move("careful", crashes=1, cause=DEATH), id="crash, on_crash_queue"
+        ),
+        pytest.param(
+            Crashed(DEATH),
+            a_lease(crashes=1),
+            MOVING,
+            Move("careful", crashes=1, cause=DEATH),
+            id="crash, on_crash_queue, one left",
+        ),
+        pytest.param(
+            Crashed(DEATH), a_lease(crashes=2), MOVING, Forfeit(DEATH), id="crash, on_crash_queue, past max_crashes"
+        ),
+        pytest.param(
+            Crashed(DEATH),
+            a_lease(crashes=99),
+            replace(MOVING, max_crashes=0),
+            Move("careful", crashes=1, cause=DEATH),
+            id="crash, on_crash_queue, no limit",
+        ),
+        pytest.param(
+            Crashed(DEATH), a_lease(queue="careful"), MOVING, Forfeit(DEATH), id="crash in the on_crash_queue itself"
+        ),
+        pytest.param(
+            Crashed(DEATH),
+            FIRST,
+            replace(MOVING, on_crash="expire"),
+            Move("careful", crashes=1, cause=DEATH),
+            id="crash, on_crash_queue goes before on_crash",
+        ),
+        pytest.param(
+            NeverStarted(3, DEATH), FIRST, MOVING, Move("careful", crashes=1, cause=DEATH), id="thrice, on_crash_queue"
+        ),
+        pytest.param(NeverStarted(2, DEATH), FIRST, MOVING, NOT_BEGUN, id="never started twice, on_crash_queue"),
+        pytest.param(
+            MemoryExceeded("2 GiB", KILLED),
+            FIRST,
+            MOVING,
+            Move("big", attempts=1, error="2 GiB", cause=KILLED),
+            id="memory limit, on_memory_limit_queue",
+        ),
+        pytest.param(
+            MemoryExceeded("2 GiB", KILLED),
+            LAST,
+            MOVING,
+            Move("big", attempts=1, error="2 GiB", cause=KILLED),
+            id="last memory limit, on_memory_limit_queue",
+        ),
+        pytest.param(
+            MemoryExceeded("2 GiB", KILLED),
+            a_lease(attempts=3, queue="big"),
+            MOVING,
+            Abandon("memory-limit", "2 GiB", KILLED),
+            id="memory limit in the on_memory_limit_queue itself",
+        ),
+        pytest.param(
+            MemoryExceeded("2 GiB", KILLED),
+            a_lease(attempts=0, queue="big"),
+            MOVING,
+            Nack(5.0, "2 GiB", KILLED),
+            id="memory limit in that queue with budget left",
+        ),
+        pytest.param(
+            MemoryExceeded("2 GiB", KILLED),
+            a_lease(attempts=3 + TIERS),
+            MOVING,
+            Abandon("memory-limit", "2 GiB", KILLED),
+            id="memory limit, two queues that name each other",
+        ),
+        pytest.param(TimedOut("stack"), LAST, MOVING, Abandon("timeout", "stack"), id="a timeout moves nothing"),
     ],
 )
 def test_verdict(outcome: Outcome, lease: JobLease, rules: Rules, verdict: Settlement | Leave) -> None:
@@ -207,6 +303,36 @@ def test_an_unknown_handler_is_given_up_after_the_grace(seen_for: float) -> None
     assert settlement.reason == "unknown-handler"
     assert "'gone'" in str(settlement.error)
     assert "--app" in str(settlement.error)
+
+
+@pytest.mark.parametrize(
+    ("asked", "capped", "runs"),
+    [(20, 10, 10), (5, 0, 5), (None, 3, 3), (None, 0, 1), (1, 10, 1)],
+    ids=["both", "the job alone", "the policy alone", "neither", "a job that asks for less"],
+)
+@pytest.mark.parametrize(
+    "outcome",
+    [Failed("boom"), RetryAsked(1.0, "later"), TimedOut("stack"), MemoryExceeded("2 GiB")],
+    ids=lambda outcome: type(outcome).__name__,
+)
+def test_the_budget_is_the_smaller_of_the_jobs_and_the_policys(
+    outcome: Outcome, asked: int | None, capped: int, runs: int
+) -> None:
+    """SEMANTICS §3, as runs: (job max_attempts, policy max_attempts), for all that burns an attempt."""
+    policy = replace(RETRY, max_attempts=capped)
+    max_retries = None if asked is None else asked - 1
+    kinds = [
+        type(decide(outcome, a_lease(max_retries, attempts=failed), Rules(), policy, NOW)) for failed in range(runs)
+    ]
+    assert kinds == [Nack] * (runs - 1) + [Abandon]
+
+
+@pytest.mark.parametrize("outcome", [Failed("boom"), TimedOut("stack"), RetryAsked(1.0, "later")])
+def test_unrecoverable_and_snooze_know_no_budget(outcome: Outcome) -> None:
+    """Beside a last attempt that is abandoned for its budget: one before any, one that burns none."""
+    assert isinstance(decide(outcome, LAST, Rules(), RETRY, NOW), Abandon)
+    assert isinstance(decide(Failed("boom", permanent=True), a_lease(9), Rules(), RETRY, NOW), Abandon)
+    assert decide(Snoozed(7.0), a_lease(0, attempts=50), Rules(), replace(RETRY, max_attempts=1), NOW) == Release(7.0)
 
 
 def test_the_policy_limits_a_job_that_asks_for_more() -> None:
@@ -271,6 +397,22 @@ def test_a_crash_that_is_left_to_expire_counts_as_a_crash(outcome: Outcome) -> N
     settlement = decide(outcome, FIRST, EXPIRING, RETRY, NOW)
     assert status_of(settlement, outcome) is Status.CRASHED
     assert counters_of(settlement, outcome) == ("jobs_crashed",)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "counters"),
+    [
+        (Crashed("SIGSEGV"), ("jobs_crashed", "jobs_moved")),
+        (NeverStarted(3, "SIGKILL"), ("jobs_crashed", "jobs_moved")),
+        (MemoryExceeded("2 GiB"), ("jobs_failed", "jobs_moved")),
+    ],
+    ids=["crashed", "never started", "memory limit"],
+)
+def test_what_moves_is_counted_as_what_it_was_and_as_moved(outcome: Outcome, counters: tuple[str, ...]) -> None:
+    settlement = decide(outcome, FIRST, MOVING, RETRY, NOW)
+    assert status_of(settlement, outcome) is Status.MOVED
+    assert counters_of(settlement, outcome) == counters
+    assert status_of(settlement, outcome, Settled.NOT_OWNER) is Status.LOST
 
 
 @pytest.mark.parametrize("answer", [Settled.NOT_IN_FLIGHT, Settled.EXPIRED, Settled.NOT_OWNER])

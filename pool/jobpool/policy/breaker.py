@@ -1,0 +1,127 @@
+"""`CircuitBreaker`: stops asking what keeps failing, and finds out with one probe at a time whether it is back. Pure.
+
+    CLOSED ── threshold failures in a row ──► OPEN ── cooldown over, or a good answer elsewhere ──► HALF_OPEN
+       ▲                                       ▲                                                        │
+       └──────────── the probe succeeded ──────┼────────────────────────────────────────────────────────┤
+                                               └── the probe failed: cooldown doubled, up to the longest ┘
+
+It reads no clock and takes no lock: every method is told `now`, and whoever shares one between threads locks it.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+from jobpool.errors import ConfigurationError
+
+NO_PROBE = -math.inf
+
+
+class BreakerState(StrEnum):
+    """What a breaker lets through: all, nothing, or one probe."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
+
+class CircuitBreaker:
+    """See the module. A pool has one for each queue, and asks it before each fetch, and before nothing else.
+
+    Count errors of the thing that is guarded: `BackendUnavailable` of a fetch, never a handler's failure, and never an
+    empty queue, which is a success. What is answered well by another call to the same thing (a settlement, a renewal, a
+    count) shows that it is back: `answered` then ends the cooldown early, and the breaker is half-open at once. So a
+    long cooldown spares a broker that is down, and costs nothing once it is up.
+
+    Args:
+        threshold: Failures in a row that open it; 1 or more.
+        cooldown: Seconds, > 0, for which it is open first; doubled each time that a probe fails.
+        max_cooldown: Seconds, at least `cooldown`. A probe whose end nobody told within it counts as failed.
+
+    Raises:
+        ConfigurationError: A value is out of its bounds.
+
+    All times are seconds on one clock that never steps back, such as `time.monotonic()`.
+    """
+
+    def __init__(self, threshold: int = 5, cooldown: float = 2.0, max_cooldown: float = 60.0) -> None:
+        if type(threshold) is not int or threshold < 1:
+            raise ConfigurationError(f"a breaker's threshold is a whole number from 1, not {threshold!r}")
+        if not 0 < cooldown < math.inf:
+            raise ConfigurationError(f"a breaker's cooldown is more than 0 seconds, not {cooldown!r}")
+        if not cooldown <= max_cooldown < math.inf:
+            raise ConfigurationError(
+                f"a breaker's longest cooldown is at least its first one, {cooldown:g} seconds, not {max_cooldown!r}"
+            )
+        self._threshold = threshold
+        self._first = cooldown
+        self._longest = max_cooldown
+        self._failures = 0
+        self._cooldown = cooldown
+        self._until = 0.0
+        self._probe_until = NO_PROBE
+        self._state = BreakerState.CLOSED
+
+    @property
+    def cooldown(self) -> float:
+        """Seconds of the current cooldown, or of the next one when it is closed."""
+        return self._cooldown
+
+    def state(self, now: float) -> BreakerState:
+        """What it is in at `now`; looking changes nothing."""
+        if self._state is BreakerState.OPEN and now >= self._until:
+            return BreakerState.HALF_OPEN
+        return self._state
+
+    def wait(self, now: float) -> float:
+        """Seconds until `allow` may say yes; 0.0 = it would now. Changes nothing."""
+        match self._state:
+            case BreakerState.CLOSED:
+                return 0.0
+            case BreakerState.OPEN:
+                return max(0.0, self._until - now)
+            case _:
+                return max(0.0, self._probe_until - now)
+
+    def allow(self, now: float) -> bool:
+        """Whether to call now. Yes from a half-open breaker is the one probe: tell `succeeded` or `failed` of it."""
+        if self._state is BreakerState.CLOSED:
+            return True
+        if self.wait(now) > 0.0:
+            return False
+        self._state = BreakerState.HALF_OPEN
+        self._probe_until = now + self._longest
+        return True
+
+    def succeeded(self, now: float) -> None:
+        """A call was answered. One that began before the breaker opened is no probe, but shows as much."""
+        if self._state is BreakerState.OPEN:
+            self.answered(now)
+            return
+        self._state = BreakerState.CLOSED
+        self._failures = 0
+        self._cooldown = self._first
+
+    def failed(self, now: float) -> None:
+        """A call failed. What began before the breaker opened tells nothing new."""
+        match self._state:
+            case BreakerState.CLOSED:
+                self._failures += 1
+                if self._failures >= self._threshold:
+                    self._open(now)
+            case BreakerState.HALF_OPEN if self._probe_until > NO_PROBE:
+                self._cooldown = min(self._longest, 2 * self._cooldown)
+                self._open(now)
+
+    def answered(self, now: float) -> None:
+        """Another call to the same thing was answered well: an open breaker is half-open at once."""
+        if self._state is BreakerState.OPEN:
+            self._state = BreakerState.HALF_OPEN
+            self._probe_until = NO_PROBE
+            self._until = now
+
+    def _open(self, now: float) -> None:
+        self._state = BreakerState.OPEN
+        self._until = now + self._cooldown
+        self._probe_until = NO_PROBE

@@ -1,0 +1,110 @@
+"""Idempotency keys and single-instance locks over two real pools, also when one of them is killed."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+
+import pytest
+from support.poolrig import PoolProcess, Rig
+from support.poolrig_ledger import Line
+from support.waiting import wait_until
+
+TTL = 2.0
+REAP = TTL / 3 * 1.2
+"""Seconds: the longest time between two reaps."""
+
+
+def start_two_pools(rig: Rig, *flags: str, workers: int = 2) -> tuple[PoolProcess, PoolProcess]:
+    first, second = (rig.start_pool("--ttl", str(TTL), *flags, workers=workers) for _ in range(2))
+    return first.wait_ready(workers), second.wait_ready(workers)
+
+
+def sums(*pools: PoolProcess) -> Counter[str]:
+    """What the pools have counted, together; asked after their end."""
+    total: Counter[str] = Counter()
+    for pool in pools:
+        [stopped] = pool.log("stopped")
+        total.update({name: value for name, value in stopped.items() if isinstance(value, int)})
+    return total
+
+
+def overlaps(lines: list[Line]) -> list[tuple[str, str]]:
+    """Pairs of messages that ran at the same time."""
+    found, running = [], set[str]()
+    for line in sorted(lines, key=lambda line: line.at):
+        if line.event == "start":
+            found += [(other, line.id) for other in running]
+            running.add(line.id)
+        else:
+            running.discard(line.id)
+    return found
+
+
+@pytest.mark.brokers
+def test_jobs_that_must_be_alone_never_overlap_over_two_pools(rig: Rig) -> None:
+    pools = start_two_pools(rig)
+    alone = rig.enqueue_many("work", [{"seconds": 0.1}] * 5, name="nightly", single_instance=True)
+    others = rig.enqueue_many("work", [{"seconds": 0.1}] * 10)
+    rig.wait_drained(limit=60.0)
+    assert overlaps([line for line in rig.lines() if line.id in alone]) == []
+    assert {line.id for line in rig.ends()} == {*alone, *others}
+    rig.account().assert_once_each()
+    assert [pool.stop() for pool in pools] == [0, 0]
+    total = sums(*pools)
+    assert total["succeeded"] == 15
+    assert total["failed"] == total["dead"] == total["crashed"] == 0, "contention is never a failure"
+    assert total["fetched"] == 15 + total["released"]
+
+
+@pytest.mark.brokers
+def test_of_jobs_with_one_key_one_runs_and_the_others_are_skipped(rig: Rig) -> None:
+    pools = start_two_pools(rig)
+    keys = [f"order {number}" for number in range(4)]
+    for _ in range(5):
+        for key in keys:
+            rig.enqueue("work", {"seconds": 0.05, "tag": key}, idempotency_key=key)
+    rig.wait_drained(limit=60.0)
+    assert Counter(line.tag for line in rig.starts()) == dict.fromkeys(keys, 1)
+    late = rig.enqueue("work", {"tag": "late"}, idempotency_key=keys[0])
+    rig.wait_drained()
+    assert rig.starts(late) == []
+    assert [pool.stop() for pool in pools] == [0, 0]
+    total = sums(*pools)
+    assert (total["succeeded"], total["skipped"]) == (4, 17)
+
+
+def test_a_failed_attempt_frees_its_key_so_that_the_retry_runs(rig: Rig) -> None:
+    """FAULTS 25."""
+    start_two_pools(rig)
+    ident = rig.enqueue("fail", {"times": 2}, max_retries=3, idempotency_key="k")
+    rig.wait_drained()
+    assert [line.attempt for line in rig.starts(ident)] == [1, 2, 3]
+    again = rig.enqueue("fail", {"times": 0}, idempotency_key="k")
+    rig.wait_drained()
+    assert rig.starts(again) == []
+
+
+@pytest.mark.parametrize(
+    "guard", [{"name": "nightly", "single_instance": True}, {"idempotency_key": "k"}], ids=["lock", "key"]
+)
+def test_what_a_killed_pool_held_another_takes_when_the_lease_ends(rig: Rig, guard: dict[str, object]) -> None:
+    """FAULTS 25: killed after the key was taken, and before it was done."""
+    first = rig.start_pool("--ttl", str(TTL), workers=1).wait_ready(1)
+    held = rig.enqueue("again", {"first": 600, "later": 0.1}, **guard)
+    rig.wait_started(held)
+    second = rig.start_pool("--ttl", str(TTL), workers=1).wait_ready(1)
+    waiting = rig.enqueue("work", **guard)
+    wait_until(lambda: second.header().released >= 1, what="the second pool has met the lock")
+    assert rig.starts(waiting) == []
+    [begun] = rig.starts(held)
+    first.stop(signal.SIGKILL)
+    wait_until(lambda: len(rig.starts(held)) == 2, TTL + REAP + 5.0, "taken over")
+    rig.wait_drained(limit=60.0)
+    again = rig.starts(held)[1]
+    assert again.fence > begun.fence
+    assert again.crashes == 1
+    expected = [] if "idempotency_key" in guard else [waiting]
+    assert [line.id for line in rig.ends()] in ([held, *expected], [*expected, held])
+    assert overlaps([line for line in rig.lines() if line.at >= again.at]) == []
+    assert second.stop() == 0

@@ -1,0 +1,225 @@
+"""`RateLimiter`: so many starts in any window, over all that share a broker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from jobpool import Jobs, Limits, RateLimiter, producer
+from jobpool.child.registry import HandlerRegistry
+from jobpool.clock import ManualClock
+from jobpool.definition import JobDefinition
+from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, Unsupported
+from jobpool.guards import Rate
+from jobpool.keystore import KeyStore
+from jobpool.result import Status
+from jobpool.worker import QueueWorker
+from jobpool_backends.memory import MemoryBackend
+from jobpool_backends.sync import SyncBackend
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def backend(clock: ManualClock) -> MemoryBackend:
+    return MemoryBackend(clock=clock)
+
+
+@pytest.fixture
+def in_child() -> Iterator[None]:
+    """As a pool's child sees the world."""
+    before = producer._default.producer
+    producer.enter_child(Jobs("memory://"))
+    yield
+    producer._default.in_child = False
+    producer.set_default(before)
+
+
+class Deaf(MemoryBackend):
+    """Does what it is asked, and loses its next so many answers."""
+
+    def __init__(self, losses: int, clock: ManualClock) -> None:
+        super().__init__(clock=clock)
+        self.losses = losses
+
+    @property
+    def keys(self) -> KeyStore:
+        store = super().keys
+        answer = store.take
+
+        def take(queue: str, rate: Rate, token: str) -> float:
+            after = answer(queue, rate, token)
+            if self.losses:
+                self.losses -= 1
+                raise BackendUnavailable("silent")
+            return after
+
+        store.take = take  # type: ignore[method-assign]
+        return store
+
+
+# --- take -------------------------------------------------------------------------------------------------
+
+
+def test_so_many_go_and_the_next_is_told_how_long(backend: MemoryBackend, clock: ManualClock) -> None:
+    limiter = RateLimiter(backend, "smtp", per_minute=2)
+    assert limiter.take() == 0.0
+    clock.advance(10.0)
+    assert limiter.take() == 0.0
+    assert limiter.take() == 50.0
+    clock.advance(50.0)
+    assert limiter.take() == 0.0
+    assert limiter.take() == 10.0
+
+
+def test_two_limiters_of_one_name_share_it(backend: MemoryBackend) -> None:
+    one, other = (RateLimiter(backend, "smtp", 1) for _ in range(2))
+    assert one.take() == 0.0
+    assert other.take() == 60.0
+    assert RateLimiter(backend, "imap", 1).take() == 0.0
+    assert RateLimiter(backend, "smtp", 1, queue="mails").take() == 0.0
+
+
+def test_the_window_may_be_another(backend: MemoryBackend, clock: ManualClock) -> None:
+    limiter = RateLimiter(backend, "smtp", 1, window=0.25)
+    assert limiter.take() == 0.0
+    assert limiter.take() == 0.25
+    clock.advance(0.25)
+    assert limiter.take() == 0.0
+
+
+def test_under_the_queues_own_name_it_counts_with_the_jobs(backend: MemoryBackend) -> None:
+    registry = HandlerRegistry()
+    registry.handler("report")(lambda _: None)
+    worker = QueueWorker(backend, registry, limits=Limits(rates={"reports": 2}))
+    backend.enqueue_many([JobDefinition("report", queue="reports")] * 2)
+    assert RateLimiter(backend, "queue", 2, "reports").take() == 0.0
+    assert [worker.process_once("reports").status for _ in range(2)] == [Status.ACKED, Status.RELEASED]
+
+
+def test_of_many_at_once_so_many_go(backend: MemoryBackend) -> None:
+    limiter = RateLimiter(backend, "smtp", 7)
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda _: limiter.take(), range(100)))
+    assert answers.count(0.0) == 7
+
+
+def test_a_start_whose_answer_was_lost_is_not_counted_again(clock: ManualClock) -> None:
+    limiter = RateLimiter(Deaf(3, clock), "smtp", 2)
+    for _ in range(3):
+        with pytest.raises(BackendUnavailable):
+            limiter.take()
+    assert limiter.take() == 0.0
+    assert limiter.take() == 0.0
+    assert limiter.take() == 60.0
+
+
+# --- wait -------------------------------------------------------------------------------------------------
+
+
+def test_wait_goes_at_once_when_there_is_room(backend: MemoryBackend) -> None:
+    assert RateLimiter(backend, "smtp", 1).wait(0.0) is True
+
+
+@pytest.mark.xdist_group("timing")
+def test_wait_sleeps_until_there_is_room_and_does_not_spin() -> None:
+    backend = MemoryBackend()
+    limiter = RateLimiter(backend, "smtp", 1, window=0.2)
+    first = time.monotonic()
+    assert limiter.wait()
+    used = time.process_time()
+    for _ in range(3):
+        assert limiter.wait(timeout=30.0)
+    assert time.monotonic() - first >= 0.6 - 0.001
+    assert time.process_time() - used < 0.3  # a busy loop would use all of it, and more threads' time besides
+
+
+def test_wait_says_no_at_once_when_the_room_comes_too_late(backend: MemoryBackend) -> None:
+    """On a clock that stands still: had it waited for the room, the test would never end."""
+    limiter = RateLimiter(backend, "smtp", 1)
+    limiter.take()
+    assert limiter.wait(timeout=50.0) is False
+    assert limiter.wait(timeout=0.0) is False
+
+
+def test_what_gave_up_waiting_has_counted_nothing(backend: MemoryBackend, clock: ManualClock) -> None:
+    limiter = RateLimiter(backend, "smtp", 1)
+    limiter.take()
+    clock.advance(30.0)
+    assert not limiter.wait(1.0)
+    clock.advance(30.0)
+    assert limiter.take() == 0.0
+
+
+@pytest.mark.parametrize("timeout", [-1.0, float("nan"), "soon"])
+def test_a_timeout_out_of_bounds_is_refused(backend: MemoryBackend, timeout: float) -> None:
+    limiter = RateLimiter(backend, "smtp", 1)
+    with pytest.raises(InvalidJob, match="timeout"):
+        limiter.wait(timeout)
+    assert limiter.take() == 0.0
+
+
+# --- refused when it is made ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [0, -1, 1_000_001, 2.5, "3", True, None])
+def test_a_rate_out_of_bounds_is_refused(backend: MemoryBackend, most: int) -> None:
+    with pytest.raises(ConfigurationError, match="from 1 to 1000000"):
+        RateLimiter(backend, "smtp", most)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 301, "a\nb", None])
+def test_a_name_out_of_bounds_is_refused(backend: MemoryBackend, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="1 to 300 printable characters"):
+        RateLimiter(backend, name, 5)
+
+
+@pytest.mark.parametrize("window", [0.0, -1.0, 86401.0, float("nan"), float("inf")])
+def test_a_window_out_of_bounds_is_refused(backend: MemoryBackend, window: float) -> None:
+    with pytest.raises(ConfigurationError, match="window"):
+        RateLimiter(backend, "smtp", 5, window=window)
+
+
+def test_a_queue_that_cannot_be_is_refused(backend: MemoryBackend) -> None:
+    with pytest.raises(InvalidJob, match="queue name"):
+        RateLimiter(backend, "smtp", 5, queue="no queue")
+
+
+def test_a_backend_without_keys_is_refused_when_it_is_made_and_a_jobs_on_one_when_it_is_used() -> None:
+    with pytest.raises(Unsupported, match="key_store"):
+        RateLimiter(SyncBackend(print), "smtp", 5)
+    limiter = RateLimiter(Jobs("sync://"), "smtp", 5)
+    with pytest.raises(Unsupported, match="key_store"):
+        limiter.take()
+
+
+def test_what_is_no_backend_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"a RateLimiter takes a jobpool\.Jobs or an open backend, not str"):
+        RateLimiter("memory://", "smtp", 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("in_child")
+def test_in_a_child_it_says_what_to_do_instead() -> None:
+    limiter = RateLimiter(Jobs("memory://"), "smtp", 5)
+    for call in (limiter.take, limiter.wait):
+        with pytest.raises(Unsupported, match="rate_limits"):
+            call()
+    assert RateLimiter(MemoryBackend(), "smtp", 5).take() == 0.0
+
+
+def test_a_jobs_is_opened_by_the_first_use() -> None:
+    with Jobs("memory://") as jobs:
+        limiter = RateLimiter(jobs, "smtp", 1)
+        assert limiter.take() == 0.0
+        assert RateLimiter(jobs.backend, "smtp", 1).take() > 0.0
+
+
+def test_it_says_what_it_is(backend: MemoryBackend) -> None:
+    limiter = RateLimiter(backend, "smtp", 5, "mails", 2.5)
+    assert repr(limiter) == "<RateLimiter 'smtp' of queue 'mails': 5 in 2.5 s, in a memory backend>"

@@ -1,0 +1,143 @@
+"""`QueueWorker` under guards: the same rules as a pool's, one message at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from support.jobs import QUEUE, a_job
+
+from jobpool.backend import Capabilities
+from jobpool.child.registry import HandlerRegistry
+from jobpool.clock import ManualClock
+from jobpool.context import JobContext
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.guards import Begun, Guards, Hold
+from jobpool.lease import JobLease
+from jobpool.policy.guarding import Limits
+from jobpool.result import Status
+from jobpool.worker import QueueWorker
+from jobpool_backends.memory import MemoryBackend
+from jobpool_backends.memory.keys import MemoryKeys
+
+KEYED = {"idempotency_key": "k"}
+NO_LIMITS = Limits()
+
+
+class Bench:
+    """A broker in memory, a worker, and a handler that counts its runs and may fail the first of them."""
+
+    def __init__(self, limits: Limits = NO_LIMITS) -> None:
+        self.clock = ManualClock()
+        self.backend = MemoryBackend(clock=self.clock)
+        self.runs = 0
+        self.fails = 0
+        self.held: list[str] = []
+        registry = HandlerRegistry()
+        registry.handler("report", max_retries=3)(self._handle)
+        self.worker = QueueWorker(self.backend, registry, limits=limits)
+
+    def _handle(self, _ctx: JobContext) -> None:
+        self.runs += 1
+        self.held = self.backend.keys.holders(QUEUE, "job:report")
+        if self.runs <= self.fails:
+            raise ValueError("not yet")
+
+    def enqueue(self, *jobs: dict[str, Any]) -> list[str]:
+        return self.backend.enqueue_many([a_job(**job) for job in jobs])
+
+    def process(self, times: int) -> list[Status]:
+        return [self.worker.process_once(QUEUE).status for _ in range(times)]
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return dict(self.worker.counters[QUEUE])
+
+
+def test_duplicates_of_a_done_job_are_skipped() -> None:
+    bench = Bench()
+    bench.enqueue(KEYED, KEYED, KEYED)
+    assert bench.process(4) == [Status.ACKED, Status.SKIPPED_IDEMPOTENT, Status.SKIPPED_IDEMPOTENT, Status.EMPTY]
+    assert bench.runs == 1
+    assert bench.counters == {"jobs_fetched": 3, "jobs_succeeded": 1, "jobs_skipped_idempotent": 2}
+
+
+def test_a_failed_attempt_leaves_the_key_free_for_its_retry() -> None:
+    bench = Bench()
+    bench.fails = 2
+    bench.enqueue(KEYED)
+    assert bench.process(4) == [Status.REQUEUED, Status.REQUEUED, Status.ACKED, Status.EMPTY]
+    assert bench.runs == 3
+
+
+def test_the_lock_is_held_while_the_handler_runs_and_given_back() -> None:
+    bench = Bench()
+    [ident] = bench.enqueue({"single_instance": True})
+    assert bench.process(1) == [Status.ACKED]
+    assert bench.held == [ident]
+    assert bench.backend.keys.holders(QUEUE, "job:report") == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "job"),
+    [
+        (Limits(), {"single_instance": True}),
+        (Limits(), KEYED),
+        (Limits(concurrency={QUEUE: 1}), {}),
+        (Limits(concurrency_per_key={QUEUE: 1}), {"concurrency_key": "acme"}),
+    ],
+    ids=["lock", "key", "queue", "concurrency key"],
+)
+def test_what_is_held_elsewhere_is_released_for_a_while_and_no_failure(limits: Limits, job: dict[str, Any]) -> None:
+    bench = Bench(limits)
+    bench.enqueue(job, job)
+    elsewhere = bench.backend.fetch(QUEUE)
+    assert elsewhere is not None
+    name = {"concurrency_key": "concurrency:acme"}.get(next(iter(job), ""), "queue" if not job else "job:report")
+    guards = Guards(job.get("idempotency_key"), holds=(Hold(name),))
+    assert bench.backend.keys.begin_many([(elsewhere, guards)])[0]
+    assert bench.process(2) == [Status.RELEASED, Status.EMPTY]
+    assert bench.runs == 0
+    assert bench.counters == {"jobs_fetched": 1, "jobs_released": 1}
+    bench.backend.release(elsewhere)
+    bench.clock.advance(1.0)
+    assert bench.process(2).count(Status.ACKED) >= 1
+
+
+def test_a_rate_lets_so_many_start_and_the_rest_wait_until_there_is_room() -> None:
+    bench = Bench(Limits(rates={QUEUE: 2}))
+    bench.enqueue({}, {}, {})
+    assert bench.process(4) == [Status.ACKED, Status.ACKED, Status.RELEASED, Status.EMPTY]
+    assert bench.backend.stats(QUEUE).delayed == 1
+    bench.clock.advance(61.0)
+    assert bench.process(1) == [Status.ACKED]
+
+
+class SilentTwice(MemoryKeys):
+    silent = 2
+
+    def _begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
+        answers = super()._begin(asked)
+        if self.silent:
+            self.silent -= 1
+            raise BackendUnavailable("silent")
+        return answers
+
+
+def test_a_silent_key_store_is_asked_again_while_the_lease_lives() -> None:
+    bench = Bench(Limits(rates={QUEUE: 1}))
+    bench.backend._keys = SilentTwice(bench.backend._store, bench.clock, bench.backend._changed)
+    worker = QueueWorker(bench.backend, HandlerRegistry(), limits=Limits(rates={QUEUE: 1}))
+    bench.enqueue({})
+    assert worker.process_once(QUEUE).status is Status.RELEASED, "no handler here: but it was begun, and not refused"
+    assert bench.backend.stats(QUEUE).delayed == 1
+
+
+class Keyless(MemoryBackend):
+    capabilities = Capabilities(key_store=False)
+
+
+def test_limits_on_a_broker_without_keys_are_refused_when_the_worker_is_made() -> None:
+    with pytest.raises(ConfigurationError, match="need a broker that keeps keys, and memory:// keeps none"):
+        QueueWorker(Keyless(), limits=Limits(concurrency={QUEUE: 1}))

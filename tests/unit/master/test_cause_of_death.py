@@ -1,0 +1,100 @@
+"""Who ended a child, and what its record says, from what was collected of it."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+from stage import Stage
+
+from jobpool.death import Death
+from jobpool.master import events as ev
+from jobpool.master.slots import Ending
+from jobpool.master.verdicts import by_alarm, death_of, outcome_of_death, sender_of
+from jobpool.mechanism.frames import Exited
+from jobpool.outcome import Crashed, LostLease, MemoryExceeded, Stopped, TimedOut
+from jobpool.settlement import Forfeit
+
+OOM = "the kernel: out of memory"
+
+
+def exited(number: int | None = None, code: int | None = None, **usage: Any) -> Exited:
+    return Exited(1, 1000, code, number, **usage)
+
+
+@pytest.mark.parametrize(
+    ("end", "ending", "killer", "sender"),
+    [
+        pytest.param(exited(signal.SIGKILL), Ending.TIMEOUT, "", "the pool: timeout", id="timeout"),
+        pytest.param(exited(signal.SIGKILL), Ending.MEMORY, "outside", "the pool: memory limit", id="memory limit"),
+        pytest.param(exited(signal.SIGKILL), Ending.STOP, "outside", "the pool: stop", id="stop"),
+        pytest.param(exited(signal.SIGKILL), Ending.PROTOCOL, "outside", "the pool: broken channel", id="channel"),
+        pytest.param(exited(signal.SIGKILL), Ending.NONE, OOM, OOM, id="out of memory"),
+        pytest.param(exited(signal.SIGKILL), Ending.NONE, "outside", "outside", id="kill -9"),
+        pytest.param(exited(signal.SIGKILL), Ending.NONE, "", "outside, or the kernel", id="no count to be read"),
+        pytest.param(exited(signal.SIGTERM), Ending.NONE, "", "outside", id="kill"),
+        pytest.param(exited(signal.SIGSEGV), Ending.NONE, "", "itself", id="a fault"),
+        pytest.param(exited(signal.SIGSEGV), Ending.STOP, "", "itself", id="a fault while it is to stop"),
+        pytest.param(exited(signal.SIGABRT), Ending.NONE, "", "itself", id="abort"),
+        pytest.param(exited(signal.SIGXCPU), Ending.NONE, "", "the kernel: a resource limit", id="CPU limit"),
+        pytest.param(exited(code=3), Ending.NONE, "", "itself", id="exit"),
+    ],
+)
+def test_who_ended_it(end: Exited, ending: Ending, killer: str, sender: str) -> None:
+    assert sender_of(end, ending, killer) == sender
+
+
+def test_the_record_has_the_users_frames_the_usage_and_the_last_output() -> None:
+    stack = (
+        "Fatal Python error: Segmentation fault\n\n"
+        '  File "/app/jobs.py", line 3 in crash\n'
+        '  File "/lib/jobpool/child/invoke.py", line 70 in call\n'
+    )
+    usage = {"core": True, "cpu_seconds": 0.1234567, "peak_rss": 5 * 2**20}
+    death = death_of(exited(signal.SIGSEGV, **usage), Ending.NONE, "", stack, "page 7\n\n")
+    assert death == Death(
+        "killed by SIGSEGV",
+        "itself",
+        'Fatal Python error: Segmentation fault\n\n  File "/app/jobs.py", line 3 in crash',
+        5 * 2**20,
+        0.123,
+        "page 7",
+        core=True,
+    )
+
+
+def test_what_it_means_for_the_attempt() -> None:
+    def outcome(ending: Ending) -> object:
+        return outcome_of_death(ending, "too long", death_of(exited(signal.SIGKILL), ending, "outside", "stack"))
+
+    timeout = Death("timeout", "the pool: timeout", "stack").to_text()
+    memory = Death("memory limit", "the pool: memory limit", "stack").to_text()
+    assert outcome(Ending.TIMEOUT) == TimedOut("too long\nstack", timeout)
+    assert outcome(Ending.MEMORY) == MemoryExceeded("too long\nstack", memory)
+    assert outcome(Ending.NONE) == Crashed(Death("killed by SIGKILL", "outside", "stack").to_text())
+    assert (outcome(Ending.STOP), outcome(Ending.LOST)) == (Stopped(), LostLease())
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["begun", "not begun"])
+def test_only_the_attempt_that_was_begun_has_printed_anything(begun: bool) -> None:
+    """Of one that was not, what is found was printed by the attempt before, perhaps of another customer's job."""
+    stage = Stage(workers=1).boot()
+    lease = stage.a_lease("report")
+    for _ in range(1 if begun else 3):
+        stage.make_ready()
+        stage.tell(ev.Leased([ev.Inspected(lease, None)]))
+        [slot] = stage.busy
+        started = slot.deliveries[0].nonce - (not begun)
+        end = Exited(slot.child, slot.pid, None, signal.SIGKILL)
+        stage.tell(ev.ChildDied(slot.child, end, started, frozenset(), "", "secret of a customer", "outside"))
+    last = stage.verdicts()[-1]
+    assert isinstance(last, Forfeit)
+    assert Death.from_text(last.cause) == Death(
+        "killed by SIGKILL", "outside", output="secret of a customer" if begun else ""
+    )
+
+
+def test_the_alarms_own_stack_is_in_its_record() -> None:
+    death = by_alarm("Job 'x' exceeded maximum execution time of 1 seconds.\n  File a, line 1\n", 7, "page 7\n")
+    assert death == Death("timeout", "the pool: timeout", "  File a, line 1\n", 7, output="page 7")

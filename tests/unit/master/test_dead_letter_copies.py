@@ -1,0 +1,178 @@
+"""Where copies of failed payloads come from in a pool: an abandon carries its own, the settle thread sends a reap's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from stage import Stage
+
+from jobpool.backend import MessageFilter, QueueBackend, Reaped, ReapPolicy
+from jobpool.clock import ManualClock
+from jobpool.definition import JobDefinition
+from jobpool.errors import BackendUnavailable, InvalidJob
+from jobpool.master.forwarding import Forwarder
+from jobpool.mechanism.frames import Verdict
+from jobpool.opening import open_backend
+from jobpool.outcome import CancelledByPerson, Expired, Outcome, Rejected
+from jobpool.settlement import Abandon, Nack
+from jobpool.signing import EnvelopeSigner
+
+AT_ONCE = ReapPolicy(max_crashes=1, back_off=0.0)
+
+
+def the_abandon(stage: Stage) -> Abandon:
+    [settlement] = stage.verdicts()
+    assert isinstance(settlement, Abandon)
+    return settlement
+
+
+def failing(**settings: object) -> Stage:
+    stage = Stage(workers=1, **settings).boot()
+    stage.lease("report")
+    stage.answer(stage.busy[0], Verdict.FAILED, error="boom")
+    return stage
+
+
+def test_the_last_failure_carries_its_copy() -> None:
+    settlement = the_abandon(failing(dead_letter_queue="failures"))
+    [copy] = settlement.follow_ups
+    assert (copy.queue, copy.handler, settlement.reason) == ("failures", "report", "failed")
+    metadata = copy.payload["_dlq_metadata"]
+    assert (metadata["reason"], metadata["attempts"], metadata["original_queue"]) == ("failed", 1, "reports")
+
+
+def test_without_the_setting_it_carries_nothing() -> None:
+    assert the_abandon(failing()).follow_ups == ()
+
+
+def test_in_the_queue_of_copies_itself_it_carries_nothing() -> None:
+    assert the_abandon(failing(dead_letter_queue="reports")).follow_ups == ()
+
+
+def test_a_failure_with_budget_left_carries_nothing() -> None:
+    stage = Stage(workers=1, dead_letter_queue="failures").boot()
+    stage.lease("stubborn")
+    stage.answer(stage.busy[0], Verdict.FAILED, error="boom")
+    assert isinstance(stage.verdicts()[0], Nack)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "copies"),
+    [(Rejected("forged", signature=True), 0), (Rejected("no JSON"), 0), (CancelledByPerson(), 0), (Expired(), 1)],
+    ids=["forged", "no wire object", "cancelled", "expired"],
+)
+def test_what_is_forwarded_of_what_never_ran(outcome: Outcome, copies: int) -> None:
+    stage = Stage(workers=1, dead_letter_queue="failures").boot()
+    stage.lease("report", outcome=outcome)
+    follow_ups = the_abandon(stage).follow_ups
+    assert len(follow_ups) == copies
+    assert [copy.payload["_dlq_metadata"]["attempts"] for copy in follow_ups] == [0] * copies
+
+
+def test_a_copy_that_the_backend_would_refuse_is_left_out_and_said() -> None:
+    def check(definition: JobDefinition) -> None:
+        raise InvalidJob(f"too large for {definition.queue}")
+
+    stage = Stage(workers=1, dead_letter_queue="failures").boot()
+    stage.planner.check = check
+    stage.lease("report")
+    stage.answer(stage.busy[0], Verdict.FAILED, error="boom")
+    assert the_abandon(stage).follow_ups == ()
+    [note] = [note for note in stage.pool.notes if note.event == "a dead letter is not forwarded"]
+    assert note.fields["error"] == "too large for failures"
+
+
+# --- behind a reap ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def broker(clock: ManualClock) -> QueueBackend:
+    return open_backend("memory://", signer=EnvelopeSigner("a key of sixteen"), clock=clock)
+
+
+def crash_to_death(broker: QueueBackend, queue: str = "reports", job: JobDefinition | None = None) -> list[Reaped]:
+    broker.enqueue(job or JobDefinition("report", {"customer": 7}, queue=queue))
+    reaped: list[Reaped] = []
+    while not any(one.dead for one in reaped):
+        lease = broker.fetch(queue)
+        assert lease is not None
+        broker.forfeit(lease, "SIGSEGV")
+        reaped = broker.reap(queue, AT_ONCE)
+    return reaped
+
+
+def payloads(broker: QueueBackend) -> list[Any]:
+    return [json.loads(copy.body)["payload"] for copy in broker.list_messages(MessageFilter(queue="failures"))]
+
+
+def test_a_death_in_the_reapers_hands_is_forwarded_once(broker: QueueBackend) -> None:
+    reaped = crash_to_death(broker)
+    for _ in range(2):  # a second reaper that has seen the same, or a repetition after a lost reply
+        forwarder = Forwarder(broker, "failures")
+        forwarder.died(reaped)
+        forwarder.forward()
+    [payload] = payloads(broker)
+    said = payload["_dlq_metadata"]
+    assert (payload["customer"], said["reason"], said["original_queue"]) == (7, "crash-limit", "reports")
+
+
+def test_what_is_given_back_alive_is_not(broker: QueueBackend) -> None:
+    forwarder = Forwarder(broker, "failures")
+    forwarder.died([Reaped("x", "reports", 1, None, dead=False)])
+    forwarder.forward()
+    assert payloads(broker) == []
+
+
+@pytest.mark.parametrize("to", [None, "reports"])
+def test_without_a_queue_and_in_that_queue_itself_nothing_is(broker: QueueBackend, to: str | None) -> None:
+    forwarder = Forwarder(broker, to)
+    forwarder.died(crash_to_death(broker))
+    forwarder.forward()
+    assert payloads(broker) == []
+    assert broker.stats("reports").waiting == 0
+
+
+def test_a_body_that_nobody_signed_is_not_forwarded(broker: QueueBackend, caplog: pytest.LogCaptureFixture) -> None:
+    """A reaper recovers what it has not verified: a lease of somebody who looks at no signature."""
+    reaped = crash_to_death(broker)
+    broker.signer = EnvelopeSigner("another key of ours")
+    forwarder = Forwarder(broker, "failures")
+    forwarder.died(reaped)
+    forwarder.forward()
+    assert payloads(broker) == []
+    assert "a dead letter is not forwarded" in caplog.text
+
+
+class Stammering:
+    """A broker that does not answer each third call."""
+
+    def __init__(self, real: QueueBackend) -> None:
+        self.real, self.calls = real, 0
+        self.signer = real.signer
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls += 1
+        if self.calls % 3 == 1:
+            raise BackendUnavailable("say that again")
+        return getattr(self.real, name)
+
+
+def test_an_outage_leaves_it_for_the_next_call(broker: QueueBackend) -> None:
+    reaped = crash_to_death(broker) + crash_to_death(broker)
+    forwarder = Forwarder(Stammering(broker), "failures")  # type: ignore[arg-type]
+    forwarder.died(reaped)
+    failures = 0
+    while len(payloads(broker)) < 2:
+        assert failures < 50, "each outage is followed by some progress"
+        try:
+            forwarder.forward()
+        except BackendUnavailable:
+            failures += 1
+    assert failures > 0

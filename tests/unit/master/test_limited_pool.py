@@ -1,0 +1,78 @@
+"""What a pool with limits tells its lease thread: the places it holds, and the starts it did not use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from stage import Stage
+
+from jobpool.guards import Guards, Hold
+from jobpool.lease import JobLease
+from jobpool.master import events as ev
+from jobpool.master.watch import STALE_AFTER
+from jobpool.outcome import AlreadyDone, Contended
+from jobpool.settlement import Ack, Release
+
+GUARDS = Guards(holds=(Hold("queue", 4),))
+
+
+def guarded(stage: Stage) -> JobLease:
+    return stage.a_lease("report").guarded(GUARDS)
+
+
+def lease(stage: Stage, *leases: JobLease) -> None:
+    stage.tell(ev.Leased([ev.Inspected(one, None) for one in leases]))
+
+
+def test_places_are_those_of_guarded_deliveries_until_they_are_settled() -> None:
+    stage = Stage(workers=2, concurrency_limits={"reports": 4}).boot()
+    lease(stage, guarded(stage), stage.a_lease("report"))
+    assert stage.pool.places() == {"reports": 1}
+    for slot in stage.busy:
+        stage.answer(slot)
+    assert stage.pool.places() == {}
+
+
+def test_a_renewed_lease_keeps_its_place() -> None:
+    stage = Stage(workers=1, concurrency_limits={"reports": 4}).boot()
+    lease(stage, guarded(stage))
+    [delivery] = stage.pool.held.values()
+    stage.tell(ev.Renewed([(delivery, replace(delivery.lease, expires_at=stage.now + 90.0))]))
+    assert stage.pool.places() == {"reports": 1}
+
+
+def test_starts_that_were_not_used_are_given_back_and_told() -> None:
+    stage = Stage(workers=1, rate_limits={"reports": 4}).boot()
+    lease(stage, guarded(stage), guarded(stage))
+    stage.after(STALE_AFTER + 0.01)
+    assert stage.verdicts() == [Release(begun=False)]
+    assert stage.pool.given_back == {"reports"}
+    assert stage.pool.places() == {"reports": 1}
+
+
+def test_without_limits_nothing_is_told() -> None:
+    stage = Stage(workers=1).boot()
+    assert not stage.pool.limited
+    lease(stage, stage.a_lease("report"), stage.a_lease("report"))
+    stage.after(STALE_AFTER + 0.01)
+    assert stage.pool.given_back == set()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "settlement", "counter"),
+    [
+        pytest.param(AlreadyDone(), Ack(), "skipped", id="done"),
+        pytest.param(Contended(3.0), Release(3.0), "released", id="held elsewhere"),
+        pytest.param(Contended(0.0), Release(0.0), "released", id="the queue's limit"),
+    ],
+)
+def test_what_is_refused_is_settled_and_counted_and_no_failure(
+    outcome: AlreadyDone | Contended, settlement: Ack | Release, counter: str
+) -> None:
+    stage = Stage(workers=1).boot()
+    stage.lease("report", outcome=outcome)
+    assert stage.verdicts() == [settlement]
+    counters = stage.pool.counters
+    assert getattr(counters, counter) == 1
+    assert (counters.fetched, counters.succeeded, counters.failed, counters.dead) == (1, 0, 0, 0)

@@ -1,0 +1,79 @@
+"""A breaker for each queue, and what the loop is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from stage import Stage
+
+from jobpool.errors import ConfigurationError
+from jobpool.master import events as ev
+from jobpool.master.breakers import Breakers, BreakerSettings
+from jobpool.master.inbox import Inbox
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    opened = Inbox()
+    yield opened
+    opened.close()
+
+
+def fail(breakers: Breakers, queue: str, times: int, now: float) -> None:
+    for _ in range(times):
+        breakers.failed(queue, "silent", now)
+
+
+def test_a_queue_that_fails_is_left_alone_and_the_others_are_not(inbox: Inbox) -> None:
+    breakers = Breakers(["a", "b"], BreakerSettings(), inbox)
+    fail(breakers, "a", 5, now=0.0)
+    assert not breakers.allow("a", 0.0)
+    assert breakers.wait("a", 0.0) == 2.0
+    assert breakers.allow("b", 0.0)
+    assert breakers.wait("b", 0.0) == 0.0
+
+
+def test_the_loop_is_told_once_when_it_opens_and_once_when_it_closes(inbox: Inbox) -> None:
+    breakers = Breakers(["a"], BreakerSettings(threshold=2, cooldown=1.0), inbox)
+    fail(breakers, "a", 2, now=0.0)
+    assert breakers.allow("a", 1.0)
+    fail(breakers, "a", 1, now=1.0)
+    assert breakers.allow("a", 3.0)
+    breakers.succeeded("a", 3.0)
+    breakers.succeeded("a", 4.0)
+    assert inbox.take() == [ev.BreakerOpened("a", 1.0, "silent"), ev.BreakerClosed("a")]
+
+
+def test_a_good_answer_about_the_queue_lets_the_probe_through(inbox: Inbox) -> None:
+    breakers = Breakers(["a", "b"], BreakerSettings(), inbox)
+    fail(breakers, "a", 5, now=0.0)
+    breakers.answered(["b"], 0.1)
+    assert not breakers.allow("a", 0.1)
+    breakers.answered(["a", "b"], 0.2)
+    assert [breakers.allow("a", 0.2), breakers.allow("a", 0.2)] == [True, False]
+
+
+def test_a_threshold_of_nothing_is_no_breaker(inbox: Inbox) -> None:
+    breakers = Breakers(["a"], BreakerSettings(threshold=0), inbox)
+    fail(breakers, "a", 100, now=0.0)
+    breakers.succeeded("a", 0.0)
+    assert breakers.allow("a", 0.0)
+    assert inbox.take() == []
+
+
+def test_settings_that_cannot_work_are_refused_at_once(inbox: Inbox) -> None:
+    with pytest.raises(ConfigurationError, match="longest cooldown"):
+        Breakers(["a"], BreakerSettings(cooldown=5.0, max_cooldown=1.0), inbox)
+
+
+def test_what_is_open_can_be_read_and_is_logged() -> None:
+    stage = Stage().boot()
+    stage.pool.notes.clear()
+    stage.tell(ev.BreakerOpened("reports", 2.0, "silent"))
+    assert stage.pool.open_breakers == {"reports"}
+    stage.tell(ev.BreakerClosed("reports"))
+    assert stage.pool.open_breakers == set()
+    opened, closed = [(note.event, note.fields["queue"]) for note in stage.pool.notes]
+    assert opened == ("the circuit breaker of a queue is open: nothing is fetched from it for now", "reports")
+    assert closed == ("the circuit breaker of a queue is closed again", "reports")
