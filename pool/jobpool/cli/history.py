@@ -1,0 +1,240 @@
+"""`jobpool history`: attempts that were recorded, and what each minute or hour brought."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobpool.cli.options import Command, as_json, common, option
+from jobpool.cli.output import Column, answer_json, note, plural, say, table
+from jobpool.cli.session import Session
+
+if TYPE_CHECKING:
+    from jobpool.history.places import Place, Where
+    from jobpool.keystore import KeyStore
+    from jobpool.metrics.rollup import Row
+    from jobpool.settings import Settings
+
+SHORT = 200
+"""Characters of a field, unless all is asked for."""
+
+SPANS = {"minute": 60, "hour": 3600}
+
+ATTEMPTS = (
+    *(Column("START"), Column("STATUS", style="bold"), Column("ID"), Column("ATTEMPT", right=True)),
+    *(Column("SECONDS", right=True), Column("QUEUE"), Column("JOB"), Column("ERROR OR OUTPUT", flexible=True)),
+)
+ROLLED = (
+    *(Column("TIME"), Column("QUEUE"), Column("HANDLER", flexible=True), Column("SUCCEEDED", right=True)),
+    *(Column(title, right=True) for title in ("FAILED", "DEAD", "CRASHED", "OTHER", "MEAN", "P50", "P95")),
+)
+SHOWN = ("succeeded", "failed", "failed_permanently", "crashed")
+OTHERS = ("skipped_idempotent", "rejected_signature", "rejected_payload", "moved", "released", "lease_lost")
+"""`requeued`, `timed_out` and `reaped` say more of what is counted already."""
+
+
+@click.command("history", cls=Command, short_help="Show attempts that were recorded.")
+@click.argument("job", required=False, metavar="[NAME]")
+@option("--limit", type=click.IntRange(1, 100_000), default=20, metavar="N", help="The newest N.  [default: 20]")
+@option("--status", metavar="WORD", help="Only those that ended so: acked, requeued, dead-lettered, crashed, …")
+@option("--full", is_flag=True, help="Show all of each attempt, uncut.")
+@option("--history", "where", metavar="WHERE", help="Where they were recorded: table or file:PATH.")
+@option("--rollup", is_flag=True, help="Sums by queue and handler, of all pools.")
+@option("--by", type=click.Choice(list(SPANS)), default="minute", help="With --rollup.  [default: minute]")
+@option("--since", default="1h", metavar="TIME", help="With --rollup: how far back.  [default: 1h]")
+@option("-Q", "--queue", metavar="QUEUE", help="Only of this queue.")
+@option("--handler", metavar="HANDLER", help="With --rollup: only of this handler.")
+@as_json
+@common
+def history(session: Session, job: str | None, rollup: bool, json_: bool, **asked: Any) -> None:
+    """Show the attempts that were recorded under NAME, the newest first; without NAME, the names.
+
+    \b
+      jobpool history monthly-report --status dead-lettered --full
+      jobpool history --rollup --by hour --since 24h
+
+    A job without a name is recorded under its handler's. Secrets were masked when the attempt was recorded.
+    """
+    settings = session.settings(**({"history": asked["where"]} if asked["where"] else {}))
+    if rollup:
+        if job is not None:
+            raise click.UsageError("--rollup sums up by queue and handler: use --handler, not a name")
+        _show_rollups(session, asked, json_)
+        return
+    with _place(session, settings) as place:
+        if job is None:
+            _show_names(place, json_)
+        else:
+            _show_attempts(place, job, asked, json_)
+
+
+# --- attempts ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _place(session: Session, settings: Settings) -> Iterator[Place]:
+    from jobpool.errors import ConfigurationError
+    from jobpool.history.places import InFile, parse
+
+    where: Where = parse(settings.history)
+    if where.path is not None:
+        yield InFile(where.path, settings.history_keep)
+    elif where.table:
+        yield from _table(session, settings)
+    else:
+        raise ConfigurationError(
+            "history is off: set history = 'table' or 'file:PATH' for the pools and here, or name the place: --history"
+        )
+
+
+def _table(session: Session, settings: Settings) -> Iterator[Place]:
+    from jobpool.history.places import InTable
+
+    with session.broker() as backend:
+        yield InTable(backend.keys, settings.history_keep)
+
+
+def _show_names(place: Place, json_: bool) -> None:
+    names = place.names()
+    if json_:
+        answer_json(names)
+        return
+    for name in names:
+        say(name)
+    note(f"{plural(len(names), 'name')} with recorded attempts" if names else "nothing is recorded")
+
+
+def _show_attempts(place: Place, name: str, asked: dict[str, Any], json_: bool) -> None:
+    rows = _wanted(place, name, asked)
+    if not asked["full"]:
+        from jobpool.history.row import shortened
+
+        rows = [{field: shortened(value, SHORT) for field, value in row.items()} for row in rows]
+    if json_:
+        answer_json(rows)
+    elif not rows:
+        note(f"no such attempt of {name!r} is recorded")
+    elif asked["full"]:
+        for row in rows:
+            _tell(row)
+    else:
+        table(ATTEMPTS, [_cells(row) for row in rows])
+
+
+def _wanted(place: Place, name: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """A status is looked for among all that is kept, so that rare ones are found."""
+    from jobpool.keystore import MOST_LINES
+
+    status, queue = asked["status"], asked["queue"]
+    rows = place.read(name, MOST_LINES if status or queue else asked["limit"])
+    found = [row for row in rows if status in (None, row["status"]) and queue in (None, row["queue"])]
+    return found[: asked["limit"]]
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    from jobpool.headline import headline
+
+    said = headline(row["error"]) or str(row["output"] or "")
+    duration = "-" if row["duration"] is None else f"{row['duration']:.3f}"
+    return [
+        _moment(row["start"]),
+        *_texts(row, "status", "id", "attempt"),
+        duration,
+        *_texts(row, "queue", "job"),
+        said,
+    ]
+
+
+def _tell(row: dict[str, Any]) -> None:
+    import json
+
+    for field, value in row.items():
+        if field in ("start", "end"):
+            value = _moment(value)
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        lines = text.splitlines() or [""]
+        say(f"{field:<10} {_printable(lines[0])}")
+        for line in lines[1:]:
+            say(f"{'':<10} {_printable(line)}")
+    say("")
+
+
+def _printable(text: str) -> str:
+    """Control characters of other people's text must not steer the terminal."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def _texts(row: dict[str, Any], *fields: str) -> list[str]:
+    return ["" if row[field] is None else str(row[field]) for field in fields]
+
+
+def _moment(unix: Any) -> str:
+    """Local time, to the second; "-" for none."""
+    if not isinstance(unix, int | float):
+        return "-"
+    try:
+        return f"{datetime.fromtimestamp(unix):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return "-"
+
+
+# --- rollups ----------------------------------------------------------------------------------------------------------
+
+
+def _show_rollups(session: Session, asked: dict[str, Any], json_: bool) -> None:
+    from jobpool.metrics.rollup import summed
+
+    with session.broker() as backend:
+        found = summed(_rolled(backend.keys, asked), SPANS[asked["by"]])
+    if json_:
+        answer_json([_values(row) for row in found])
+    elif found:
+        table(ROLLED, [_sums(row) for row in found])
+    else:
+        note("no rollups of that time; pools write them each minute, and when they stop")
+
+
+def _rolled(keys: KeyStore, asked: dict[str, Any]) -> list[Row]:
+    from jobpool.metrics.reader import rollups
+    from jobpool.units import parse_duration
+
+    try:
+        back = parse_duration(asked["since"])
+    except ValueError as error:
+        raise click.UsageError(f"--since {error}") from error
+    now, span = time.time(), SPANS[asked["by"]]
+    every = rollups(keys, (now - back) // span * span, now + 2 * span)
+    queue, handler = asked["queue"], asked["handler"]
+    return [row for row in every if queue in (None, row.queue) and handler in (None, row.handler)]
+
+
+def _values(row: Row) -> dict[str, Any]:
+    edges = [*row.run.edges, None]
+    buckets = [{"le": edge, "count": count} for edge, count in zip(edges, row.run.counts, strict=True) if count]
+    about = {"start": row.start, "seconds": row.seconds, "queue": row.queue, "handler": row.handler}
+    return {**about, "outcomes": row.outcomes, "runs": row.run.count, "run_seconds": row.run.total, "buckets": buckets}
+
+
+def _sums(row: Row) -> list[str]:
+    counts = [row.outcomes.get(word, 0) for word in SHOWN]
+    other = sum(row.outcomes.get(word, 0) for word in OTHERS)
+    mean = row.run.total / row.run.count if row.run.count else None
+    times = [_seconds(mean, ""), *(_seconds(row.run.quantile(share), "≤") for share in (0.5, 0.95))]
+    return [
+        _moment(row.start),
+        row.queue or "-",
+        row.handler or "-",
+        *(f"{count:,}" for count in (*counts, other)),
+        *times,
+    ]
+
+
+def _seconds(value: float | None, sign: str) -> str:
+    if value is None:
+        return "-"
+    return f"{sign}{value:.3g}" if value != float("inf") else "long"

@@ -1,0 +1,123 @@
+"""One attempt as history keeps it: a JSON object, masked, of bounded size. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jobpool.masking import Masker
+from jobpool.names import is_name
+
+FIELDS = (
+    *("name", "job", "id", "attempt", "queue", "source", "payload", "output", "error", "status"),
+    *("start", "end", "duration", "cause"),
+)
+"""In this order; absent = None."""
+
+LARGEST = 200 * 1024
+"""Bytes of one row: a key store takes 256 KiB, and a line is easier to read."""
+
+LONGEST_TEXT = 64 * 1024
+"""Characters of one field, at first; halved until the row is not too large."""
+
+UNNAMED = "-"
+"""The name of what has none that could be one: messages that were rejected unread."""
+
+SOURCE = "queue"
+"""Fetched from a queue by a pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What is known of one attempt whose settlement was accepted. Times: Unix seconds; `duration` in seconds.
+
+    `start` None: its handler did not run. `cause`: as in `Message.cause`.
+    """
+
+    name: str
+    job: str
+    id: str
+    attempt: int
+    queue: str
+    payload: Any
+    status: str
+    output: str = ""
+    error: str | None = None
+    start: float | None = None
+    duration: float | None = None
+    cause: str | None = None
+    source: str = SOURCE
+
+
+def row_of(attempt: Attempt, masker: Masker) -> dict[str, Any]:
+    """The row, masked."""
+    ended = None if attempt.start is None else attempt.start + (attempt.duration or 0.0)
+    return {
+        "name": masker.text(attempt.name),
+        "job": masker.text(attempt.job),
+        "id": attempt.id,
+        "attempt": attempt.attempt,
+        "queue": attempt.queue,
+        "source": attempt.source,
+        "payload": masker.value(attempt.payload),
+        "output": masker.text(attempt.output),
+        "error": None if attempt.error is None else masker.text(attempt.error),
+        "status": attempt.status,
+        "start": attempt.start,
+        "end": ended,
+        "duration": attempt.duration,
+        "cause": _cause(attempt.cause, masker),
+    }
+
+
+def _cause(cause: str | None, masker: Masker) -> Any:
+    """A record where it is one (death.py), else the text."""
+    if cause is None:
+        return None
+    try:
+        found = json.loads(cause)
+    except (ValueError, RecursionError):
+        found = None
+    return masker.value(found if isinstance(found, dict) else cause)
+
+
+def encode(row: Mapping[str, Any], largest: int = LARGEST) -> bytes:
+    """One line of JSON, without the end of the line, of at most `largest` bytes: long fields are cut, and say so."""
+    room = LONGEST_TEXT
+    while True:
+        line = json.dumps(_cut(row, room), ensure_ascii=False).encode("utf-8", "replace")
+        if len(line) <= largest or not room:
+            return line
+        room //= 2
+
+
+def decode(line: bytes) -> dict[str, Any] | None:
+    """The row in a line; None: it is none, cut short by a crash, say."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("name"), str):
+        return None
+    return {field: row.get(field) for field in FIELDS}
+
+
+def log_name(name: str) -> str:
+    """A name under which rows can be kept."""
+    return name if is_name(name) else UNNAMED
+
+
+def shortened(value: Any, most: int) -> Any:
+    """A field with at most `most` characters: the beginning of a text, or of a value's JSON, and what is left out."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if len(text) <= most:
+        return value
+    return f"{text[:most]}… ({len(text) - most:,} characters more)"
+
+
+def _cut(row: Mapping[str, Any], room: int) -> dict[str, Any]:
+    return {field: shortened(value, room) for field, value in row.items()}

@@ -1,0 +1,121 @@
+"""The thread between a pool and where its history is kept. It may be slow; jobs never wait for it.
+
+Twice a second it asks the loop for what was gathered, makes rows of it, masks them and writes them. A place that cannot
+be written is tried again with the next visit; what could not be written by then is kept, up to a bound.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from jobpool.errors import JobpoolError
+from jobpool.history.file import Line
+from jobpool.history.places import Place
+from jobpool.history.row import Attempt, encode, log_name, row_of
+from jobpool.masking import Masker
+
+EVERY = 0.5
+"""Seconds between two visits."""
+
+MOST_AT_ONCE = 500
+BYTES_AT_ONCE = 1024 * 1024
+"""Lines, and bytes but for the last line, in one call: it holds up nobody else at the broker for long."""
+
+MOST_LEFT = 10_000
+"""Lines that are kept while a place cannot be written."""
+
+log = logging.getLogger("jobpool.history")
+
+
+class Writer(threading.Thread):
+    """See the module.
+
+    Args:
+        place: Where rows go.
+        masker: Applied to everything before it is written.
+        waiting: Whether the loop has gathered anything. Called from this thread, cheap.
+        take: What it has gathered; called from this thread, may block for a moment; None: the loop does not answer.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        masker: Masker,
+        waiting: Callable[[], bool],
+        take: Callable[[], Sequence[Attempt] | None],
+    ) -> None:
+        super().__init__(name="history", daemon=True)
+        self._place = place
+        self._masker = masker
+        self._waiting = waiting
+        self._take = take
+        self._end = threading.Event()
+        self._left: list[Line] = []
+        self._rest: Sequence[Attempt] = ()
+        self._failing = False
+        self.dropped = 0
+        """Rows that were left out since the start, because their place could not be written."""
+
+    def run(self) -> None:
+        while not self._end.wait(EVERY):
+            if self._left or self._waiting():
+                self.write(self._take() or ())
+        self.write(self._rest)
+
+    def stop(self) -> None:
+        """End soon. Returns at once."""
+        self._end.set()
+
+    def finish(self, rest: Sequence[Attempt], limit: float) -> None:
+        """Write what is left and end. Blocks for at most `limit` seconds; what is left then is lost, and said."""
+        self._rest = rest
+        self.stop()
+        self.join(limit)
+        lost = len(self._left) + (len(rest) if self.is_alive() else 0)
+        if lost:
+            log.warning("history is cut short: its place cannot be written", extra={"rows": lost})
+
+    def write(self, attempts: Sequence[Attempt]) -> None:
+        """Write rows of these attempts, and what was left. An error is logged once, and tried again with the next."""
+        self._left += [line for attempt in attempts if (line := self._line(attempt)) is not None]
+        while self._left:
+            some = _some(self._left)
+            try:
+                self._place.append(some)
+            except (OSError, JobpoolError) as error:
+                self._failed(error)
+                return
+            del self._left[: len(some)]
+            if self._failing:
+                log.warning("history is written again", extra={"dropped": self.dropped})
+            self._failing = False
+
+    def _line(self, attempt: Attempt) -> Line | None:
+        """A row that cannot be made is left out, said, and disturbs no other."""
+        try:
+            return log_name(attempt.name), encode(row_of(attempt, self._masker))
+        except Exception:
+            self.dropped += 1
+            log.exception("a row of history could not be made", extra={"id": attempt.id, "limit": "history row"})
+            return None
+
+    def _failed(self, error: Exception) -> None:
+        over = len(self._left) - MOST_LEFT
+        if over > 0:
+            del self._left[:over]
+            self.dropped += over
+        if not self._failing:
+            log.error("history cannot be written; trying again", extra={"error": str(error)})
+        self._failing = True
+
+
+def _some(lines: Sequence[Line]) -> list[Line]:
+    """The first ones, as many as go into one call; one at least."""
+    size = 0
+    for index, (_, line) in enumerate(lines[:MOST_AT_ONCE]):
+        size += len(line)
+        if size >= BYTES_AT_ONCE:
+            return list(lines[: index + 1])
+    return list(lines[:MOST_AT_ONCE])

@@ -1,0 +1,166 @@
+"""Takes secrets out of what is kept: values under telling keys, and tokens that can be known by their form.
+
+`Masker.value` walks JSON values, `Masker.text` looks into texts. What cannot be judged (a value deeper than
+`DEEPEST`) is left out and marked, never shown. Time is linear in the size of what is masked: every pattern below either
+begins with a fixed form of bounded length, or matches a whole run of characters once (possessive quantifiers).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+MASK = "***"
+TOO_DEEP = "*** (nested deeper than 10)"
+DEEPEST = 10
+"""Containers within containers that are looked into."""
+
+SECRET_KEYS = ("password", "token", "secret", "authorization", "api_key")
+"""Values under these, and under keys that have one of them as a word (`dbPassword`, `access-token`), are masked."""
+
+LONGEST_KEY = 200
+"""Characters of a key that is looked at; the value under a longer one is masked unseen."""
+
+LONGEST_RUN = 3
+"""Words of a key that are put together: `api key` and `apikey` are one."""
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_a-zA-Z]+")
+
+_TOKENS = re.compile(
+    r"(?<![A-Za-z0-9])[spr]k_(?:live_|test_|prod_)?[A-Za-z0-9]{10}[A-Za-z0-9_-]*+"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}[A-Z0-9]*+"
+    r"|gh[pousr]_[A-Za-z0-9]{20}[A-Za-z0-9_]*+"
+    r"|github_pat_[A-Za-z0-9_]{20}[A-Za-z0-9_]*+"
+    r"|xox[a-z]-[A-Za-z0-9-]{8}[A-Za-z0-9-]*+"
+    r"|xapp-[A-Za-z0-9-]{8}[A-Za-z0-9-]*+"
+)
+_BEARER = re.compile(r"(bearer)\s++[A-Za-z0-9._~+/=-]{6}[A-Za-z0-9._~+/=-]*+", re.IGNORECASE)
+_URL_PASSWORD = re.compile(r"(://[^\s/:@]{0,200}+:)[^\s/@]++@")
+
+# A whole run, dots included, so that no search begins in the middle of one: `eyJeyJeyJ…` is looked at once.
+_DOTTED = re.compile(r"(?<![A-Za-z0-9_.-])[A-Za-z0-9_.-]{20,}+")
+_JWT_HEAD = re.compile(r"eyJ[A-Za-z0-9_-]{8}")
+
+_QUOTED = (
+    # A backslash in it may mean quotes within quotes: where it ends is not known, so the rest of the line goes.
+    r'[bBrRuUfF]{0,2}(?:"[^"\\\r\n]*+(?:"|\\[^\r\n]*+)?'
+    r"|'[^'\\\r\n]*+(?:'|\\[^\r\n]*+)?"
+    r"|\\++[\"'][^\r\n]*+)"
+    r"|[{\[(][^\r\n]*+"  # a structure that is no JSON by itself: the same
+)
+_JSON_ENDS = {"{": "}", "[": "]", '"': '"'}
+_VALUE = _QUOTED + r"|[^\s,;&\"'}\])]++"
+_HEADER = _QUOTED + r"|[^\r\n]++"
+
+
+class Masker:
+    """Masks for good: what it returns is all that may be written.
+
+    Args:
+        keys: More keys whose values are secret, case-insensitive; words as in `SECRET_KEYS`.
+
+    Safe to share between threads.
+    """
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        every = [key for key in (*SECRET_KEYS, *keys) if _joined(key)]
+        self._secret = frozenset(map(_joined, every))
+        words = max(len(_WORD.findall(key)) for key in every)
+        self._assigned = _assignments([key for key in every if _joined(key) != "authorization"], _VALUE)
+        self._headers = _assignments(["authorization"], _HEADER)
+        self.is_secret = lru_cache(maxsize=4096)(lambda key: _has_run(key, self._secret, max(words, LONGEST_RUN)))
+
+    def value(self, value: Any, depth: int = 0) -> Any:
+        """A JSON value without its secrets. The value itself stays as it is.
+
+        Anything that is neither a mapping, a list, a text, a number, a boolean nor None is shown as its masked `str`.
+        """
+        if isinstance(value, str):
+            return self._text(value, depth)
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        if not isinstance(value, Mapping | list | tuple):
+            return self._text(str(value), depth)
+        if depth >= DEEPEST:
+            return TOO_DEEP
+        if isinstance(value, Mapping):
+            return {self._key(key): self._under(key, inner, depth + 1) for key, inner in value.items()}
+        return [self.value(inner, depth + 1) for inner in value]
+
+    def text(self, text: str) -> str:
+        """A text without its secrets: tokens known by their form, `Bearer …`, `password=…`, passwords in URLs."""
+        return self._text(text, 0)
+
+    def _under(self, key: object, value: Any, depth: int) -> Any:
+        name = str(key)
+        return MASK if len(name) > LONGEST_KEY or self.is_secret(name) else self.value(value, depth)
+
+    def _key(self, key: object) -> str:
+        return self._plain(str(key))
+
+    def _text(self, text: str, depth: int) -> str:
+        """JSON is masked by its structure: its keys then count wherever its values end."""
+        if text[:1] in _JSON_ENDS and text.rstrip()[-1:] == _JSON_ENDS[text[0]]:
+            try:
+                found = json.loads(text)
+            except (ValueError, RecursionError):
+                pass
+            else:
+                # Written anew even if nothing was masked: of a key that stands there twice, only one was looked at.
+                return json.dumps(self.value(found, depth), ensure_ascii=False)
+        return self._plain(text)
+
+    def _plain(self, text: str) -> str:
+        if len(text) < 4:
+            return text
+        text = self._headers.sub(_keep_name, text)
+        text = self._assigned.sub(_keep_name, text)
+        if "://" in text:
+            text = _URL_PASSWORD.sub(rf"\1{MASK}@", text)
+        text = _BEARER.sub(rf"\1 {MASK}", text)
+        if "eyJ" in text:
+            text = _DOTTED.sub(_without_jwt, text)
+        return _TOKENS.sub(MASK, text)
+
+
+def _assignments(keys: list[str], value: str) -> re.Pattern[str]:
+    """`key=value`, `"key": value`, `key: value`, with whatever stands between the words of the key."""
+    spelt = "|".join(sorted((_spelling(key) for key in keys), key=len, reverse=True))
+    return re.compile(rf"((?:{spelt})s?\\*+[\"']?\s{{0,4}}(?:=>|[:=])\s{{0,4}})(?:{value})", re.IGNORECASE)
+
+
+def _spelling(key: str) -> str:
+    return r"[\s_.-]{0,2}".join(map(re.escape, _WORD.findall(key)))
+
+
+def _keep_name(found: re.Match[str]) -> str:
+    return f"{found[1]}{MASK}"
+
+
+def _without_jwt(found: re.Match[str]) -> str:
+    """The run up to its first JSON web token: a header, a body, and a signature that may be empty."""
+    run = found[0]
+    head = _JWT_HEAD.search(run)  # a later one has no more dots behind it than this
+    if head is None:
+        return run
+    body = run.find(".", head.end())
+    return run[: head.start()] + MASK if body >= 0 and run.find(".", body + 2) >= 0 else run
+
+
+def _joined(key: str) -> str:
+    return "".join(_WORD.findall(key)).lower()
+
+
+def _has_run(key: str, secret: frozenset[str], longest: int) -> bool:
+    """Whether up to `longest` words of the key, one behind the other, are a secret one; a plural counts."""
+    words = [word.lower() for word in _WORD.findall(key)]
+    for start in range(len(words)):
+        joined = ""
+        for word in words[start : start + longest]:
+            joined += word
+            if joined in secret or joined.removesuffix("s") in secret:
+                return True
+    return False

@@ -1,0 +1,236 @@
+"""Turns what happens to a pool into numbers and history. Sees each event before it is applied; changes no decision.
+
+A settlement is counted when the broker has accepted it. All of it runs on the loop's thread, so nothing is locked;
+others ask the loop for a `snapshot` (asking.py). What comes once a job is in `_answered`, and kept short.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from jobpool.clock import Clock
+from jobpool.history.feed import Feed
+from jobpool.lease import JobLease
+from jobpool.master import events as ev
+from jobpool.master.delivery import Delivery
+from jobpool.master.pool import Pool
+from jobpool.master.recording import Recorded, is_history, name_of, size_of
+from jobpool.master.slots import Ending, Slot, SlotState
+from jobpool.master.verdicts import signal_name
+from jobpool.mechanism.frames import Result, Verdict
+from jobpool.metrics import catalogue as names
+from jobpool.metrics.collector import MetricsCollector
+from jobpool.metrics.memory import OTHER, MemoryMetrics, Snapshot
+from jobpool.outcome import Outcome, Succeeded
+from jobpool.policy.decide import counters_of
+from jobpool.settlement import Ack, Settled, Settlement
+
+REMEMBER_DEAD = 60.0
+"""Seconds for which an ended child counts in `child_peak_rss_bytes`."""
+
+SUCCEEDED: tuple[str, ...] = ("succeeded",)
+LOST = ("lease_lost",)
+REAPED = ("reaped",)
+REAPED_DEAD = ("reaped", "failed_permanently")
+
+LONGEST = 1e9
+"""Seconds. A child says how long its handler ran, and user code shares its process: what cannot be is not believed."""
+
+
+class Observer:
+    """See the module.
+
+    Args:
+        memory: Where numbers are kept.
+        clock: The backend's.
+        version: Of jobpool.
+        also: A collector of the user's own, which is told the same.
+        feed: Where attempts are gathered for history; None = there is no history.
+        unwritten: Rows that history's writer has had to leave out.
+    """
+
+    def __init__(
+        self,
+        memory: MemoryMetrics,
+        clock: Clock,
+        version: str,
+        *,
+        also: MetricsCollector | None = None,
+        feed: Feed[Recorded] | None = None,
+        unwritten: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._memory = memory
+        self._to: tuple[MetricsCollector, ...] = (memory,) if also is None else (memory, also)
+        self._ended = memory.ended if also is None else self._tell_both
+        self._clock = clock
+        self._version = version
+        self.feed = feed
+        self._unwritten = unwritten
+        self._dead: deque[tuple[float, int]] = deque(maxlen=1000)
+        self._on: dict[type[Any], Callable[[Pool, Any], None]] = {
+            ev.Answered: self._answered,
+            ev.Leased: self._leased,
+            ev.ReapDone: self._reaped,
+            ev.Renewed: self._renewed,
+            ev.ChildDied: self._child_died,
+        }
+
+    def note(self, pool: Pool, event: ev.Event) -> None:
+        """Count what `event` tells. Called before it is applied."""
+        seen = self._on.get(type(event))
+        if seen is not None:
+            seen(pool, event)
+
+    def attend(self, pool: Pool) -> None:
+        """Be told of lost leases, too: they have no event of their own."""
+        pool.on_lost = lambda delivery: self._lost(pool, delivery)
+
+    def _lost(self, pool: Pool, delivery: Delivery) -> None:
+        for to in self._to:
+            to.ended(delivery.lease.queue, _label(pool, delivery.handler), LOST)
+
+    def _tell_both(
+        self, queue: str, handler: str, words: tuple[str, ...], run: float | None, wait: float | None
+    ) -> None:
+        for to in self._to:
+            to.ended(queue, handler, words, run, wait)
+
+    # --- messages -----------------------------------------------------------------------------------
+
+    def _leased(self, _: Pool, event: ev.Leased) -> None:
+        for to in self._to:
+            if event.leases:
+                to.fetched(event.leases[0].lease.queue, len(event.leases))  # a fetch is from one queue
+            for _lease in range(event.late):
+                to.ended("", "", LOST)
+
+    def _answered(self, pool: Pool, event: ev.Answered) -> None:
+        if event.took:
+            for to in self._to:
+                to.observe(names.SETTLE, event.took)
+        offset = time.time() - time.monotonic()
+        known, ended = pool.handlers, self._ended
+        for delivery, settlement, answer in event.answers:
+            outcome, result, lease = delivery.outcome, delivery.result, delivery.lease
+            if answer and type(settlement) is Ack and type(outcome) is Succeeded:
+                words = SUCCEEDED
+            else:
+                words = _words(settlement, outcome, answer)
+            run = wait = None
+            if result is not None:
+                run = result.duration if 0.0 <= result.duration < LONGEST else 0.0
+                if not (lease.attempts or lease.crashes):
+                    wait = _waited(lease, result.started + offset)
+            handler = delivery.handler
+            ended(lease.queue, handler if handler in known else _label(pool, handler), words, run, wait)
+        if self.feed is not None:
+            self._record(self.feed, event, offset)
+
+    def _record(self, feed: Feed[Recorded], event: ev.Answered, offset: float) -> None:
+        for delivery, settlement, answer in event.answers:
+            if is_history(delivery, settlement, answer):
+                feed.add(name_of(delivery), Recorded(delivery, settlement, answer, offset), size_of(delivery))
+
+    def _reaped(self, _: Pool, event: ev.ReapDone) -> None:
+        for to in self._to:
+            for reaped in event.reaped:
+                to.ended(reaped.queue, "", REAPED_DEAD if reaped.dead else REAPED)
+
+    def _renewed(self, _: Pool, event: ev.Renewed) -> None:
+        now = self._clock.boot()
+        margins = [delivery.lease.expires_at - now for delivery, lease in event.renewals if lease is not None]
+        for to in self._to:
+            for margin in margins:
+                to.observe(names.MARGIN, max(0.0, margin))
+
+    # --- children -----------------------------------------------------------------------------------
+
+    def _child_died(self, pool: Pool, event: ev.ChildDied) -> None:
+        slot = pool.slots.by_child(event.child)
+        if slot is None:
+            return
+        now = time.monotonic()
+        self._dead.append((now, max(event.exited.peak_rss, slot.peak_rss)))
+        for to in self._to:
+            to.count(names.EXITS, (cause_of_exit(slot, event),))
+        deadline = slot.deadline()
+        if slot.ending is Ending.TIMEOUT and deadline is not None:
+            for to in self._to:
+                to.observe(names.OVERRUN, max(0.0, now - deadline))
+        if slot.deliveries and slot.deliveries[0].nonce == event.started:
+            # The attempt has no result of its own; what it ran and printed belongs to its record all the same.
+            head = slot.deliveries[0]
+            ran = max(0.0, now - slot.head_since)
+            head.result = Result(head.nonce, Verdict.FAILED, slot.head_since, ran, event.output)
+
+    # --- reading ------------------------------------------------------------------------------------
+
+    def snapshot(self, pool: Pool) -> Snapshot:
+        """All numbers of this moment. Only on the loop's thread."""
+        self._set_gauges(pool, time.monotonic())
+        return self._memory.snapshot()
+
+    def _set_gauges(self, pool: Pool, now: float) -> None:
+        gauge = self._memory.gauge
+        for queue, stats in pool.stats.items():
+            for state in ("waiting", "delayed", "leased", "dead"):
+                gauge(names.MESSAGES, getattr(stats, state), (queue, state))
+            gauge(names.OLDEST, stats.oldest or 0.0, (queue,))
+        for slot_state in (state for state in SlotState if state is not SlotState.EMPTY):
+            gauge(names.SLOTS, pool.slots.count(slot_state), (slot_state.value,))
+        for queue in pool.settings.queue_names:
+            gauge(names.BREAKER, float(queue in pool.open_breakers), (queue,))
+        gauge(names.PEAK_RSS, self._peak(pool, now))
+        gauge(names.BUILD, 1.0, (self._version,))
+        gauge(names.HISTORY_DROPPED, (self.feed.dropped if self.feed is not None else 0) + self._unwritten())
+
+    def _peak(self, pool: Pool, now: float) -> int:
+        while self._dead and now - self._dead[0][0] > REMEMBER_DEAD:
+            self._dead.popleft()
+        return max([0, *(slot.peak_rss for slot in pool.slots.live), *(peak for _, peak in self._dead)])
+
+
+def _label(pool: Pool, handler: str) -> str:
+    """Only names that the app knows: anybody can enqueue any other."""
+    return handler if handler in pool.handlers or not handler else OTHER
+
+
+def _words(settlement: Settlement, outcome: Outcome | None, answer: Settled) -> tuple[str, ...]:
+    counters = () if outcome is None else counters_of(settlement, outcome, answer)
+    return tuple(counter.removeprefix("jobs_") for counter in counters)
+
+
+def _waited(lease: JobLease, began: float) -> float:
+    """Seconds from the enqueue, or from when it was due, to the start; 0 where the clocks disagree, or it is absurd."""
+    since = lease.enqueued_at
+    schedule = lease.envelope.schedule
+    if schedule is not None:
+        since = max(since, _unix(schedule))
+    waited = began - since
+    return waited if 0.0 <= waited < LONGEST else 0.0
+
+
+def _unix(schedule: str) -> float:
+    """Unix time of an RFC 3339 text; it is not signed, so it may be anything."""
+    try:
+        return datetime.fromisoformat(schedule).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return -math.inf
+
+
+def cause_of_exit(slot: Slot, event: ev.ChildDied) -> str:
+    """A word of a small set: why the master ended a child, else the signal, else `exit`."""
+    exited = event.exited
+    if slot.ending is not Ending.NONE:
+        return str(slot.ending.value).replace(" ", "-")
+    if exited.signal == signal.SIGKILL and "out of memory" in event.killer:
+        return "oom-kill"
+    if exited.signal is not None:
+        return signal_name(exited.signal).replace(" ", "-")
+    return "retire" if slot.retiring and exited.code == 0 else "exit"

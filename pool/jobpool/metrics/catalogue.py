@@ -1,0 +1,91 @@
+"""Every metric: its name, labels, buckets and meaning. Docs, collector and exposition all go by this table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+RUN_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0, 3600.0)
+"""Seconds; for jobs that may be long (SEMANTICS §5)."""
+
+SETTLE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)
+OVERRUN_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+MARGIN_BUCKETS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 300.0)
+
+OUTCOMES = (
+    *("succeeded", "failed", "requeued", "failed_permanently", "skipped_idempotent", "rejected_signature"),
+    *("rejected_payload", "timed_out", "crashed", "moved", "released", "lease_lost", "reaped"),
+)
+"""Values of the label `outcome`: each counter `jobs_…` of the worker pipeline."""
+
+PREFIX = "jobpool_"
+
+
+class Kind(StrEnum):
+    """What is done with values of a metric."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metric:
+    """One metric. `name` is without the prefix and, of a counter, without `_total`; `buckets` are upper edges."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    text: str
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """Its name in Prometheus."""
+        return f"{PREFIX}{self.name}{'_total' if self.kind is Kind.COUNTER else ''}"
+
+
+def _counter(name: str, labels: str, text: str) -> Metric:
+    return Metric(name, Kind.COUNTER, tuple(labels.split()), text)
+
+
+def _gauge(name: str, labels: str, text: str) -> Metric:
+    return Metric(name, Kind.GAUGE, tuple(labels.split()), text)
+
+
+def _histogram(name: str, labels: str, buckets: tuple[float, ...], text: str) -> Metric:
+    return Metric(name, Kind.HISTOGRAM, tuple(labels.split()), text, buckets)
+
+
+JOBS = _counter("jobs", "queue handler outcome", "Jobs by what became of them, counted when the broker accepts it.")
+FETCHED = _counter("jobs_fetched", "queue", "Messages leased.")
+RUN = _histogram("job_run_seconds", "queue handler", RUN_BUCKETS, "Seconds that handlers ran, however they ended.")
+WAIT = _histogram(
+    "job_wait_seconds",
+    "queue handler",
+    RUN_BUCKETS,
+    "Seconds from the enqueue, or from when a job was due, to the start of its first attempt.",
+)
+SETTLE = _histogram("settle_seconds", "", SETTLE_BUCKETS, "Seconds that the broker took for a call that settles.")
+MESSAGES = _gauge("queue_messages", "queue state", "Messages by state, as the broker last counted them.")
+OLDEST = _gauge("queue_oldest_age_seconds", "queue", "Seconds since the enqueue of the oldest message that waits.")
+SLOTS = _gauge("slots", "state", "Children, by the state of their slots.")
+EXITS = _counter("child_exits", "cause", "Ended children, by what ended them.")
+PEAK_RSS = _gauge(
+    "child_peak_rss_bytes", "", "The highest resident memory of any child that lives, or ended in the last minute."
+)
+OVERRUN = _histogram(
+    "kill_overrun_seconds", "", OVERRUN_BUCKETS, "Seconds from the timeout of a killed attempt to its child's death."
+)
+MARGIN = _histogram(
+    "lease_renew_margin_seconds", "", MARGIN_BUCKETS, "Seconds that leases had left when their renewal was answered."
+)
+BREAKER = _gauge("breaker_open", "queue", "1 while the circuit breaker keeps the pool from fetching, else 0.")
+BUILD = _gauge("build_info", "version", "Always 1; the version that runs.")
+LABELS_DROPPED = _counter("metrics_labels_dropped", "", "Values counted under `other`, because there were too many.")
+HISTORY_DROPPED = _counter("history_dropped", "", "Attempts that the history left out, because it could not keep up.")
+
+METRICS = (
+    *(JOBS, FETCHED, RUN, WAIT, SETTLE, MESSAGES, OLDEST, SLOTS, EXITS, PEAK_RSS, OVERRUN, MARGIN, BREAKER, BUILD),
+    *(LABELS_DROPPED, HISTORY_DROPPED),
+)

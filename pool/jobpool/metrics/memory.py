@@ -1,0 +1,184 @@
+"""The collector of a pool: plain numbers in memory, with a bound on how many series there can be.
+
+It has no lock. One thread writes, and the same thread makes the `snapshot` that others read: see master/observer.py.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from jobpool.metrics.catalogue import JOBS, LABELS_DROPPED, RUN, RUN_BUCKETS, WAIT, Metric
+from jobpool.metrics.collector import Labels, MetricsCollector
+from jobpool.metrics.histogram import Histogram
+
+MOST_SERIES = 1000
+"""Sets of labels that a metric, or that queues and handlers together, can have; more go under `other`."""
+
+OTHER = "other"
+
+FINE_BUCKETS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0),
+    *(600.0, 900.0, 1800.0, 3600.0, 7200.0),
+)
+"""Seconds, about logarithmic. Every edge of `RUN_BUCKETS` is among them, so one search a job serves both."""
+
+
+class Series:
+    """What is counted of one handler on one queue. Times are seconds."""
+
+    __slots__ = ("handler", "outcomes", "queue", "run", "wait")
+
+    def __init__(self, queue: str, handler: str) -> None:
+        self.queue = queue
+        self.handler = handler
+        self.outcomes: dict[str, int] = {}
+        self.run = Histogram(FINE_BUCKETS)
+        self.wait = Histogram(RUN_BUCKETS)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One metric with the values of all its label sets."""
+
+    metric: Metric
+    values: dict[Labels, float] = field(default_factory=dict)
+    histograms: dict[Labels, Histogram] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What `Series` held when the snapshot was made."""
+
+    outcomes: dict[str, int]
+    run: Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All numbers of one moment. `ended`: by (queue, handler), with the finer buckets of rollups."""
+
+    samples: list[Sample]
+    ended: dict[tuple[str, str], Ended]
+
+
+class MemoryMetrics(MetricsCollector):
+    """See the module.
+
+    Args:
+        most_series: Label sets of one metric at most, >= 1; what is beyond is counted under `other`, and in
+            `jobpool_metrics_labels_dropped_total`.
+    """
+
+    def __init__(self, most_series: int = MOST_SERIES) -> None:
+        self._most = most_series
+        self._values: dict[Metric, dict[Labels, float]] = {}
+        self._histograms: dict[Metric, dict[Labels, Histogram]] = {}
+        self._series: dict[str, dict[str, Series]] = {}
+        self._count = 0
+        self.dropped = 0
+
+    # --- counting -----------------------------------------------------------------------------------
+
+    def count(self, metric: Metric, labels: Labels = (), by: int = 1) -> None:
+        values = self._values.setdefault(metric, {})
+        labels = self._bounded(values, labels)
+        values[labels] = values.get(labels, 0) + by
+
+    def gauge(self, metric: Metric, value: float, labels: Labels = ()) -> None:
+        values = self._values.setdefault(metric, {})
+        values[self._bounded(values, labels)] = value
+
+    def observe(self, metric: Metric, value: float, labels: Labels = ()) -> None:
+        histograms = self._histograms.setdefault(metric, {})
+        labels = self._bounded(histograms, labels)
+        found = histograms.get(labels)
+        if found is None:
+            found = histograms[labels] = Histogram(metric.buckets)
+        found.add(value)
+
+    def forget(self, metric: Metric) -> None:
+        """Remove all values of a gauge: those that are set next are all there are."""
+        self._values.pop(metric, None)
+
+    def _bounded(self, known: dict[Labels, float] | dict[Labels, Histogram], labels: Labels) -> Labels:
+        if labels in known or len(known) < self._most:
+            return labels
+        self.dropped += 1
+        return (OTHER,) * len(labels)
+
+    # --- once a job ---------------------------------------------------------------------------------
+
+    def series(self, queue: str, handler: str) -> Series:
+        """Where jobs of that handler on that queue are counted."""
+        by_handler = self._series.setdefault(queue, {})
+        found = by_handler.get(handler)
+        if found is None:
+            found = self._new_series(by_handler, queue, handler)
+        return found
+
+    def _new_series(self, by_handler: dict[str, Series], queue: str, handler: str) -> Series:
+        if self._count >= self._most:
+            self.dropped += 1
+            if handler != OTHER:
+                return self._overflow(queue)
+        self._count += 1
+        found = by_handler[handler] = Series(queue, handler)
+        return found
+
+    def _overflow(self, queue: str) -> Series:
+        by_handler = self._series[queue]
+        if OTHER not in by_handler:
+            by_handler[OTHER] = Series(queue, OTHER)
+        return by_handler[OTHER]
+
+    def ended(
+        self, queue: str, handler: str, outcomes: tuple[str, ...], run: float | None = None, wait: float | None = None
+    ) -> None:
+        try:
+            series = self._series[queue][handler]
+        except KeyError:
+            series = self.series(queue, handler)
+        for outcome in outcomes:
+            series.outcomes[outcome] = series.outcomes.get(outcome, 0) + 1
+        if run is not None:
+            series.run.add(run)
+        if wait is not None:
+            series.wait.add(wait)
+
+    # --- reading ------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """A copy of everything. Only the thread that writes may call it; about 5 µs a handler and queue."""
+        every = [series for by_handler in self._series.values() for series in by_handler.values()]
+        samples = [Sample(metric, values=dict(values)) for metric, values in self._values.items()]
+        for metric, histograms in self._histograms.items():
+            copies = {labels: histogram.copy() for labels, histogram in histograms.items()}
+            samples.append(Sample(metric, histograms=copies))
+        samples.append(Sample(LABELS_DROPPED, {(): self.dropped}))
+        ended = {(series.queue, series.handler): Ended(dict(series.outcomes), series.run.copy()) for series in every}
+        waits: dict[Labels, Histogram] = {
+            (series.queue, series.handler): series.wait.copy() for series in every if series.wait.count
+        }
+        samples += [_jobs(ended), _runs(ended), Sample(WAIT, histograms=waits)]
+        return Snapshot(samples, ended)
+
+
+def _jobs(ended: dict[tuple[str, str], Ended]) -> Sample:
+    values: dict[Labels, float] = {
+        (*place, outcome): float(n) for place, one in ended.items() for outcome, n in one.outcomes.items()
+    }
+    return Sample(JOBS, values)
+
+
+def _runs(ended: dict[tuple[str, str], Ended]) -> Sample:
+    ran = {place: one.run for place, one in ended.items() if one.run.count}
+    return Sample(RUN, histograms={place: coarser(run, RUN_BUCKETS) for place, run in ran.items()})
+
+
+def coarser(fine: Histogram, edges: tuple[float, ...]) -> Histogram:
+    """The same values between fewer edges, each of which is an edge of `fine`."""
+    counts = [0] * (len(edges) + 1)
+    for edge, count in zip((*fine.edges, float("inf")), fine.counts, strict=True):
+        counts[bisect_left(edges, edge)] += count
+    return Histogram(edges, counts, fine.total)

@@ -1,0 +1,24 @@
+"""What the server serves: an answer, and who makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """An answer."""
+
+    status: int
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+
+
+def text_page(status: int, text: str) -> Page:
+    """Plain text, with an end of line."""
+    return Page(status, f"{text}\n".encode())
+
+
+View = Callable[[str], Page]
+"""Makes a page; its argument is the request's `Accept` header. May block for some seconds."""

@@ -1,0 +1,110 @@
+"""Rows of the past: what one pool did with one handler's jobs on one queue in one minute. Pure.
+
+A row is a few numbers, however many jobs there were, so that weeks of them can be kept after the jobs are gone. Each
+lies under a key that begins with its minute, so that rows can be read from any moment on. `Row.plus` adds rows up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from jobpool.metrics.histogram import Histogram
+from jobpool.metrics.memory import FINE_BUCKETS, Ended
+
+SPACE = "rollups"
+MINUTE = 60
+HOUR = 3600
+
+Place = tuple[str, str]
+"""Queue and handler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What happened to the jobs of `handler` on `queue` in the `seconds` from `start` (Unix time) on.
+
+    `outcomes`: as in `catalogue.OUTCOMES`. `run`: how long the handler ran, in the buckets `FINE_BUCKETS`.
+    """
+
+    start: int
+    queue: str
+    handler: str
+    outcomes: dict[str, int]
+    run: Histogram
+    seconds: int = MINUTE
+
+    def plus(self, other: Row) -> Row:
+        """Both together; of the same time and place."""
+        words = {*self.outcomes, *other.outcomes}
+        outcomes = {word: self.outcomes.get(word, 0) + other.outcomes.get(word, 0) for word in words}
+        return Row(self.start, self.queue, self.handler, outcomes, self.run.plus(other.run), self.seconds)
+
+    def encode(self) -> bytes:
+        """As it is stored: JSON, counts of buckets without the empty ones at the end."""
+        counts = list(self.run.counts)
+        while counts and not counts[-1]:
+            counts.pop()
+        fields = {"s": self.start, "q": self.queue, "h": self.handler, "o": self.outcomes, "r": counts}
+        return json.dumps({**fields, "t": round(self.run.total, 6)}, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def decode(value: bytes) -> Row | None:
+    """The row in a record; None: it is none that this version understands."""
+    try:
+        fields: dict[str, Any] = json.loads(value)
+        counts = [int(count) for count in fields["r"]]
+        counts += [0] * (len(FINE_BUCKETS) + 1 - len(counts))
+        if len(counts) != len(FINE_BUCKETS) + 1:
+            return None
+        outcomes = {str(word): int(count) for word, count in fields["o"].items()}
+        run = Histogram(FINE_BUCKETS, counts, float(fields["t"]))
+        return Row(int(fields["s"]), str(fields["q"]), str(fields["h"]), outcomes, run)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def rows(minute: int, before: Mapping[Place, Ended], after: Mapping[Place, Ended]) -> list[Row]:
+    """What has come between two snapshots, without the places where nothing has."""
+    found = []
+    for (queue, handler), now in after.items():
+        then = before.get((queue, handler))
+        outcomes = dict(now.outcomes)
+        if then is not None:
+            outcomes = {w: count - then.outcomes.get(w, 0) for w, count in outcomes.items()}
+        outcomes = {word: count for word, count in outcomes.items() if count}
+        if outcomes:
+            run = now.run if then is None else now.run.without(then.run)
+            found.append(Row(minute, queue, handler, outcomes, run))
+    return found
+
+
+def key(row: Row, pool: str) -> str:
+    """Where a row lies: its minute, then a digest of its place and of the pool's own id."""
+    place = hashlib.blake2s(f"{row.queue}\0{row.handler}\0{pool}".encode("utf-8", "replace"), digest_size=8).hexdigest()
+    return f"{stamp(row.start)}.{place}"
+
+
+def stamp(moment: float) -> str:
+    """The beginning of the keys of that minute; texts in the order of time."""
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y%m%dT%H%M")
+
+
+def minute_of(moment: float) -> int:
+    """Unix time of the beginning of its minute."""
+    return int(moment // MINUTE) * MINUTE
+
+
+def summed(every: Iterable[Row], seconds: int) -> list[Row]:
+    """Added up over pools, and over spans of `seconds` (a multiple of 60); in the order of time, queue, handler."""
+    found: dict[tuple[int, str, str], Row] = {}
+    for row in every:
+        start = row.start // seconds * seconds
+        whole = Row(start, row.queue, row.handler, row.outcomes, row.run, seconds)
+        place = (start, row.queue, row.handler)
+        found[place] = found[place].plus(whole) if place in found else whole
+    return [found[place] for place in sorted(found)]

@@ -1,0 +1,161 @@
+"""Serves `/metrics`, `/livez` and `/readyz` from a thread of the master: the standard library's server, on a leash.
+
+A connection has `PATIENCE` seconds from its first byte to its last, there are never more than `MOST_CONNECTIONS`, and
+each answers one request. So whoever is slow, or floods, keeps others from these pages for some seconds at worst, and
+the pool from nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any
+
+from jobpool.errors import ConfigurationError
+from jobpool.metrics.pages import Page, View, text_page
+
+PATIENCE = 5.0
+"""Seconds for a whole request and its answer."""
+
+MOST_CONNECTIONS = 16
+LOOK_ROUND = 0.25
+"""Seconds between two looks for connections whose time is up."""
+
+CLOSE_LIMIT = 2.0
+
+log = logging.getLogger("jobpool.metrics")
+
+
+class Server:
+    """See the module. `start` it once, `close` it once.
+
+    Args:
+        host: An address of this machine.
+        port: 0 = any free one; see `port` for which.
+        views: By path.
+
+    Raises:
+        ConfigurationError: The port is taken, or the address is none of this machine's.
+    """
+
+    def __init__(self, host: str, port: int, views: dict[str, View]) -> None:
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            self._http = _Http(family, (host, port), views)
+        except OSError as error:
+            raise ConfigurationError(
+                f"metrics_port: {host}:{port} cannot be listened on ({error.strerror or error}):"
+                " choose another port or host, or 0 for any free port"
+            ) from error
+        self.port: int = self._http.server_address[1]
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, args=(LOOK_ROUND,), name="metrics", daemon=True
+        )
+
+    def start(self) -> None:
+        """Answer from now on. Returns at once."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let every connection and the port go. Blocks until that is done, some 0.25 s, `CLOSE_LIMIT` at most."""
+        if self._thread.is_alive():
+            self._http.shutdown()
+            self._thread.join(CLOSE_LIMIT)
+        self._http.server_close()
+        self._http.end_connections(CLOSE_LIMIT)
+
+
+class _Http(ThreadingMixIn, TCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = MOST_CONNECTIONS
+
+    def __init__(self, family: socket.AddressFamily, address: tuple[str, int], views: dict[str, View]) -> None:
+        self.address_family = family
+        self.views = views
+        self._open: dict[socket.socket, tuple[float, threading.Thread]] = {}
+        self._lock = threading.Lock()
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Give it a thread, if there is one left."""
+        with self._lock:
+            if len(self._open) >= MOST_CONNECTIONS:
+                self.shutdown_request(request)
+                return
+            thread = threading.Thread(target=self._serve, args=(request, client_address), name="scrape", daemon=True)
+            self._open[request] = (time.monotonic() + PATIENCE, thread)
+        thread.start()
+
+    def _serve(self, request: Any, client_address: Any) -> None:
+        try:
+            self.process_request_thread(request, client_address)
+        finally:
+            with self._lock:
+                self._open.pop(request, None)
+
+    def service_actions(self) -> None:
+        """Called by `serve_forever` every so often: hang up on those whose time is over."""
+        now = time.monotonic()
+        with self._lock:
+            for request, (deadline, _) in self._open.items():
+                if now >= deadline:
+                    _hang_up(request)
+
+    def end_connections(self, limit: float) -> None:
+        """Hang up on everybody and wait for their threads."""
+        with self._lock:
+            left = list(self._open.items())
+            for request, _ in left:
+                _hang_up(request)
+        give_up = time.monotonic() + limit
+        for _, (_, thread) in left:
+            thread.join(max(0.0, give_up - time.monotonic()))
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the signature is socketserver's
+        """A client went away, or sent rubbish: nothing that anybody need know."""
+        log.debug("a request failed", exc_info=True)
+
+
+def _hang_up(request: socket.socket) -> None:
+    """Its thread's next read or write ends at once; it closes the socket itself."""
+    with contextlib.suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Http
+    timeout = PATIENCE
+    server_version = "jobpool"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        """The page of that path."""
+        page = self._page()
+        self.send_response(page.status)
+        self.send_header("Content-Type", page.content_type)
+        self.send_header("Content-Length", str(len(page.body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(page.body)
+
+    do_HEAD = do_GET  # noqa: N815 - the name is http.server's
+
+    def _page(self) -> Page:
+        view = self.server.views.get(self.path.partition("?")[0])
+        if view is None:
+            return text_page(404, f"there is {', '.join(sorted(self.server.views))}")
+        try:
+            return view(self.headers.get("Accept", ""))
+        except Exception:
+            log.exception("a page could not be made", extra={"path": self.path})
+            return text_page(500, "a fault in jobpool; its log says where")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: probes come every few seconds."""

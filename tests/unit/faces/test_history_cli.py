@@ -1,0 +1,172 @@
+"""`jobpool history`: attempts by name, and sums."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from jobpool.backend import QueueBackend
+from jobpool.history.places import InFile, InTable
+from jobpool.history.row import Attempt, encode, row_of
+from jobpool.masking import Masker
+from jobpool.metrics.histogram import Histogram
+from jobpool.metrics.memory import FINE_BUCKETS
+from jobpool.metrics.rollup import HOUR, MINUTE, Row, key, minute_of
+from jobpool.opening import open_backend
+
+Jobpool = Callable[..., Result]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[QueueBackend]:
+    backend = open_backend(f"sqlite:///{tmp_path}/jobpool.db")
+    yield backend
+    backend.close()
+
+
+def a_line(number: int, status: str = "acked", name: str = "monthly", **fields: object) -> tuple[str, bytes]:
+    attempt = Attempt(name, "report", f"id{number}", 1, "reports", {"n": number}, status, start=1e9, duration=2.0)
+    return name, encode({**row_of(attempt, Masker()), **fields})
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> str:
+    """Options that name a file with some history."""
+    place = InFile(tmp_path / "h.ndjson", 100)
+    place.append([a_line(0, "dead-lettered", error="Traceback:\n  deep\nValueError: no paper" + "!" * 500)])
+    place.append([a_line(number) for number in range(1, 40)] + [a_line(99, name="other", queue="mail")])
+    return f"--history=file:{tmp_path}/h.ndjson"
+
+
+def test_the_newest_attempts_of_a_name_are_listed(jobpool: Jobpool, recorded: str) -> None:
+    lines = jobpool("history", "monthly", recorded).stdout.splitlines()
+    assert lines[0].split()[:4] == ["START", "STATUS", "ID", "ATTEMPT"]
+    assert [line.split()[3] for line in lines[1:]] == [f"id{number}" for number in range(39, 19, -1)]
+    assert len(jobpool("history", "monthly", recorded, "--limit", "3").stdout.splitlines()) == 4
+
+
+def test_a_status_is_found_however_long_ago(jobpool: Jobpool, recorded: str) -> None:
+    line = jobpool("history", "monthly", recorded, "--status", "dead-lettered", "--limit", "1").stdout.splitlines()[1]
+    assert "id0" in line
+    assert "ValueError: no paper" in line
+
+
+def test_fields_are_shortened_unless_all_is_asked_for(jobpool: Jobpool, recorded: str) -> None:
+    words = ("history", "monthly", recorded, "--status", "dead-lettered", "--json")
+    [short] = json.loads(jobpool(*words).stdout)
+    [full] = json.loads(jobpool(*words, "--full").stdout)
+    assert short["error"].endswith("characters more)")
+    assert full["error"].endswith("!" * 500)
+    assert full["payload"] == {"n": 0}
+
+
+def test_all_of_an_attempt_is_told_and_steers_no_terminal(jobpool: Jobpool, tmp_path: Path) -> None:
+    InFile(tmp_path / "h", 9).append([a_line(1, output="red \x1b[31m\nsecond line")])
+    told = jobpool("history", "monthly", "--full", f"--history=file:{tmp_path}/h").stdout
+    assert "status     acked" in told
+    assert "           second line" in told
+    assert "\x1b" not in told
+
+
+def test_without_a_name_the_names_are_listed(jobpool: Jobpool, recorded: str) -> None:
+    assert jobpool("history", recorded).stdout.splitlines() == ["monthly", "other"]
+    assert json.loads(jobpool("history", recorded, "--json").stdout) == ["monthly", "other"]
+
+
+def test_nothing_found_is_said_and_is_no_failure(jobpool: Jobpool, recorded: str) -> None:
+    result = jobpool("history", "nobody", recorded)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no such attempt of 'nobody'" in result.stderr
+    assert json.loads(jobpool("history", "nobody", recorded, "--json").stdout) == []
+
+
+def test_the_table_is_read_from_the_broker(jobpool: Jobpool, broker: QueueBackend) -> None:
+    InTable(broker.keys, 100).append([a_line(1), a_line(2)])
+    assert [row["id"] for row in json.loads(jobpool("history", "monthly", "--history", "table", "--json").stdout)] == [
+        *("id2", "id1"),
+    ]
+
+
+def test_the_setting_names_the_place_too(jobpool: Jobpool, tmp_path: Path) -> None:
+    InFile(tmp_path / "h", 9).append([a_line(1)])
+    (tmp_path / "jobpool.toml").write_text('history = "file:h"\n')
+    assert "id1" in jobpool("history", "monthly").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("x",), "history is off: set history"),
+        (("x", "--history", "nowhere"), "'off', 'table' or 'file:PATH'"),
+        (("x", "--limit", "0"), "--limit"),
+        (("x", "--rollup"), "use --handler, not a name"),
+        (("--rollup", "--since", "soon"), "--since"),
+        (("--rollup", "--by", "year"), "--by"),
+    ],
+)
+def test_bad_input_is_one_sentence(jobpool: Jobpool, words: tuple[str, ...], sentence: str) -> None:
+    result = jobpool("history", *words)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+# --- sums -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rolled(broker: QueueBackend) -> int:
+    """Rows of two pools in this minute, and of one two hours ago; the beginning of this minute."""
+    minute = minute_of(time.time())
+    rows = [
+        (minute, "report", "one"),
+        (minute, "report", "two"),
+        (minute, "mail", "one"),
+        (minute - 2 * HOUR, "old", "x"),
+    ]
+    records = {}
+    for start, handler, pool in rows:
+        run = Histogram(FINE_BUCKETS)
+        for seconds in (0.04, 0.04, 8.0):
+            run.add(seconds)
+        row = Row(start, "reports", handler, {"succeeded": 2, "failed": 1, "requeued": 1, "released": 4}, run)
+        records[key(row, pool)] = row.encode()
+    broker.keys.put_records("rollups", records, 3600.0)
+    return minute
+
+
+@pytest.mark.usefixtures("rolled")
+def test_sums_of_all_pools_by_queue_and_handler(jobpool: Jobpool) -> None:
+    lines = [line.split()[2:] for line in jobpool("history", "--rollup").stdout.splitlines()]
+    assert lines[1:] == [
+        ["reports", "mail", "2", "1", "0", "0", "4", "2.69", "≤0.05", "≤10"],
+        ["reports", "report", "4", "2", "0", "0", "8", "2.69", "≤0.05", "≤10"],
+    ]
+
+
+def test_sums_as_json_filtered_and_by_hour(jobpool: Jobpool, rolled: int) -> None:
+    words = ("history", "--rollup", "--handler", "report", "--by", "hour", "--json")
+    [row] = json.loads(jobpool(*words).stdout)
+    assert (row["start"], row["seconds"]) == (rolled // HOUR * HOUR, HOUR)
+    assert row["outcomes"] == {"succeeded": 4, "failed": 2, "requeued": 2, "released": 8}
+    assert (row["runs"], row["buckets"]) == (6, [{"le": 0.05, "count": 4}, {"le": 10.0, "count": 2}])
+    assert json.loads(jobpool(*words, "--queue", "nobody").stdout) == []
+
+
+def test_how_far_back_is_asked_for(jobpool: Jobpool, rolled: int) -> None:
+    found = json.loads(jobpool("history", "--rollup", "--since", "3h", "--json").stdout)
+    assert [row["handler"] for row in found] == ["old", "mail", "report"]
+    assert rolled - found[0]["start"] == 2 * HOUR
+    assert found[0]["seconds"] == MINUTE
+
+
+def test_no_sums_are_said(jobpool: Jobpool, broker: QueueBackend) -> None:
+    assert broker.keys is not None
+    result = jobpool("history", "--rollup")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no rollups of that time" in result.stderr

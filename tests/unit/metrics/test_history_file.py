@@ -1,0 +1,130 @@
+"""History in a file: appended to by many, tidied by any, read by anybody."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from jobpool.history import file
+from jobpool.history.file import HistoryFile, newest
+from jobpool.history.row import encode
+
+
+def a_line(name: str, number: int, fill: int = 0) -> tuple[str, bytes]:
+    return name, encode({"name": name, "id": str(number), "output": "x" * fill})
+
+
+def ids(path: Path, name: str, limit: int = 1000) -> list[int]:
+    return [int(row["id"]) for row in file.read(path, name, limit)]
+
+
+def test_the_newest_come_first_and_no_more_than_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "h.ndjson"
+    history = HistoryFile(path, keep=100)
+    history.append([a_line("a", number) for number in range(5)])
+    history.append([a_line("b", 9)])
+    assert ids(path, "a", 3) == [4, 3, 2]
+    assert ids(path, "nobody") == []
+    assert file.names(path) == ["a", "b"]
+
+
+def test_each_line_is_one_json_object_and_the_file_is_its_owners(tmp_path: Path) -> None:
+    path = tmp_path / "h.ndjson"
+    HistoryFile(path, keep=100).append([a_line("a\nb\u2028", 1), a_line("a", 2)])
+    lines = path.read_bytes().split(b"\n")
+    assert [json.loads(line)["id"] for line in lines[:-1]] == ["1", "2"]
+    assert lines[-1] == b""
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_is_not_there_has_nothing(tmp_path: Path) -> None:
+    assert file.read(tmp_path / "none", "a", 5) == []
+    assert file.names(tmp_path / "none") == []
+
+
+def test_what_a_crash_has_cut_short_costs_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "h.ndjson"
+    history = HistoryFile(path, keep=100)
+    history.append([a_line("a", 1)])
+    with path.open("ab") as stream:
+        stream.write(b'{"name": "a", "id": "2", "outp')
+    history.append([a_line("a", 3)])
+    assert ids(path, "a") == [3, 1]
+
+
+def test_tidying_leaves_the_newest_of_each_name_in_their_order(tmp_path: Path) -> None:
+    path = tmp_path / "h.ndjson"
+    history = HistoryFile(path, keep=2)
+    history.append([a_line(name, number) for number in range(6) for name in ("a", "b")])
+    with path.open("ab") as stream:
+        stream.write(b"rubbish\n")
+    history.tidy()
+    assert [(json.loads(line)["name"], json.loads(line)["id"]) for line in path.read_bytes().splitlines()] == [
+        *(("a", "4"), ("b", "4"), ("a", "5"), ("b", "5")),
+    ]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_file_is_tidied_when_it_has_doubled(tmp_path: Path) -> None:
+    path = tmp_path / "h.ndjson"
+    history = HistoryFile(path, keep=10, tidy_from=10_000)
+    sizes = []
+    for number in range(400):
+        history.append([a_line("a", number, fill=500)])
+        sizes.append(path.stat().st_size)
+    assert max(sizes) < 30_000
+    assert ids(path, "a")[:10] == list(range(399, 389, -1))
+
+
+def test_names_without_end_do_not_fill_the_disk() -> None:
+    lines = [a_line(f"job-{number}", number, fill=100)[1] for number in range(100)]
+    kept = newest(lines, keep=100, largest=1000)
+    assert sum(len(line) + 1 for line in kept) <= 1000
+    assert kept == lines[-len(kept) :]
+    assert kept
+
+
+def test_a_disk_that_takes_no_more_is_an_error() -> None:
+    with pytest.raises(OSError, match="No space"):
+        HistoryFile(Path("/dev/full"), keep=10).append([a_line("a", 1)])
+
+
+def test_no_descriptor_is_left(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    history = HistoryFile(tmp_path / "h", keep=1, tidy_from=1)
+    for number in range(20):
+        history.append([a_line("a", number)])
+    assert os.listdir("/proc/self/fd") == before
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from jobpool.history.file import HistoryFile
+from jobpool.history.row import encode
+me, path = int(sys.argv[1]), Path(sys.argv[2])
+history = HistoryFile(path, keep=int(sys.argv[3]), tidy_from=5_000)
+for number in range(200):
+    name = f"job-{me}"
+    history.append([(name, encode({"name": name, "id": str(number), "output": "x" * 100}))])
+"""
+
+
+def test_processes_that_append_and_tidy_at_once_lose_and_mix_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "h.ndjson"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(me), str(path), "200"], stderr=subprocess.PIPE)
+        for me in range(4)
+    ]
+    for writer in writers:
+        _, error = writer.communicate(timeout=60)
+        assert writer.returncode == 0, error.decode()
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    assert Counter(line["name"] for line in lines) == {f"job-{me}": 200 for me in range(4)}
+    assert all(ids(path, f"job-{me}") == list(range(199, -1, -1)) for me in range(4))

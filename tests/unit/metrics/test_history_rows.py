@@ -1,0 +1,148 @@
+"""A row of history: its fields, its size, its masking; what is gathered for it, and what is dropped."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobpool.death import Death
+from jobpool.errors import ConfigurationError
+from jobpool.history.feed import Feed
+from jobpool.history.places import Where, check_keep, check_place, parse, setting
+from jobpool.history.row import FIELDS, LARGEST, UNNAMED, Attempt, decode, encode, log_name, row_of, shortened
+from jobpool.masking import MASK, Masker
+
+MASKER = Masker()
+
+
+def an_attempt(**fields: Any) -> Attempt:
+    about = {"name": "monthly", "job": "report", "id": "a" * 16, "attempt": 1, "queue": "q", "payload": {"x": 1}}
+    return Attempt(**({**about, "status": "acked"} | fields))
+
+
+def test_a_row_has_these_fields_in_this_order() -> None:
+    row = row_of(an_attempt(output="done", start=100.0, duration=2.5), MASKER)
+    assert tuple(row) == FIELDS
+    assert (row["start"], row["end"], row["duration"], row["source"]) == (100.0, 102.5, 2.5, "queue")
+    assert decode(encode(row)) == row
+
+
+def test_an_attempt_that_did_not_run_has_no_times() -> None:
+    row = row_of(an_attempt(status="rejected"), MASKER)
+    assert (row["start"], row["end"], row["duration"]) == (None, None, None)
+
+
+def test_everything_in_it_is_masked() -> None:
+    death = Death("killed by SIGSEGV", output="password=hunter2")
+    row = row_of(
+        an_attempt(
+            payload={"password": "hunter2", "list": ["password: hunter2"]},
+            output='{"token": "hunter2"}',
+            error="ValueError: Bearer hunter2-is-secret",
+            cause=death.to_text(),
+            name="token=hunter2",
+        ),
+        MASKER,
+    )
+    assert "hunter2" not in json.dumps(row)
+    assert row["cause"] == {"how": "killed by SIGSEGV", "output": f"password={MASK}"}
+
+
+@pytest.mark.parametrize("cause", ["lease expired", "{no json", "[1]", "7"])
+def test_a_cause_that_is_no_record_stays_a_text(cause: str) -> None:
+    assert row_of(an_attempt(cause=cause), MASKER)["cause"] == cause
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x" * 3_000_000, "\0" * 300_000, "ü" * 300_000, "\ud800" * 300_000],
+    ids=["x", "controls", "ü", "surrogates"],
+)
+def test_a_row_never_grows_too_large_for_a_key_store(text: str) -> None:
+    line = encode(row_of(an_attempt(output=text, error=text, payload={"a": text}), MASKER))
+    assert len(line) <= LARGEST
+    row = decode(line)
+    assert row is not None
+    assert "characters more" in row["output"]
+    assert row["id"] == "a" * 16
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b'{"name": "x"', b"[]", b'{"job": "x"}', b'{"name": 1}', b"\xff\xfe"])
+def test_a_line_that_is_no_row_is_left_out(line: bytes) -> None:
+    assert decode(line) is None
+
+
+@given(st.text(max_size=300))
+def test_every_name_can_be_kept(name: str) -> None:
+    kept = log_name(name)
+    assert 0 < len(kept) <= 255
+    assert kept.isprintable()
+    assert kept in (name, UNNAMED)
+
+
+def test_long_fields_are_shortened_and_say_by_how_much() -> None:
+    assert shortened("abcdef", 4) == "abcd… (2 characters more)"
+    assert shortened({"a": 1}, 4) == '{"a"… (4 characters more)'
+    assert [shortened(value, 4) for value in (None, 123456.5, "abcd", [])] == [None, 123456.5, "abcd", []]
+
+
+# --- what is gathered -------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_of_each_name_are_gathered_and_older_ones_are_no_loss() -> None:
+    feed: Feed[int] = Feed(keep=2)
+    for number in range(5):
+        feed.add("a", number, 10)
+    feed.add("b", 9, 10)
+    assert (feed.items, feed.bytes) == (3, 30)
+    assert feed.take() == [3, 4, 9]
+    assert (feed.dropped, feed.items, feed.bytes, feed.take()) == (0, 0, 0, [])
+
+
+def test_what_finds_no_room_is_dropped_and_counted() -> None:
+    feed: Feed[int] = Feed(keep=100, most_items=3, most_bytes=100)
+    for number in range(5):
+        feed.add(str(number), number, 10)
+    assert feed.dropped == 2
+    assert feed.take() == [0, 1, 2]
+    feed.add("large", 7, 101)
+    assert (feed.dropped, feed.items) == (3, 0)
+    feed.add("small", 8, 100)
+    assert feed.take() == [8], "what was taken has made room"
+
+
+# --- where it is kept -------------------------------------------------------------------------------------------------
+
+
+def test_places_are_written_so(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse(" OFF ") == Where()
+    assert not parse("off")
+    assert parse("Table") == Where(table=True)
+    assert parse("file:h.ndjson") == Where(path=tmp_path / "h.ndjson")
+    assert setting("file:h.ndjson") == f"file:{tmp_path}/h.ndjson"
+    assert [setting(text) for text in ("TABLE", "off")] == ["table", "off"]
+
+
+@pytest.mark.parametrize("text", ["", "file:", "files:x", "yes", 7, None, "/var/log/h"])
+def test_other_places_are_refused_with_the_mend(text: object) -> None:
+    with pytest.raises(ValueError, match="'off', 'table' or 'file:PATH'"):
+        parse(text)
+
+
+def test_a_place_that_cannot_be_is_refused_before_the_start(tmp_path: Any) -> None:
+    with pytest.raises(ConfigurationError, match="make it, or name another"):
+        check_place(Where(path=tmp_path / "missing" / "h"))
+    with pytest.raises(ConfigurationError, match="is a directory"):
+        check_place(Where(path=tmp_path))
+    check_place(Where(path=tmp_path / "h"))
+
+
+@pytest.mark.parametrize("keep", [0, -1, 100_001])
+def test_how_many_are_kept_is_bounded(keep: int) -> None:
+    with pytest.raises(ValueError, match="1 to 100000"):
+        check_keep(keep)

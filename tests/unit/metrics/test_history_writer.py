@@ -1,0 +1,149 @@
+"""The thread that writes history: in batches, on through outages, and never in anybody's way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.waiting import wait_until
+
+from jobpool.history import writer as module
+from jobpool.history.file import Line
+from jobpool.history.places import InFile, InTable, Place
+from jobpool.history.row import Attempt
+from jobpool.history.writer import Writer
+from jobpool.masking import Masker
+from jobpool.opening import open_backend
+
+
+class Gathered:
+    """What the loop would have."""
+
+    def __init__(self, *attempts: Attempt) -> None:
+        self.attempts = list(attempts)
+
+    def is_waiting(self) -> bool:
+        return bool(self.attempts)
+
+    def take(self) -> list[Attempt]:
+        taken, self.attempts = self.attempts, []
+        return taken
+
+
+class Moody(Place):
+    """Keeps what it is given, when it works."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self.calls: list[int] = []
+        self.broken = False
+        self.let_go: threading.Event | None = None
+
+    def append(self, lines: Sequence[Line]) -> None:
+        if self.let_go is not None:
+            self.let_go.wait(30)
+        if self.broken:
+            raise OSError("disk full")
+        self.calls.append(len(lines))
+        self.lines += lines
+
+    def read(self, name: str, limit: int) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.lines]
+
+
+def an_attempt(number: int, name: str = "report", **fields: Any) -> Attempt:
+    about = {"name": name, "job": "report", "id": str(number), "attempt": 1, "queue": "q", "payload": None}
+    return Attempt(**({**about, "status": "acked"} | fields))
+
+
+def a_writer(place: Place, gathered: Gathered | None = None) -> Writer:
+    source = gathered or Gathered()
+    return Writer(place, Masker(), source.is_waiting, source.take)
+
+
+def test_it_writes_what_was_gathered_and_at_the_end_the_rest(tmp_path: Path) -> None:
+    place = InFile(tmp_path / "h", 100)
+    gathered = Gathered(an_attempt(1))
+    writer = a_writer(place, gathered)
+    writer.start()
+    wait_until(lambda: place.read("report", 9), 10)
+    writer.finish([an_attempt(2)], 10.0)
+    assert [row["id"] for row in place.read("report", 9)] == ["2", "1"]
+    assert not writer.is_alive()
+
+
+def test_in_the_table_the_newest_of_each_name_stay() -> None:
+    with closing(open_backend("memory://")) as backend:
+        place = InTable(backend.keys, 3)
+        a_writer(place).write(
+            [an_attempt(number) for number in range(5)] + [an_attempt(9, "mail"), an_attempt(1, "\0")]
+        )
+        assert [row["id"] for row in place.read("report", 10)] == ["4", "3", "2"]
+        assert [row["id"] for row in place.read("report", 1)] == ["4"]
+        assert place.names() == ["-", "mail", "report"]
+
+
+def test_what_could_not_be_written_is_tried_again_and_said_once_each_way(caplog: pytest.LogCaptureFixture) -> None:
+    place = Moody()
+    writer = a_writer(place)
+    place.broken = True
+    for number in range(3):
+        writer.write([an_attempt(number)])
+    place.broken = False
+    writer.write([])
+    assert len(place.lines) == 3
+    assert [record.message for record in caplog.records] == [
+        "history cannot be written; trying again",
+        "history is written again",
+    ]
+
+
+def test_an_outage_fills_no_memory_and_what_is_dropped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_LEFT", 10)
+    place = Moody()
+    writer = a_writer(place)
+    place.broken = True
+    for number in range(25):
+        writer.write([an_attempt(number)])
+    place.broken = False
+    writer.write([])
+    assert writer.dropped == 15
+    assert len(place.lines) == 10
+
+
+def test_large_rows_go_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_AT_ONCE", 4)
+    monkeypatch.setattr(module, "BYTES_AT_ONCE", 50_000)
+    place = Moody()
+    a_writer(place).write([an_attempt(n) for n in range(9)] + [an_attempt(n, output="x" * 40_000) for n in range(4)])
+    assert place.calls == [4, 4, 3, 2]
+
+
+def test_a_row_that_cannot_be_made_disturbs_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    place = Moody()
+    writer = a_writer(place)
+    writer.write([an_attempt(1), an_attempt(2, output=7), an_attempt(3)])
+    assert len(place.lines) == 2
+    assert writer.dropped == 1
+    assert "a row of history could not be made" in caplog.text
+
+
+def test_a_place_that_hangs_does_not_hold_up_the_end_for_long(caplog: pytest.LogCaptureFixture) -> None:
+    place = Moody()
+    place.let_go = threading.Event()
+    gathered = Gathered(an_attempt(1))
+    writer = a_writer(place, gathered)
+    writer.start()
+    wait_until(lambda: not gathered.attempts, 10)
+    writer.finish([an_attempt(2)], 0.05)
+    assert "history is cut short" in caplog.text
+    place.let_go.set()
+    writer.join(10)
+    assert len(place.lines) == 2

@@ -1,0 +1,77 @@
+"""What a scrape gets: read back with prometheus-client's own parser."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from jobpool.errors import ConfigurationError
+from jobpool.metrics import catalogue as names
+from jobpool.metrics.catalogue import METRICS, RUN_BUCKETS
+from jobpool.metrics.exposition import expose
+from jobpool.metrics.memory import MemoryMetrics, Snapshot
+
+
+def snapshot() -> Snapshot:
+    metrics = MemoryMetrics()
+    metrics.ended("reports", 'odd "name"\n\\', ("succeeded",), 0.2, 30.0)
+    metrics.ended("reports", "pdf", ("failed", "failed_permanently"), 7.0)
+    metrics.gauge(names.MESSAGES, 12, ("reports", "waiting"))
+    metrics.count(names.EXITS, ("SIGSEGV",), 2)
+    return metrics.snapshot()
+
+
+def values(families: Any) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+@pytest.mark.parametrize(
+    ("accept", "read"),
+    [("", parse), ("application/openmetrics-text; version=1.0.0", parse_open)],
+    ids=["plain", "open"],
+)
+def test_what_was_counted_is_what_is_read(accept: str, read: Any) -> None:
+    body, content_type = expose(snapshot(), accept)
+    assert ("openmetrics" in content_type) == bool(accept)
+    found = values(read(body.decode()))
+    pdf = {("queue", "reports"), ("handler", "pdf")}
+    odd = {("queue", "reports"), ("handler", 'odd "name"\n\\')}
+    assert found["jobpool_jobs_total", frozenset({*pdf, ("outcome", "failed_permanently")})] == 1
+    assert found["jobpool_jobs_total", frozenset({*odd, ("outcome", "succeeded")})] == 1
+    assert found["jobpool_job_run_seconds_bucket", frozenset({*pdf, ("le", "5.0")})] == 0
+    assert found["jobpool_job_run_seconds_bucket", frozenset({*pdf, ("le", "15.0")})] == 1
+    assert found["jobpool_job_run_seconds_sum", frozenset(pdf)] == 7.0
+    assert found["jobpool_job_wait_seconds_count", frozenset(odd)] == 1
+    assert found["jobpool_queue_messages", frozenset({("queue", "reports"), ("state", "waiting")})] == 12
+    assert found["jobpool_child_exits_total", frozenset({("cause", "SIGSEGV")})] == 2
+    assert found["jobpool_kill_overrun_seconds_count", frozenset()] == 0, "0, so that a rate begins with the first"
+
+
+def test_every_metric_of_the_catalogue_is_announced() -> None:
+    body, _ = expose(MemoryMetrics().snapshot())
+    told = {line.split()[2] for line in body.decode().splitlines() if line.startswith("# TYPE")}
+    assert told == {metric.shown for metric in METRICS}
+
+
+def test_the_buckets_are_those_of_long_jobs() -> None:
+    body, _ = expose(snapshot())
+    lines = [line for line in body.decode().splitlines() if line.startswith("jobpool_job_wait_seconds_bucket")]
+    edges = [line.partition('le="')[2].partition('"')[0] for line in lines]
+    assert edges == [*(str(edge) for edge in RUN_BUCKETS), "+Inf"]
+
+
+def test_without_prometheus_client_the_mend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **more: Any) -> Any:
+        if name.startswith("prometheus_client"):
+            raise ImportError(name)
+        return real(name, *args, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigurationError, match=r"pip install 'jobpool\[metrics\]'"):
+        expose(snapshot())

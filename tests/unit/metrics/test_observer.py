@@ -1,0 +1,376 @@
+"""What the observer makes of a pool's events: the numbers of SEMANTICS §5, and what it hands to history."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from stage import Stage
+
+from jobpool.backend import QueueStats, Reaped
+from jobpool.clock import SystemClock
+from jobpool.history.feed import Feed
+from jobpool.lease import JobLease
+from jobpool.master import actions as act
+from jobpool.master import events as ev
+from jobpool.master.apply import apply
+from jobpool.master.observer import Observer
+from jobpool.master.recording import Recorded, attempt_of
+from jobpool.master.slots import Ending, Slot
+from jobpool.mechanism.frames import Exited, Result, Verdict
+from jobpool.metrics import catalogue as names
+from jobpool.metrics.catalogue import Metric
+from jobpool.metrics.collector import Labels
+from jobpool.metrics.histogram import Histogram
+from jobpool.metrics.memory import OTHER, MemoryMetrics
+from jobpool.outcome import Rejected
+from jobpool.settlement import Settled
+
+STALE = 0.2
+"""Seconds after which what was leased and not begun is given back."""
+
+
+class Watched(Stage):
+    """A stage with an observer on it, as the loop has one."""
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__(**settings)  # type: ignore[arg-type]
+        self.feed: Feed[Recorded] = Feed(keep=100)
+        self.observer = Observer(MemoryMetrics(), SystemClock(), "1.2.3", feed=self.feed)
+        self.observer.attend(self.pool)
+        self.says = Settled.OK
+
+    def tell(self, *events: ev.Event) -> list[act.Action]:
+        for event in events:
+            self.observer.note(self.pool, event)
+            apply(self.pool, event, self.now)
+        return super().tell()
+
+    def _perform(self, action: act.Action) -> None:
+        if isinstance(action, act.Settle):
+            answered = ev.Answered([(action.delivery, action.settlement, self.says)], 0.02)
+            self.observer.note(self.pool, answered)
+            apply(self.pool, answered, self.now)
+        else:
+            super()._perform(action)
+
+    # --- looking ------------------------------------------------------------------------------------
+
+    def values(self, metric: Metric) -> dict[Labels, float]:
+        found = [one for one in self.observer.snapshot(self.pool).samples if one.metric is metric]
+        return found[0].values if found else {}
+
+    def histogram(self, metric: Metric, labels: Labels = ()) -> Histogram:
+        [found] = [one for one in self.observer.snapshot(self.pool).samples if one.metric is metric]
+        return found.histograms[labels]
+
+    def outcomes(self) -> dict[str, float]:
+        """Of handler `report` on queue `reports`."""
+        return {
+            outcome: count
+            for (queue, handler, outcome), count in self.values(names.JOBS).items()
+            if (queue, handler) == ("reports", "report")
+        }
+
+
+@pytest.fixture
+def stage() -> Watched:
+    stage = Watched()
+    stage.boot()
+    return stage
+
+
+def run_one(stage: Watched, verdict: Verdict = Verdict.SUCCEEDED, **fields: object) -> None:
+    stage.lease("report")
+    stage.answer(stage.busy[0], verdict, **fields)
+
+
+# --- outcomes ---------------------------------------------------------------------------------------------------------
+
+
+def killed(stage: Watched, ending: Ending) -> None:
+    stage.lease("report")
+    slot = stage.busy[0]
+    slot.end(ending, stage.now)
+    stage.die(slot, 9)
+
+
+CASES: dict[str, tuple[Callable[[Watched], object], set[str]]] = {
+    "success": (run_one, {"succeeded"}),
+    "failure": (lambda s: run_one(s, Verdict.FAILED, error="no"), {"failed", "failed_permanently"}),
+    "failure with a retry left": (
+        lambda s: (s.lease("report", max_retries=3), s.answer(s.busy[0], Verdict.FAILED, error="no")),
+        {"failed", "requeued"},
+    ),
+    "unrecoverable": (lambda s: run_one(s, Verdict.UNRECOVERABLE), {"failed", "failed_permanently"}),
+    "timeout in the child": (lambda s: run_one(s, Verdict.TIMEOUT), {"failed", "failed_permanently", "timed_out"}),
+    "killed for time": (lambda s: killed(s, Ending.TIMEOUT), {"failed", "failed_permanently", "timed_out"}),
+    "killed for memory": (lambda s: killed(s, Ending.MEMORY), {"failed", "failed_permanently"}),
+    "killed by a stop": (lambda s: killed(s, Ending.STOP), {"released"}),
+    "snoozed": (lambda s: run_one(s, Verdict.SNOOZE, after=1.0), {"released"}),
+    "crashed": (lambda s: (s.lease("report"), s.die(s.busy[0])), {"crashed"}),
+}
+
+
+@pytest.mark.parametrize(("play", "expected"), CASES.values(), ids=CASES)
+def test_each_end_is_counted_once_under_all_that_it_was(
+    stage: Watched, play: Callable[[Watched], object], expected: set[str]
+) -> None:
+    play(stage)
+    assert stage.outcomes() == dict.fromkeys(expected, 1)
+
+
+def test_nothing_is_counted_until_the_broker_has_accepted_it(stage: Watched) -> None:
+    stage.says = Settled.NOT_OWNER
+    run_one(stage)
+    assert stage.outcomes() == {"lease_lost": 1}
+
+
+def test_a_repeat_that_the_broker_knew_already_is_a_success(stage: Watched) -> None:
+    stage.says = Settled.ALREADY
+    run_one(stage)
+    assert stage.outcomes() == {"succeeded": 1}
+
+
+def test_a_lost_lease_is_counted_once_and_its_result_is_not(stage: Watched) -> None:
+    stage.lease("report")
+    slot = stage.busy[0]
+    stage.tell(ev.Renewed([(slot.deliveries[0], None)]))
+    stage.answer(slot)
+    assert stage.outcomes() == {"lease_lost": 1}
+
+
+def test_settlements_that_were_never_answered_are_lost_leases(stage: Watched) -> None:
+    stage.lease("report")
+    stage.tell(ev.GivenUp([stage.busy[0].deliveries[0]]))
+    assert stage.outcomes() == {"lease_lost": 1}
+
+
+def test_reaped_messages_are_counted_and_dead_ones_as_dead_too(stage: Watched) -> None:
+    stage.tell(ev.ReapDone([Reaped("a", "reports", 1, None, False), Reaped("b", "reports", 6, "x", True)]))
+    assert stage.values(names.JOBS) == {("reports", "", "reaped"): 2, ("reports", "", "failed_permanently"): 1}
+
+
+def test_handlers_that_nobody_knows_share_one_label(stage: Watched) -> None:
+    for name in ("x1", "x2", "x3"):
+        stage.lease(name)
+    assert stage.values(names.JOBS) == {("reports", OTHER, "released"): 3}
+
+
+def test_rejected_messages_have_no_handler(stage: Watched) -> None:
+    stage.lease("report", outcome=Rejected("bad signature", signature=True))
+    assert stage.values(names.JOBS) == {("reports", "", "rejected_signature"): 1}
+
+
+def test_fetches_are_counted_by_queue(stage: Watched) -> None:
+    stage.lease("report", "slow")
+    assert stage.values(names.FETCHED) == {("reports",): 2}
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+def a_lease(stage: Watched, **fields: object) -> JobLease:
+    stage.now = time.monotonic()  # what the observer reckons with
+    schedule = fields.pop("scheduled_at", None)
+    options = {} if schedule is None else {"scheduled_at": schedule}
+    return replace(stage.a_lease("report", **options), _envelope=[], **fields)  # type: ignore[arg-type]
+
+
+def run_lease(stage: Watched, lease: JobLease) -> None:
+    """It begins now."""
+    stage.tell(ev.Leased([ev.Inspected(lease, None)]))
+    stage.answer(stage.busy[0])
+
+
+def test_run_time_is_what_the_child_measured(stage: Watched) -> None:
+    run_one(stage)
+    histogram = stage.histogram(names.RUN, ("reports", "report"))
+    assert (histogram.count, histogram.total) == (1, 0.01)
+
+
+@pytest.mark.parametrize("rubbish", [float("nan"), float("inf"), -1.0, 1e300])
+def test_times_that_cannot_be_do_not_spoil_the_sums(stage: Watched, rubbish: float) -> None:
+    stage.lease("report")
+    slot = stage.busy[0]
+    stage.tell(ev.ChildResult(slot.child, Result(slot.deliveries[0].nonce, Verdict.SUCCEEDED, rubbish, rubbish)))
+    for metric in (names.RUN, names.WAIT):
+        assert stage.histogram(metric, ("reports", "report")).total == 0.0
+
+
+def test_waiting_counts_from_the_enqueue(stage: Watched) -> None:
+    run_lease(stage, a_lease(stage, enqueued_at=time.time() - 40.0))
+    assert stage.histogram(names.WAIT, ("reports", "report")).total == pytest.approx(40.0, abs=5.0)
+
+
+def test_waiting_of_a_scheduled_job_counts_from_when_it_was_due(stage: Watched) -> None:
+    due = datetime.now(UTC) - timedelta(seconds=20)
+    run_lease(stage, a_lease(stage, enqueued_at=time.time() - 4000.0, scheduled_at=due))
+    assert stage.histogram(names.WAIT, ("reports", "report")).total == pytest.approx(20.0, abs=5.0)
+
+
+@pytest.mark.parametrize("again", [{"attempts": 1}, {"crashes": 1}])
+def test_only_the_first_attempt_has_waited(stage: Watched, again: dict[str, int]) -> None:
+    run_lease(stage, a_lease(stage, enqueued_at=time.time() - 40.0, **again))
+    assert names.WAIT not in [one.metric for one in stage.observer.snapshot(stage.pool).samples if one.histograms]
+
+
+def test_clocks_that_disagree_make_no_negative_time(stage: Watched) -> None:
+    run_lease(stage, a_lease(stage, enqueued_at=time.time() + 500.0))
+    assert stage.histogram(names.WAIT, ("reports", "report")).total == 0.0
+
+
+def test_a_call_that_settles_is_measured(stage: Watched) -> None:
+    run_one(stage)
+    assert stage.histogram(names.SETTLE).total == 0.02
+
+
+def test_the_margin_of_renewals_is_measured(stage: Watched) -> None:
+    stage.lease("report")
+    delivery = stage.busy[0].deliveries[0]
+    delivery.lease = replace(delivery.lease, expires_at=SystemClock().boot() + 12.0)
+    stage.tell(ev.Renewed([(delivery, delivery.lease)]))
+    assert stage.histogram(names.MARGIN).total == pytest.approx(12.0, abs=5.0)
+
+
+def test_an_attempt_that_was_killed_has_run_too(stage: Watched) -> None:
+    stage.now = time.monotonic() - 7.0
+    stage.lease("report")
+    slot = stage.busy[0]
+    stage.now = time.monotonic()
+    slot.end(Ending.TIMEOUT, stage.now)
+    stage.die(slot, 9)
+    assert stage.histogram(names.RUN, ("reports", "report")).total == pytest.approx(7.0, abs=3.0)
+
+
+# --- children ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_kill_for_time_tells_how_late_the_death_was(stage: Watched) -> None:
+    stage.now = time.monotonic() - 11.5
+    stage.lease("slow")
+    slot = stage.busy[0]
+    stage.now = time.monotonic()
+    slot.end(Ending.TIMEOUT, stage.now)
+    stage.die(slot, 9)
+    assert stage.histogram(names.OVERRUN).total == pytest.approx(1.5, abs=1.0)
+    assert stage.values(names.EXITS) == {("timeout",): 1}
+
+
+def dies(stage: Watched, slot: Slot, killer: str = "", **how: object) -> None:
+    exited = Exited(slot.child, slot.pid, **how)  # type: ignore[arg-type]
+    stage.tell(ev.ChildDied(slot.child, exited, 0, frozenset(), "", "", killer))
+
+
+@pytest.mark.parametrize(
+    ("ending", "retiring", "how", "cause"),
+    [
+        (Ending.NONE, False, {"code": None, "signal": 11}, "SIGSEGV"),
+        (Ending.NONE, False, {"code": None, "signal": 9}, "SIGKILL"),
+        (Ending.NONE, False, {"code": None, "signal": 9, "killer": "the kernel: out of memory"}, "oom-kill"),
+        (Ending.NONE, False, {"code": 3, "signal": None}, "exit"),
+        (Ending.NONE, False, {"code": 0, "signal": None}, "exit"),
+        (Ending.NONE, True, {"code": 0, "signal": None}, "retire"),
+        (Ending.RECYCLE, False, {"code": 0, "signal": None}, "recycle"),
+        (Ending.LOST, False, {"code": None, "signal": 9}, "lease-lost"),
+        (Ending.MEMORY, False, {"code": None, "signal": 9}, "memory-limit"),
+    ],
+)
+def test_exits_have_few_causes(
+    stage: Watched, ending: Ending, retiring: bool, how: dict[str, object], cause: str
+) -> None:
+    slot = stage.idle[0]
+    slot.retiring = retiring
+    if ending is not Ending.NONE:
+        slot.end(ending, stage.now)
+    dies(stage, slot, **how)  # type: ignore[arg-type]
+    assert stage.values(names.EXITS) == {(cause,): 1}
+
+
+def test_the_peak_of_memory_is_that_of_the_living_and_of_the_lately_dead(stage: Watched) -> None:
+    alive, dead = stage.idle
+    stage.tell(ev.Sampled([(alive.child, 50 << 20, 0.1)], stage.now))
+    assert stage.values(names.PEAK_RSS) == {(): 50 << 20}
+    dies(stage, dead, code=None, signal=9, peak_rss=900 << 20)
+    assert stage.values(names.PEAK_RSS) == {(): 900 << 20}
+
+
+def test_the_state_of_the_pool_is_told(stage: Watched) -> None:
+    stage.tell(ev.Counted({"reports": QueueStats(5, 4, 3, 2, 77.0)}), ev.BreakerOpened("reports", 2.0, "no answer"))
+    stage.lease("report")
+    assert stage.values(names.MESSAGES) == {
+        ("reports", "waiting"): 5,
+        ("reports", "delayed"): 4,
+        ("reports", "leased"): 3,
+        ("reports", "dead"): 2,
+    }
+    assert stage.values(names.OLDEST) == {("reports",): 77.0}
+    assert stage.values(names.BREAKER) == {("reports",): 1}
+    assert stage.values(names.SLOTS) == {("starting",): 0, ("idle",): 1, ("busy",): 1, ("dying",): 0}
+    assert stage.values(names.BUILD) == {("1.2.3",): 1}
+    stage.tell(ev.BreakerClosed("reports"), ev.Counted({"reports": QueueStats()}))
+    assert stage.values(names.BREAKER) == {("reports",): 0}
+    assert stage.values(names.OLDEST) == {("reports",): 0}
+
+
+def test_a_collector_of_ones_own_is_told_the_same(stage: Watched) -> None:
+    mine = MemoryMetrics()
+    stage.observer = Observer(MemoryMetrics(), SystemClock(), "1", also=mine)
+    run_one(stage)
+    assert mine.snapshot().ended["reports", "report"].outcomes == {"succeeded": 1}
+    assert stage.observer.snapshot(stage.pool).ended["reports", "report"].outcomes == {"succeeded": 1}
+
+
+# --- history ----------------------------------------------------------------------------------------------------------
+
+
+def recorded(stage: Watched) -> list[dict[str, object]]:
+    attempts = [attempt_of(one) for one in stage.feed.take()]
+    return [
+        {"name": one.name, "status": one.status, "output": one.output, "error": one.error, "attempt": one.attempt}
+        for one in attempts
+    ]
+
+
+def test_what_the_child_said_is_recorded(stage: Watched) -> None:
+    stage.lease("report", name="monthly")
+    stage.answer(stage.busy[0], Verdict.FAILED, error="ValueError: no", output="printed")
+    assert recorded(stage) == [
+        {"name": "monthly", "status": "dead-lettered", "output": "printed", "error": "ValueError: no", "attempt": 1}
+    ]
+
+
+def test_a_crash_is_recorded_with_its_cause_and_what_it_printed(stage: Watched) -> None:
+    stage.lease("report")
+    slot = stage.busy[0]
+    nonce = slot.deliveries[0].nonce
+    exited = Exited(slot.child, slot.pid, None, 11)
+    stage.tell(ev.ChildDied(slot.child, exited, nonce, frozenset(), "", "last words"))
+    [attempt] = [attempt_of(one) for one in stage.feed.take()]
+    assert (attempt.status, attempt.output) == ("crashed", "last words")
+    assert attempt.cause is not None
+    assert "SIGSEGV" in attempt.cause
+    assert attempt.start is not None
+
+
+def test_what_was_only_given_back_is_not_recorded_but_a_snooze_is(stage: Watched) -> None:
+    stage.lease("report", "report", "report")
+    stage.after(STALE)
+    stage.answer(stage.busy[0], Verdict.SNOOZE, after=1.0)
+    assert [one["status"] for one in recorded(stage)] == ["released"]
+
+
+def test_what_the_broker_refused_is_not_recorded(stage: Watched) -> None:
+    stage.says = Settled.EXPIRED
+    run_one(stage)
+    assert recorded(stage) == []
+
+
+def test_forged_messages_cannot_push_out_the_rows_of_a_real_name(stage: Watched) -> None:
+    stage.lease("report", name="monthly", outcome=Rejected("bad signature", signature=True))
+    assert [(one["name"], one["status"], one["error"]) for one in recorded(stage)] == [
+        ("-", "rejected", "bad signature")
+    ]

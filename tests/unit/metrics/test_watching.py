@@ -1,0 +1,225 @@
+"""What the settings make of a pool's watchers: its pages, and how other threads get at the loop's numbers."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.waiting import wait_until
+
+from jobpool.errors import ConfigurationError
+from jobpool.history.row import FIELDS
+from jobpool.master import events as ev
+from jobpool.master.apply import apply
+from jobpool.master.asking import Asker
+from jobpool.master.inbox import Inbox
+from jobpool.master.observer import Observer
+from jobpool.master.pool import Pool
+from jobpool.master.settings import PoolSettings
+from jobpool.master.watching import NO_ANSWER, Watching, metrics_page, probe_page, watching
+from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.metrics.catalogue import METRICS, OUTCOMES
+from jobpool.metrics.memory import MemoryMetrics
+from jobpool.metrics.probes import live, ready
+from jobpool.opening import open_backend
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    inbox = Inbox()
+    yield inbox
+    inbox.close()
+
+
+@pytest.fixture
+def board() -> Iterator[Scoreboard]:
+    with Scoreboard.create(None, 2) as board:
+        yield board
+
+
+def some_settings(**fields: Any) -> PoolSettings:
+    return PoolSettings(queues=(("reports", 1.0),), backend="memory://", **fields)
+
+
+def watchers(inbox: Inbox, board: Scoreboard, url: str = "memory://", **fields: Any) -> Watching | None:
+    with closing(open_backend(url)) as backend:
+        return watching(some_settings(**fields), backend, board, inbox, "1.0")
+
+
+class Loop:
+    """Answers what is asked, as the master's loop does."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self.pool = Pool(some_settings(), now=0.0)
+        self._inbox = inbox
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.001):
+            for event in self._inbox.take():
+                apply(self.pool, event, 0.0)
+
+    def __enter__(self) -> Loop:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+# --- asking the loop --------------------------------------------------------------------------------------------------
+
+
+def test_the_loops_thread_makes_what_is_asked_for(inbox: Inbox) -> None:
+    with Loop(inbox) as loop:
+        asker = Asker(inbox)
+        assert asker.ask(lambda pool: pool is loop.pool) is True
+        assert asker.ask(lambda _: threading.current_thread()) is not threading.current_thread()
+
+
+def test_a_loop_that_hangs_is_not_waited_for_longer_than_asked(inbox: Inbox) -> None:
+    assert Asker(inbox).ask(lambda _: 1, patience=0.01) is None
+
+
+def test_what_nobody_waits_for_any_more_is_not_made(inbox: Inbox) -> None:
+    made: list[Pool] = []
+    assert Asker(inbox).ask(made.append, patience=0.01) is None
+    for event in inbox.take():
+        apply(Pool(some_settings(), now=0.0), event, 0.0)
+    assert made == []
+
+
+def test_what_is_being_made_is_waited_for(inbox: Inbox) -> None:
+    never = threading.Event()
+
+    def slow(_: Pool) -> str:
+        never.wait(1.5)  # longer than the patience
+        return "made"
+
+    with Loop(inbox):
+        assert Asker(inbox).ask(slow, patience=1.0) == "made"
+
+
+def test_the_end_lets_go_of_those_who_wait_and_refuses_those_who_come(inbox: Inbox) -> None:
+    asker, answers = Asker(inbox), []
+    waiter = threading.Thread(target=lambda: answers.append(asker.ask(lambda _: 1, patience=60)))
+    waiter.start()
+    asked: list[ev.Event] = []
+    wait_until(lambda: asked.extend(inbox.take()) or asked, 10)
+    asker.close()
+    waiter.join(10)
+    assert answers == [None]
+    assert asker.ask(lambda _: 1, patience=60) is None
+    assert inbox.take() == [], "nothing is left in the inbox of a loop that has ended"
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def observer() -> Observer:
+    with closing(open_backend("memory://")) as backend:
+        return Observer(MemoryMetrics(), backend.clock, "9.9")
+
+
+def test_the_metrics_page(inbox: Inbox, observer: Observer) -> None:
+    with Loop(inbox):
+        page = metrics_page(Asker(inbox), observer, "")
+    assert page.status == 200
+    assert 'jobpool_build_info{version="9.9"} 1.0' in page.body.decode()
+
+
+def test_the_metrics_page_of_a_loop_that_has_ended(inbox: Inbox, observer: Observer) -> None:
+    asker = Asker(inbox)
+    asker.close()
+    page = metrics_page(asker, observer, "")
+    assert (page.status, page.body.decode()) == (503, f"{NO_ANSWER}\n")
+
+
+@pytest.fixture
+def no_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """prometheus-client is not installed."""
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **more: Any) -> Any:
+        if name.startswith("prometheus_client"):
+            raise ImportError(name)
+        return real(name, *args, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+
+
+@pytest.mark.usefixtures("no_client")
+def test_without_prometheus_client_the_page_and_the_log_name_the_mend(
+    inbox: Inbox, board: Scoreboard, observer: Observer, caplog: pytest.LogCaptureFixture
+) -> None:
+    page = metrics_page(Asker(inbox), observer, "")
+    assert page.status == 501
+    assert b"pip install 'jobpool[metrics]'" in page.body
+    watched = watchers(inbox, board, metrics_port=0)
+    assert watched is not None
+    watched.close()
+    assert "/metrics will not be served" in caplog.text
+
+
+def test_the_probes_read_the_scoreboard(board: Scoreboard) -> None:
+    board.header.write(started=1e-9, loop_at=1e-9)
+    assert probe_page(board, live).status == 503
+    board.header.write(loop_at=1e12, broker_ok_at=1e12, workers=1, ready=1)
+    assert (probe_page(board, live).status, probe_page(board, ready).status) == (200, 200)
+
+
+# --- what the settings ask for ----------------------------------------------------------------------------------------
+
+
+def test_nothing_asked_for_is_nothing_at_all(inbox: Inbox, board: Scoreboard) -> None:
+    assert watchers(inbox, board, rollups=0.0) is None
+
+
+@pytest.mark.parametrize("fields", [{"metrics_port": 0, "rollups": 0.0}, {"rollups": 60.0}, {"history": "table"}])
+def test_each_of_them_is_enough(inbox: Inbox, board: Scoreboard, fields: dict[str, Any]) -> None:
+    before = os.listdir("/proc/self/fd")
+    watched = watchers(inbox, board, **fields)
+    assert watched is not None
+    watched.close()
+    watched.close()
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_table_needs_a_broker_that_keeps_keys(inbox: Inbox, board: Scoreboard) -> None:
+    with pytest.raises(ConfigurationError, match=r"keeps none.*use history = 'file:PATH'"):
+        watchers(inbox, board, "sync://", history="table")
+
+
+def test_rollups_are_left_out_without_a_word_where_there_is_no_place(inbox: Inbox, board: Scoreboard) -> None:
+    assert watchers(inbox, board, "sync://") is None
+
+
+# --- the pages of the docs --------------------------------------------------------------------------------------------
+
+
+def test_every_metric_and_outcome_has_its_place_in_the_docs() -> None:
+    page = (DOCS / "metrics.md").read_text("utf-8")
+    told = set(re.findall(r"^### `(jobpool_\w+)", page, re.MULTILINE)) | set(
+        re.findall(r"^\| `(jobpool_\w+)", page, re.MULTILINE)
+    )
+    assert told == {metric.shown for metric in METRICS}
+    assert [word for word in OUTCOMES if f"`{word}`" not in page] == []
+    labels = {m.shown: "".join(f"{{{', '.join(m.labels)}}}" if m.labels else "") for m in METRICS}
+    assert [name for name, shown in labels.items() if f"`{name}{shown}`" not in page] == []
+
+
+def test_every_field_of_a_row_has_its_place_in_the_docs() -> None:
+    page = (DOCS / "history.md").read_text("utf-8")
+    assert [field for field in FIELDS if f"`{field}`" not in page] == []

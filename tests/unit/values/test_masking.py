@@ -1,0 +1,233 @@
+"""What history masks: values under telling keys, tokens known by their form; and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobpool.masking import DEEPEST, MASK, TOO_DEEP, Masker
+
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N"
+MASKER = Masker(["customer no", "x-signature"])
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("password", "PASSWORD", "dbPassword", "db_password", "Password2", "passwords", "token", "accessToken"),
+        *("access-token", "tokens", "HTTPToken", "secret", "client_secret", "Authorization", "proxy-authorization"),
+        *("api_key", "apiKey", "APIKey", "api-key", "apikey", "x-api-key", "API KEY", "customerNo", "customer-no"),
+        *("X-Signature", "xSignature", "my.secret.value"),
+    ],
+)
+def test_the_value_under_a_telling_key_is_masked(key: str) -> None:
+    assert MASKER.value({"a": [{key: "hunter2"}]}) == {"a": [{key: MASK}]}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("tokenizer", "secretary", "author", "passwordless", "keyapi", "api", "key", "customer", "signature"),
+        *("passwort", "authorize", "", "tokenise", "monkey"),
+    ],
+)
+def test_a_key_that_only_looks_like_one_is_left_alone(key: str) -> None:
+    assert MASKER.value({key: "hunter2"}) == {key: "hunter2"}
+
+
+def test_a_key_that_is_too_long_to_be_looked_at_hides_its_value() -> None:
+    long = "x-" * 100
+    assert MASKER.value({long: "fine", f"{long}password": "hunter2"}) == {long: "fine", f"{long}password": MASK}
+
+
+@pytest.mark.parametrize("value", [1, 1.5, None, True, ["a"], {"a": "b"}, "", "x" * 1000])
+def test_whatever_stands_under_a_telling_key_is_masked(value: Any) -> None:
+    assert MASKER.value({"token": value}) == {"token": MASK}
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        pytest.param(f"sent {JWT}, done", f"sent {MASK}, done", id="JWT"),
+        pytest.param(f"x{JWT}", f"x{MASK}", id="JWT with something before it"),
+        pytest.param(f"..{JWT}", f"..{MASK}", id="JWT behind dots"),
+        pytest.param(JWT.rpartition(".")[0] + ".", MASK, id="JWT without a signature"),
+        pytest.param("key sk_live_4eC39HqLyjWDarjtT1zdp7dc!", f"key {MASK}!", id="sk_"),
+        pytest.param("pk_test_TYooMQauvdEDq54NiTphI7jx", MASK, id="pk_"),
+        pytest.param("id=AKIAIOSFODNN7EXAMPLE", f"id={MASK}", id="AKIA"),
+        pytest.param(f"ghp_{'a1' * 18}", MASK, id="GitHub"),
+        pytest.param(f"github_pat_{'a1' * 20}", MASK, id="GitHub, fine-grained"),
+        pytest.param("xoxb-123456789012-abcdef", MASK, id="Slack"),
+        pytest.param("xapp-1-A012-345-abc", MASK, id="Slack app"),
+        pytest.param("Bearer abc.def-123", f"Bearer {MASK}", id="Bearer"),
+        pytest.param("bearer\tabc.def-123", f"bearer {MASK}", id="bearer and a tab"),
+        pytest.param("Authorization: Basic dXNlcjpwYXNz", f"Authorization: {MASK}", id="header"),
+        pytest.param("authorization: Digest u='x', r='y'\nHost: h", f"authorization: {MASK}\nHost: h", id="to its end"),
+        pytest.param("password=hunter2, user=me", f"password={MASK}, user=me", id="assignment"),
+        pytest.param("api key: 123", f"api key: {MASK}", id="two words"),
+        pytest.param("connect(password='a, b', port=1)", f"connect(password={MASK}, port=1)", id="in quotes"),
+        pytest.param("{'token': b'abc', 'x': 1}", f"{{'token': {MASK}, 'x': 1}}", id="a dict's repr"),
+        pytest.param('cut {"secret": "a\\"b", "y"', f'cut {{"secret": {MASK}', id="JSON that was cut"),
+        pytest.param('token={"a": "b", "c": "d"}', f"token={MASK}", id="a structure"),
+        pytest.param("redis://me:hunter2@host/0", f"redis://me:{MASK}@host/0", id="URL"),
+        pytest.param("redis://:hunter2@host/0", f"redis://:{MASK}@host/0", id="URL without a user"),
+        pytest.param('{"a": {"password": {"b": 1}}}', f'{{"a": {{"password": "{MASK}"}}}}', id="JSON"),
+        pytest.param(
+            '{"password":"hunter2","password":"***"}', f'{{"password": "{MASK}"}}', id="a key that comes twice"
+        ),
+    ],
+)
+def test_a_secret_in_a_text_is_masked(text: str, masked: str) -> None:
+    assert MASKER.text(text) == masked
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("eyJ.x.y and eyJhbGci", id="no JWT"),
+        pytest.param("version 1.2.3.4 of module.class.method.with.a.long.name", id="dots"),
+        pytest.param("desk_organisation_name", id="sk_ within a word"),
+        pytest.param("sk_short", id="short sk_"),
+        pytest.param("pk_customer_id", id="a primary key"),
+        pytest.param("AKIA123", id="short AKIA"),
+        pytest.param("ghp_short xoxb-1", id="short GitHub and Slack"),
+        pytest.param("the bearer of news", id="a bearer"),
+        pytest.param("invalid token", id="a token that is no assignment"),
+        pytest.param("tokenizer=fast", id="another word"),
+        pytest.param("https://host/path:8080@x", id="no password in a URL"),
+        pytest.param("", id="nothing"),
+    ],
+)
+def test_what_only_looks_like_a_secret_is_left_alone(text: str) -> None:
+    assert MASKER.text(text) == text
+
+
+def test_what_is_nested_too_deep_is_marked_and_not_shown() -> None:
+    value: Any = "hunter2"
+    for _ in range(DEEPEST + 1):
+        value = {"a": value}
+    masked = json.dumps(MASKER.value(value))
+    assert "hunter2" not in masked
+    assert TOO_DEEP in masked
+
+
+def test_what_is_at_the_deepest_place_is_still_shown() -> None:
+    value: Any = "fine"
+    for _ in range(DEEPEST):
+        value = [value]
+    assert MASKER.value(value) == value
+
+
+def test_masking_changes_nothing_in_the_value_itself() -> None:
+    value = {"password": "hunter2", "list": ["Bearer abcdef"]}
+    before = json.dumps(value)
+    MASKER.value(value)
+    assert json.dumps(value) == before
+
+
+def test_objects_of_other_kinds_are_shown_as_masked_text() -> None:
+    assert MASKER.value({"url": type("Url", (), {"__str__": lambda _: "http://me:pw@h"})()}) == {
+        "url": f"http://me:{MASK}@h"
+    }
+
+
+# --- whatever the nesting ---------------------------------------------------------------------------------------------
+
+SECRET = "V9xQ7hunterZ2kL"
+PLACES = st.sampled_from(
+    [
+        *("password", "apiKey", "Access-Token", "authorization", "clientSecret"),
+        *("list", "dict", "text", "json text", "token", "python"),
+    ]
+)
+
+
+def planted(path: list[str]) -> Any:
+    """A value with the secret in it, wrapped as the path says, from the inside out."""
+    value: Any = {"password": SECRET}
+    for place in path:
+        match place:
+            case "list":
+                value = ["a", value, 1]
+            case "dict":
+                value = {"a": 1, "b": value}
+            case "text":
+                value = f"before {value} behind"
+            case "json text":
+                value = json.dumps(value)
+            case "token":
+                value = [value, f"Bearer {SECRET}"]
+            case "python":
+                value = [value, f"connect(token={SECRET!r}, timeout=3)"]
+            case key:
+                value = {key: value}
+    return value
+
+
+@given(st.lists(PLACES, max_size=14))
+@settings(max_examples=300, deadline=None)
+def test_no_planted_secret_survives_in_any_nesting(path: list[str]) -> None:
+    value = planted(path)
+    assert SECRET not in json.dumps(MASKER.value(value))
+    assert SECRET not in MASKER.text(json.dumps(value))
+
+
+@given(
+    st.text(max_size=40),
+    st.sampled_from([JWT, "sk_live_4eC39HqLyjWDarjtT1zdp7dc", "AKIAIOSFODNN7EXAMPLE", f"ghp_{'a1' * 18}"]),
+    st.sampled_from(["", " ", ", ", "\n", "("]),
+    st.text(max_size=40),
+)
+def test_a_token_is_found_behind_any_text(before: str, token: str, between: str, behind: str) -> None:
+    if not between:
+        before += " "
+    assert token not in MASKER.text(f"{before}{between}{token}{behind}")
+
+
+# --- hostile texts ----------------------------------------------------------------------------------------------------
+
+SIZE = 1 << 20
+HOSTILE = {
+    "eyJ": "eyJ",
+    "dots": "eyJaaaaaaaa.",
+    "pairs": "eyJaaaaaaaa.a ",
+    "sk_": "sk_",
+    "bearer": "bearer ",
+    "password=": "password=",
+    'password="': 'password="',
+    'password=\\"': 'password=\\"',
+    "token and spaces": "token     ",
+    "URL": "://a:",
+    "brackets": "[",
+    "quotes": '"',
+    "backslashes": "\\",
+    "spaces": " ",
+    "AKIA": "AKIA",
+    "xoxb-": "xoxb-",
+    "authorization:": "authorization:",
+    "api_": "api_",
+}
+
+
+def seconds_for(text: str) -> float:
+    begun = time.thread_time()
+    MASKER.text(text)
+    return time.thread_time() - begun
+
+
+@pytest.mark.xdist_group("timing")
+@pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE)
+def test_time_grows_with_the_size_and_not_with_its_square(piece: str) -> None:
+    """Sixteen times the text: a square would take 256 times as long. The small one has its overhead against us."""
+    small = min(seconds_for(piece * (SIZE // 16 // len(piece))) for _ in range(3))
+    assert seconds_for(piece * (SIZE // len(piece))) < 64 * max(small, 0.001)
+
+
+def test_a_key_of_a_mebibyte_is_no_trouble() -> None:
+    key = "aB" * (SIZE // 2)
+    assert seconds_for(json.dumps({key: 1})) < 60
