@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 GROUP = "jobpool.backends"
 
+LOCAL = frozenset({"sqlite", "memory", "sync"})
+"""Schemes of brokers that only this machine's users reach; on the others unsigned messages deserve a warning."""
+
 Runner = Callable[[JobDefinition], object]
 """What `sync://` runs a job with: one attempt, in the calling thread; what it raises, `enqueue` raises."""
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from jobpool.definition import LONGEST
 from jobpool.names import LONGEST_IDENTIFIER, LONGEST_NAME
 
 WIRE_VERSION = 1
@@ -82,12 +83,17 @@ def _is_seconds(value: object) -> bool:
     return (type(value) is float or type(value) is int) and value >= 0
 
 
+def _is_timeout(value: object) -> bool:
+    """What a definition takes: a timer overflows at more, in the child, and that would look like a crash."""
+    return (type(value) is float or type(value) is int) and 0 <= value <= LONGEST
+
+
 def _is_anything(_value: object) -> bool:
     return True
 
 
 _META_RULES: dict[str, Callable[[object], bool]] = {
-    "_timeout": _is_seconds,
+    "_timeout": _is_timeout,
     "_expires": _is_seconds,
     "_singleInstance": _is_flag,
     "_concurrencyKey": is_name,

@@ -1,0 +1,74 @@
+"""`jobpool doctor`: what in the configuration, the machine and the broker loses jobs."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobpool.cli import options
+from jobpool.cli.options import Command, as_json, option
+from jobpool.cli.output import answer_json, note, plural, say
+from jobpool.cli.session import Session
+
+if TYPE_CHECKING:
+    from jobpool.finding import Finding
+
+ILL = 1
+_NAME_WIDTH = 28
+_STYLES: dict[str, dict[str, Any]] = {"warning": {"fg": "yellow"}, "problem": {"fg": "red", "bold": True}}
+
+
+@click.command("doctor", cls=Command, short_help="Check configuration, machine and broker for what loses jobs.")
+@option("--strict", is_flag=True, help="Exit with 1 on warnings too.")
+@option("--ignore", multiple=True, metavar="CHECK", help="Leave out a check, by its name; repeat it.")
+@as_json
+@options.settings
+@options.common
+@click.pass_context
+def doctor(
+    ctx: click.Context, /, session: Session, strict: bool, ignore: tuple[str, ...], json_: bool, **flags: Any
+) -> None:
+    """Check configuration, machine and broker for what loses jobs; a line a check, each with its mend.
+
+    Takes all options of the pool, and starts none. Exits 0: well, or warnings only; 1: a problem.
+    """
+    from jobpool.cli.startup import search_path
+    from jobpool.doctor.examination import examine, is_well
+    from jobpool.logs import configure
+
+    settings = session.settings(**{key: value for key, value in flags.items() if value not in (None, ())})
+    configure(session.log_level("error"), settings.log_format)
+    found, ignored = [], set()
+    for finding in examine(settings, sys_path=search_path(session.config_directory())):
+        if finding.check in ignore:
+            ignored.add(finding.check)
+            continue
+        found.append(finding)
+        if not json_:
+            _tell(finding)
+    well = is_well(found, strict=strict)
+    if json_:
+        answer_json({"well": well, "findings": [asdict(finding) for finding in found]})
+    else:
+        note(_summary(found))
+    if missed := sorted(set(ignore) - ignored):
+        note(f"nothing was found to ignore as {', '.join(missed)}")
+    ctx.exit(0 if well else ILL)
+
+
+def _tell(finding: Finding) -> None:
+    from jobpool.logs import is_colourful
+
+    style = _STYLES.get(finding.level.value, {}) if is_colourful(sys.stdout) else {}
+    level = click.style(f"{finding.level.value:<7}", **style, reset=bool(style))
+    text = "".join(char if char.isprintable() else " " for char in str(finding))
+    say(f"{level}  {finding.check:<{_NAME_WIDTH}}  {text}")
+
+
+def _summary(found: list[Finding]) -> str:
+    counts = {word: sum(finding.level.value == word for finding in found) for word in ("problem", "warning")}
+    told = [plural(count, word) for word, count in counts.items() if count]
+    return f"{plural(len(found), 'line')} of checks: {', '.join(told) or 'all is well'}"

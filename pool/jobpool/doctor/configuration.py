@@ -1,0 +1,169 @@
+"""Settings that contradict each other or the promise. Pure, but for the file that `signing_key_file` names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jobpool.errors import ConfigurationError
+from jobpool.finding import Finding, Level
+from jobpool.master.run import limits_of, retry_policy, unserved_limits
+from jobpool.opening import LOCAL, scheme_of
+from jobpool.policy.retry import PRESETS
+from jobpool.settings import Settings
+
+SHORTEST_KEY = 16
+"""Bytes of a signing key: half of what HMAC-SHA256 can use, and beyond guessing."""
+
+SHORT_TTL = 3.0
+LONG_TTL = 3600.0
+"""Seconds: outside of these a ttl deserves a word."""
+
+USUAL_PATIENCE = 5.0
+"""Seconds that a call may take where `broker_timeout` says nothing: the longest of the backends' own limits."""
+
+
+def judge(settings: Settings) -> Iterator[Finding]:
+    """What the settings alone tell."""
+    yield from judge_keys(settings)
+    yield from judge_fit(settings)
+    yield judge_ttl(settings.ttl, settings.broker_timeout)
+    yield judge_timeout(settings.default_timeout)
+    yield from judge_retries(settings)
+    yield judge_crashes(settings.max_crashes)
+
+
+def judge_fit(settings: Settings) -> Iterator[Finding]:
+    """Whether a pool starts with all of them together; keys that cannot be read are told elsewhere."""
+    check = "settings"
+    try:
+        pool = settings.model_copy(update={"signing_key": (), "signing_key_file": None}).pool()
+        retry_policy(pool)
+        limits_of(pool)
+    except ConfigurationError as error:
+        yield Finding(check, Level.PROBLEM, str(error), "no pool starts with this", "correct one of the two")
+        return
+    why = "it limits nothing here"
+    unserved = [
+        Finding(check, Level.WARNING, told, why, "correct the name, or leave it to the pool that serves the queue")
+        for told in unserved_limits(pool)
+    ]
+    yield from unserved or [Finding(check, Level.OK, "the settings fit together")]
+
+
+def judge_crashes(max_crashes: int) -> Finding:
+    """The budget of crashes."""
+    if max_crashes:
+        return Finding("crashes", Level.OK, f"max_crashes is {max_crashes}")
+    why = "a job that crashes its process each time does so for ever"
+    return Finding("crashes", Level.WARNING, "max_crashes is 0 (no limit)", why, "set max_crashes to 5")
+
+
+def judge_keys(settings: Settings) -> Iterator[Finding]:
+    """The signing keys; their text is never told."""
+    check = "signing-key"
+    try:
+        keys = settings.signing_keys()
+    except ConfigurationError as error:
+        why = "no pool starts with this"
+        yield Finding(check, Level.PROBLEM, str(error), why, "write one key a line, readable for the pool's user")
+        return
+    if not keys:
+        yield _no_key(check, settings.backend)
+        return
+    shortest = min(len(key.encode()) for key in keys)
+    if shortest < SHORTEST_KEY:
+        found = f"a signing key has {shortest} byte{'s' if shortest != 1 else ''}, fewer than {SHORTEST_KEY}"
+        why = "who has one signed message can guess it, and then enqueue anything"
+        yield Finding(check, Level.PROBLEM, found, why, "make one with `openssl rand -hex 32`")
+    if len(set(keys)) < len(keys):
+        why = "a rotation that changes nothing: what the old key signed is believed for ever"
+        yield Finding(check, Level.WARNING, "a signing key is listed twice", why, "put a new one first")
+    if shortest >= SHORTEST_KEY and len(set(keys)) == len(keys):
+        yield Finding(check, Level.OK, f"messages are signed ({len(keys)} key{'s' if len(keys) != 1 else ''})")
+
+
+def _no_key(check: str, url: str) -> Finding:
+    try:
+        scheme = scheme_of(url)
+    except ConfigurationError:
+        return Finding(check, Level.NOTE, "no signing key, and whether others reach the broker is not known")
+    if scheme in LOCAL:
+        return Finding(check, Level.OK, f"no signing key, and only this machine's users reach {scheme}://")
+    why = "who reaches the broker can have any handler run with any payload"
+    mend = "set signing_key in the pools and where jobs are enqueued (`openssl rand -hex 32`)"
+    return Finding(check, Level.PROBLEM, f"no signing key, on a broker that others can reach ({scheme}://)", why, mend)
+
+
+def judge_ttl(ttl: float, broker_timeout: float | None) -> Finding:
+    """A lease is renewed at a third of `ttl`, and must survive a call that runs into its limit."""
+    patience = USUAL_PATIENCE if broker_timeout is None else broker_timeout
+    limit = f"a call to the broker may take {patience:g} s"
+    if patience >= ttl * 2 / 3:
+        why = "one renewal without an answer (they begin at a third of it) loses leases, and their jobs run twice"
+        mend = f"set ttl to {patience * 3:g} or more, or broker_timeout to less than {ttl / 3:g}"
+        return Finding("ttl", Level.PROBLEM, f"ttl is {ttl:g} s, and {limit}", why, mend)
+    if ttl < SHORT_TTL:
+        why = "a master that stands still for so long (a suspend, swapping) loses its leases, and their jobs run twice"
+        return Finding("ttl", Level.WARNING, f"ttl is {ttl:g} s", why, "set ttl to 30")
+    if ttl > LONG_TTL:
+        why = "after the death of a machine its jobs wait for so long until another pool gets them"
+        return Finding(
+            "ttl", Level.WARNING, f"ttl is {ttl:g} s", why, "set ttl to 30: leases are renewed, jobs may take longer"
+        )
+    return Finding("ttl", Level.OK, f"ttl is {ttl:g} s, and {limit}")
+
+
+def judge_timeout(default_timeout: float) -> Finding:
+    """Of jobs and handlers that name none."""
+    if default_timeout:
+        return Finding("timeout", Level.OK, f"default_timeout is {default_timeout:g} s")
+    why = "a handler that hangs holds its place, and its job, for ever"
+    mend = "set default_timeout, and `timeout=0` on the handlers that need it"
+    return Finding("timeout", Level.WARNING, "default_timeout is 0 (unlimited)", why, mend)
+
+
+def judge_retries(settings: Settings) -> Iterator[Finding]:
+    """Budgets and delays that say one thing here and another there."""
+    bad = [*_unused(settings), *_budget(settings)]
+    attempts = attempts_of(settings)
+    limit = f"attempts at most: {attempts}" if attempts else "as many attempts as a job asks for"
+    yield from bad or [Finding("retry", Level.OK, f"retry is {settings.retry!r}, {limit}")]
+
+
+def attempts_of(settings: Settings) -> int:
+    """The policy's `max_attempts`; 0 = none."""
+    if settings.retry_max_attempts is not None:
+        return settings.retry_max_attempts
+    return getattr(PRESETS.get(settings.retry), "max_attempts", 0)
+
+
+_READS = {"none": (), "fixed": ("base",), "exponential": ("base", "multiplier", "max_delay", "jitter")}
+
+
+def _unused(settings: Settings) -> Iterator[Finding]:
+    words = [word for word in _READS["exponential"] if word not in _READS[settings.retry]]
+    given = [f"retry_{word}" for word in words if getattr(settings, f"retry_{word}") is not None]
+    if given:
+        found = f"{', '.join(given)} is set, and retry is {settings.retry!r}"
+        why = "it means nothing there" if settings.retry == "fixed" else "retries follow at once, whatever it says"
+        yield Finding("retry", Level.WARNING, found, why, "set retry to 'exponential', or leave it out")
+
+
+def _budget(settings: Settings) -> Iterator[Finding]:
+    attempts = attempts_of(settings)
+    if settings.retry == "none":
+        if attempts > 1:
+            why = "the attempts follow each other at once, so an outage of a second uses them all up"
+            found = f"retry is 'none', and retry_max_attempts is {attempts}"
+            yield Finding("retry", Level.WARNING, found, why, "set retry to 'exponential'")
+        return
+    if attempts == 1:
+        why = "no job is ever tried again, whatever it asks for"
+        found = f"retry is {settings.retry!r}, and retry_max_attempts is 1"
+        yield Finding(
+            "retry", Level.PROBLEM, found, why, "set retry_max_attempts to 2 or more, or to 0: no limit of the pool"
+        )
+    if attempts == 0:
+        why = "a job that asks for no retries of its own has one attempt, and is dead after it"
+        found = f"retry is {settings.retry!r}, without retry_max_attempts"
+        yield Finding("retry", Level.WARNING, found, why, "set retry_max_attempts, such as 25")

@@ -1,0 +1,33 @@
+"""All checks, in the order in which they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from jobpool.doctor import broker, configuration, handlers, machine, stopping
+from jobpool.doctor.surroundings import look_around
+from jobpool.finding import Finding, Level
+from jobpool.settings import Settings
+
+
+def examine(settings: Settings, *, sys_path: Iterable[str | Path] = ()) -> Iterator[Finding]:
+    """Every finding, as soon as it is known. Nothing raises: what cannot be asked is a finding itself.
+
+    Args:
+        settings: What a pool would be started with.
+        sys_path: Where its apps are looked for, besides the working directory.
+
+    Blocks for a few calls to the broker, and for up to `handlers.PATIENCE` seconds while the app is imported.
+    """
+    around = look_around()
+    yield from configuration.judge(settings)
+    yield stopping.judge(settings.stop_grace, around)
+    yield from machine.judge(settings, around)
+    yield from broker.examine(settings)
+    yield from handlers.examine(settings, [str(path) for path in sys_path])
+
+
+def is_well(findings: Iterable[Finding], *, strict: bool = False) -> bool:
+    """Whether there is no problem; `strict`: and no warning either."""
+    return not any(finding.level is Level.PROBLEM or (strict and finding.is_bad) for finding in findings)

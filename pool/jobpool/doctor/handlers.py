@@ -1,0 +1,100 @@
+"""The app's handlers against the settings. The app is imported in a process of its own, with a time limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+from jobpool.doctor.configuration import attempts_of
+from jobpool.finding import Finding, Level
+from jobpool.mechanism.frames import HandlerInfo
+from jobpool.settings import Settings
+
+PATIENCE = 10.0
+"""Seconds that the app may take to import."""
+
+_MANY = 5
+"""Names that are told of more."""
+
+
+def examine(settings: Settings, sys_path: Sequence[str]) -> Iterator[Finding]:
+    """What the handlers of `settings.apps` want, and what they get."""
+    if not settings.apps:
+        yield Finding("handlers", Level.NOTE, "the handlers were not looked at: no app is named (--app, or apps)")
+        return
+    found = _load(settings, sys_path)
+    if isinstance(found, Finding):
+        yield found
+        return
+    yield from judge(found, settings)
+
+
+def judge(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
+    """What contradicts the settings; one line when nothing does."""
+    bad = [*_unlimited(handlers), *_at_once(handlers, settings), *_capped(handlers, settings)]
+    bad += [*_unknown(handlers, settings)]
+    yield from bad or [
+        Finding("handlers", Level.OK, f"within the settings: {_list([handler.name for handler in handlers])}")
+    ]
+
+
+def _unlimited(handlers: Sequence[HandlerInfo]) -> Iterator[Finding]:
+    names = [handler.name for handler in handlers if handler.timeout == 0]
+    if names:
+        why = "one that hangs holds its place, and its job, for ever"
+        yield Finding("handlers", Level.WARNING, f"timeout=0 (unlimited) on {_list(names)}", why, "give each a timeout")
+
+
+def _at_once(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
+    names = [handler.name for handler in handlers if handler.max_retries]
+    if names and settings.retry == "none":
+        found = f"retry is 'none', and max_retries is set on {_list(names)}"
+        why = "the attempts follow each other at once, so an outage of a second uses them all up"
+        yield Finding("handlers", Level.WARNING, found, why, "set retry to 'exponential'")
+
+
+def _capped(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
+    most = attempts_of(settings)
+    names = [handler.name for handler in handlers if most and (handler.max_retries or 0) + 1 > most]
+    if names:
+        found = f"retry_max_attempts is {most}, and max_retries asks for more on {_list(names)}"
+        why = "they are dead after fewer attempts than they ask for"
+        yield Finding("handlers", Level.WARNING, found, why, "raise retry_max_attempts, or lower max_retries")
+
+
+def _unknown(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
+    known = {handler.name for handler in handlers}
+    for queue, names in settings.queue_handlers.items():
+        missing = [name for name in names if name not in known]
+        if missing:
+            found = f"queue_handlers allows on queue {queue!r} what no app registers: {_list(missing)}"
+            why = "a job with the handler's real name is dead on that queue"
+            yield Finding("handlers", Level.PROBLEM, found, why, "correct the name")
+
+
+def _list(names: Sequence[str]) -> str:
+    more = len(names) - _MANY
+    return ", ".join(names[:_MANY]) + (f" and {more} more" if more > 0 else "")
+
+
+def _load(settings: Settings, sys_path: Sequence[str]) -> list[HandlerInfo] | Finding:
+    """The handlers, or why there are none."""
+    asked = json.dumps({"apps": list(settings.apps), "sys_path": [*sys_path, os.getcwd()]})
+    command = [sys.executable, "-m", "jobpool.doctor.listing"]
+    try:
+        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    except subprocess.TimeoutExpired:
+        found = f"the handlers were not looked at: the app took more than {PATIENCE:g} s to import"
+        return Finding("handlers", Level.NOTE, found)
+    answer = done.stdout.rpartition("\n")[2]
+    try:
+        told = json.loads(answer)
+    except ValueError:
+        told = {"error": f"the app ended its process with status {done.returncode} while it was imported"}
+    if "error" in told:
+        mend = "correct the app, or the setting `apps`"
+        return Finding("handlers", Level.PROBLEM, told["error"], "no pool starts with it", mend)
+    return [HandlerInfo(**fields) for fields in told["handlers"]]

@@ -1,0 +1,29 @@
+"""A process that imports the app and answers with its handlers: one line of JSON, the last one of its output."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from jobpool.child.app import load
+from jobpool.errors import JobpoolError
+from jobpool.mechanism.boot import ChildOptions
+
+
+def answer(asked: dict[str, Any]) -> dict[str, Any]:
+    """`handlers`, or `error`: why there are none."""
+    try:
+        found = load(ChildOptions(apps=asked["apps"], sys_path=asked["sys_path"]))
+    except JobpoolError as error:
+        return {"error": str(error)}
+    return {"handlers": [asdict(handler) for handler in found]}
+
+
+if __name__ == "__main__":
+    line = json.dumps(answer(json.load(sys.stdin)))
+    # Whatever threads the app has started must not keep this process: it has said what it was asked.
+    os.write(1, b"\n" + line.encode())
+    os._exit(0)

@@ -1,0 +1,47 @@
+"""What the log says of messages: one line for one that is dead, and a word about those from the future."""
+
+from __future__ import annotations
+
+import json
+
+from support.poolrig import Rig
+from support.waiting import wait_until
+
+from jobpool.backend import NewMessage
+from jobpool.definition import JobDefinition
+from jobpool.envelope import canonical_bytes, decode
+from jobpool.signing import EnvelopeSigner
+
+KEY = "a key that is long enough"
+
+
+def test_a_job_that_failed_for_good_is_one_critical_line_with_all_that_one_needs(rig: Rig) -> None:
+    ident = rig.enqueue("fail", {"times": 9}, name="the daily report", max_retries=1)
+    pool = rig.run_pool("--until-empty")
+    [entry] = [entry for entry in pool.log() if entry.get("id") == ident and entry["level"] == "critical"]
+    assert entry["event"] == "a message is dead"
+    assert (entry["name"], entry["handler"], entry["queue"]) == ("the daily report", "fail", "default")
+    assert (entry["attempts"], entry["reason"]) == (2, rig.inspect(ident).reason)
+    last_line = (rig.inspect(ident).last_error or "").strip().splitlines()[-1]
+    assert last_line
+    assert entry["error"] in last_line or last_line in entry["error"]
+
+
+def test_a_message_of_a_newer_wire_is_given_back_with_a_delay_and_said_so(rig: Rig) -> None:
+    signer = EnvelopeSigner(KEY)
+    rig.sign_with(KEY)
+    packed = rig.backend.pack(JobDefinition("work", {"tag": "future"}, identifier="from-the-future"))
+    wire = json.loads(packed.body)
+    future = wire | {"meta": {"v": 2, "_timeout": "as later versions write it"}}
+    unsigned = json.dumps(future).encode()
+    future["_sig"] = signer.sign(canonical_bytes(decode(unsigned, attempts=0)))
+    body = json.dumps(future).encode()
+    rig.backend._enqueue([NewMessage("from-the-future", True, "default", "work", 5, None, body)])
+    pool = rig.start_pool(JOBPOOL_SIGNING_KEY=KEY).wait_ready(2)
+    wait_until(lambda: rig.stats().delayed == 1, limit=30.0, what="it is given back for later")
+    assert pool.stop() == 0
+    assert rig.starts() == []
+    message = rig.inspect("from-the-future")
+    assert (message.attempts, message.crashes) == (0, 0)
+    [entry] = pool.log("a message is of a newer version")
+    assert (entry["id"], entry["version"], entry["level"]) == ("from-the-future", 2, "warning")

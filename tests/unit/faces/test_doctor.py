@@ -1,0 +1,505 @@
+"""What the doctor finds: each check, well and ill, with its mend. Facts are given, or made on the real machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.servers import RedisServer
+from support.servers.ports import free_port
+
+from jobpool.doctor import broker, configuration, handlers, machine, stopping
+from jobpool.doctor.examination import examine, is_well
+from jobpool.doctor.surroundings import (
+    Supervisor,
+    Surroundings,
+    find_supervisor,
+    look_around,
+    memory_of,
+    parse_systemd,
+)
+from jobpool.finding import Finding, Level, cautions_of
+from jobpool.mechanism.frames import HandlerInfo
+from jobpool.settings import Settings, load
+
+KEY = "0123456789abcdef"
+GIB = 2**30
+WELL = Surroundings(open_files=65536, memory=8 * GIB, now=1_800_000_000.0)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
+    """Settings as flags make them, in an empty directory."""
+    for name in [name for name in os.environ if name.startswith(("JOBPOOL_", "JOBS_"))]:
+        monkeypatch.delenv(name)
+    (tmp_path / "jobpool.toml").touch()
+    return lambda **flags: load(flags, start=tmp_path)
+
+
+def levels(findings: Any) -> list[Level]:
+    """What is bad has its reason and its mend."""
+    found = list(findings)
+    assert all(finding.mend and finding.check and finding.found for finding in found if finding.is_bad)
+    return [finding.level for finding in found]
+
+
+# --- findings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("finding", "text"),
+    [
+        (Finding("x", Level.OK, "all is so"), "all is so"),
+        (Finding("x", Level.PROBLEM, "it is so", "that hurts", "mend it"), "it is so: that hurts; mend it"),
+        (Finding("x", Level.WARNING, "it is so", mend="mend it"), "it is so; mend it"),
+    ],
+)
+def test_a_finding_is_one_sentence(finding: Finding, text: str) -> None:
+    assert str(finding) == text
+
+
+def test_only_what_is_bad_is_a_caution() -> None:
+    assert cautions_of([Finding("x", level, level.value) for level in Level]) == ["warning", "problem"]
+
+
+def test_a_problem_is_ill_and_a_warning_only_when_strict() -> None:
+    found = {level: [Finding("x", level, "so")] for level in Level}
+    assert [is_well(found[level]) for level in Level] == [True, True, True, False]
+    assert [is_well(found[level], strict=True) for level in Level] == [True, True, False, False]
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+NETWORK = "redis://localhost/0"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected", "text"),
+    [
+        pytest.param({}, Level.OK, "only this machine's users", id="no key, no network"),
+        pytest.param({"backend": NETWORK}, Level.PROBLEM, "can have any handler run", id="no key on a network"),
+        pytest.param({"backend": NETWORK, "signing_key": KEY}, Level.OK, "messages are signed (1 key)", id="a key"),
+        pytest.param({"signing_key": KEY[:15]}, Level.PROBLEM, "has 15 bytes, fewer than 16", id="a short key"),
+        pytest.param({"signing_key": "x"}, Level.PROBLEM, "has 1 byte, fewer than 16", id="a very short key"),
+        pytest.param({"backend": "nonsense"}, Level.NOTE, "is not known", id="no key, no URL"),
+        pytest.param({"signing_key": "é" * 8}, Level.OK, "messages are signed", id="bytes count, not letters"),
+        pytest.param({"signing_key": [KEY, "old"]}, Level.PROBLEM, "has 3 bytes", id="a short old key"),
+        pytest.param({"signing_key": [KEY, KEY]}, Level.WARNING, "listed twice", id="the same key twice"),
+        pytest.param({"signing_key_file": "/nowhere/keys"}, Level.PROBLEM, "cannot be read", id="no file of keys"),
+    ],
+)
+def test_signing_keys(settings: Any, flags: dict[str, Any], expected: Level, text: str) -> None:
+    found = list(configuration.judge_keys(settings(**flags)))
+    assert levels(found) == [expected]
+    assert text in str(found[0])
+    assert KEY not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("ttl", "broker_timeout", "level", "text"),
+    [
+        (30.0, None, Level.OK, "ttl is 30 s"),
+        (30.0, 19.0, Level.OK, "may take 19 s"),
+        (30.0, 20.0, Level.PROBLEM, "loses leases, and their jobs run twice; set ttl to 60 or more, or broker_timeout"),
+        (5.0, None, Level.PROBLEM, "a call to the broker may take 5 s"),
+        (2.0, 0.5, Level.WARNING, "a master that stands still"),
+        (7200.0, None, Level.WARNING, "after the death of a machine"),
+    ],
+)
+def test_the_ttl(ttl: float, broker_timeout: float | None, level: Level, text: str) -> None:
+    found = configuration.judge_ttl(ttl, broker_timeout)
+    assert levels([found]) == [level]
+    assert text in str(found)
+
+
+def test_a_default_timeout_of_0() -> None:
+    assert levels([configuration.judge_timeout(3600)]) == [Level.OK]
+    assert levels([found := configuration.judge_timeout(0)]) == [Level.WARNING]
+    assert "for ever" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected", "text"),
+    [
+        ({}, Level.OK, "as many attempts as a job asks for"),
+        ({"retry": "exponential"}, Level.OK, "attempts at most: 25"),
+        ({"retry": "fixed", "retry_base": 5, "retry_max_attempts": 3}, Level.OK, "attempts at most: 3"),
+        (
+            {"retry": "none", "retry_base": 5},
+            Level.WARNING,
+            "retry_base is set, and retry is 'none': retries follow at",
+        ),
+        ({"retry": "none", "retry_max_attempts": 5}, Level.WARNING, "an outage of a second uses them all up"),
+        ({"retry": "none", "retry_max_attempts": 1}, Level.OK, "attempts at most: 1"),
+        ({"retry": "exponential", "retry_max_attempts": 1}, Level.PROBLEM, "no job is ever tried again"),
+        ({"retry": "fixed"}, Level.WARNING, "has one attempt, and is dead after it"),
+        (
+            {"retry": "fixed", "retry_max_attempts": 3, "retry_jitter": 0.5},
+            Level.WARNING,
+            "retry_jitter is set, and retry is 'fixed': it means nothing there",
+        ),
+    ],
+    ids=str,
+)
+def test_budgets_that_contradict(settings: Any, flags: dict[str, Any], expected: Level, text: str) -> None:
+    found = list(configuration.judge_retries(settings(**flags)))
+    assert levels(found) == [expected]
+    assert text in str(found[0])
+
+
+def test_no_limit_of_crashes() -> None:
+    assert levels([configuration.judge_crashes(5)]) == [Level.OK]
+    assert levels([found := configuration.judge_crashes(0)]) == [Level.WARNING]
+    assert "does so for ever" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("flags", "level", "text"),
+    [
+        ({}, Level.OK, "fit together"),
+        ({"signing_key_file": "/nowhere"}, Level.OK, "fit together"),
+        ({"rate_limits": {"mail": 5}}, Level.WARNING, "which this pool does not serve; it serves 'default': it limits"),
+        ({"breaker_cooldown": 90}, Level.PROBLEM, "breaker_max_cooldown must be at least breaker_cooldown"),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_fit_together(settings: Any, flags: dict[str, Any], level: Level, text: str) -> None:
+    found = list(configuration.judge_fit(settings(**flags)))
+    assert levels(found) == [level]
+    assert text in str(found[0])
+
+
+# --- who stops the pool -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("supervisor", "stop_grace", "level"),
+    [
+        (None, 1000.0, Level.OK),
+        (Supervisor("systemd", 90.0, "TimeoutStopSec"), 25.0, Level.OK),
+        (Supervisor("systemd", 27.0, "TimeoutStopSec"), 25.0, Level.OK),
+        (Supervisor("systemd", 26.0, "TimeoutStopSec"), 25.0, Level.PROBLEM),
+        (Supervisor("systemd", float("inf"), "TimeoutStopSec"), 25.0, Level.OK),
+        (Supervisor("Kubernetes", 30.0, "terminationGracePeriodSeconds", known=False), 25.0, Level.OK),
+        (Supervisor("Kubernetes", 30.0, "terminationGracePeriodSeconds", known=False), 30.0, Level.WARNING),
+        (Supervisor("docker", 10.0, "the time", known=False), 10.0, Level.WARNING),
+        (Supervisor("docker", 10.0, "the time", known=False), 8.0, Level.OK),
+    ],
+    ids=str,
+)
+def test_the_grace_of_a_stop(supervisor: Supervisor | None, stop_grace: float, level: Level) -> None:
+    found = stopping.judge(stop_grace, replace(WELL, supervisor=supervisor))
+    assert levels([found]) == [level]
+    if found.is_bad:
+        assert supervisor is not None
+        assert f"set {supervisor.setting} to {stop_grace + 5:.0f} s or more" in found.mend
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A system that is nobody's."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/system.slice/jobpool@reports.service\n")
+    return tmp_path
+
+
+def systemctl(folder: Path, answer: str) -> dict[str, str]:
+    """An environment in which systemd answers this."""
+    program = folder / "bin" / "systemctl"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\n[ "$5" = "" ] && [ "$4" = "jobpool@reports.service" ] && echo "{answer}"\n')
+    program.chmod(0o755)
+    return {"PATH": f"{program.parent}:/usr/bin:/bin", "INVOCATION_ID": "1"}
+
+
+def test_systemd_is_asked_for_its_unit(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = systemctl(root, "1min 30s")
+    monkeypatch.setenv("PATH", environ["PATH"])
+    found = find_supervisor(environ, root)
+    assert found == Supervisor("systemd (jobpool@reports.service)", 90.0, "TimeoutStopSec")
+    assert levels([stopping.judge(120.0, replace(WELL, supervisor=found))]) == [Level.PROBLEM]
+
+
+def test_systemd_that_does_not_answer_is_passed_over(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert find_supervisor({"INVOCATION_ID": "1", "PATH": "/nowhere"}, root) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "docker", "name", "seconds"),
+    [
+        ({}, False, None, 0),
+        ({"TIMEOUT_STOP_SEC": "45"}, False, "TIMEOUT_STOP_SEC", 45),
+        ({"TIMEOUT_STOP_SEC": "2m", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, True, "TIMEOUT_STOP_SEC", 120),
+        ({"TIMEOUT_STOP_SEC": "soon"}, False, "TIMEOUT_STOP_SEC", 0),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, False, "Kubernetes", 30),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, True, "Kubernetes", 30),
+        ({}, True, "docker", 10),
+    ],
+)
+def test_who_supervises(root: Path, environ: dict[str, str], docker: bool, name: str | None, seconds: float) -> None:
+    if docker:
+        (root / ".dockerenv").touch()
+    found = find_supervisor(environ, root)
+    assert (found and found.name) == name
+    assert not found or found.seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1min 30s", 90),
+        ("25s", 25),
+        ("500ms", 0.5),
+        ("1h", 3600),
+        ("1.5s", 1.5),
+        ("infinity", float("inf")),
+        ("", None),
+        ("soon", None),
+        ("12", None),
+        ("5 parsecs", None),
+    ],
+)
+def test_times_as_systemd_writes_them(text: str, seconds: float | None) -> None:
+    assert parse_systemd(text) == seconds
+
+
+# --- the machine ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "level"),
+    [
+        (machine.judge_open_files(4, WELL), Level.OK),
+        (machine.judge_open_files(4, replace(WELL, open_files=None)), Level.OK),
+        (machine.judge_open_files(4, replace(WELL, open_files=256)), Level.PROBLEM),
+        (machine.judge_memory(4, 0, WELL), Level.OK),
+        (machine.judge_memory(4, 0, WELL, "big"), Level.WARNING),
+        (machine.judge_memory(4, GIB, WELL, "big"), Level.OK),
+        (machine.judge_memory(4, GIB, WELL), Level.OK),
+        (machine.judge_memory(9, GIB, WELL), Level.PROBLEM),
+        (machine.judge_memory(9, GIB, replace(WELL, memory=0)), Level.NOTE),
+        (machine.judge_clock(WELL), Level.OK),
+        (machine.judge_clock(replace(WELL, now=0.0)), Level.PROBLEM),
+        (machine.judge_clock(replace(WELL, now=5e9)), Level.PROBLEM),
+        (machine.judge_zone(WELL), Level.OK),
+        (machine.judge_zone(replace(WELL, zone="Europe/Zurich")), Level.OK),
+        (machine.judge_zone(replace(WELL, zone=":Asia/Tokyo")), Level.OK),
+        (machine.judge_zone(replace(WELL, zone="CET-1CEST")), Level.OK),
+        (machine.judge_zone(replace(WELL, zone="Europe/Zürich")), Level.WARNING),
+        (machine.judge_zone(replace(WELL, zone="Mars/Olympus")), Level.WARNING),
+        (machine.judge_kernel(WELL), Level.OK),
+        (machine.judge_kernel(replace(WELL, kernel="no pidfd")), Level.PROBLEM),
+    ],
+    ids=str,
+)
+def test_the_machine(found: Finding, level: Level) -> None:
+    assert levels([found]) == [level]
+
+
+def test_what_this_machine_says_of_itself() -> None:
+    around = look_around()
+    assert abs(around.now - time.time()) < 5
+    assert around.memory > 64 * 2**20
+    assert around.kernel == ""
+
+
+def test_the_memory_of_a_container_is_its_limit(root: Path) -> None:
+    (root / "proc/meminfo").write_text("MemTotal:  8388608 kB\nMemFree: 1 kB\n")
+    assert memory_of(root) == 8 * GIB
+    (root / "sys/fs/cgroup").mkdir(parents=True)
+    (root / "sys/fs/cgroup/memory.max").write_text("max\n")
+    assert memory_of(root) == 8 * GIB
+    (root / "sys/fs/cgroup/memory.max").write_text(f"{GIB}\n")
+    assert memory_of(root) == GIB
+    assert memory_of(root / "nowhere") == 0
+
+
+OLD_KERNEL = """
+import ctypes, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+# A filter of system calls that answers ENOSYS to pidfd_open (434 everywhere), as a kernel before 5.3 does.
+rules = [(0x20, 0, 0, 0), (0x15, 0, 1, 434), (0x06, 0, 0, 0x00050000 | 38), (0x06, 0, 0, 0x7FFF0000)]
+code = b"".join(struct.pack("HBBI", *rule) for rule in rules)
+held = ctypes.create_string_buffer(code, len(code))
+program = struct.pack("HxxxxxxP", len(rules), ctypes.addressof(held))
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+if libc.prctl(22, 2, program, 0, 0) != 0:
+    sys.exit(77)
+from jobpool.doctor.machine import judge_kernel
+from jobpool.doctor.surroundings import look_around
+found = judge_kernel(look_around())
+print(found.level.value, found)
+"""
+
+
+def test_a_kernel_without_pidfds() -> None:
+    done = subprocess.run([sys.executable, "-c", OLD_KERNEL], capture_output=True, text=True, check=False)
+    if done.returncode == 77:
+        pytest.skip("this system lets nobody filter system calls")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("problem jobpool needs Linux 5.4 or newer (pidfd_open), and this is ")
+    assert "use Linux 5.4 or later" in done.stdout
+
+
+# --- the broker -------------------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_is_down_is_a_finding_and_no_password_is_told(settings: Any) -> None:
+    url = f"redis://user:topsecret@127.0.0.1:{free_port()}/0"
+    found = list(broker.examine(settings(backend=url)))
+    assert [(finding.check, finding.level) for finding in found] == [("broker", Level.PROBLEM)]
+    assert levels(found) == [Level.PROBLEM]
+    assert "topsecret" not in str(found)
+
+
+def test_a_broker_that_keeps_no_messages(settings: Any) -> None:
+    found = list(broker.examine(settings(backend="sync://")))
+    assert levels(found) == [Level.PROBLEM]
+    assert "no pool can serve it" in str(found[0])
+
+
+def test_the_default_broker_is_asked_for_everything(settings: Any) -> None:
+    found = {finding.check: finding.level for finding in broker.examine(settings())}
+    assert list(found) == [
+        *("broker", "sqlite.journal", "sqlite.synchronous", "sqlite.file-system", "sqlite.space", "broker.clock"),
+    ]
+    assert found["broker"] is found["broker.clock"] is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("ahead", "blur", "level"),
+    [
+        (None, 0.0, Level.OK),
+        (0.0, 0.0, Level.OK),
+        (-0.9, 0.0, Level.OK),
+        (1.5, 0.0, Level.WARNING),
+        (-1.5, 0.0, Level.WARNING),
+        (1.5, 0.6, Level.OK),
+        (6.0, 0.0, Level.PROBLEM),
+        (-3600.0, 1.0, Level.PROBLEM),
+    ],
+)
+def test_two_clocks(ahead: float | None, blur: float, level: Level) -> None:
+    assert levels([broker.judge_skew(ahead, blur)]) == [level]
+
+
+def test_the_clock_of_a_real_server_that_is_an_hour_ahead(settings: Any, tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis", turned=True) as server:
+        server.turn_to(time.time() + 3600)
+        found = {finding.check: finding for finding in broker.examine(settings(backend=server.url))}
+    assert found["broker.clock"].level is Level.PROBLEM
+    assert "s ahead of this machine's: jobs with a time" in str(found["broker.clock"])
+
+
+# --- the app ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("handler", "flags", "level", "text"),
+    [
+        (HandlerInfo("a", timeout=60), {}, Level.OK, "within the settings: a"),
+        (HandlerInfo("a", timeout=0), {}, Level.WARNING, "timeout=0 (unlimited) on a: one that hangs"),
+        (HandlerInfo("a", max_retries=3), {}, Level.WARNING, "retry is 'none', and max_retries is set on a"),
+        (HandlerInfo("a", max_retries=3), {"retry": "exponential"}, Level.OK, "within the settings"),
+        (
+            HandlerInfo("a", max_retries=3),
+            {"retry": "exponential", "retry_max_attempts": 3},
+            Level.WARNING,
+            "retry_max_attempts is 3, and max_retries asks for more on a",
+        ),
+        (HandlerInfo("a"), {"queue_handlers": {"default": ["b"]}}, Level.PROBLEM, "what no app registers: b"),
+    ],
+    ids=str,
+)
+def test_handlers_against_the_settings(
+    settings: Any, handler: HandlerInfo, flags: dict[str, Any], level: Level, text: str
+) -> None:
+    found = list(handlers.judge([handler], settings(**flags)))
+    assert levels(found) == [level]
+    assert text in str(found[0])
+
+
+APP = """
+import threading, time
+import jobpool
+
+print("said while it is imported")
+threading.Thread(target=time.sleep, args=(600,)).start()
+
+@jobpool.handler(timeout=0, max_retries=3)
+def endless(ctx): ...
+"""
+
+
+def examined(settings: Any, tmp_path: Path, app: str) -> list[Finding]:
+    (tmp_path / "myjobs.py").write_text(app)
+    return list(handlers.examine(settings(apps="myjobs"), [str(tmp_path)]))
+
+
+def test_the_handlers_of_a_real_app(settings: Any, tmp_path: Path) -> None:
+    found = examined(settings, tmp_path, APP)
+    assert levels(found) == [Level.WARNING, Level.WARNING]
+    assert "timeout=0 (unlimited) on endless" in str(found[0])
+
+
+@pytest.mark.parametrize(
+    ("app", "text"),
+    [
+        ("import nothing_of_that_name", "needs the module 'nothing_of_that_name', which is not installed"),
+        ("", "registers no handler"),
+        ("import os; os._exit(3)", "ended its process with status 3 while it was imported"),
+        ("raise RuntimeError('broken')", "RuntimeError: broken"),
+    ],
+)
+def test_an_app_that_does_not_import(settings: Any, tmp_path: Path, app: str, text: str) -> None:
+    found = examined(settings, tmp_path, app)
+    assert levels(found) == [Level.PROBLEM]
+    assert text in str(found[0])
+
+
+def test_an_app_that_takes_its_time_is_left_out(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "PATIENCE", 1.0)
+    found = examined(settings, tmp_path, "import time; time.sleep(600)")
+    assert levels(found) == [Level.NOTE]
+    assert "took more than 1 s to import" in str(found[0])
+
+
+def test_without_an_app_the_handlers_are_not_looked_at(settings: Any) -> None:
+    found = list(handlers.examine(settings(), []))
+    assert levels(found) == [Level.NOTE]
+    assert "no app is named" in str(found[0])
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_looked_at_also_while_the_broker_is_down(settings: Any) -> None:
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    found = [finding.check for finding in examine(settings(backend=url, signing_key=KEY))]
+    assert found == [
+        *("signing-key", "settings", "ttl", "timeout", "retry", "crashes", "stop-grace"),
+        *("kernel", "open-files", "memory", "clock", "time-zone", "broker", "handlers"),
+    ]
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_every_check_is_documented(settings: Any) -> None:
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    plain = {finding.check for finding in examine(settings(backend=url))}
+    files = [*(ROOT / "pool/jobpool/doctor").glob("*.py"), *(ROOT / "backends/jobpool_backends").glob("*/checks.py")]
+    text = "".join(file.read_text() for file in files)
+    dotted = set(re.findall(r'"((?:broker|memory|postgres|redis|sqlite)\.[a-z-]+)"', text))
+    assert len(plain | dotted) >= 26
+    page = (ROOT / "docs/doctor.md").read_text()
+    assert [name for name in sorted(plain | dotted) if f"`{name}`" not in page] == []
