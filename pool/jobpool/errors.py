@@ -73,6 +73,6 @@ class HardTimeout(BaseException):
 
 
 def _delay(after: float) -> float:
-    if not after >= 0:
+    if isinstance(after, bool) or not isinstance(after, int | float) or not after >= 0:
         raise InvalidJob(f"after must be >= 0 seconds, not {after!r}")
     return float(after)

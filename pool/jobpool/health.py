@@ -11,14 +11,9 @@ from dataclasses import dataclass
 from jobpool.master.boot import LOOP_AT
 from jobpool.mechanism.board_views import HeaderView
 from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.metrics.probes import LOOP_LIMIT, MISSED
 from jobpool.runtime_dir import PoolFile
 from jobpool.units import format_duration
-
-LOOP_LIMIT = 5.0
-"""Seconds: the master's loop turns at least once a second, even when there is nothing to do."""
-
-MISSED = 3
-"""How many intervals the broker's answer, or the reaper, may be late."""
 
 
 @dataclass(frozen=True, slots=True)

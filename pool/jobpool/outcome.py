@@ -40,9 +40,13 @@ class Snoozed:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """The alarm fired, or the master killed the child at deadline + grace. `error` holds the stack."""
+    """The alarm fired, or the master killed the child at deadline + grace. `error` holds the stack.
+
+    `cause`, here and below: the record of the death, as text (death.py).
+    """
 
     error: str
+    cause: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class MemoryExceeded:
     """Killed for its memory limit; `error` names the peak."""
 
     error: str
+    cause: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,7 @@ class CancelledByPerson:
 class Rejected:
     """Bad signature, foreign queue, body that is no wire object, too large or too deep.
 
-    `signature`: it was the signature (the signed queue included), not the body's form; only a counter differs.
+    `signature`: it was the signature, not the body's form or its queue; only a counter differs.
     """
 
     why: str

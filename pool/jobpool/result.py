@@ -26,6 +26,8 @@ class Status(StrEnum):
     """The lease ended before the settlement: nothing was settled."""
     CRASHED = "crashed"
     """No verdict: the lease was forfeited, or left to expire."""
+    MOVED = "moved"
+    """Crashed or outgrew its memory limit, and goes on in the queue that is set for this."""
 
 
 @dataclass(frozen=True, slots=True)

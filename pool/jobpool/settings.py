@@ -15,21 +15,26 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from jobpool.configfile import ConfigFile, find_config
 from jobpool.errors import ConfigurationError
+from jobpool.guards import IDEMPOTENCY_TTL, LONGEST_KEPT
+from jobpool.history.places import check_keep as check_history_keep
+from jobpool.history.places import setting as parse_history
 from jobpool.master.settings import PoolSettings
 from jobpool.opening import sqlite_url
 from jobpool.policy.retry import PRESETS
 from jobpool.settingtypes import (
     parse_count,
     parse_handlers,
+    parse_limits,
     parse_names,
     parse_number,
     parse_pool_name,
+    parse_queue_name,
     parse_queues,
     parse_share,
     parse_workers,
@@ -50,7 +55,9 @@ Count = Annotated[int, BeforeValidator(parse_count)]
 Share = Annotated[float, BeforeValidator(parse_share)]
 Number = Annotated[float, BeforeValidator(parse_number)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_names)]
+QueueName = Annotated[str, BeforeValidator(parse_queue_name)]
 Queues = Annotated[tuple[tuple[str, float], ...], NoDecode, BeforeValidator(parse_queues)]
+LimitTable = Annotated[dict[str, int], NoDecode, BeforeValidator(parse_limits)]
 Handlers = Annotated[dict[str, list[str]], NoDecode, BeforeValidator(parse_handlers)]
 
 
@@ -91,6 +98,18 @@ class Settings(BaseSettings):
     """Crashes of one message, within `crash_window`, beyond which it is dead; 0 = no limit."""
     crash_window: Duration = Field(default=72 * 3600.0, gt=0)
     """The previous crash is forgotten after this long."""
+    crash_back_off: Duration = 1.0
+    """Longest wait after the second crash of a message; doubles with each further one. None after the first."""
+    crash_back_off_cap: Duration = 60.0
+    """Where that doubling ends."""
+    on_crash: Literal["forfeit", "expire"] = "forfeit"
+    """A crashed message is recovered at once, or when its lease has run out."""
+    on_crash_queue: QueueName | None = None
+    """Queue in which a crashed message goes on, such as one whose pool has newer libraries; its own when not set."""
+    on_memory_limit_queue: QueueName | None = None
+    """Queue in which a message goes on that was killed for `memory_limit`, such as one of larger machines."""
+    dead_letter_queue: QueueName | None = None
+    """Queue that gets a copy of each payload that failed for good; none when not set."""
     retry: Literal["none", "fixed", "exponential"] = "none"
     """Strategy of retries. `exponential` alone is 0.2 s doubling to 5 s, jitter 0.2, 25 attempts."""
     retry_base: Duration | None = None
@@ -105,6 +124,23 @@ class Settings(BaseSettings):
     """Attempts in all, whatever a job asks for; 0 = not limited by the pool."""
     unknown_handler_grace: Duration = 600.0
     """How long a message waits for its handler to be deployed, before it is dead."""
+
+    idempotency_ttl: Duration = Field(default=IDEMPOTENCY_TTL, gt=0, le=LONGEST_KEPT)
+    """How long a done idempotency key is remembered: its duplicates are skipped."""
+    concurrency_limits: LimitTable = Field(default_factory=dict)
+    """Queue → so many of its jobs run at a time, in all pools together; needs a broker that keeps keys."""
+    concurrency_per_key: LimitTable = Field(default_factory=dict)
+    """Queue → so many of its jobs with the same concurrency key run at a time."""
+    rate_limits: LimitTable = Field(default_factory=dict)
+    """Queue → so many of its jobs are started in any minute, in all pools together."""
+    rate_per_key: LimitTable = Field(default_factory=dict)
+    """Queue → so many of its jobs with the same concurrency key are started in any minute."""
+    breaker_threshold: Count = 5
+    """Fetches in a row that the broker did not answer, after which a queue is left alone; 0 = never."""
+    breaker_cooldown: Duration = Field(default=2.0, gt=0)
+    """For how long; doubled each time that the next fetch fails too."""
+    breaker_max_cooldown: Duration = Field(default=60.0, gt=0)
+    """And never for longer; at least `breaker_cooldown`."""
 
     output_cap: Size = Field(default=65536, ge=1024)
     """Captured output of one attempt; head and tail are kept."""
@@ -121,6 +157,19 @@ class Settings(BaseSettings):
     """Keys of the signatures: the first signs, all verify; none = unsigned."""
     signing_key_file: Path | None = None
     """A file with one key a line, in place of `signing_key`."""
+
+    metrics_port: Count | None = Field(default=None, le=65535)
+    """TCP port that serves `/metrics`, `/livez` and `/readyz`; 0 = any free one; not served when not set."""
+    metrics_host: str = Field(default="127.0.0.1", min_length=1)
+    """Address on which they are served."""
+    rollups: Duration = Field(default=30 * 86400.0, le=LONGEST_KEPT)
+    """How long the sums of each minute are kept in the broker, if it keeps keys; 0 = none are made."""
+    history: Annotated[str, BeforeValidator(parse_history)] = "off"
+    """Where attempts are recorded: `off`, `table` (in the broker) or `file:PATH` (JSON lines)."""
+    history_keep: Annotated[Count, AfterValidator(check_history_keep)] = 100
+    """How many attempts of each job's name are kept, the newest."""
+    mask_keys: Names = ()
+    """Keys whose values the history masks, besides `password`, `token`, `secret`, `authorization` and `api_key`."""
 
     runtime_dir: Path | None = None
     """Where pools leave their files for `top` and `health`."""
@@ -153,7 +202,7 @@ class Settings(BaseSettings):
             raise ValueError("a signing key must not be empty: leave the setting out to work unsigned")
         return keys
 
-    @field_validator("log_level", "log_format", "retry", "on_lease_lost", mode="before")
+    @field_validator("log_level", "log_format", "retry", "on_lease_lost", "on_crash", mode="before")
     @classmethod
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
@@ -171,7 +220,12 @@ class Settings(BaseSettings):
         return keys
 
     def pool(self, **mode: Any) -> PoolSettings:
-        """What the master is started with; `mode` are fields of `PoolSettings` that are no settings."""
+        """What the master is started with; `mode` are fields of `PoolSettings` that are no settings.
+
+        Raises:
+            ConfigurationError: Settings that do not fit together.
+        """
+        self._check_breaker()
         same = {key: getattr(self, key) for key in SAME}
         retry = {f"retry_{key}": value for key, value in self._retry().items()}
         return PoolSettings(
@@ -182,6 +236,13 @@ class Settings(BaseSettings):
             signing_keys=self.signing_keys(),
             **mode,
         )
+
+    def _check_breaker(self) -> None:
+        if self.breaker_max_cooldown < self.breaker_cooldown:
+            raise ConfigurationError(
+                f"breaker_max_cooldown must be at least breaker_cooldown, {self.breaker_cooldown:g} seconds,"
+                f" not {self.breaker_max_cooldown:g}"
+            )
 
     def _retry(self) -> dict[str, Any]:
         preset = PRESETS.get(self.retry)
@@ -195,7 +256,11 @@ class Settings(BaseSettings):
 SAME = (
     *("name", "backend", "broker_timeout", "apps", "queues", "queue_handlers", "workers", "ttl", "default_timeout"),
     *("kill_grace", "stop_grace", "boot_timeout", "on_lease_lost", "max_crashes", "crash_window", "retry"),
-    *("unknown_handler_grace", "output_cap", "memory_limit", "recycle_memory"),
+    *("unknown_handler_grace", "output_cap", "memory_limit", "recycle_memory", "crash_back_off", "crash_back_off_cap"),
+    *("on_crash", "on_crash_queue", "on_memory_limit_queue", "dead_letter_queue"),
+    *("idempotency_ttl", "concurrency_limits", "concurrency_per_key", "rate_limits", "rate_per_key"),
+    *("breaker_threshold", "breaker_cooldown", "breaker_max_cooldown"),
+    *("metrics_port", "metrics_host", "rollups", "history", "history_keep", "mask_keys"),
 )
 RETRY_FALLBACK = {"base": 5.0, "multiplier": 2.0, "max_delay": 300.0, "jitter": 0.15, "max_attempts": 0}
 KEYS = frozenset(Settings.model_fields)
@@ -287,7 +352,12 @@ def _json_list(text: str) -> object:
 
 
 def _flag(key: str) -> str:
-    singular = {"queues": "queue", "apps": "app"}
+    singular = {
+        "queues": "queue",
+        "apps": "app",
+        "concurrency_limits": "concurrency-limit",
+        "rate_limits": "rate-limit",
+    }
     return "--" + singular.get(key, key).replace("_", "-")
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from jobpool.guards import MOST_PLACES
 from jobpool.names import QUEUE_NAME, check_queue
 
 Queues = tuple[tuple[str, float], ...]
@@ -39,6 +40,11 @@ def parse_pool_name(value: object) -> str:
     if not isinstance(value, str) or not QUEUE_NAME.fullmatch(value):
         raise ValueError(f"{value!r} is not a name: 1 to 100 letters, digits, '.', '_' or '-', a letter or digit first")
     return value
+
+
+def parse_queue_name(value: object) -> str:
+    """The name of one queue."""
+    return check_queue(value)  # type: ignore[arg-type]  # it looks at the type itself
 
 
 def parse_workers(value: object) -> int:
@@ -96,6 +102,16 @@ def parse_handlers(value: object) -> dict[str, list[str]]:
     return allowed
 
 
+def parse_limits(value: object) -> dict[str, int]:
+    """What limits a queue: a table `{reports = 4}`, or texts such as `reports=4,mail=2`. 0 = no limit."""
+    limits: dict[str, int] = {}
+    for queue, most in _limit_pairs(value):
+        if queue in limits:
+            raise ValueError(f"queue {queue!r} is named twice")
+        limits[queue] = _limit(queue, most)
+    return {queue: most for queue, most in limits.items() if most}
+
+
 def usable_cpus() -> int:
     """CPUs that this process may use: its affinity, cut to the container's quota."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -108,6 +124,28 @@ def _quota(path: Path) -> int | None:
         return max(1, math.ceil(int(quota) / int(period)))
     except (OSError, ValueError):
         return None
+
+
+def _limit_pairs(value: object) -> Iterable[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        yield from ((check_queue(queue), most) for queue, most in value.items())
+        return
+    for item in parse_names(value):
+        queue, sign, most = (piece.strip() for piece in item.partition("="))
+        if not sign:
+            raise ValueError(f"{item!r} names no limit: write QUEUE=N")
+        yield check_queue(queue), most
+
+
+def _limit(queue: str, value: object) -> int:
+    try:
+        most = parse_count(value)
+    except ValueError:
+        most = -1
+    if not 0 <= most <= MOST_PLACES:
+        wanted = f"must be a whole number from 0 (no limit) to {MOST_PLACES}"
+        raise ValueError(f"the limit of queue {queue!r} {wanted}, not {value!r}")
+    return most
 
 
 def _pairs(value: object) -> Iterable[tuple[str, float]]:

@@ -28,6 +28,7 @@ class SlotRow:
         left: Until the hard timeout; below 0 it is overdue; None = unlimited or idle.
         progress: 0 to 1, as the handler tells it.
         torn: The page was in mid-write; look again.
+        last_death: How the slot's last child died that did not end by order.
     """
 
     slot: int
@@ -47,6 +48,7 @@ class SlotRow:
     failed: int
     restarts: int
     torn: bool
+    last_death: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,7 @@ def slot_row(index: int, child: ChildView, master: MasterView, now: float) -> Sl
         failed=child.failed,
         restarts=master.restarts,
         torn=child.torn or master.torn,
+        last_death=master.last_death,
     )
 
 

@@ -21,6 +21,7 @@ from support.servers import fresh_name, shared_postgres, shared_redis
 
 from jobpool.backend import QueueBackend
 from jobpool.errors import ConfigurationError
+from jobpool.guards import Guards, Hold
 from jobpool.opening import open_backend
 from jobpool.settlement import Abandon
 from jobpool_backends.redis.keys import Keys
@@ -127,6 +128,9 @@ def asked(*command: str, **variables: str) -> str:
 def test_every_look_into_postgres_can_be_typed(database: str) -> None:
     with closing(open_backend(database)) as backend, psycopg.connect(database, autocommit=True) as connection:
         ident = fill(backend)
+        [lease] = backend.fetch_many("reports", limit=1, ttl=60)
+        assert backend.keys.begin_many([(lease, Guards(holds=(Hold("queue"),)))])[0]
+        assert backend.keys.first_run("reports", "order-17")
         statements = documented_sql("postgres.md", "Looking inside")
         assert len(statements) >= 9
         for statement in statements:

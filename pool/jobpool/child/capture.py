@@ -11,7 +11,7 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO, cast
 
 DEFAULT_CAP = 64 * 1024
@@ -75,15 +75,30 @@ def cap_text(text: str, cap: int) -> str:
     return kept.text()
 
 
+class EchoedHeadTail(HeadTail):
+    """Tells somebody else what is written, too."""
+
+    __slots__ = ("_echo",)
+
+    def __init__(self, cap: int, echo: Callable[[bytes], None]) -> None:
+        super().__init__(cap)
+        self._echo = echo
+
+    def write(self, data: bytes) -> None:
+        super().write(data)
+        self._echo(data)
+
+
 class Capture:
     """Stands in for `sys.stdout` and `sys.stderr`, both into one text, in the order of the writes.
 
     Args:
         cap: Bytes that are kept of one attempt.
+        echo: Called with what is printed, as it is printed.
     """
 
-    def __init__(self, cap: int = DEFAULT_CAP) -> None:
-        self._kept = HeadTail(cap)
+    def __init__(self, cap: int = DEFAULT_CAP, echo: Callable[[bytes], None] | None = None) -> None:
+        self._kept = HeadTail(cap) if echo is None else EchoedHeadTail(cap, echo)
         self._out = cast(TextIO, _Stream(self._kept, 1))
         self._err = cast(TextIO, _Stream(self._kept, 2))
 

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobpool.cli.messages import read_filter, row, show
+from jobpool.cli.messages import none_matches, read_filter, row, show
 from jobpool.cli.options import Command, as_json, common, confirmed, option
 from jobpool.cli.output import note, plural, say
 from jobpool.cli.session import Session
+from jobpool.cli.sweep import CAP, Sweep
+from jobpool.units import format_duration
 
 if TYPE_CHECKING:
-    from jobpool.backend import MessageFilter, QueueBackend, Verb
+    from jobpool.backend import Message, MessageFilter
 
-CAP = 100_000
-"""Counting stops here, so that a look costs little however long the queue is."""
-
-BATCH = 1000
 EXAMPLES = 5
+
+MOST_KEPT = 1_000_000
+"""The largest --keep: what is kept is counted."""
 
 queue_option = option("-Q", "--queue", metavar="NAME", help="The same as queue:NAME.")
 all_option = option("--all", "all_", is_flag=True, help="Every message, when there is no FILTER.")
@@ -34,42 +35,68 @@ all_option = option("--all", "all_", is_flag=True, help="Every message, when the
 @as_json
 @common
 def dead_list(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
-    """List dead letters; FILTER as in `jobpool list`."""
-    show(session, _dead(read_filter(terms, queue)), limit, json_)
+    """List dead letters: why each died, and of what; FILTER as in `jobpool list`, such as reason:timeout age:<1h."""
+    show(session, _dead(read_filter(terms, queue)), limit, json_, dead=True)
 
 
 @click.command("retry", cls=Command, short_help="Make dead letters wait again.")
-@click.argument("terms", nargs=-1, metavar="[FILTER]...")
+@click.argument("terms", nargs=-1, metavar="[FILTER|ID]...")
 @queue_option
 @all_option
+@option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="So many a minute, spread evenly.")
+@option("--keep-counters", is_flag=True, help="Leave attempts, crashes and the last error as they are.")
 @confirmed
 @common
 def dead_retry(
-    session: Session, terms: tuple[str, ...], queue: str | None, all_: bool, yes: bool, dry_run: bool
+    session: Session,
+    terms: tuple[str, ...],
+    queue: str | None,
+    all_: bool,
+    rate: float | None,
+    keep_counters: bool,
+    yes: bool,
+    dry_run: bool,
 ) -> None:
-    """Make dead letters wait again, under their ids, with all counters at 0; FILTER as in `jobpool list`."""
+    """Make dead letters wait again, under their ids, with all counters at 0; FILTER as in `jobpool list`.
+
+    A letter that dies again meanwhile is left for the next time. Ctrl-C ends it; the same command goes on.
+    """
     from jobpool.backend import Verb
 
     _require(terms, queue, all_)
+    verb = Verb.RESUME if keep_counters else Verb.RETRY
     with session.broker() as backend:
-        _carry_out(backend, _dead(read_filter(terms, queue)), Verb.RETRY, "retry", yes=yes, dry_run=dry_run)
+        sweep = Sweep(backend, _dead(read_filter(terms, queue)), verb, rate=rate)
+        _carry_out(sweep, "retry", yes=yes, dry_run=dry_run)
 
 
 @click.command("purge", cls=Command)
-@click.argument("terms", nargs=-1, metavar="[FILTER]...")
+@click.argument("terms", nargs=-1, metavar="[FILTER|ID]...")
 @queue_option
 @all_option
+@option("--older-than", metavar="TIME", help="Dead for longer than this; the same as age:>TIME.")
+@option("--keep", type=click.IntRange(0, MOST_KEPT), default=0, metavar="N", help="Keep the N that are newest.")
 @confirmed
 @common
 def dead_purge(
-    session: Session, terms: tuple[str, ...], queue: str | None, all_: bool, yes: bool, dry_run: bool
+    session: Session,
+    terms: tuple[str, ...],
+    queue: str | None,
+    all_: bool,
+    older_than: str | None,
+    keep: int,
+    yes: bool,
+    dry_run: bool,
 ) -> None:
-    """Throw dead letters away; FILTER as in `jobpool list`."""
+    """Throw dead letters away, the oldest first; FILTER as in `jobpool list`."""
     from jobpool.backend import Verb
 
-    _require(terms, queue, all_)
+    _require(terms, queue, all_, bounded=bool(keep) or older_than is not None)
+    if older_than is not None:
+        terms = (*terms, f"age:>{older_than}")
     with session.broker() as backend:
-        _carry_out(backend, _dead(read_filter(terms, queue)), Verb.DELETE, "purge", yes=yes, dry_run=dry_run)
+        sweep = Sweep(backend, _dead(read_filter(terms, queue)), Verb.DELETE, keep=keep)
+        _carry_out(sweep, "purge", yes=yes, dry_run=dry_run)
 
 
 @click.command("purge", cls=Command, short_help="Throw messages away.")
@@ -84,11 +111,13 @@ def purge(session: Session, terms: tuple[str, ...], queue: str | None, all_: boo
 
     _require(terms, queue, all_)
     with session.broker() as backend:
-        _carry_out(backend, _unleased(read_filter(terms, queue)), Verb.DELETE, "purge", yes=yes, dry_run=dry_run)
+        sweep = Sweep(backend, _unleased(read_filter(terms, queue)), Verb.DELETE)
+        _carry_out(sweep, "purge", yes=yes, dry_run=dry_run)
 
 
-def _require(terms: tuple[str, ...], queue: str | None, all_: bool) -> None:
-    if not terms and queue is None and not all_:
+def _require(terms: tuple[str, ...], queue: str | None, all_: bool, *, bounded: bool = False) -> None:
+    """`bounded`: another option says which messages, so that no filter is needed."""
+    if not (terms or queue or all_ or bounded):
         raise click.UsageError("say which messages: a FILTER such as queue:reports reason:timeout, or --all")
     if terms and all_:
         raise click.UsageError("a FILTER and --all exclude each other")
@@ -110,25 +139,50 @@ def _unleased(where: MessageFilter) -> MessageFilter:
     return replace(where, states=where.states or (State.WAITING, State.DELAYED, State.DEAD))
 
 
-def _carry_out(backend: QueueBackend, where: MessageFilter, verb: Verb, word: str, *, yes: bool, dry_run: bool) -> None:
-    count = backend.count(where, cap=CAP)
+def _carry_out(sweep: Sweep, word: str, *, yes: bool, dry_run: bool) -> None:
+    count = sweep.count()
+    _check_ids(sweep, count)
     if not count:
-        note("no message matches")
+        note(none_matches(sweep.backend, sweep.where) if not sweep.keep else "no message is beyond those to keep")
         return
-    _preview(backend, where, f"would {word}" if dry_run else word, count, say if dry_run else note)
+    _preview(sweep, f"would {word}" if dry_run else word, count, say if dry_run else note)
     if dry_run:
         return
     if not yes:
         _ask(f"{word} {_about(count)}?")
-    say(f"{plural(_repeat(backend, where, verb, count), 'message')} {DONE[word]}")
+    say(f"{plural(sweep.run(count, DONE[word]), 'message')} {DONE[word]}")
 
 
 DONE = {"retry": "retried", "purge": "purged"}
 
 
-def _preview(backend: QueueBackend, where: MessageFilter, word: str, count: int, tell: Callable[[str], None]) -> None:
-    tell(f"{word} {_about(count)}:")
-    examples = backend.list_messages(where, limit=EXAMPLES)
+def _check_ids(sweep: Sweep, count: int) -> None:
+    """An id that was named and is not meant is somebody's mistake: say which, and why, before anything is changed."""
+    where = sweep.where
+    if sweep.keep or count >= len(set(where.ids)):
+        return
+    found = {ident: _why_not(sweep.backend.inspect(ident), where) for ident in where.ids}
+    wrong = [f"{ident}: {said}" for ident, said in found.items() if said]
+    if wrong:
+        raise click.ClickException("nothing was changed: " + "; ".join(wrong))
+
+
+def _why_not(message: Message | None, where: MessageFilter) -> str:
+    """Why this message is not among those that are meant; "" = it is."""
+    if message is None:
+        return "there is no such message: it is done and gone, or never was on this broker"
+    if message.state not in where.states:
+        return f"it is {message.state.value}, not {' or '.join(where.states)}"
+    if where.queue not in (None, message.queue):
+        return f"it is in queue {message.queue!r}, not in {where.queue!r}"
+    return ""
+
+
+def _preview(sweep: Sweep, word: str, count: int, tell: Callable[[str], None]) -> None:
+    kept = f", and keep the newest {sweep.keep:,}" if sweep.keep else ""
+    slowly = f", in about {format_duration(count * 60 / sweep.rate)}" if sweep.rate else ""
+    tell(f"{word} {_about(count)}{kept}{slowly}:")
+    examples = sweep.backend.list_messages(sweep.where, limit=min(EXAMPLES, count))
     for message in examples:
         ident, state, queue, handler, _, attempts, _, age, why = row(message)
         tell(f"  {ident}  {state}  {queue}  {handler}  attempts={attempts}  age={age}  {why[:80]}".rstrip())
@@ -142,19 +196,6 @@ def _ask(question: str) -> None:
     if not click.confirm(question, err=True):
         note("nothing was changed")
         raise click.exceptions.Exit(1)
-
-
-def _repeat(backend: QueueBackend, where: MessageFilter, verb: Verb, count: int) -> int:
-    """In batches until all are done; never more than were shown, so that a job that dies again at once ends it."""
-    done = 0
-    most = sys.maxsize if count >= CAP else count
-    while done < most:
-        limit = min(BATCH, most - done)
-        changed = backend.bulk(where, verb, limit=limit)
-        done += changed
-        if changed < limit:
-            break
-    return done
 
 
 def _about(count: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from jobpool.cli import bulk, enqueue, health, init, messages, queues, run, top
+from jobpool.cli import bulk, doctor, enqueue, health, history, init, messages, queues, run, top
 from jobpool.cli.arrange import arrange
 from jobpool.cli.failures import guarded
 from jobpool.cli.options import write_sections
@@ -95,7 +95,7 @@ dead.add_command(bulk.dead_retry)
 dead.add_command(bulk.dead_purge)
 for command in (
     *(run.run, enqueue.enqueue, queues.stats, messages.list_, messages.inspect, bulk.purge),
-    *(queues.reap, top.top, health.health, init.init),
+    *(queues.reap, top.top, health.health, history.history, doctor.doctor, init.init),
 ):
     cli.add_command(command)
 

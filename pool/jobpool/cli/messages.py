@@ -31,6 +31,20 @@ COLUMNS = (
     Column("AGE", right=True),
     Column("WHY", flexible=True),
 )
+DEAD_COLUMNS = (
+    Column("ID"),
+    Column("QUEUE", flexible=True),
+    Column("HANDLER", flexible=True),
+    Column("ATT", right=True),
+    Column("CRASH", right=True),
+    Column("AGE", right=True),
+    Column("REASON"),
+    Column("CAUSE", flexible=True),
+    Column("ERROR", flexible=True),
+)
+KILLED = frozenset({"timeout", "memory-limit", "crash-limit"})
+"""Reasons that `cause` explains; with any other it is the record of an earlier attempt."""
+
 TIMES = ("enqueued_at", "available_at", "expires_at", "died_at")
 
 
@@ -54,7 +68,7 @@ def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: in
 @as_json
 @common
 def inspect(session: Session, ident: str, json_: bool) -> None:
-    """Show everything about one message: counters, times, payload, last error."""
+    """Show everything about one message: counters, times, payload, last error, and how its last attempt was killed."""
     with session.broker() as backend:
         message = backend.inspect(ident)
     if message is None:
@@ -78,38 +92,65 @@ def read_filter(terms: tuple[str, ...], queue: str | None = None) -> MessageFilt
     return parse_filter(" ".join(words))
 
 
-def show(session: Session, where: MessageFilter, limit: int, json_: bool) -> None:
-    """List what matches."""
+def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dead: bool = False) -> None:
+    """List what matches; `dead`: with the columns of dead letters."""
     with session.broker() as backend:
         found = list(_pages(backend, where, limit + 1 if limit else 0))
+        if not found:
+            note(none_matches(backend, where))
     shown = found[:limit] if limit else found
     if json_:
         answer_json([as_values(message) for message in shown])
+    elif shown and dead:
+        table(DEAD_COLUMNS, [dead_row(message) for message in shown])
     elif shown:
         table(COLUMNS, [row(message) for message in shown])
-    if not found:
-        note("no message matches")
     if len(found) > len(shown):
         note(f"there are more than {limit}; --limit 0 lists all")
 
 
+def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
+    """That nothing was found; with the queues there are, when the one that was meant holds nothing."""
+    if where.queue is None or where.queue in (known := backend.queues()):
+        return "no message matches"
+    there = f"those that do: {', '.join(known)}" if known else "nor does any other"
+    return f"no message matches: queue {where.queue!r} holds none at all; {there}"
+
+
 def row(message: Message) -> list[str]:
     """One message as the cells of `COLUMNS`."""
-    from jobpool.units import format_duration
-
-    since = message.died_at or message.enqueued_at
     return [
         *(message.id, message.state.value, message.queue, message.handler, str(message.priority)),
-        *(str(message.attempts), str(message.crashes)),
-        format_duration(max(0.0, time.time() - since)),
-        _why(message),
+        *(str(message.attempts), str(message.crashes), age(message), _why(message)),
     ]
+
+
+def dead_row(message: Message) -> list[str]:
+    """One dead letter as the cells of `DEAD_COLUMNS`."""
+    from jobpool.death import short_cause
+
+    return [
+        *(message.id, message.queue, message.handler, str(message.attempts), str(message.crashes), age(message)),
+        message.reason or "",
+        short_cause(message.cause) if message.reason in KILLED else "",
+        headline(message.last_error) or "",
+    ]
+
+
+def age(message: Message) -> str:
+    """Since its enqueue; of a dead letter since its death."""
+    from jobpool.units import format_duration
+
+    return format_duration(max(0.0, time.time() - (message.died_at or message.enqueued_at)))
 
 
 def as_values(message: Message) -> dict[str, Any]:
     """One message as JSON values: times in RFC 3339, the body decoded where it is an envelope of ours."""
-    names = ("id", "queue", "handler", "priority", "attempts", "crashes", "deliveries", "reason", "last_error", "cause")
+    from jobpool.death import cause_values
+
+    names = ("id", "queue", "handler", "priority", "attempts", "crashes", "deliveries", "reason", "last_error")
     values: dict[str, Any] = {name: getattr(message, name) for name in names}
+    values["cause"] = cause_values(message.cause)
     values["state"] = message.state.value
     for name in TIMES:
         moment = getattr(message, name)
@@ -140,7 +181,10 @@ def _term(term: str) -> str:
 
 def _why(message: Message) -> str:
     """The reason of a dead letter, and the end of the last error: the line that names the exception."""
-    return ": ".join(part for part in (message.reason, headline(message.last_error or message.cause)) if part)
+    from jobpool.death import cause_headline
+
+    said = headline(message.last_error) or cause_headline(message.cause)
+    return ": ".join(part for part in (message.reason, said) if part)
 
 
 def _body(body: bytes) -> dict[str, Any]:
@@ -162,12 +206,18 @@ def _body(body: bytes) -> dict[str, Any]:
 
 
 def _describe(message: Message) -> None:
+    from jobpool.death import Death
+
     values = as_values(message)
     long = {key: values.pop(key, None) for key in ("payload", "meta", "body", "last_error", "cause")}
     width = max(len(key) for key in values)
     for key, value in values.items():
         if value is not None:
             say(f"{key:<{width}}  {value}")
+    if message.cause:
+        earlier = message.reason and message.reason not in KILLED
+        del long["cause"]
+        long["cause of an earlier attempt's end" if earlier else "cause"] = Death.from_text(message.cause).told()
     for key, value in long.items():
         if value not in (None, {}, ""):
             text = value if isinstance(value, str) and key != "payload" else _pretty(value)

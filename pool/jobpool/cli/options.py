@@ -120,6 +120,18 @@ def _limit(*names: str, **kwargs: Any) -> Callable[[Function], Function]:
     return option(*names, section="Limits of a child (bytes, or 64K, 512M, 2G)", **kwargs)
 
 
+def _watch(*names: str, **kwargs: Any) -> Callable[[Function], Function]:
+    return option(*names, section="Metrics and history", **kwargs)
+
+
+def _shared(*names: str, **kwargs: Any) -> Callable[[Function], Function]:
+    return option(*names, section="Limits of a queue, in all pools together", **kwargs)
+
+
+def _each(*names: str, help: str) -> Callable[[Function], Function]:
+    return _shared(*names, multiple=True, metavar="QUEUE=N", help=f"{help}; repeat it, or use commas.")
+
+
 SETTING_OPTIONS = [
     _pool("-w", "--workers", "-c", "--concurrency", metavar="N|auto", help="Children.  [default: one for each CPU]"),
     _pool(
@@ -148,11 +160,31 @@ SETTING_OPTIONS = [
     _failure("--retry-max-attempts", metavar="N", help="Attempts in all, whatever a job asks for; 0 = no limit."),
     _failure("--max-crashes", metavar="N", help="Crashes beyond which a message is dead; 0 = no limit.  [default: 5]"),
     _failure("--crash-window", metavar="TIME", help="After this long a crash is forgotten.  [default: 72h]"),
+    _failure("--crash-back-off", metavar="TIME", help="Longest wait after the second crash; doubles.  [default: 1s]"),
+    _failure("--crash-back-off-cap", metavar="TIME", help="Where that doubling ends.  [default: 60s]"),
+    _failure("--on-crash", metavar="forfeit|expire", help="Recover at once, or after the lease.  [default: forfeit]"),
+    _failure("--on-crash-queue", metavar="QUEUE", help="Where a crashed job goes on.  [default: its own queue]"),
+    _failure("--on-memory-limit-queue", metavar="QUEUE", help="The same after a kill for the memory limit."),
+    _failure("--dead-letter-queue", metavar="QUEUE", help="Copies of failed payloads go there.  [default: nowhere]"),
     _failure("--unknown-handler-grace", metavar="TIME", help="How long a job waits for its handler.  [default: 10m]"),
     _failure("--on-lease-lost", metavar="kill|finish", help="What becomes of the child.  [default: kill]"),
+    _failure("--breaker-threshold", metavar="N", help="Failed fetches that shut a queue; 0 = never.  [default: 5]"),
+    _failure("--breaker-cooldown", metavar="TIME", help="For so long, and then doubling.  [default: 2s]"),
+    _failure("--breaker-max-cooldown", metavar="TIME", help="Where that doubling ends.  [default: 60s]"),
+    _each("--concurrency-limit", "concurrency_limits", help="At most N jobs at a time"),
+    _each("--concurrency-per-key", help="At most N at a time that share a concurrency key"),
+    _each("--rate-limit", "rate_limits", help="At most N jobs started in a minute"),
+    _each("--rate-per-key", help="At most N a minute that share a concurrency key"),
+    _shared("--idempotency-ttl", metavar="TIME", help="How long a done idempotency key is kept.  [default: 24h]"),
     _limit("--memory-limit", metavar="SIZE", help="Kill above this, as a failed attempt; 0 = never.  [default: 0]"),
     _limit("--output-cap", metavar="SIZE", help="Captured output of an attempt.  [default: 64K]"),
     _limit("--recycle-memory", metavar="SIZE", help="Replace above this, after an attempt; 0 = never.  [default: 0]"),
     _limit("--recycle-jobs", metavar="N", help="Replace after N attempts; 0 = never.  [default: 0]"),
     _limit("--recycle-jitter", metavar="SHARE", help="Spread of --recycle-jobs.  [default: 0.1]"),
+    _watch("--metrics-port", metavar="PORT", help="Serve /metrics, /livez and /readyz; 0 = any free port."),
+    _watch("--metrics-host", metavar="HOST", help="On this address.  [default: 127.0.0.1]"),
+    _watch("--rollups", metavar="TIME", help="Keep each minute's sums for so long; 0 = none.  [default: 30d]"),
+    _watch("--history", metavar="WHERE", help="Record attempts: off, table or file:PATH.  [default: off]"),
+    _watch("--history-keep", metavar="N", help="The newest of each job's name.  [default: 100]"),
+    _watch("--mask-keys", multiple=True, metavar="KEY,…", help="Mask the values of these keys too; repeat it."),
 ]

@@ -48,13 +48,19 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
 def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
     """Give back the messages whose lease has expired, in these queues or in all. Every pool does this by itself."""
     from jobpool.backend import ReapPolicy
+    from jobpool.death import cause_values
 
     settings = session.settings()
-    policy = ReapPolicy(max_crashes=settings.max_crashes, window=settings.crash_window)
+    policy = ReapPolicy(
+        max_crashes=settings.max_crashes,
+        window=settings.crash_window,
+        back_off=settings.crash_back_off,
+        back_off_cap=settings.crash_back_off_cap,
+    )
     with session.broker() as backend:
         reaped = [one for queue in _queues(backend, names + more) for one in _reap(backend, queue, policy)]
     if json_:
-        answer_json([asdict(one) for one in reaped])
+        answer_json([{**asdict(one), "cause": cause_values(one.cause)} for one in reaped])
         return
     for one in reaped:
         say(f"{one.id}  {one.queue}  {'dead' if one.dead else 'waiting'}  crashes={one.crashes}")

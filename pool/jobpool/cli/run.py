@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jobpool.cli")
 
-LOCAL = frozenset({"sqlite", "memory", "sync"})
-"""Schemes of brokers that only this machine's users reach; on the others unsigned messages deserve a warning."""
-
 
 def _stop(*names: str, **kwargs: Any) -> Callable[[options.Function], options.Function]:
     return option(*names, section="When to stop  [default: when told to]", **kwargs)
@@ -90,7 +87,7 @@ def _read(session: Session, flags: dict[str, Any], mode: dict[str, Any]) -> Star
 
 
 def _announce(pool: PoolSettings) -> None:
-    from jobpool.opening import redact, scheme_of
+    from jobpool.opening import LOCAL, redact, scheme_of
 
     about = {"name": pool.name, "workers": pool.workers, "queues": list(pool.queue_names)}
     log.info("pool starts", extra={"fields": about | {"backend": redact(pool.backend), "apps": list(pool.apps)}})

@@ -117,6 +117,7 @@ def _table(rows: tuple[SlotRow, ...], kept: list[int]) -> RenderableType:
 
 
 def _progress(row: SlotRow) -> str:
+    """How far the job is; of a slot without one, how its last child died."""
     if not row.progress and not row.progress_text:
-        return ""
+        return f"last death: {row.last_death}" if row.last_death and row.state != "busy" else ""
     return f"{row.progress:.0%} {row.progress_text}".rstrip()

@@ -11,7 +11,7 @@ from jobpool.master.on_children import ON_CHILDREN
 from jobpool.master.on_messages import ON_MESSAGES
 from jobpool.master.pool import Pool
 
-_COMMON = frozenset({ev.ChildResult, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted})
+_COMMON = frozenset({ev.ChildResult, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.Asked})
 """What comes all the time and changes nothing about which children there should be."""
 
 
@@ -40,6 +40,10 @@ def _signal(pool: Pool, event: ev.SignalCame) -> None:
         pool.target = max(1, pool.target - 1)
 
 
+def _asked(pool: Pool, event: ev.Asked) -> None:
+    event.make(pool)
+
+
 def _thread_died(pool: Pool, event: ev.ThreadDied) -> None:
     pool.fatal = f"the {event.name} thread of the master failed; leases it held come back when they expire"
     pool.note("critical", "a thread of the master failed: a fault in jobpool, please report it", trace=event.trace)
@@ -49,6 +53,7 @@ def _thread_died(pool: Pool, event: ev.ThreadDied) -> None:
 _APPLY: dict[type[Any], Callable[[Pool, Any], None]] = {
     **ON_MESSAGES,
     **ON_CHILDREN,
+    ev.Asked: _asked,
     ev.SignalCame: _signal,
     ev.ThreadDied: _thread_died,
 }

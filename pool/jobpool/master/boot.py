@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from jobpool.metrics.probes import BOOT_LOOP
+
 FIRST = 0.1
 LONGEST = 30.0
-LOOP_AT = 5
+LOOP_AT = BOOT_LOOP
 """From this many failures in a row, the pool says that it is in a boot loop (health, readiness)."""
 
 

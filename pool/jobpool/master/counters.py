@@ -16,6 +16,7 @@ _FIELD = {
     "jobs_crashed": "crashed",
     "jobs_released": "released",
     "jobs_lease_lost": "lost",
+    "jobs_moved": "moved",
 }
 
 
@@ -35,6 +36,7 @@ class Counters:
     released: int = 0
     lost: int = 0
     reaped: int = 0
+    moved: int = 0
 
     def add(self, names: tuple[str, ...]) -> None:
         """Add 1 to each counter, by its metric name (`jobs_…`)."""

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 
 from jobpool.master import events as ev
@@ -30,6 +31,7 @@ from jobpool.mechanism.frames import (
     run_packet,
     with_ticket,
 )
+from jobpool.mechanism.oomkills import OomKills, find
 from jobpool.mechanism.scoreboard import Scoreboard
 
 FRAMES_AT_ONCE = 128
@@ -40,6 +42,10 @@ COLLECT_EVERY = 0.02
 
 SWEEP_LIMIT = 0.5
 """Seconds for killing what a dead fork server's children left behind."""
+
+
+ORPHANED = "the pool: its fork server has died"
+_KILLERS = {True: "the kernel: out of memory", False: "outside", None: "outside, or the kernel"}
 
 
 class Crew:
@@ -59,6 +65,7 @@ class Crew:
         self._ended: dict[int, ForkServer] = {}
         self._loaded: set[int] = set()
         self._not_ours = linux.direct_children()
+        self._oom_kills = OomKills(find())
 
     # --- waiting ------------------------------------------------------------------------------------
 
@@ -149,10 +156,11 @@ class Crew:
                 done, status, usage = os.wait4(pid, os.WNOHANG)
                 if not done:
                     return []
-                return self._died(_exited(child, pid, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024))
+                exited = _exited(child, pid, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+                return self._died(exited, ORPHANED)
         except ChildProcessError:
             pass  # the fork server had collected it before it died itself
-        return self._died(Exited(child, pid, None, signal.SIGKILL))
+        return self._died(Exited(child, pid, None, signal.SIGKILL), ORPHANED)
 
     def _sweep(self) -> None:
         servers = {server.pid for server in (*self._servers.values(), *self._ended.values())}
@@ -206,16 +214,20 @@ class Crew:
             events.append(ev.ChildBroken(child, str(error), error.closed))
         return events
 
-    def _died(self, exited: Exited) -> list[ev.Event]:
+    def _died(self, exited: Exited, killer: str = "") -> list[ev.Event]:
         """Drain the channel of a collected child: a complete answer counts. Then let go of it."""
         child = exited.child
         line = self._lines.get(child)
         if line is None:
             return []
         events: list[ev.Event] = [e for e in self._read_child(child, line, True) if not isinstance(e, ev.ChildBroken)]
-        started = self._board.slot(self._slot_of[child]).child.nonce
-        stack, output = line.read_trace(), line.read_output()
-        events.append(ev.ChildDied(child, exited, started, line.take_back(), stack, output))
+        page = self._board.slot(self._slot_of[child])
+        started = page.child.nonce
+        said = page.printed.read(started).rstrip("\n"), line.read_output()
+        stack, output = line.read_trace(), "\n".join(filter(None, said))
+        if exited.signal == signal.SIGKILL and not killer:
+            killer = _KILLERS[self._oom_kills.killed_one(time.monotonic())]
+        events.append(ev.ChildDied(child, exited, started, line.take_back(), stack, output, killer))
         self.forget(child)
         return events
 
@@ -262,7 +274,8 @@ class Crew:
         return line.read_trace() if line else ""
 
     def bound_outputs(self) -> None:
-        """Keep the children's output files small, whatever is written to them."""
+        """Keep the children's output files small, whatever is written to them; called about once a second."""
+        self._oom_kills.look(time.monotonic())
         for line in self._lines.values():
             line.bound_output()
 

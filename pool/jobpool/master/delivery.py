@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jobpool.lease import JobLease
+from jobpool.mechanism.frames import Result
 from jobpool.outcome import Outcome
 
 
@@ -21,6 +22,7 @@ class Delivery:
         lost: Its lease has ended: whatever comes of it, nothing is settled.
         acks_itself: Its handler may ack in a transaction of its own, and is given the ticket to do so.
         settling: A settlement is under way: its verdict is fixed, "lost" is ignored.
+        result: What its child said at the end, for metrics and history; None = it has not, or its handler never ran.
     """
 
     lease: JobLease
@@ -33,3 +35,4 @@ class Delivery:
     settling: bool = False
     lost: bool = False
     outcome: Outcome | None = None
+    result: Result | None = None

@@ -5,8 +5,9 @@ Those that come once a job are not frozen: freezing would cost half a microsecon
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobpool.backend import QueueStats, Reaped
 from jobpool.lease import JobLease
@@ -14,6 +15,9 @@ from jobpool.master.delivery import Delivery
 from jobpool.mechanism.frames import Ask, Exited, HandlerInfo, Result
 from jobpool.outcome import Outcome
 from jobpool.settlement import Settled, Settlement
+
+if TYPE_CHECKING:
+    from jobpool.master.pool import Pool
 
 
 @dataclass(slots=True)
@@ -46,10 +50,27 @@ class BrokerAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class BreakerOpened:
+    """Fetches from a queue failed so often that none is made for `cooldown` seconds."""
+
+    queue: str
+    cooldown: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerClosed:
+    """A fetch from the queue was answered again."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answered:
-    """What the backend said to settlements."""
+    """What the backend said to settlements. The call took so many seconds; 0 = it was not measured."""
 
     answers: list[tuple[Delivery, Settlement, Settled]]
+    took: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +182,8 @@ class ChildDied:
     """The death was collected and the channel drained.
 
     `started`: nonce of the last attempt that the child began. `stack`, `output`: what it left behind, capped.
-    `unread`: nonces of the frames that it had not read.
+    `unread`: nonces of the frames that it had not read. `killer`: who sent SIGKILL, if the master did not; "" = nobody,
+    or not known.
     """
 
     child: int
@@ -170,6 +192,7 @@ class ChildDied:
     unread: frozenset[int]
     stack: str
     output: str
+    killer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +212,13 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """Another thread wants something made of the pool's state, on the loop's thread. Quick, and changes nothing."""
+
+    make: Callable[[Pool], object]
+
+
+@dataclass(frozen=True, slots=True)
 class SignalCame:
     number: int
 
@@ -205,6 +235,8 @@ Event = (
     Leased
     | BrokerSilent
     | BrokerAnswered
+    | BreakerOpened
+    | BreakerClosed
     | Answered
     | GivenUp
     | Renewed
@@ -224,6 +256,7 @@ Event = (
     | ChildDied
     | TookBack
     | Sampled
+    | Asked
     | SignalCame
     | ThreadDied
 )

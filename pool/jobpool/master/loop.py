@@ -27,6 +27,7 @@ from jobpool.master.sampler import Sampler
 from jobpool.master.settler import Settler
 from jobpool.master.slots import Slot, SlotState
 from jobpool.master.watch import next_due
+from jobpool.master.watching import Watching
 
 STACK_WAIT = 0.1
 """Seconds for the children's fault handlers to write, before their stacks are logged."""
@@ -47,6 +48,7 @@ class Master:
         lessor: Lessor,
         settler: Settler,
         publisher: Publisher,
+        watching: Watching | None = None,
     ) -> None:
         self._pool = pool
         self._planner = planner
@@ -59,6 +61,7 @@ class Master:
         self._publisher = publisher
         self._renewer = Renewer(backend, pool.settings.ttl, lambda: list(pool.held.values()), inbox)
         self._sampler = Sampler(self._living, inbox)
+        self._watching = watching
         self._batch = Batch()
         self._stacks_due = 0.0
         self._unpublished = True
@@ -67,11 +70,14 @@ class Master:
     def run(self) -> int:
         """Serve until told to stop; return the exit status. Blocks."""
         pool = self._pool
+        observer = self._watching.observer if self._watching else None
         self._start_threads()
         leasing = True
         while leasing or not pool.finished:
             leasing = self._lessor.is_alive()  # asked before the wait: its last leases are among this turn's events
             for event in self._wait():
+                if observer is not None:
+                    observer.note(pool, event)
                 apply(pool, event, time.monotonic())
                 self._note(event)
             for action in self._planner.plan(pool, time.monotonic(), self._clock.boot()):
@@ -108,6 +114,12 @@ class Master:
         match event:
             case ev.Leased():
                 self._lessor.seen()
+            case ev.Answered(answers) if self._pool.open_breakers:
+                self._lessor.answered({delivery.lease.queue for delivery, _, _ in answers})
+            case ev.Renewed(renewals) if self._pool.open_breakers:
+                self._lessor.answered({delivery.lease.queue for delivery, _ in renewals})
+            case ev.Counted(stats) if self._pool.open_breakers:
+                self._lessor.answered(stats)
             case ev.AppLoaded():
                 self._planner.forget_rules()
             case ev.Sampled(samples):
@@ -194,6 +206,9 @@ class Master:
         if pool.is_stopping:
             self._lessor.stop()
         else:
+            if pool.limited:
+                self._lessor.hold(pool.places(), pool.given_back)
+                pool.given_back.clear()
             self._lessor.want(worth_fetching(pool, now))
         if self._stacks_due and now >= self._stacks_due:
             self._log_stacks()
@@ -230,6 +245,9 @@ class Master:
     def _start_threads(self) -> None:
         for thread in (self._lessor, self._settler, self._renewer, self._sampler):
             thread.start()
+        if self._watching is not None:
+            self._watching.observer.attend(self._pool)
+            self._watching.start()
 
     def _end(self) -> None:
         """Let the threads finish, take in the last answers, end the fork servers, publish once more."""
@@ -238,8 +256,12 @@ class Master:
         self._sampler.stop()
         self._settler.join(JOIN_LIMIT)
         for event in self._inbox.take():
+            if self._watching is not None:
+                self._watching.observer.note(self._pool, event)
             apply(self._pool, event, time.monotonic())
         self._crew.close()
+        if self._watching is not None:
+            self._watching.end(self._pool)
         if self._pool.held:
             self._pool.note(
                 "warning", "leases are left to expire: the broker did not answer", count=len(self._pool.held)

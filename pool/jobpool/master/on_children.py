@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from jobpool.death import Death
 from jobpool.master import events as ev
 from jobpool.master.delivery import Delivery
 from jobpool.master.pool import BROKEN_GRACE, Pool, ServerState, remember
 from jobpool.master.slots import Ending, Slot, SlotState
-from jobpool.master.verdicts import cause_of_death, outcome_of_death, outcome_of_result
+from jobpool.master.verdicts import death_of, outcome_of_death, outcome_of_result
 from jobpool.mechanism.frames import Verdict
 from jobpool.outcome import LostLease, NeverStarted, Outcome, Stopped
 
@@ -108,13 +110,14 @@ def _child_result(pool: Pool, event: ev.ChildResult) -> None:
         pool.note("warning", "an answer to an attempt that is not running was ignored", slot=slot.index)
         return
     pool.lookahead.finished(1, pool.now, result.duration)
+    delivery.result = result
     if delivery.lost:
         return
     ident = delivery.lease.id
     if pool.never_started:
         pool.never_started.pop(ident, None)
     seen_for = pool.unknown_for(ident) if result.verdict is Verdict.UNKNOWN_HANDLER else 0.0
-    pool.verdicts.append((delivery, outcome_of_result(result, delivery.handler, seen_for)))
+    pool.verdicts.append((delivery, outcome_of_result(result, delivery.handler, seen_for, slot.peak_rss)))
 
 
 def _child_leaves(pool: Pool, slot: Slot, why: str) -> None:
@@ -146,17 +149,18 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
     unread, rest = _split(slot.deliveries, event.unread)
     slot.deliveries.clear()
     pool.put_back(unread)
+    death = death_of(event.exited, ending, event.killer, event.stack, event.output)
     for delivery in rest:
-        _attempt_died(pool, delivery, event, ending, text)
+        _attempt_died(pool, delivery, event, ending, text, death)
     if was is SlotState.STARTING:
-        pool.boot.failed(cause_of_death(event.exited), pool.now)
+        pool.boot.failed(death.headline, pool.now)
     in_order = not rest and event.exited.code == 0  # told to leave while it was busy, and it did
     if ending not in (Ending.RECYCLE, Ending.RETIRE, Ending.STOP) and not in_order:
-        _note_death(pool, slot, event, ending)
+        _note_death(pool, slot, event, ending, death)
 
 
-def _note_death(pool: Pool, slot: Slot, event: ev.ChildDied, ending: Ending) -> None:
-    cause = cause_of_death(event.exited, ending.value if ending is not Ending.NONE else "")
+def _note_death(pool: Pool, slot: Slot, event: ev.ChildDied, ending: Ending, death: Death) -> None:
+    cause = death.headline
     slot.last_death = cause
     if ending is Ending.TIMEOUT:
         slot.timeouts += 1
@@ -165,14 +169,16 @@ def _note_death(pool: Pool, slot: Slot, event: ev.ChildDied, ending: Ending) -> 
     pool.note("warning", "a child died", slot=slot.index, pid=event.exited.pid, cause=cause)
 
 
-def _attempt_died(pool: Pool, delivery: Delivery, event: ev.ChildDied, ending: Ending, text: str) -> None:
+def _attempt_died(pool: Pool, delivery: Delivery, event: ev.ChildDied, ending: Ending, text: str, death: Death) -> None:
     if delivery.lost:
         return
     started = delivery.nonce == event.started
+    if not started:
+        death = replace(death, output="")  # what is there was printed by the attempt before
     if started or ending in (Ending.TIMEOUT, Ending.STOP, Ending.LOST):
-        outcome = outcome_of_death(event.exited, ending, text, event.stack, event.output)
+        outcome = outcome_of_death(ending, text, death)
     else:
-        outcome = _never_started_outcome(pool, delivery, cause_of_death(event.exited))
+        outcome = _never_started_outcome(pool, delivery, death.to_text())
     if isinstance(outcome, LostLease):
         pool.lose(delivery)
     else:

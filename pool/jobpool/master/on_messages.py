@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from jobpool.death import cause_headline
 from jobpool.headline import headline
 from jobpool.master import events as ev
 from jobpool.master.delivery import Delivery
 from jobpool.master.pool import Pool
 from jobpool.mechanism.frames import Reply
-from jobpool.outcome import NotRun, Outcome, Succeeded, UnknownHandler
+from jobpool.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
 from jobpool.policy.decide import counters_of
-from jobpool.settlement import Abandon, Ack, Release, Settled, Settlement
+from jobpool.settlement import Abandon, Ack, Move, Release, Settled, Settlement
 
 
 def _leased(pool: Pool, event: ev.Leased) -> None:
@@ -36,7 +37,20 @@ def _take_in(pool: Pool, inspected: ev.Inspected) -> None:
     if outcome is None:
         pool.ready.append(delivery)
     else:
+        if type(outcome) is NewerWire:
+            _note_newer(pool, delivery, outcome.version)
         pool.verdicts.append((delivery, outcome))
+
+
+def _note_newer(pool: Pool, delivery: Delivery, version: int) -> None:
+    pool.note(
+        "warning",
+        "a message is of a newer version",
+        id=delivery.lease.id,
+        queue=delivery.lease.queue,
+        version=version,
+        mend="it is given back for a newer jobpool to run: upgrade this one",
+    )
 
 
 def _prepare(pool: Pool, delivery: Delivery) -> Outcome | None:
@@ -81,6 +95,22 @@ def _broker_answered(pool: Pool, _: ev.BrokerAnswered) -> None:
     pool.broker_silent = False
 
 
+def _breaker_opened(pool: Pool, event: ev.BreakerOpened) -> None:
+    pool.open_breakers.add(event.queue)
+    pool.note(
+        "error",
+        "the circuit breaker of a queue is open: nothing is fetched from it for now",
+        queue=event.queue,
+        cooldown=event.cooldown,
+        error=event.error,
+    )
+
+
+def _breaker_closed(pool: Pool, event: ev.BreakerClosed) -> None:
+    pool.open_breakers.discard(event.queue)
+    pool.note("warning", "the circuit breaker of a queue is closed again", queue=event.queue)
+
+
 def _answered(pool: Pool, event: ev.Answered) -> None:
     for delivery, settlement, answer in event.answers:
         pool.held.pop(delivery.nonce, None)
@@ -97,8 +127,12 @@ def _count(pool: Pool, delivery: Delivery, settlement: Settlement, answer: Settl
         pool.note("warning", "a settlement was refused", id=lease.id, queue=lease.queue, answer=answer.value)
     elif isinstance(settlement, Abandon):
         _note_dead(pool, delivery, settlement)
+    elif isinstance(settlement, Move):
+        _note_moved(pool, delivery, settlement)
     if isinstance(settlement, Release):
         pool.leased_total -= 1
+        if pool.limited and not settlement.begun:
+            pool.given_back.add(delivery.lease.queue)
     else:
         pool.ended_total += 1
     if delivery.outcome is not None:
@@ -109,20 +143,29 @@ def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
     lease = delivery.lease
     pool.note(
         "critical",
-        "a message is dead",
+        # An event of its own: the log thins out each by itself, and a flood of forgeries must not hide real deaths.
+        "a message is rejected" if settlement.reason == "rejected" else "a message is dead",
         id=lease.id,
         handler=delivery.handler or None,
+        name=lease.envelope.name if delivery.handler else None,  # nothing in what was rejected is to be believed
         queue=lease.queue,
         attempts=lease.attempts + 1,
         reason=settlement.reason,
         error=headline(settlement.error),
+        cause=cause_headline(settlement.cause),
     )
+
+
+def _note_moved(pool: Pool, delivery: Delivery, move: Move) -> None:
+    lease = delivery.lease
+    why = cause_headline(move.cause)
+    pool.note("warning", "a message goes on in another queue", id=lease.id, queue=lease.queue, to=move.queue, cause=why)
 
 
 def _given_up(pool: Pool, event: ev.GivenUp) -> None:
     for delivery in event.deliveries:
         pool.held.pop(delivery.nonce, None)
-        pool.counters.lost += 1
+        pool.count_lost(delivery)
         pool.note("warning", "a lease ended before the broker answered its settlement", id=delivery.lease.id)
 
 
@@ -144,7 +187,7 @@ def _reap_done(pool: Pool, event: ev.ReapDone) -> None:
                 "a message is dead: crash limit",
                 id=reaped.id,
                 queue=reaped.queue,
-                cause=headline(reaped.cause),
+                cause=cause_headline(reaped.cause),
             )
 
 
@@ -163,6 +206,8 @@ ON_MESSAGES: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.Leased: _leased,
     ev.BrokerSilent: _broker_silent,
     ev.BrokerAnswered: _broker_answered,
+    ev.BreakerOpened: _breaker_opened,
+    ev.BreakerClosed: _breaker_closed,
     ev.Answered: _answered,
     ev.GivenUp: _given_up,
     ev.Renewed: _renewed,

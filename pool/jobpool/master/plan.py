@@ -7,9 +7,12 @@ ready, then whatever is due by the clock. Marking a slot busy, or a child killed
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
+from jobpool.deadletters import copy_of_abandoned
 from jobpool.definition import JobDefinition
+from jobpool.errors import JobpoolError
 from jobpool.master import actions as act
 from jobpool.master.actions import Action
 from jobpool.master.delivery import Delivery
@@ -20,9 +23,9 @@ from jobpool.master.upkeep import keep_children, keep_servers
 from jobpool.master.verdicts import checked
 from jobpool.master.watch import lose_expired, watch
 from jobpool.outcome import NotRun, Outcome
-from jobpool.policy.decide import Rules, decide
+from jobpool.policy.decide import Rules, counts_as_attempt, decide
 from jobpool.policy.retry import RetryPolicy
-from jobpool.settlement import Leave
+from jobpool.settlement import Abandon, Leave
 
 CHECK_EVERY = 0.01
 """Seconds between two looks at everything that is due by the clock, while the loop is busy."""
@@ -75,6 +78,8 @@ class Planner:
             if isinstance(settlement, Leave):
                 _leave(pool, delivery, outcome, settlement)
             else:
+                if type(settlement) is Abandon and pool.settings.dead_letter_queue:
+                    settlement = self._with_copy(pool, delivery, outcome, settlement)
                 delivery.settling = True
                 delivery.outcome = outcome
                 actions.append(act.Settle(delivery, settlement))
@@ -85,10 +90,28 @@ class Planner:
             max_retries=info.max_retries if info else None,
             unknown_handler_grace=pool.settings.unknown_handler_grace,
             can_forfeit=self.can_forfeit,
+            on_crash=pool.settings.on_crash,
+            on_crash_queue=pool.settings.on_crash_queue,
+            on_memory_limit_queue=pool.settings.on_memory_limit_queue,
+            max_crashes=pool.settings.max_crashes,
         )
         if info:
             self._rules[handler] = rules
         return rules
+
+    def _with_copy(self, pool: Pool, delivery: Delivery, outcome: Outcome, settlement: Abandon) -> Abandon:
+        """The same, with what goes to the queue of failed payloads. A copy that is refused never holds up a death."""
+        lease, queue = delivery.lease, pool.settings.dead_letter_queue or ""
+        try:
+            attempts = lease.attempts + counts_as_attempt(outcome)
+            copy = copy_of_abandoned(lease, settlement, attempts, queue, datetime.now(UTC))
+            if copy is None:
+                return settlement
+            self.check(copy)
+        except JobpoolError as error:
+            pool.note("warning", "a dead letter is not forwarded", id=lease.id, to=queue, error=str(error))
+            return settlement
+        return replace(settlement, follow_ups=(copy,))
 
     def forget_rules(self) -> None:
         """The table of handlers has changed."""
@@ -99,7 +122,7 @@ def _leave(pool: Pool, delivery: Delivery, outcome: Outcome, leave: Leave) -> No
     if pool.held.pop(delivery.nonce, None) is None:
         return
     delivery.lost = True
-    pool.counters.lost += 1
+    pool.count_lost(delivery)
     pool.note(
         "warning", "a message is left to its lease", id=delivery.lease.id, why=leave.why, after=type(outcome).__name__
     )

@@ -6,7 +6,8 @@ What must be said to a person is noted in `notes` and logged by the loop.
 from __future__ import annotations
 
 import signal
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
@@ -105,6 +106,10 @@ class Pool:
     stacks_asked: bool = False
     fatal: str = ""
     broker_silent: bool = False
+    open_breakers: set[str] = field(default_factory=set)
+    """Queues from which nothing is fetched for now, because fetches from them have failed."""
+    given_back: set[str] = field(default_factory=set)
+    """Limited queues with starts that were granted and not used; the loop tells the lease thread."""
     leased_total: int = 0
     ended_total: int = 0
     checked_at: float = 0.0
@@ -113,6 +118,8 @@ class Pool:
     nonce: int = 0
     _child: int = 0
     _generation: int = 0
+    on_lost: Callable[[Delivery], None] | None = None
+    """Told of each lease that was lost, where somebody counts them."""
     never_started: dict[str, int] = field(default_factory=dict)
     unknown_since: dict[str, float] = field(default_factory=dict)
 
@@ -146,6 +153,15 @@ class Pool:
         """The fork server that new children come from."""
         return self.servers.get(self.generation)
 
+    @property
+    def limited(self) -> bool:
+        """Whether a queue has a limit of its own."""
+        return bool(self.settings.concurrency_limits or self.settings.rate_limits)
+
+    def places(self) -> dict[str, int]:
+        """How many guarded deliveries of each queue are held; asked only where queues have limits."""
+        return Counter(d.lease.queue for d in self.held.values() if d.lease.guards is not None)
+
     # --- changing -----------------------------------------------------------------------------------
 
     def unknown_for(self, ident: str) -> float:
@@ -158,10 +174,16 @@ class Pool:
         if delivery.lost or self.held.pop(delivery.nonce, None) is None:
             return
         delivery.lost = True
-        self.counters.lost += 1
+        self.count_lost(delivery)
         self.note("warning", "a lease was lost", id=delivery.lease.id, queue=delivery.lease.queue)
         if delivery.slot < 0 and delivery in self.ready:
             self.ready.remove(delivery)
+
+    def count_lost(self, delivery: Delivery) -> None:
+        """Its lease has ended unsettled."""
+        self.counters.lost += 1
+        if self.on_lost is not None:
+            self.on_lost(delivery)
 
     def put_back(self, deliveries: list[Delivery]) -> None:
         """What no child has read is ready again, in front; at a stop it is given back."""

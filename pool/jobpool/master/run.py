@@ -13,7 +13,9 @@ from setproctitle import setproctitle
 
 from jobpool.backend import QueueBackend, ReapPolicy
 from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.master.breakers import BreakerSettings
 from jobpool.master.crew import Crew
+from jobpool.master.guarding import check_key_store
 from jobpool.master.inbox import Inbox
 from jobpool.master.inspection import Inspector
 from jobpool.master.lessor import Lessor
@@ -24,10 +26,13 @@ from jobpool.master.publisher import Publisher
 from jobpool.master.settings import PoolSettings
 from jobpool.master.settler import COUNT_EVERY, Settler
 from jobpool.master.signals import Signals
+from jobpool.master.watching import Watching, watching
 from jobpool.mechanism import linux
 from jobpool.mechanism.boot import ChildOptions, ForkServerConfig
 from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.metrics.collector import MetricsCollector
 from jobpool.opening import open_backend, redact
+from jobpool.policy.guarding import Limits
 from jobpool.policy.retry import RetryPolicy
 from jobpool.signing import EnvelopeSigner
 
@@ -45,7 +50,11 @@ BROKER_INTERVAL = COUNT_EVERY
 
 
 def run_pool(
-    settings: PoolSettings, *, backend: QueueBackend | None = None, on_start: Callable[[Scoreboard], None] | None = None
+    settings: PoolSettings,
+    *,
+    backend: QueueBackend | None = None,
+    on_start: Callable[[Scoreboard], None] | None = None,
+    collector: MetricsCollector | None = None,
 ) -> int:
     """Run a pool until it is told to stop; its exit status: 0, or 1 with `fail_on_dead`.
 
@@ -53,6 +62,7 @@ def run_pool(
         settings: Checked by whoever made them.
         backend: Instead of opening `settings.backend`; the caller closes it.
         on_start: Called once with the scoreboard, before the first child.
+        collector: Is told what the pool's own metrics count, as it happens.
 
     Raises:
         ConfigurationError: The machine or a setting cannot work.
@@ -70,11 +80,14 @@ def run_pool(
             raise ConfigurationError(
                 f"a pool cannot serve {broker.scheme}://, which runs jobs as they are enqueued; use sqlite:///jobpool.db"
             )
+        check_key_store(limits_of(settings), broker)
+        for unserved in unserved_limits(settings):
+            log.warning("a limit limits nothing here", extra={"fields": {"limit": unserved}})
         broker.ping()
         for caution in broker.cautions():
             log.warning("the broker's settings", extra={"fields": {"caution": caution}})
         with Scoreboard.create(settings.board_path, slot_count(settings.workers)) as board:
-            return _run(settings, broker, signer, board, on_start)
+            return _run(settings, broker, signer, board, on_start, collector)
     finally:
         if backend is None:
             broker.close()
@@ -86,22 +99,26 @@ def _run(
     signer: EnvelopeSigner,
     board: Scoreboard,
     on_start: Callable[[Scoreboard], None] | None,
+    collector: MetricsCollector | None,
 ) -> int:
     linux.become_subreaper()
     setproctitle(f"jobpool: master [{settings.name}] {' '.join(settings.queue_names)}")
     pool = Pool(settings, now=backend.clock.mono(), acks_in_transaction=backend.capabilities.ack_in_transaction)
     signals, inbox = Signals(), Inbox()
+    watched = watching(settings, backend, board, inbox, _version(), collector)
     crew = Crew(fork_server_config(settings), board, os.environ)
     try:
         signals.install()
         crew.watch(signals.fileno(), signals.read)
-        master = _master(settings, pool, backend, signer, board, crew, inbox)
+        master = _master(settings, pool, backend, signer, board, crew, inbox, watched)
         if on_start:
             on_start(board)
         gc.collect()
         gc.freeze()
         status = master.run()
     finally:
+        if watched is not None:
+            watched.close()
         signals.close()
         inbox.close()
     if pool.fatal:
@@ -117,10 +134,16 @@ def _master(
     board: Scoreboard,
     crew: Crew,
     inbox: Inbox,
+    watched: Watching | None,
 ) -> Master:
     every = COUNT_EVERY_UNTIL_EMPTY if settings.until_empty else COUNT_EVERY
-    reaping = ReapPolicy(max_crashes=settings.max_crashes, window=settings.crash_window)
-    settler = Settler(backend, settings.queue_names, settings.ttl, reaping, inbox, every)
+    reaping = ReapPolicy(
+        max_crashes=settings.max_crashes,
+        window=settings.crash_window,
+        back_off=settings.crash_back_off,
+        back_off_cap=settings.crash_back_off_cap,
+    )
+    settler = Settler(backend, settings.queue_names, settings.ttl, reaping, inbox, every, settings.dead_letter_queue)
     publisher = Publisher(
         board,
         name=settings.name,
@@ -136,10 +159,46 @@ def _master(
         backend=backend,
         crew=crew,
         inbox=inbox,
-        lessor=Lessor(backend, settings.queues, settings.ttl, Inspector(signer, settings.queue_handlers), inbox),
+        lessor=_lessor(settings, backend, signer, inbox),
         settler=settler,
         publisher=publisher,
+        watching=watched,
     )
+
+
+def _lessor(settings: PoolSettings, backend: QueueBackend, signer: EnvelopeSigner, inbox: Inbox) -> Lessor:
+    return Lessor(
+        backend,
+        settings.queues,
+        settings.ttl,
+        Inspector(signer, settings.queue_handlers),
+        inbox,
+        limits_of(settings),
+        BreakerSettings(settings.breaker_threshold, settings.breaker_cooldown, settings.breaker_max_cooldown),
+    )
+
+
+def limits_of(settings: PoolSettings) -> Limits:
+    """What the settings limit. Raises `ConfigurationError`."""
+    return Limits(
+        idempotency_ttl=settings.idempotency_ttl,
+        concurrency=settings.concurrency_limits,
+        concurrency_per_key=settings.concurrency_per_key,
+        rates=settings.rate_limits,
+        rates_per_key=settings.rate_per_key,
+    )
+
+
+def unserved_limits(settings: PoolSettings) -> list[str]:
+    """A sentence for each limit of a queue that the pool does not serve: meant for another pool, or mistyped."""
+    tables = ("concurrency_limits", "concurrency_per_key", "rate_limits", "rate_per_key")
+    named = [(table, queue) for table in tables for queue in getattr(settings, table)]
+    served = ", ".join(map(repr, settings.queue_names))
+    return [
+        f"{table} limits queue {queue!r}, which this pool does not serve; it serves {served}"
+        for table, queue in named
+        if queue not in settings.queue_names
+    ]
 
 
 def retry_policy(settings: PoolSettings) -> RetryPolicy:

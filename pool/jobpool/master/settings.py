@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+from jobpool.guards import IDEMPOTENCY_TTL
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +25,34 @@ class PoolSettings:
         stop_grace: How long a stop lets running attempts go on.
         boot_timeout: How long an import of the app, or the boot of a child, may take.
         max_crashes: Crashes within `crash_window` beyond which a message is dead; 0 = no limit.
+        crash_back_off: Upper edge of the random delay after the second crash; doubles with each.
+        crash_back_off_cap: Where the doubling ends.
+        on_crash: `forfeit` the lease of a crashed message, so that it is recovered at once, or let it `expire`.
+        on_crash_queue: Where a crashed message goes on; None = it stays in its queue.
+        on_memory_limit_queue: The same after a kill for the memory limit.
+        dead_letter_queue: Where copies of failed payloads go; None = nowhere.
         retry: Strategy (`none`, `fixed`, `exponential`) with the `retry_*` fields of `RetryPolicy`.
         memory_limit: A child whose resident size is above this is killed, as a failed attempt; 0 = no limit.
         recycle_memory: A child above this after an attempt is replaced; 0 = never.
         max_jobs: A child is replaced after this many attempts (± `max_jobs_jitter`); 0 = never.
         queue_handlers: Queue → the only handlers that may run there; absent = all.
+        idempotency_ttl: For how long a done idempotency key is remembered.
+        concurrency_limits: Queue → so many of its jobs run at a time, in all pools; absent = no limit.
+        concurrency_per_key: Queue → so many of those that share a concurrency key.
+        rate_limits: Queue → so many of its jobs are started in a minute, in all pools.
+        rate_per_key: Queue → so many of those that share a concurrency key.
+        breaker_threshold: Failed fetches in a row that open a queue's circuit breaker; 0 = never.
+        breaker_cooldown: How long it is open first, doubling up to `breaker_max_cooldown`.
         max_total: Stop after this many messages were settled; 0 = no limit.
         until_empty: Stop when nothing is waiting, delayed or leased any more.
         fail_on_dead: Exit with 1 if a message became a dead letter.
         on_lease_lost: `kill` the child, or let it `finish` with its result dropped.
+        metrics_port: TCP port of `/metrics`, `/livez` and `/readyz`; 0 = any free one; None = not served.
+        metrics_host: Address on which they are served.
+        rollups: For how long each minute's sums are kept in the broker, where it keeps keys; 0 = there are none.
+        history: Where attempts are recorded: `off`, `table` or `file:PATH`.
+        history_keep: So many of each job's name, the newest.
+        mask_keys: Keys whose values are masked in the history, besides those that always are.
         broker_timeout: How long a call may take before the broker counts as silent; None = the backend's own limit.
         board_path: Where the scoreboard lives; None = in memory only, invisible from outside.
     """
@@ -48,6 +70,12 @@ class PoolSettings:
     boot_timeout: float = 60.0
     max_crashes: int = 5
     crash_window: float = 72 * 3600.0
+    crash_back_off: float = 1.0
+    crash_back_off_cap: float = 60.0
+    on_crash: Literal["forfeit", "expire"] = "forfeit"
+    on_crash_queue: str | None = None
+    on_memory_limit_queue: str | None = None
+    dead_letter_queue: str | None = None
     retry: str = "none"
     retry_base: float = 5.0
     retry_multiplier: float = 2.0
@@ -61,10 +89,24 @@ class PoolSettings:
     memory_limit: int = 0
     recycle_memory: int = 0
     queue_handlers: dict[str, list[str]] = field(default_factory=dict)
+    idempotency_ttl: float = IDEMPOTENCY_TTL
+    concurrency_limits: dict[str, int] = field(default_factory=dict)
+    concurrency_per_key: dict[str, int] = field(default_factory=dict)
+    rate_limits: dict[str, int] = field(default_factory=dict)
+    rate_per_key: dict[str, int] = field(default_factory=dict)
+    breaker_threshold: int = 5
+    breaker_cooldown: float = 2.0
+    breaker_max_cooldown: float = 60.0
     max_total: int = 0
     until_empty: bool = False
     fail_on_dead: bool = False
     on_lease_lost: str = "kill"
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    rollups: float = 30 * 86400.0
+    history: str = "off"
+    history_keep: int = 100
+    mask_keys: tuple[str, ...] = ()
     broker_timeout: float | None = None
     board_path: str | None = None
     sys_path: tuple[str, ...] = ()

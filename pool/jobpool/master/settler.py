@@ -16,6 +16,7 @@ from jobpool.backend import QueueBackend, QueueStats, ReapPolicy
 from jobpool.errors import BackendUnavailable
 from jobpool.master.delivery import Delivery
 from jobpool.master.events import Answered, Counted, GivenUp, ReapDone
+from jobpool.master.forwarding import Forwarder
 from jobpool.master.inbox import Inbox
 from jobpool.master.outage import Outage
 from jobpool.master.produce import produce
@@ -43,6 +44,7 @@ class Settler(MasterThread):
         policy: ReapPolicy,
         inbox: Inbox,
         count_every: float,
+        dead_letter_queue: str | None = None,
     ) -> None:
         super().__init__("settle", inbox)
         self._backend = backend
@@ -53,6 +55,7 @@ class Settler(MasterThread):
         self._work: deque[Work] = deque()
         self._asked: deque[tuple[int, Ask]] = deque()
         self._outage = Outage(inbox, self._halt)
+        self._forwarder = Forwarder(backend, dead_letter_queue)
         self.reap_every = ttl / 3
         self._count_every = count_every
         self._reap_at = 0.0
@@ -119,6 +122,7 @@ class Settler(MasterThread):
     def _settle(self, batch: list[Work], call_id: str) -> None:
         while True:
             pairs = [(delivery.lease, settlement) for delivery, settlement in batch]
+            asked_at = self._clock.mono()
             try:
                 answers = self._backend.settle_many(pairs, call_id)
             except BackendUnavailable as error:
@@ -128,7 +132,8 @@ class Settler(MasterThread):
                 self._outage.failed(error)
                 continue
             self._note_answer()
-            self._inbox.put(Answered([(d, s, a) for (d, s), a in zip(batch, answers, strict=True)]))
+            took = self.answered_at - asked_at
+            self._inbox.put(Answered([(d, s, a) for (d, s), a in zip(batch, answers, strict=True)], took))
             self._reap_forfeited({d.lease.queue for d, s in batch if isinstance(s, Forfeit)})
             return
 
@@ -146,10 +151,13 @@ class Settler(MasterThread):
         now = self._clock.mono()
         if now >= self._reap_at:
             self._reap_at = now + self.reap_every * random.uniform(0.8, 1.2)
+            if self._forwarder.is_behind:  # what an outage has left
+                self._try(self._forwarder.forward)
             self._try(self._reap_all)
         if now >= self._count_at:
             self._count_at = now + self._count_every
-            self._try(self._count)
+            if not self._try(self._count):
+                self._count_at = 0.0  # again after the pause: a good answer ends the cooldown of the fetches' breakers
 
     def _reap_all(self) -> None:
         for queue in self._queues:
@@ -160,19 +168,22 @@ class Settler(MasterThread):
         self.reaped_at = self._clock.mono()
         if reaped:
             self._inbox.put(ReapDone(reaped))
+            self._forwarder.died(reaped)
+            self._forwarder.forward()
 
     def _count(self) -> None:
         stats: dict[str, QueueStats] = {queue: self._backend.stats(queue) for queue in self._queues}
         self._inbox.put(Counted(stats))
 
-    def _try(self, call: Callable[[], None]) -> None:
-        """Make a call that may be left out when the broker is silent: it comes round again."""
+    def _try(self, call: Callable[[], None]) -> bool:
+        """Make a call that may be left out when the broker is silent: it comes round again. Whether it was answered."""
         try:
             call()
         except BackendUnavailable as error:
             self._outage.failed(error)
-        else:
-            self._note_answer()
+            return False
+        self._note_answer()
+        return True
 
     def _note_answer(self) -> None:
         self.answered_at = self._clock.mono()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
+from jobpool.death import Death
 from jobpool.definition import JobDefinition
 from jobpool.errors import InvalidJob, JobpoolError
 from jobpool.master.slots import Ending
@@ -35,8 +36,13 @@ def outcome_of(
     after: float,
     follow_ups: tuple[JobDefinition, ...],
     seen_for: float,
+    output: str = "",
+    peak: int = 0,
 ) -> Outcome:
-    """What a child's (or `QueueWorker`'s) own word on an attempt means. `seen_for`: see `UnknownHandler`."""
+    """What a child's (or `QueueWorker`'s) own word on an attempt means. `seen_for`: see `UnknownHandler`.
+
+    `output` and `peak` (bytes) are for the record of a timeout.
+    """
     match verdict:
         case Verdict.SUCCEEDED:
             return Succeeded(follow_ups)
@@ -49,15 +55,15 @@ def outcome_of(
         case Verdict.SNOOZE:
             return Snoozed(after)
         case Verdict.TIMEOUT:
-            return TimedOut(error)
+            return TimedOut(error, by_alarm(error, peak, output).to_text())
         case Verdict.UNKNOWN_HANDLER:
             return UnknownHandler(handler, seen_for)
         case Verdict.NOT_ALLOWED:
             return HandlerNotAllowed(handler)
 
 
-def outcome_of_result(result: Result, handler: str, seen_for: float) -> Outcome:
-    """What a child's `Result` means."""
+def outcome_of_result(result: Result, handler: str, seen_for: float, peak: int = 0) -> Outcome:
+    """What a child's `Result` means. `peak`: bytes, the highest resident size of the child that was seen."""
     if result.verdict is Verdict.SUCCEEDED and not result.follow_ups:
         return SUCCEEDED
     try:
@@ -71,6 +77,8 @@ def outcome_of_result(result: Result, handler: str, seen_for: float) -> Outcome:
         after=result.after,
         follow_ups=follow_ups,
         seen_for=seen_for,
+        output=result.output,
+        peak=peak,
     )
 
 
@@ -86,33 +94,68 @@ def checked(outcome: Outcome, check: Callable[[JobDefinition], object]) -> Outco
     return outcome
 
 
-def outcome_of_death(exited: Exited, ending: Ending, ending_text: str, stack: str, output: str) -> Outcome:
+def outcome_of_death(ending: Ending, ending_text: str, death: Death) -> Outcome:
     """What it means for the running attempt that its child died before it answered."""
     match ending:
         case Ending.TIMEOUT:
-            return TimedOut(_join(ending_text, users_stack(stack)))
+            return TimedOut(_join(ending_text, death.stack), death.to_text())
         case Ending.MEMORY:
-            return MemoryExceeded(_join(ending_text, users_stack(stack)))
+            return MemoryExceeded(_join(ending_text, death.stack), death.to_text())
         case Ending.STOP:
             return Stopped()
         case Ending.LOST:
             return LostLease()
         case _:
-            return Crashed(_join(cause_of_death(exited, ending_text), users_stack(stack), output))
+            return Crashed(death.to_text())
 
 
-def cause_of_death(exited: Exited, said: str = "") -> str:
-    """One line: how the process ended, and with how much memory and CPU time."""
+def death_of(exited: Exited, ending: Ending, killer: str = "", stack: str = "", output: str = "") -> Death:
+    """The record of a child's death. `killer`: who sent SIGKILL, as far as it is known, if the master did not."""
+    return Death(
+        _OWN_WORDS.get(ending) or how_it_ended(exited),
+        sent_by=sender_of(exited, ending, killer),
+        stack=users_stack(stack),
+        peak_memory=exited.peak_rss,
+        cpu_seconds=round(exited.cpu_seconds, 3),
+        output=output.strip(),
+        core=exited.core,
+    )
+
+
+def by_alarm(error: str, peak: int = 0, output: str = "") -> Death:
+    """The record of an attempt that its alarm ended in the handler: the child lives, and has told the stack itself."""
+    return Death("timeout", f"the pool: {Ending.TIMEOUT.value}", error.partition("\n")[2], peak, output=output.strip())
+
+
+def how_it_ended(exited: Exited) -> str:
+    """`killed by SIGSEGV`, `exited with status 3`."""
     if exited.signal is not None:
-        how = f"killed by {signal_name(exited.signal)}"
-    elif exited.code == 0:
-        how = "exited with status 0 in the middle of an attempt"
-    else:
-        how = f"exited with status {exited.code}"
-    core = ", core dumped" if exited.core else ""
-    peak = exited.peak_rss / 2**20
-    note = f" ({said})" if said else ""
-    return f"{how}{note}{core}; peak memory {peak:.0f} MiB, CPU {exited.cpu_seconds:.2f} s"
+        return f"killed by {signal_name(exited.signal)}"
+    if exited.code == 0:
+        return "exited with status 0 in the middle of an attempt"
+    return f"exited with status {exited.code}"
+
+
+def sender_of(exited: Exited, ending: Ending, killer: str) -> str:
+    """Who ended it. What a process sends itself by number cannot be told from what others send, but for faults."""
+    number = exited.signal
+    if ending in _OWN_WORDS or (number == signal.SIGKILL and ending is not Ending.NONE):
+        return f"the pool: {_OWN_WORDS.get(ending, ending.value)}"
+    if number is None or number in _FAULTS:
+        return "itself"
+    if number in _LIMITS:
+        return "the kernel: a resource limit"
+    return killer or "outside, or the kernel" if number == signal.SIGKILL else "outside"
+
+
+_OWN_WORDS = {Ending.TIMEOUT: "timeout", Ending.MEMORY: "memory limit"}
+_FAULTS = frozenset(
+    {
+        *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
+        *(signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
+    }
+)
+_LIMITS = frozenset({signal.SIGXCPU, signal.SIGXFSZ})
 
 
 def signal_name(number: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-VERSION = 1
+VERSION = 2
 """Raise it with any change of a table below."""
 
 PAGE = 4096
@@ -85,7 +85,7 @@ HEADER = Layout(
     "the master",
     words("pid workers ready boot_failures draining generation"),
     reals("started started_wall loop_at broker_ok_at broker_interval reaped_at reap_interval"),
-    words("fetched succeeded failed requeued dead skipped rejected timed_out crashed released lost reaped"),
+    words("fetched succeeded failed requeued dead skipped rejected timed_out crashed released lost reaped moved"),
     texts(64, "name version"),
     texts(512, "queues backend problem"),
 )
@@ -113,4 +113,11 @@ MASTER = Layout(
     reals("cpu since"),
     texts(16, "state"),
     texts(200, "last_death"),
+)
+
+PRINTED = Layout(
+    MASTER.end,
+    "the child that fills the slot, any one of its threads; without the lock, for it is read once the child is dead",
+    words("nonce total"),
+    texts(2048, "ring"),
 )

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from jobpool.mechanism.board_layout import CHILD, HEADER, MASTER, PROGRESS, WORD, Layout, Memory
+from jobpool.mechanism.board_layout import CHILD, HEADER, MASTER, PRINTED, PROGRESS, WORD, Layout, Memory
 from jobpool.mechanism.board_views import ChildState, ChildView, HeaderView, MasterView
 
 READ_LIMIT = 0.001
@@ -21,6 +21,8 @@ _SINCE, _STARTED, _DEADLINE = (CHILD.at[name] for name in ("since", "started", "
 _IDENT, _QUEUE, _HANDLER = (CHILD.at[name] for name in ("ident", "queue", "handler"))
 _NAME_ROOM = CHILD.fields["ident"].room
 _FOR_NONCE, _FRACTION, _TEXT = (PROGRESS.at[name] for name in ("nonce", "fraction", "text"))
+_PRINTED_FOR, _TOTAL, _RING = (PRINTED.at[name] for name in ("nonce", "total", "ring"))
+_RING_START, _RING_ROOM = (_RING + 1) * WORD, PRINTED.fields["ring"].room
 _TEXT_ROOM = PROGRESS.fields["text"].room
 
 
@@ -262,3 +264,43 @@ class ChildPart:
     def release(self) -> None:
         self._memory.release()
         self._progress.release()
+
+
+class PrintedPart:
+    """The last of what the running attempt has printed, where a kill cannot take it away.
+
+    `write` is called in the child. A thread that writes at the same time may lose some of it to another.
+    """
+
+    def __init__(self, memory: Memory, child: Memory) -> None:
+        self._memory = memory
+        self._words = memory.words
+        self._ring = memory.bytes[_RING_START : _RING_START + _RING_ROOM]
+        self._child = child.words
+
+    def write(self, data: bytes) -> None:
+        """Add to it; the first bytes of an attempt take the place of those of the one before."""
+        words = self._words
+        if words[_PRINTED_FOR] != self._child[_NONCE]:
+            words[_TOTAL] = 0
+            words[_PRINTED_FOR] = self._child[_NONCE]
+        total = words[_TOTAL]
+        kept = data[-_RING_ROOM:]
+        at = (total + len(data) - len(kept)) % _RING_ROOM
+        first = min(len(kept), _RING_ROOM - at)
+        self._ring[at : at + first] = kept[:first]
+        self._ring[: len(kept) - first] = kept[first:]
+        words[_TOTAL] = total + len(data)
+
+    def read(self, nonce: int) -> str:
+        """What attempt `nonce` has printed, its last 2 KiB; "" when another was the last to print."""
+        total = self._words[_TOTAL]
+        if self._words[_PRINTED_FOR] != nonce or not total:
+            return ""
+        at = total % _RING_ROOM if total > _RING_ROOM else 0
+        ring = bytes(self._ring[: min(total, _RING_ROOM)])
+        return (ring[at:] + ring[:at]).decode("utf-8", "replace")
+
+    def release(self) -> None:
+        self._ring.release()
+        self._memory.release()

@@ -96,7 +96,7 @@ class HeaderView:
         loop_at: When the master's loop last turned.
         broker_ok_at: When the broker last answered; it is asked at least every `broker_interval` seconds.
         reaped_at: When the reaper last ran; it runs every `reap_interval` seconds.
-        fetched … reaped: Counters since the start (SEMANTICS "Worker pipeline").
+        fetched … moved: Counters since the start (SEMANTICS "Worker pipeline").
         queues: Names, with a space between two.
         backend: Its URL without secrets.
         problem: One sentence on why the pool is not well; "" = it is.
@@ -127,6 +127,7 @@ class HeaderView:
     released: int
     lost: int
     reaped: int
+    moved: int
     name: str
     version: str
     queues: str

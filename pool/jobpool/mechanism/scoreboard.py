@@ -3,8 +3,8 @@
 A memfd or a file, one header page and one page a slot. A page holds *parts*; a part has one writer and a sequence lock
 of its own: the writer makes the sequence odd, writes, makes it even; a reader takes what it read only between two
 equal even readings. A writer killed in mid-write leaves it odd for ever: readers give up after a bounded time and say
-`torn`, and the next writer of that part heals it. The table of who writes what is `HEADER`, `CHILD`, `PROGRESS` and
-`MASTER` below, and nothing else in this file knows an offset.
+`torn`, and the next writer of that part heals it. The table of who writes what is board_layout.py, and nothing
+in this file knows an offset.
 
 Numbers are native 8-byte words written through a cast memoryview: one store each, which does not tear (`struct` with a
 byte order packs byte by byte, and does). So a single number, `slot.child.nonce` say, may be read without the lock.
@@ -22,8 +22,8 @@ import os
 import struct
 from types import TracebackType
 
-from jobpool.mechanism.board_layout import CHILD, HEADER, MASTER, PAGE, PROGRESS, VERSION
-from jobpool.mechanism.board_parts import ChildPart, HeaderPart, MasterPart
+from jobpool.mechanism.board_layout import CHILD, HEADER, MASTER, PAGE, PRINTED, PROGRESS, VERSION
+from jobpool.mechanism.board_parts import ChildPart, HeaderPart, MasterPart, PrintedPart
 from jobpool.mechanism.board_views import ChildState, ChildView, HeaderView, MasterView
 
 __all__ = ["ChildState", "ChildView", "HeaderView", "MasterView", "Scoreboard", "ScoreboardError", "Slot"]
@@ -37,14 +37,17 @@ class ScoreboardError(ValueError):
 
 
 class Slot:
-    """One slot's page. `child` is written by the child, `master` by the master."""
+    """One slot's page. `child` and `printed` are written by the child, `master` by the master."""
 
     def __init__(self, page: memoryview) -> None:
-        self.child = ChildPart(CHILD.of(page), PROGRESS.of(page))
+        child = CHILD.of(page)
+        self.printed = PrintedPart(PRINTED.of(page), child)
+        self.child = ChildPart(child, PROGRESS.of(page))
         self.master = MasterPart(MASTER.of(page))
 
     def release(self) -> None:
         """Let the memory go, so that it can be unmapped."""
+        self.printed.release()
         self.child.release()
         self.master.release()
 

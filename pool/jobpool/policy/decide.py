@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
+from jobpool.death import cause_headline
 from jobpool.definition import LONGEST
 from jobpool.lease import JobLease
 from jobpool.outcome import (
@@ -36,14 +37,18 @@ from jobpool.outcome import (
 )
 from jobpool.policy.retry import RetryPolicy
 from jobpool.result import Status
-from jobpool.settlement import Abandon, Ack, Forfeit, Leave, Nack, Release, Settled, Settlement
+from jobpool.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
 
 NEVER_STARTED_LIMIT = 3
 """So many children in a row that died before they began a message: it is the message's doing."""
 
+TIERS = 8
+"""So many moves past its budget, from one queue for larger machines to the next: pools that name each other's end."""
+
 # Shared by all decisions: a no-op job costs no new object here.
 ACK = Ack()
 RELEASE = Release()
+NOT_BEGUN = Release(begun=False)
 LEASE_LOST = Leave("lease lost")
 
 
@@ -58,6 +63,9 @@ class Rules:
         newer_wire_delay: Seconds between two looks at a message of a newer wire version.
         on_crash: `forfeit` ends a crashed message's lease at once; `expire` lets it run out.
         can_forfeit: `Capabilities.forfeit` of the backend.
+        on_crash_queue: Where a crashed message goes on, unless it is there; None = it stays in its queue.
+        on_memory_limit_queue: The same after a kill for the memory limit, whatever its budget.
+        max_crashes: A crash beyond this many moves nothing: the reaper makes a dead letter of it. 0 = no limit.
     """
 
     max_retries: int | None = None
@@ -66,6 +74,9 @@ class Rules:
     newer_wire_delay: float = 5.0
     on_crash: Literal["forfeit", "expire"] = "forfeit"
     can_forfeit: bool = True
+    on_crash_queue: str | None = None
+    on_memory_limit_queue: str | None = None
+    max_crashes: int = 5
 
 
 def decide(outcome: Outcome, lease: JobLease, rules: Rules, retry: RetryPolicy, now_boot: float) -> Settlement | Leave:
@@ -89,18 +100,20 @@ def decide(outcome: Outcome, lease: JobLease, rules: Rules, retry: RetryPolicy, 
             return _failed("failed", error, lease, rules, retry)
         case RetryAsked(after, error):
             return _failed("failed", error, lease, rules, retry, _bounded(after))
-        case TimedOut(error):
-            return _failed("timeout", error, lease, rules, retry)
-        case MemoryExceeded(error):
-            return _failed("memory-limit", error, lease, rules, retry)
+        case TimedOut(error, cause):
+            return _failed("timeout", error, lease, rules, retry, cause=cause)
+        case MemoryExceeded(error, cause):
+            return _outgrown(error, cause, lease, rules, retry)
         case Snoozed(delay) | Contended(delay):
             return Release(_bounded(delay))
-        case Stopped() | NotRun():
+        case Stopped():
             return RELEASE
+        case NotRun():
+            return NOT_BEGUN
         case Crashed(cause):
-            return _no_verdict(cause, rules)
+            return _no_verdict(cause, lease, rules)
         case NeverStarted(times, cause):
-            return _no_verdict(cause, rules) if times >= NEVER_STARTED_LIMIT else RELEASE
+            return _no_verdict(cause, lease, rules) if times >= NEVER_STARTED_LIMIT else NOT_BEGUN
         case LostLease(why):
             return Leave(why)
         case AlreadyDone():
@@ -114,27 +127,49 @@ def decide(outcome: Outcome, lease: JobLease, rules: Rules, retry: RetryPolicy, 
 
 
 def _failed(
-    reason: str, error: str, lease: JobLease, rules: Rules, retry: RetryPolicy, delay: float | None = None
+    reason: str,
+    error: str,
+    lease: JobLease,
+    rules: Rules,
+    retry: RetryPolicy,
+    delay: float | None = None,
+    cause: str | None = None,
 ) -> Settlement:
     """One attempt is spent: try again, or give up when it was the last."""
     failures = lease.attempts + 1
+    if failures >= _budget(lease, rules, retry):
+        return Abandon(reason, error, cause)
+    return Nack(retry.delay(failures) if delay is None else delay, error, cause)
+
+
+def _budget(lease: JobLease, rules: Rules, retry: RetryPolicy) -> int:
     asked = lease.envelope.max_retries
-    if failures >= retry.budget(rules.max_retries if asked is None else asked):
-        return Abandon(reason, error)
-    return Nack(retry.delay(failures) if delay is None else delay, error)
+    return retry.budget(rules.max_retries if asked is None else asked)
 
 
-def _no_verdict(cause: str, rules: Rules) -> Settlement | Leave:
+def _outgrown(error: str, cause: str | None, lease: JobLease, rules: Rules, retry: RetryPolicy) -> Settlement:
+    """Too large for these machines: it gets one run on larger ones, also when this was its last attempt."""
+    queue = rules.on_memory_limit_queue
+    if queue is None or queue == lease.queue or lease.attempts >= _budget(lease, rules, retry) + TIERS:
+        return _failed("memory-limit", error, lease, rules, retry, cause=cause)
+    return Move(queue, attempts=1, error=error, cause=cause)
+
+
+def _no_verdict(cause: str, lease: JobLease, rules: Rules) -> Settlement | Leave:
+    queue = rules.on_crash_queue
+    is_last = 0 < rules.max_crashes <= lease.crashes
+    if queue is not None and queue != lease.queue and not is_last:
+        return Move(queue, crashes=1, cause=cause)
     if rules.can_forfeit and rules.on_crash == "forfeit":
         return Forfeit(cause)
-    return Leave(f"left to expire: {cause}")
+    return Leave(f"left to expire: {cause_headline(cause)}")
 
 
 def _unknown(handler: str, seen_for: float, rules: Rules) -> Settlement:
     """A deploy is rolling: another pool may know the handler, or this one soon."""
     remaining = rules.unknown_handler_grace - seen_for
     if remaining > 0:
-        return Release(min(rules.unknown_handler_delay, remaining))
+        return Release(min(rules.unknown_handler_delay, remaining), begun=False)
     waited = f"no handler {handler!r} here, after {seen_for:.0f} s of waiting for one"
     return Abandon("unknown-handler", f"{waited}; import the module that defines it with --app, then retry the message")
 
@@ -151,7 +186,8 @@ def _given_up(outcome: CancelledByPerson | Rejected | HandlerNotAllowed | Expire
         case Expired():
             return Abandon("expired", "not started before it expired")
         case CrashLimit(crashes, cause):
-            return Abandon("crash-limit", f"{crashes} deliveries ended with no verdict, the last one: {cause}")
+            last = cause_headline(cause)
+            return Abandon("crash-limit", f"{crashes} deliveries ended with no verdict, the last one: {last}", cause)
         case _:
             assert_never(outcome)
 
@@ -169,6 +205,7 @@ _STATUS: dict[type[Settlement | Leave], Status] = {
     Abandon: Status.DEAD_LETTERED,
     Release: Status.RELEASED,
     Forfeit: Status.CRASHED,
+    Move: Status.MOVED,
     Leave: Status.LOST,
 }
 
@@ -203,6 +240,8 @@ def counters_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settl
             return ("jobs_failed", "jobs_requeued", *_timed_out(outcome))
         case Status.DEAD_LETTERED:
             return (*_attempt_failed(outcome), "jobs_failed_permanently", *_timed_out(outcome))
+        case Status.MOVED:
+            return (*(_attempt_failed(outcome) or ("jobs_crashed",)), "jobs_moved")
         case Status.REJECTED:
             return ("jobs_rejected_signature" if _is_about_signature(outcome) else "jobs_rejected_payload",)
         case other:
@@ -217,9 +256,14 @@ _PLAIN_COUNTERS: dict[Status, tuple[str, ...]] = {
 }
 
 
+def counts_as_attempt(outcome: Outcome) -> bool:
+    """Whether the handler ran and is responsible for the failure."""
+    return isinstance(outcome, Failed | RetryAsked | TimedOut | MemoryExceeded)
+
+
 def _attempt_failed(outcome: Outcome) -> tuple[str, ...]:
     """A dead letter whose handler never ran, or was cancelled, is no failed attempt."""
-    return ("jobs_failed",) if isinstance(outcome, Failed | RetryAsked | TimedOut | MemoryExceeded) else ()
+    return ("jobs_failed",) if counts_as_attempt(outcome) else ()
 
 
 def _timed_out(outcome: Outcome) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ import pytest
 from support.poolrig import PoolProcess, Rig, kill_child, wait_gone
 from support.waiting import wait_until
 
+from jobpool.death import Death
+
 NO_LIMIT = ("--max-crashes", "0")
 KILLS = 120
 
@@ -94,8 +96,9 @@ def test_poison_ends_at_the_crash_limit_and_harms_no_other_job(rig: Rig) -> None
     assert message.reason == "crash-limit"
     assert message.attempts == 0
     assert message.crashes == 4
-    assert "killed by SIGSEGV" in (message.cause or "")
-    assert re.search(r'File ".*apps_pool\.py", line \d+ in die', message.cause or ""), message.cause
+    death = Death.from_text(message.cause or "")
+    assert (death.how, death.sent_by) == ("killed by SIGSEGV", "itself")
+    assert re.search(r'File ".*apps_pool\.py", line \d+ in die', death.stack), death.stack
 
 
 @pytest.mark.parametrize(
@@ -112,7 +115,7 @@ def test_poison_ends_at_the_crash_limit_and_harms_no_other_job(rig: Rig) -> None
         ("exit 0", "exited with status 0"),
         ("exit 3", "exited with status 3"),
         ("exec", "exited with status 0"),
-        ("exec that stays", "killed by SIGKILL (broken channel)"),
+        ("exec that stays", "killed by SIGKILL (the pool: broken channel)"),
         ("close all", "exited with status 70"),
     ],
 )

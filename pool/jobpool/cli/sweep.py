@@ -1,0 +1,110 @@
+"""One verb over many messages: in batches, or slowly, at a rate; and when it is cut short, it says how far it came.
+
+Only what was there at the start is touched: a dead letter that is retried and dies again is younger than the command,
+and waits for the next one. So a job that fails at once never takes the turn of the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobpool.cli.failures import INTERRUPTED
+from jobpool.cli.output import note, plural
+from jobpool.errors import JobpoolError
+
+if TYPE_CHECKING:
+    from jobpool.backend import MessageFilter, QueueBackend, Verb
+
+CAP = 100_000
+"""Counting stops here, so that a look costs little however long the queue is."""
+
+BATCH = 1000
+
+TICK = 0.25
+"""Seconds between two calls when a rate is asked for that is above one message in this time."""
+
+
+@dataclass(slots=True)
+class Sweep:
+    """Does `verb` to what `where` matched when this was made, the oldest first, and leaves the newest `keep`.
+
+    `rate`: messages a minute, > 0; None = as quickly as it goes.
+    """
+
+    backend: QueueBackend
+    where: MessageFilter
+    verb: Verb
+    rate: float | None = None
+    keep: int = 0
+    done: int = 0
+    begun: float = field(default_factory=time.monotonic)
+
+    def count(self) -> int:
+        """How many it means, now; `CAP` = at least so many."""
+        return max(0, self.backend.count(self._still_there(), cap=CAP + self.keep) - self.keep)
+
+    def run(self, count: int, word: str) -> int:
+        """Do it to all of them, `count` by the last look; how many it changed. Blocks for as long as the rate says.
+
+        Raises:
+            JobpoolError: The broker is away. What is done is done, and said.
+            click.exceptions.Exit: Ctrl-C; the same.
+        """
+        try:
+            with contextlib.ExitStack() as stack:
+                tell = stack.enter_context(_bar(count)).update if self._is_watched(count) else _nobody
+                while self._round(count, tell) and count >= CAP:
+                    count = self.count()
+        except KeyboardInterrupt:
+            note(f"\ninterrupted: {self._so_far(word)}")
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        except JobpoolError:
+            if self.done:
+                note(self._so_far(word))
+            raise
+        return self.done
+
+    def _round(self, most: int, tell: Callable[[int], None]) -> bool:
+        """Up to `most` messages; whether there were so many."""
+        size = BATCH if self.rate is None else max(1, int(self.rate / 60 * TICK))
+        left = most
+        while left > 0:
+            begun = time.monotonic()
+            asked = min(size, left)
+            changed = self.backend.bulk(self._still_there(), self.verb, limit=asked)
+            self.done += changed
+            left -= changed
+            tell(changed)
+            if changed < asked:
+                return False
+            if self.rate is not None and left > 0:
+                time.sleep(max(0.0, begun + asked * 60 / self.rate - time.monotonic()))
+        return True
+
+    def _still_there(self) -> MessageFilter:
+        """The filter, less what has come since the start: ages are taken as they were then."""
+        passed = time.monotonic() - self.begun
+        older = (self.where.older_than or 0.0) + passed
+        newer = None if self.where.newer_than is None else self.where.newer_than + passed
+        return replace(self.where, older_than=older, newer_than=newer)
+
+    def _is_watched(self, count: int) -> bool:
+        return sys.stderr.isatty() and (self.rate is not None or count > BATCH)
+
+    def _so_far(self, word: str) -> str:
+        return f"{plural(self.done, 'message')} {word} so far; the same command goes on with the rest"
+
+
+def _bar(count: int) -> contextlib.AbstractContextManager[Any]:
+    return click.progressbar(length=count, file=sys.stderr)
+
+
+def _nobody(_: int) -> None:
+    """Without a terminal nobody watches a bar."""

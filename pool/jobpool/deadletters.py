@@ -1,0 +1,150 @@
+"""`DeadLetterQueue`: copies of failed payloads in a queue of their own, for whoever looks after failures there.
+
+A copy is an ordinary job for the same handler name, whose payload says where it comes from under `_dlq_metadata`. The
+dead letter itself stays where it is; nothing here replaces it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from jobpool.definition import JobDefinition
+from jobpool.errors import InvalidJob, JobpoolError
+from jobpool.lease import JobLease
+from jobpool.names import check_queue
+from jobpool.settlement import Abandon
+
+METADATA = "_dlq_metadata"
+"""The key in a copy's payload."""
+
+NEVER_COPIED = frozenset({"rejected", "cancelled"})
+"""Reasons that forward nothing: what nobody has verified, and what a person has thrown away."""
+
+logger = logging.getLogger("jobpool.deadletters")
+
+
+class Enqueues(Protocol):
+    """`jobpool.Jobs`, or an open backend."""
+
+    def enqueue(self, definition: JobDefinition, /) -> str: ...
+
+
+class DeadLetterQueue:
+    """Forwards failed payloads to one queue.
+
+    Args:
+        jobs: A `Jobs`, or an open backend; it stays its owner's.
+        queue: Where the copies go.
+
+    Raises:
+        InvalidJob: `queue` is no queue name.
+    """
+
+    def __init__(self, jobs: Enqueues, queue: str) -> None:
+        self._jobs = jobs
+        self.queue = check_queue(queue)
+
+    def store(
+        self,
+        payload: Any,
+        handler: str,
+        reason: str,
+        attempts: int,
+        *,
+        original_queue: str,
+        identifier: str | None = None,
+    ) -> bool:
+        """Enqueue a copy of `payload` for `handler`.
+
+        An object gets the key `_dlq_metadata` with `reason`, `timestamp` (now, RFC 3339), `attempts` and
+        `original_queue`; any other value becomes the `payload` of an object beside it.
+
+        Args:
+            payload: Any JSON value; it is copied.
+            handler: Name of the handler that will meet the copy, if one works on that queue.
+            reason: Why it failed, in a word or a sentence.
+            attempts: Failed runs, 0 or more.
+            original_queue: Where it failed. What failed in the queue of copies itself is never stored again.
+            identifier: The copy's id; the same id twice stores one copy.
+
+        Returns:
+            Whether it is stored. False when it comes from this queue, when the broker does not answer or refuses the
+            copy (for its size, say); the log has the reason. Broker trouble is never raised.
+
+        Raises:
+            InvalidJob: A value is none that a job can have; nothing was sent.
+
+        Blocks for one round trip.
+        """
+        if original_queue == self.queue:
+            return False
+        copy = copy_of(
+            payload,
+            handler,
+            reason,
+            attempts,
+            queue=self.queue,
+            original_queue=original_queue,
+            identifier=identifier,
+            now=datetime.now(UTC),
+        )
+        try:
+            self._jobs.enqueue(copy)
+        except JobpoolError as error:
+            logger.warning("a payload that failed in %s is not forwarded to %s: %s", original_queue, self.queue, error)
+            return False
+        return True
+
+
+def copy_of(
+    payload: Any,
+    handler: str,
+    reason: str,
+    attempts: int,
+    *,
+    queue: str,
+    original_queue: str,
+    identifier: str | None,
+    now: datetime,
+) -> JobDefinition:
+    """The job that carries the copy. Raises as `DeadLetterQueue.store`."""
+    if type(attempts) is not int or attempts < 0:
+        raise InvalidJob(f"attempts must be a whole number, 0 or more, not {attempts!r}")
+    metadata = {
+        "reason": reason,
+        "timestamp": now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "attempts": attempts,
+        "original_queue": check_queue(original_queue),
+    }
+    base = payload if isinstance(payload, dict) else {"payload": payload}
+    return JobDefinition(handler, {**base, METADATA: metadata}, queue=queue, identifier=identifier)
+
+
+def copy_of_abandoned(
+    lease: JobLease, settlement: Abandon, attempts: int, queue: str, now: datetime
+) -> JobDefinition | None:
+    """What goes to `queue` in one step with `settlement`; None = nothing does.
+
+    The body of a lease that may be copied was verified before it was handed out.
+    """
+    if lease.queue == queue or settlement.reason in NEVER_COPIED:
+        return None
+    envelope = lease.envelope
+    return copy_of(
+        envelope.payload,
+        envelope.job,
+        settlement.reason,
+        attempts,
+        queue=queue,
+        original_queue=lease.queue,
+        identifier=copy_id(queue, lease.id, lease.deliveries),
+        now=now,
+    )
+
+
+def copy_id(queue: str, ident: str, deliveries: int) -> str:
+    """The same for every try to forward the same death, another once the message was retried and has died again."""
+    return hashlib.sha256(f"{queue}\0{ident}\0{deliveries}".encode()).hexdigest()[:16]

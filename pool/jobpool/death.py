@@ -1,0 +1,144 @@
+"""How an attempt ended that did not end by itself: one record, made by the master, kept as text with the message.
+
+Brokers store and return the text (`Message.cause`) and know nothing of what is in it. Whoever shows it reads it back
+with `Death.from_text`, which takes any other text too: what an older version wrote, or a reaper's "lease expired".
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import orjson
+
+from jobpool.headline import headline
+
+LARGEST = 16 * 1024
+"""Bytes of a record's text in UTF-8. Stack and output keep their heads and tails."""
+
+_MEBI = 2**20
+_SHORTEST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """One abnormal end.
+
+    Attributes:
+        how: `killed by SIGSEGV`, `exited with status 3`, `timeout`, `memory limit`, `lease expired`.
+        sent_by: Who ended it: `the pool: timeout`, `itself`, `outside`, `the kernel: out of memory`, …; "" = not known.
+        stack: The user's frames at the end, also of a handler that was in C code; "" = none was to be had.
+        peak_memory: Bytes, the highest resident size of its process; 0 = not known.
+        cpu_seconds: User and system time of its process, over all its attempts; 0 = not known.
+        output: The last of what it printed.
+        core: Whether a core was dumped.
+    """
+
+    how: str
+    sent_by: str = ""
+    stack: str = ""
+    peak_memory: int = 0
+    cpu_seconds: float = 0.0
+    output: str = ""
+    core: bool = False
+
+    def to_text(self) -> str:
+        """One JSON object, without the fields that say nothing; at most `LARGEST` bytes. Never raises."""
+        record, room = self, LARGEST // 2
+        while len(encoded := record._encoded()) > LARGEST:
+            how, stack, output = (_ends(text, room) for text in (self.how, self.stack, self.output))
+            record = replace(self, how=how, stack=stack, output=output)
+            room //= 2
+        return encoded.decode()
+
+    def _encoded(self) -> bytes:
+        said = {key: value for key, value in asdict(self).items() if value}
+        plain = {key: _writable(value) if isinstance(value, str) else value for key, value in said.items()}
+        return orjson.dumps({"how": "", **plain})
+
+    @classmethod
+    def from_text(cls, text: str) -> Death:
+        """The record that `to_text` made; any other text, whole, as `how`."""
+        if text.startswith("{"):
+            try:
+                return cls(**_checked(orjson.loads(text)))
+            except (TypeError, ValueError):
+                pass  # a text of somebody else's that happens to begin like ours
+        return cls(text)
+
+    @property
+    def headline(self) -> str:
+        """One line for logs and tables: how, who, and with how much memory and CPU time."""
+        parts = [self.short, *(["core dumped"] if self.core else [])]
+        used = [*self._memory("peak memory "), *self._cpu("CPU ")]
+        return "; ".join(filter(None, (", ".join(parts), ", ".join(used))))
+
+    @property
+    def short(self) -> str:
+        """The shortest that tells one kind from another: `killed by SIGKILL (the pool: timeout)`."""
+        how = headline(self.how) or "no cause is known"
+        is_said = not self.sent_by or self.sent_by == f"the pool: {how}"
+        return how if is_said else f"{how} ({self.sent_by})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, every field."""
+        return asdict(self)
+
+    def told(self) -> str:
+        """All of it, for people: several lines."""
+        core = ["core          dumped"] if self.core else []
+        sender = [f"ended by      {self.sent_by}"] if self.sent_by else []
+        lines = [self.how.strip(), *sender, *self._memory("peak memory   "), *self._cpu("CPU time      "), *core]
+        return "\n".join(lines) + _section("stack", self.stack) + _section("last output", self.output)
+
+    def _memory(self, label: str) -> list[str]:
+        return [f"{label}{self.peak_memory / _MEBI:.0f} MiB"] if self.peak_memory else []
+
+    def _cpu(self, label: str) -> list[str]:
+        return [f"{label}{self.cpu_seconds:.2f} s"] if self.cpu_seconds else []
+
+
+def short_cause(cause: str | None) -> str:
+    """`Message.cause` in a table's cell; "" when there is none."""
+    return Death.from_text(cause).short if cause else ""
+
+
+def cause_values(cause: str | None) -> dict[str, Any] | None:
+    """`Message.cause` as JSON values; None when there is none."""
+    return Death.from_text(cause).to_dict() if cause else None
+
+
+def cause_headline(cause: str | None) -> str | None:
+    """`Message.cause` as one line of a log; None when there is none."""
+    return Death.from_text(cause).headline if cause else None
+
+
+_KINDS = {"how": str, "sent_by": str, "stack": str, "peak_memory": int, "cpu_seconds": (int, float), "output": str}
+_NAMES = frozenset(field.name for field in fields(Death))
+
+
+def _checked(values: Any) -> dict[str, Any]:
+    """The fields that are ours; those of a newer version are left out. Raises `ValueError` for no record."""
+    if not isinstance(values, dict) or "how" not in values:
+        raise ValueError("no record of a death")
+    known = {key: value for key, value in values.items() if key in _NAMES}
+    if not all(isinstance(value, _KINDS.get(key, bool)) for key, value in known.items()):  # type: ignore[arg-type]
+        raise ValueError("no record of a death")
+    return known
+
+
+def _ends(text: str, room: int) -> str:
+    """Head and tail of `text`, `room` characters in all, the cut marked."""
+    if len(text) <= max(room, _SHORTEST):
+        return text
+    half = room // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[len(text) - half :]}"
+
+
+def _writable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _section(title: str, text: str) -> str:
+    lines = text.rstrip().splitlines()
+    return f"\n{title}\n  " + "\n  ".join(lines) if lines else ""

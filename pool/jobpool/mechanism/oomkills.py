@@ -1,0 +1,95 @@
+"""Whether it was the kernel that killed a process for want of memory: it counts such kills for each control group.
+
+A process that dies of SIGKILL cannot say who sent it. The count of its group (cgroup v2: `memory.events`, v1:
+`memory.oom_control`), read before and after, can. Groups are shared with whatever else runs in the container or
+service, so a rise is believed for a second only, and once for each kill that it counts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+BELIEVED = 1.0
+"""Seconds after a rise was seen for which a death by SIGKILL is put down to it."""
+
+_KEY = "oom_kill"
+_MOUNT = Path("/sys/fs/cgroup")
+
+
+class OomKills:
+    """The count of this process's own control group, in which its children are too. `file`: see `find`."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._last = self._read()
+        self._spare = 0
+        self._seen_at = 0.0
+
+    def look(self, now: float) -> None:
+        """Take in a rise. Called now and then, so that an old one is not put down to a later death."""
+        count = self._read()
+        if count is None or self._last is None:
+            self._last = count
+            return
+        if count > self._last:
+            self._spare = count - self._last
+            self._seen_at = now
+        self._last = count
+
+    def killed_one(self, now: float) -> bool | None:
+        """Whether a death by SIGKILL that was just collected was the kernel's; None = the count cannot be read."""
+        self.look(now)
+        if self._last is None:
+            return None
+        if self._spare <= 0 or now - self._seen_at > BELIEVED:
+            return False
+        self._spare -= 1
+        return True
+
+    def _read(self) -> int | None:
+        if self._file is None:
+            return None
+        try:
+            return count_in(self._file.read_text())
+        except OSError:
+            return None
+
+
+def count_in(text: str) -> int | None:
+    """The number behind `oom_kill` in such a file; None when there is none (before Linux 4.13)."""
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == _KEY and value.strip().isdigit():
+            return int(value)
+    return None
+
+
+def find(membership: Path = Path("/proc/self/cgroup"), mount: Path = _MOUNT) -> Path | None:
+    """The file with the count of this process's group; None when there is none, as in the root of all groups."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    return next((file for line in lines for file in _files_of(line, mount) if _has_count(file)), None)
+
+
+def _files_of(line: str, mount: Path) -> list[Path]:
+    """`0::/system.slice/jobpool.service`, or `9:memory:/docker/0123`: the group's own, else the container's.
+
+    Inside a container the path may be the host's, while its own group is what is mounted.
+    """
+    number, _, rest = line.partition(":")
+    controllers, _, path = rest.partition(":")
+    below = path.lstrip("/")
+    if number == "0" and not controllers:
+        return [mount / below / "memory.events", mount / "memory.events"]
+    if "memory" not in controllers.split(","):
+        return []
+    return [mount / "memory" / below / "memory.oom_control", mount / "memory" / "memory.oom_control"]
+
+
+def _has_count(file: Path) -> bool:
+    try:
+        return count_in(file.read_text()) is not None
+    except OSError:
+        return False

@@ -1,0 +1,229 @@
+"""The record of each abnormal end, made by a real pool of a real child that died, and where a person meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import apps_deaths
+from support.poolrig import PoolProcess, Rig, kill_child
+from support.waiting import wait_until
+
+from jobpool.backend import Message, State
+from jobpool.death import LARGEST, Death
+from jobpool.mechanism.oomkills import find
+from jobpool.mechanism.scoreboard import Scoreboard
+
+APP = Path(apps_deaths.__file__)
+MEBI = 2**20
+POOL = ("--max-crashes", "1", "--crash-back-off", "0", "--kill-grace", "0.3", "--memory-limit", "200M")
+LIMIT = 30.0
+
+
+@pytest.fixture(scope="module")
+def deadly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, PoolProcess]]:
+    """A pool in which a job is dead at its second crash."""
+    rig = Rig(tmp_path_factory.mktemp("deaths"))
+    try:
+        yield rig, rig.start_pool(*POOL, workers=2, app=APP).wait_ready(2)
+    finally:
+        rig.end()
+
+
+def dead(rig: Rig, ident: str) -> tuple[Message, Death]:
+    """Wait until it is a dead letter; the message and its record."""
+    wait_until(lambda: rig.is_dead(ident), LIMIT, f"{ident} is dead")
+    message = rig.inspect(ident)
+    assert message.cause is not None
+    assert len(message.cause) <= LARGEST
+    return message, Death.from_text(message.cause)
+
+
+def test_a_segmentation_fault_in_c_code(deadly: tuple[Rig, PoolProcess]) -> None:
+    rig, _ = deadly
+    message, death = dead(rig, rig.enqueue("end", {"how": "segfault"}))
+    assert (message.reason, message.crashes, message.attempts) == ("crash-limit", 2, 0)
+    assert (death.how, death.sent_by) == ("killed by SIGSEGV", "itself")
+    assert re.search(r'File ".*apps_deaths\.py", line \d+ in segfault', death.stack), death.stack
+    assert "jobpool/child/" not in death.stack
+    assert 5 * MEBI < death.peak_memory < 500 * MEBI
+    assert 0 < death.cpu_seconds < 20
+    assert death.output == "printed in delivery 2\nwritten to descriptor 2"
+
+
+@pytest.mark.parametrize(
+    ("how", "ended", "named"),
+    [("abort", "killed by SIGABRT", "in end"), ("exit_at_once", "exited with status 3", "")],
+)
+def test_what_a_job_does_to_itself(deadly: tuple[Rig, PoolProcess], how: str, ended: str, named: str) -> None:
+    rig, _ = deadly
+    message, death = dead(rig, rig.enqueue("end", {"how": how}))
+    assert (message.reason, death.how, death.sent_by) == ("crash-limit", ended, "itself")
+    assert named in death.stack
+    assert "printed in delivery 2" in death.output
+
+
+def test_a_kill_from_outside(deadly: tuple[Rig, PoolProcess]) -> None:
+    rig, pool = deadly
+    ident = rig.enqueue("end", {"how": "sleep"})
+    for delivery in (1, 2):
+        said = f"printed in delivery {delivery}"
+        wait_until(lambda s=said: kill_who_said(pool, ident, s), LIMIT, said)  # type: ignore[misc]
+    message, death = dead(rig, ident)
+    assert (message.reason, death.how) == ("crash-limit", "killed by SIGKILL")
+    assert death.sent_by in ("outside", "outside, or the kernel"), "the second where no count of the kernel's is"
+    assert "printed in delivery 2" in death.output
+
+
+def test_a_loop_in_c_code_past_its_timeout(deadly: tuple[Rig, PoolProcess]) -> None:
+    rig, _ = deadly
+    message, death = dead(rig, rig.enqueue("end", {"how": "loop_in_c"}, timeout=0.5))
+    assert (message.reason, message.crashes) == ("timeout", 0)
+    assert (death.how, death.sent_by) == ("timeout", "the pool: timeout")
+    assert re.search(r'File ".*apps_deaths\.py", line \d+ in loop_in_c', death.stack), death.stack
+    assert death.cpu_seconds > 0.1
+    assert death.output == "printed in delivery 1\nwritten to descriptor 2"
+
+
+def test_a_timeout_that_the_alarm_ends(deadly: tuple[Rig, PoolProcess]) -> None:
+    rig, _ = deadly
+    message, death = dead(rig, rig.enqueue("end", {"how": "sleep"}, timeout=0.3))
+    assert (message.reason, death.how, death.sent_by) == ("timeout", "timeout", "the pool: timeout")
+    assert "in sleep" in death.stack
+    assert "printed in delivery 1" in death.output
+
+
+def test_the_memory_limit(deadly: tuple[Rig, PoolProcess]) -> None:
+    rig, _ = deadly
+    message, death = dead(rig, rig.enqueue("end", {"how": "grow"}))
+    assert (message.reason, message.crashes) == ("memory-limit", 0)
+    assert (death.how, death.sent_by) == ("memory limit", "the pool: memory limit")
+    assert death.peak_memory > 200 * MEBI
+    assert "printed in delivery 1" in death.output
+
+
+def test_a_channel_that_breaks(deadly: tuple[Rig, PoolProcess]) -> None:
+    """The handler becomes another program, which closes the channel and goes on."""
+    rig, _ = deadly
+    message, death = dead(rig, rig.enqueue("end", {"how": "become_another_program"}))
+    assert (message.reason, death.how) == ("crash-limit", "killed by SIGKILL")
+    assert death.sent_by == "the pool: broken channel"
+
+
+def test_a_retry_that_goes_well_leaves_no_trace_of_a_death(deadly: tuple[Rig, PoolProcess]) -> None:
+    """An ordinary failure has no cause: it is no abnormal end."""
+    rig, _ = deadly
+    ident = rig.enqueue("end", {"how": "no such way"})
+    wait_until(lambda: rig.is_dead(ident), LIMIT)
+    assert (rig.inspect(ident).reason, rig.inspect(ident).cause) == ("failed", None)
+
+
+def test_it_is_shown_wherever_the_cause_is(deadly: tuple[Rig, PoolProcess]) -> None:
+    rig, pool = deadly
+    ident = rig.enqueue("end", {"how": "segfault"})
+    dead(rig, ident)
+
+    def jobpool(*words: str) -> str:
+        command = [sys.executable, "-m", "jobpool.cli.main", *words, "-b", rig.url]
+        return subprocess.run(command, cwd=rig.directory, capture_output=True, text=True, check=True).stdout
+
+    row = next(line for line in jobpool("dead", "list").splitlines() if line.startswith(ident))
+    assert re.search(r"crash-limit +killed by SIGSEGV \(itself\)$", row), row
+    assert "crash-limit: killed by SIGSEGV (itself); peak memory" in jobpool("list", f"id:{ident}")
+    told = jobpool("inspect", ident)
+    for part in ("\ncause\n  killed by SIGSEGV\n", "ended by      itself", "in segfault", "printed in delivery 2"):
+        assert part in told
+    cause = json.loads(jobpool("inspect", ident, "--json"))["cause"]
+    assert (cause["how"], cause["sent_by"]) == ("killed by SIGSEGV", "itself")
+    causes = [entry["cause"] for entry in pool.log("a message is dead: crash limit")]  # thinned out: not one each
+    assert any(re.match(r"(killed|exited).* \(itself\)(, core dumped)?; peak memory \d+ MiB, CPU ", c) for c in causes)
+    assert any("killed by SIGSEGV (itself)" in line for line in pool.last_deaths())
+
+
+def crashed(rig: Rig, ident: str, times: int = 1) -> Message:
+    """Wait until so many crashes are charged; the message."""
+    wait_until(lambda: rig.inspect(ident).crashes == times, LIMIT, f"{times} crashes are charged")
+    return rig.inspect(ident)
+
+
+@pytest.fixture
+def small_group(rig: Rig) -> Iterator[Path]:
+    """A control group of 160 MiB, below this process's own; skips where none may be made."""
+    counted = find()
+    group = counted.parent / f"jobpool-test-{os.getpid()}" if counted else None
+    limit = "memory.max" if counted and counted.name == "memory.events" else "memory.limit_in_bytes"
+    try:
+        assert group is not None
+        group.mkdir()
+        (group / limit).write_text("160M")
+    except (AssertionError, OSError) as error:
+        if group is not None and group.exists():
+            group.rmdir()
+        pytest.skip(f"no control group with a memory limit can be made here: {error}")
+    yield group
+    rig.end()
+    wait_until(lambda: not (group / "cgroup.procs").read_text(), LIMIT, "the group is empty")
+    group.rmdir()
+
+
+def test_the_kernels_out_of_memory_killer(rig: Rig, small_group: Path) -> None:
+    """A real one, in a group of the pool's own: who is killed from outside in the same group is still told apart."""
+    into = ("sh", "-c", f'echo $$ > {small_group}/cgroup.procs; exec "$@"', "sh")
+    pool = rig.start_pool("--max-crashes", "1", "--crash-back-off", "0", workers=1, app=APP, through=into).wait_ready(1)
+    message, death = dead(rig, rig.enqueue("end", {"how": "grow"}))
+    assert (message.reason, death.how) == ("crash-limit", "killed by SIGKILL")
+    assert death.sent_by == "the kernel: out of memory"
+    ident = rig.enqueue("end", {"how": "sleep"})
+    wait_until(lambda: kill_who_said(pool, ident, "printed in delivery 1"), LIMIT)
+    assert Death.from_text(crashed(rig, ident).cause or "").sent_by == "outside"
+    assert pool.process.poll() is None, "the master was not the killer's choice"
+
+
+def test_the_death_of_the_fork_server(rig: Rig) -> None:
+    pool = rig.start_pool(workers=1, app=APP).wait_ready(1)
+    ident = rig.enqueue("end", {"how": "sleep"})
+    wait_until(lambda: rig.inspect(ident).deliveries == 1 and is_said(pool, "printed in delivery 1"), LIMIT)
+    [server] = pool.fork_servers()
+    os.kill(server, signal.SIGKILL)
+    death = Death.from_text(crashed(rig, ident).cause or "")
+    assert (death.how, death.sent_by) == ("killed by SIGKILL", "the pool: its fork server has died")
+
+
+def test_a_crash_may_be_left_to_its_lease(rig: Rig) -> None:
+    rig.start_pool("--on-crash", "expire", "--ttl", "1.5", workers=1, app=APP).wait_ready(1)
+    message = crashed(rig, rig.enqueue("end", {"how": "segfault"}))
+    assert Death.from_text(message.cause or "") == Death("lease expired")
+    assert message.attempts == 0
+
+
+def test_the_back_off_after_the_second_crash_is_the_pools(rig: Rig) -> None:
+    """After the first there is none; with this setting the second is nearly always followed by days."""
+    flags = ("--crash-back-off", "10000h", "--crash-back-off-cap", "10000h")
+    rig.start_pool(*flags, workers=1, app=APP).wait_ready(1)
+    message = crashed(rig, rig.enqueue("end", {"how": "segfault"}), times=2)
+    assert message.state is State.DELAYED
+    assert message.available_at - time.time() > 60, "drawn from 0 to 10,000 hours"
+
+
+def is_said(pool: PoolProcess, said: str) -> bool:
+    """Whether a child's running attempt has printed this."""
+    with Scoreboard.open(pool.note().board) as board:
+        pages = [board.slot(index) for index in range(board.slots)]
+        return any(said in page.printed.read(page.child.nonce) for page in pages)
+
+
+def kill_who_said(pool: PoolProcess, ident: str, said: str) -> bool:
+    """SIGKILL to the child that runs the message, once it has printed this; False: there is none yet."""
+    with Scoreboard.open(pool.note().board) as board:
+        pages = [board.slot(index) for index in range(board.slots)]
+        found = [page.child for page in pages if said in page.printed.read(page.child.nonce)]
+        pids = [child.pid for child in found if child.read().ident == ident]
+    return any(kill_child(pool, pid) for pid in pids)

@@ -1,0 +1,105 @@
+"""A message that its machines cannot carry goes on where it can: two real pools, signed, on one broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import apps_deaths
+from support.poolrig import Rig
+from support.waiting import wait_until
+
+from jobpool.backend import Message, State
+from jobpool.death import Death
+from jobpool.envelope import decode, verify
+from jobpool.signing import EnvelopeSigner
+
+APP = Path(apps_deaths.__file__)
+KEY = "sixteen bytes of it"
+SIGNED = {"JOBPOOL_SIGNING_KEY": KEY}
+SMALL = ("-Q", "small", "--memory-limit", "150M", "--on-memory-limit-queue", "big", "--on-crash-queue", "careful")
+LIMIT = 30.0
+
+
+def runs(rig: Rig) -> list[str]:
+    """`queue fence attempt crashes customer` of each run."""
+    file = rig.directory / "runs"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def moved(rig: Rig, ident: str, queue: str) -> Message:
+    """Wait until it waits in that queue; the message."""
+    wait_until(lambda: rig.inspect(ident).queue == queue, LIMIT, f"{ident} is in {queue}")
+    return rig.inspect(ident)
+
+
+@pytest.mark.brokers
+def test_what_outgrows_the_small_machines_succeeds_on_the_big_ones(rig: Rig) -> None:
+    """It has one attempt only, and gets a second run all the same; body, expiry and meta go with it."""
+    rig.sign_with(KEY)
+    small = rig.start_pool(*SMALL, workers=1, app=APP, **SIGNED).wait_ready(1)
+    ident = rig.enqueue("outgrow", {"mebibytes": 250}, queue="small", meta={"customer": 7}, expires_in=3600.0)
+    before = decode(rig.inspect(ident).body, attempts=0)
+
+    message = moved(rig, ident, "big")
+    after = decode(message.body, attempts=message.attempts)
+    verify(message.body, after, EnvelopeSigner([KEY]), "big")
+    assert (message.state, message.attempts, message.crashes, message.deliveries) == (State.WAITING, 1, 0, 1)
+    assert (after.payload, after.meta, after.expires) == (before.payload, before.meta, before.expires)
+    assert Death.from_text(message.cause or "").how == "memory limit"
+    wait_until(lambda: small.header().moved == 1, LIMIT, "it is counted")
+    assert small.header().dead == 0
+    assert [entry["to"] for entry in small.log("a message goes on in another queue")] == ["big"]
+
+    big = rig.start_pool("-Q", "big", workers=1, app=APP, **SIGNED).wait_ready(1)
+    rig.wait_drained(queue="big")
+    assert runs(rig) == ["small 1 1 0 7", "big 2 2 0 7"], "the fence goes on, and so does the count of attempts"
+    assert rig.backend.inspect(ident) is None, "it has succeeded"
+    assert (small.stop(), big.stop()) == (0, 0)
+
+
+def test_what_crashes_goes_on_in_the_queue_for_it(rig: Rig) -> None:
+    rig.sign_with(KEY)
+    rig.start_pool(*SMALL, workers=1, app=APP, **SIGNED).wait_ready(1)
+    ident = rig.enqueue("crash_in", {"queue": "small"}, queue="small", meta={"customer": 8})
+    message = moved(rig, ident, "careful")
+    assert (message.attempts, message.crashes, message.deliveries) == (0, 1, 1)
+    assert Death.from_text(message.cause or "").how == "killed by SIGSEGV"
+    rig.run_pool("-Q", "careful", "--until-empty", workers=1, app=APP, **SIGNED)
+    assert runs(rig) == ["small 1 1 0 8", "careful 2 1 1 8"]
+
+
+def test_a_crash_in_that_queue_is_an_ordinary_crash_and_ends_at_the_limit(rig: Rig) -> None:
+    flags = ("-Q", "small", "-Q", "careful", "--on-crash-queue", "careful", "--max-crashes", "2")
+    pool = rig.start_pool(*flags, "--crash-back-off", "0", workers=1, app=APP).wait_ready(1)
+    ident = rig.enqueue("end", {"how": "segfault"}, queue="small")
+    wait_until(lambda: rig.is_dead(ident), LIMIT, "it is dead")
+    message = rig.inspect(ident)
+    assert (message.queue, message.reason, message.crashes, message.deliveries) == ("careful", "crash-limit", 3, 3)
+    assert pool.stop() == 0
+
+
+def test_a_crash_past_the_limit_dies_where_it_is(rig: Rig) -> None:
+    flags = ("-Q", "small", "--on-crash-queue", "careful", "--max-crashes", "1", "--crash-back-off", "0")
+    pool = rig.start_pool(*flags, workers=1, app=APP).wait_ready(1)
+    ident = rig.enqueue("end", {"how": "segfault"}, queue="small")
+    moved(rig, ident, "careful")
+    back = rig.start_pool("-Q", "careful", *flags[2:3], "small", *flags[4:], workers=1, app=APP).wait_ready(1)
+    wait_until(lambda: rig.is_dead(ident), LIMIT, "it is dead")
+    message = rig.inspect(ident)
+    assert (message.queue, message.reason, message.crashes) == ("careful", "crash-limit", 2)
+    assert (pool.stop(), back.stop()) == (0, 0)
+
+
+def test_without_these_settings_it_stays_where_it_is(rig: Rig) -> None:
+    ident = rig.enqueue("outgrow", {"mebibytes": 250}, queue="small")
+    rig.run_pool("-Q", "small", "--memory-limit", "150M", "--until-empty", workers=1, app=APP)
+    message = rig.inspect(ident)
+    assert (message.queue, message.state, message.reason) == ("small", State.DEAD, "memory-limit")
+
+
+@pytest.mark.parametrize("flag", ["--on-crash-queue", "--on-memory-limit-queue", "--dead-letter-queue"])
+def test_a_queue_that_cannot_be_is_refused_at_the_start(rig: Rig, flag: str) -> None:
+    pool = rig.run_pool(flag, "no queue", workers=1, app=APP)
+    assert pool.wait() == 2
+    assert f"{flag}: queue name 'no queue' is refused" in pool.log_path.read_text()

@@ -1,0 +1,83 @@
+"""docs/dead-letters.md: its table of reasons is the code's, and every test that it names is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from jobpool.deadletters import NEVER_COPIED
+from jobpool.definition import JobDefinition
+from jobpool.envelope import encode
+from jobpool.lease import JobLease
+from jobpool.outcome import (
+    CancelledByPerson,
+    CrashLimit,
+    Expired,
+    Failed,
+    HandlerNotAllowed,
+    MemoryExceeded,
+    Outcome,
+    Rejected,
+    RetryAsked,
+    TimedOut,
+    UnknownHandler,
+)
+from jobpool.policy import decide as decisions
+from jobpool.policy.decide import Rules, decide
+from jobpool.policy.retry import RetryPolicy
+from jobpool.settlement import Abandon
+from jobpool.signing import EnvelopeSigner
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs" / "dead-letters.md").read_text("utf-8")
+ROW = re.compile(r"^\| `([a-z-]+)` \| .+ \| (yes|never)", re.MULTILINE)
+NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
+
+FATAL: list[Outcome] = [
+    Failed("boom"),
+    Failed("boom", permanent=True),
+    RetryAsked(1.0, "later"),
+    TimedOut("stack"),
+    MemoryExceeded("2 GiB"),
+    CrashLimit(6, "SIGSEGV"),
+    Expired(),
+    UnknownHandler("gone", 700.0),
+    HandlerNotAllowed("shell"),
+    Rejected("no JSON"),
+    CancelledByPerson(),
+]
+"""All that can end a message for good: each with no budget left."""
+
+
+def reasons_of_the_code() -> set[str]:
+    body = encode(JobDefinition("report"), identifier="x", queue="q", signer=EnvelopeSigner(), now=0.0)
+    lease = JobLease("x", "q", body, 1, "ab" * 16, 1030.0, "memory")
+    settlements = [decide(outcome, lease, Rules(), RetryPolicy(), 1000.0) for outcome in FATAL]
+    assert all(isinstance(settlement, Abandon) for settlement in settlements)
+    return {settlement.reason for settlement in settlements if isinstance(settlement, Abandon)}
+
+
+def test_the_table_has_every_reason_and_no_other() -> None:
+    assert {reason for reason, _ in ROW.findall(PAGE)} == reasons_of_the_code()
+
+
+def test_every_reason_that_decide_can_give_is_among_those_of_this_test() -> None:
+    """Its words stand in the source of the decision: a new one without an outcome above would be missed."""
+    source = Path(decisions.__file__).read_text("utf-8")
+    given = set(re.findall(r'(?:Abandon|_failed)\(\s*"([a-z-]+)"', source))
+    assert given == reasons_of_the_code()
+
+
+def test_it_says_which_are_never_forwarded() -> None:
+    assert {reason for reason, copied in ROW.findall(PAGE) if copied == "never"} == NEVER_COPIED
+
+
+@pytest.mark.parametrize(("file", "name"), sorted(set(NAMED.findall(PAGE))), ids=lambda part: part)
+def test_every_test_that_the_page_names_is_there(file: str, name: str) -> None:
+    assert re.search(rf"^ *def {name}\(", (ROOT / "tests" / file).read_text("utf-8"), re.MULTILINE)
+
+
+def test_the_page_names_each_test_in_full() -> None:
+    assert PAGE.count("::") == len(NAMED.findall(PAGE))

@@ -1,0 +1,31 @@
+"""What a handler may ask for by raising: which delays, and what is refused when it is made."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from jobpool.errors import InvalidJob, Retry, Snooze
+
+
+@pytest.mark.parametrize("kind", [Retry, Snooze])
+@pytest.mark.parametrize("after", [0, 0.5, 90, math.inf])
+def test_a_delay_of_any_length(kind: type[Retry | Snooze], after: float) -> None:
+    """Too long a one is cut by the decision, not by the handler."""
+    asked = kind(after)
+    assert (asked.after, type(asked.after)) == (after, float)
+    assert str(after) in str(asked)
+
+
+@pytest.mark.parametrize("kind", [Retry, Snooze])
+def test_the_reason_is_the_text(kind: type[Retry | Snooze]) -> None:
+    assert str(kind(5, "the printer is away")) == "the printer is away"
+
+
+@pytest.mark.parametrize("kind", [Retry, Snooze])
+@pytest.mark.parametrize("after", [-1, -0.001, -math.inf, math.nan, "5", None, True])
+def test_what_is_no_delay_is_refused(kind: type[Retry | Snooze], after: Any) -> None:
+    with pytest.raises(InvalidJob, match="after must be >= 0 seconds"):
+        kind(after)

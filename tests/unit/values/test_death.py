@@ -1,0 +1,141 @@
+"""The record of an abnormal end: to text and back within its bound, whatever is in it, and as people read it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobpool.death import LARGEST, Death, cause_headline, short_cause
+
+FULL = Death(
+    how="killed by SIGSEGV",
+    sent_by="itself",
+    stack='Current thread 0x1 (most recent call first):\n  File "app.py", line 7 in crash',
+    peak_memory=31 * 2**20,
+    cpu_seconds=0.25,
+    output="reading page 7\nreading page 8",
+    core=True,
+)
+
+
+@pytest.mark.parametrize("death", [FULL, Death("timeout"), Death("")], ids=["full", "how alone", "nothing"])
+def test_what_is_written_is_read_back(death: Death) -> None:
+    assert Death.from_text(death.to_text()) == death
+
+
+@given(
+    how=st.text(max_size=40),
+    sent_by=st.text(max_size=40),
+    stack=st.text(max_size=200),
+    output=st.text(max_size=200),
+    peak=st.integers(0, 2**50),
+    cpu=st.floats(0, 1e9),
+    core=st.booleans(),
+)
+def test_any_record_survives_its_text(
+    how: str, sent_by: str, stack: str, output: str, peak: int, cpu: float, core: bool
+) -> None:
+    death = Death(how, sent_by, stack, peak, cpu, output, core)
+    assert Death.from_text(death.to_text()) == death
+
+
+def test_the_text_is_one_json_object_of_what_is_known() -> None:
+    assert json.loads(Death("timeout", "the pool: timeout").to_text()) == {
+        "how": "timeout",
+        "sent_by": "the pool: timeout",
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "lease expired",
+        "SIGSEGV",
+        "killed by SIGSEGV\nFile x, line 7",
+        "",
+        "{",
+        "{}",
+        "[1]",
+        '{"how": 7}',
+        '{"how": "x", "stack": ["y"]}',
+        '{"how": "x", "core": "yes"}',
+        '{"what": "somebody else\'s"}',
+        "\x00\udc80",
+    ],
+)
+def test_any_other_text_is_how_it_ended(text: str) -> None:
+    assert Death.from_text(text) == Death(text)
+
+
+def test_a_newer_versions_record_is_read_without_what_is_new() -> None:
+    assert Death.from_text('{"how": "timeout", "moon": "full"}') == Death("timeout")
+
+
+@pytest.mark.parametrize("char", ["x", "é", "\x00", "\udc80", "𝄞", "\n", '"'])
+def test_the_text_is_bounded_and_keeps_heads_and_tails(char: str) -> None:
+    long = "first" + char * 200_000 + "last"
+    text = Death("killed by SIGABRT", "itself", stack=long, output=long, peak_memory=7).to_text()
+    assert len(text.encode()) <= LARGEST
+    death = Death.from_text(text)
+    assert (death.how, death.sent_by, death.peak_memory) == ("killed by SIGABRT", "itself", 7)
+    for kept in (death.stack, death.output):
+        assert kept.startswith("first")
+        assert kept.endswith("last")
+        assert "characters left out" in kept
+
+
+def test_even_how_is_bounded() -> None:
+    assert len(Death("x" * 10**6).to_text()) <= LARGEST
+
+
+@pytest.mark.parametrize(
+    ("death", "short", "line"),
+    [
+        pytest.param(
+            FULL,
+            "killed by SIGSEGV (itself)",
+            "killed by SIGSEGV (itself), core dumped; peak memory 31 MiB, CPU 0.25 s",
+            id="full",
+        ),
+        pytest.param(
+            Death("timeout", "the pool: timeout", cpu_seconds=2.0), "timeout", "timeout; CPU 2.00 s", id="the pool"
+        ),
+        pytest.param(
+            Death("killed by SIGKILL", "the pool: broken channel"),
+            "killed by SIGKILL (the pool: broken channel)",
+            "killed by SIGKILL (the pool: broken channel)",
+            id="the pool, for another reason",
+        ),
+        pytest.param(Death("lease expired"), "lease expired", "lease expired", id="of the reaper's"),
+        pytest.param(Death("killed by X\nstack"), "killed by X", "killed by X", id="of an older version"),
+        pytest.param(Death(""), "no cause is known", "no cause is known", id="nothing"),
+    ],
+)
+def test_lines_for_tables_and_logs(death: Death, short: str, line: str) -> None:
+    assert (death.short, death.headline) == (short, line)
+
+
+def test_all_of_it_for_people() -> None:
+    assert FULL.told() == (
+        "killed by SIGSEGV\n"
+        "ended by      itself\n"
+        "peak memory   31 MiB\n"
+        "CPU time      0.25 s\n"
+        "core          dumped\n"
+        "stack\n"
+        "  Current thread 0x1 (most recent call first):\n"
+        '    File "app.py", line 7 in crash\n'
+        "last output\n"
+        "  reading page 7\n"
+        "  reading page 8"
+    )
+    assert Death("lease expired").told() == "lease expired"
+
+
+def test_no_cause_is_no_line() -> None:
+    assert (short_cause(None), cause_headline(None)) == ("", None)
+    assert short_cause(FULL.to_text()) == "killed by SIGSEGV (itself)"
+    assert cause_headline("lease expired") == "lease expired"
