@@ -16,11 +16,17 @@ if TYPE_CHECKING:
     from jobpool.child.registry import HandlerRegistry, handler
     from jobpool.client import Jobs
     from jobpool.context import JobContext
+    from jobpool.deadletters import DeadLetterQueue
     from jobpool.definition import JobDefinition
     from jobpool.envelope import JobEnvelope
     from jobpool.errors import BackendUnavailable, HardTimeout, LeaseLost, Retry, Snooze, Unrecoverable
+    from jobpool.idempotency import IdempotencyGuard
     from jobpool.lease import JobLease
+    from jobpool.limiter import RateLimiter
+    from jobpool.metrics.collector import MetricsCollector
     from jobpool.opening import open_backend
+    from jobpool.policy.breaker import CircuitBreaker
+    from jobpool.policy.guarding import Limits
     from jobpool.policy.retry import RetryPolicy
     from jobpool.result import ExecutionResult, WorkerResult
     from jobpool.settlement import Settled
@@ -32,10 +38,13 @@ __version__ = "0.1.0"
 __all__ = [
     "BackendUnavailable",
     "Capabilities",
+    "CircuitBreaker",
+    "DeadLetterQueue",
     "EnvelopeSigner",
     "ExecutionResult",
     "HandlerRegistry",
     "HardTimeout",
+    "IdempotencyGuard",
     "JobBuilder",
     "JobContext",
     "JobDefinition",
@@ -43,8 +52,11 @@ __all__ = [
     "JobLease",
     "Jobs",
     "LeaseLost",
+    "Limits",
+    "MetricsCollector",
     "QueueBackend",
     "QueueWorker",
+    "RateLimiter",
     "Retry",
     "RetryPolicy",
     "Settled",
@@ -58,10 +70,13 @@ __all__ = [
 _HOME = {
     "BackendUnavailable": "jobpool.errors",
     "Capabilities": "jobpool.backend",
+    "CircuitBreaker": "jobpool.policy.breaker",
+    "DeadLetterQueue": "jobpool.deadletters",
     "EnvelopeSigner": "jobpool.signing",
     "ExecutionResult": "jobpool.result",
     "HandlerRegistry": "jobpool.child.registry",
     "HardTimeout": "jobpool.errors",
+    "IdempotencyGuard": "jobpool.idempotency",
     "JobBuilder": "jobpool.builder",
     "JobContext": "jobpool.context",
     "JobDefinition": "jobpool.definition",
@@ -69,8 +84,11 @@ _HOME = {
     "JobLease": "jobpool.lease",
     "Jobs": "jobpool.client",
     "LeaseLost": "jobpool.errors",
+    "MetricsCollector": "jobpool.metrics.collector",
+    "Limits": "jobpool.policy.guarding",
     "QueueBackend": "jobpool.backend",
     "QueueWorker": "jobpool.worker",
+    "RateLimiter": "jobpool.limiter",
     "Retry": "jobpool.errors",
     "RetryPolicy": "jobpool.policy.retry",
     "Settled": "jobpool.settlement",

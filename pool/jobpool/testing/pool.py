@@ -1,0 +1,276 @@
+"""`VirtualPool`: a broker and a worker in the test's own process, on a clock that only the test turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Self
+
+from jobpool import producer
+from jobpool.backend import Message, MessageFilter, ReapPolicy, State
+from jobpool.builder import JobBuilder
+from jobpool.child.registry import HandlerRegistry
+from jobpool.client import Jobs
+from jobpool.clock import ManualClock
+from jobpool.definition import JobDefinition
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.opening import open_backend
+from jobpool.policy.guarding import Limits
+from jobpool.policy.retry import RetryPolicy
+from jobpool.result import Status
+from jobpool.signing import EnvelopeSigner, Key
+from jobpool.testing.faults import Fault, FaultPlan, Injection, Point
+from jobpool.testing.runs import Run
+from jobpool.testing.worker import FaultyWorker
+from jobpool.worker import DEFAULT_TIMEOUT
+
+OUTAGE_PAUSE = 1.0
+"""Virtual seconds after which a fetch that was not answered is tried again."""
+
+Job = JobDefinition | JobBuilder
+
+
+class VirtualPool:
+    """Runs the jobs of a test in its own process, one after the other.
+
+    Fetch, inspection, guards, attempt, decision and settlement are the pool's own; the broker is an empty `memory://`.
+    Time stands still, also while a handler runs, until the test turns it or `run_all` has to wait for something.
+    Handlers run for real, under their real timeouts. As a context manager it also takes what `handler.enqueue()` and
+    `builder.dispatch()` send.
+
+    Args:
+        registry: The handlers; None = those of `@jobpool.handler`.
+        retry: What becomes of failed attempts; None = no retries unless a job or handler asks for them.
+        limits: Concurrency and rate limits, and how long done idempotency keys are kept.
+        reap: What becomes of messages whose lease has ended.
+        signing_key: Signs and verifies; None = unsigned.
+        queue_handlers: Queue to the only handlers that may run there.
+        default_timeout: Seconds, >= 0, for jobs and handlers that set none; 0 = unlimited.
+        ttl: Virtual seconds, > 0, that a lease holds. Nobody renews it in virtual time.
+        start: What the clock shows at first; None = now.
+
+    Attributes:
+        clock: The broker's and the worker's.
+        backend: The broker: all of its contract can be called.
+        jobs: What enqueues there.
+
+    Raises:
+        ValueError, ConfigurationError: As `QueueWorker`; or `start` has no timezone.
+    """
+
+    def __init__(
+        self,
+        registry: HandlerRegistry | None = None,
+        *,
+        retry: RetryPolicy | None = None,
+        limits: Limits | None = None,
+        reap: ReapPolicy | None = None,
+        signing_key: Key | Sequence[Key] | None = None,
+        queue_handlers: Mapping[str, list[str]] | None = None,
+        default_timeout: float = DEFAULT_TIMEOUT,
+        ttl: float = 30.0,
+        start: datetime | None = None,
+    ) -> None:
+        self.clock = ManualClock(wall=_moment(start))
+        self.backend = open_backend("memory://", signer=EnvelopeSigner(signing_key), clock=self.clock)
+        self.jobs = Jobs(backend=self.backend)
+        self._reap = reap or ReapPolicy()
+        self._plan = FaultPlan()
+        self._worker = FaultyWorker(
+            self.backend,
+            self.clock,
+            self._plan,
+            registry,
+            retry=retry,
+            limits=limits,
+            queue_handlers=queue_handlers,
+            default_timeout=default_timeout,
+            ttl=ttl,
+        )
+
+    # --- jobs --------------------------------------------------------------------------------------
+
+    def enqueue(self, job: Job) -> str:
+        """Enqueue a job; its id. Raises as `Jobs.enqueue`."""
+        return self.jobs.enqueue(job)
+
+    def enqueue_many(self, jobs: Iterable[Job]) -> list[str]:
+        """Enqueue jobs; their ids, in order."""
+        return self.jobs.enqueue_many(jobs)
+
+    def message(self, ident: str) -> Message | None:
+        """The message with this id, live or dead; None when it is gone or never was."""
+        return self.backend.inspect(ident)
+
+    def waiting(self, queue: str | None = None) -> list[Message]:
+        """What is still to run, of one queue or of all: also what is delayed, or held by a lease that nobody ended."""
+        return self._messages(queue, State.WAITING, State.DELAYED, State.LEASED)
+
+    def dead(self, queue: str | None = None) -> list[Message]:
+        """The dead letters of one queue, or of all, in enqueue order; `reason` and `last_error` say why."""
+        return self._messages(queue, State.DEAD)
+
+    def counters(self, queue: str = "default") -> dict[str, int]:
+        """What the pool counts for its metrics, by name: `jobs_succeeded`, `jobs_requeued`, …"""
+        return dict(self._worker.counters.get(queue, {}))
+
+    # --- running -----------------------------------------------------------------------------------
+
+    def run_one(self, queue: str = "default") -> Run | None:
+        """Run what is next in a queue now, and reap what that left behind; None when there is nothing to fetch.
+
+        Raises:
+            BackendUnavailable: A test has told the broker not to answer, and it was the fetch that met it.
+        """
+        self.reap(queue)
+        run = self._worker.deliver(queue)
+        if run is not None and run.status in (Status.CRASHED, Status.LOST):
+            self.reap(queue)
+        return run
+
+    def run_ready(self, *queues: str, limit: int = 1000) -> list[Run]:
+        """Run everything that is due now, and what becomes due by that; no time passes.
+
+        Args:
+            queues: Their names; none = all that hold a message.
+            limit: Runs, >= 1, after which it fails: what enqueues itself again would never end.
+
+        Returns:
+            The runs, in order; a job that was retried at once is there twice.
+
+        Raises:
+            AssertionError: There is more to do after `limit` runs.
+        """
+        return self._run(queues, limit, self._nothing)
+
+    def run_all(self, *queues: str, limit: int = 1000) -> list[Run]:
+        """Run queues to their end: retries after their delays, what is scheduled, what was snoozed or held back.
+
+        Turns the clock from one thing to the next. As `run_ready` otherwise. Afterwards nothing is left in these queues
+        but dead letters.
+        """
+        return self._run(queues, limit, self._wait_for_the_next)
+
+    def advance(self, seconds: float) -> None:
+        """Let virtual time pass, >= 0 seconds. In a handler: what it would need, had it to wait; mind the lease."""
+        self.clock.advance(seconds)
+
+    def reap(self, *queues: str) -> int:
+        """Give back what is held by leases that have ended, as every pool does now and then; how many."""
+        return sum(len(self.backend.reap(queue, self._reap)) for queue in self._chosen(queues))
+
+    # --- faults ------------------------------------------------------------------------------------
+
+    def inject(
+        self,
+        fault: Fault,
+        at: Point,
+        *,
+        handler: str | None = None,
+        job: str | None = None,
+        attempt: int | None = None,
+        progress: float | None = None,
+        times: int = 1,
+    ) -> None:
+        """Have something go wrong, at a named point of the next deliveries that fit.
+
+        Args:
+            fault: `Crash()`, `Timeout()`, `LoseLease()` or `BrokerDown()`.
+            at: `before_start`, `in_handler`, `before_settle` or `after_settle`: see `jobpool.testing.faults`.
+            handler: Only to jobs of this handler.
+            job: Only to the job with this id.
+            attempt: Only in this attempt, 1 = the first.
+            progress: In the handler: not before `ctx.progress` has been called with at least so much.
+            times: How often, >= 1.
+
+        Raises:
+            ConfigurationError: This cannot happen there, or a number is out of bounds.
+        """
+        self._plan.add(Injection(fault, at, handler, job, attempt, progress, times))
+
+    @property
+    def unused(self) -> list[str]:
+        """The faults that have not happened, in words. A test that planned one and never met it proves nothing."""
+        return [str(injection) for injection in self._plan.left]
+
+    # --- beginning and end -------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the broker, and all that is in it."""
+        self.backend.close()
+
+    def __enter__(self) -> Self:
+        producer.set_default(self.jobs)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        producer.set_default(None)
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<VirtualPool with {len(self.waiting())} jobs to run and {len(self.dead())} dead>"
+
+    # --- how it runs -------------------------------------------------------------------------------
+
+    def _run(self, queues: tuple[str, ...], limit: int, idle: Callable[[Sequence[str]], bool]) -> list[Run]:
+        """Deliver in turns until there is nothing to fetch and `idle` finds nothing to wait for."""
+        if limit < 1:
+            raise ConfigurationError(f"limit is 1 or more, not {limit!r}")
+        runs: list[Run] = []
+        while (found := self._round(queues)) or idle(queues):
+            runs += found
+            if len(runs) >= limit and self._has_more(queues, idle):
+                raise AssertionError(f"there is more to do after {len(runs)} runs; the last was {runs[-1]}")
+        return runs
+
+    def _round(self, queues: tuple[str, ...]) -> list[Run]:
+        """One delivery of each queue."""
+        found = (self._patiently(queue) for queue in self._chosen(queues))
+        return [run for run in found if run is not None]
+
+    def _patiently(self, queue: str) -> Run | None:
+        while True:
+            try:
+                return self.run_one(queue)
+            except BackendUnavailable:
+                self.clock.advance(OUTAGE_PAUSE)
+
+    def _has_more(self, queues: tuple[str, ...], idle: Callable[[Sequence[str]], bool]) -> bool:
+        ready = any(self.backend.stats(queue).waiting for queue in self._chosen(queues))
+        return ready or idle(queues)
+
+    @staticmethod
+    def _nothing(queues: Sequence[str]) -> bool:
+        del queues
+        return False
+
+    def _wait_for_the_next(self, queues: Sequence[str]) -> bool:
+        """Turn the clock to when a delay or a lease ends; whether there is one."""
+        ends = [_end(message) for queue in self._chosen(queues) for message in self.waiting(queue)]
+        if ends:
+            self.clock.advance(max(0.0, min(ends) - self.clock.wall()))
+        return bool(ends)
+
+    def _chosen(self, queues: Sequence[str]) -> Sequence[str]:
+        return queues or self.backend.queues()
+
+    def _messages(self, queue: str | None, *states: State) -> list[Message]:
+        where, found, after = MessageFilter(queue=queue, states=states), [], None
+        while page := self.backend.list_messages(where, after=after, limit=1000):
+            found += page
+            after = page[-1].cursor
+        return found
+
+
+def _end(message: Message) -> float:
+    """Unix time at which a message may be fetched, or its lease is over."""
+    return message.available_at if message.expires_at is None else message.expires_at
+
+
+def _moment(start: datetime | None) -> float:
+    if start is None:
+        return round(time.time(), 6)
+    if start.utcoffset() is None:
+        raise ConfigurationError("start has no timezone: write datetime(…, tzinfo=UTC)")
+    return start.timestamp()

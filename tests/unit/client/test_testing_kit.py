@@ -1,0 +1,503 @@
+"""`jobpool.testing`: whole lives of jobs on virtual time, and every fault at every point."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from jobpool import Limits, RetryPolicy, Snooze, Unrecoverable, producer
+from jobpool.backend import NewMessage, ReapPolicy, State
+from jobpool.child.registry import HandlerRegistry
+from jobpool.context import JobContext
+from jobpool.definition import JobDefinition
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.guards import Guards, Hold
+from jobpool.result import ExecutionResult, Status
+from jobpool.testing import POINTS, BrokerDown, Crash, Fault, LoseLease, Point, Timeout, VirtualPool
+
+ROOT = Path(__file__).resolve().parents[3]
+
+Log = list[str]
+
+
+def a_job(handler: str = "report", **fields: object) -> JobDefinition:
+    return JobDefinition(handler, **{"queue": "reports", **fields})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def log() -> Log:
+    return []
+
+
+@pytest.fixture
+def registry(log: Log) -> HandlerRegistry:
+    registry = HandlerRegistry()
+
+    def before(_: JobContext) -> None:
+        log.append("before")
+
+    def after(result: ExecutionResult) -> None:
+        log.append(f"after {result.success}")
+
+    @registry.handler
+    def report(_: JobContext) -> str:
+        log.append("report")
+        return "done"
+
+    @registry.handler
+    def fail(ctx: JobContext) -> None:
+        log.append(f"attempt {ctx.attempt}")
+        raise ValueError("no")
+
+    @registry.handler
+    def steps(ctx: JobContext) -> None:
+        for step in (0.25, 0.5, 0.75):
+            log.append(str(step))
+            ctx.progress(step)
+
+    @registry.handler(before_run=before, after_run=after)
+    def hooked(_: JobContext) -> None:
+        log.append("hooked")
+
+    @registry.handler
+    def parent(ctx: JobContext) -> None:
+        log.append("parent")
+        ctx.enqueue(a_job(queue="mails"))
+
+    @registry.handler
+    def forever(ctx: JobContext) -> None:
+        ctx.enqueue(a_job("forever"))
+
+    @registry.handler
+    def sleepy(_: JobContext) -> None:
+        log.append("sleepy")
+        if len(log) < 3:
+            raise Snooze(100)
+
+    @registry.handler
+    def hopeless(_: JobContext) -> None:
+        raise Unrecoverable("never")
+
+    return registry
+
+
+@pytest.fixture
+def pool(registry: HandlerRegistry) -> Iterator[VirtualPool]:
+    pool = VirtualPool(registry)
+    yield pool
+    assert pool.unused == []
+    pool.close()
+
+
+# --- running ----------------------------------------------------------------------------------------------
+
+
+def test_nothing_runs_where_nothing_is(pool: VirtualPool) -> None:
+    assert pool.run_one("reports") is None
+    assert pool.run_ready() == pool.run_all() == pool.run_all("reports") == []
+
+
+def test_a_run_tells_all_about_it(pool: VirtualPool) -> None:
+    ident = pool.enqueue(a_job())
+    run = pool.run_one("reports")
+    assert run is not None
+    assert (run.status, run.attempts, run.error, run.output) == (Status.ACKED, 1, None, "done")
+    assert (run.id, run.queue, run.handler, run.at) == (ident, "reports", "report", pool.clock.wall())
+    assert pool.message(ident) is None
+    assert pool.counters("reports") == {"jobs_fetched": 1, "jobs_succeeded": 1}
+
+
+def test_no_time_passes_unless_it_is_asked_for(registry: HandlerRegistry, log: Log) -> None:
+    pool = VirtualPool(registry, retry=RetryPolicy("fixed", 10, max_attempts=3))
+    pool.enqueue(a_job("fail"))
+    before = pool.clock.wall()
+    [run] = pool.run_ready()
+    assert (run.status, log, pool.clock.wall()) == (Status.REQUEUED, ["attempt 1"], before)
+    assert [message.state for message in pool.waiting()] == [State.DELAYED]
+    pool.advance(10.0)
+    assert len(pool.run_ready("reports")) == 1
+
+
+def test_run_all_goes_through_retries_to_the_dead_letter(registry: HandlerRegistry, log: Log) -> None:
+    pool = VirtualPool(registry, retry=RetryPolicy("exponential", 10, max_delay=0, jitter=0.0, max_attempts=4))
+    ident = pool.enqueue(a_job("fail"))
+    runs = pool.run_all()
+    assert [run.status for run in runs] == [Status.REQUEUED] * 3 + [Status.DEAD_LETTERED]
+    assert [round(later.at - run.at, 3) for run, later in pairwise(runs)] == [10.0, 20.0, 40.0]
+    assert [run.attempts for run in runs] == [1, 2, 3, 4]
+    assert "ValueError: no" in str(runs[-1].error)
+    [dead] = pool.dead("reports")
+    assert (dead.id, dead.reason, len(log)) == (ident, "failed", 4)
+    assert (pool.dead("mails"), pool.waiting()) == ([], [])
+
+
+def test_run_all_waits_for_what_is_scheduled_or_snoozed(pool: VirtualPool, log: Log) -> None:
+    later = datetime.fromtimestamp(pool.clock.wall(), UTC) + timedelta(hours=1)
+    pool.enqueue(a_job("sleepy", scheduled_at=later))
+    runs = pool.run_all()
+    assert [run.status for run in runs] == [Status.RELEASED, Status.RELEASED, Status.ACKED]
+    assert (runs[0].at, runs[-1].at - runs[0].at) == (pytest.approx(later.timestamp()), pytest.approx(200.0))
+    assert len(log) == 3
+
+
+def test_run_all_brings_follow_ups_to_their_end_in_whatever_queue(pool: VirtualPool, log: Log) -> None:
+    pool.enqueue(a_job("parent"))
+    assert [run.queue for run in pool.run_all()] == ["reports", "mails"]
+    assert log == ["parent", "report"]
+
+
+def test_only_the_queues_that_are_named_run(pool: VirtualPool) -> None:
+    pool.enqueue_many([a_job(), a_job(queue="mails"), a_job(queue="other")])
+    assert [run.queue for run in pool.run_all("mails", "reports")] == ["mails", "reports"]
+    assert [message.queue for message in pool.waiting()] == ["other"]
+
+
+def test_an_hour_of_waiting_takes_no_time(registry: HandlerRegistry) -> None:
+    pool = VirtualPool(registry, limits=Limits(rates={"reports": 2}))
+    pool.enqueue_many([a_job()] * 60)
+    runs = [run for run in pool.run_all(limit=100_000) if run.status is Status.ACKED]
+    assert len(runs) == 60
+    assert runs[-1].at - runs[0].at >= 29 * 60.0
+    assert all(third.at - first.at >= 60.0 for first, third in zip(runs, runs[2:], strict=False))
+
+
+@pytest.mark.parametrize("run", ["run_ready", "run_all"])
+def test_what_never_ends_is_stopped(pool: VirtualPool, run: str) -> None:
+    pool.enqueue(a_job("forever"))
+    with pytest.raises(AssertionError, match="more to do after 25 runs"):
+        getattr(pool, run)(limit=25)
+    with pytest.raises(ConfigurationError, match="limit is 1 or more"):
+        getattr(pool, run)(limit=0)
+
+
+def test_as_many_runs_as_the_limit_are_fine(pool: VirtualPool) -> None:
+    pool.enqueue_many([a_job()] * 5)
+    assert len(pool.run_all(limit=5)) == 5
+
+
+def test_a_permanent_failure_and_a_rejection_are_runs_too(registry: HandlerRegistry) -> None:
+    pool = VirtualPool(registry, signing_key="a key of sixteen or more")
+    ident = pool.enqueue(a_job("hopeless"))
+    [hopeless] = pool.run_all()
+    assert (hopeless.status, [message.id for message in pool.dead()]) == (Status.DEAD_LETTERED, [ident])
+    pool.backend.signer = type(pool.backend.signer)("another key of sixteen")
+    pool.enqueue(a_job())
+    [rejected] = pool.run_all()
+    assert (rejected.status, rejected.handler) == (Status.REJECTED, "report")
+
+
+def test_a_body_that_is_no_wire_object_is_a_run_that_no_fault_is_meant_for(registry: HandlerRegistry) -> None:
+    pool = VirtualPool(registry)
+    body = NewMessage("odd", True, "reports", "?", 5, None, b"{")
+    pool.backend._enqueue([body])
+    for point in ("before_start", "before_settle"):
+        pool.inject(Crash(), point)
+    [run] = pool.run_all()
+    assert (run.status, run.id, run.handler) == (Status.REJECTED, "odd", "")
+    assert len(pool.unused) == 2
+
+
+def test_a_lost_lease_is_lost_while_the_handler_runs() -> None:
+    registry = HandlerRegistry()
+
+    @registry.handler
+    def look(ctx: JobContext) -> None:
+        message = pool.message(ctx.id)
+        assert message is not None
+        seen.append(message.expires_at == pool.clock.wall())
+
+    seen: list[bool] = []
+    pool = VirtualPool(registry)
+    pool.enqueue(a_job("look"))
+    pool.inject(LoseLease(), "in_handler")
+    assert [run.status for run in pool.run_all()] == [Status.LOST, Status.ACKED]
+    assert seen == [True, False]
+
+
+def test_keys_and_locks_are_kept(pool: VirtualPool) -> None:
+    pool.enqueue_many([a_job(idempotency_key="k")] * 2)
+    assert [run.status for run in pool.run_ready()] == [Status.ACKED, Status.SKIPPED_IDEMPOTENT]
+    ids = [pool.enqueue(a_job(idempotency_key="u", unique=True)) for _ in range(2)]
+    assert ids[0] == ids[1]
+
+
+def test_what_is_held_back_runs_when_the_holder_is_gone(pool: VirtualPool) -> None:
+    """By a lease of the test's own, as another pool would hold it; it runs out."""
+    job = a_job(name="nightly", single_instance=True)
+    pool.enqueue_many([job, job])
+    [held] = pool.backend.fetch_many("reports", limit=1, ttl=500.0)
+    assert pool.backend.keys.begin_many([(held, Guards(holds=(Hold("job:nightly"),)))])[0]
+    *waited, first, second = pool.run_all()
+    assert {run.status for run in waited} == {Status.RELEASED}
+    assert {first.id, second.id} == {held.id, *(run.id for run in waited)}
+    assert (first.status, second.status) == (Status.ACKED, Status.ACKED)
+
+
+def test_the_clock_starts_now_or_when_it_is_told(registry: HandlerRegistry) -> None:
+    assert VirtualPool(registry).clock.wall() == pytest.approx(time.time(), abs=60.0)
+    moment = datetime(2026, 3, 29, 0, 30, tzinfo=UTC)
+    assert VirtualPool(registry, start=moment).clock.wall() == moment.timestamp()
+    with pytest.raises(ConfigurationError, match="timezone"):
+        VirtualPool(registry, start=datetime(2026, 3, 29))
+
+
+def test_as_a_context_it_takes_what_handlers_enqueue() -> None:
+    registry = HandlerRegistry()
+    handler = registry.handler("report", queue="reports")(lambda _: None)
+    with VirtualPool(registry) as pool:
+        handler.enqueue()
+        handler.define().dispatch()
+        assert len(pool.run_all()) == 2
+    assert producer._default.producer is None
+
+
+# --- faults -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_crash_anywhere_leaves_one_follow_up_and_at_most_one_crash(pool: VirtualPool, log: Log, point: Point) -> None:
+    pool.enqueue(a_job("parent"))
+    pool.inject(Crash(), point, handler="parent")
+    runs = pool.run_all()
+    expected = [Status.ACKED] if point == "after_settle" else [Status.CRASHED, Status.ACKED]
+    assert [run.status for run in runs if run.handler == "parent"] == expected
+    assert log.count("report") == 1
+    assert log.count("parent") == (2 if point == "before_settle" else 1)
+
+
+@pytest.mark.parametrize("point", POINTS[:3])
+def test_a_crash_is_counted_once_with_its_cause_and_costs_no_attempt(pool: VirtualPool, point: Point) -> None:
+    ident = pool.enqueue(a_job())
+    pool.inject(Crash("SIGSEGV"), point)
+    run = pool.run_one("reports")
+    assert run is not None
+    assert (run.status, run.attempts, run.error, run.output) == (Status.CRASHED, 0, "SIGSEGV", "")
+    message = pool.message(ident)
+    assert message is not None
+    assert (message.state, message.crashes, message.attempts, message.cause) == (State.WAITING, 1, 0, "SIGSEGV")
+    assert pool.counters("reports")["jobs_crashed"] == 1
+
+
+def test_crashes_past_the_limit_make_a_dead_letter(registry: HandlerRegistry) -> None:
+    pool = VirtualPool(registry, reap=ReapPolicy(max_crashes=2))
+    pool.enqueue(a_job())
+    pool.inject(Crash(), "in_handler", times=3)
+    assert [run.status for run in pool.run_all()] == [Status.CRASHED] * 3
+    [dead] = pool.dead()
+    assert (dead.reason, dead.crashes) == ("crash-limit", 3)
+
+
+def test_a_fault_strikes_at_the_progress_that_was_said(pool: VirtualPool, log: Log) -> None:
+    pool.enqueue(a_job("steps"))
+    pool.inject(Crash(), "in_handler", progress=0.5)
+    assert [run.status for run in pool.run_all()] == [Status.CRASHED, Status.ACKED]
+    assert log == ["0.25", "0.5", "0.25", "0.5", "0.75"]
+
+
+def test_a_handler_has_begun_when_it_is_struck(pool: VirtualPool, log: Log) -> None:
+    pool.enqueue(a_job("hooked"))
+    pool.inject(Crash(), "in_handler")
+    pool.run_one("reports")
+    assert log == ["before"]
+    pool.inject(Timeout(), "in_handler")
+    pool.run_one("reports")
+    assert log == ["before", "before", "after False"]
+
+
+def test_a_handler_that_swallows_it_is_over_all_the_same() -> None:
+    registry = HandlerRegistry()
+
+    @registry.handler
+    def stubborn(ctx: JobContext) -> str:
+        for _ in range(3):
+            with suppress(BaseException):
+                ctx.progress(0.5)
+        return "never heard of it"
+
+    pool = VirtualPool(registry)
+    pool.enqueue(a_job("stubborn"))
+    pool.inject(Crash(), "in_handler", progress=0.1, times=2)
+    runs = pool.run_all()
+    assert [(run.status, run.output) for run in runs] == [
+        (Status.CRASHED, ""),
+        (Status.CRASHED, ""),
+        (Status.ACKED, "never heard of it"),
+    ]
+
+
+def test_a_timeout_is_a_failed_attempt_with_the_usual_text(pool: VirtualPool) -> None:
+    ident = pool.enqueue(a_job("parent", max_retries=1, timeout=2.5, name="nightly"))
+    pool.inject(Timeout(), "in_handler", times=2)
+    runs = pool.run_all()
+    assert [(run.status, run.attempts) for run in runs] == [(Status.REQUEUED, 1), (Status.DEAD_LETTERED, 2)]
+    assert runs[0].error == "Job 'nightly' exceeded maximum execution time of 2.5 seconds."
+    assert pool.counters("reports")["jobs_timed_out"] == 2
+    [dead] = pool.dead()
+    assert (dead.id, dead.reason, pool.waiting("mails")) == (ident, "timeout", [])
+
+
+@pytest.mark.parametrize("point", ["before_start", "in_handler", "before_settle"])
+def test_a_lost_lease_settles_nothing_and_the_message_runs_again(pool: VirtualPool, log: Log, point: Point) -> None:
+    pool.enqueue(a_job("parent"))
+    pool.inject(LoseLease(), point)
+    lost, again, _ = pool.run_all()
+    assert (lost.status, lost.id, again.status) == (Status.LOST, again.id, Status.ACKED)
+    assert log == ["parent", "parent", "report"]
+    assert pool.counters("reports")["jobs_lease_lost"] == 1
+
+
+def test_a_handler_that_turns_the_clock_beyond_its_lease_has_lost_it(registry: HandlerRegistry) -> None:
+    pool = VirtualPool(registry, ttl=10.0)
+    registry.handler("slow")(lambda _: pool.advance(10.0) if pool.clock.wall() < start + 15 else None)
+    start = pool.clock.wall()
+    pool.enqueue(a_job("slow"))
+    assert [run.status for run in pool.run_all()] == [Status.LOST, Status.LOST, Status.ACKED]
+
+
+@pytest.mark.parametrize("point", ["before_settle", "after_settle"])
+def test_a_settlement_that_is_not_answered_is_repeated_and_done_once(pool: VirtualPool, log: Log, point: Point) -> None:
+    pool.enqueue(a_job("parent"))
+    pool.inject(BrokerDown(calls=5), point, handler="parent")
+    parent, child = pool.run_all()
+    assert (parent.status, child.status) == (Status.ACKED, Status.ACKED)
+    assert log == ["parent", "report"]
+
+
+def test_an_outage_that_outlasts_the_lease_leaves_the_rest_to_the_reaper(pool: VirtualPool, log: Log) -> None:
+    pool.enqueue(a_job("parent"))
+    pool.inject(BrokerDown(calls=1000), "before_settle", handler="parent")
+    lost, again, child = pool.run_all()
+    assert (lost.status, again.status, child.status) == (Status.LOST, Status.ACKED, Status.ACKED)
+    assert again.at - lost.at >= 30.0
+    assert log == ["parent", "parent", "report"]
+
+
+def test_a_fetch_that_is_not_answered_touches_no_message(pool: VirtualPool) -> None:
+    ident = pool.enqueue(a_job())
+    pool.inject(BrokerDown(calls=2), "before_start")
+    with pytest.raises(BackendUnavailable):
+        pool.run_one("reports")
+    message = pool.message(ident)
+    assert message is not None
+    assert (message.state, message.deliveries) == (State.WAITING, 0)
+    before = pool.clock.wall()
+    [run] = pool.run_all()
+    assert (run.status, run.at - before) == (Status.ACKED, 1.0)
+
+
+def test_a_fault_meets_whom_it_is_meant_for(pool: VirtualPool) -> None:
+    first, second, third = pool.enqueue_many([a_job(), a_job(), a_job("steps")])
+    pool.inject(Crash(), "before_start", job=second)
+    pool.inject(Crash(), "before_start", handler="steps")
+    runs = pool.run_all()
+    assert [run.id for run in runs if run.status is Status.CRASHED] == [second, third]
+    assert [run.id for run in runs if run.status is Status.ACKED] == [first, second, third]
+
+
+def test_a_fault_may_wait_for_an_attempt(registry: HandlerRegistry) -> None:
+    pool = VirtualPool(registry)
+    pool.enqueue(a_job("fail", max_retries=2))
+    pool.inject(Crash(), "before_settle", attempt=2)
+    statuses = [run.status for run in pool.run_all()]
+    assert statuses == [Status.REQUEUED, Status.CRASHED, Status.REQUEUED, Status.DEAD_LETTERED]
+
+
+def test_what_has_not_happened_is_told(registry: HandlerRegistry) -> None:
+    pool = VirtualPool(registry)
+    pool.inject(Crash(), "in_handler", handler="report", times=2)
+    pool.inject(LoseLease(), "before_settle", job="nobody")
+    pool.enqueue(a_job())
+    pool.run_one("reports")
+    assert pool.unused == [
+        "Crash(cause='killed by a test') at in_handler, handler='report', 1 time",
+        "LoseLease() at before_settle, job='nobody', 1 time",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fault", "at", "options", "text"),
+    [
+        (Timeout(), "before_start", {}, "Timeout can happen at in_handler, not at 'before_start'"),
+        (LoseLease(), "after_settle", {}, "LoseLease can happen at"),
+        (BrokerDown(), "in_handler", {}, "BrokerDown can happen at"),
+        (Crash(), "nowhere", {}, "Crash can happen at before_start, in_handler, before_settle, after_settle"),
+        ("crash", "in_handler", {}, "is no fault"),
+        (Crash(), "in_handler", {"times": 0}, "times is a whole number"),
+        (Crash(), "before_settle", {"progress": 0.5}, "progress says when in the handler"),
+        (BrokerDown(), "before_start", {"handler": "report"}, "concerns no job"),
+    ],
+)
+def test_what_cannot_happen_is_refused_when_it_is_planned(
+    pool: VirtualPool, fault: Fault, at: Point, options: dict[str, object], text: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        pool.inject(fault, at, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("calls", [0, -1, 1.5, True])
+def test_an_outage_of_no_calls_is_refused(calls: int) -> None:
+    with pytest.raises(ConfigurationError, match="calls is a whole number from 1 on"):
+        BrokerDown(calls)
+
+
+# --- beside the pool --------------------------------------------------------------------------------------
+
+
+def test_the_pool_does_not_know_of_it() -> None:
+    program = "import sys, jobpool, jobpool.worker, jobpool.client; print('jobpool.testing' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.strip() == "False"
+
+
+def _blocks() -> dict[str, str]:
+    """The files of the page's example, by name."""
+    page = (ROOT / "docs" / "testing.md").read_text("utf-8")
+    found = re.findall(r"in `(\w+\.py)`:\n\n```python\n(.*?)```", page, re.DOTALL)
+    return dict(found)
+
+
+def run_pytest(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "error",
+        "--rootdir",
+        folder,
+        folder,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
+
+
+def test_the_example_of_the_page_passes(tmp_path: Path) -> None:
+    files = _blocks()
+    assert sorted(files) == ["conftest.py", "shop.py", "test_shop.py"]
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, "utf-8")
+    ran = run_pytest(tmp_path)
+    assert ran.returncode == 0, ran.stdout
+    assert f"{files['test_shop.py'].count('def test_') + len(POINTS) - 1} passed" in ran.stdout
+
+
+def test_the_fixture_fails_a_test_whose_fault_never_happened(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["jobpool.testing.plugin"]\n')
+    (tmp_path / "test_it.py").write_text(
+        "from jobpool.testing import Crash\n\n\n"
+        "def test_it(virtual_pool):\n    virtual_pool.inject(Crash(), at='in_handler')\n"
+    )
+    ran = run_pytest(tmp_path)
+    assert ran.returncode == 1
+    assert "injected, and never met" in ran.stdout
