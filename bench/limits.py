@@ -18,8 +18,8 @@ TITLE = "two pools on one broker: what they keep together"
 NOTES = [
     "Each handler notes when it began and ended. `8:1`: two queues, both never empty; how many times as many starts the"
     " heavy one had. `places`: most jobs that ran at one moment under a limit of 3, of 8 children that wanted to;"
-    " and how much of the time the three were in use. `a minute`: most starts within any minute, less a tenth of a second"
-    " for the way from the broker's word, which is what counts, to the handler's first line."
+    " and how much of the time the three were in use. `a minute`: most starts within any minute, less a tenth of a"
+    " second for the way from the broker's word, which is what counts, to the handler's first line."
 ]
 WEIGHTS = ("-Q", "heavy=8", "-Q", "light=1")
 PLACES = 3
