@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from jobpool import IdempotencyGuard, Jobs, producer
+from jobpool import IdempotencyGuard, Jobs
 from jobpool.child.registry import HandlerRegistry
 from jobpool.clock import ManualClock
 from jobpool.definition import JobDefinition
@@ -17,26 +16,6 @@ from jobpool.result import Status
 from jobpool.worker import QueueWorker
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sync import SyncBackend
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def backend(clock: ManualClock) -> MemoryBackend:
-    return MemoryBackend(clock=clock)
-
-
-@pytest.fixture
-def in_child() -> Iterator[None]:
-    """As a pool's child sees the world."""
-    before = producer._default.producer
-    producer.enter_child(Jobs("memory://"))
-    yield
-    producer._default.in_child = False
-    producer.set_default(before)
 
 
 def test_a_key_runs_first_once(backend: MemoryBackend) -> None:

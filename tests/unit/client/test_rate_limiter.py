@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jobpool import Jobs, Limits, RateLimiter, producer
+from jobpool import Jobs, Limits, RateLimiter
 from jobpool.child.registry import HandlerRegistry
 from jobpool.clock import ManualClock
 from jobpool.definition import JobDefinition
@@ -19,26 +18,6 @@ from jobpool.result import Status
 from jobpool.worker import QueueWorker
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sync import SyncBackend
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def backend(clock: ManualClock) -> MemoryBackend:
-    return MemoryBackend(clock=clock)
-
-
-@pytest.fixture
-def in_child() -> Iterator[None]:
-    """As a pool's child sees the world."""
-    before = producer._default.producer
-    producer.enter_child(Jobs("memory://"))
-    yield
-    producer._default.in_child = False
-    producer.set_default(before)
 
 
 class Deaf(MemoryBackend):
