@@ -129,6 +129,8 @@ class Lessor(MasterThread):
         """Try each queue once, in its turn, until one has something."""
         self._nudged = False
         for queue in self._order():
+            if self._halt.is_set():
+                return False  # each fetch from a silent broker would hold up the stop
             room = self._room(queue, count)
             got = self._fetch_from(queue, room) if room else 0
             if got:

@@ -88,12 +88,13 @@ class Observer:
             seen(pool, event)
 
     def attend(self, pool: Pool) -> None:
-        """Be told of lost leases, too: they have no event of their own."""
-        pool.on_lost = lambda delivery: self._lost(pool, delivery)
+        """Be told of leases that end unsettled, too: they have no event of their own."""
+        pool.on_lost = lambda delivery, counters: self._lost(pool, delivery, counters)
 
-    def _lost(self, pool: Pool, delivery: Delivery) -> None:
+    def _lost(self, pool: Pool, delivery: Delivery, counters: tuple[str, ...]) -> None:
+        words = _outcomes(counters)
         for to in self._to:
-            to.ended(delivery.lease.queue, _label(pool, delivery.handler), LOST)
+            to.ended(delivery.lease.queue, _label(pool, delivery.handler), words)
 
     def _tell_both(
         self, queue: str, handler: str, words: tuple[str, ...], run: float | None, wait: float | None
@@ -202,7 +203,10 @@ def _label(pool: Pool, handler: str) -> str:
 
 
 def _words(settlement: Settlement, outcome: Outcome | None, answer: Settled) -> tuple[str, ...]:
-    counters = () if outcome is None else counters_of(settlement, outcome, answer)
+    return () if outcome is None else _outcomes(counters_of(settlement, outcome, answer))
+
+
+def _outcomes(counters: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(counter.removeprefix("jobs_") for counter in counters)
 
 

@@ -23,7 +23,7 @@ from jobpool.master.upkeep import keep_children, keep_servers
 from jobpool.master.verdicts import checked
 from jobpool.master.watch import lose_expired, watch
 from jobpool.outcome import NotRun, Outcome
-from jobpool.policy.decide import Rules, counts_as_attempt, decide
+from jobpool.policy.decide import Rules, counters_of, counts_as_attempt, decide
 from jobpool.policy.retry import RetryPolicy
 from jobpool.settlement import Abandon, Leave
 
@@ -122,7 +122,7 @@ def _leave(pool: Pool, delivery: Delivery, outcome: Outcome, leave: Leave) -> No
     if pool.held.pop(delivery.nonce, None) is None:
         return
     delivery.lost = True
-    pool.count_lost(delivery)
+    pool.count_lost(delivery, counters_of(leave, outcome))
     pool.note(
         "warning", "a message is left to its lease", id=delivery.lease.id, why=leave.why, after=type(outcome).__name__
     )

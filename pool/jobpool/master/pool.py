@@ -118,8 +118,8 @@ class Pool:
     nonce: int = 0
     _child: int = 0
     _generation: int = 0
-    on_lost: Callable[[Delivery], None] | None = None
-    """Told of each lease that was lost, where somebody counts them."""
+    on_lost: Callable[[Delivery, tuple[str, ...]], None] | None = None
+    """Told of each lease that ended unsettled, and its counters, where somebody counts them."""
     never_started: dict[str, int] = field(default_factory=dict)
     unknown_since: dict[str, float] = field(default_factory=dict)
 
@@ -179,11 +179,15 @@ class Pool:
         if delivery.slot < 0 and delivery in self.ready:
             self.ready.remove(delivery)
 
-    def count_lost(self, delivery: Delivery) -> None:
-        """Its lease has ended unsettled."""
-        self.counters.lost += 1
+    def count_lost(self, delivery: Delivery, counters: tuple[str, ...] = ("jobs_lease_lost",)) -> None:
+        """Its lease has ended unsettled, or will. What no child had does not count towards `max_total`."""
+        if delivery.slot < 0:
+            self.leased_total -= 1
+        else:
+            self.ended_total += 1
+        self.counters.add(counters)
         if self.on_lost is not None:
-            self.on_lost(delivery)
+            self.on_lost(delivery, counters)
 
     def put_back(self, deliveries: list[Delivery]) -> None:
         """What no child has read is ready again, in front; at a stop it is given back."""

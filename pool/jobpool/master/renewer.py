@@ -1,6 +1,7 @@
 """The renew thread: pushes every held lease's deadline forward, each third of the ttl.
 
 It waits behind no fetch and no settlement, and no handler can starve it: it shares only the interpreter with the loop.
+Each queue is asked for by itself: where one master of a cluster is silent, the leases of the others' queues live on.
 """
 
 from __future__ import annotations
@@ -30,20 +31,30 @@ class Renewer(MasterThread):
 
     def serve(self) -> None:
         while not self._halt.wait(self._ttl / 10):
-            due = self._due()
-            for start in range(0, len(due), MOST_AT_ONCE):
-                self._renew(due[start : start + MOST_AT_ONCE])
+            parts = [
+                due[start : start + MOST_AT_ONCE]
+                for due in self._due().values()
+                for start in range(0, len(due), MOST_AT_ONCE)
+            ]
+            answered = [self._renew(part) for part in parts]
+            if answered and all(answered):
+                self._outage.over()
 
-    def _due(self) -> list[Delivery]:
-        """Leases with less than two thirds of their time left; ended ones are the loop's to drop."""
+    def _due(self) -> dict[str, list[Delivery]]:
+        """Of each queue, leases with less than two thirds of their time left; ended ones are the loop's to drop."""
         now = self._backend.clock.boot()
-        return [d for d in self._held() if now < d.lease.expires_at < now + 2 * self._ttl / 3]
+        due: dict[str, list[Delivery]] = {}
+        for delivery in self._held():
+            if now < delivery.lease.expires_at < now + 2 * self._ttl / 3:
+                due.setdefault(delivery.lease.queue, []).append(delivery)
+        return due
 
-    def _renew(self, deliveries: list[Delivery]) -> None:
+    def _renew(self, deliveries: list[Delivery]) -> bool:
+        """Whether there was an answer."""
         try:
             renewed = self._backend.renew_many([d.lease for d in deliveries], self._ttl)
         except BackendUnavailable as error:
             self._outage.failed(error)  # the old deadlines stand, and the next round comes before they end
-            return
-        self._outage.over()
+            return False
         self._inbox.put(Renewed(list(zip(deliveries, renewed, strict=True))))
+        return True

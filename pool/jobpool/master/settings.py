@@ -43,7 +43,7 @@ class PoolSettings:
         rate_per_key: Queue → so many of those that share a concurrency key.
         breaker_threshold: Failed fetches in a row that open a queue's circuit breaker; 0 = never.
         breaker_cooldown: How long it is open first, doubling up to `breaker_max_cooldown`.
-        max_total: Stop after this many messages were settled; 0 = no limit.
+        max_total: Stop after this many messages were settled, or lost by the child that had them; 0 = no limit.
         until_empty: Stop when nothing is waiting, delayed or leased any more.
         fail_on_dead: Exit with 1 if a message became a dead letter.
         on_lease_lost: `kill` the child, or let it `finish` with its result dropped.

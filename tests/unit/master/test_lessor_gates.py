@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from support.jobs import QUEUE, a_job, numbered
@@ -34,9 +34,11 @@ class Watched(MemoryBackend):
         self.fetches: Counter[str] = Counter()
         self.ids: dict[str, set[str]] = {QUEUE: set(), OTHER: set()}
         self.down: set[str] = set()
+        self.on_fetch: Callable[[], None] = lambda: None
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         self.fetches[queue] += 1
+        self.on_fetch()
         leases = super()._fetch(queue, limit, ttl, fetch_id)
         if queue in self.down:
             self.ids[queue].add(fetch_id)
@@ -212,3 +214,12 @@ def test_a_fetch_that_was_not_answered_is_made_again_under_its_id(desks: list[De
     desk.until_running(2)
     assert len(desk.backend.ids[QUEUE]) == 1
     assert [lease.deliveries for lease in desk.running] == [1, 1], "what the lost answers held is not lost"
+
+
+def test_a_stop_waits_for_the_fetch_under_way_and_for_no_other_queue(desks: list[Desk]) -> None:
+    desk = Desk()
+    desk.backend.down = {QUEUE, OTHER}
+    desk.backend.on_fetch = desk.lessor.stop
+    started(desks, desk).turn()
+    desk.lessor.join(10.0)
+    assert desk.backend.fetches.total() == 1, "each would wait for a silent broker in vain"

@@ -16,7 +16,7 @@ from jobpool.master.pool import Stopping
 from jobpool.master.slots import Ending, SlotState
 from jobpool.master.watch import DUMP_BEFORE_KILL, STALE_AFTER, UNDEAD_AFTER, next_due
 from jobpool.mechanism.frames import Ask, HandlerInfo, Verdict
-from jobpool.outcome import Rejected
+from jobpool.outcome import LostLease, Rejected
 from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled
 
 
@@ -433,6 +433,27 @@ class TestStopping:
         assert room(stage.pool, stage.now) == 0
         for slot in stage.busy:
             stage.answer(slot)
+        assert stage.pool.is_stopping
+
+    def test_a_lease_that_a_child_has_lost_is_one_of_so_many_jobs(self) -> None:
+        stage = Stage(workers=1, max_total=1).boot()
+        stage.lease("report")
+        stage.after(31.0)
+        stage.tell(ev.BrokerAnswered())
+        assert stage.pool.is_stopping, "else it would fetch nothing more, and never end"
+
+    def test_a_lease_that_ends_before_a_child_has_it_makes_room_for_another(self) -> None:
+        stage = Stage(workers=1, max_total=1).boot()
+        stage.lease("report", outcome=LostLease())
+        assert not stage.pool.is_stopping
+        assert room(stage.pool, stage.now) == 1
+
+    def test_a_crash_that_is_left_to_expire_is_counted_as_a_crash(self) -> None:
+        stage = Stage(workers=1, on_crash="expire", max_total=1).boot()
+        stage.lease("report")
+        stage.die(stage.busy[0])
+        stage.tell(ev.BrokerAnswered())
+        assert (stage.pool.counters.crashed, stage.pool.counters.lost) == (1, 0)
         assert stage.pool.is_stopping
 
     def test_a_silent_broker_does_not_hold_up_the_stop_for_ever(self) -> None:
