@@ -25,6 +25,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from jobpool.clock import Clock, SystemClock
+from jobpool.death import Death
 from jobpool.definition import JobDefinition
 from jobpool.envelope import MAX_BODY_BYTES, encode, sign_again
 from jobpool.errors import ConfigurationError, InvalidJob, LeaseLost, Unsupported
@@ -194,6 +195,11 @@ class Message:
     """Unix time at which the current lease ends; None when not leased."""
     cursor: str = ""
     """Opaque; `list_messages(after=…)` goes on behind this message."""
+
+    @property
+    def death(self) -> Death | None:
+        """`cause`, read: how its last attempt ended that did not end by itself; None = none was killed, or crashed."""
+        return Death.from_text(self.cause) if self.cause else None
 
 
 @dataclass(frozen=True, slots=True)

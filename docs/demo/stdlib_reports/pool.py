@@ -126,7 +126,7 @@ def _letter(message: Message) -> DeadLetter:
         id=message.id,
         handler=message.handler,
         reason=message.reason or "",
-        cause=message.cause or "",
+        how=message.death.how if message.death else "",
         error=message.last_error or "",
         died_at=message.died_at or 0.0,
     )

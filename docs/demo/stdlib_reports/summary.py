@@ -19,7 +19,7 @@ class DeadLetter:
     id: str
     handler: str
     reason: str
-    cause: str
+    how: str
     error: str
     died_at: float
 
@@ -171,12 +171,8 @@ def _why_crashed(picture: Picture) -> str:
     if letter is None:
         return ""
     processes = len({entry.pid for entry in starts})
-    return f"crash took {processes} processes with it, each {_how(letter.cause)}; then its crash budget was spent"
-
-
-def _how(cause: str) -> str:
-    """`killed by SIGSEGV`: the cause without its numbers and its stack."""
-    return cause.strip().partition("\n")[0].partition(";")[0] or "ended somehow"
+    how = letter.how or "ended somehow"
+    return f"crash took {processes} processes with it, each {how}; then its crash budget was spent"
 
 
 def _last_line(text: str) -> str:

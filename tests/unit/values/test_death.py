@@ -9,6 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobpool.death import LARGEST, Death, cause_headline, short_cause
+from jobpool.definition import JobDefinition
+from jobpool.settlement import Nack
+from jobpool_backends.memory import MemoryBackend
 
 FULL = Death(
     how="killed by SIGSEGV",
@@ -139,3 +142,16 @@ def test_no_cause_is_no_line() -> None:
     assert (short_cause(None), cause_headline(None)) == ("", None)
     assert short_cause(FULL.to_text()) == "killed by SIGSEGV (itself)"
     assert cause_headline("lease expired") == "lease expired"
+
+
+def test_a_message_tells_how_its_last_killed_attempt_ended() -> None:
+    backend = MemoryBackend()
+    ident = backend.enqueue(JobDefinition("report"))
+    lease = backend.fetch("default")
+    assert lease is not None
+    before = backend.inspect(ident)
+    backend.settle_many([(lease, Nack(cause=Death("killed by SIGSEGV", "itself").to_text()))])
+    after = backend.inspect(ident)
+    assert before is not None
+    assert after is not None
+    assert (before.death, after.death) == (None, Death("killed by SIGSEGV", "itself"))
