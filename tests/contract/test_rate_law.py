@@ -101,6 +101,30 @@ def test_under_a_lower_rate_there_is_room_when_enough_have_left(harness: Harness
     assert begin(backend, some[4], Guards(rates=(Rate("queue", 4),)))
 
 
+def sweep(harness: Harness) -> None:
+    """What has ended may be swept at any time; by a new client it is, at its first call."""
+    harness.open().keys.put_records("pools", {"one": b"x"}, 60.0)
+
+
+def test_a_repeat_is_known_for_one_when_its_start_has_left_the_window(harness: Harness, backend: QueueBackend) -> None:
+    one, two = leases(backend, 2)
+    guards = Guards(rates=(Rate("queue", 1, 5.0),))
+    assert begin(backend, one, guards)
+    harness.advance(60.0)
+    sweep(harness)
+    assert begin(backend, two, guards)
+    assert begin(backend, one, guards)
+
+
+def test_where_windows_share_a_name_a_start_counts_in_the_longest(harness: Harness, backend: QueueBackend) -> None:
+    one, two = leases(backend, 2)
+    guards = Guards(rates=(Rate("queue", 9, 5.0), Rate("queue", 1, 600.0)))
+    assert begin(backend, one, guards)
+    harness.advance(120.0)
+    sweep(harness)
+    assert begin(backend, two, guards) == limited(480.0)
+
+
 def test_a_refused_start_is_no_start(harness: Harness, backend: QueueBackend) -> None:
     some = leases(backend, 5)
     for lease in some[:3]:

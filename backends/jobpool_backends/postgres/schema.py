@@ -72,7 +72,7 @@ Past the deadline it counts as long as a transaction that began in time has the 
 
     queue, name, token      token: the lease's owner token, or the caller's own
     at                      when it was
-    until                   when it leaves its window
+    until                   when it can go: a minute after it has left the longest window that counts it
 
 `records`: small values that pools keep for a while (space, key, until, value).
 

@@ -29,11 +29,16 @@ BEGIN
         WHERE s.queue = scope AND s.name = rate AND s.at > now - length ORDER BY s.at DESC OFFSET most - 1 LIMIT 1), 0);
 END $$;
 
+-- Count a start, if it was not counted before. It stays known for longer than its window, so that a repeat whose first
+-- answer was lost is known for one; and where several windows share a name, for longer than the longest of them.
 CREATE OR REPLACE FUNCTION {schema}.note_start(scope text, rate text, start text, length bigint, now bigint)
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    known_for bigint := length + {remember_calls};
 BEGIN
-    INSERT INTO {schema}.starts (queue, name, token, at, until) VALUES (scope, rate, start, now, now + length)
-    ON CONFLICT (queue, name, token) DO NOTHING;
+    INSERT INTO {schema}.starts AS s (queue, name, token, at, until)
+    VALUES (scope, rate, start, now, now + known_for)
+    ON CONFLICT (queue, name, token) DO UPDATE SET until = s.at + known_for WHERE s.until < s.at + known_for;
 END $$;
 
 -- Forget that a lease has started.
