@@ -37,7 +37,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that only moves when it is told to. All three readings move together."""
+    """A clock that only moves when it is told to. All three readings move together, unless the wall clock is set."""
 
     def __init__(self, wall: float = 1_800_000_000.0, boot: float = 1_000.0) -> None:
         self._wall = wall
@@ -62,3 +62,7 @@ class ManualClock:
             raise ValueError(f"a clock does not run backwards: {seconds!r}")
         self._wall = round(self._wall + seconds, 6)
         self._boot = round(self._boot + seconds, 6)
+
+    def set_wall(self, seconds: float) -> None:
+        """Somebody sets the wall clock, `seconds` on (or back, below 0); the other readings stay."""
+        self._wall = round(self._wall + seconds, 6)

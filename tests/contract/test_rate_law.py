@@ -256,6 +256,14 @@ def test_a_token_counts_once(harness: Harness, backend: QueueBackend) -> None:
     assert backend.keys.take(QUEUE, rate, "same") == 0.0
 
 
+def test_a_clock_that_was_set_back_holds_nobody_up(harness: Harness, backend: QueueBackend) -> None:
+    rate = Rate("api", 2)
+    assert [backend.keys.take(QUEUE, rate, token) for token in ("a", "b")] == [0.0, 0.0]
+    harness.set_clock(-3600.0)
+    assert [backend.keys.take(QUEUE, rate, token) for token in ("c", "d")] == [0.0, 0.0]
+    assert backend.keys.take(QUEUE, rate, "e") == 60.0
+
+
 def test_take_is_scoped_by_queue_and_name(backend: QueueBackend) -> None:
     assert backend.keys.take(QUEUE, Rate("mine", 1), "a") == 0.0
     assert backend.keys.take("mails", Rate("mine", 1), "b") == 0.0

@@ -114,28 +114,37 @@ class Settler(MasterThread):
         """Most in one call; an ack that the handler may have made itself in a call of its own, known by its owner."""
         alone = [(d, s) for d, s in batch if d.acks_itself and type(s) is Ack]
         together = [(d, s) for d, s in batch if not (d.acks_itself and type(s) is Ack)] if alone else batch
-        if together:
-            self._settle(together, secrets.token_hex(8))
-        for delivery, settlement in alone:
-            self._settle([(delivery, settlement)], f"ack:{delivery.lease.owner_token}")
+        calls = [(part, secrets.token_hex(8)) for part in self._parts(together)]
+        calls += [([(d, s)], f"ack:{d.lease.owner_token}") for d, s in alone]
+        while calls:
+            calls = [(part, call_id) for part, call_id in calls if not self._settle(part, call_id)]
 
-    def _settle(self, batch: list[Work], call_id: str) -> None:
-        while True:
-            pairs = [(delivery.lease, settlement) for delivery, settlement in batch]
-            asked_at = self._clock.mono()
-            try:
-                answers = self._backend.settle_many(pairs, call_id)
-            except BackendUnavailable as error:
-                if self._all_ended(batch):
-                    self._inbox.put(GivenUp([delivery for delivery, _ in batch]))
-                    return
-                self._outage.failed(error)
-                continue
-            self._note_answer()
-            took = self.answered_at - asked_at
-            self._inbox.put(Answered([(d, s, a) for (d, s), a in zip(batch, answers, strict=True)], took))
-            self._reap_forfeited({d.lease.queue for d, s in batch if isinstance(s, Forfeit)})
-            return
+    def _parts(self, batch: list[Work]) -> list[list[Work]]:
+        """Where queues are on different servers, each queue's by itself: a silent one must not hold up the others."""
+        if not batch or self._backend.capabilities.atomic_across_queues:
+            return [batch] if batch else []
+        parts: dict[str, list[Work]] = {}
+        for delivery, settlement in batch:
+            parts.setdefault(delivery.lease.queue, []).append((delivery, settlement))
+        return list(parts.values())
+
+    def _settle(self, batch: list[Work], call_id: str) -> bool:
+        """Whether it is over: answered, or too late. Else to be called again with the same id."""
+        pairs = [(delivery.lease, settlement) for delivery, settlement in batch]
+        asked_at = self._clock.mono()
+        try:
+            answers = self._backend.settle_many(pairs, call_id)
+        except BackendUnavailable as error:
+            if self._all_ended(batch):
+                self._inbox.put(GivenUp([delivery for delivery, _ in batch]))
+                return True
+            self._outage.failed(error)
+            return False
+        self._note_answer()
+        took = self.answered_at - asked_at
+        self._inbox.put(Answered([(d, s, a) for (d, s), a in zip(batch, answers, strict=True)], took))
+        self._reap_forfeited({d.lease.queue for d, s in batch if isinstance(s, Forfeit)})
+        return True
 
     def _all_ended(self, batch: list[Work]) -> bool:
         now = self._clock.boot()
@@ -160,8 +169,17 @@ class Settler(MasterThread):
                 self._count_at = 0.0  # again after the pause: a good answer ends the cooldown of the fetches' breakers
 
     def _reap_all(self) -> None:
+        """Each queue, whatever became of the others: they may be on different servers."""
+        silent: BackendUnavailable | None = None
         for queue in self._queues:
-            self._reap(queue)
+            if self._halt.is_set():
+                return
+            try:
+                self._reap(queue)
+            except BackendUnavailable as error:
+                silent = error
+        if silent is not None:
+            raise silent
 
     def _reap(self, queue: str) -> None:
         reaped = self._backend.reap(queue, self._policy)

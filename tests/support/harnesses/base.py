@@ -49,6 +49,10 @@ class Harness(ABC):
         """Let time pass."""
 
     @abstractmethod
+    def set_clock(self, seconds: float) -> None:
+        """Somebody sets the broker's wall clock, `seconds` on, or back below 0."""
+
+    @abstractmethod
     def now(self) -> float:
         """Unix time on the broker's clock."""
 
@@ -99,6 +103,14 @@ class TurnedClock(Harness):
 
     def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
+        self.show(self.clock.wall())
+
+    def set_clock(self, seconds: float) -> None:
+        self.clock.set_wall(seconds)
+        self.show(self.clock.wall())
+
+    def show(self, wall: float) -> None:
+        """Have a broker with a clock of its own show this Unix time."""
 
     def now(self) -> float:
         return self.clock.wall()

@@ -46,9 +46,8 @@ class PostgresHarness(TurnedClock):
     def opener(self) -> Opener:
         return partial(PostgresBackend.from_url, shared_postgres().url(), schema=fresh_name(), timeout=PATIENCE)
 
-    def advance(self, seconds: float) -> None:
-        super().advance(seconds)
-        self._schema.turn_to(self.clock.wall())
+    def show(self, wall: float) -> None:
+        self._schema.turn_to(wall)
 
 
 class _TurnedSchema:

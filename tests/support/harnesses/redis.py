@@ -37,9 +37,8 @@ class RedisHarness(TurnedClock):
         url = self.server(turned=False).url
         return partial(self.backend.from_url, url, prefix=fresh_name(), timeout=PATIENCE)
 
-    def advance(self, seconds: float) -> None:
-        super().advance(seconds)
-        self._server.turn_to(self.clock.wall())
+    def show(self, wall: float) -> None:
+        self._server.turn_to(wall)
 
 
 class RedisClusterHarness(RedisHarness):

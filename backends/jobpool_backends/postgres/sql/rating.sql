@@ -16,7 +16,8 @@ BEGIN
     RETURN rest;
 END $$;
 
--- Microseconds until a rate has room for one more start; 0: there is, or this start has been counted.
+-- Microseconds until a rate has room for one more start; 0: there is, or this start has been counted. A clock that was
+-- set back leaves starts in the future: those further off than a window are no reason to wait.
 CREATE OR REPLACE FUNCTION {schema}.time_to_start(
     scope text, rate text, most integer, length bigint, start text, now bigint
 ) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
@@ -26,7 +27,8 @@ BEGIN
     END IF;
     RETURN coalesce((
         SELECT s.at + length - now FROM {schema}.starts s
-        WHERE s.queue = scope AND s.name = rate AND s.at > now - length ORDER BY s.at DESC OFFSET most - 1 LIMIT 1), 0);
+        WHERE s.queue = scope AND s.name = rate AND s.at > now - length AND s.at < now + length
+        ORDER BY s.at DESC OFFSET most - 1 LIMIT 1), 0);
 END $$;
 
 -- Count a start, if it was not counted before. It stays known for longer than its window, so that a repeat whose first
