@@ -2,8 +2,9 @@
 
 A line is one `write` to a descriptor with O_APPEND. When the file has doubled since the last tidying (and 1 MiB is
 reached), the newest `keep` lines of each name are written to a new file, which takes the place of the old one in one
-step. A lock on the file (flock) keeps appenders out meanwhile: shared to append, exclusive to tidy. Whoever has waited
-for it looks whether the path still leads to the file that was locked, and begins again if not. Readers need no lock.
+step. A lock on the file (flock) lets one append or tidy at a time: an appender looks at the end of the file, and what
+another one writes is seen in parts. Whoever has waited for it looks whether the path still leads to the file that was locked,
+and begins again if not. Readers need no lock.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class HistoryFile:
 
         Blocks while another process tidies, some 10 ms for each MiB of the file.
         """
-        with self._locked(fcntl.LOCK_SH) as fd:
+        with self._locked() as fd:
             size = os.fstat(fd).st_size
             if size and os.pread(fd, 1, size - 1) != b"\n":
                 os.write(fd, b"\n")  # somebody was killed in the middle of a line
@@ -65,7 +66,7 @@ class HistoryFile:
 
     def tidy(self) -> None:
         """Leave the newest lines of each name. Raises `OSError`."""
-        with self._locked(fcntl.LOCK_EX) as fd:
+        with self._locked() as fd:
             kept = newest(_lines_of(fd), self._keep, self._largest)
             fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
             try:
@@ -76,12 +77,12 @@ class HistoryFile:
         self._tidy_at = max(self._tidy_from, 2 * sum(len(line) + 1 for line in kept))
 
     @contextlib.contextmanager
-    def _locked(self, how: int) -> Iterator[int]:
+    def _locked(self) -> Iterator[int]:
         """The file, open to read and append, locked, and still the one that the path leads to."""
         while True:
             fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                fcntl.flock(fd, how)
+                fcntl.flock(fd, fcntl.LOCK_EX)
                 if _is_at(fd, self.path):
                     yield fd
                     return

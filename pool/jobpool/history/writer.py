@@ -24,7 +24,8 @@ BYTES_AT_ONCE = 1024 * 1024
 """Lines, and bytes but for the last line, in one call: it holds up nobody else at the broker for long."""
 
 MOST_LEFT = 10_000
-"""Lines that are kept while a place cannot be written."""
+BYTES_LEFT = 16 * 1024 * 1024
+"""Lines, and bytes, that are kept while a place cannot be written; the oldest go first."""
 
 log = logging.getLogger("jobpool.history")
 
@@ -102,13 +103,23 @@ class Writer(threading.Thread):
             return None
 
     def _failed(self, error: Exception) -> None:
-        over = len(self._left) - MOST_LEFT
-        if over > 0:
-            del self._left[:over]
-            self.dropped += over
+        over = _too_many(self._left)
+        del self._left[:over]
+        self.dropped += over
         if not self._failing:
             log.error("history cannot be written; trying again", extra={"error": str(error)})
         self._failing = True
+
+
+def _too_many(lines: Sequence[Line]) -> int:
+    """How many of the oldest have to go."""
+    kept = size = 0
+    for _, line in reversed(lines[-MOST_LEFT:]):
+        size += len(line)
+        if size > BYTES_LEFT:
+            break
+        kept += 1
+    return len(lines) - kept
 
 
 def _some(lines: Sequence[Line]) -> list[Line]:

@@ -33,7 +33,8 @@ LOOK_ANYWAY = 5.0
 """Seconds after which it fetches though nothing was hinted at: what a hint is worth is the backend's word alone."""
 
 GLANCE = 0.02
-"""Seconds between two looks at the other queues, while one may open any moment by a settlement of this pool's own."""
+"""Seconds between two looks at the other queues, while one may open any moment by a settlement of this pool's own. Each
+look that finds nothing doubles it, up to `WAIT`: a limited job may run for hours."""
 
 AT_ONCE = 0.001
 """Seconds: a look, not a wait."""
@@ -68,6 +69,7 @@ class Lessor(MasterThread):
         self._want = 0
         self._unseen = False
         self._nudged = False
+        self._glance = GLANCE
         self._unanswered: dict[str, str] = {}
         self._outage = Outage(inbox, self._halt)
         self._admission = Admission(backend, Guarding(backend, limits), self._gates, ttl, self._outage, self._halt)
@@ -188,6 +190,7 @@ class Lessor(MasterThread):
     def _wait_for_messages(self) -> None:
         """Sleep in the backend until it hints at a message; an idle pool asks for nothing else."""
         give_up = self._clock.mono() + LOOK_ANYWAY
+        self._glance = GLANCE
         while not self._halt.is_set() and not self._hinted() and self._clock.mono() < give_up:
             pass
 
@@ -201,7 +204,8 @@ class Lessor(MasterThread):
         if not names:
             return self._is_nudged(pause)
         if self._gates.may_open_early(self._clock.mono()):
-            return self._is_nudged(min(GLANCE, pause)) or self._is_hinted(names, AT_ONCE)
+            glance, self._glance = self._glance, min(WAIT, 2 * self._glance)
+            return self._is_nudged(min(glance, pause)) or self._is_hinted(names, AT_ONCE)
         return self._is_hinted(names, pause)
 
     def _shut(self) -> dict[str, float]:

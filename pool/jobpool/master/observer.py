@@ -6,6 +6,7 @@ others ask the loop for a `snapshot` (asking.py). What comes once a job is in `_
 
 from __future__ import annotations
 
+import logging
 import math
 import signal
 import time
@@ -41,6 +42,9 @@ REAPED_DEAD = ("reaped", "failed_permanently")
 
 LONGEST = 1e9
 """Seconds. A child says how long its handler ran, and user code shares its process: what cannot be is not believed."""
+
+
+log = logging.getLogger("jobpool.metrics")
 
 
 class Observer:
@@ -85,11 +89,11 @@ class Observer:
         """Count what `event` tells. Called before it is applied."""
         seen = self._on.get(type(event))
         if seen is not None:
-            seen(pool, event)
+            _try(seen, pool, event)
 
     def attend(self, pool: Pool) -> None:
         """Be told of leases that end unsettled, too: they have no event of their own."""
-        pool.on_lost = lambda delivery, counters: self._lost(pool, delivery, counters)
+        pool.on_lost = lambda delivery, counters: _try(self._lost, pool, delivery, counters)
 
     def _lost(self, pool: Pool, delivery: Delivery, counters: tuple[str, ...]) -> None:
         words = _outcomes(counters)
@@ -195,6 +199,14 @@ class Observer:
         while self._dead and now - self._dead[0][0] > REMEMBER_DEAD:
             self._dead.popleft()
         return max([0, *(slot.peak_rss for slot in pool.slots.live), *(peak for _, peak in self._dead)])
+
+
+def _try(count: Callable[..., None], *what: Any) -> None:
+    """Count it. A collector of the user's may raise anything: what is counted wrongly harms no job."""
+    try:
+        count(*what)
+    except Exception:
+        log.exception("an event of the pool could not be counted", extra={"limit": "metrics"})
 
 
 def _label(pool: Pool, handler: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from threading import Event as Flag
 
 from jobpool.errors import BackendUnavailable
@@ -26,7 +27,8 @@ class Outage:
         if not self._delay:
             self._inbox.put(BrokerSilent(str(error)))
         self._delay = min(LONGEST, 2 * self._delay or FIRST)
-        self._stop.wait(self._delay)
+        if self._stop.wait(self._delay):
+            time.sleep(FIRST)  # what is still tried at a stop is tried at leisure
 
     def over(self) -> None:
         """The broker has answered."""

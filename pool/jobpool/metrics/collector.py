@@ -13,9 +13,9 @@ Labels = tuple[str, ...]
 class MetricsCollector(ABC):
     """Takes what a pool counts and measures, for instance to hand it on to a system of one's own.
 
-    A pool calls it from one thread, the one that does everything, and some of it once a job: no method may block, and
-    an error that leaves one ends the pool. Labels are values of a bounded set, except that a handler's name comes from
-    the app and a queue's from the settings.
+    A pool calls it from one thread, the one that does everything, and some of it once a job: no method may block. An
+    error that leaves one is logged, and something stays uncounted. Labels are values of a bounded set, except that a
+    handler's name comes from the app and a queue's from the settings.
     """
 
     @abstractmethod

@@ -11,6 +11,7 @@ from typing import Literal, assert_never
 
 from jobpool.death import cause_headline
 from jobpool.definition import LONGEST
+from jobpool.envelope import MAX_BODY_BYTES
 from jobpool.lease import JobLease
 from jobpool.outcome import (
     AlreadyDone,
@@ -44,6 +45,9 @@ NEVER_STARTED_LIMIT = 3
 
 TIERS = 8
 """So many moves past its budget, from one queue for larger machines to the next: pools that name each other's end."""
+
+SIGNATURE = 64
+"""Characters that signing adds to a body."""
 
 # Shared by all decisions: a no-op job costs no new object here.
 ACK = Ack()
@@ -150,7 +154,7 @@ def _budget(lease: JobLease, rules: Rules, retry: RetryPolicy) -> int:
 def _outgrown(error: str, cause: str | None, lease: JobLease, rules: Rules, retry: RetryPolicy) -> Settlement:
     """Too large for these machines: it gets one run on larger ones, also when this was its last attempt."""
     queue = rules.on_memory_limit_queue
-    if queue is None or queue == lease.queue or lease.attempts >= _budget(lease, rules, retry) + TIERS:
+    if queue is None or not _can_go(lease, queue) or lease.attempts >= _budget(lease, rules, retry) + TIERS:
         return _failed("memory-limit", error, lease, rules, retry, cause=cause)
     return Move(queue, attempts=1, error=error, cause=cause)
 
@@ -158,11 +162,16 @@ def _outgrown(error: str, cause: str | None, lease: JobLease, rules: Rules, retr
 def _no_verdict(cause: str, lease: JobLease, rules: Rules) -> Settlement | Leave:
     queue = rules.on_crash_queue
     is_last = 0 < rules.max_crashes <= lease.crashes
-    if queue is not None and queue != lease.queue and not is_last:
+    if queue is not None and _can_go(lease, queue) and not is_last:
         return Move(queue, crashes=1, cause=cause)
     if rules.can_forfeit and rules.on_crash == "forfeit":
         return Forfeit(cause)
     return Leave(f"left to expire: {cause_headline(cause)}")
+
+
+def _can_go(lease: JobLease, queue: str) -> bool:
+    """Not to where it is; nor when another queue's name, and a signature, could make its body too large to be read."""
+    return queue != lease.queue and len(lease.body) + len(queue) + SIGNATURE <= MAX_BODY_BYTES
 
 
 def _unknown(handler: str, seen_for: float, rules: Rules) -> Settlement:

@@ -118,6 +118,17 @@ def test_an_outage_fills_no_memory_and_what_is_dropped_is_counted(monkeypatch: p
     assert len(place.lines) == 10
 
 
+def test_nor_does_one_of_large_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BYTES_LEFT", 200_000)
+    place = Moody()
+    writer = a_writer(place)
+    place.broken = True
+    writer.write([an_attempt(n, output="x" * 40_000) for n in range(9)])
+    place.broken = False
+    writer.write([])
+    assert (writer.dropped, len(place.lines)) == (5, 4)
+
+
 def test_large_rows_go_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_AT_ONCE", 4)
     monkeypatch.setattr(module, "BYTES_AT_ONCE", 50_000)

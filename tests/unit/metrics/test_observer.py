@@ -374,3 +374,22 @@ def test_forged_messages_cannot_push_out_the_rows_of_a_real_name(stage: Watched)
     assert [(one["name"], one["status"], one["error"]) for one in recorded(stage)] == [
         ("-", "rejected", "bad signature")
     ]
+
+
+class Broken(MemoryMetrics):
+    """A collector of somebody's that raises whenever a job ends."""
+
+    def ended(self, *_: object) -> None:
+        raise ZeroDivisionError
+
+
+def test_a_users_collector_that_raises_harms_no_job(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Watched()
+    stage.observer = Observer(MemoryMetrics(), SystemClock(), "1.2.3", also=Broken())
+    stage.observer.attend(stage.pool)
+    stage.boot()
+    run_one(stage)
+    assert stage.pool.counters.succeeded == 1
+    stage.lease("report")
+    stage.pool.lose(next(iter(stage.pool.held.values())))
+    assert [record.message for record in caplog.records] == ["an event of the pool could not be counted"] * 2

@@ -9,7 +9,7 @@ import pytest
 
 from jobpool.death import Death
 from jobpool.definition import LONGEST, JobDefinition
-from jobpool.envelope import encode
+from jobpool.envelope import MAX_BODY_BYTES, encode
 from jobpool.lease import JobLease
 from jobpool.outcome import (
     AlreadyDone,
@@ -52,8 +52,8 @@ KILLED = Death("memory limit", "the pool: memory limit").to_text()
 MOVING = Rules(on_crash_queue="careful", on_memory_limit_queue="big", max_crashes=2)
 
 
-def a_lease(max_retries: int | None = 2, **fields: Any) -> JobLease:
-    job = JobDefinition("report", max_retries=max_retries)
+def a_lease(max_retries: int | None = 2, payload: object = None, **fields: Any) -> JobLease:
+    job = JobDefinition("report", payload, max_retries=max_retries)
     body = encode(job, identifier="0123456789abcdef", queue="reports", signer=EnvelopeSigner(), now=0.0)
     lease = JobLease(
         id="0123456789abcdef",
@@ -69,6 +69,7 @@ def a_lease(max_retries: int | None = 2, **fields: Any) -> JobLease:
 
 FIRST = a_lease()
 LAST = a_lease(attempts=2)
+HUGE = a_lease(payload="x" * (MAX_BODY_BYTES - 240))
 RUBBISH = a_lease(body=b"\xff no wire object")
 UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
 
@@ -213,6 +214,14 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
             NeverStarted(3, DEATH), FIRST, MOVING, Move("careful", crashes=1, cause=DEATH), id="thrice, on_crash_queue"
         ),
         pytest.param(NeverStarted(2, DEATH), FIRST, MOVING, NOT_BEGUN, id="never started twice, on_crash_queue"),
+        pytest.param(Crashed(DEATH), HUGE, MOVING, Forfeit(DEATH), id="crash, a body with no room for another queue"),
+        pytest.param(
+            MemoryExceeded("2 GiB", KILLED),
+            HUGE,
+            MOVING,
+            Nack(5.0, "2 GiB", KILLED),
+            id="memory limit, a body with no room for another queue",
+        ),
         pytest.param(
             MemoryExceeded("2 GiB", KILLED),
             FIRST,
