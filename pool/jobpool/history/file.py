@@ -3,8 +3,8 @@
 A line is one `write` to a descriptor with O_APPEND. When the file has doubled since the last tidying (and 1 MiB is
 reached), the newest `keep` lines of each name are written to a new file, which takes the place of the old one in one
 step. A lock on the file (flock) lets one append or tidy at a time: an appender looks at the end of the file, and what
-another one writes is seen in parts. Whoever has waited for it looks whether the path still leads to the file that was locked,
-and begins again if not. Readers need no lock.
+another one writes is seen in parts. Whoever has waited for it looks whether the path still leads to the file that was
+locked, and begins again if not. Readers need no lock.
 """
 
 from __future__ import annotations
