@@ -138,6 +138,9 @@ class PostgresBackend(QueueBackend):
         if self._caps.any:
             died = [lease for lease, settlement in settlements if type(settlement) is Abandon]
             self._caps.enforce({lease.queue for lease in died})
+        guarded = [place for place, (lease, _) in enumerate(settlements) if lease.guards is not None]
+        if guarded:
+            self._keys.leave(settlements[place][0] for place in guarded if answers[place])
         return answers
 
     def ticket(self, lease: JobLease) -> Ticket:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from jobpool.errors import BackendUnavailable
 from jobpool.guards import Begin, Begun, Guards, Rate
 from jobpool.keystore import KeyStore
 from jobpool.lease import JobLease
@@ -20,8 +22,10 @@ MOST_LOGS = 10_000
 
 _BEGIN = """
 SELECT * FROM {schema}.begin_leases(%(queues)s, %(seqs)s, %(holders)s, %(wants)b::text[], %(scopes)b::text[],
-    %(names)b::text[], %(fulls)b::integer[])
+    %(names)b::text[], %(fulls)b::integer[], %(rate_scopes)b::text[], %(rate_names)b::text[],
+    %(rate_fulls)b::integer[], %(rate_lengths)b::bigint[])
 """
+_LEAVE = "SELECT {schema}.leave_places(%(queues)s, %(names)b::text[], %(seqs)s, %(holders)s)"
 _FIRST_RUN = "SELECT {schema}.first_run(%(queue)b, %(key)b, %(length)b::bigint)"
 _FORGET = "SELECT {schema}.forget(%(queue)b, %(key)b)"
 _TAKE = "SELECT {schema}.take_start(%(queue)b, %(name)b, %(most)b::integer, %(length)b::bigint, %(token)b)"
@@ -55,6 +59,16 @@ class PostgresKeys(KeyStore):
         rows = self._decide(_BEGIN, _wanted(asked))
         self._sweeper.sweep()
         return [Begun(_ANSWERS[answer], refused, after / MICRO) for answer, refused, after in rows]
+
+    def leave(self, settled: Iterable[JobLease]) -> None:
+        """Remove the places of leases that were settled. They count no more, with or without this."""
+        left = [(lease, name) for lease in settled if lease.guards for name, _ in _places(lease.guards)]
+        if not left:
+            return
+        leases = [lease for lease, _ in left]
+        asked = _handles(leases) | {"names": [name for _, name in left]}
+        with contextlib.suppress(BackendUnavailable):  # the settlements were answered; the sweep has the places later
+            self._run(_LEAVE, asked)
 
     def _first_run(self, queue: str, key: str, ttl: float) -> bool:
         first: bool = self._one(_FIRST_RUN, queue=queue, key=key, length=micros(ttl))
@@ -118,11 +132,12 @@ class PostgresKeys(KeyStore):
 
 def _wanted(asked: _Asked) -> dict[str, Any]:
     """What the function `begin_leases` takes."""
-    fulls = _fulls(asked)
-    return {
-        "queues": names([lease.queue for lease, _ in asked]),
-        "seqs": numbers([number_of(lease) for lease, _ in asked]),
-        "holders": numbers([holder_of(lease) for lease, _ in asked]),
+    fulls, rates = _fulls(asked), _rates(asked)
+    return _handles([lease for lease, _ in asked]) | {
+        "rate_scopes": [queue for queue, _ in rates],
+        "rate_names": [name for _, name in rates],
+        "rate_fulls": [full for full, _ in rates.values()],
+        "rate_lengths": [length for _, length in rates.values()],
         "wants": [_want(guards) for _, guards in asked],
         "scopes": [queue for queue, _ in fulls],
         "names": [name for _, name in fulls],
@@ -142,7 +157,27 @@ def _fulls(asked: _Asked) -> dict[tuple[str, str], int | None]:
     fulls: dict[tuple[str, str], int | None] = {
         (lease.queue, rate.name): None for lease, guards in asked for rate in guards.rates
     }
-    return fulls | {place: max(1, min(mosts) - len(mosts) + 1) for place, mosts in wanted.items()}
+    return fulls | {place: min(mosts) - len(mosts) + 1 for place, mosts in wanted.items()}
+
+
+def _rates(asked: _Asked) -> dict[tuple[str, str], tuple[int, int]]:
+    """By queue and name of a rate the same, of starts in its longest window; and that window in microseconds."""
+    wanted: dict[tuple[str, str], list[Rate]] = {}
+    for lease, guards in asked:
+        for rate in guards.rates:
+            wanted.setdefault((lease.queue, rate.name), []).append(rate)
+    return {
+        place: (min(rate.most for rate in rates) - len(rates) + 1, micros(max(rate.window for rate in rates)))
+        for place, rates in wanted.items()
+    }
+
+
+def _handles(leases: Sequence[JobLease]) -> dict[str, Any]:
+    return {
+        "queues": names([lease.queue for lease in leases]),
+        "seqs": numbers([number_of(lease) for lease in leases]),
+        "holders": numbers([holder_of(lease) for lease in leases]),
+    }
 
 
 def _places(guards: Guards) -> list[tuple[str, int]]:

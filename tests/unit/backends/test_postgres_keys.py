@@ -16,8 +16,9 @@ from support.waiting import wait_until
 from jobpool.backend import QueueBackend
 from jobpool.guards import Begin, Begun, Guards, Hold, Rate
 from jobpool.lease import JobLease
-from jobpool.settlement import Ack, Release, Settled
+from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 from jobpool_backends.postgres import PostgresBackend, keys
+from jobpool_backends.postgres.fetching import number_of
 from jobpool_backends.postgres.intransaction import ack
 
 PATIENCE = 30
@@ -277,7 +278,7 @@ def use_everything(backend: PostgresBackend, count: int) -> list[JobLease]:
 
 def test_what_has_run_out_is_swept_a_few_at_a_time(rig: Rig, backend: PostgresBackend) -> None:
     alive = use_everything(backend, 40)
-    assert rows(rig) == {"uniques": 40, "done": 20, "holds": 40, "starts": 40, "records": 40}
+    assert rows(rig) == {"uniques": 40, "done": 20, "holds": 20, "starts": 40, "records": 40}
     make_old(rig)
     assert sweep(rig, 5) == 5
     assert rows(rig)["starts"] == 35
@@ -310,6 +311,20 @@ def test_who_only_uses_the_key_store_sweeps_too(
     backend._settler._sweeper._next = 0.0
     use(backend.keys)
     assert rows(rig)["holds"] == 2
+
+
+@pytest.mark.parametrize(
+    "settlement", [Ack(), Nack(), Abandon("failed"), Release(), Forfeit("SIGSEGV")], ids=lambda one: type(one).__name__
+)
+def test_places_are_gone_with_the_settlement_so_that_nobody_counts_them(
+    rig: Rig, backend: PostgresBackend, settlement: Settlement
+) -> None:
+    guards = Guards(key="order", holds=(Hold("queue", 1000), Hold("job:nightly")))
+    settled, other = leases(backend, 2)
+    begin(backend, settled, guards)
+    begin(backend, other, Guards(holds=(Hold("queue", 1000),)))
+    assert backend.settle_many([(settled.guarded(guards), settlement)]) == [Settled.OK]
+    assert rig.ask("SELECT name, seq FROM {schema}.holds") == [("queue", number_of(other))]
 
 
 def test_places_that_nobody_asks_for_again_go_when_their_lease_has_ended(rig: Rig, backend: PostgresBackend) -> None:

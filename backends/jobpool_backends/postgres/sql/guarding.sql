@@ -24,35 +24,48 @@ END $$;
 --
 -- wants: JSON each: {"key": k, "holds": [[name, most], …], "rates": [[name, most, microseconds], …]}, without what is
 -- not wanted. scopes, names: the queue and name of everything that is wanted, once each; a key k has the name key:k.
--- fulls: how many places must be taken under it now for it to become full within this call; NULL for a rate.
+-- fulls: how many places must be taken under it now for it to become full within this call, 0 or less when the call
+-- alone can fill it; NULL for what is a rate only. rate_…: the same of each rate's starts, with the longest of its windows. Under a name that cannot become full
+-- nothing is counted lease by lease.
 CREATE OR REPLACE FUNCTION {schema}.begin_leases(
-    queues text[], seqs bigint[], holders bigint[], wants text[], scopes text[], names text[], fulls integer[]
+    queues text[], seqs bigint[], holders bigint[], wants text[], scopes text[], names text[], fulls integer[],
+    rate_scopes text[], rate_names text[], rate_fulls integer[], rate_lengths bigint[]
 ) RETURNS TABLE (answer text, refused text, after bigint) LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
     now bigint;
+    crowded text[];
+    hurried text[];
     asked record;
 BEGIN
     PERFORM {schema}.take_turns(scopes, names);
     now := {schema}.moment();
     -- Some of what is taken may be held by leases that have ended. This comes before any look at what is done: a lease
     -- that ended by an ack has its key done in the same transaction, and so nothing comes between the two.
-    PERFORM {schema}.free_places(f.scope, f.name, now) FROM (
-        SELECT n.scope, n.name FROM unnest(scopes, names, fulls) AS n (scope, name, full_from)
-        WHERE {schema}.count_places(n.scope, n.name, NULL, n.full_from) >= n.full_from OFFSET 0) f;
+    crowded := {schema}.crowded_names(scopes, names, fulls);
+    IF cardinality(crowded) > 0 THEN
+        PERFORM {schema}.free_places(n.scope, n.name, now) FROM unnest(scopes, names) AS n (scope, name)
+        WHERE n.scope || ' ' || n.name = ANY (crowded);
+        crowded := {schema}.crowded_names(scopes, names, fulls);
+    END IF;
+    hurried := ARRAY(
+        SELECT r.scope || ' ' || r.name
+        FROM unnest(rate_scopes, rate_names, rate_fulls, rate_lengths) AS r (scope, name, full_from, length)
+        WHERE r.full_from < 1
+            OR {schema}.count_starts(r.scope, r.name, now - r.length, r.full_from) >= r.full_from);
     FOR asked IN
         SELECT w.queue, w.seq, w.holder, w.want::jsonb AS want
         FROM unnest(queues, seqs, holders, wants) WITH ORDINALITY AS w (queue, seq, holder, want, place)
         ORDER BY w.place
     LOOP
         SELECT b.answer, b.refused, b.after INTO answer, refused, after
-        FROM {schema}.begin_lease(asked.queue, asked.seq, asked.holder, asked.want, now) b;
+        FROM {schema}.begin_lease(asked.queue, asked.seq, asked.holder, asked.want, now, crowded, hurried) b;
         RETURN NEXT;
     END LOOP;
 END $$;
 
 CREATE OR REPLACE FUNCTION {schema}.begin_lease(
-    scope text, number bigint, owner bigint, want jsonb, now bigint, OUT answer text, OUT refused text,
-    OUT after bigint
+    scope text, number bigint, owner bigint, want jsonb, now bigint, crowded text[], hurried text[],
+    OUT answer text, OUT refused text, OUT after bigint
 ) LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     leased smallint := 2;
@@ -72,7 +85,9 @@ BEGIN
     END IF;
     IF wanted_key IS NOT NULL THEN
         refused := wanted_key;
-        held := {schema}.count_places(scope, 'key:' || wanted_key, number, 1) > 0;  -- first, as in `begin_leases`
+        -- First, as in `begin_leases`.
+        held := scope || ' key:' || wanted_key = ANY (crowded)
+            AND {schema}.count_places(scope, 'key:' || wanted_key, number, 1) > 0;
         IF EXISTS (SELECT FROM {schema}.done d WHERE d.queue = scope AND d.key = wanted_key AND d.until > now) THEN
             answer := 'd';
             RETURN;
@@ -81,7 +96,10 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    FOR one IN SELECT h ->> 0 AS name, (h ->> 1)::integer AS most FROM jsonb_array_elements(want -> 'holds') AS h LOOP
+    FOR one IN
+        SELECT h ->> 0 AS name, (h ->> 1)::integer AS most FROM jsonb_array_elements(want -> 'holds') AS h
+        WHERE scope || ' ' || (h ->> 0) = ANY (crowded)
+    LOOP
         IF {schema}.count_places(scope, one.name, number, one.most) >= one.most THEN
             answer := 'h';
             refused := one.name;
@@ -91,6 +109,7 @@ BEGIN
     FOR one IN
         SELECT r ->> 0 AS name, (r ->> 1)::integer AS most, (r ->> 2)::bigint AS length
         FROM jsonb_array_elements(want -> 'rates') AS r
+        WHERE scope || ' ' || (r ->> 0) = ANY (hurried)
     LOOP
         after := {schema}.time_to_start(scope, one.name, one.most, one.length, start, now);
         IF after > 0 THEN

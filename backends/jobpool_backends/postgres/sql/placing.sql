@@ -8,6 +8,26 @@ BEGIN
         WHERE h.queue = scope AND h.name = place AND h.seq IS DISTINCT FROM number LIMIT most) x);
 END $$;
 
+-- Of these names those under which so many places are taken that they could become full.
+CREATE OR REPLACE FUNCTION {schema}.crowded_names(scopes text[], names text[], fulls integer[])
+RETURNS text[] LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT n.scope || ' ' || n.name FROM unnest(scopes, names, fulls) AS n (scope, name, full_from)
+        WHERE n.full_from < 1 OR {schema}.count_places(n.scope, n.name, NULL, n.full_from) >= n.full_from);
+END $$;
+
+-- Take away places whose leases were settled: they do not count any more, and are only in the way. Those that somebody
+-- else has a hand on are left to the sweep.
+CREATE OR REPLACE FUNCTION {schema}.leave_places(scopes text[], places text[], seqs bigint[], holders bigint[])
+RETURNS void LANGUAGE plpgsql VOLATILE {planner} AS $$
+BEGIN
+    DELETE FROM {schema}.holds WHERE ctid = ANY (ARRAY(
+        SELECT h.ctid FROM unnest(scopes, places, seqs, holders) AS l (scope, place, number, owner)
+        JOIN {schema}.holds h ON h.queue = l.scope AND h.name = l.place AND h.seq = l.number AND h.holder = l.owner
+        FOR UPDATE OF h SKIP LOCKED));
+END $$;
+
 -- Take away the places of leases that have ended.
 CREATE OR REPLACE FUNCTION {schema}.free_places(scope text, place text, now bigint)
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$

@@ -31,6 +31,14 @@ BEGIN
         ORDER BY s.at DESC OFFSET most - 1 LIMIT 1), 0);
 END $$;
 
+-- How many starts there are under a name after `since`, counted up to `most`.
+CREATE OR REPLACE FUNCTION {schema}.count_starts(scope text, rate text, since bigint, most integer)
+RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN (SELECT count(*) FROM (
+        SELECT FROM {schema}.starts s WHERE s.queue = scope AND s.name = rate AND s.at > since LIMIT most) x);
+END $$;
+
 -- Count a start, if it was not counted before. It stays known for longer than its window, so that a repeat whose first
 -- answer was lost is known for one; and where several windows share a name, for longer than the longest of them.
 CREATE OR REPLACE FUNCTION {schema}.note_start(scope text, rate text, start text, length bigint, now bigint)
