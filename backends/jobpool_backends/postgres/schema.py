@@ -86,9 +86,9 @@ takes advisory locks first, see `take_turns` in `sql/guarding.sql`.
 `migrations` belongs to `migrating`.
 
 Functions that others call: moment, begin_enqueue, enqueue, enqueue_one, bring, finish_enqueue, fetch, is_ready, settle,
-renew, reap, stats, queue_names, look_through, look_up, discard, retry, resume, evict, evicted, begin_leases, leave_places,
-take_start, first_run, forget, holders, put_records, get_record, list_records, delete_records, append_log, read_log,
-list_logs, sweep, ring. The rest are their parts, and run under their settings.
+renew, reap, stats, queue_names, look_through, look_up, discard, retry, resume, evict, evicted, begin_leases,
+leave_places, take_start, first_run, forget, holders, put_records, get_record, list_records, delete_records, append_log,
+read_log, list_logs, sweep, ring. The rest are their parts, and run under their settings.
 """
 
 from __future__ import annotations
