@@ -110,23 +110,10 @@ def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: En
         InvalidJob: The payload was changed after the check, to something that JSON cannot carry.
     """
     meta = _wire_meta(definition, now)
-    body = {
-        "job": definition.handler,
-        "payload": definition.payload,
-        "queue": queue,
-        "priority": definition.priority,
-        "maxRetries": definition.max_retries,
-        "attempts": 0,
-        "name": definition.name,
-        "identifier": identifier,
-        "idempotencyKey": definition.idempotency_key,
-        "schedule": rfc3339(definition.scheduled_at) if definition.scheduled_at else None,
-    }
-    if meta:
-        body["meta"] = meta
+    schedule = rfc3339(definition.scheduled_at) if definition.scheduled_at else None
     try:
-        body["_sig"] = _signature(definition, queue, identifier, meta, signer)
-        return orjson.dumps(body)
+        sig = _signature(definition, queue, identifier, meta, signer)
+        return _body(definition.handler, definition, queue, identifier, schedule, meta, sig)
     except TypeError as error:
         raise InvalidJob(f"the payload of job {definition.handler!r} is no JSON any more: {error}") from error
 
@@ -137,21 +124,35 @@ def sign_again(envelope: JobEnvelope, queue: str, signer: EnvelopeSigner) -> byt
     Only of an envelope that `verify` has passed: what this signs is believed.
     """
     moved = replace(envelope, queue=queue)
+    sig = signer.sign(canonical_bytes(moved)) if signer.active else ""
+    return _body(moved.job, moved, queue, moved.identifier, moved.schedule, moved.meta, sig)
+
+
+def _body(
+    job: str,
+    says: JobDefinition | JobEnvelope,
+    queue: str,
+    identifier: str,
+    schedule: str | None,
+    meta: dict[str, Any],
+    sig: str,
+) -> bytes:
+    """The wire object, its fields in their order. `says`: what has the others."""
     body = {
-        "job": moved.job,
-        "payload": moved.payload,
+        "job": job,
+        "payload": says.payload,
         "queue": queue,
-        "priority": moved.priority,
-        "maxRetries": moved.max_retries,
+        "priority": says.priority,
+        "maxRetries": says.max_retries,
         "attempts": 0,
-        "name": moved.name,
-        "identifier": moved.identifier,
-        "idempotencyKey": moved.idempotency_key,
-        "schedule": moved.schedule,
+        "name": says.name,
+        "identifier": identifier,
+        "idempotencyKey": says.idempotency_key,
+        "schedule": schedule,
     }
-    if moved.meta:
-        body["meta"] = moved.meta
-    body["_sig"] = signer.sign(canonical_bytes(moved)) if signer.active else ""
+    if meta:
+        body["meta"] = meta
+    body["_sig"] = sig
     return orjson.dumps(body)
 
 
