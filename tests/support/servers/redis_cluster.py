@@ -55,9 +55,11 @@ class ClusterNode(RedisServer):
         return read_slots(self.ask("CLUSTER", "SLOTS"), self.host)[slot]
 
     def is_ready(self, nodes: int) -> bool:
-        """Whether it knows so many nodes, and takes calls."""
+        """Whether it knows so many nodes and the holder of each slot, and takes calls."""
         info = self.info()
-        return (info["cluster_state"], info["cluster_known_nodes"]) == ("ok", str(nodes))
+        # Without cluster-require-full-coverage the state is "ok" before it has heard of the others' slots.
+        seen = (info["cluster_state"], info["cluster_known_nodes"], info["cluster_slots_assigned"])
+        return seen == ("ok", str(nodes), str(SLOTS))
 
 
 class RedisCluster:
