@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from jobpool.claimstore import ClaimStore
 from jobpool.clock import Clock, SystemClock
 from jobpool.death import Death
 from jobpool.definition import JobDefinition
@@ -81,7 +82,7 @@ class Capabilities:
     key_store: bool = False
     """Idempotency records, locks, unique enqueue and shared limits: `QueueBackend.keys`."""
     claims: bool = False
-    """Sets of messages checked out by hand."""
+    """Sets of messages checked out by hand, and posted messages: `QueueBackend.claims`."""
     atomic_follow_ups: bool = True
     """`Ack.follow_ups`, and the message of a `Move`, are enqueued in the same step as the settlement."""
     atomic_across_queues: bool = True
@@ -99,11 +100,12 @@ class QueueStats:
     """Counts of one queue, O(1) however long it is. A count at `cap` means "at least".
 
     Attributes:
-        waiting: Ready to be fetched now (delayed messages that have fallen due count here).
-        delayed: Not yet due.
-        leased: Held, expired leases that nobody has reaped yet included.
-        dead: Dead letters.
-        oldest: Seconds since the enqueue of the oldest waiting message; None when none waits.
+        waiting: Jobs ready to be fetched now (delayed ones that have fallen due count here).
+        delayed: Jobs not yet due.
+        leased: Jobs that are held, by a pool or a claim; expired leases that nobody has reaped yet included.
+        dead: Dead letters, jobs and posted messages.
+        oldest: Seconds since the enqueue of the oldest waiting job; None when none waits.
+        posted: Messages that no pool fetches (claimstore.py), dead ones left out: free, delayed or claimed.
     """
 
     waiting: int = 0
@@ -112,10 +114,11 @@ class QueueStats:
     dead: int = 0
     oldest: float | None = None
     cap: int | None = None
+    posted: int = 0
 
     @property
     def pending(self) -> int:
-        """Everything that is not dead."""
+        """Every job that is not dead."""
         return self.waiting + self.delayed + self.leased
 
 
@@ -174,7 +177,10 @@ class Reaped:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message as an administrator sees it. Wall-clock times are Unix seconds on the broker's clock."""
+    """A message as an administrator sees it. Wall-clock times are Unix seconds on the broker's clock.
+
+    `handler` is "" for a posted message (claimstore.py).
+    """
 
     id: str
     queue: str
@@ -192,7 +198,13 @@ class Message:
     cause: str | None = None
     died_at: float | None = None
     expires_at: float | None = None
-    """Unix time at which the current lease ends; None when not leased."""
+    """Unix time at which the current lease or claim ends; None when not leased."""
+    claim: str | None = None
+    """Id of the claim that holds it; None when none does."""
+    claims: int = 0
+    """How often it was claimed."""
+    ends_at: float | None = None
+    """Unix time at which the life of a posted message ends; None = never."""
     cursor: str = ""
     """Opaque; `list_messages(after=…)` goes on behind this message."""
 
@@ -575,6 +587,14 @@ class QueueBackend(ABC):
         Raises `Unsupported` where `capabilities.key_store` is False.
         """
         raise Unsupported(f"{self.scheme}:// keeps no keys (Capabilities.key_store): choose a backend with a key store")
+
+    @property
+    def claims(self) -> ClaimStore:
+        """The broker's part for claims and posted messages.
+
+        Raises `Unsupported` where `capabilities.claims` is False.
+        """
+        raise Unsupported(f"{self.scheme}:// has no claims (Capabilities.claims): choose a backend that has them")
 
     # --- looking and tending -----------------------------------------------------------------------
 

@@ -33,6 +33,14 @@ class LeaseLost(JobpoolError):
     """The lease has ended: the message is settled, or somebody else may hold it. Do not settle it."""
 
 
+class ClaimNotFound(JobpoolError):
+    """The claim has ended, was released, or never was. What was done for its messages may be done again: roll back."""
+
+
+class Forbidden(JobpoolError):
+    """The message is held by a pool or by another claim. Leave it to its holder."""
+
+
 class Unsupported(JobpoolError):
     """This broker cannot do that; the text names the capability. Choose another backend or leave it out."""
 
