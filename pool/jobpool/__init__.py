@@ -14,12 +14,22 @@ if TYPE_CHECKING:
     from jobpool.backend import Capabilities, QueueBackend
     from jobpool.builder import JobBuilder
     from jobpool.child.registry import HandlerRegistry, handler
+    from jobpool.claims import Claim, ClaimMessage, Queue
     from jobpool.client import Jobs
     from jobpool.context import JobContext
     from jobpool.deadletters import DeadLetterQueue
     from jobpool.definition import JobDefinition
     from jobpool.envelope import JobEnvelope
-    from jobpool.errors import BackendUnavailable, HardTimeout, LeaseLost, Retry, Snooze, Unrecoverable
+    from jobpool.errors import (
+        BackendUnavailable,
+        ClaimNotFound,
+        Forbidden,
+        HardTimeout,
+        LeaseLost,
+        Retry,
+        Snooze,
+        Unrecoverable,
+    )
     from jobpool.idempotency import IdempotencyGuard
     from jobpool.lease import JobLease
     from jobpool.limiter import RateLimiter
@@ -39,9 +49,13 @@ __all__ = [
     "BackendUnavailable",
     "Capabilities",
     "CircuitBreaker",
+    "Claim",
+    "ClaimMessage",
+    "ClaimNotFound",
     "DeadLetterQueue",
     "EnvelopeSigner",
     "ExecutionResult",
+    "Forbidden",
     "HandlerRegistry",
     "HardTimeout",
     "IdempotencyGuard",
@@ -54,6 +68,7 @@ __all__ = [
     "LeaseLost",
     "Limits",
     "MetricsCollector",
+    "Queue",
     "QueueBackend",
     "QueueWorker",
     "RateLimiter",
@@ -71,9 +86,13 @@ _HOME = {
     "BackendUnavailable": "jobpool.errors",
     "Capabilities": "jobpool.backend",
     "CircuitBreaker": "jobpool.policy.breaker",
+    "Claim": "jobpool.claims",
+    "ClaimMessage": "jobpool.claims",
+    "ClaimNotFound": "jobpool.errors",
     "DeadLetterQueue": "jobpool.deadletters",
     "EnvelopeSigner": "jobpool.signing",
     "ExecutionResult": "jobpool.result",
+    "Forbidden": "jobpool.errors",
     "HandlerRegistry": "jobpool.child.registry",
     "HardTimeout": "jobpool.errors",
     "IdempotencyGuard": "jobpool.idempotency",
@@ -86,6 +105,7 @@ _HOME = {
     "LeaseLost": "jobpool.errors",
     "MetricsCollector": "jobpool.metrics.collector",
     "Limits": "jobpool.policy.guarding",
+    "Queue": "jobpool.claims",
     "QueueBackend": "jobpool.backend",
     "QueueWorker": "jobpool.worker",
     "RateLimiter": "jobpool.limiter",

@@ -18,6 +18,7 @@ from typing import Any, Self
 from jobpool import producer
 from jobpool.backend import QueueBackend, QueueStats
 from jobpool.builder import JobBuilder
+from jobpool.claims import Queue
 from jobpool.configfile import find_config
 from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError, Unsupported
@@ -131,6 +132,20 @@ class Jobs:
     def queues(self) -> list[str]:
         """The names of all queues that hold a message, sorted. Raises as `stats`."""
         return self.backend.queues()
+
+    def queue(self, name: str, *, max_claims: int = 0) -> Queue:
+        """One queue, to post messages to it and to claim its messages by hand.
+
+        Args:
+            name: Of the queue.
+            max_claims: A message that was claimed so often already becomes a dead letter when the next claim meets it;
+                0 = never.
+
+        Raises:
+            InvalidJob: `name` is no queue name.
+            ValueError: `max_claims` is below 0.
+        """
+        return Queue(lambda: self.backend, name, max_claims)
 
     @property
     def backend(self) -> QueueBackend:

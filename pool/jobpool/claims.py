@@ -1,0 +1,339 @@
+"""Claims for people and programs that are no pool: `jobs.queue("mail")`, and what it hands out.
+
+    mail = Jobs("redis://localhost/0").queue("mail")
+    mail.post([{"to": "a@example.org"}, {"to": "b@example.org"}], ttl=86400)
+
+    while claim := mail.claim(limit=10, ttl=300, grace=60):
+        with claim:
+            for message in claim:
+                send(message.payload)
+
+Each message is deleted when the loop goes on to the next one, for then it was handled. What is left when the block
+ends, also by an exception or a `break`, is free again: the message in hand too. A claim that ended meanwhile says so at
+the next delete, with `ClaimNotFound`; by then another holder may work on the same messages, so what was done for the
+message in hand is to be rolled back. The rules are those of claimstore.py; docs/claims.md has a complete example.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic
+from typing import Any, Self, TypeVar
+
+import orjson
+
+from jobpool.backend import QueueBackend
+from jobpool.claimstore import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
+from jobpool.envelope import JobEnvelope, decode, verify
+from jobpool.errors import BackendUnavailable, Forbidden, InvalidJob
+from jobpool.names import check_queue
+from jobpool.payload import check_payload
+
+T = TypeVar("T")
+
+BATCH = 500
+"""Messages that one round trip of `post` carries."""
+
+PAGE = 200
+"""Messages that one round trip of `messages` brings."""
+
+
+class Queue:
+    """One queue, as claims see it. Safe to share between threads.
+
+    Args:
+        backend: Gives the open backend; asked at each call.
+        name: Of the queue.
+        max_claims: A message that was claimed so often already becomes a dead letter, reason `claim-limit`, when the
+            next claim meets it; 0 = never.
+
+    Raises:
+        InvalidJob: `name` is no queue name.
+        ValueError: `max_claims` is below 0.
+
+    Its methods raise `Unsupported` where the broker has no claims (`Capabilities.claims`), and `BackendUnavailable`
+    when it does not answer: nothing is known then. They block for one round trip, if they say nothing else.
+    """
+
+    def __init__(self, backend: Callable[[], QueueBackend], name: str, max_claims: int = 0) -> None:
+        if type(max_claims) is not int or max_claims < 0:
+            raise ValueError(f"max_claims is a whole number, 0 (no limit) or more, not {max_claims!r}")
+        self.name = check_queue(name)
+        self.max_claims = max_claims
+        self._backend = backend
+
+    def post(self, messages: Iterable[Any], *, ttl: float | None = None, delay: float = 0.0) -> list[str]:
+        """Add messages that no pool runs; their ids, in order.
+
+        Args:
+            messages: JSON values, or bytes, which stay as they are; at most 1 MiB each. Read as they are sent.
+            ttl: Seconds, 60 to 1,209,600, after which a message that nobody deleted is gone; None = never. A claim
+                prolongs it: see `claim`.
+            delay: Seconds, 0 to 900, until they can be claimed.
+
+        Raises:
+            InvalidJob: `messages` is a single one, or one is none that JSON can carry, or too large.
+            ValueError: `ttl` or `delay` is out of its bounds.
+
+        Blocks for a round trip each 500 messages; those are added all or none, and a batch whose reply was lost is sent
+        once more, which adds nothing twice.
+        """
+        if isinstance(messages, str | bytes | bytearray | dict):
+            raise InvalidJob(f"post takes a list of messages, not one {type(messages).__name__}: put it into a list")
+        store, ids = self._store, list[str]()
+        batch: list[NewPost] = []
+        for number, message in enumerate(messages):
+            batch.append(NewPost(secrets.token_hex(8), True, _body(message, f"messages[{number}]"), ttl, delay))
+            if len(batch) == BATCH:
+                ids += self._post(store, batch)
+                batch = []
+        return ids + self._post(store, batch)
+
+    def claim(self, limit: int = 10, ttl: float = 300, grace: float = 60) -> Claim | None:
+        """Claim the oldest free messages; None when there are none.
+
+        Args:
+            limit: 1 to 20. There may be fewer.
+            ttl: Seconds, 60 to 43,200, for which they are held.
+            grace: Seconds, 60 to 43,200, that a message lives on after the claim, at least: so that whoever comes after
+                a holder that died still finds it.
+
+        Raises:
+            ValueError: A number is out of its bounds.
+        """
+        asked = monotonic()
+        ident = secrets.token_hex(16)
+
+        def ask() -> HeldClaim | None:
+            return self._store.claim(
+                self.name, limit=limit, ttl=ttl, grace=grace, max_claims=self.max_claims, claim_id=ident
+            )
+
+        held = _once_more(ask)
+        return None if held is None else Claim(self, held, asked)
+
+    def get_claim(self, claim_id: str) -> Claim:
+        """The claim with this id, whoever made it, with the messages that are still in it.
+
+        Raises `ClaimNotFound`: it has ended, was released, is another queue's, or never was.
+        """
+        asked = monotonic()
+        return Claim(self, self._store.get(self.name, claim_id), asked)
+
+    def claims(self) -> Iterator[HeldClaim]:
+        """The live claims by id, without their messages. Blocks for a round trip each 200."""
+        after = ""
+        while page := self._store.list_claims(self.name, after=after, limit=PAGE):
+            yield from page
+            after = page[-1].id
+
+    def messages(self, *, claimed: bool = False) -> Iterator[ClaimMessage]:
+        """The messages in the order of their enqueue: those that are free, with `claimed` also those that are held.
+
+        Nothing is changed. Blocks for a round trip each 200 messages.
+        """
+        after: str | None = None
+        while page := self._store.list_free(self.name, after=after, limit=PAGE, claimed=claimed):
+            for message in page:
+                yield ClaimMessage(self, message)
+            after = page[-1].cursor
+
+    def pop(self, n: int = 1) -> list[ClaimMessage]:
+        """Take up to `n` (1 to 20) free messages and delete them at once: what is not finished then is lost.
+
+        Raises `ValueError`: `n` is out of its bounds. After `BackendUnavailable` they may be gone.
+        """
+        return [ClaimMessage(self, message) for message in self._store.pop(self.name, n)]
+
+    def delete(self, *messages: str, claim: str | None = None) -> None:
+        """Delete messages by id, up to 20; those that are gone are no error.
+
+        Args:
+            messages: Their ids.
+            claim: Id of the claim that holds them; None = they are free.
+
+        Raises:
+            Forbidden: One is held by a pool or by another claim, or by any when none was named; the others are deleted.
+            ClaimNotFound: The claim has ended; nothing was deleted. What was done for them is to be rolled back.
+            ValueError: More than 20.
+        """
+        answers = self._store.delete_many(self.name, messages, claim)
+        held = [ident for ident, answer in zip(messages, answers, strict=True) if answer is Deleted.FORBIDDEN]
+        if held:
+            by = f"not by claim {claim}" if claim else "name its claim, or leave it to its holder"
+            raise Forbidden(f"in queue {self.name!r} somebody holds {', '.join(held)}: {by}")
+
+    def stats(self) -> ClaimStats:
+        """How many messages are claimed, free, delayed, in total; and how many have ended with their lives."""
+        return self._store.stats(self.name)
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name!r}>"
+
+    @property
+    def _store(self) -> ClaimStore:
+        return self._backend().claims
+
+    def _post(self, store: ClaimStore, batch: list[NewPost]) -> list[str]:
+        return _once_more(lambda: store.post(self.name, batch))
+
+    def _open(self, message: QueueMessage) -> JobEnvelope:
+        envelope = decode(message.body, attempts=0)
+        verify(message.body, envelope, self._backend().signer, self.name)
+        return envelope
+
+
+class ClaimMessage:
+    """One message, as it was when it was claimed, listed or popped.
+
+    Attributes:
+        id: Of the message.
+        body: The bytes that were posted; of a job the wire bytes.
+        handler: Name of the handler of a job; None for a posted message.
+        claims: How often it was claimed, this time included.
+        claim: Id of the claim that holds it; None = none did.
+        enqueued_at: Unix time, on the broker's clock.
+        ends_at: The same, when it ends; None = never. A renewal of its claim may put it off.
+    """
+
+    def __init__(self, queue: Queue, message: QueueMessage) -> None:
+        self._queue = queue
+        self._message = message
+        self.id = message.id
+        self.body = message.body
+        self.handler = message.handler or None
+        self.claims = message.claims
+        self.claim = message.claim
+        self.enqueued_at = message.enqueued_at
+        self.ends_at = message.ends_at
+
+    @property
+    def payload(self) -> Any:
+        """What was posted, as the JSON value that it is; bytes that are none as they are. Of a job its payload.
+
+        Raises:
+            MalformedEnvelope: The body of a job is none that its producer can have sent, or (`BadSignature`) is not
+                signed by a key of ours. Do not work on it.
+        """
+        if self.handler is not None:
+            return self._queue._open(self._message).payload
+        try:
+            return orjson.loads(self.body)
+        except ValueError:
+            return self.body
+
+    def delete(self) -> None:
+        """It is done: remove it. Again is no error.
+
+        Raises:
+            ClaimNotFound: Its claim has ended, and somebody else may work on it by now: roll back what was done.
+            Forbidden: It was claimed by nobody when it was listed, and is held now.
+
+        Blocks for one round trip.
+        """
+        self._queue.delete(self.id, claim=self.claim)
+
+    def __repr__(self) -> str:
+        return f"<{self.handler or 'message'} {self.id} in {self._queue!r}>"
+
+
+class Claim:
+    """Messages that are held together. Made by `Queue.claim` and `Queue.get_claim`; for one thread at a time.
+
+    As a context manager it is released at the end of the block. Iterated, it deletes each message when the next one is
+    asked for: see the module.
+
+    Attributes:
+        id: 32 lower-case hex characters; whoever knows it can renew, release, and delete by it.
+        queue: Its queue.
+        ttl, grace: Seconds, as they were last given.
+        messages: Those that were in it when the broker last told, in the order of the queue.
+    """
+
+    def __init__(self, queue: Queue, held: HeldClaim, asked: float) -> None:
+        self.queue = queue
+        self.id = held.id
+        self._take(held, asked)
+        self._rest: Iterator[ClaimMessage] | None = None
+
+    @property
+    def age(self) -> int:
+        """Whole seconds since it was made or last renewed: what the broker told, and what has passed here since."""
+        return self._age + int(monotonic() - self._asked)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which it certainly holds; 0.0 when it may have ended. The broker tells whole seconds: up to one
+        more may be left."""
+        return max(0.0, self.ttl - self._age - 1 - (monotonic() - self._asked))
+
+    def renew(self, ttl: float | None = None, grace: float | None = None) -> None:
+        """Hold what is still in it for `ttl` seconds more, from now; its age is 0 again.
+
+        Args:
+            ttl: 60 to 43,200; None = as before.
+            grace: The same.
+
+        Raises:
+            ClaimNotFound: It has ended; what is not deleted is free, or somebody else's.
+            ValueError: A number is out of its bounds.
+
+        Blocks for one round trip.
+        """
+        asked = monotonic()
+        chosen = self.ttl if ttl is None else ttl
+        self._take(self.queue._store.renew(self.queue.name, self.id, ttl=chosen, grace=grace), asked)
+
+    def release(self) -> None:
+        """Free what is still in it. Again, or after its end, is no error. Blocks for one round trip."""
+        self.queue._store.release(self.queue.name, self.id)
+
+    def __iter__(self) -> Iterator[ClaimMessage]:
+        """Each message once, however often the claim is iterated; deleted when the next one is asked for.
+
+        Raises as `ClaimMessage.delete`, from the loop.
+        """
+        if self._rest is None:
+            self._rest = self._deleting(self.messages)
+        return self._rest
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"<Claim {self.id} of {len(self.messages)} messages in {self.queue!r}>"
+
+    def _take(self, held: HeldClaim, asked: float) -> None:
+        self.ttl, self.grace = held.ttl, held.grace
+        self.messages = tuple(ClaimMessage(self.queue, message) for message in held.messages)
+        self._age, self._asked = held.age, asked
+
+    @staticmethod
+    def _deleting(messages: Iterable[ClaimMessage]) -> Iterator[ClaimMessage]:
+        for message in messages:
+            yield message
+            message.delete()
+
+
+def _body(message: Any, where: str) -> bytes:
+    if isinstance(message, bytes | bytearray):
+        return bytes(message)
+    return orjson.dumps(check_payload(message, where))
+
+
+def _once_more(call: Callable[[], T]) -> T:
+    """A call that is safe to make again, made again when its reply was lost."""
+    try:
+        return call()
+    except BackendUnavailable:
+        return call()
