@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jobpool.lease import JobLease
-from jobpool.mechanism.frames import Result
 from jobpool.outcome import Outcome
 
 
@@ -22,7 +21,10 @@ class Delivery:
         lost: Its lease has ended: whatever comes of it, nothing is settled.
         acks_itself: Its handler may ack in a transaction of its own, and is given the ticket to do so.
         settling: A settlement is under way: its verdict is fixed, "lost" is ignored.
-        result: What its child said at the end, for metrics and history; None = it has not, or its handler never ran.
+        began: CLOCK_MONOTONIC seconds at which its handler began, once `ran` is known.
+        ran: Seconds for which it ran; None = it has not ended, or never ran.
+        output, error: What its child said of it at the end. Kept as plain values, not in a `Result`: many deliveries
+            wait for their settlement at once, and the garbage collector would look through all of their results.
     """
 
     lease: JobLease
@@ -35,4 +37,11 @@ class Delivery:
     settling: bool = False
     lost: bool = False
     outcome: Outcome | None = None
-    result: Result | None = None
+    began: float = 0.0
+    ran: float | None = None
+    output: str = ""
+    error: str = ""
+
+    def end(self, began: float, ran: float, output: str, error: str) -> None:
+        """What its child said, or what is known without it."""
+        self.began, self.ran, self.output, self.error = began, ran, output, error

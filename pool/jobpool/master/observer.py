@@ -24,7 +24,6 @@ from jobpool.master.pool import Pool
 from jobpool.master.recording import Recorded, is_history, name_of, size_of
 from jobpool.master.slots import Ending, Slot, SlotState
 from jobpool.master.verdicts import signal_name
-from jobpool.mechanism.frames import Result, Verdict
 from jobpool.metrics import catalogue as names
 from jobpool.metrics.collector import MetricsCollector
 from jobpool.metrics.memory import OTHER, MemoryMetrics, Snapshot
@@ -122,16 +121,16 @@ class Observer:
         offset = time.time() - time.monotonic()
         known, ended = pool.handlers, self._ended
         for delivery, settlement, answer in event.answers:
-            outcome, result, lease = delivery.outcome, delivery.result, delivery.lease
+            outcome, ran, lease = delivery.outcome, delivery.ran, delivery.lease
             if answer and type(settlement) is Ack and type(outcome) is Succeeded:
                 words = SUCCEEDED
             else:
                 words = _words(settlement, outcome, answer)
             run = wait = None
-            if result is not None:
-                run = result.duration if 0.0 <= result.duration < LONGEST else 0.0
+            if ran is not None:
+                run = ran if 0.0 <= ran < LONGEST else 0.0
                 if not (lease.attempts or lease.crashes):
-                    wait = _waited(lease, result.started + offset)
+                    wait = _waited(lease, delivery.began + offset)
             handler = delivery.handler
             ended(lease.queue, handler if handler in known else _label(pool, handler), words, run, wait)
         if self.feed is not None:
@@ -171,8 +170,7 @@ class Observer:
         if slot.deliveries and slot.deliveries[0].nonce == event.started:
             # The attempt has no result of its own; what it ran and printed belongs to its record all the same.
             head = slot.deliveries[0]
-            ran = max(0.0, now - slot.head_since)
-            head.result = Result(head.nonce, Verdict.FAILED, slot.head_since, ran, event.output)
+            head.end(slot.head_since, max(0.0, now - slot.head_since), event.output, "")
 
     # --- reading ------------------------------------------------------------------------------------
 

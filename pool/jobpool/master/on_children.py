@@ -110,7 +110,7 @@ def _child_result(pool: Pool, event: ev.ChildResult) -> None:
         pool.note("warning", "an answer to an attempt that is not running was ignored", slot=slot.index)
         return
     pool.lookahead.finished(1, pool.now, result.duration)
-    delivery.result = result
+    delivery.end(result.started, result.duration, result.output, result.error)
     if delivery.lost:
         return
     ident = delivery.lease.id

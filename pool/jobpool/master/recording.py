@@ -40,14 +40,13 @@ def name_of(delivery: Delivery) -> str:
 
 def size_of(delivery: Delivery) -> int:
     """About how many bytes are held for it."""
-    result = delivery.result
-    return len(delivery.lease.body) + (len(result.output) + len(result.error) if result is not None else 0)
+    return len(delivery.lease.body) + len(delivery.output) + len(delivery.error)
 
 
 def attempt_of(recorded: Recorded) -> Attempt:
     """What history keeps of it."""
     delivery, settlement = recorded.delivery, recorded.settlement
-    lease, result, outcome = delivery.lease, delivery.result, delivery.outcome
+    lease, outcome = delivery.lease, delivery.outcome
     assert outcome is not None
     job, payload = "", None
     with contextlib.suppress(MalformedEnvelope):  # rejected for just that
@@ -60,10 +59,10 @@ def attempt_of(recorded: Recorded) -> Attempt:
         queue=lease.queue,
         payload=payload,
         status=status_of(settlement, outcome, recorded.answer).value,
-        output=result.output if result is not None else "",
-        error=_error(settlement, result.error if result is not None else ""),
-        start=None if result is None else result.started + recorded.offset,
-        duration=None if result is None else result.duration,
+        output=delivery.output,
+        error=_error(settlement, delivery.error),
+        start=None if delivery.ran is None else delivery.began + recorded.offset,
+        duration=delivery.ran,
         cause=settlement.cause if isinstance(settlement, Nack | Abandon | Move | Forfeit) else None,
     )
 
