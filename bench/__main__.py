@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from bench import (
+    claims,
     dispatch,
     efficiency,
     enqueue,
@@ -39,6 +40,7 @@ BENCHMARKS: dict[str, Callable[[Plan], Section]] = {
     "scale": scale.run,
     "guards": guards.run,
     "limits": limits.run,
+    "claims": claims.run,
     "latency": latency.run,
     "timeouts": timeouts.run,
     "restart": restart.run,
@@ -75,8 +77,8 @@ def main(
 ) -> None:
     """Run the benchmarks named, or all.
 
-    throughput, dispatch, redis, postgres, enqueue, scale, guards, limits, latency, timeouts, restart, memory,
-    efficiency.
+    throughput, dispatch, redis, postgres, enqueue, scale, guards, limits, claims, latency, timeouts, restart,
+    memory, efficiency.
     """
     if write and (quick or no_peers):
         raise click.UsageError("--write is for what others may compare with: leave --quick and --no-peers out")

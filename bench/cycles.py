@@ -37,18 +37,19 @@ def run(urls: Sequence[str], cycles: int, batch: int) -> dict[str, Any]:
 def _cycle(backend: QueueBackend, batch: int, spent: Spent) -> None:
     """Fetch and ack some; then lease some for a moment only, reap them, and ack them too."""
     backend.enqueue_many([JobDefinition("noop", {}, queue=QUEUE)] * 2 * batch)
-    leases = _timed(spent["fetch"], lambda: backend.fetch_many(QUEUE, limit=batch))
-    done = _timed(spent["settle"], lambda: backend.settle_many([(lease, Ack()) for lease in leases]))
+    leases = timed(spent["fetch"], lambda: backend.fetch_many(QUEUE, limit=batch))
+    done = timed(spent["settle"], lambda: backend.settle_many([(lease, Ack()) for lease in leases]))
     lost = backend.fetch_many(QUEUE, limit=batch, ttl=MOMENT)
     time.sleep(2 * MOMENT)
-    reaped = _timed(spent["reap"], lambda: backend.reap(QUEUE))
+    reaped = timed(spent["reap"], lambda: backend.reap(QUEUE))
     again = backend.fetch_many(QUEUE, limit=batch)
     backend.settle_many([(lease, Ack()) for lease in again])
     if not all(done) or {lease.id for lease in lost} != {each.id for each in reaped}:
         raise RuntimeError(f"{len(leases)} leases, {sum(map(bool, done))} acks, {len(lost)} lost, {len(reaped)} reaped")
 
 
-def _timed(spent: list[float], call: Callable[[], T]) -> T:
+def timed(spent: list[float], call: Callable[[], T]) -> T:
+    """What the call gives; the milliseconds that it took go to `spent`."""
     begun = time.monotonic()
     found = call()
     spent.append((time.monotonic() - begun) * 1e3)

@@ -35,7 +35,7 @@ def run(plan: Plan) -> Section:
 def _compare(plan: Plan, name: str, state: str, server: servers.Server) -> list[Figure]:
     few, many = plan.pick(1000, 1000, 100), plan.pick(1_000_000, 50_000, 1000)
     with server.fresh() as url:
-        stores = [f"{url}?{server.namespace}=few", f"{url}?{server.namespace}=many"]
+        stores = servers.two_stores(server, url)
         _fill(stores[0], state, few, 1)
         _fill(stores[1], state, many, WRITERS)
         server.settle_down(url)
@@ -44,7 +44,7 @@ def _compare(plan: Plan, name: str, state: str, server: servers.Server) -> list[
     figures = []
     for verb in VERBS:
         figures.append(median(f"{name}, {many:,} {state}: {verb}", "ms", large[verb]))
-        figures.append(_ratio(f"{name}, {many:,} / {few:,} {state}: {verb}", large[verb], small[verb]))
+        figures.append(of_medians(f"{name}, {many:,} / {few:,} {state}: {verb}", large[verb], small[verb]))
     return figures
 
 
@@ -56,8 +56,8 @@ def _fill(url: str, state: str, count: int, writers: int) -> None:
             done.result()
 
 
-def _ratio(name: str, above: Sequence[float], below: Sequence[float]) -> Figure:
-    """Of the medians of all samples, which some slow ones do not move."""
+def of_medians(name: str, above: Sequence[float], below: Sequence[float]) -> Figure:
+    """A ratio of the medians of all samples, which some slow ones do not move."""
     size = max(1, len(above) // BLOCKS)
     parts = [slice(begin, begin + size) for begin in range(0, size * BLOCKS, size)]
     blocks = [statistics.median(above[part]) / statistics.median(below[part]) for part in parts]

@@ -87,6 +87,11 @@ class Server(ABC):
         """What clients ask of this place meanwhile. The answer is there when the context has ended."""
 
 
+def two_stores(server: Server, url: str) -> tuple[str, str]:
+    """Two in one place, for what is measured by turns beside few and beside many."""
+    return f"{url}?{server.namespace}=few", f"{url}?{server.namespace}=many"
+
+
 class RedisServer(Server):
     """One place at a time: the whole of database 0."""
 

@@ -218,10 +218,7 @@ class ClaimMessage:
         """
         if self.handler is not None:
             return self._queue._open(self._message).payload
-        try:
-            return orjson.loads(self.body)
-        except ValueError:
-            return self.body
+        return posted_value(self.body)
 
     def delete(self) -> None:
         """It is done: remove it. Again is no error.
@@ -239,7 +236,9 @@ class ClaimMessage:
 
 
 class Claim:
-    """Messages that are held together. Made by `Queue.claim` and `Queue.get_claim`; for one thread at a time.
+    """Messages that are held together. Made by `Queue.claim` and `Queue.get_claim`.
+
+    For one thread, but for `renew`, which another thread may call meanwhile.
 
     As a context manager it is released at the end of the block. Iterated, it deletes each message when the next one is
     asked for: see the module.
@@ -323,6 +322,14 @@ class Claim:
         for message in messages:
             yield message
             message.delete()
+
+
+def posted_value(body: bytes) -> Any:
+    """What was posted: the JSON value that it is, or bytes that are none as they are."""
+    try:
+        return orjson.loads(body)
+    except ValueError:
+        return body
 
 
 def _body(message: Any, where: str) -> bytes:

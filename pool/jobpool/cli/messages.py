@@ -45,7 +45,7 @@ DEAD_COLUMNS = (
 KILLED = frozenset({"timeout", "memory-limit", "crash-limit"})
 """Reasons that `cause` explains; with any other it is the record of an earlier attempt."""
 
-TIMES = ("enqueued_at", "available_at", "expires_at", "died_at")
+TIMES = ("enqueued_at", "available_at", "expires_at", "died_at", "ends_at")
 
 
 @click.command("list", cls=Command, short_help="List messages.")
@@ -120,7 +120,7 @@ def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
 def row(message: Message) -> list[str]:
     """One message as the cells of `COLUMNS`."""
     return [
-        *(message.id, message.state.value, message.queue, message.handler, str(message.priority)),
+        *(message.id, message.state.value, message.queue, message.handler or "-", str(message.priority)),
         *(str(message.attempts), str(message.crashes), age(message), _why(message)),
     ]
 
@@ -130,7 +130,7 @@ def dead_row(message: Message) -> list[str]:
     from jobpool.death import short_cause
 
     return [
-        *(message.id, message.queue, message.handler, str(message.attempts), str(message.crashes), age(message)),
+        *(message.id, message.queue, message.handler or "-", str(message.attempts), str(message.crashes), age(message)),
         message.reason or "",
         short_cause(message.cause) if message.reason in KILLED else "",
         headline(message.last_error) or "",
@@ -145,17 +145,25 @@ def age(message: Message) -> str:
 
 
 def as_values(message: Message) -> dict[str, Any]:
-    """One message as JSON values: times in RFC 3339, the body decoded where it is an envelope of ours."""
+    """One message as JSON values: times in RFC 3339, the body decoded where it is an envelope of ours, or a post."""
     from jobpool.death import cause_values
 
-    names = ("id", "queue", "handler", "priority", "attempts", "crashes", "deliveries", "reason", "last_error")
-    values: dict[str, Any] = {name: getattr(message, name) for name in names}
+    names = ("id", "queue", "handler", "priority", "attempts", "crashes", "deliveries", "claims", "claim", "reason")
+    values: dict[str, Any] = {name: getattr(message, name) for name in (*names, "last_error")}
     values["cause"] = cause_values(message.cause)
     values["state"] = message.state.value
     for name in TIMES:
         moment = getattr(message, name)
         values[name] = None if moment is None else _rfc3339(moment)
-    return values | _body(message.body)
+    return values | (_body(message.body) if message.handler else {"message": shown_value(message.body)})
+
+
+def shown_value(body: bytes) -> Any:
+    """What was posted, as a JSON value; bytes that are none as text."""
+    from jobpool.claims import posted_value
+
+    value = posted_value(body)
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def _pages(backend: QueueBackend, where: MessageFilter, limit: int) -> Iterator[Message]:
@@ -209,10 +217,10 @@ def _describe(message: Message) -> None:
     from jobpool.death import Death
 
     values = as_values(message)
-    long = {key: values.pop(key, None) for key in ("payload", "meta", "body", "last_error", "cause")}
+    long = {key: values.pop(key, None) for key in ("payload", "meta", "message", "body", "last_error", "cause")}
     width = max(len(key) for key in values)
     for key, value in values.items():
-        if value is not None:
+        if value not in (None, ""):
             say(f"{key:<{width}}  {value}")
     if message.cause:
         earlier = message.reason and message.reason not in KILLED
@@ -220,7 +228,7 @@ def _describe(message: Message) -> None:
         long["cause of an earlier attempt's end" if earlier else "cause"] = Death.from_text(message.cause).told()
     for key, value in long.items():
         if value not in (None, {}, ""):
-            text = value if isinstance(value, str) and key != "payload" else _pretty(value)
+            text = value if isinstance(value, str) and key not in ("payload", "message") else _pretty(value)
             say(f"\n{key}\n  " + text.rstrip().replace("\n", "\n  "))
 
 

@@ -21,6 +21,8 @@ COLUMNS = (
     Column("QUEUE", style="bold"),
     *(Column(title, right=True) for title in ("WAITING", "DELAYED", "LEASED", "DEAD", "OLDEST")),
 )
+POSTED = Column("POSTED", right=True)
+"""Shown where there is one: most people post nothing."""
 
 
 @click.command("stats", cls=Command, short_help="Count the messages of queues.")
@@ -29,13 +31,17 @@ COLUMNS = (
 @as_json
 @common
 def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
-    """Count what is waiting, delayed, leased and dead, in these queues or in all."""
+    """Count what is waiting, delayed, leased and dead, in these queues or in all; and what was posted for claims."""
     with session.broker() as backend:
         found = {queue: backend.stats(queue) for queue in _queues(backend, names + more)}
     if json_:
         answer_json([{"queue": queue, **asdict(counts)} for queue, counts in found.items()])
     elif found:
-        table(COLUMNS, [_row(queue, counts) for queue, counts in found.items()])
+        rows = [_row(queue, counts) for queue, counts in found.items()]
+        if any(counts.posted for counts in found.values()):
+            table((*COLUMNS, POSTED), [[*row, f"{found[row[0]].posted:,}"] for row in rows])
+        else:
+            table(COLUMNS, rows)
     else:
         note("every queue is empty")
 

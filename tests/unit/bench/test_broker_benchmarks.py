@@ -5,7 +5,7 @@ The peers take part where their environment has been made; `scripts/bench redis`
 
 from __future__ import annotations
 
-from bench import enqueue, guards, latency, limits, on_postgres, on_redis, scale
+from bench import claims, enqueue, guards, latency, limits, on_postgres, on_redis, scale
 from bench.figures import Section
 from bench.peers import environment
 from bench.plan import Plan
@@ -76,3 +76,11 @@ def test_what_two_pools_keep_together() -> None:
 
     assert {"Redis, 8:1, off by", "SQLite, 3 places, most at once", "Postgres, 3 places, in use"} <= names(section)
     assert all(figure.met for figure in section.figures if "most at once" in figure.name)
+
+
+def test_claims_beside_leases_and_beside_many_claims() -> None:
+    found = names(claims.run(PLAN))
+
+    for broker in ("SQLite", "Redis", "Postgres"):
+        assert {f"{broker}: claim", f"{broker}: claim, renew claim, delete / fetch, renew, settle"} <= found
+        assert f"{broker}, beside 50 / 10 claims: delete" in found

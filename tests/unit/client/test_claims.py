@@ -1,0 +1,314 @@
+"""`jobs.queue(…)`: posting, claiming, and what a claim does as a loop and as a block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from jobpool import Claim, ClaimMessage, ClaimNotFound, Forbidden, Jobs, Queue
+from jobpool.backend import State
+from jobpool.claimstore import ClaimStore, HeldClaim, NewPost
+from jobpool.clock import ManualClock
+from jobpool.errors import BackendUnavailable, BadSignature, InvalidJob, Unsupported
+from jobpool.signing import EnvelopeSigner
+from jobpool_backends.memory import MemoryBackend
+from jobpool_backends.sync import SyncBackend
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def mail(backend: MemoryBackend) -> Queue:
+    return Jobs(backend=backend).queue("mail")
+
+
+def claimed(queue: Queue, limit: int = 10) -> Claim:
+    claim = queue.claim(limit)
+    assert claim is not None
+    return claim
+
+
+def work_on(claim: Claim, handle: Callable[[int], object]) -> None:
+    with claim:
+        for message in claim:
+            handle(message.payload)
+
+
+def payloads(queue: Queue) -> list[object]:
+    return [message.payload for message in queue.messages()]
+
+
+# --- posting ----------------------------------------------------------------------------------------------
+
+
+def test_what_was_posted_is_there_in_its_order(mail: Queue) -> None:
+    ids = mail.post([{"to": "a"}, ["b", 1], "c", 4, None, True])
+    assert [message.id for message in mail.messages()] == ids
+    assert payloads(mail) == [{"to": "a"}, ["b", 1], "c", 4, None, True]
+
+
+def test_bytes_stay_as_they_are(mail: Queue) -> None:
+    mail.post([b"\x00\xff no JSON", bytearray(b"[1, 2]")])
+    assert [message.body for message in mail.messages()] == [b"\x00\xff no JSON", b"[1, 2]"]
+    assert payloads(mail) == [b"\x00\xff no JSON", [1, 2]]
+
+
+def test_any_number_may_be_posted_and_listed(mail: Queue) -> None:
+    ids = mail.post(number for number in range(1203))
+    assert len(set(ids)) == 1203
+    assert payloads(mail) == list(range(1203))
+
+
+@pytest.mark.parametrize("one", [{"to": "a"}, "text", b"bytes"])
+def test_a_single_message_is_refused_with_the_mend(mail: Queue, one: object) -> None:
+    with pytest.raises(InvalidJob, match="put it into a list"):
+        mail.post(one)  # type: ignore[arg-type]
+
+
+def test_what_json_cannot_carry_is_refused_with_its_path(mail: Queue) -> None:
+    with pytest.raises(InvalidJob, match=r"messages\[1\]\.price"):
+        mail.post([{"price": 1.0}, {"price": float("nan")}])
+    assert payloads(mail) == []
+
+
+def test_lives_and_delays(mail: Queue, clock: ManualClock) -> None:
+    mail.post(["short"], ttl=60)
+    mail.post(["later"], delay=90)
+    assert payloads(mail) == ["short"]
+    clock.advance(60)
+    assert payloads(mail) == []
+    clock.advance(30)
+    assert payloads(mail) == ["later"]
+    assert mail.stats().expired == 1
+
+
+@pytest.mark.parametrize(("ttl", "delay"), [(59, 0), (1_209_601, 0), (None, 901), (None, -1)])
+def test_out_of_bounds_they_are_refused(mail: Queue, ttl: float | None, delay: float) -> None:
+    with pytest.raises(ValueError, match="seconds"):
+        mail.post(["x"], ttl=ttl, delay=delay)
+
+
+# --- claiming ---------------------------------------------------------------------------------------------
+
+
+def test_a_claim_of_nothing_is_none(mail: Queue) -> None:
+    assert mail.claim() is None
+
+
+def test_handled_messages_are_deleted_as_the_loop_goes_on(mail: Queue) -> None:
+    mail.post([1, 2, 3])
+    with claimed(mail) as claim:
+        left = [mail.stats().total for _ in claim]
+    assert left == [3, 2, 1]
+    assert mail.stats().total == 0
+
+
+def test_an_exception_frees_the_message_in_hand_and_the_rest(mail: Queue) -> None:
+    mail.post([1, 2, 3])
+    claim = claimed(mail)
+    with pytest.raises(ZeroDivisionError):
+        work_on(claim, lambda payload: 1 // (payload - 2))
+    assert payloads(mail) == [2, 3]
+    with pytest.raises(ClaimNotFound):
+        mail.get_claim(claim.id)
+
+
+def test_so_does_a_break(mail: Queue) -> None:
+    mail.post([1, 2, 3])
+    with claimed(mail) as claim:
+        for message in claim:
+            if message.payload == 2:
+                break
+    assert payloads(mail) == [2, 3]
+
+
+def test_what_the_loop_deleted_itself_is_no_error(mail: Queue) -> None:
+    mail.post([1, 2])
+    with claimed(mail) as claim:
+        for message in claim:
+            message.delete()
+    assert mail.stats().total == 0
+
+
+def test_a_second_loop_goes_on_where_the_first_one_stopped(mail: Queue) -> None:
+    mail.post([1, 2, 3])
+    claim = claimed(mail)
+    first = next(iter(claim))
+    assert [first.payload, *(message.payload for message in claim)] == [1, 2, 3]
+    assert mail.stats().total == 0
+
+
+def test_a_claim_that_ended_says_so_at_the_next_delete(mail: Queue, clock: ManualClock) -> None:
+    mail.post([1, 2])
+    handled: list[int] = []
+
+    def handle_too_slowly(payload: int) -> None:
+        handled.append(payload)
+        clock.advance(300)
+
+    with pytest.raises(ClaimNotFound, match="done again by somebody else"):
+        work_on(claimed(mail), handle_too_slowly)
+    assert handled == [1]
+    assert payloads(mail) == [1, 2]
+
+
+def test_a_renewed_claim_holds_on_with_what_it_had_before(mail: Queue, clock: ManualClock) -> None:
+    mail.post([1, 2])
+    claim = claimed(mail)
+    claim.messages[0].delete()
+    clock.advance(299)
+    claim.renew()
+    assert (claim.ttl, claim.grace, claim.age, len(claim)) == (300, 60, 0, 1)
+    clock.advance(299)
+    claim.renew(ttl=60, grace=90)
+    assert (claim.ttl, claim.grace) == (60, 90)
+    clock.advance(60)
+    with pytest.raises(ClaimNotFound):
+        claim.renew()
+
+
+def test_a_claim_found_by_its_id_tells_its_age(mail: Queue, clock: ManualClock) -> None:
+    mail.post([1])
+    claim = claimed(mail)
+    clock.advance(42.9)
+    found = mail.get_claim(claim.id)
+    assert (found.age, [message.payload for message in found.messages]) == (42, [1])
+    assert 256 < found.remaining <= 257
+    assert [(held.id, held.count) for held in mail.claims()] == [(claim.id, 1)]
+
+
+def test_a_released_claim_is_released_again_without_an_error(mail: Queue) -> None:
+    mail.post([1])
+    claim = claimed(mail)
+    claim.release()
+    claim.release()
+    assert payloads(mail) == [1]
+
+
+def test_popped_messages_are_gone(mail: Queue) -> None:
+    mail.post([1, 2, 3])
+    assert [message.payload for message in mail.pop(2)] == [1, 2]
+    assert payloads(mail) == [3]
+    with pytest.raises(ValueError, match="1 to 20"):
+        mail.pop(21)
+
+
+def test_what_another_holds_is_not_deleted_and_the_rest_is(mail: Queue) -> None:
+    held, free = mail.post([1, 2])
+    claim = claimed(mail, 1)
+    with pytest.raises(Forbidden, match=f"holds {held}"):
+        mail.delete(held, free)
+    assert [message.id for message in mail.messages(claimed=True)] == [held]
+    mail.delete(held, claim=claim.id)
+    mail.delete(held, claim=claim.id)
+    assert mail.stats().total == 0
+
+
+def test_listed_messages_may_be_deleted_while_nobody_holds_them(mail: Queue) -> None:
+    mail.post([1, 2])
+    first, second = list(mail.messages())
+    first.delete()
+    claimed(mail)
+    with pytest.raises(Forbidden):
+        second.delete()
+
+
+def test_too_many_claims_make_a_dead_letter(backend: MemoryBackend) -> None:
+    mail = Jobs(backend=backend).queue("mail", max_claims=2)
+    [ident] = mail.post([1])
+    for _ in range(2):
+        claimed(mail).release()
+    assert mail.claim() is None
+    dead = backend.inspect(ident)
+    assert dead is not None
+    assert (dead.state, dead.reason) == (State.DEAD, "claim-limit")
+
+
+# --- jobs -------------------------------------------------------------------------------------------------
+
+
+def test_a_job_may_be_claimed_and_shows_its_payload(backend: MemoryBackend) -> None:
+    jobs = Jobs(backend=backend)
+    jobs.define("send", {"to": "a"}).queue("mail").dispatch()
+    [message] = claimed(jobs.queue("mail")).messages
+    assert (message.handler, message.payload, message.claims) == ("send", {"to": "a"}, 1)
+    message.delete()
+    assert jobs.stats("mail").pending == 0
+
+
+def test_a_job_that_nobody_of_ours_signed_does_not_show_its_payload(clock: ManualClock) -> None:
+    backend = MemoryBackend(signer=EnvelopeSigner("ours"), clock=clock)
+    signer = backend.signer
+    backend.signer = EnvelopeSigner("theirs")
+    jobs = Jobs(backend=backend)
+    jobs.define("send", {"to": "a"}).queue("mail").dispatch()
+    backend.signer = signer
+    [message] = claimed(jobs.queue("mail")).messages
+    with pytest.raises(BadSignature):
+        _ = message.payload
+
+
+# --- a broker that does not answer, and one that cannot -----------------------------------------------------
+
+
+class Deaf(ClaimStore):
+    """Makes every call, and loses the first reply to each kind."""
+
+    def __init__(self, store: ClaimStore) -> None:
+        self._inner = store
+        self._lost: set[str] = set()
+
+    def post(self, queue: str, posts: list[NewPost]) -> list[str]:  # type: ignore[override]
+        return self._answer("post", lambda: self._inner.post(queue, posts))
+
+    def claim(self, queue: str, **asked: object) -> HeldClaim | None:  # type: ignore[override]
+        return self._answer("claim", lambda: self._inner.claim(queue, **asked))  # type: ignore[arg-type]
+
+    def _answer(self, kind: str, call: Callable[[], T]) -> T:
+        answer = call()
+        if kind not in self._lost:
+            self._lost.add(kind)
+            raise BackendUnavailable("the reply was lost")
+        return answer
+
+
+Deaf.__abstractmethods__ = frozenset()
+
+
+class DeafBackend(MemoryBackend):
+    @property
+    def claims(self) -> ClaimStore:
+        store: ClaimStore = self.__dict__.setdefault("deaf", Deaf(super().claims))  # type: ignore[abstract]
+        return store
+
+
+def test_lost_replies_post_nothing_twice_and_hold_nothing_back(clock: ManualClock) -> None:
+    backend = DeafBackend(clock=clock)
+    mail = Jobs(backend=backend).queue("mail")
+    mail.post([1, 2])
+    assert [message.payload for message in claimed(mail).messages] == [1, 2]
+    assert mail._backend().stats("mail").posted == 2
+
+
+def test_a_broker_without_claims_says_so() -> None:
+    queue = Jobs(backend=SyncBackend(runner=lambda _: None)).queue("mail")  # type: ignore[arg-type, return-value]
+    with pytest.raises(Unsupported, match="has no claims"):
+        queue.claim()
+
+
+def test_a_queue_that_cannot_be_is_refused_at_once(backend: MemoryBackend) -> None:
+    with pytest.raises(InvalidJob):
+        Jobs(backend=backend).queue("no queue")
+    with pytest.raises(ValueError, match="max_claims"):
+        Jobs(backend=backend).queue("mail", max_claims=-1)
+
+
+def test_they_show_what_they_are(mail: Queue) -> None:
+    mail.post([1])
+    claim = claimed(mail)
+    assert repr(mail) == "<Queue 'mail'>"
+    assert repr(claim) == f"<Claim {claim.id} of 1 messages in <Queue 'mail'>>"
+    assert isinstance(claim.messages[0], ClaimMessage)
+    assert repr(claim.messages[0]).startswith(f"<message {claim.messages[0].id} in ")

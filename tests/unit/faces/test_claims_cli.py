@@ -1,0 +1,171 @@
+"""`jobpool claim …` and `jobpool message …`, on SQLite."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+Jobpool = Callable[..., Result]
+
+LATE = "0123456789abcdef" * 2
+
+
+@pytest.fixture
+def answer(jobpool: Jobpool) -> Callable[..., Any]:
+    """What a verb answers with --json."""
+
+    def call(*words: str, input: str | None = None) -> Any:
+        result = jobpool(*words, "--json", input=input)
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    return call
+
+
+Answer = Callable[..., Any]
+
+
+def refused(result: Result) -> str:
+    """The one sentence of a call that failed."""
+    assert result.exit_code != 0
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+# --- the whole way ------------------------------------------------------------------------------------------
+
+
+def test_from_the_post_to_the_last_delete(jobpool: Jobpool, answer: Answer) -> None:
+    ids = jobpool("message", "post", "mail", '{"to": "a@example.org"}', "plain text", "--ttl", "1d").stdout.split()
+    assert [one["payload"] for one in answer("message", "list", "mail")] == [{"to": "a@example.org"}, "plain text"]
+    claim = answer("claim", "create", "mail", "--ttl", "10m", "--grace", "2m")
+    assert (claim["queue"], claim["ttl"], claim["grace"], claim["age"]) == ("mail", 600.0, 120.0, 0)
+    assert [message["id"] for message in claim["messages"]] == ids
+    assert answer("message", "list", "mail") == []
+    assert jobpool("message", "delete", "mail", ids[0], "--claim", claim["id"]).exit_code == 0
+    assert [message["id"] for message in answer("claim", "show", "mail", claim["id"])["messages"]] == ids[1:]
+    assert answer("claim", "renew", "mail", claim["id"], "--ttl", "1h")["ttl"] == 3600.0
+    [listed] = answer("claim", "list")
+    assert (listed["id"], listed["count"]) == (claim["id"], 1)
+    assert "1 message released" in jobpool("claim", "release", "mail", claim["id"], LATE, "nonsense").stderr
+    assert answer("claim", "list", "mail") == []
+    assert jobpool("message", "pop", "mail", "--limit", "5").stdout == '"plain text"\n'
+    assert answer("message", "list", "mail", "--claimed") == []
+
+
+def test_for_people_it_is_tables(jobpool: Jobpool) -> None:
+    jobpool("message", "post", "mail", '{"to": "a@example.org"}')
+    jobpool("enqueue", "send", "to=b", "-Q", "mail")
+    created = jobpool("claim", "create", "mail", "--limit", "1")
+    first, header, row = created.stdout.splitlines()
+    claim = first.removeprefix("claim ")
+    assert "age 0s, held for 5m00s, grace 1m00s" in created.stderr
+    assert header.split() == ["ID", "HANDLER", "AGE", "LEFT", "CLAIMS", "MESSAGE"]
+    assert row.endswith('1  {"to":"a@example.org"}')
+    listed = jobpool("message", "list", "mail", "--claimed").stdout.splitlines()
+    assert listed[0].split() == ["ID", "HANDLER", "AGE", "LEFT", "CLAIMS", "CLAIM", "MESSAGE"]
+    assert claim in listed[1]
+    assert listed[2].split()[1] == "send"
+    assert jobpool("claim", "list").stdout.splitlines()[1].split() == [claim, "mail", "1", "0s", "5m00s", "1m00s"]
+    assert "1 message held for 5m00s from now" in jobpool("claim", "renew", "mail", claim).stderr
+    assert jobpool("stats").stdout.splitlines()[0].split()[-1] == "POSTED"
+
+
+def test_where_nothing_is_free_it_says_so(jobpool: Jobpool, answer: Answer) -> None:
+    assert answer("claim", "create", "mail") is None
+    assert "no message of queue 'mail' is free" in jobpool("claim", "create", "mail").stderr
+    assert "is free" in jobpool("message", "list", "mail").stderr
+    assert "is free" in jobpool("message", "pop", "mail").stderr
+    assert "there are no claims" in jobpool("claim", "list").stderr
+
+
+def test_many_come_from_a_file(answer: Answer) -> None:
+    ids = answer("message", "post", "mail", "--file", "-", input='{"n": 1}\n\n"two"\n3\n')
+    assert len(ids) == 3
+    assert [one["payload"] for one in answer("message", "pop", "mail", "--limit", "20")] == [{"n": 1}, "two", 3]
+
+
+def test_a_long_list_says_that_there_are_more(jobpool: Jobpool) -> None:
+    jobpool("message", "post", "mail", "1", "2", "3")
+    listed = jobpool("message", "list", "mail", "--limit", "2")
+    assert len(listed.stdout.splitlines()) == 3
+    assert "more than 2" in listed.stderr
+    assert len(jobpool("message", "list", "mail", "--limit", "0").stdout.splitlines()) == 4
+
+
+def test_too_many_claims_make_a_dead_letter(jobpool: Jobpool, answer: Answer) -> None:
+    [ident] = answer("message", "post", "mail", "1")
+    for _ in range(2):
+        jobpool("claim", "release", "mail", answer("claim", "create", "mail", "--max-claims", "2")["id"])
+    assert answer("claim", "create", "mail", "--max-claims", "2") is None
+    [dead] = json.loads(jobpool("dead", "list", "--json").stdout)
+    assert (dead["id"], dead["reason"]) == (ident, "claim-limit")
+
+
+def test_lists_and_looks_show_posted_messages_too(jobpool: Jobpool, answer: Answer) -> None:
+    ident, text = answer("message", "post", "mail", '{"to": "a"}', "plain", "--ttl", "1h")
+    claim = answer("claim", "create", "mail", "--limit", "1")["id"]
+    first, second = answer("list", "queue:mail")
+    assert (first["id"], first["state"], first["claim"], first["claims"]) == (ident, "leased", claim, 1)
+    assert (first["message"], second["message"]) == ({"to": "a"}, "plain")
+    assert first["ends_at"] is not None
+    assert jobpool("list").stdout.splitlines()[2].split()[:4] == [text, "waiting", "mail", "-"]
+    inspected = jobpool("inspect", ident).stdout
+    assert '"to": "a"' in inspected
+    assert re.search(rf"^claim +{claim}$", inspected, re.MULTILINE)
+    assert "malformed" not in inspected
+
+
+# --- refusals: one sentence each ------------------------------------------------------------------------------
+
+
+def test_more_than_twenty_are_deleted_in_turns(jobpool: Jobpool, answer: Answer) -> None:
+    ids = answer("message", "post", "mail", *(str(number) for number in range(30)))
+    assert "30 messages deleted" in jobpool("message", "delete", "mail", *ids).stderr
+    assert answer("message", "list", "mail") == []
+
+
+def test_a_message_that_somebody_holds_is_left_to_its_holder(jobpool: Jobpool, answer: Answer) -> None:
+    [ident] = answer("message", "post", "mail", "1")
+    answer("claim", "create", "mail")
+    assert "name its claim" in refused(jobpool("message", "delete", "mail", ident))
+
+
+def test_a_claim_that_has_ended_is_told(jobpool: Jobpool) -> None:
+    for words in (("claim", "show"), ("claim", "renew")):
+        assert f"no live claim '{LATE}'" in refused(jobpool(*words, "mail", LATE))
+    assert "done again by somebody else" in refused(jobpool("message", "delete", "mail", "x", "--claim", LATE))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("claim create mail --limit 21", "1 to 20"),
+        ("claim create mail --ttl 59", "60 to 43,200 seconds"),
+        ("claim create mail --grace 13h", "60 to 43,200 seconds"),
+        ("claim create mail --ttl soon", "--ttl"),
+        ("claim create mail --max-claims -1", "max_claims"),
+        ("claim create no/queue", "queue name"),
+        ("message post mail 1 --ttl 15d", "60 to 1,209,600 seconds"),
+        ("message post mail 1 --delay 901", "0 to 900 seconds"),
+        ("message post mail", "give the messages"),
+        ("message pop mail --limit 21", "1 to 20"),
+        ("message delete mail", "ID..."),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused_with_the_bound(jobpool: Jobpool, words: str, said: str) -> None:
+    assert said in refused(jobpool(*words.split()))
+
+
+def test_a_line_that_is_no_json_is_named(jobpool: Jobpool) -> None:
+    assert "line 2" in refused(jobpool("message", "post", "mail", "--file", "-", input="1\nnot json\n"))
+
+
+def test_a_broker_without_claims_says_so(jobpool: Jobpool) -> None:
+    assert "has no claims" in refused(jobpool("claim", "create", "mail", "-b", "sync://"))
