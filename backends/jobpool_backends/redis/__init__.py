@@ -9,6 +9,7 @@
 * `scripts`, `lua/`: the verbs, as the server runs them
 * `producing`, `fetching`, `batch`, `settling`, `reaping`: the life of a message
 * `guarding`, `spaces`: what messages hold while they run, records and logs; `keystore`: both as one
+* `claiming`: claims and posted messages
 * `looking`, `tending`: the administrator's side
 * `waiting`: sleep until something is there
 * `backend`: the class that puts them together; `cluster`, `outbox`: the same, spread over a cluster

@@ -18,6 +18,7 @@ from jobpool.backend import (
     ReapPolicy,
     Verb,
 )
+from jobpool.claimstore import ClaimStore
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError
 from jobpool.finding import Finding
@@ -26,6 +27,7 @@ from jobpool.settlement import Settled, Settlement
 from jobpool.signing import EnvelopeSigner
 from jobpool_backends.redis import checks
 from jobpool_backends.redis.address import read_address
+from jobpool_backends.redis.claiming import RedisClaimStore
 from jobpool_backends.redis.fetching import Fetcher
 from jobpool_backends.redis.keys import Keys
 from jobpool_backends.redis.keystore import RedisKeyStore
@@ -61,7 +63,7 @@ class RedisBackend(QueueBackend):
     """
 
     scheme: ClassVar[str] = "redis"
-    capabilities: ClassVar[Capabilities] = Capabilities(key_store=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(key_store=True, claims=True)
     spread: ClassVar[bool] = False
     """Queues are on different servers, so no step spans two of them."""
 
@@ -85,6 +87,7 @@ class RedisBackend(QueueBackend):
         self._tender = Tender(link, self._keys, self._looker)
         self._waiter = Waiter(link, self._keys)
         self._key_store = RedisKeyStore(link, self._keys)
+        self._claim_store = RedisClaimStore(link, self._keys, caps, self._producer, self._looker)
 
     @classmethod
     def from_url(
@@ -168,14 +171,20 @@ class RedisBackend(QueueBackend):
         """The key store, on the same server under the same prefix."""
         return self._key_store
 
+    @property
+    def claims(self) -> ClaimStore:
+        """Claims and posted messages, in the same queues; every method is one script, or a few for a long list."""
+        return self._claim_store
+
     # --- looking and tending -------------------------------------------------------------------------
 
     def stats(self, queue: str) -> QueueStats:
         """Counts of one queue, O(1). `oldest` looks at 1,000 messages at most that fell due while nobody fetched."""
-        return self._looker.stats(queue)
+        return self._looker.counts(queue).stats()
 
     def queues(self) -> list[str]:
-        """The names of all queues that hold a message, sorted. Two round trips."""
+        """The names of all queues that hold a message, sorted. Two round trips, and one for each that holds only posted
+        messages."""
         return self._looker.queues()
 
     def list_messages(

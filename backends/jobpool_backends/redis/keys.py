@@ -11,16 +11,32 @@ Keys of a queue, `jobpool:{reports}:…`; the braces make all of them one slot o
 | `ready` | sorted set | members of the messages that wait to be fetched, score 0 |
 | `delayed` | sorted set | members that are not due, or have not been looked for since; score: when, Unix time in µs |
 | `later` | sorted set | the same members, score 0: for lists in enqueue order |
-| `leased` | sorted set | members that somebody holds; score: the deadline, Unix time in µs |
+| `leased` | sorted set | members that a pool holds; score: the deadline, Unix time in µs |
 | `dead` | sorted set | members of the dead letters; score: when they died, Unix time in µs |
 | `buried` | sorted set | the same members, score 0: for lists in enqueue order |
 | `record` | hash | by member: what changes, and the small rest; see below |
-| `body` | hash | by member: the wire bytes, exactly as they were signed |
+| `body` | hash | by member: the wire bytes, exactly as they were signed, or what was posted |
 | `notes` | hash | by member, of those that failed: JSON with `error`, `reason`, `cause`, `forfeited`, `crashed` (µs) |
 | `bell` | list | one element at most; there when something may be ready: waiters block on it |
 | `evicted` | string | how many dead letters the caps `dead_max` and `dead_max_age` have removed |
 | `call:…` | string | what a fetch was given, and until when that is remembered; expires by itself after a minute |
 | `outbox` | list | on a cluster: messages that settlements bring to other queues, on their way there |
+
+What claims and posted messages keep of a queue. A posted message stands in `record` and `body` like a job, and when it
+is dead in `dead` and `buried`, but never in the other sets above:
+
+| key | type | what it holds |
+| --- | --- | --- |
+| `posts` | sorted set | members of posted messages that are free, score 0 |
+| `postsdelayed` | sorted set | members of those that are not due; score: when, Unix time in µs |
+| `postslater` | sorted set | the same members, score 0: for lists in enqueue order |
+| `postsclaimed` | sorted set | members of those that claims hold, score 0 |
+| `lives` | sorted set | members of those whose lives end, and that are not dead; score: when, Unix time in µs |
+| `claimed` | sorted set | members of the jobs that claims hold, score 0 |
+| `checkouts` | hash | by id of a claim: its end, ttl, grace and time of making or renewal, in µs; then its members |
+| `claims` | sorted set | ids of claims; score: when they end, Unix time in µs |
+| `claimids` | sorted set | the same ids, score 0: for lists in their order |
+| `expired` | string | how many posted messages have ended with their lives |
 
 And what the key store keeps of a queue; `…` is a name that somebody chose:
 
@@ -56,9 +72,11 @@ Keys of the namespace, `jobpool:…`; on a cluster each queue has its own instea
 
 A record is `deliveries attempts crashes available enqueued gID HANDLER`: three counters; Unix times in µs, `-` for a
 message that was available from its enqueue on; `g` before an id that its producer gave, `m` before one that was minted,
-`w` and `u` instead where the message has a unique key.
+`w` and `u` instead where the message has a unique key. A posted message has no handler, and `q` or `p` for `g` or `m`.
 While the message is leased `HOLDER TTL ` stands before it: the first half of the owner token (the second is the
 sequence), and the length of the lease in µs, 14 digits.
+Behind the record of a message that was claimed, or has a life, stands a line `CLAIMS LIFE CLAIM`: how often it was
+claimed; when its life ends, in µs; the claim that holds it (`-` for none).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What an administrator sees: counts, lists, single messages.
 
-A list is made in two steps. First come the members, in enqueue order: of each queue those that wait, are delayed or are
-dead from sorted sets in that order, a piece at a time; those that are leased all at once, for nothing keeps them in
-order, and there are no more of them than jobs that run. Then the messages themselves are read, a piece at a time, and
-the filter is applied to what was read: a message that moved on between the two steps is seen once, as it is now. One
-that moves in the very moment of a step may be passed over.
+A list is made in two steps. First come the members, in enqueue order: of each queue those that wait, are delayed, are
+dead or are held by claims from sorted sets in that order, a piece at a time; those that pools lease all at once, for
+nothing keeps them in order, and there are no more of them than jobs that run. Then the messages themselves are read, a
+piece at a time, and the filter is applied to what was read: a message that moved on between the two steps is seen once,
+as it is now. One that moves in the very moment of a step may be passed over.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from jobpool.backend import Message, MessageFilter, QueueStats, State
+from jobpool.claimstore import ClaimStats
 from jobpool_backends.redis.keys import Keys
 from jobpool_backends.redis.link import Link
 from jobpool_backends.redis.records import Row, read_row
@@ -29,8 +30,36 @@ ANY_STATE = tuple(State)
 
 _SEQUENCE = 16
 _TIES = 1000
-_LETTERS = {State.WAITING: "w", State.DELAYED: "d", State.DEAD: "x"}
-_OF_A_QUEUE = ("ready", "delayed", "leased", "dead")
+_LETTERS = {State.WAITING: "w", State.DELAYED: "d", State.LEASED: "l", State.DEAD: "x"}
+_JOBS = ("ready", "delayed", "leased", "dead", "claimed")
+_POSTS = ("posts", "postsdelayed", "postsclaimed")
+
+
+class Counts(NamedTuple):
+    """What `stats.lua` answers; `oldest` in µs, -1 for none."""
+
+    waiting: int
+    delayed: int
+    leased: int
+    dead: int
+    oldest: int
+    posts_free: int
+    posts_delayed: int
+    posts_claimed: int
+    expired: int
+
+    def stats(self) -> QueueStats:
+        oldest = None if self.oldest < 0 else self.oldest / MICRO
+        posted = self.posts_free + self.posts_delayed + self.posts_claimed
+        return QueueStats(self.waiting, self.delayed, self.leased, self.dead, oldest, posted=posted)
+
+    def claim_stats(self) -> ClaimStats:
+        return ClaimStats(
+            claimed=self.leased + self.posts_claimed,
+            free=self.waiting + self.posts_free,
+            delayed=self.delayed + self.posts_delayed,
+            expired=self.expired,
+        )
 
 
 class Place(NamedTuple):
@@ -51,14 +80,16 @@ class Looker:
 
     # --- counts ------------------------------------------------------------------------------------
 
-    def stats(self, queue: str) -> QueueStats:
-        waiting, delayed, leased, dead, oldest = self._link.run(STATS.script, STATS.keys(self._keys, [queue]), ())
-        return QueueStats(waiting, delayed, leased, dead, None if oldest < 0 else oldest / MICRO)
+    def counts(self, queue: str) -> Counts:
+        return Counts(*self._link.run(STATS.script, STATS.keys(self._keys, [queue]), ()))
 
     def queues(self) -> list[str]:
         names = self.names()
-        held = self._link.call_many([("EXISTS", *self._keys.of(name, _OF_A_QUEUE)) for name in names])
-        return [name for name, found in zip(names, held, strict=True) if found]
+        asked = [("EXISTS", *self._keys.of(name, keys)) for name in names for keys in (_JOBS, _POSTS)]
+        held = self._link.call_many(asked)
+        found = zip(names, held[::2], held[1::2], strict=True)
+        # Posted messages may be there that have ended, and are none.
+        return [name for name, jobs, posts in found if jobs or (posts and self.counts(name).stats().posted)]
 
     def names(self) -> list[str]:
         """Of all queues that ever had a message, sorted."""
@@ -71,12 +102,13 @@ class Looker:
         return sum(1 for _ in islice(self.search(where), cap))
 
     def _count(self, queue: str, states: Sequence[State]) -> int:
-        stats = self.stats(queue)
+        told = self.counts(queue)
+        stats = told.claim_stats()
         counts = {
-            State.WAITING: stats.waiting,
+            State.WAITING: stats.free,
             State.DELAYED: stats.delayed,
-            State.LEASED: stats.leased,
-            State.DEAD: stats.dead,
+            State.LEASED: stats.claimed,
+            State.DEAD: told.dead,
         }
         return sum(counts[state] for state in set(states or ANY_STATE))
 
@@ -86,11 +118,11 @@ class Looker:
         position = read_cursor(after)
         check_page(limit)
         found = self.search(where, after=position, piece=min(limit, PIECE), bodies=True)
-        return [row.message(_cursor(row)) for row in islice(found, limit)]
+        return [row.message(cursor_of(row.queue, row.member)) for row in islice(found, limit)]
 
     def inspect(self, ident: str) -> Message | None:
         found = next(self.search(MessageFilter(ids=(ident,)), bodies=True), None)
-        return found.message(_cursor(found)) if found else None
+        return found.message(cursor_of(found.queue, found.member)) if found else None
 
     def search(
         self, where: MessageFilter, *, after: int = 0, piece: int = PIECE, bodies: bool = False
@@ -178,8 +210,9 @@ def _tie(queue: str) -> int:
     return zlib.crc32(queue.encode()) % _TIES
 
 
-def _cursor(row: Row) -> str:
-    return f"{row.member[3:]}{_tie(row.queue):03d}"
+def cursor_of(queue: str, member: str) -> str:
+    """What goes on behind this message."""
+    return f"{member[3:]}{_tie(queue):03d}"
 
 
 def _matches(row: Row, where: MessageFilter, now: int) -> bool:

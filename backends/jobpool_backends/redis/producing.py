@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from jobpool.backend import NewMessage
 from jobpool.errors import InvalidJob
@@ -54,11 +54,14 @@ class Producer:
         groups: dict[str, list[NewMessage]] = {}
         for message in messages:
             groups.setdefault(message.queue, []).append(message)
-        self._list(groups)
+        self.list_queues(groups)
         return list(groups.values())
 
-    def _list(self, queues: dict[str, list[NewMessage]]) -> None:
-        """Note the names where all queues are listed: before, so that no message is where nobody looks."""
+    def list_queues(self, queues: Iterable[str]) -> None:
+        """Where keys are spread, note the names where all queues are listed: before anything is added, so that no
+        message is where nobody looks."""
+        if not self._keys.spread:
+            return
         now = time.monotonic()
         unknown = [queue for queue in queues if self._listed.get(queue, 0.0) <= now]
         if unknown:

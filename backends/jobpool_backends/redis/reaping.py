@@ -28,21 +28,22 @@ class Reaper:
         self._caps = caps
 
     def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
-        """Take back up to `REAP_LIMIT`.
+        """Take back up to `REAP_LIMIT`, among which count messages of ended claims, and ended posts.
 
         With a visibility timeout all leases of the queue are looked at, in pieces: one that is taken or settled
         meanwhile may shift another out of sight, until the next call.
         """
         visibility = -1 if visibility_timeout is None else micros(visibility_timeout)
         reaped: list[Reaped] = []
-        first = 0
-        while len(reaped) < REAP_LIMIT:
-            most = min(PIECE, REAP_LIMIT - len(reaped))
-            looked, *told = self._piece(queue, policy, (most, first, visibility))
+        first = tended = 0
+        while len(reaped) + tended < REAP_LIMIT:
+            most = min(PIECE, REAP_LIMIT - len(reaped) - tended)
+            looked, ended, *told = self._piece(queue, policy, (most, first, visibility))
             found = list(_read(queue, told))
             reaped += found
+            tended += ended
             first += looked - len(found)
-            if looked < most:
+            if looked + ended < most:
                 break
         return reaped
 

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from jobpool.backend import Message, NewMessage, State
+from jobpool.claimstore import QueueMessage
 from jobpool_backends.shared import MICRO, micros
 
 MEMBER = 19
@@ -24,7 +25,7 @@ PRIORITIES = tuple(f"{priority:03d}" for priority in range(256))
 _LETTERS = {(False, False): "m", (False, True): "g", (True, False): "u", (True, True): "w"}
 """By whether it has a unique key, and whether its producer gave the id."""
 
-_STATES = {b"w": State.WAITING, b"d": State.DELAYED, b"l": State.LEASED, b"x": State.DEAD}
+_STATES = {b"w": State.WAITING, b"d": State.DELAYED, b"l": State.LEASED, b"c": State.LEASED, b"x": State.DEAD}
 _LAST_DUE = 9_000_000_000_000_000
 """Unix time in µs, in the year 2255: what a sorted set's score can tell to the microsecond."""
 
@@ -35,8 +36,10 @@ class Row:
 
     Attributes:
         stored: The record as it is, leased or not.
-        moment: What belongs to the state: when it is due, when its lease ends, when it died.
+        moment: What belongs to the state: when it is due, when its lease or claim ends, when it died.
         body: Empty when it was not asked for.
+        claim: Id of the claim that holds it.
+        ends_at: When its life ends.
     """
 
     member: str
@@ -53,6 +56,9 @@ class Row:
     available_at: int
     notes: dict[str, str]
     body: bytes
+    claims: int
+    claim: str | None
+    ends_at: int | None
 
     @property
     def died_at(self) -> int | None:
@@ -78,6 +84,24 @@ class Row:
             cause=self.notes.get("forfeited") or self.notes.get("cause"),
             died_at=None if self.died_at is None else self.died_at / MICRO,
             expires_at=None if ends is None else ends / MICRO,
+            claim=self.claim,
+            claims=self.claims,
+            ends_at=None if self.ends_at is None else self.ends_at / MICRO,
+            cursor=cursor,
+        )
+
+    def queue_message(self, cursor: str) -> QueueMessage:
+        """As claims see it."""
+        return QueueMessage(
+            id=self.id,
+            queue=self.queue,
+            body=self.body,
+            handler=self.handler,
+            priority=int(self.member[:3]),
+            enqueued_at=self.enqueued_at / MICRO,
+            claims=self.claims,
+            claim=self.claim,
+            ends_at=None if self.ends_at is None else self.ends_at / MICRO,
             cursor=cursor,
         )
 
@@ -88,7 +112,8 @@ def read_row(queue: str, member: str, answer: list[Any]) -> Row | None:
     if stored is None:
         return None
     record = stored[TAG:] if letter == b"l" else stored
-    deliveries, attempts, crashes, available, enqueued, ident, handler = record.decode().split(" ", 6)
+    deliveries, attempts, crashes, available, enqueued, ident, rest = record.decode().split(" ", 6)
+    handler, claims, ends_at, claim = read_tail(rest)
     return Row(
         member=member,
         queue=queue,
@@ -104,7 +129,19 @@ def read_row(queue: str, member: str, answer: list[Any]) -> Row | None:
         available_at=int(enqueued if available == "-" else available),
         notes=orjson.loads(notes) if notes else {},
         body=body or b"",
+        claims=claims,
+        claim=claim if letter == b"c" else None,
+        ends_at=ends_at,
     )
+
+
+def read_tail(rest: str) -> tuple[str, int, int | None, str]:
+    """From the end of a record: handler, number of claims, end of life in µs, claim ('-' for none)."""
+    handler, has_more, more = rest.partition("\n")
+    if not has_more:
+        return handler, 0, None, "-"
+    claims, life, claim = more.split(" ")
+    return handler, int(claims), None if life == "-" else int(life), claim
 
 
 def due_of(message: NewMessage) -> int | str:

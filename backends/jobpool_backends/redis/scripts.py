@@ -56,6 +56,13 @@ def _read(piece: str) -> str:
     return (_FOLDER / f"{piece}.lua").read_text("utf-8")
 
 
+_SWEEPING = "remember bell beside unique erase promote tail claims"
+_SWEPT = (
+    "record body notes ids ended ready delayed later bell"
+    " posts postsdelayed postslater postsclaimed claimed lives claims claimids checkouts expired"
+)
+"""The pieces, and the keys, of scripts that free what ended claims hold, and remove posts that have ended."""
+
 _ENQUEUED = "ids ended queues ready delayed later record body bell"
 
 ENQUEUE = _verb("enqueue", "clock bell remember beside unique add", _ENQUEUED, "last")
@@ -69,18 +76,30 @@ SETTLE = _verb(
 RENEW = _verb("renew", "clock judge", "leased record")
 REAP = _verb(
     "reap",
-    "clock remember bell beside unique notes erase bury",
-    "leased record body notes ids ended ready delayed later dead buried evicted bell",
+    f"clock {_SWEEPING} notes bury",
+    f"{_SWEPT} leased dead buried evicted",
 )
 LOOK = _verb("look", "", "ready delayed")
-STATS = _verb("stats", "", "ready delayed leased dead record")
-WALK = _verb("walk", "clock promote", "ready delayed later buried")
-READ = _verb("read", "clock", "record body notes leased delayed dead")
+STATS = _verb("stats", f"clock {_SWEEPING}", f"{_SWEPT} leased dead")
+WALK = _verb("walk", f"clock {_SWEEPING}", f"{_SWEPT} buried")
+READ = _verb("read", f"clock {_SWEEPING}", "record body notes leased delayed dead postsdelayed checkouts")
 CHANGE = _verb(
     "change",
-    "clock remember bell beside unique notes erase",
-    "record body notes ids ended ready delayed later dead buried bell",
+    "clock remember bell beside unique notes erase tail",
+    "record body notes ids ended ready delayed later dead buried bell"
+    " posts postsdelayed postslater postsclaimed claimed lives",
 )
+
+POST = _verb("post", f"clock {_SWEEPING} add", f"{_SWEPT} queues", "last")
+CLAIM = _verb("claim", f"clock {_SWEEPING} notes bury prolong choose", f"{_SWEPT} dead buried evicted")
+CLAIM_SHOW = _verb("claimshow", f"clock {_SWEEPING}", "record body checkouts")
+CLAIM_RENEW = _verb("claimrenew", f"clock {_SWEEPING} prolong", "record body claims lives checkouts")
+CLAIM_RELEASE = _verb(
+    "claimrelease", f"clock {_SWEEPING}", "record ready bell posts postsclaimed claimed claims claimids checkouts"
+)
+CLAIM_DELETE = _verb("claimdelete", f"clock {_SWEEPING}", f"{_SWEPT} leased dead")
+CLAIM_POP = _verb("claimpop", f"clock {_SWEEPING} choose", _SWEPT)
+CLAIM_LIST = _verb("claimlist", f"clock {_SWEEPING}", "claimids checkouts")
 
 BEGIN = _verb("begin", "clock judge remember beside places rates", "leased record")
 HOLDERS = _verb("holders", "clock judge places", "leased record", "places")

@@ -6,6 +6,8 @@
 * `tally`, `calls`: counts a queue, and the memory of calls
 * `producing`, `fetching`, `settling`, `reaping`, `removing`: the life of a message
 * `facts`, `changes`: what a call of settlements reads, and what it writes
+* `claims`: the claim store, made of `posting`, `claiming`, `deleting`, `ending` (what has ended) and `claimed` (what is
+  shown), each of which does its part of a `step`
 * `keys`: the key store, made of `guarding` (what is granted to leases), `places`, `rates` and `notes`
 * `intransaction`: enqueue and ack within a transaction of the caller's own
 * `looking`, `tending`, `filters`: the administrator's side

@@ -29,6 +29,7 @@ from jobpool_backends.inotify import ring
 from jobpool_backends.shared import DeadCaps, brought_by_each, micros, read_caps, refuse_options, split_query
 from jobpool_backends.sqlite import checks, intransaction, producing
 from jobpool_backends.sqlite.calls import Sweeper
+from jobpool_backends.sqlite.claims import SqliteClaims
 from jobpool_backends.sqlite.database import PRAGMAS, Database
 from jobpool_backends.sqlite.fetching import Fetcher
 from jobpool_backends.sqlite.keys import SqliteKeys
@@ -65,7 +66,7 @@ class SqliteBackend(QueueBackend):
 
     scheme: ClassVar[str] = "sqlite"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        key_store=True, enqueue_in_transaction=True, ack_in_transaction=True
+        key_store=True, claims=True, enqueue_in_transaction=True, ack_in_transaction=True
     )
 
     def __init__(
@@ -89,6 +90,7 @@ class SqliteBackend(QueueBackend):
         self._settler = Settler(self._database, self.clock, boot, sweeper, caps)
         self._reaper = Reaper(self._database, self.clock, boot, caps)
         self._keys = SqliteKeys(self._database, self.clock, boot, of_keys)
+        self._claims = SqliteClaims(self._database, self.clock, boot, sweeper, caps, self._ring)
         self._looker = Looker(self._database, self.clock)
         self._tender = Tender(self._database, self.clock, self._looker)
         self._waiter = Waiter(self._database, self.clock)
@@ -163,8 +165,8 @@ class SqliteBackend(QueueBackend):
         return self._settler.renew(leases, ttl)
 
     def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
-        reaped = self._reaper.reap(queue, policy, visibility_timeout)
-        if not all(message.dead for message in reaped):
+        reaped, brings_work = self._reaper.reap(queue, policy, visibility_timeout)
+        if brings_work:
             self._ring()
         return reaped
 
@@ -172,6 +174,11 @@ class SqliteBackend(QueueBackend):
     def keys(self) -> SqliteKeys:
         """The key store, in the same file."""
         return self._keys
+
+    @property
+    def claims(self) -> SqliteClaims:
+        """Claims and posted messages, in the same file."""
+        return self._claims
 
     def _ring(self) -> None:
         ring(self._database.path)

@@ -16,10 +16,8 @@ from jobpool_backends.shared import DeadCaps, delay_micros, micros
 from jobpool_backends.sqlite import calls, producing, removing
 from jobpool_backends.sqlite.facts import Fact
 from jobpool_backends.sqlite.moment import Moment
-from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, WAITING
+from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, NO_LEASE, WAITING
 from jobpool_backends.sqlite.tally import Tally
-
-NO_LEASE = "holder = NULL, boot = NULL, deadline = NULL, deadline_wall = NULL, ttl = NULL, forfeited = NULL"
 
 _NACK = f"""
 UPDATE messages

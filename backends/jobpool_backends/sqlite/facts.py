@@ -20,7 +20,10 @@ FROM messages WHERE seq IN (SELECT value FROM json_each(?))
 
 
 class Fact(NamedTuple):
-    """What a message is, when a call begins. The lease's columns are None in a message that is not leased."""
+    """What a message is, when a call begins.
+
+    The lease's columns are None in a message that is not leased; boot and deadline also in one that a claim holds.
+    """
 
     seq: int
     state: int

@@ -89,11 +89,10 @@ class Fetcher:
     def _take(
         self, connection: sqlite3.Connection, queue: str, limit: int, ttl: int, holder: str, now: Moment
     ) -> list[tuple[Any, ...]]:
-        due = connection.execute(_PROMOTE, (queue, now.wall)).rowcount
+        tally = Tally()
+        promote(connection, queue, now.wall, tally)
         deadlines = (now.boottime + ttl, now.wall + ttl)
         rows = connection.execute(_TAKE, (holder, self._boot, *deadlines, ttl, queue, limit)).fetchall()
-        tally = Tally()
-        tally.move(queue, DELAYED, WAITING, due)
         tally.move(queue, WAITING, LEASED, len(rows))
         tally.write(connection)
         return rows
@@ -128,6 +127,11 @@ class Fetcher:
             )
             for seq, _, ident, body, attempts, crashes, deliveries, enqueued_at, deadline in rows
         ]
+
+
+def promote(connection: sqlite3.Connection, queue: str, now: int, tally: Tally) -> None:
+    """Jobs that have fallen due join the others."""
+    tally.move(queue, DELAYED, WAITING, connection.execute(_PROMOTE, (queue, now)).rowcount)
 
 
 def owner_token(holder: str, seq: int) -> str:

@@ -11,14 +11,25 @@ from dataclasses import dataclass, field
 
 from jobpool.backend import MessageFilter, State
 from jobpool_backends.shared import micros
-from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, WAITING
+from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, POST_DELAYED, POSTED, WAITING
 
-STORED = {State.WAITING: WAITING, State.DELAYED: DELAYED, State.LEASED: LEASED, State.DEAD: DEAD}
 ANY_STATE = tuple(State)
 
+
+def living(now: str) -> str:
+    """SQL that holds for what has no end, or has not come to it."""
+    return f"(ends_at IS NULL OR ends_at > {now})"
+
+
+LIVING = living(":now")
+"""Left out where only jobs or dead letters can be met, so that these are counted without a look at each."""
+
+_STORED = {State.WAITING: (WAITING, POSTED), State.DELAYED: (DELAYED, POST_DELAYED), State.LEASED: (LEASED,)}
+_STORED[State.DEAD] = (DEAD,)
+_CAN_END = (POSTED, POST_DELAYED, LEASED)
 _CONDITIONS = {
-    State.WAITING: "(state = 0 OR (state = 1 AND available_at <= :now))",
-    State.DELAYED: "(state = 1 AND available_at > :now)",
+    State.WAITING: "(state IN (0, 4) OR (state IN (1, 5) AND available_at <= :now))",
+    State.DELAYED: "(state IN (1, 5) AND available_at > :now)",
     State.LEASED: "state = 2",
     State.DEAD: "state = 3",
 }
@@ -26,7 +37,7 @@ _CONDITIONS = {
 
 @dataclass(slots=True)
 class Search:
-    """`where` holds for each message that is wanted; `ranges` are the FROM clauses that together hold them all."""
+    """`where` holds for each living message that is wanted; `ranges` are FROM clauses that together hold them all."""
 
     where: str
     ranges: list[str]
@@ -75,9 +86,9 @@ def _conditions(wanted: MessageFilter, arguments: dict[str, object]) -> list[str
 
 def _ranges(wanted: MessageFilter, queues: list[str], arguments: dict[str, object]) -> list[str]:
     if wanted.ids:
-        return ["messages INDEXED BY messages_by_id WHERE"]
+        return [f"messages INDEXED BY messages_by_id WHERE {LIVING} AND"]
     if wanted.queue is None and not wanted.states:
-        return ["messages NOT INDEXED WHERE"]
+        return [f"messages NOT INDEXED WHERE {LIVING} AND"]
     ranges = []
     for number, queue in enumerate(queues if wanted.queue is None else [wanted.queue]):
         name = f"range{number}"
@@ -87,12 +98,16 @@ def _ranges(wanted: MessageFilter, queues: list[str], arguments: dict[str, objec
 
 
 def _sources(states: tuple[State, ...]) -> list[str]:
-    sources = [
-        f"messages INDEXED BY messages_listed WHERE queue = :{{name}} AND state = {STORED[State(state)]} AND"
-        for state in dict.fromkeys(states)
-    ]
+    sources = [_listed(stored) for state in dict.fromkeys(states) for stored in _STORED[State(state)]]
     if State.WAITING in states and State.DELAYED not in states:  # delayed, fallen due, and not fetched since
-        sources.append(
-            "messages INDEXED BY messages_due WHERE queue = :{name} AND state = 1 AND available_at <= :now AND"
-        )
+        sources += [
+            "messages INDEXED BY messages_due WHERE queue = :{name} AND state = 1 AND available_at <= :now AND",
+            "messages INDEXED BY messages_posts_due WHERE queue = :{name} AND state = 5 AND available_at <= :now"
+            f" AND {LIVING} AND",
+        ]
     return sources
+
+
+def _listed(stored: int) -> str:
+    living = f"{LIVING} AND" if stored in _CAN_END else ""
+    return f"messages INDEXED BY messages_listed WHERE queue = :{{name}} AND state = {stored} AND {living}"

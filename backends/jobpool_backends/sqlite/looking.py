@@ -9,13 +9,13 @@ from jobpool.backend import Message, MessageFilter, QueueStats, State
 from jobpool.clock import Clock
 from jobpool_backends.shared import MICRO, check_page, check_positive, micros, read_cursor
 from jobpool_backends.sqlite.database import Database
-from jobpool_backends.sqlite.filters import Search, search
-from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, WAITING
+from jobpool_backends.sqlite.filters import LIVING, Search, search
+from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, POST_DELAYED, POSTED, WAITING
 
 STATS_CAP = 10_000
 """Delayed messages that have fallen due while nobody fetched are counted one by one, so many at most."""
 
-_COUNTS = "SELECT waiting, delayed, leased, dead FROM queues WHERE name = ?"
+_COUNTS = "SELECT waiting, delayed, leased, dead, posts + posts_delayed + posts_claimed FROM queues WHERE name = ?"
 _EVICTED = "SELECT evicted FROM queues WHERE name = ?"
 _FALLEN_DUE = f"""
 SELECT count(*), min(seq) FROM (
@@ -26,13 +26,33 @@ SELECT count(*), min(seq) FROM (
 _FIRST_WAITING = "SELECT min(seq) FROM messages INDEXED BY messages_listed WHERE queue = ? AND state = 0"
 _ENQUEUED_AT = "SELECT enqueued_at FROM messages WHERE seq = ?"
 _QUEUES = "SELECT name FROM queues ORDER BY name"
-_BUSY_QUEUES = "SELECT name FROM queues WHERE waiting + delayed + leased + dead > 0 ORDER BY name"
+_ENDING = "SELECT 1 FROM messages INDEXED BY messages_ending WHERE queue = name AND ends_at"
+# A queue that holds only posts is busy when one of them lives: look for one that ends later, or count those that ended.
+_BUSY_QUEUES = f"""
+SELECT name FROM queues WHERE waiting + delayed + leased + dead > 0 OR CASE
+    WHEN posts + posts_delayed + posts_claimed = 0 THEN 0
+    WHEN EXISTS ({_ENDING} > :now) THEN 1
+    ELSE posts + posts_delayed + posts_claimed > (SELECT count(*) FROM ({_ENDING} <= :now)) END
+ORDER BY name
+"""
+_ENDED = f"""
+SELECT count(*) FROM (SELECT 1 FROM messages INDEXED BY messages_ending WHERE queue = ? AND ends_at <= ?
+                      LIMIT {STATS_CAP})
+"""
 _COLUMNS = """
 seq, id, queue, state, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at,
 (SELECT body FROM bodies WHERE bodies.seq = messages.seq), reason, last_error, coalesce(nullif(forfeited, ''), cause),
-died_at, deadline_wall
+died_at, deadline_wall, claim, claims, ends_at
 """
-_STATES = {WAITING: State.WAITING, DELAYED: State.DELAYED, LEASED: State.LEASED, DEAD: State.DEAD}
+_INSPECT = f"SELECT {_COLUMNS} FROM messages WHERE id = :id AND {LIVING}"
+_STATES = {
+    WAITING: State.WAITING,
+    DELAYED: State.DELAYED,
+    LEASED: State.LEASED,
+    DEAD: State.DEAD,
+    POSTED: State.WAITING,
+    POST_DELAYED: State.DELAYED,
+}
 
 
 class Looker:
@@ -50,7 +70,8 @@ class Looker:
             now = micros(self._clock.wall())
             due, first_due = connection.execute(_FALLEN_DUE, (queue, now)).fetchone()
             oldest = _oldest(connection, queue, first_due)
-        waiting, delayed, leased, dead = row
+            waiting, delayed, leased, dead, posted = row
+            ended = connection.execute(_ENDED, (queue, now)).fetchone()[0] if posted else 0
         return QueueStats(
             waiting=waiting + due,
             delayed=delayed - due,
@@ -58,6 +79,7 @@ class Looker:
             dead=dead,
             oldest=max(0, now - oldest) / MICRO if oldest is not None else None,
             cap=waiting + due if due == STATS_CAP else None,
+            posted=posted - ended,
         )
 
     def evicted(self, queue: str) -> int:
@@ -67,7 +89,7 @@ class Looker:
 
     def queues(self) -> list[str]:
         with self._database.read() as connection:
-            return [name for (name,) in connection.execute(_BUSY_QUEUES)]
+            return [name for (name,) in connection.execute(_BUSY_QUEUES, {"now": micros(self._clock.wall())})]
 
     def page(self, where: MessageFilter, after: str | None, limit: int) -> list[Message]:
         first = read_cursor(after)
@@ -89,8 +111,9 @@ class Looker:
 
     def inspect(self, ident: str) -> Message | None:
         with self._database.read() as connection:
-            row = connection.execute(f"SELECT {_COLUMNS} FROM messages WHERE id = ?", (ident,)).fetchone()
-        return _message(row, micros(self._clock.wall())) if row else None
+            now = micros(self._clock.wall())
+            row = connection.execute(_INSPECT, {"id": ident, "now": now}).fetchone()
+        return _message(row, now) if row else None
 
     def search(self, connection: sqlite3.Connection, where: MessageFilter, now: int) -> Search:
         queues = [name for (name,) in connection.execute(_QUEUES)] if where.queue is None else []
@@ -120,7 +143,8 @@ def _oldest(connection: sqlite3.Connection, queue: str, first_due: int | None) -
 
 def _message(row: tuple[Any, ...], now: int) -> Message:
     (seq, ident, queue, stored, handler, priority, attempts, crashes, deliveries) = row[:9]
-    (enqueued_at, available_at, body, reason, last_error, cause, died_at, deadline_wall) = row[9:]
+    (enqueued_at, available_at, body, reason, last_error, cause, died_at, deadline_wall) = row[9:17]
+    claim, claims, ends_at = row[17:]
     state = _STATES[stored]
     return Message(
         id=ident,
@@ -139,5 +163,8 @@ def _message(row: tuple[Any, ...], now: int) -> Message:
         cause=cause,
         died_at=None if died_at is None else died_at / MICRO,
         expires_at=None if deadline_wall is None else deadline_wall / MICRO,
+        claim=claim,
+        claims=claims,
+        ends_at=None if ends_at is None else ends_at / MICRO,
         cursor=str(seq),
     )

@@ -31,6 +31,10 @@ class Moment:
         """Whether a lease with this deadline has ended; at the deadline it has."""
         return deadline <= self.boottime if boot == self.boot else deadline_wall <= self.wall
 
+    def arguments(self, queue: str) -> dict[str, str | int]:
+        """For statements that ask what has ended in a queue."""
+        return {"queue": queue, "boot": self.boot, "boottime": self.boottime, "wall": self.wall}
+
 
 def read_moment(clock: Clock, boot: int) -> Moment:
     return Moment(micros(clock.wall()), micros(clock.boot()), boot)

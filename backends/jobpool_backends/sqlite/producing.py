@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from jobpool.backend import NewMessage
+from jobpool.claimstore import NewPost
 from jobpool_backends.shared import micros
 from jobpool_backends.sqlite.calls import sweeping
+from jobpool_backends.sqlite.ending import EndedPost, remove_posts
 from jobpool_backends.sqlite.schema import DELAYED, WAITING
 from jobpool_backends.sqlite.tally import Tally
 
-_LIVE_OR_DEAD = "SELECT id FROM messages WHERE id IN (SELECT value FROM json_each(?))"
+_LIVE_OR_DEAD = """
+SELECT seq, queue, state, id, given, ends_at FROM messages WHERE id IN (SELECT value FROM json_each(?))
+"""
 _ENDED = "SELECT id FROM ended WHERE id IN (SELECT value FROM json_each(?)) AND until > ?"
 _LAST_SEQ = "SELECT seq FROM sqlite_sequence WHERE name = 'messages'"
 _INSERT = """
 INSERT INTO messages (seq, id, given, queue, handler, priority, state, enqueued_at, available_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
-_INSERT_BODY = "INSERT INTO bodies (seq, body) VALUES (?, ?)"
+INSERT_BODY = "INSERT INTO bodies (seq, body) VALUES (?, ?)"
 _ENDOW = """
 UPDATE messages
 SET unique_key = ?, attempts = ?, crashes = ?, deliveries = ?, last_error = ?, cause = ?, last_crash = ?
@@ -36,10 +41,12 @@ SELECT asked.key, spent.id FROM {_ASKED} spent
 # Whoever brings such keys also drops what need not be remembered any longer, a piece at a time.
 _SWEEP = sweeping("spent", "queue, key")
 
+New = TypeVar("New", NewMessage, NewPost)
+
 
 def add(connection: sqlite3.Connection, messages: Sequence[NewMessage], now: int, tally: Tally) -> dict[str, str]:
     """Insert those that are not known yet, in their order; the id of each whose unique key is known → who has it."""
-    fresh = _fresh(connection, messages, now)
+    fresh = leave_out_known(connection, messages, now, tally)
     existing = _leave_out(connection, fresh, now)
     insert(connection, list(fresh.values()), now, tally)
     return existing
@@ -47,16 +54,21 @@ def add(connection: sqlite3.Connection, messages: Sequence[NewMessage], now: int
 
 def insert(connection: sqlite3.Connection, messages: Sequence[NewMessage], now: int, tally: Tally) -> None:
     """Insert these, whatever is known."""
-    row = connection.execute(_LAST_SEQ).fetchone()
-    first = row[0] + 1 if row else 1
+    first = next_seq(connection)
     rows = [_row(seq, message, now) for seq, message in enumerate(messages, first)]
     connection.executemany(_INSERT, rows)
-    connection.executemany(_INSERT_BODY, [(seq, message.body) for seq, message in enumerate(messages, first)])
+    connection.executemany(INSERT_BODY, [(seq, message.body) for seq, message in enumerate(messages, first)])
     endowed = [_endowment(seq, message, now) for seq, message in enumerate(messages, first) if _is_endowed(message)]
     if endowed:
         connection.executemany(_ENDOW, endowed)
     for row in rows:
         tally.add(row[3], row[6])
+
+
+def next_seq(connection: sqlite3.Connection) -> int:
+    """The number of the next message, within a write transaction."""
+    row = connection.execute(_LAST_SEQ).fetchone()
+    return row[0] + 1 if row else 1
 
 
 def _row(seq: int, message: NewMessage, now: int) -> tuple[int, str, bool, str, str, int, int, int, int]:
@@ -83,18 +95,21 @@ def _endowment(seq: int, message: NewMessage, now: int) -> tuple[str | int | Non
     return message.unique_key, *counters, message.last_error, message.cause, last_crash, seq
 
 
-def _fresh(connection: sqlite3.Connection, messages: Sequence[NewMessage], now: int) -> dict[str, NewMessage]:
+def leave_out_known(connection: sqlite3.Connection, messages: Iterable[New], now: int, tally: Tally) -> dict[str, New]:
     """Those whose id is not known, by their ids."""
-    by_id: dict[str, NewMessage] = {}
+    by_id: dict[str, New] = {}
     for message in messages:
         by_id.setdefault(message.id, message)
-    for ident in _known(connection, by_id.values(), now):
+    for ident in _known(connection, by_id.values(), now, tally):
         del by_id[ident]
     return by_id
 
 
-def _known(connection: sqlite3.Connection, messages: Iterable[NewMessage], now: int) -> set[str]:
-    known = {row[0] for row in connection.execute(_LIVE_OR_DEAD, (json.dumps([new.id for new in messages]),))}
+def _known(connection: sqlite3.Connection, messages: Iterable[New], now: int, tally: Tally) -> set[str]:
+    rows = connection.execute(_LIVE_OR_DEAD, (json.dumps([new.id for new in messages]),)).fetchall()
+    ended = [EndedPost._make(row) for row in rows if row[5] is not None and row[5] <= now]
+    remove_posts(connection, ended, tally)
+    known = {row[3] for row in rows} - {post.id for post in ended}
     given = [message.id for message in messages if message.given]
     if given:
         known.update(row[0] for row in connection.execute(_ENDED, (json.dumps(given), now)))

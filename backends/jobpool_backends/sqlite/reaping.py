@@ -1,4 +1,4 @@
-"""Taking back messages whose lease has expired.
+"""Taking back messages whose lease has expired, or whose claim: these are charged nothing. Ended posts are removed.
 
 The candidates are read without the lock, so that a reaper that finds nothing disturbs nobody; the write transaction
 then reads them again under the same condition, and charges those that still meet it.
@@ -15,36 +15,44 @@ from typing import NamedTuple
 from jobpool.backend import Reaped, ReapPolicy
 from jobpool.clock import Clock
 from jobpool_backends.shared import DeadCaps, delay_micros, micros
-from jobpool_backends.sqlite import removing
-from jobpool_backends.sqlite.changes import NO_LEASE
+from jobpool_backends.sqlite import ending, removing
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.moment import Moment, read_moment
-from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, WAITING
+from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, NO_LEASE, WAITING
 from jobpool_backends.sqlite.tally import Tally
 
 REAP_LIMIT = 1000
 UNKNOWN_CAUSE = "lease expired"
 
 _HELD = "SELECT seq FROM messages INDEXED BY messages_held WHERE queue = :queue AND state = 2"
-# Leases of this boot by its own clock, in the order of their deadlines; those of another boot by the wall clock.
+_SOMETHING_TO_CLEAR = 0
+"""Found beside the candidates: a number that no message has."""
+
+_CLEAR = f"SELECT {_SOMETHING_TO_CLEAR} AS seq WHERE {ending.ANY_ENDED}"
+# Leases of this boot by its own clock, in the order of their deadlines; those of another boot by the wall clock. What
+# claims hold has no boot, and is not among them.
 _EXPIRED = f"""
-SELECT seq FROM ({_HELD} AND boot = :boot AND deadline <= :boottime ORDER BY deadline LIMIT {REAP_LIMIT})
+{_CLEAR}
+UNION ALL SELECT seq FROM ({_HELD} AND boot = :boot AND deadline <= :boottime ORDER BY deadline LIMIT {REAP_LIMIT})
 UNION ALL SELECT seq FROM ({_HELD} AND boot < :boot AND deadline_wall <= :wall LIMIT {REAP_LIMIT})
 UNION ALL SELECT seq FROM ({_HELD} AND boot > :boot AND deadline_wall <= :wall LIMIT {REAP_LIMIT})
-LIMIT {REAP_LIMIT}
+LIMIT {REAP_LIMIT} + 1
 """
 # A person's call, not the pool's: it walks over all leases of the queue.
 _TAKEN_LONG_AGO = f"""
-{_HELD} AND CASE WHEN boot = :boot THEN deadline <= :boottime OR deadline - ttl <= :boottime - :visibility
-                 ELSE deadline_wall <= :wall OR deadline_wall - ttl <= :wall - :visibility END
-LIMIT {REAP_LIMIT}
+{_CLEAR}
+UNION ALL
+{_HELD} AND boot IS NOT NULL
+    AND CASE WHEN boot = :boot THEN deadline <= :boottime OR deadline - ttl <= :boottime - :visibility
+             ELSE deadline_wall <= :wall OR deadline_wall - ttl <= :wall - :visibility END
+LIMIT {REAP_LIMIT} + 1
 """
-_STILL = """
+_STILL = f"""
 SELECT seq, id, crashes, last_crash, forfeited FROM messages
-WHERE seq IN (SELECT value FROM json_each(:candidates)) AND state = 2 AND CASE
+WHERE seq IN (SELECT value FROM json_each(:candidates)) AND state = 2 AND boot IS NOT NULL AND CASE
     WHEN boot = :boot THEN deadline <= :boottime OR deadline - ttl <= :boottime - :visibility
     ELSE deadline_wall <= :wall OR deadline_wall - ttl <= :wall - :visibility END
-ORDER BY deadline, seq
+ORDER BY deadline, seq LIMIT {REAP_LIMIT}
 """
 _RECOVER = f"""
 UPDATE messages SET state = ?, available_at = ?, crashes = ?, last_crash = ?, cause = ?, {NO_LEASE} WHERE seq = ?
@@ -76,7 +84,8 @@ class Reaper:
         self._caps = caps
         self._random = random.SystemRandom()
 
-    def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
+    def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> tuple[list[Reaped], bool]:
+        """What was charged, and whether somebody who waits should look."""
         visibility = _NEVER if visibility_timeout is None else micros(visibility_timeout)
         sql = _EXPIRED if visibility_timeout is None else _TAKEN_LONG_AGO
         with self._database.read() as connection:
@@ -84,15 +93,16 @@ class Reaper:
             candidates = [row[0] for row in connection.execute(sql, arguments)]
             over = bool(self._caps) and removing.is_over(connection, queue, self._caps, micros(self._clock.wall()))
         if not candidates and not over:
-            return []
+            return [], False
         with self._database.write() as connection:
             now = read_moment(self._clock, self._boot)
             arguments = self._arguments(visibility, now) | {"candidates": json.dumps(candidates)}
             expired = [_Expired._make(row) for row in connection.execute(_STILL, arguments)]
             reaped = self._charge(connection, queue, expired, policy, now.wall)
+            frees_jobs = ending.clear_at_once(connection, queue, now, REAP_LIMIT - len(reaped))
             if self._caps:
                 removing.evict(connection, [queue], self._caps, now.wall)
-            return reaped
+        return reaped, frees_jobs or not all(message.dead for message in reaped)
 
     def _arguments(self, visibility: int, now: Moment | None = None) -> dict[str, int | str]:
         now = now or read_moment(self._clock, self._boot)

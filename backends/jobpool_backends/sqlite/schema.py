@@ -12,6 +12,12 @@ in the transaction that moves messages (see `tally`).
 
 The tables of version 2 are the key store's, and are empty where nobody asks for keys. What ends by itself has a column
 `until`; a hold ends with the lease that it names.
+
+Version 3 brings claims and posted messages. A posted message has no handler. While it is free or delayed it has a state
+of its own, so that no index along which jobs are fetched, promoted or counted grows with it; claimed and dead ones are
+like jobs. What a claim holds is leased, and names the claim, in whose row the end is that decides; without a boot and a
+deadline of its own, no reap of leases comes by it. Four more indexes: posts (claims), posts_due (promotion), claimed
+(what a claim holds), ending (lives).
 """
 
 from __future__ import annotations
@@ -20,8 +26,11 @@ import sqlite3
 
 from jobpool.errors import ConfigurationError
 
-WAITING, DELAYED, LEASED, DEAD = range(4)
+WAITING, DELAYED, LEASED, DEAD, POSTED, POST_DELAYED = range(6)
 """`messages.state`. In the SQL they stand as numbers: a partial index is not used for a parameter."""
+
+NO_LEASE = "holder = NULL, boot = NULL, deadline = NULL, deadline_wall = NULL, ttl = NULL, forfeited = NULL"
+"""What a message that was leased has no more, as it stands in an UPDATE."""
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -141,6 +150,34 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )
         """,
         "CREATE UNIQUE INDEX logs_by_place ON logs (space, name, place)",
+    ),
+    (
+        "ALTER TABLE messages ADD COLUMN claim TEXT",  # the claim that holds it
+        "ALTER TABLE messages ADD COLUMN claims INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE messages ADD COLUMN ends_at INTEGER",  # the end of its life; of a posted one that is not dead
+        "CREATE INDEX messages_posts ON messages (queue, priority, seq) WHERE state = 4",
+        "CREATE INDEX messages_posts_due ON messages (queue, available_at) WHERE state = 5",
+        "CREATE INDEX messages_claimed ON messages (queue, claim, priority, seq) WHERE claim IS NOT NULL",
+        "CREATE INDEX messages_ending ON messages (queue, ends_at) WHERE ends_at IS NOT NULL",
+        "ALTER TABLE queues ADD COLUMN posts INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE queues ADD COLUMN posts_delayed INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE queues ADD COLUMN posts_claimed INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE queues ADD COLUMN expired INTEGER NOT NULL DEFAULT 0",
+        """
+        CREATE TABLE claims (
+            queue TEXT NOT NULL,
+            id TEXT NOT NULL,
+            ttl INTEGER NOT NULL,
+            grace INTEGER NOT NULL,
+            empty INTEGER NOT NULL,             -- 1: all that it held was deleted
+            boot INTEGER NOT NULL,              -- names the boot in which `deadline` counts
+            deadline INTEGER NOT NULL,
+            deadline_wall INTEGER NOT NULL,     -- the same, as Unix time, for after a reboot
+            PRIMARY KEY (queue, id)
+        ) WITHOUT ROWID
+        """,
+        "CREATE INDEX claims_by_end ON claims (queue, empty, boot, deadline)",
+        "CREATE INDEX claims_by_end_wall ON claims (queue, empty, boot, deadline_wall)",
     ),
 )
 

@@ -15,22 +15,24 @@ from jobpool.clock import Clock
 from jobpool_backends.shared import TOUCHABLE, check_positive, micros
 from jobpool_backends.sqlite import calls, removing
 from jobpool_backends.sqlite.database import Database
+from jobpool_backends.sqlite.filters import LIVING
 from jobpool_backends.sqlite.looking import Looker, find
-from jobpool_backends.sqlite.schema import DEAD, WAITING
+from jobpool_backends.sqlite.schema import DEAD, POSTED, WAITING
 from jobpool_backends.sqlite.tally import Tally
 
 BATCH = 500
-_RETRY = """
-UPDATE messages SET state = 0, available_at = ?, attempts = 0, crashes = 0,
+_FREE = f"CASE handler WHEN '' THEN {POSTED} ELSE {WAITING} END"
+_RETRY = f"""
+UPDATE messages SET state = {_FREE}, available_at = ?, attempts = 0, crashes = 0, claims = 0,
     last_error = NULL, reason = NULL, cause = NULL, died_at = NULL, last_crash = NULL
 WHERE seq IN (SELECT value FROM json_each(?))
 """
-_RESUME = """
-UPDATE messages SET state = 0, available_at = ?, reason = NULL, died_at = NULL
+_RESUME = f"""
+UPDATE messages SET state = {_FREE}, available_at = ?, reason = NULL, died_at = NULL
 WHERE seq IN (SELECT value FROM json_each(?))
 """
 
-Rows = list[tuple[int, str, int, str, int]]
+Rows = list[tuple[int, str, int, str, int, str]]
 
 
 class Tender:
@@ -64,8 +66,8 @@ class Tender:
             now = micros(self._clock.wall())
             wanted = self._looker.search(connection, where, now)
             sql = (
-                "SELECT seq, queue, state, id, given FROM messages"
-                f" WHERE seq IN (SELECT value FROM json_each(:found)) AND {wanted.where}"
+                "SELECT seq, queue, state, id, given, handler FROM messages"
+                f" WHERE seq IN (SELECT value FROM json_each(:found)) AND {LIVING} AND {wanted.where}"
             )
             rows = connection.execute(sql, wanted.arguments | {"found": json.dumps(found)}).fetchall()
             if verb is Verb.DELETE:
@@ -77,8 +79,8 @@ class Tender:
 
 def _revive(connection: sqlite3.Connection, sql: str, rows: Rows, now: int) -> None:
     tally = Tally()
-    for _, queue, *_ in rows:
-        tally.move(queue, DEAD, WAITING)
+    for _, queue, _, _, _, handler in rows:
+        tally.move(queue, DEAD, WAITING if handler else POSTED)
     connection.execute(sql, (now, json.dumps([row[0] for row in rows])))
     tally.write(connection)
 
@@ -88,5 +90,5 @@ def _delete(connection: sqlite3.Connection, rows: Rows, now: int) -> None:
     for _, queue, state, *_ in rows:
         tally.remove(queue, state)
     removing.delete(connection, [row[0] for row in rows])
-    calls.remember_ended(connection, [ident for _, _, _, ident, given in rows if given], now)
+    calls.remember_ended(connection, [ident for _, _, _, ident, given, _ in rows if given], now)
     tally.write(connection)

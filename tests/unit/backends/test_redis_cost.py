@@ -107,7 +107,7 @@ PLAIN = {
     "fetch": Counter(evalsha=1, time=1, get=1, zrange=2, hmget=3, zremrangebyrank=1, zadd=1, hset=1)
     + Counter({"set": 1, "exists": 1, "del": 1}),
     "ack": Counter(evalsha=1, time=1, get=1, zmscore=1, hmget=1, zrem=1, hdel=4, set=1),
-    "reap": Counter(evalsha=1, time=1, zrange=1, zcount=1),
+    "reap": Counter(evalsha=1, time=1, zrange=1, zcount=1, exists=1),  # are there any claims?
 }
 
 

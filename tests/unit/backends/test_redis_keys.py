@@ -10,6 +10,7 @@ import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at
 
+from jobpool.claimstore import NewPost
 from jobpool.guards import Guards, Hold, Rate
 from jobpool.settlement import Abandon, Ack, Forfeit
 from jobpool_backends.redis import keys as keys_module
@@ -39,6 +40,9 @@ def test_every_key_of_a_full_life_is_in_the_table_with_its_type(rig: Rig) -> Non
     guards = Guards(key="order-17", holds=(Hold("queue"),), rates=(Rate("queue", 9),))
     assert backend.keys.begin_many([(leases[4], guards)])[0]
     backend.keys.first_run(QUEUE, "order-18")
+    posts = [NewPost(f"post-{number}", True, b"hello", 60.0, 9.0 * (number == 3)) for number in range(4)]
+    backend.claims.post(QUEUE, posts)
+    backend.claims.claim(QUEUE, limit=3, ttl=60.0, grace=60.0)
     backend.enqueue(a_job(unique=True, idempotency_key="order-19"))
     backend.keys.put_records(QUEUE, {"pool-1": b"{}"}, 60.0)
     backend.keys.append_log(QUEUE, [("report", b"line")], 10)
@@ -46,7 +50,7 @@ def test_every_key_of_a_full_life_is_in_the_table_with_its_type(rig: Rig) -> Non
     found = {name: name.removeprefix(f"{rig.prefix}:").removeprefix("{reports}:").split(":")[0] for name in rig.names()}
     assert {rig.call("TYPE", name).decode() for name in found} <= set(table.values())
     assert all(rig.call("TYPE", name).decode() == table[short] for name, short in found.items())
-    assert set(table) - set(found.values()) == {"outbox"}  # a cluster's
+    assert set(table) - set(found.values()) == {"outbox", "expired"}  # a cluster's; of lives that ended
 
 
 def test_keys_of_a_queue_are_in_one_slot_and_the_rest_in_the_namespace() -> None:

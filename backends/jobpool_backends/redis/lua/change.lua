@@ -17,22 +17,37 @@ end
 for _, key in ipairs({q.ready, q.delayed, q.later, q.dead, q.buried}) do
     many('ZREM', key, wanted)
 end
+for _, text in ipairs(texts) do
+    if is_post(text) or string.find(text, '\n', 1, true) then
+        for _, key in ipairs({q.posts, q.postsdelayed, q.postslater, q.postsclaimed, q.claimed, q.lives}) do
+            many('ZREM', key, wanted)
+        end
+        break
+    end
+end
 if ARGV[1] == 'delete' then
     erase_recorded(q, wanted, texts)
 elseif #wanted > 0 then
-    local afresh, changes, edits = ARGV[1] == 'retry', {}, {}
+    local afresh, changes, edits, jobs, posts = ARGV[1] == 'retry', {}, {}, {}, {}
     if afresh then
         many('HDEL', q.notes, wanted)
     end
     for i, member in ipairs(wanted) do
         local deliveries, counters, rest = match(texts[i], '^(%d+) (%d+ %d+) %S+ (.*)$')
-        counters = afresh and '0 0' or counters
+        if afresh then
+            counters, rest = '0 0', with_tail(rest, 0, '-', '-')
+        end
+        local kind = is_post(texts[i]) and posts or jobs
+        kind[#kind + 1] = member
         changes[2 * i - 1], changes[2 * i] = member, format('%s %s %s %s', deliveries, counters, digits(now), rest)
         edits[i] = not afresh and {member, 'reason', false} or nil
     end
     annotate(q, edits)
     many('HSET', q.record, changes)
-    many('ZADD', q.ready, scored(0, wanted))
-    ring(q)
+    many('ZADD', q.posts, scored(0, posts))
+    many('ZADD', q.ready, scored(0, jobs))
+    if #jobs > 0 then
+        ring(q)
+    end
 end
 return #wanted

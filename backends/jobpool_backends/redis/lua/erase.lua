@@ -34,7 +34,7 @@ local function erase_recorded(q, members, records)
         local who, id = match(records[i] or '', '^%d+ %d+ %d+ %S+ %d+ (%a)(%S+)')
         if id then
             ids[#ids + 1] = id
-            given[#given + 1] = (who == 'g' or who == 'w') and id or nil
+            given[#given + 1] = (who == 'g' or who == 'w' or who == 'q') and id or nil
             if who == 'u' or who == 'w' then
                 unique[#unique + 1], unique_ids[#unique_ids + 1], lasts[#lasts + 1] = members[i], id, 0
             end

@@ -1,7 +1,7 @@
 -- Everything about some messages. ARGV: 'b' with their bodies, or 'r' without; members
--- Answers: the time in µs; then of each, in order: state (w d l x, - when it is gone), the time that belongs to it (when
---     it is due, when its lease ends, when it died; µs), record, notes, body. The last ones are left out when the
---     answer grows too large: ask for them again.
+-- Answers: the time in µs; then of each, in order: state (w d l x, c when a claim holds it, - when it is gone), the time
+--     that belongs to it (when it is due, when its lease or claim ends, when it died; µs), record, notes, body. The last
+--     ones are left out when the answer grows too large: ask for them again.
 
 local BYTES = 8 * 1048576
 
@@ -9,20 +9,32 @@ local q, bodies = keys_of(1), ARGV[1] == 'b'
 local members = {unpack(ARGV, 2)}
 local records, leased = ask('HMGET', q.record, members), ask('ZMSCORE', q.leased, members)
 local delayed, dead = ask('ZMSCORE', q.delayed, members), ask('ZMSCORE', q.dead, members)
+local posts_delayed = call('EXISTS', q.postsdelayed) == 1 and ask('ZMSCORE', q.postsdelayed, members) or {}
 local answers, bytes = {digits(now)}, 0
+
+-- When this claim ends; false when it has ended, or is none.
+local function end_of(claim)
+    local held = claim ~= '-' and live_claim(q, claim)
+    return held and sub(held, 1, 16)
+end
+
 for i, member in ipairs(members) do
     if bytes > BYTES then
         break
     end
     local state, score, at = 'w', false, #answers
-    if not records[i] then
-        state = '-'
+    local _, life, claim = tail_of(records[i] or '')
+    local due, ends = delayed[i] or posts_delayed[i], end_of(claim)
+    if not records[i] or has_ended(life) then
+        state, records[i] = '-', false
     elseif leased[i] then
         state, score = 'l', leased[i]
     elseif dead[i] then
         state, score = 'x', dead[i]
-    elseif delayed[i] then
-        state, score = tonumber(delayed[i]) > now and 'd' or 'w', delayed[i]
+    elseif ends then
+        state, score = 'c', ends
+    elseif due then
+        state, score = tonumber(due) > now and 'd' or 'w', due
     end
     local notes = records[i] and call('HGET', q.notes, member)
     local body = bodies and records[i] and call('HGET', q.body, member)

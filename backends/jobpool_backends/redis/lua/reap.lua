@@ -1,9 +1,11 @@
--- Takes back messages whose lease has expired, and tends what grows old: dead letters beyond the caps, remembered ids.
+-- Takes back messages whose lease has expired, and tends what grows old: dead letters beyond the caps, remembered ids, and
+-- where no more leases are left to look at, claims and posted messages that have ended.
 --
 -- ARGV: how many leases to look at, at most; from which on, in the order of their deadlines; the age of a lease in µs,
 -- since it was taken or renewed, from which on it is taken back too (-1 = only expired ones); max_crashes; window, back_off
 -- and back_off_cap in µs; a seed for the delays; the caps dead_max, and dead_max_age in µs
--- Answers: how many leases were looked at; then id, crashes, cause and '1' for dead, of each that was taken back
+-- Answers: how many leases were looked at; how many messages of ended claims were freed, and ended posts removed; then id,
+-- crashes, cause and '1' for dead, of each that was taken back
 
 local q = keys_of(1)
 local visibility, max_crashes, window = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -97,4 +99,8 @@ end
 bury(q, work.dead)
 cap(q, tonumber(ARGV[9]), tonumber(ARGV[10]))
 sweep(q, 1000)
-return {#members, unpack(work.told)}
+local room, freed, ended = tonumber(ARGV[1]) - #members, 0, 0
+if room > 0 then
+    freed, ended = sweep_claims(q, room)
+end
+return {#members, freed + ended, unpack(work.told)}

@@ -14,6 +14,8 @@
 --     m      move: follow_up says where to
 --
 -- Answers: a letter each: o ok, n not in flight, e expired, w not the owner; before those of a repeated call, '!'.
+--
+-- Messages that claims hold are not among the leased ones. They are looked for only where a settlement is refused.
 
 local NEEDS = {a = 0, A = 0, u = 1, U = 1, n = 2, r = 1, R = 1, b = 2, f = 1, m = 0}
 
@@ -162,6 +164,13 @@ local function write(q, work)
     end
 end
 
+-- The refusal when nobody leases a message that there is: a claim may hold it.
+local function judge_claimed(q, text)
+    local claim = match(text, '\n%d+ %S+ (%x+)$')
+    local held = claim and call('HGET', beside(q, 'checkouts'), claim)
+    return held and (tonumber(sub(held, 1, 16)) > now and 'w' or 'e') or 'n'
+end
+
 -- Settle what ARGV says from `at` on; the answers are added to `letters`. Returns where the next words are.
 local function settle_queue(q, at, letters)
     local count, word = tonumber(ARGV[at]), ARGV[at + 1]
@@ -180,6 +189,9 @@ local function settle_queue(q, at, letters)
         local holder = ARGV[holders + i]
         local guarded = #holder > 16
         local answer = judge(deadline, records[i], guarded and sub(holder, 1, 16) or holder)
+        if answer == 'n' and records[i] then
+            answer = judge_claimed(q, records[i])
+        end
         push(letters, answer)
         if answer == 'o' then
             -- What the same call says next of this message meets what it has become.

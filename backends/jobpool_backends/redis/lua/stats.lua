@@ -1,12 +1,15 @@
 -- Counts, at any length in the same time, and when the oldest waiting message was enqueued.
--- Answers: waiting, delayed, leased, dead; µs since the enqueue of the oldest, -1 for none
+-- Answers: waiting, delayed, leased, dead; µs since the enqueue of the oldest, -1 for none; of posted messages how many
+-- are free, delayed, claimed, and how many have ended with their lives. Claimed jobs are leased ones.
 
 local DUE = 1000 -- messages that fell due and were not fetched since, among which the oldest is looked for
 
 local q = keys_of(1)
+local has_claims = call('EXISTS', q.posts, q.postsdelayed, q.postsclaimed, q.claimed, q.claims, q.expired) > 0
+if has_claims then
+    sweep_claims(q, SWEEP)
+end
 local waiting, delayed = call('ZCARD', q.ready), call('ZCARD', q.delayed)
-local clock = waiting + delayed > 0 and call('TIME') or {0, 0} -- of an empty queue nobody asks how old it is
-local now = clock[1] * 1000000 + clock[2]
 local due = delayed > 0 and call('ZCOUNT', q.delayed, '-inf', now) or 0
 local oldest
 
@@ -26,10 +29,28 @@ for _, member in ipairs(due > 0 and call('ZRANGE', q.delayed, '-inf', now, 'BYSC
 end
 local text = oldest and call('HGET', q.record, oldest)
 local enqueued = text and match(text, '^%d+ %d+ %d+ %S+ (%d+)')
-return {
+
+-- Those that ended and were too many to be removed here are counted as if they had been, and taken for free ones.
+local function posted()
+    local later, over = call('ZCARD', q.postsdelayed), call('ZCOUNT', q.lives, '-inf', now)
+    local ripe = call('ZCOUNT', q.postsdelayed, '-inf', now)
+    local free, expired = call('ZCARD', q.posts) + ripe - over, (call('GET', q.expired) or 0) + over
+    return math.max(0, free), later - ripe, call('ZCARD', q.postsclaimed), expired
+end
+
+local leased = call('ZCARD', q.leased)
+if has_claims then
+    leased = leased + call('ZCARD', q.claimed)
+end
+local answers = {
     waiting + due,
     delayed - due,
-    call('ZCARD', q.leased),
+    leased,
     call('ZCARD', q.dead),
     enqueued and math.max(0, now - enqueued) or -1,
+    0, 0, 0, 0,
 }
+if has_claims then
+    answers[6], answers[7], answers[8], answers[9] = posted()
+end
+return answers

@@ -1,5 +1,6 @@
--- The members of one page, in enqueue order. Leased ones are not among them.
--- ARGV: wanted states, as letters (w waiting, d delayed, x dead); the sequence to begin behind, 16 digits; how many
+-- The members of one page, in enqueue order. Those that pools lease are not among them.
+-- ARGV: wanted states, as letters (w waiting, d delayed, l claimed, x dead); the sequence to begin behind, 16 digits; how
+-- many
 -- Answers: 1 when there is more to ask for (behind the last, or the same again when there is none), else 0; then, as
 --     sequence and priority, the members
 
@@ -19,12 +20,14 @@ local function runs_of(key)
     return runs
 end
 
-if promote(q, PROMOTE) == PROMOTE then
+local freed, ended = sweep_claims(q, PROMOTE)
+if math.max(freed, ended, promote(q, PROMOTE), promote_posts(q, PROMOTE)) >= PROMOTE then
     return {1} -- what fell due is waiting, but for what is still to be moved
 end
+local sets = {w = {q.ready, q.posts}, d = {q.later, q.postslater}, l = {q.claimed, q.postsclaimed}, x = {q.buried}}
 local runs = {}
-for letter, key in pairs({w = q.ready, d = q.later, x = q.buried}) do
-    if string.find(wanted, letter, 1, true) then
+for letter, keys in pairs(sets) do
+    for _, key in ipairs(string.find(wanted, letter, 1, true) and keys or {}) do
         for _, run in ipairs(runs_of(key)) do
             runs[#runs + 1] = run
         end

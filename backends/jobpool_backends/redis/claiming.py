@@ -1,0 +1,171 @@
+"""`RedisClaimStore`: claims and posted messages.
+
+A posted message is kept as a job is, in the same hashes and with a member of the same form, but stands in sorted sets
+of its own; so no fetch ever meets one. What a claim holds stands in none of the sets that pools look at: `fetch.lua`
+and `renew.lua` know nothing of claims. A claim is one field of a hash, its *checkout*, which tells its end and its
+members; a message tells in its record which claim holds it. So a claim costs nothing but its place, however many there
+are, and its renewal writes one field, and the lives that it prolongs.
+
+A claim ends at its end, whoever looks: every script compares. Its messages go back to the sets in which free ones stand
+with the next script that sweeps the queue: that of a claim, a `pop`, a post, a list, a count or a reap, before its own
+work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from jobpool.backend import MessageFilter, State
+from jobpool.claimstore import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
+from jobpool.errors import InvalidJob
+from jobpool.frozen import maker
+from jobpool_backends.redis.keys import Keys
+from jobpool_backends.redis.link import Link
+from jobpool_backends.redis.looking import PIECE, Looker, cursor_of
+from jobpool_backends.redis.producing import MOST, Producer
+from jobpool_backends.redis.records import read_tail
+from jobpool_backends.redis.scripts import (
+    CLAIM,
+    CLAIM_DELETE,
+    CLAIM_LIST,
+    CLAIM_POP,
+    CLAIM_RELEASE,
+    CLAIM_RENEW,
+    CLAIM_SHOW,
+    POST,
+    Verb,
+)
+from jobpool_backends.redis.wire import Word
+from jobpool_backends.shared import MICRO, DeadCaps, micros, read_cursor
+
+_AGAIN = 1
+"""Answer of a script that found nothing, but has not looked at everything."""
+
+_make_message = maker(QueueMessage)
+
+_DELETED = {ord("d"): Deleted.DONE, ord("f"): Deleted.FORBIDDEN}
+
+
+class RedisClaimStore(ClaimStore):
+    """Claims of one prefix.
+
+    Args:
+        caps: Bounds on dead letters, for messages that were claimed too often.
+        producer: Knows where the names of queues are listed.
+        looker: Lists messages.
+    """
+
+    def __init__(self, link: Link, keys: Keys, caps: DeadCaps, producer: Producer, looker: Looker) -> None:
+        self._link = link
+        self._keys = keys
+        self._caps = caps
+        self._producer = producer
+        self._looker = looker
+
+    def _post(self, queue: str, posts: Sequence[NewPost]) -> None:
+        if len(posts) > MOST:
+            raise InvalidJob(f"{len(posts)} messages in one call are too many: at most {MOST}")
+        self._producer.list_queues([queue])
+        words: list[Word] = [queue, len(posts), *(post.id for post in posts)]
+        for post in posts:
+            life = "" if post.life is None else micros(post.life)
+            words += ("q" if post.given else "p", life, micros(post.delay) or "", post.body)
+        self._link.run(POST.script, POST.keys(self._keys, [queue], self._keys.one(queue, "last")), words)
+
+    def _claim(
+        self, queue: str, claim_id: str, limit: int, ttl: float, grace: float, max_claims: int
+    ) -> HeldClaim | None:
+        lengths = (micros(ttl), micros(grace))
+        words = (claim_id, limit, *lengths, max_claims, self._caps.most, self._caps.age)
+        return _held(queue, claim_id, self._take(CLAIM, queue, words))
+
+    def _get(self, queue: str, claim_id: str) -> HeldClaim | None:
+        return _held(queue, claim_id, self._run(CLAIM_SHOW, queue, claim_id))
+
+    def _renew(self, queue: str, claim_id: str, ttl: float, grace: float | None) -> HeldClaim | None:
+        kept = "" if grace is None else micros(grace)
+        return _held(queue, claim_id, self._run(CLAIM_RENEW, queue, claim_id, micros(ttl), kept))
+
+    def _release(self, queue: str, claim_id: str) -> int:
+        freed: int = self._run(CLAIM_RELEASE, queue, claim_id)
+        return freed
+
+    def _delete(self, queue: str, idents: Sequence[str], claim_id: str | None) -> list[Deleted] | None:
+        asked = [ident.encode("utf-8", "replace") for ident in idents]
+        letters: bytes | None = self._run(CLAIM_DELETE, queue, claim_id or "", queue, *asked)
+        return None if letters is None else [_DELETED[letter] for letter in letters]
+
+    def _pop(self, queue: str, limit: int) -> list[QueueMessage]:
+        answer = self._take(CLAIM_POP, queue, (limit,))
+        return list(_messages(queue, None, *answer)) if answer else []
+
+    def _list(self, queue: str, after: str | None, limit: int, claimed: bool) -> list[QueueMessage]:
+        states = (State.WAITING, State.LEASED) if claimed else (State.WAITING,)
+        where = MessageFilter(queue=queue, states=states)
+        found = self._looker.search(where, after=read_cursor(after), piece=min(limit, PIECE), bodies=True)
+        return [row.queue_message(cursor_of(queue, row.member)) for row in islice(found, limit)]
+
+    def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]:
+        claims: list[HeldClaim] = []
+        behind: bytes | None = after.encode("utf-8", "replace")
+        while behind is not None and len(claims) < limit:
+            now, more, *told = self._run(CLAIM_LIST, queue, behind, limit - len(claims))
+            for ident, head, count in zip(told[::3], told[1::3], told[2::3], strict=True):
+                claims.append(_read_claim(queue, ident.decode(), now, head, (), count))
+            behind = more or None
+        return claims
+
+    def _stats(self, queue: str) -> ClaimStats:
+        return self._looker.counts(queue).claim_stats()
+
+    def _run(self, verb: Verb, queue: str, *words: Word) -> Any:
+        return self._link.run(verb.script, verb.keys(self._keys, [queue]), words)
+
+    def _take(self, verb: Verb, queue: str, words: Sequence[Word]) -> Any:
+        """What a script took, None for nothing. Each time that it is run again, it has removed what was in the way."""
+        answer = _AGAIN
+        while answer == _AGAIN:
+            answer = self._run(verb, queue, *words)
+        return answer or None
+
+
+def _held(queue: str, claim_id: str, answer: Any) -> HeldClaim | None:
+    """The claim that a script shows, None for none."""
+    if answer is None:
+        return None
+    now, head, *columns = answer
+    messages = tuple(_messages(queue, claim_id, *columns))
+    return _read_claim(queue, claim_id, now, head, messages, len(messages))
+
+
+def _read_claim(
+    queue: str, claim_id: str, now: bytes, head: bytes, messages: tuple[QueueMessage, ...], count: int
+) -> HeldClaim:
+    _, ttl, grace, made = map(int, head.split(b" "))
+    age = max(0, int(now) - made) // MICRO
+    return HeldClaim(claim_id, queue, ttl / MICRO, grace / MICRO, age, messages, count)
+
+
+def _messages(
+    queue: str, claim_id: str | None, members: list[bytes], records: list[bytes | None], bodies: list[bytes | None]
+) -> Iterator[QueueMessage]:
+    for name, record, body in zip(members, records, bodies, strict=True):
+        if record is None or body is None:  # somebody's hand was here
+            continue
+        member = name.decode()
+        *_, enqueued, ident, rest = record.decode().split(" ", 6)
+        handler, claims, ends_at, _ = read_tail(rest)
+        yield _make_message(
+            ident[1:],
+            queue,
+            body,
+            handler,
+            int(member[:3]),
+            int(enqueued) / MICRO,
+            claims,
+            claim_id,
+            None if ends_at is None else ends_at / MICRO,
+            cursor_of(queue, member),
+        )

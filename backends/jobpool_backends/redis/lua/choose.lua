@@ -1,0 +1,90 @@
+-- The first free messages of queue q, jobs and posts in one order, taken out of the sets in which they stand.
+
+local DUE = 1000 -- delayed messages of each kind that are promoted at most
+local BYTES = 4 * 1048576 -- of bodies, after which no more are taken: an answer must not hold the server up
+local LOOKS = 3000 -- messages that are looked at, of which most then are none that can be taken
+local WORN = 1000 -- messages that are found to have been claimed too often
+
+-- The first members, and the sets in which they stand.
+local function front(q, most)
+    local jobs, posts = call('ZRANGE', q.ready, 0, most - 1), call('ZRANGE', q.posts, 0, most - 1)
+    if #jobs == 0 then
+        return posts, {q.posts}
+    elseif #posts == 0 then
+        return jobs, {q.ready}
+    end
+    for _, member in ipairs(posts) do
+        jobs[#jobs + 1] = member
+    end
+    table.sort(jobs)
+    for i = #jobs, most + 1, -1 do
+        jobs[i] = nil
+    end
+    return jobs, {q.ready, q.posts}
+end
+
+-- Into which of the lists these members go, until there are as many free ones as are wanted.
+local function sort_out(q, members, found, wanted, max_claims)
+    local free, records, over, ended = {}, {}, {}, {}
+    for i, text in ipairs(ask('HMGET', q.record, members)) do
+        if #free == wanted or #found.worn == WORN then
+            break
+        end
+        local claims, life = tail_of(text or '')
+        if not text then
+            over[#over + 1] = members[i] -- a member without a message: somebody's hand was here
+        elseif has_ended(life) then
+            ended[#ended + 1] = members[i]
+        elseif max_claims > 0 and claims >= max_claims then
+            over[#over + 1] = members[i]
+            found.worn[#found.worn + 1], found.worn_records[#found.worn + 1] = members[i], text
+        else
+            free[#free + 1], records[#free + 1] = members[i], text
+        end
+    end
+    return free, records, over, ended
+end
+
+-- Take the first of these, as many as may be sent at once; they are added to those that are `over`.
+local function take_free(q, free, records, found, over)
+    local at, step = 0, 5
+    while at < #free and found.bytes < BYTES do
+        local first, last = at + 1, math.min(at + step, #free)
+        step = 20
+        for i, body in ipairs(call('HMGET', q.body, unpack(free, first, last))) do
+            if found.bytes >= BYTES then
+                break
+            end
+            at = first + i - 1
+            over[#over + 1] = free[at]
+            if body then
+                local size = #found.members + 1
+                found.members[size], found.records[size], found.bodies[size] = free[at], records[at], body
+                found.bytes = found.bytes + #body
+            end
+        end
+    end
+end
+
+-- `members`, `records` and `bodies` of those that were taken, `worn` and `worn_records` of those that were claimed
+-- `max_claims` times already (0 = no limit), and `again` when nothing was taken, but there is more to look at.
+local function choose(q, limit, max_claims)
+    local found, looked = {members = {}, records = {}, bodies = {}, worn = {}, worn_records = {}, bytes = 0}, 0
+    promote(q, DUE)
+    promote_posts(q, DUE)
+    repeat
+        local members, sets = front(q, looked == 0 and limit or 100)
+        local free, records, over, ended = sort_out(q, members, found, limit - #found.members, max_claims)
+        take_free(q, free, records, found, over)
+        for _, key in ipairs(sets) do
+            many('ZREM', key, over)
+        end
+        if #ended > 0 then
+            end_posts(q, ended)
+        end
+        looked = looked + #members
+        local done = #members == 0 or #found.members == limit or found.bytes >= BYTES or #found.worn == WORN
+    until done or looked >= LOOKS
+    found.again = #found.members == 0 and looked >= LOOKS and #found.worn < WORN
+    return found
+end

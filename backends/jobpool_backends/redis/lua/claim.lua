@@ -1,0 +1,68 @@
+-- Claims messages.
+-- ARGV: id of the claim; limit; ttl and grace in µs; max_claims; the caps dead_max, and dead_max_age in µs
+-- Answers: the claim, as `shown` has it; 0 when nothing is free, 1 when there is more to look at: ask again.
+
+local q, id, ttl, grace = keys_of(1), ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4])
+
+-- Those that were claimed too often are dead letters, and have no lives any more.
+local function give_up(members, records)
+    local changes, edits = {}, {}
+    for i, member in ipairs(members) do
+        changes[2 * i - 1], changes[2 * i] = member, with_tail(records[i], tail_of(records[i]), '-', '-')
+        edits[i] = {member, 'reason', 'claim-limit'}
+    end
+    many('ZREM', q.lives, members)
+    many('HSET', q.record, changes)
+    annotate(q, edits)
+    bury(q, members)
+    cap(q, tonumber(ARGV[6]), tonumber(ARGV[7]))
+end
+
+-- The record of a message that this claim takes, and the end of its life.
+local function take(text, ends)
+    local claims, life = tail_of(text)
+    local longer = prolonged(life, ends + grace)
+    local deliveries, rest = match(text, '^(%d+)(.*)$')
+    return with_tail(digits(deliveries + 1) .. rest, claims + 1, longer, id), longer ~= life and longer
+end
+
+local function hold(found, ends)
+    local jobs, posts, lives, changes = {}, {}, {}, {}
+    for i, member in ipairs(found.members) do
+        local kind = is_post(found.records[i]) and posts or jobs
+        local text, life = take(found.records[i], ends)
+        kind[#kind + 1] = member
+        found.records[i] = text
+        changes[2 * i - 1], changes[2 * i] = member, text
+        if life then
+            lives[#lives + 1], lives[#lives + 2] = life, member
+        end
+    end
+    many('ZADD', q.claimed, scored(0, jobs))
+    many('ZADD', q.postsclaimed, scored(0, posts))
+    many('ZADD', q.lives, lives)
+    many('HSET', q.record, changes)
+end
+
+local known = live_claim(q, id)
+if known then
+    return shown(q, known)
+end
+sweep_claims(q, SWEEP)
+if call('HEXISTS', q.checkouts, id) == 1 then
+    end_claims(q, {id}) -- one that has ended, behind those that were swept
+end
+local found = choose(q, tonumber(ARGV[2]), tonumber(ARGV[5]))
+if #found.worn > 0 then
+    give_up(found.worn, found.worn_records)
+end
+if #found.members == 0 then
+    return found.again and 1 or 0
+end
+local ends = now + ttl
+hold(found, ends)
+local text = checkout(ends, ttl, grace, found.members)
+call('HSET', q.checkouts, id, text)
+call('ZADD', q.claims, ends, id)
+call('ZADD', q.claimids, 0, id)
+return {digits(now), sub(text, 1, HEAD - 1), found.members, found.records, found.bodies}

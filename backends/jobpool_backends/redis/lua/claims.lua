@@ -1,0 +1,125 @@
+-- Claims of queue q, and what comes to its end: claims, and the lives of posted messages.
+--
+-- What claims hold is told twice, by the claim's checkout and by each message's record: in both until the claim ends. A
+-- message whose record names another claim, or none, is left alone, whatever a checkout says.
+
+local SWEEP = 1000 -- messages of ended claims, and as many whose lives have ended, in one script
+local HEAD = 64 -- of a checkout: end, ttl, grace and time of making or renewal, in µs; then come the members
+
+local function checkout(ends, ttl, grace, members)
+    local text = format('%016.0f %014.0f %014.0f %016.0f ', ends, ttl, grace, now)
+    return text .. table.concat(members)
+end
+
+-- The checkout of a claim that has not ended; nil for none.
+local function live_claim(q, id)
+    local text = call('HGET', q.checkouts, id)
+    return text and tonumber(sub(text, 1, 16)) > now and text or nil
+end
+
+local function members_of(text)
+    local members = {}
+    for at = HEAD + 1, #text, 19 do
+        members[#members + 1] = sub(text, at, at + 18)
+    end
+    return members
+end
+
+-- A claim as it is answered: the time, the head of its checkout, and of its messages the members, records and bodies.
+local function shown(q, text)
+    local members = members_of(text)
+    return {digits(now), sub(text, 1, HEAD - 1), members, ask('HMGET', q.record, members), ask('HMGET', q.body, members)}
+end
+
+-- These members are free, those that are still held by the claims of the same places; how many.
+local function set_free(q, members, claims)
+    local jobs, posts, changes = {}, {}, {}
+    for i, text in ipairs(ask('HMGET', q.record, members)) do
+        local count, life, claim = tail_of(text or '')
+        if claim == claims[i] then
+            local kind = is_post(text) and posts or jobs
+            kind[#kind + 1] = members[i]
+            changes[#changes + 1] = members[i]
+            changes[#changes + 1] = with_tail(text, count, life, '-')
+        end
+    end
+    many('ZREM', q.claimed, jobs)
+    many('ZREM', q.postsclaimed, posts)
+    many('HSET', q.record, changes)
+    many('ZADD', q.ready, scored(0, jobs))
+    many('ZADD', q.posts, scored(0, posts))
+    if #jobs > 0 then
+        ring(q)
+    end
+    return #jobs + #posts
+end
+
+-- End these claims; how many messages that frees.
+local function end_claims(q, ids)
+    local members, claims = {}, {}
+    for i, text in ipairs(ask('HMGET', q.checkouts, ids)) do
+        for _, member in ipairs(members_of(text or '')) do
+            members[#members + 1], claims[#claims + 1] = member, ids[i]
+        end
+    end
+    many('HDEL', q.checkouts, ids)
+    many('ZREM', q.claims, ids)
+    many('ZREM', q.claimids, ids)
+    return set_free(q, members, claims)
+end
+
+-- Claims whose end has come, until they had some `most` messages; how many those were, and an empty claim is one too.
+local function end_due_claims(q, most)
+    local done = 0
+    while done < most do
+        local ids = call('ZRANGE', q.claims, '-inf', now, 'BYSCORE', 'LIMIT', 0, math.ceil((most - done) / 20))
+        if #ids == 0 then
+            break
+        end
+        done = done + math.max(#ids, end_claims(q, ids))
+    end
+    return done
+end
+
+local function remove_posts(q, members, records)
+    for _, key in ipairs({q.posts, q.postsdelayed, q.postslater, q.postsclaimed, q.lives}) do
+        many('ZREM', key, members)
+    end
+    erase_recorded(q, members, records)
+end
+
+-- Remove posted messages whose lives have ended. Their ids are remembered from then on, whoever notices when.
+local function end_posts(q, members)
+    local records, memories = ask('HMGET', q.record, members), {}
+    for _, text in ipairs(records) do
+        local id = text and match(text, '^%d+ %d+ %d+ %S+ %d+ q(%S+)')
+        if id then
+            local _, life = tail_of(text)
+            memories[#memories + 1], memories[#memories + 2] = digits(life + MEMORY), id
+        end
+    end
+    remove_posts(q, members, records)
+    many('ZADD', q.ended, memories)
+    call('INCRBY', q.expired, #members)
+end
+
+local function end_due_lives(q, most)
+    local over = call('ZRANGE', q.lives, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
+    if #over > 0 then
+        end_posts(q, over)
+    end
+    return #over
+end
+
+-- Free what ended claims hold, and remove posts that have ended, some `most` of each; how many of each.
+local function sweep_claims(q, most)
+    if call('EXISTS', q.claims, q.lives) == 0 then
+        return 0, 0
+    end
+    local freed = end_due_claims(q, most)
+    return freed, end_due_lives(q, most)
+end
+
+local function promote_posts(q, most)
+    return promote({delayed = q.postsdelayed, later = q.postslater, ready = q.posts}, most)
+end

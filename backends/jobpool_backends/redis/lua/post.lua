@@ -1,0 +1,53 @@
+-- Adds messages that no pool runs. Needs LEAD.last, the key of the last sequence that was given.
+-- ARGV: the queue's name; how many messages; their ids; then for each 'p', or 'q' when its producer gave the id; life and
+-- delay in µs ('' = for ever, at once); its body
+
+local PRIORITY = '005'
+
+local q, name, count = keys_of(1), ARGV[1], tonumber(ARGV[2])
+local new = {ids = {}, records = {}, bodies = {}, free = {}, delayed = {}, later = {}, lives = {}}
+
+local function note_post(id, member, at)
+    local life, delay, available = ARGV[at + 1], ARGV[at + 2], '-'
+    if delay ~= '' then
+        available = digits(now + delay)
+        put(new.delayed, available, member)
+        put(new.later, 0, member)
+    else
+        put(new.free, 0, member)
+    end
+    local ends = life ~= '' and digits(now + life) or '-'
+    if life ~= '' then
+        put(new.lives, ends, member)
+    end
+    put(new.ids, id, member .. ' ' .. name)
+    put(new.records, member, with_tail(format('0 0 0 %s %s %s%s ', available, stamp, ARGV[at], id), 0, ends, '-'))
+    put(new.bodies, member, ARGV[at + 3])
+end
+
+local ids, given = {}, {}
+for i = 1, count do
+    ids[i] = ARGV[2 + i]
+    given[#given + 1] = ARGV[count + 4 * i - 1] == 'q' and ids[i] or nil
+end
+sweep_claims(q, SWEEP)
+local known = known_among(q, ids, given)
+local seq = math.max(tonumber(call('GET', LEAD.last) or 0), now - 1)
+for i, id in ipairs(ids) do
+    if not known[id] then
+        known[id] = true -- the same id again is the same message
+        seq = seq + 1
+        note_post(id, PRIORITY .. format('%016.0f', seq), count + 4 * i - 1)
+    end
+end
+if #new.ids > 0 then
+    many('HSET', q.ids, new.ids)
+    many('HSET', q.record, new.records)
+    many('HSET', q.body, new.bodies)
+    many('ZADD', q.posts, new.free)
+    many('ZADD', q.postsdelayed, new.delayed)
+    many('ZADD', q.postslater, new.later)
+    many('ZADD', q.lives, new.lives)
+    call('SADD', q.queues, name)
+    call('SET', LEAD.last, digits(seq))
+end

@@ -1,0 +1,28 @@
+-- What a record tells of claims and lives, behind a line break at its end: `claims life claim`. Most records have none.
+
+local function tail_of(text)
+    local cut = string.find(text, '\n', 1, true)
+    if not cut then
+        return 0, '-', '-'
+    end
+    local claims, life, claim = match(text, '^(%d+) (%S+) (%S+)$', cut + 1)
+    return tonumber(claims), life, claim
+end
+
+local function with_tail(text, claims, life, claim)
+    local head = match(text, '^[^\n]*')
+    if claims == 0 and life == '-' and claim == '-' then
+        return head
+    end
+    return format('%s\n%d %s %s', head, claims, life, claim)
+end
+
+-- Of the record of a message that is not leased: was it posted?
+local function is_post(text)
+    return match(text, '^%d+ %d+ %d+ %S+ %d+ [pq]') ~= nil
+end
+
+-- At its end a life has ended.
+local function has_ended(life)
+    return life ~= '-' and tonumber(life) <= now
+end

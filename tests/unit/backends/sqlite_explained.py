@@ -1,0 +1,48 @@
+"""What SQLite does for a call of the backend: its statements, their plans, and how many instructions they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from jobpool_backends.sqlite import SqliteBackend
+
+OPCODES = 100
+"""SQLite's progress handler is called each so many instructions."""
+
+_KINDS = ("SELECT", "UPDATE", "DELETE", "INSERT", "WITH")
+
+
+def traced(backend: SqliteBackend, work: Callable[[], object]) -> set[str]:
+    """The statements that this executes."""
+    statements: set[str] = set()
+    [connection] = backend._database._idle
+    connection.set_trace_callback(statements.add)
+    work()
+    connection.set_trace_callback(None)
+    return statements
+
+
+def explained(backend: SqliteBackend, statements: Iterable[str]) -> dict[str, str]:
+    """The plans of those that have one."""
+    [connection] = backend._database._idle
+    return {
+        sql: "\n".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}"))
+        for sql in statements
+        if sql.lstrip().startswith(_KINDS)
+    }
+
+
+def instructions(backend: SqliteBackend, work: Callable[[], object]) -> int:
+    """How many instructions SQLite's machine runs for this, to the nearest hundred: a cost that no load disturbs."""
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return 0
+
+    [connection] = backend._database._idle
+    connection.set_progress_handler(count, OPCODES)
+    work()
+    connection.set_progress_handler(None, OPCODES)
+    return calls * OPCODES

@@ -1,0 +1,109 @@
+"""A file of the version before claims goes on, with all that is in it, and can then do what a new one can."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from support.claims import claim, found, ids, post
+from support.jobs import QUEUE, a_job
+
+from jobpool.backend import MessageFilter, QueueStats, State, Verb
+from jobpool.clock import ManualClock
+from jobpool.guards import Guards
+from jobpool.settlement import Settled
+from jobpool_backends.sqlite import SqliteBackend
+from jobpool_backends.sqlite.schema import MIGRATIONS, VERSION
+
+Open = Callable[..., SqliteBackend]
+
+NOW = 1_800_000_000_000_000
+NAMES = ("waiting", "delayed", "leased", "dead")
+
+
+@pytest.fixture
+def old(path: Path) -> Path:
+    """One message in each state, a unique key and an idempotency key, as version 2 left them."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        for statements in MIGRATIONS[:2]:
+            for statement in statements:
+                connection.execute(statement)
+        connection.executemany(
+            "INSERT INTO messages (id, given, queue, handler, priority, state, enqueued_at, available_at, holder, boot,"
+            " deadline, deadline_wall, ttl, died_at, reason, unique_key)"
+            " VALUES (?, 0, ?, 'report', 5, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                ("waiting", QUEUE, 0, NOW, NOW, None, None, None, None, None, None, None, "only"),
+                ("delayed", QUEUE, 1, NOW, NOW + 5_000_000, None, None, None, None, None, None, None, None),
+                (
+                    "leased",
+                    QUEUE,
+                    2,
+                    NOW,
+                    NOW,
+                    "h" * 16,
+                    7,
+                    1_030_000_000,
+                    NOW + 30_000_000,
+                    30_000_000,
+                    None,
+                    None,
+                    None,
+                ),
+                ("dead", QUEUE, 3, NOW, NOW, None, None, None, None, None, NOW, "timeout", None),
+            ],
+        )
+        connection.execute("INSERT INTO bodies SELECT seq, x'7b7d' FROM messages")
+        connection.execute("INSERT INTO queues VALUES (?, 1, 1, 1, 1, 17)", (QUEUE,))
+        connection.execute("INSERT INTO done VALUES (?, 'order-17', ?)", (QUEUE, NOW + 3_600_000_000))
+        connection.execute("PRAGMA user_version = 2")
+    return path
+
+
+def test_every_message_is_where_it_was(old: Path, open_sqlite: Open) -> None:
+    backend = open_sqlite(clock=ManualClock(), boot=7)
+    with closing(sqlite3.connect(old)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
+    assert {message.id: message.state.value for message in backend.list_messages()} == dict(
+        zip(NAMES, NAMES, strict=True)
+    )
+    assert all((one.claim, one.claims, one.ends_at) == (None, 0, None) for one in backend.list_messages())
+    assert backend.stats(QUEUE) == QueueStats(waiting=1, delayed=1, leased=1, dead=1, oldest=0.0)
+    stats = backend.claims.stats(QUEUE)
+    assert (stats.claimed, stats.free, stats.delayed, stats.expired) == (1, 1, 1, 0)
+    assert backend.evicted(QUEUE) == 17
+    assert not backend.keys.first_run(QUEUE, "order-17")
+
+
+def test_what_was_there_can_be_claimed_and_what_was_leased_cannot(old: Path, open_sqlite: Open) -> None:
+    del old
+    clock = ManualClock()
+    backend = open_sqlite(clock=clock, boot=7)
+    [posted] = post(backend, life=900.0)
+    first = claim(backend, 20)
+    assert ids(first.messages) == ["waiting", posted]
+    clock.advance(30.0)
+    assert [reaped.id for reaped in backend.reap(QUEUE)] == ["leased"]
+    assert backend.bulk(MessageFilter(states=(State.DEAD,)), Verb.RETRY) == 1
+    assert ids(claim(backend, 20).messages) == ["delayed", "leased", "dead"]
+    backend.claims.delete_many(QUEUE, ["waiting"], first.id)
+    assert backend.enqueue(a_job(unique=True, idempotency_key="only")) != "waiting"
+    assert found(backend, posted).claim == first.id
+
+
+def test_a_pool_goes_on_as_before(old: Path, open_sqlite: Open) -> None:
+    del old
+    clock = ManualClock()
+    backend = open_sqlite(clock=clock, boot=7)
+    post(backend)
+    clock.advance(5.0)
+    assert backend.enqueue(a_job(unique=True, idempotency_key="only")) == "waiting"
+    leases = backend.fetch_many(QUEUE, limit=9)
+    assert ids(leases) == ["waiting", "delayed"]
+    asked = [(lease, Guards(key=lease.id)) for lease in leases]
+    assert all(backend.keys.begin_many(asked))
+    assert [backend.ack(lease.guarded(guards)) for lease, guards in asked] == [Settled.OK] * 2
