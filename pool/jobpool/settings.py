@@ -19,6 +19,14 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, fi
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from jobpool.allowances import (
+    LARGEST_BODY,
+    LONGEST_CALL,
+    check_callable,
+    check_event,
+    check_network,
+    check_shell_command,
+)
 from jobpool.configfile import ConfigFile, find_config
 from jobpool.errors import ConfigurationError
 from jobpool.guards import IDEMPOTENCY_TTL, LONGEST_KEPT
@@ -28,6 +36,7 @@ from jobpool.master.settings import PoolSettings
 from jobpool.opening import sqlite_url
 from jobpool.policy.retry import PRESETS
 from jobpool.settingtypes import (
+    each,
     parse_count,
     parse_handlers,
     parse_limits,
@@ -37,6 +46,7 @@ from jobpool.settingtypes import (
     parse_queue_name,
     parse_queues,
     parse_share,
+    parse_switch,
     parse_workers,
     usable_cpus,
 )
@@ -78,6 +88,26 @@ class Settings(BaseSettings):
     """Queues to work on, with their weights."""
     queue_handlers: Handlers = Field(default_factory=dict)
     """Queue → the only handlers that may run there; a queue that is not named is free."""
+    allowed_callables: Annotated[Names, AfterValidator(each(check_callable))] = ()
+    """What the built-in handler `callable` may call, each exactly `module:function`; nothing when not set."""
+    allowed_shell_commands: Annotated[Names, AfterValidator(each(check_shell_command))] = ()
+    """What the built-in handler `shell` may start: names on PATH, or absolute paths; nothing when not set."""
+    allow_all_shell_commands: Annotated[bool, BeforeValidator(parse_switch)] = False
+    """The built-in handler `shell` may start any program."""
+    allowed_events: Annotated[Names, AfterValidator(each(check_event))] = ()
+    """What the built-in handler `event` may fire; nothing when not set."""
+    allowed_url_networks: Annotated[Names, AfterValidator(each(check_network))] = ()
+    """CIDR blocks that the built-in handler `url` may call beside public addresses; none when not set."""
+    url_timeout: Duration = Field(default=30.0, gt=0, le=LONGEST_CALL)
+    """How long one call of the built-in handler `url` may take in all; a job can ask for less."""
+    url_max_bytes: Size = Field(default=1 << 20, ge=1, le=LARGEST_BODY)
+    """Of a body that the built-in handler `url` sends or takes; a larger one is refused."""
+    cron: Annotated[bool, BeforeValidator(parse_switch)] = False
+    """The pool runs a scheduler beside it, which fires what the app has scheduled."""
+    cron_environment: str | None = Field(default=None, min_length=1)
+    """Schedules that name environments fire only if this is one of them; without it, none of those do."""
+    cron_grace: Duration = Field(default=3600.0, le=12 * 3600)
+    """For how long a firing that was missed is made up for; at most 12 hours."""
     workers: Annotated[int, BeforeValidator(parse_workers)] = Field(default_factory=usable_cpus)
     """Children; `auto` = one for each usable CPU."""
 
@@ -258,6 +288,9 @@ SAME = (
     *("kill_grace", "stop_grace", "boot_timeout", "on_lease_lost", "max_crashes", "crash_window", "retry"),
     *("unknown_handler_grace", "output_cap", "memory_limit", "recycle_memory", "crash_back_off", "crash_back_off_cap"),
     *("on_crash", "on_crash_queue", "on_memory_limit_queue", "dead_letter_queue"),
+    *("allowed_callables", "allowed_shell_commands", "allow_all_shell_commands", "allowed_events"),
+    *("allowed_url_networks", "url_timeout", "url_max_bytes"),
+    *("cron", "cron_environment", "cron_grace", "log_level", "log_format"),
     *("idempotency_ttl", "concurrency_limits", "concurrency_per_key", "rate_limits", "rate_per_key"),
     *("breaker_threshold", "breaker_cooldown", "breaker_max_cooldown"),
     *("metrics_port", "metrics_host", "rollups", "history", "history_keep", "mask_keys"),

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from jobpool.errors import ConfigurationError
 from jobpool.guards import MOST_PLACES
 from jobpool.names import QUEUE_NAME, check_queue
 
@@ -77,6 +78,27 @@ def parse_number(value: object) -> float:
     if not 0 <= number < math.inf:
         raise ValueError(f"{value!r} is not a number, 0 or more")
     return number
+
+
+def parse_switch(value: object) -> bool:
+    """On or off: true, yes, on, 1, or their contraries."""
+    word = value.strip().lower() if isinstance(value, str) else value
+    for answer, words in ((True, ("true", "yes", "on", "1")), (False, ("false", "no", "off", "0"))):
+        if word is answer or word in words:
+            return answer
+    raise ValueError(f"{value!r} is neither true nor false")
+
+
+def each(check: Callable[[str], str]) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
+    """`check`, for every one of several names; what it raises is a `ValueError` here."""
+
+    def check_all(names: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            return tuple(map(check, names))
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from None
+
+    return check_all
 
 
 def parse_share(value: object) -> float:

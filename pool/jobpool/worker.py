@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Self, TypeVar
 
+from jobpool.allowances import Allowances
 from jobpool.backend import QueueBackend, check_ttl
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.child.registry import DEFAULT, AnyHandler, HandlerRegistry
@@ -79,6 +80,7 @@ class QueueWorker:
         ttl: Seconds, > 0, that a lease holds; it is renewed every third of it while the handler runs.
         default_timeout: Seconds, >= 0, for jobs and handlers that set none; 0 = unlimited.
         queue_handlers: Queue to the only handlers that may run there; a queue that is absent is free.
+        allowances: What the built-in handlers may do; None = what the registry lets them, by itself nothing.
         unknown_handler_grace: Seconds for which a message waits for its handler, before it is given up.
         limits: Concurrency and rate limits, shared with all pools of this broker, and how long done idempotency keys
             are kept; None = no limits. What a limit, lock or key holds back is released for a while.
@@ -100,12 +102,13 @@ class QueueWorker:
         ttl: float = 30.0,
         default_timeout: float = DEFAULT_TIMEOUT,
         queue_handlers: Mapping[str, list[str]] | None = None,
+        allowances: Allowances | None = None,
         unknown_handler_grace: float = 600.0,
         limits: Limits | None = None,
     ) -> None:
         self._backend = backend
         self._clock = backend.clock
-        self._registry = DEFAULT if registry is None else registry
+        self._registry = _ruled(registry, allowances, None)
         self._retry = retry or RetryPolicy()
         self._ttl = check_ttl(ttl)
         self._default_timeout = check_seconds(default_timeout, "default_timeout")
@@ -279,34 +282,40 @@ class LeaseKeeper:
 
 
 def inline_runner(
-    registry: HandlerRegistry | None = None, *, default_timeout: float = DEFAULT_TIMEOUT
+    registry: HandlerRegistry | None = None,
+    *,
+    default_timeout: float = DEFAULT_TIMEOUT,
+    queue_handlers: Mapping[str, list[str]] | None = None,
+    allowances: Allowances | None = None,
 ) -> Callable[[JobDefinition], ExecutionResult]:
     """What `sync://` runs jobs with: one attempt in the caller's process, then the follow-ups that it enqueued.
 
     Args:
         registry: The handlers; None = those of `@jobpool.handler`.
         default_timeout: Seconds, >= 0, for jobs and handlers that set none; 0 = unlimited.
+        queue_handlers: Queue to the only handlers that may run there; a queue that is absent is free.
+        allowances: What the built-in handlers may do; None = what the registry lets them, by itself nothing.
 
     Returns:
         A function of a definition that returns the job's result, and raises `JobFailedError` when it, or one of its
         follow-ups, did not succeed. There are no retries: nothing is kept that could be tried again.
     """
-    handlers = DEFAULT if registry is None else registry
+    handlers = _ruled(registry, allowances, queue_handlers)
 
     def run(definition: JobDefinition) -> ExecutionResult:
-        first = attempt = _run_inline(definition, handlers, default_timeout)
+        first = attempt = run_inline(definition, handlers, default_timeout)
         waiting = deque(attempt.follow_ups)
         while waiting:
             follow_up = waiting.popleft()
             _refuse_later(follow_up)
-            attempt = _run_inline(follow_up, handlers, default_timeout)
+            attempt = run_inline(follow_up, handlers, default_timeout)
             waiting.extend(attempt.follow_ups)
         return first.result
 
     return run
 
 
-def _run_inline(definition: JobDefinition, registry: HandlerRegistry, default_timeout: float) -> Attempt:
+def run_inline(definition: JobDefinition, registry: HandlerRegistry, default_timeout: float) -> Attempt:
     queue = definition.queue or "default"
     ident = definition.identifier or secrets.token_hex(8)
     body = encode(definition, identifier=ident, queue=queue, signer=EnvelopeSigner(), now=time.time())
@@ -326,6 +335,18 @@ def _refuse_later(definition: JobDefinition) -> None:
             f"follow-up job {definition.handler!r} is due at {due.isoformat()}, and what runs jobs inline keeps none:"
             " leave the time out, or choose a backend that keeps messages"
         )
+
+
+def _ruled(
+    registry: HandlerRegistry | None,
+    allowances: Allowances | None,
+    queue_handlers: Mapping[str, list[str]] | None,
+) -> HandlerRegistry:
+    """The handlers, under the rules that were given."""
+    handlers = DEFAULT if registry is None else registry
+    if allowances is None and queue_handlers is None:
+        return handlers
+    return handlers.with_rules(allowances, queue_handlers)
 
 
 def _usable(limits: Limits, backend: QueueBackend) -> Limits:

@@ -10,33 +10,36 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
+from jobpool.allowances import Allowances
 from jobpool.child.registry import DEFAULT
 from jobpool.errors import ConfigurationError
 from jobpool.mechanism.boot import ChildOptions
 from jobpool.mechanism.frames import HandlerInfo
 
 
-def load(options: ChildOptions) -> list[HandlerInfo]:
-    """Import `options.apps`, in order, and return what handlers they registered.
+def load(options: ChildOptions, *, may_be_empty: bool = False) -> list[HandlerInfo]:
+    """Import `options.apps`, in order, and return what handlers they registered, and the built-in ones.
 
     The working directory, and before it `options.sys_path`, come first on `sys.path`. An app that is imported already
-    costs nothing.
+    costs nothing. `may_be_empty`: it may register no handler at all.
 
     Raises:
-        ConfigurationError: An app is not there, does not import, registers no handler, or a handler cannot be called.
+        ConfigurationError: An app is not there, does not import, registers nothing that a job could call, or a handler
+            cannot be called.
 
     Blocks as long as the imports take.
     """
     _extend_path([*options.sys_path, os.getcwd()])
     for app in options.apps:
         _import(app)
-    if options.apps and not DEFAULT.names():
+    DEFAULT.allow(Allowances(**options.allowances))
+    if options.apps and DEFAULT.is_empty and not may_be_empty:
         raise ConfigurationError(
             f"{', '.join(options.apps)} registers no handler: decorate a function with @jobpool.handler"
         )
     DEFAULT.prepare()
     DEFAULT.restrict(options.queue_handlers)
-    return DEFAULT.infos()
+    return [*DEFAULT.infos(), *DEFAULT.built_in_infos()]
 
 
 def _extend_path(folders: list[str]) -> None:

@@ -6,8 +6,10 @@ passes on unchanged: an annotation is a promise to the reader first.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+import math
 import sys
 import types
 import typing
@@ -16,8 +18,10 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
+
+N = TypeVar("N", float, Decimal)
 
 Convert = Callable[[Any, str], Any]
 """Of a value and the path of its field ("" = the payload itself)."""
@@ -34,7 +38,7 @@ _FROM_TEXT: dict[Any, tuple[str, Callable[[str], Any]]] = {
     datetime: ("a date and time in ISO 8601", datetime.fromisoformat),
     date: ("a date in ISO 8601", date.fromisoformat),
     time: ("a time in ISO 8601", time.fromisoformat),
-    Decimal: ("a decimal number as text", Decimal),
+    Decimal: ("a decimal number as text", lambda text: _finite(Decimal(text))),
     UUID: ("a UUID", UUID),
     Path: ("a path", Path),
 }
@@ -114,8 +118,15 @@ def _exactly(kind: type) -> Convert:
 
 def _float(value: Any, where: str) -> float:
     if type(value) in (int, float):
-        return float(value)
+        with contextlib.suppress(OverflowError, ValueError):
+            return _finite(float(value))
     raise _wrong(where, "a number", value)
+
+
+def _finite(number: N) -> N:
+    if not math.isfinite(number):
+        raise ValueError
+    return number
 
 
 _SCALARS: dict[Any, Convert] = {kind: _exactly(kind) for kind in (str, int, bool)} | {float: _float}
@@ -182,12 +193,14 @@ def _literal(allowed: tuple[Any, ...]) -> Convert:
 
 def _enum(kind: type[Enum]) -> Convert:
     allowed = ", ".join(repr(member.value) for member in kind)
+    types = {type(member.value) for member in kind}
 
     def convert(value: Any, where: str) -> Any:
-        try:
-            return kind(value)
-        except ValueError:
-            raise _wrong(where, f"one of {allowed}", value) from None
+        # To Python, True is 1, and 1.0 is 1 too.
+        if type(value) in types or not isinstance(value, bool | float):
+            with contextlib.suppress(ValueError):
+                return kind(value)
+        raise _wrong(where, f"one of {allowed}", value)
 
     return convert
 
@@ -227,10 +240,21 @@ def _dataclass(kind: type) -> Convert:
 
 def _fields(kind: type) -> tuple[Mapping[str, Convert], list[str]]:
     hints = resolve_hints(kind)
-    fields = [part for part in dataclasses.fields(kind) if part.init]
+    kept = {part.name for part in dataclasses.fields(kind) if part.init}
+    # `__dataclass_fields__` also has those for `__post_init__` only, which `fields` leaves out.
+    every = kind.__dataclass_fields__.values()  # type: ignore[attr-defined]
+    fields = [part for part in every if part.name in kept or _for_init(hints.get(part.name))]
     missing = dataclasses.MISSING
     required = [part.name for part in fields if part.default is missing and part.default_factory is missing]
-    return {part.name: converter(hints.get(part.name, Any)) for part in fields}, required
+    return {part.name: converter(_plain(hints.get(part.name, Any))) for part in fields}, required
+
+
+def _for_init(annotation: Any) -> bool:
+    return annotation is dataclasses.InitVar or isinstance(annotation, dataclasses.InitVar)
+
+
+def _plain(annotation: Any) -> Any:
+    return annotation.type if isinstance(annotation, dataclasses.InitVar) else annotation
 
 
 def _values(value: Any, where: str, kind: type, fields: Mapping[str, Convert], required: list[str]) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from types import TracebackType
 
 import jobpool.errors
 from jobpool.child.capture import cap_text
-from jobpool.child.invoke import PayloadMismatch
-from jobpool.errors import Retry, Snooze, Unrecoverable
+from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable
 from jobpool.mechanism.frames import Verdict
 
 _OURS = os.path.dirname(os.path.abspath(jobpool.errors.__file__)) + os.sep
@@ -68,11 +67,13 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def told(error: BaseException, cap: int) -> str:
-    """The traceback, without jobpool's own frames at its top; of a payload that does not fit, the sentence alone."""
-    if isinstance(error, PayloadMismatch):
-        return cap_text(str(error), cap)
+    """The traceback, without jobpool's own frames at its top; of an error that jobpool has raised, the sentence."""
     try:
-        lines = TracebackException(type(error), error, _below_ours(error.__traceback__)).format()
+        below = below_ours(error.__traceback__)
+        if below is None and isinstance(error, JobpoolError):
+            return cap_text(str(error), cap)
+        trace = None if isinstance(error, BaseExceptionGroup) else error.__traceback__  # its members have their own
+        lines = TracebackException(type(error), error, below or trace).format()
         return cap_text("".join(lines).rstrip("\n"), cap)
     except Exception:  # noqa: BLE001 - an error that cannot be told is still a failed attempt
         return named(error)
@@ -97,8 +98,9 @@ def _number(seconds: float) -> str:
     return f"{seconds:.6f}".rstrip("0").rstrip(".")
 
 
-def _below_ours(trace: TracebackType | None) -> TracebackType | None:
+def below_ours(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that begins below jobpool's own frames at its top; None when there is no other."""
     below = trace
     while below is not None and below.tb_frame.f_code.co_filename.startswith(_OURS):
         below = below.tb_next
-    return below or trace
+    return below

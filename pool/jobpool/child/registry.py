@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar, overload
 
-from jobpool import producer
-from jobpool.builder import JobBuilder
-from jobpool.child.invoke import Bound, bind, check_shape
-from jobpool.context import JobContext
+from jobpool.allowances import Allowances
+from jobpool.child import builtin as kinds
+from jobpool.child.handler import AfterRun, AnyHandler, BeforeRun, Handler, P, R, check_hook, check_retries
 from jobpool.definition import check_seconds
-from jobpool.errors import ConfigurationError, InvalidJob
+from jobpool.errors import ConfigurationError
 from jobpool.mechanism.frames import HandlerInfo
-from jobpool.names import check_name, check_queue
-from jobpool.result import ExecutionResult
 
-P = ParamSpec("P")
-R = TypeVar("R")
+__all__ = [
+    "DEFAULT",
+    "AnyHandler",
+    "Handler",
+    "HandlerNotAllowed",
+    "HandlerRegistry",
+    "UnknownHandler",
+    "builtin",
+    "command",
+    "handler",
+    "listener",
+]
 
-BeforeRun = Callable[[JobContext], object]
-AfterRun = Callable[[ExecutionResult], object]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class UnknownHandler(LookupError):
@@ -32,114 +38,26 @@ class HandlerNotAllowed(LookupError):
     """The handler exists and is not on the queue's list of allowed handlers."""
 
 
-class Handler(Generic[P, R]):
-    """A function that runs jobs. Calling it calls the function, with no queue between.
-
-    Attributes:
-        name: What jobs call it by.
-        function: What was decorated.
-        queues: Where `enqueue` and `define` send (the first); () = the default queue. No restriction: see
-            `HandlerRegistry.restrict`.
-        max_retries: For jobs that set none; None = the pool's policy.
-        timeout: Seconds, 0 = unlimited, for jobs that set none; None = the pool's default.
-        before_run: Called with the context before the handler; what it raises fails the attempt.
-        after_run: Called with the `ExecutionResult` after every attempt; what it raises is logged.
-        allow_daemons: Processes that an attempt leaves behind are let live.
-        ack_in_transaction: The function may end its message with `ctx.ack(connection)`.
-    """
-
-    def __init__(
-        self,
-        function: Callable[P, R],
-        name: str | None = None,
-        *,
-        queue: str | Iterable[str] | None = None,
-        max_retries: int | None = None,
-        timeout: float | None = None,
-        before_run: BeforeRun | None = None,
-        after_run: AfterRun | None = None,
-        allow_daemons: bool = False,
-        ack_in_transaction: bool = False,
-    ) -> None:
-        functools.update_wrapper(self, function)  # first: it copies the function's attributes, whatever they are called
-        self.name = check_name(getattr(function, "__name__", "") if name is None else name, "handler name")
-        self.function = function
-        self.queues = _queues(queue)
-        self.max_retries = _retries(max_retries, self.name)
-        self.timeout = None if timeout is None else check_seconds(timeout, f"timeout of handler {self.name!r}")
-        self.before_run = _hook(before_run, "before_run", self.name)
-        self.after_run = _hook(after_run, "after_run", self.name)
-        self.allow_daemons = allow_daemons
-        self.ack_in_transaction = ack_in_transaction
-        self._bound: Bound | None = None
-        check_shape(function, self.name, self.place)
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.function(*args, **kwargs)
-
-    def define(self, **payload: Any) -> JobBuilder:
-        """A builder for a job with this payload, on the handler's queue; ends with `dispatch()`.
-
-        Raises:
-            InvalidJob: JSON cannot carry the payload.
-        """
-        builder = JobBuilder(self.name, payload)
-        return builder.queue(self.queues[0]) if self.queues else builder
-
-    def enqueue(self, **payload: Any) -> str:
-        """Enqueue a job with this payload through the process's default producer; the message's id.
-
-        Raises:
-            InvalidJob: JSON cannot carry the payload.
-            BackendUnavailable: The broker did not answer.
-
-        Blocks for one round trip to the broker.
-        """
-        return producer.default().enqueue(self.define(**payload).to_definition())
-
-    @property
-    def bound(self) -> Bound:
-        """The function, called with a context alone: arguments come from the payload. Made at the first use.
-
-        Raises:
-            ConfigurationError: Its annotations cannot work; the text says which.
-        """
-        if self._bound is None:
-            self._bound = bind(self.function, self.name)
-        return self._bound
-
-    @property
-    def place(self) -> str:
-        """Where the function was written, as `file:line (name)`."""
-        function = inspect.unwrap(self.function)
-        name = getattr(function, "__qualname__", repr(function))
-        code = getattr(function, "__code__", None)
-        if code is None:
-            return f"{getattr(function, '__module__', '?')} ({name})"
-        return f"{code.co_filename}:{code.co_firstlineno} ({name})"
-
-    @property
-    def info(self) -> HandlerInfo:
-        """What the master is told of it."""
-        return HandlerInfo(self.name, list(self.queues), self.max_retries, self.timeout, self.ack_in_transaction)
-
-    def __repr__(self) -> str:
-        return f"<Handler {self.name!r} at {self.place}>"
-
-
-AnyHandler = Handler[Any, Any]
-
-
 class _Decorator(Protocol):
+    @overload
+    def __call__(self, function: type[object], /) -> Handler[..., Any]: ...
+
+    @overload
     def __call__(self, function: Callable[P, R], /) -> Handler[P, R]: ...
 
 
 class HandlerRegistry:
-    """Handlers by name. Filled while the app is imported, then only read."""
+    """Handlers by name. Filled while the app is imported, then only read.
+
+    The built-in handlers are there by themselves, and refuse what nothing allows. An app's own handler of such a name
+    takes its place.
+    """
 
     def __init__(self) -> None:
         self._handlers: dict[str, AnyHandler] = {}
         self._allowed: dict[str, frozenset[str]] = {}
+        self._kit = kinds.Kit()
+        self._built_in: dict[str, AnyHandler] = {}
 
     def register(self, handler: AnyHandler) -> None:
         """Add a handler. The same function again (a module imported under two names) replaces itself.
@@ -153,6 +71,9 @@ class HandlerRegistry:
                 f"two handlers are named {handler.name!r}: {known.place} and {handler.place}: rename one of them"
             )
         self._handlers[handler.name] = handler
+
+    @overload
+    def handler(self, name: type[object], /) -> Handler[..., Any]: ...
 
     @overload
     def handler(self, name: Callable[P, R], /) -> Handler[P, R]: ...
@@ -173,7 +94,7 @@ class HandlerRegistry:
     ) -> _Decorator: ...
 
     def handler(self, name: Any = None, /, **options: Any) -> Any:
-        """Register a function as a handler; with or without arguments: see `jobpool.handler`."""
+        """Register a function or class as a handler; with or without arguments: see `jobpool.handler`."""
         if callable(name):
             return self._add(name, None, {})
         return lambda function: self._add(function, name, options)
@@ -182,6 +103,75 @@ class HandlerRegistry:
         handler: AnyHandler = Handler(function, name, **options)
         self.register(handler)
         return handler
+
+    @overload
+    def command(self, name: F, /) -> F: ...
+
+    @overload
+    def command(self, name: str | None = None, /) -> Callable[[F], F]: ...
+
+    def command(self, name: Any = None, /) -> Any:
+        """Register a function as a sub-command: see `jobpool.command`."""
+        from jobpool.child.builtin.command import register
+
+        if callable(name):
+            return register(self._kit.commands, name, None)
+        return lambda function: register(self._kit.commands, function, name)
+
+    def listener(self, event: str, /) -> Callable[[F], F]:
+        """Register a function for an event: see `jobpool.listener`."""
+        from jobpool.child.builtin.event import register
+
+        return lambda function: register(self._kit.listeners, function, event)
+
+    def builtin(
+        self,
+        name: str,
+        /,
+        *,
+        max_retries: int | None = None,
+        timeout: float | None = None,
+        before_run: BeforeRun | None = None,
+        after_run: AfterRun | None = None,
+    ) -> None:
+        """Set options of a built-in handler: see `jobpool.builtin`."""
+        if name not in kinds.MAKERS:
+            raise ConfigurationError(f"no built-in handler is named {name!r}: {', '.join(kinds.MAKERS)}")
+        options = {
+            "max_retries": check_retries(max_retries, name),
+            "timeout": None if timeout is None else check_seconds(timeout, f"timeout of handler {name!r}"),
+            "before_run": check_hook(before_run, "before_run", name),
+            "after_run": check_hook(after_run, "after_run", name),
+        }
+        self._kit.set_options(name, options, _caller())
+        self._built_in.pop(name, None)
+
+    def allow(self, allowances: Allowances) -> None:
+        """Set what the built-in handlers may do, in place of what was set before."""
+        self._kit.allowances = allowances
+        self._built_in.clear()
+
+    def with_rules(
+        self, allowances: Allowances | None = None, queue_handlers: Mapping[str, Iterable[str]] | None = None
+    ) -> HandlerRegistry:
+        """A registry of the same handlers, those that are registered later too, under rules of its own.
+
+        Args:
+            allowances: What the built-in handlers may do there; None = what they may here.
+            queue_handlers: As `restrict` takes it; None = what holds here.
+
+        Raises:
+            ConfigurationError: The allowances enable a built-in handler in whose place there is another.
+        """
+        made = HandlerRegistry()
+        made._handlers = self._handlers
+        made._allowed = self._allowed
+        made._kit = replace(self._kit, allowances=self._kit.allowances if allowances is None else allowances)
+        if allowances is not None:
+            made._check_names()
+        if queue_handlers is not None:
+            made.restrict(queue_handlers)
+        return made
 
     def restrict(self, queue_handlers: Mapping[str, Iterable[str]]) -> None:
         """Set which handlers may run on a queue: one that is absent is free, an empty list allows none."""
@@ -193,31 +183,77 @@ class HandlerRegistry:
         Raises:
             UnknownHandler: There is none; a deploy may be rolling.
             HandlerNotAllowed: There is one, and the queue's list does not name it.
+            ConfigurationError: A built-in one cannot be made here.
         """
         handler = self._handlers.get(name)
-        if handler is None:
+        if handler is None and name not in kinds.MAKERS:
             raise UnknownHandler(f"no handler is named {name!r} here")
         allowed = self._allowed.get(queue) if self._allowed else None
         if allowed is not None and name not in allowed:
             raise HandlerNotAllowed(f"handler {name!r} is not allowed on queue {queue!r}")
+        return self._made(name) if handler is None else handler
+
+    def _made(self, name: str) -> AnyHandler:
+        """The built-in handler of that name."""
+        handler = self._built_in.get(name)
+        if handler is None:
+            try:
+                handler = self._built_in[name] = kinds.make(name, self._kit)
+            except ImportError as error:
+                raise ConfigurationError(f"the built-in handler {name!r} cannot be used here: {error}") from error
         return handler
 
     def prepare(self) -> None:
         """Bind every handler now, so that children share the work and a mistake shows before the first job.
 
         Raises:
-            ConfigurationError: An annotation cannot work.
+            ConfigurationError: An annotation cannot work, or an own handler has the name of a built-in one that the app
+                or the settings enable: the text names both.
         """
+        self._check_names()
         for handler in self._handlers.values():
             _ = handler.bound
+        for command in self._kit.commands.values():
+            _ = command.bound
+        for listeners in self._kit.listeners.values():
+            _ = [listener.bound for listener in listeners]
+
+    def _check_names(self) -> None:
+        for name in self._handlers.keys() & kinds.MAKERS.keys():
+            enabled_by = kinds.enabled_by(name, self._kit)
+            if enabled_by:
+                raise ConfigurationError(
+                    f"two handlers are named {name!r}: {self._handlers[name].place} and the built-in one, which is in"
+                    f" use here by {enabled_by}: rename yours"
+                )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no job can do anything here: no handler is registered, and nothing enables a built-in one."""
+        return not self._handlers and not any(kinds.enabled_by(name, self._kit) for name in kinds.MAKERS)
 
     def names(self) -> list[str]:
-        """All names, sorted."""
+        """The names of all that was registered, sorted; not of the built-in handlers."""
         return sorted(self._handlers)
 
     def infos(self) -> list[HandlerInfo]:
-        """What the master is told, in the order of the names."""
+        """What the master is told of what was registered, in the order of the names."""
         return [self._handlers[name].info for name in self.names()]
+
+    def built_in_infos(self) -> list[HandlerInfo]:
+        """What the master is told of the built-in handlers that no other has replaced. Imports none of them."""
+        return [self._built_in_info(name) for name in kinds.MAKERS if name not in self._handlers]
+
+    def _built_in_info(self, name: str) -> HandlerInfo:
+        options = self._kit.options.get(name, {})
+        enabled = name in kinds.OPEN or bool(kinds.enabled_by(name, self._kit))
+        return HandlerInfo(name, [], options.get("max_retries"), options.get("timeout"), enabled=enabled)
+
+
+def _caller() -> str:
+    """Where the code is, as `file:line`, that called what calls this."""
+    frame = sys._getframe(2)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 DEFAULT = HandlerRegistry()
@@ -229,6 +265,9 @@ handler = DEFAULT.handler
 Bare (`@jobpool.handler`) the function's own name is used. The first parameter is the `JobContext`; then come either
 nothing, or parameters filled from an object payload by name, or one parameter annotated with a dataclass or a pydantic
 model, which becomes the whole payload. `async def` runs in an event loop of the child's own.
+
+A class fits that can be made without arguments and has a method `run`, or `__call__`, with parameters like these after
+`self`. Each attempt gets an instance of its own.
 
 Args:
     name: What jobs call it by, unique in the app.
@@ -246,23 +285,43 @@ Raises:
     InvalidJob: An option is out of bounds.
 """
 
+command = DEFAULT.command
+"""Make a function a sub-command, which jobs of the built-in handler `command` call by name.
 
-def _queues(queue: str | Iterable[str] | None) -> tuple[str, ...]:
-    if queue is None:
-        return ()
-    return tuple(check_queue(name) for name in ([queue] if isinstance(queue, str) else queue))
+The payload `"app:report --month 6"` is split as a shell would, and calls what is registered as `app:report`. The first
+parameter is the `JobContext`. One more parameter named `argv` gets the other words as a list; otherwise each parameter
+is an option (`month: int` is `--month`, `dry_run: bool` is `--dry-run` and `--no-dry-run`, a list is an option that may
+be repeated), and words that belong to no option fill those without a default, in order, then `*args`.
 
+Args:
+    name: One word; None = the function's name.
 
-def _retries(max_retries: int | None, name: str) -> int | None:
-    if max_retries is not None and (type(max_retries) is not int or max_retries < 0):
-        raise InvalidJob(f"max_retries of handler {name!r} must be a whole number >= 0, not {max_retries!r}")
-    return max_retries
+Raises:
+    ConfigurationError: The name is taken, or is no word, or the parameters cannot be filled; the text says where.
+"""
 
+listener = DEFAULT.listener
+"""Register a function for an event, which jobs of the built-in handler `event` fire.
 
-H = TypeVar("H", bound=Callable[..., object])
+It takes the `JobContext`, whose payload is the event's `data`, and parameters that are filled from that as a handler's
+are. Several functions may listen to one event; they run in the order of their registration.
 
+Args:
+    event: Its name. Jobs may fire it where `allowed_events` names it.
 
-def _hook(hook: H | None, what: str, name: str) -> H | None:
-    if hook is not None and (not callable(hook) or inspect.iscoroutinefunction(hook)):
-        raise InvalidJob(f"{what} of handler {name!r} must be a plain function, not {hook!r}")
-    return hook
+Raises:
+    ConfigurationError: The function's parameters cannot be filled.
+    InvalidJob: The event's name is none.
+"""
+
+builtin = DEFAULT.builtin
+"""Set options of a built-in handler, before and after hooks included.
+
+Args:
+    name: `command`, `callable`, `shell`, `event` or `url`.
+    max_retries, timeout, before_run, after_run: As of `jobpool.handler`.
+
+Raises:
+    ConfigurationError: There is no such built-in handler, or it has other options already.
+    InvalidJob: An option is out of bounds.
+"""

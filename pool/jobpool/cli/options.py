@@ -108,6 +108,10 @@ def _pool(*names: str, **kwargs: Any) -> Callable[[Function], Function]:
     return option(*names, section="Pool", **kwargs)
 
 
+def _allow(*names: str, **kwargs: Any) -> Callable[[Function], Function]:
+    return option(*names, section="Built-in handlers  [default: they may do nothing]", **kwargs)
+
+
 def _time(*names: str, **kwargs: Any) -> Callable[[Function], Function]:
     return option(*names, section="Times (seconds, or 90s, 5m, 1h)", metavar="TIME", **kwargs)
 
@@ -147,6 +151,16 @@ SETTING_OPTIONS = [
         metavar="QUEUE=HANDLER,…",
         help="Allow only these handlers on a queue; repeat it.",
     ),
+    _allow("--allowed-callables", multiple=True, metavar="MODULE:FUNCTION,…", help="What `callable` may call."),
+    _allow("--allowed-shell-commands", multiple=True, metavar="PROGRAM,…", help="What `shell` may start."),
+    _allow("--allow-all-shell-commands", is_flag=True, default=None, help="`shell` may start any program."),
+    _allow("--allowed-events", multiple=True, metavar="EVENT,…", help="What `event` may fire."),
+    _allow("--allowed-url-networks", multiple=True, metavar="CIDR,…", help="What `url` may call that is not public."),
+    _allow("--url-timeout", metavar="TIME", help="How long a call of `url` may take.  [default: 30s]"),
+    _allow("--url-max-bytes", metavar="SIZE", help="Of a body that `url` sends or takes.  [default: 1M]"),
+    _pool("--cron/--no-cron", default=None, help="Run a scheduler beside the pool, for what the app has scheduled."),
+    _pool("--environment", "--cron-environment", "cron_environment", metavar="NAME", help="Of the schedules to fire."),
+    _time("--cron-grace", help="How long a missed firing is made up for; at most 12h.  [default: 1h]"),
     _time("--ttl", help="How long a lease holds, between renewals.  [default: 30s]"),
     _time("--default-timeout", help="Of jobs that name none; 0 = unlimited.  [default: 1h]"),
     _time("--kill-grace", help="Between the timeout and the kill.  [default: 1s]"),

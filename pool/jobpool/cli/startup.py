@@ -69,10 +69,12 @@ def _answer(work: Callable[[], object], writing: int) -> None:
 def check_apps(pool: PoolSettings) -> PoolSettings:
     """`pool` with absolute paths of app files. Only looks for modules; importing them is the fork server's work.
 
+    A pool that may run programs or call functions by the built-in handlers needs no app.
+
     Raises:
         ConfigurationError: There is no app, or one cannot be found; the text says where was looked.
     """
-    if not pool.apps:
+    if not (pool.apps or pool.allowed_callables or pool.allowed_shell_commands or pool.allow_all_shell_commands):
         raise ConfigurationError(
             "no application: name the module with your handlers, --app myapp.jobs or apps in jobpool.toml"
             " (`jobpool init` writes a first one)"

@@ -7,7 +7,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from ipaddress import ip_address, ip_network
 
+from jobpool.allowances import Allowances
 from jobpool.doctor.configuration import attempts_of
 from jobpool.finding import Finding, Level
 from jobpool.mechanism.frames import HandlerInfo
@@ -15,6 +18,15 @@ from jobpool.settings import Settings
 
 PATIENCE = 10.0
 """Seconds that the app may take to import."""
+
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "busybox")
+_STARTERS = ("env", "find", "nice", "nohup", "ssh", "su", "sudo", "timeout", "xargs")
+_LANGUAGES = ("awk", "lua", "node", "perl", "php", "python", "python3", "ruby")
+_RUN_ANYTHING = frozenset((*_SHELLS, *_STARTERS, *_LANGUAGES))
+"""Programs that run others, or code, by their arguments."""
+
+_METADATA = tuple(map(ip_address, ("169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254")))
+"""Where clouds serve what a machine is and may do."""
 
 _MANY = 5
 """Names that are told of more."""
@@ -24,6 +36,8 @@ def examine(settings: Settings, sys_path: Sequence[str]) -> Iterator[Finding]:
     """What the handlers of `settings.apps` want, and what they get."""
     if not settings.apps:
         yield Finding("handlers", Level.NOTE, "the handlers were not looked at: no app is named (--app, or apps)")
+        yield from _programs(settings)
+        yield from _networks(settings)
         return
     found = _load(settings, sys_path)
     if isinstance(found, Finding):
@@ -35,10 +49,10 @@ def examine(settings: Settings, sys_path: Sequence[str]) -> Iterator[Finding]:
 def judge(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
     """What contradicts the settings; one line when nothing does."""
     bad = [*_unlimited(handlers), *_at_once(handlers, settings), *_capped(handlers, settings)]
-    bad += [*_unknown(handlers, settings)]
-    yield from bad or [
-        Finding("handlers", Level.OK, f"within the settings: {_list([handler.name for handler in handlers])}")
-    ]
+    bad += [*_unknown(handlers, settings), *_idle(handlers, settings), *_programs(settings)]
+    bad += _networks(settings)
+    names = [handler.name for handler in handlers if handler.enabled]
+    yield from bad or [Finding("handlers", Level.OK, f"within the settings: {_list(names)}")]
 
 
 def _unlimited(handlers: Sequence[HandlerInfo]) -> Iterator[Finding]:
@@ -75,6 +89,41 @@ def _unknown(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Fi
             yield Finding("handlers", Level.PROBLEM, found, why, "correct the name")
 
 
+def _idle(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
+    # `url` may call public addresses though nothing is set for it.
+    idle = {handler.name for handler in handlers if not handler.enabled and handler.name != "url"}
+    for queue, names in settings.queue_handlers.items():
+        found = [name for name in names if name in idle]
+        if found:
+            text = f"queue_handlers allows on queue {queue!r} built-in handlers that may do nothing: {_list(found)}"
+            mend = "set what they may do (docs/handlers.md), or take them off the list"
+            yield Finding("handlers", Level.WARNING, text, "every job for them is dead at once", mend)
+
+
+def _programs(settings: Settings) -> Iterator[Finding]:
+    """Settings by which `shell` may start more than it seems."""
+    mend = "name the programs that jobs need in allowed_shell_commands"
+    if settings.allow_all_shell_commands:
+        why = "whoever can enqueue a job can run anything here"
+        yield Finding("handlers", Level.WARNING, "allow_all_shell_commands is set", why, mend)
+        return
+    names = [name for name in settings.allowed_shell_commands if os.path.basename(name) in _RUN_ANYTHING]
+    if names:
+        found = f"allowed_shell_commands names what runs whatever it is told: {_list(names)}"
+        why = "whoever can enqueue a job can run anything here"
+        yield Finding("handlers", Level.WARNING, found, why, "name programs that do one thing, or scripts of your own")
+
+
+def _networks(settings: Settings) -> Iterator[Finding]:
+    """Settings by which `url` may fetch the credentials of the machine."""
+    blocks = [ip_network(block) for block in settings.allowed_url_networks]
+    names = [str(block) for block in blocks if any(address in block for address in _METADATA)]
+    if names:
+        found = f"allowed_url_networks holds an address where a cloud serves credentials: {_list(names)}"
+        why = "whoever can enqueue a job, and read its output, can be this machine"
+        yield Finding("handlers", Level.WARNING, found, why, "name the smallest blocks that will do")
+
+
 def _list(names: Sequence[str]) -> str:
     more = len(names) - _MANY
     return ", ".join(names[:_MANY]) + (f" and {more} more" if more > 0 else "")
@@ -82,7 +131,8 @@ def _list(names: Sequence[str]) -> str:
 
 def _load(settings: Settings, sys_path: Sequence[str]) -> list[HandlerInfo] | Finding:
     """The handlers, or why there are none."""
-    asked = json.dumps({"apps": list(settings.apps), "sys_path": [*sys_path, os.getcwd()]})
+    allowances = asdict(Allowances.of(settings))
+    asked = json.dumps({"apps": settings.apps, "sys_path": [*sys_path, os.getcwd()], "allowances": allowances})
     command = [sys.executable, "-m", "jobpool.doctor.listing"]
     try:
         done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -16,7 +16,7 @@ from jobpool.mechanism.boot import ChildOptions
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """`handlers`, or `error`: why there are none."""
     try:
-        found = load(ChildOptions(apps=asked["apps"], sys_path=asked["sys_path"]))
+        found = load(ChildOptions(**asked))
     except JobpoolError as error:
         return {"error": str(error)}
     return {"handlers": [asdict(handler) for handler in found]}

@@ -36,6 +36,16 @@ class PoolSettings:
         recycle_memory: A child above this after an attempt is replaced; 0 = never.
         max_jobs: A child is replaced after this many attempts (± `max_jobs_jitter`); 0 = never.
         queue_handlers: Queue → the only handlers that may run there; absent = all.
+        allowed_callables: What the built-in handler `callable` may call, each `module:function`.
+        allowed_shell_commands: What the built-in handler `shell` may start: names, or absolute paths.
+        allow_all_shell_commands: It may start any program.
+        allowed_events: Events that the built-in handler `event` may fire.
+        allowed_url_networks: CIDR blocks that the built-in handler `url` may call beside public addresses.
+        url_timeout: How long one of its calls may take in all.
+        url_max_bytes: Of a body that it sends or takes.
+        cron: A scheduler runs beside the pool, in a process of its own.
+        cron_environment: Of the schedules that it serves; None = those that name none.
+        cron_grace: For how long missed firings are made up for.
         idempotency_ttl: For how long a done idempotency key is remembered.
         concurrency_limits: Queue → so many of its jobs run at a time, in all pools; absent = no limit.
         concurrency_per_key: Queue → so many of those that share a concurrency key.
@@ -54,6 +64,7 @@ class PoolSettings:
         history_keep: So many of each job's name, the newest.
         mask_keys: Keys whose values are masked in the history, besides those that always are.
         broker_timeout: How long a call may take before the broker counts as silent; None = the backend's own limit.
+        log_level, log_format: Of the log, for processes that write one of their own.
         board_path: Where the scoreboard lives; None = in memory only, invisible from outside.
     """
 
@@ -89,6 +100,16 @@ class PoolSettings:
     memory_limit: int = 0
     recycle_memory: int = 0
     queue_handlers: dict[str, list[str]] = field(default_factory=dict)
+    allowed_callables: tuple[str, ...] = ()
+    allowed_shell_commands: tuple[str, ...] = ()
+    allow_all_shell_commands: bool = False
+    allowed_events: tuple[str, ...] = ()
+    allowed_url_networks: tuple[str, ...] = ()
+    url_timeout: float = 30.0
+    url_max_bytes: int = 1 << 20
+    cron: bool = False
+    cron_environment: str | None = None
+    cron_grace: float = 3600.0
     idempotency_ttl: float = IDEMPOTENCY_TTL
     concurrency_limits: dict[str, int] = field(default_factory=dict)
     concurrency_per_key: dict[str, int] = field(default_factory=dict)
@@ -108,6 +129,8 @@ class PoolSettings:
     history_keep: int = 100
     mask_keys: tuple[str, ...] = ()
     broker_timeout: float | None = None
+    log_level: str = "info"
+    log_format: str = "text"
     board_path: str | None = None
     sys_path: tuple[str, ...] = ()
 

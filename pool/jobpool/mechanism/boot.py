@@ -31,6 +31,7 @@ class ChildOptions:
         sys_path: Put in front of `sys.path` by the fork server, before anything of the app is imported.
         queue_handlers: Queue to the only handlers it may run; a queue that is absent is free.
         queues: What the pool serves; () = anything.
+        allowances: What the built-in handlers may do: arguments of `jobpool.allowances.Allowances`; {} = nothing.
     """
 
     apps: list[str] = field(default_factory=list)
@@ -45,6 +46,7 @@ class ChildOptions:
     sys_path: list[str] = field(default_factory=list)
     queue_handlers: dict[str, list[str]] = field(default_factory=dict)
     queues: list[str] = field(default_factory=list)
+    allowances: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """As UTF-8 JSON."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -15,24 +14,10 @@ from jobpool.mechanism import packets
 from jobpool.mechanism.boot import ForkServerConfig
 from jobpool.mechanism.frames import BadFrame, Exited, Frame, Loaded, LoadFailed, Spawn, Spawned, SpawnFailed, decode
 from jobpool.mechanism.outbox import Outbox
+from jobpool.mechanism.scrubbing import scrubbed
 
 _AT_ONCE = 256
-_OURS = re.compile(r"(JOBPOOL|JOBS)_", re.IGNORECASE)
-_SECRET_NAME = re.compile(r"URL|URI|DSN|BACKEND|BROKER|STATE|KEY|SECRET|TOKEN|PASSW|SIGN|CREDENTIAL", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"://|Endpoint=", re.IGNORECASE)
 _UP = (Loaded, LoadFailed, Spawned, SpawnFailed, Exited)
-
-
-def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` without what only the master may know: its own variables that hold a broker's URL or a key.
-
-    Variables of other names are the app's, and stay.
-    """
-    return {name: value for name, value in environ.items() if not _is_secret(name, value)}
-
-
-def _is_secret(name: str, value: str) -> bool:
-    return bool(_OURS.match(name) and (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value)))
 
 
 class ForkServer:

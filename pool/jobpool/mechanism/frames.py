@@ -181,13 +181,17 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class HandlerInfo:
-    """What the master knows of a handler. `queues` empty = any; None = the job's or the pool's value applies."""
+    """What the master knows of a handler. `queues` empty = any; None = the job's or the pool's value applies.
+
+    `enabled` False: a built-in one that refuses every job, because nothing allows it any.
+    """
 
     name: str
     queues: list[str] = field(default_factory=list)
     max_retries: int | None = None
     timeout: float | None = None
     ack_in_transaction: bool = False
+    enabled: bool = True
 
 
 @dataclass(frozen=True, slots=True)

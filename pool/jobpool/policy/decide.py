@@ -191,7 +191,7 @@ def _given_up(outcome: CancelledByPerson | Rejected | HandlerNotAllowed | Expire
         case Rejected(why):
             return Abandon("rejected", why)
         case HandlerNotAllowed(handler):
-            return Abandon("handler-not-allowed", f"handler {handler!r} may not run on this queue")
+            return Abandon("handler-not-allowed", f"handler {handler!r} is not allowed on this queue")
         case Expired():
             return Abandon("expired", "not started before it expired")
         case CrashLimit(crashes, cause):

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Self
 
 from jobpool import producer
+from jobpool.allowances import Allowances
 from jobpool.backend import Message, MessageFilter, ReapPolicy, State
 from jobpool.builder import JobBuilder
 from jobpool.child.registry import HandlerRegistry
@@ -46,6 +47,7 @@ class VirtualPool:
         reap: What becomes of messages whose lease has ended.
         signing_key: Signs and verifies; None = unsigned.
         queue_handlers: Queue to the only handlers that may run there.
+        allowances: What the built-in handlers may do; None = what the registry lets them, by itself nothing.
         default_timeout: Seconds, >= 0, for jobs and handlers that set none; 0 = unlimited.
         ttl: Virtual seconds, > 0, that a lease holds. Nobody renews it in virtual time.
         start: What the clock shows at first; None = now.
@@ -68,6 +70,7 @@ class VirtualPool:
         reap: ReapPolicy | None = None,
         signing_key: Key | Sequence[Key] | None = None,
         queue_handlers: Mapping[str, list[str]] | None = None,
+        allowances: Allowances | None = None,
         default_timeout: float = DEFAULT_TIMEOUT,
         ttl: float = 30.0,
         start: datetime | None = None,
@@ -85,6 +88,7 @@ class VirtualPool:
             retry=retry,
             limits=limits,
             queue_handlers=queue_handlers,
+            allowances=allowances,
             default_timeout=default_timeout,
             ttl=ttl,
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from jobpool.backend import QueueBackend
 from jobpool.child.attempt import Attempt, JobToRun
-from jobpool.child.registry import DEFAULT, AnyHandler, HandlerRegistry
+from jobpool.child.registry import AnyHandler, HandlerRegistry
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, MalformedEnvelope
 from jobpool.lease import JobLease
@@ -42,7 +42,6 @@ class FaultyWorker(QueueWorker):
         **options: Any,
     ) -> None:
         super().__init__(backend, registry, **options)
-        self._handlers = DEFAULT if registry is None else registry
         self._virtual = clock
         self._plan = plan
         self._outage = 0
@@ -114,7 +113,7 @@ class FaultyWorker(QueueWorker):
             attempt = super()._attempt(job)
         else:
             self._sabotage = Sabotage(self._plan, self._lease, self._lose)
-            attempt = self._sabotage.run(job, self._handlers)
+            attempt = self._sabotage.run(job, self._registry)
         self._output = attempt.output
         return attempt
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from jobpool.child import app
+from jobpool.child.builtin import MAKERS
 from jobpool.child.registry import DEFAULT
 from jobpool.errors import ConfigurationError
 from jobpool.mechanism.boot import ChildOptions
+from jobpool.mechanism.frames import HandlerInfo
 
 GOOD = "import jobpool.child.registry as r\n@r.handler({name!r}, queue='reports', timeout=5)\ndef f(ctx): ...\n"
 
@@ -35,12 +37,16 @@ def write(path: Path, text: str) -> Path:
 
 
 def load(*apps: str, **options: object) -> list[str]:
-    return [info.name for info in app.load(ChildOptions(apps=list(apps), **options))]  # type: ignore[arg-type]
+    return [info.name for info in own(app.load(ChildOptions(apps=list(apps), **options)))]  # type: ignore[arg-type]
+
+
+def own(infos: list[HandlerInfo]) -> list[HandlerInfo]:
+    return [info for info in infos if info.name not in MAKERS]
 
 
 def test_a_module_in_the_working_directory_is_found(tmp_path: Path) -> None:
     write(tmp_path / "shop_a/jobs.py", GOOD.format(name="report"))
-    [info] = app.load(ChildOptions(apps=["shop_a.jobs"]))
+    [info] = own(app.load(ChildOptions(apps=["shop_a.jobs"])))
     assert (info.name, info.queues, info.timeout) == ("report", ["reports"], 5.0)
     assert sys.path[0] == str(tmp_path)
 

@@ -417,6 +417,19 @@ def test_the_clock_of_a_real_server_that_is_an_hour_ahead(settings: Any, tmp_pat
             "retry_max_attempts is 3, and max_retries asks for more on a",
         ),
         (HandlerInfo("a"), {"queue_handlers": {"default": ["b"]}}, Level.PROBLEM, "what no app registers: b"),
+        (
+            HandlerInfo("shell", enabled=False),
+            {"queue_handlers": {"default": ["shell"]}},
+            Level.WARNING,
+            "on queue 'default' built-in handlers that may do nothing: shell: every job for them is dead at once",
+        ),
+        (HandlerInfo("a"), {"allow_all_shell_commands": True}, Level.WARNING, "allow_all_shell_commands is set"),
+        (HandlerInfo("a"), {"allowed_shell_commands": "git,/bin/sh"}, Level.WARNING, "whatever it is told: /bin/sh"),
+        (HandlerInfo("shell"), {"allowed_shell_commands": "git"}, Level.OK, "within the settings: shell"),
+        (HandlerInfo("url", enabled=False), {"queue_handlers": {"default": ["url"]}}, Level.OK, "within the settings"),
+        (HandlerInfo("a"), {"allowed_url_networks": "10.0.0.0/8,169.254.0.0/16"}, Level.WARNING, ": 169.254.0.0/16:"),
+        (HandlerInfo("a"), {"allowed_url_networks": "::/0"}, Level.WARNING, "where a cloud serves credentials: ::/0"),
+        (HandlerInfo("a"), {"allowed_url_networks": "10.1.2.0/24"}, Level.OK, "within the settings: a"),
     ],
     ids=str,
 )
@@ -477,6 +490,14 @@ def test_without_an_app_the_handlers_are_not_looked_at(settings: Any) -> None:
     found = list(handlers.examine(settings(), []))
     assert levels(found) == [Level.NOTE]
     assert "no app is named" in str(found[0])
+    assert levels(list(handlers.examine(settings(allow_all_shell_commands="yes"), []))) == [Level.NOTE, Level.WARNING]
+
+
+def test_an_app_with_listeners_alone_is_one_where_its_events_are_allowed(settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "myevents.py").write_text("import jobpool\n@jobpool.listener('paid')\ndef thank(ctx): ...\n")
+    found = list(handlers.examine(settings(apps="myevents", allowed_events="paid"), [str(tmp_path)]))
+    assert levels(found) == [Level.OK]
+    assert "event" in str(found[0])
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------

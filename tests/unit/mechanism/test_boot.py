@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from jobpool.mechanism.boot import ChildOptions, ForkServerConfig
-from jobpool.mechanism.forkclient import scrubbed
+from jobpool.mechanism.scrubbing import scrubbed
 
 OPTIONS = ChildOptions(
     apps=["myapp.jobs"], kill_grace=0.5, max_jobs=100, queue_handlers={"reports": ["render"]}, sys_path=["/srv/ü"]

@@ -150,7 +150,7 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
             HandlerNotAllowed("shell"),
             FIRST,
             Rules(),
-            Abandon("handler-not-allowed", "handler 'shell' may not run on this queue"),
+            Abandon("handler-not-allowed", "handler 'shell' is not allowed on this queue"),
             id="handler not allowed",
         ),
         pytest.param(AlreadyDone(), FIRST, Rules(), Ack(), id="idempotency key done"),

@@ -1,0 +1,89 @@
+"""Which addresses are public. Pure: no name is looked up here.
+
+The tables are those of IANA's registries of special-purpose addresses (iana-ipv4-special-registry and
+iana-ipv6-special-registry), written out because `ipaddress.is_global` differs between Python's releases and does not
+say why. Where a range is reachable in theory and names no web server in practice, it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+V4 = {
+    "0.0.0.0/8": "unspecified",
+    "10.0.0.0/8": "private",
+    "100.64.0.0/10": "shared by a provider's customers (CGNAT)",
+    "127.0.0.0/8": "loopback",
+    "168.63.129.16/32": "the host of an Azure machine",
+    "169.254.0.0/16": "link-local, where clouds serve metadata",
+    "172.16.0.0/12": "private",
+    "192.0.0.0/24": "reserved for protocols",
+    "192.0.2.0/24": "for documentation",
+    "192.88.99.0/24": "a 6to4 relay",
+    "192.168.0.0/16": "private",
+    "198.18.0.0/15": "for benchmarks",
+    "198.51.100.0/24": "for documentation",
+    "203.0.113.0/24": "for documentation",
+    "224.0.0.0/4": "multicast",
+    "255.255.255.255/32": "broadcast",
+    "240.0.0.0/4": "reserved",
+}
+V6 = {
+    "::/128": "unspecified",
+    "::1/128": "loopback",
+    "64:ff9b:1::/48": "of a local translator (NAT64)",
+    "100::/64": "a black hole",
+    "2001::/32": "in a Teredo tunnel",
+    "2001::/23": "reserved for protocols",
+    "2001:db8::/32": "for documentation",
+    "2002::/16": "in a 6to4 tunnel",
+    "3fff::/20": "for documentation",
+    "fc00::/7": "private",
+    "fe80::/10": "link-local",
+    "fec0::/10": "site-local",
+    "ff00::/8": "multicast",
+}
+_V4 = [(IPv4Network(network), what) for network, what in V4.items()]
+_V6 = [(IPv6Network(network), what) for network, what in V6.items()]
+_GLOBAL_V6 = IPv6Network("2000::/3")
+_TRANSLATED = IPv6Network("64:ff9b::/96")
+
+
+def why_not_public(address: Address) -> str:
+    """What kind of address it is, if it is not public; else "".
+
+    An address that is translated to IPv4 on the way (NAT64) is what the IPv4 address in it is. Tunnels (6to4, Teredo)
+    are refused whatever is in them.
+    """
+    if isinstance(address, IPv4Address):
+        return _found(address, _V4)
+    embedded = embedded_v4(address)
+    if embedded is not None:
+        return why_not_public(embedded)
+    return _found(address, _V6) or ("" if address in _GLOBAL_V6 else "reserved")
+
+
+def embedded_v4(address: IPv6Address) -> IPv4Address | None:
+    """The IPv4 address that packets to a mapped (`::ffff:a.b.c.d`) or translated (`64:ff9b::a.b.c.d`) one go to."""
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return IPv4Address(int(address) & 0xFFFFFFFF) if address in _TRANSLATED else None
+
+
+def plain(address: Address) -> Address:
+    """The address itself, or the IPv4 address that a mapped one is: what is connected to."""
+    mapped = None if isinstance(address, IPv4Address) else address.ipv4_mapped
+    return address if mapped is None else mapped
+
+
+def is_in(address: Address, networks: Sequence[Network]) -> bool:
+    """Whether one of the networks holds the address."""
+    return any(address in network for network in networks)
+
+
+def _found(address: Address, table: Sequence[tuple[Network, str]]) -> str:
+    return next((what for network, what in table if address in network), "")

@@ -1,0 +1,69 @@
+"""The cook-book's application for the built-in handler `url`, run as it says."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from support.webserver import WebServer, answer
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PROGRAMS = {"python": sys.executable, "jobpool": str(Path(sys.executable).with_name("jobpool"))}
+LIMIT = 60.0
+
+
+def run(folder: Path, program: str, *words: str) -> str:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("JOBPOOL_")}
+    environment = {**own, "JOBPOOL_RUNTIME_DIR": str(folder / "run")}
+    line = [PROGRAMS[program], *words]
+    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def section() -> str:
+    return (DOCS / "cookbook.md").read_text("utf-8").partition("\n## Call a URL\n")[2].partition("\n## ")[0]
+
+
+def test_the_page_shows_the_program_as_it_is() -> None:
+    assert f"```python\n{(DOCS / 'cookbook' / 'webhooks.py').read_text('utf-8').rstrip()}\n```" in section()
+
+
+def test_subscribers_are_called_with_signed_bodies_and_no_one_gets_a_call_inward(tmp_path: Path) -> None:
+    with WebServer() as server:
+        server.answers = {"/hook": answer(b"thanks"), "/gone": answer(b"moved away", "410 Gone")}
+        here = f"http://127.0.0.1:{server.port}"
+        urls = {
+            "acme": f"{here}/hook",
+            "closed": f"{here}/gone",
+            "sly": "http://169.254.169.254/latest/meta-data/",
+            "slier": f"http://acme.example@127.0.0.1:{server.port}/hook",
+        }
+        subscribers = {name: {"url": url, "secret": f"secret of {name}"} for name, url in urls.items()}
+        (tmp_path / "subscribers.json").write_text(json.dumps(subscribers))
+
+        shutil.copy(DOCS / "cookbook" / "webhooks.py", tmp_path)
+        announce, pool = (shlex.split(line) for line in re.findall(r"^\$ (.*)$", section(), re.MULTILINE))
+        run(tmp_path, *announce)
+        run(tmp_path, *pool, "--workers", "1", "--until-empty", "--allowed-url-networks", "127.0.0.0/8")
+
+        calls = {seen.path: seen for seen in server.seen}
+        dead = json.loads(run(tmp_path, "jobpool", "dead", "list", "--json"))
+
+    assert len(server.seen) == len(calls) == 2
+    assert json.loads(calls["/hook"].body) == {"event": "order.paid", "data": {"order": 7}}
+    signature = hmac.new(b"secret of acme", calls["/hook"].body, "sha256").hexdigest()
+    assert calls["/hook"].headers["x-signature"] == f"sha256={signature}"
+    reasons = {letter["name"]: json.dumps(letter) for letter in dead}
+    assert sorted(reasons) == ["webhook-closed", "webhook-slier", "webhook-sly"]
+    assert "answered 410: moved away" in reasons["webhook-closed"]
+    assert "refused (address)" in reasons["webhook-sly"]
+    assert "refused (userinfo)" in reasons["webhook-slier"]
+    assert "secret of" not in "".join(reasons.values())

@@ -1,0 +1,46 @@
+"""Attempts of built-in handlers, in the test's own process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobpool.allowances import Allowances
+from jobpool.child.attempt import Attempt, JobToRun, run_attempt
+from jobpool.child.registry import HandlerRegistry
+from jobpool.definition import JobDefinition
+from jobpool.envelope import decode, encode
+from jobpool.mechanism.frames import Verdict
+from jobpool.signing import EnvelopeSigner
+
+
+def attempt(
+    handler: str, payload: Any, registry: HandlerRegistry | None = None, *, timeout: float = 0.0, **allowances: Any
+) -> Attempt:
+    """One attempt, under the handlers of `registry` and these allowances."""
+    body = encode(JobDefinition(handler, payload), identifier="a1", queue="default", signer=EnvelopeSigner(), now=0.0)
+    rules = Allowances(**allowances) if allowances else None
+    handlers = (registry or HandlerRegistry()).with_rules(rules)
+    return run_attempt(JobToRun(decode(body, attempts=0), "default", timeout=timeout), handlers, kill_grace=0.4)
+
+
+def output(handler: str, payload: Any, registry: HandlerRegistry | None = None, **options: Any) -> str:
+    """Of an attempt that succeeds."""
+    made = attempt(handler, payload, registry, **options)
+    assert made.verdict is Verdict.SUCCEEDED, made.error
+    return made.output
+
+
+def refusal(handler: str, payload: Any, registry: HandlerRegistry | None = None, **options: Any) -> str:
+    """The text of an attempt that is refused for good: one sentence, and no traceback."""
+    made = attempt(handler, payload, registry, **options)
+    assert made.verdict is Verdict.UNRECOVERABLE, (made.verdict, made.error)
+    assert "Traceback" not in made.error
+    assert "\n" not in made.error
+    return made.error
+
+
+def failure(handler: str, payload: Any, registry: HandlerRegistry | None = None, **options: Any) -> str:
+    """The text of an attempt that fails, and may be tried again."""
+    made = attempt(handler, payload, registry, **options)
+    assert made.verdict is Verdict.FAILED, (made.verdict, made.error)
+    return made.error

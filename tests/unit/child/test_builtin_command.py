@@ -1,0 +1,243 @@
+"""The built-in handler `command`, and how words fill parameters."""
+
+# ruff: noqa: ARG001, ARG005 - a command takes its context, whether it looks at it or not
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from datetime import date
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.built_in import attempt, failure, output, refusal
+
+from jobpool.child.builtin import Kit
+from jobpool.child.builtin.command import make
+from jobpool.child.registry import HandlerRegistry
+from jobpool.context import JobContext
+from jobpool.errors import ConfigurationError, Unrecoverable
+from jobpool.mechanism.frames import Verdict
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+def report(
+    ctx: JobContext,
+    month: int,
+    customer: str = "all",
+    share: float = 1.0,
+    dry_run: bool = False,
+    colour: Colour | None = None,
+    since: date | None = None,
+    size: Literal["a4", 5] = "a4",
+    tags: list[str] | None = None,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    told = {**locals(), "colour": colour and colour.name, "since": since and since.isoformat(), "out": out and str(out)}
+    del told["ctx"]
+    defaults = {"customer": "all", "share": 1.0, "dry_run": False, "size": "a4"}
+    return {key: value for key, value in told.items() if value != defaults.get(key)}
+
+
+def copy(ctx: JobContext, source: Path, target: Path, *others: int, force: bool, level: int = 1) -> list[Any]:
+    return [source.name, target.name, list(others), force, level]
+
+
+@pytest.fixture
+def registry() -> HandlerRegistry:
+    registry = HandlerRegistry()
+    registry.command("app:report")(report)
+    registry.command(copy)
+    registry.command("words")(lambda ctx, argv: argv)
+    registry.command("nothing")(lambda ctx: ctx.handler)
+
+    @registry.command("later")
+    async def later(ctx: JobContext, number: int) -> int:
+        return number + 1
+
+    @registry.command("fails")
+    def fails(ctx: JobContext) -> None:
+        raise ValueError("as it does")
+
+    @registry.command("never")
+    def never(ctx: JobContext) -> None:
+        raise Unrecoverable("no such customer")
+
+    return registry
+
+
+@pytest.mark.parametrize(
+    ("payload", "answer"),
+    [
+        pytest.param("app:report --month 6", '{"month":6}', id="option"),
+        pytest.param("app:report --month=6", '{"month":6}', id="option with ="),
+        pytest.param("app:report 6", '{"month":6}', id="by its place"),
+        pytest.param("app:report 6 --customer 7", '{"month":6,"customer":"7"}', id="a number where text is wanted"),
+        pytest.param("app:report 6 --customer ''", '{"month":6,"customer":""}', id="empty text"),
+        pytest.param("app:report 6 --customer=a=b", '{"month":6,"customer":"a=b"}', id="= in a value"),
+        pytest.param("app:report --month -6", '{"month":-6}', id="negative"),
+        pytest.param("app:report -6", '{"month":-6}', id="negative, by its place"),
+        pytest.param("app:report 6 --share 1e-1", '{"month":6,"share":0.1}', id="number"),
+        pytest.param("app:report 6 --share 2", '{"month":6,"share":2.0}', id="whole number where any is wanted"),
+        pytest.param("app:report 6 --dry-run", '{"month":6,"dry_run":true}', id="flag"),
+        pytest.param("app:report 6 --no-dry-run", '{"month":6}', id="flag off"),
+        pytest.param("app:report 6 --colour red", '{"month":6,"colour":"RED"}', id="enum"),
+        pytest.param("app:report 6 --since 2026-06-01", '{"month":6,"since":"2026-06-01"}', id="date"),
+        pytest.param("app:report 6 --size 5", '{"month":6,"size":5}', id="literal number"),
+        pytest.param("app:report 6 --tags a --tags 'b c'", '{"month":6,"tags":["a","b c"]}', id="repeated"),
+        pytest.param("app:report 6 --out /tmp/x", '{"month":6,"out":"/tmp/x"}', id="path"),
+        pytest.param("copy a b", '["a","b",[],false,1]', id="two by place"),
+        pytest.param("copy a b 3 4 --force", '["a","b",[3,4],true,1]', id="and the rest"),
+        pytest.param("copy --target a b", '["b","a",[],false,1]', id="a place that an option has filled"),
+        pytest.param("copy --level 2 -- --a -b", '["--a","-b",[],false,2]', id="behind --"),
+        pytest.param("words --x '1 2' -- y", '["--x","1 2","--","y"]', id="words as they are"),
+        pytest.param("words", "[]", id="no words"),
+        pytest.param("nothing", "command", id="no parameters"),
+        pytest.param("later 6", "7", id="async"),
+    ],
+)
+def test_words_become_arguments(registry: HandlerRegistry, payload: str, answer: str) -> None:
+    assert output("command", payload, registry) == answer
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        pytest.param("", "the payload of a command must not be empty", id="empty"),
+        pytest.param(" \t\n", "the payload of a command must not be empty", id="blank"),
+        pytest.param({}, "must be a text such as 'app:report --month 6', not {}", id="object"),
+        pytest.param(["app:report"], "must be a text", id="list"),
+        pytest.param(None, "must be a text", id="null"),
+        pytest.param("app:report 'open", "cannot be split into words: No closing quotation", id="open quote"),
+        pytest.param(
+            "app:repotr 6",
+            "no command is named 'app:repotr' here; there are app:report, copy, fails, later, never, nothing, words",
+            id="unknown",
+        ),
+        pytest.param("__class__", "no command is named '__class__'", id="no attribute is looked up"),
+        pytest.param("app:report", "command 'app:report': option --month is missing", id="missing"),
+        pytest.param("app:report --month", "option --month needs a value", id="no value"),
+        pytest.param("app:report --month six", "field '--month' must be a whole number, not 'six'", id="no number"),
+        pytest.param("app:report --month 6.5", "field '--month' must be a whole number", id="no whole number"),
+        pytest.param("app:report --month \uff16", "field '--month' must be a whole number", id="foreign digits"),
+        pytest.param(f"app:report {'9' * 5000}", "must be a whole number", id="endless number"),
+        pytest.param("app:report 6 --share 1e999", "field '--share' must be a number", id="infinite"),
+        pytest.param("app:report 6 --share nan", "field '--share' must be a number", id="nan"),
+        pytest.param("app:report 6 --month 6", "belongs to no option", id="twice, once by place"),
+        pytest.param("app:report --month 6 --month 7", "option --month is given twice", id="twice"),
+        pytest.param("app:report 6 7", "the word '7' belongs to no option", id="too many words"),
+        pytest.param("app:report 6 --verbose", "there is no option --verbose; it takes --month, --cus", id="unknown"),
+        pytest.param("app:report 6 --dry_run", "there is no option --dry_run", id="underscore"),
+        pytest.param("app:report 6 -v", "there is no option -v", id="letter"),
+        pytest.param("app:report 6 --dry-run=yes", "option --dry-run takes no value", id="flag with a value"),
+        pytest.param("app:report 6 --no-month", "there is no option --no-month", id="no flag"),
+        pytest.param("app:report 6 --colour blue", "must be one of 'red', not 'blue'", id="not in the enum"),
+        pytest.param("app:report 6 --since today", "must be a date in ISO 8601", id="no date"),
+        pytest.param("app:report 6 --ctx x", "there is no option --ctx", id="the context is no option"),
+        pytest.param("nothing more", "the word 'more' belongs to no option; it takes none", id="takes nothing"),
+        pytest.param("copy a b c", "field 'a word' must be a whole number, not 'c'", id="one of the rest"),
+    ],
+)
+def test_what_does_not_fit_is_refused_for_good(registry: HandlerRegistry, payload: Any, text: str) -> None:
+    assert text in refusal("command", payload, registry)
+
+
+WORDS = st.sampled_from(
+    ["--", "-", "--month", "--month=1", "--tags", "a", "7", "-7", "--force", "--no-force", "--x", "=", "é"]
+)
+
+
+@given(name=st.sampled_from(["app:report", "copy", "words", "nothing"]), words=st.lists(WORDS | st.text(), max_size=6))
+def test_whatever_the_words_the_attempt_ends_well_or_in_one_sentence(name: str, words: list[str]) -> None:
+    registry = HandlerRegistry()
+    for function in (report, copy):
+        registry.command("app:report" if function is report else None)(function)
+    registry.command("words")(lambda ctx, argv: argv)
+    registry.command("nothing")(lambda ctx: None)
+    try:
+        made = attempt("command", f"{name} {shlex.join(words)}", registry)
+    except ValueError:
+        return  # JSON cannot carry it: refused where it is enqueued
+    assert made.verdict in (Verdict.SUCCEEDED, Verdict.UNRECOVERABLE), made.error
+    assert "Traceback" not in made.error
+
+
+def test_without_commands_it_says_how_to_make_one() -> None:
+    assert refusal("command", "x") == (
+        "no command is named 'x' here; there are none: decorate a function with @jobpool.command"
+    )
+
+
+def test_an_error_of_the_command_is_a_failed_attempt_with_its_traceback(registry: HandlerRegistry) -> None:
+    said = failure("command", "fails", registry)
+    assert said.splitlines()[1].startswith(f'  File "{__file__}"')
+    assert said.endswith("ValueError: as it does")
+    assert attempt("command", "never", registry).verdict is Verdict.UNRECOVERABLE
+
+
+def one(ctx: JobContext) -> None: ...
+def two(ctx: JobContext) -> None: ...
+def fields(ctx: JobContext, **fields: Any) -> None: ...
+def bare() -> None: ...
+def by_place(ctx: JobContext, a: int, /) -> None: ...
+
+
+def generator(ctx: JobContext) -> Any:
+    yield 1
+
+
+class Written:
+    def run(self, ctx: JobContext) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "text"),
+    [
+        pytest.param("two words", one, "the name 'two words' of the command", id="two words"),
+        pytest.param("", one, "the name '' of the command", id="empty"),
+        pytest.param("--all", one, "must be one word", id="an option"),
+        pytest.param("it's", one, "without quotes", id="quote"),
+        pytest.param("a\nb", one, "must be one word", id="two lines"),
+        pytest.param("x" * 256, one, "must be one word, 1 to 255", id="long"),
+        pytest.param(7, one, "must be one word", id="no text"),
+        pytest.param("x", bare, "must take the job's context as its first parameter", id="no context"),
+        pytest.param("x", by_place, "parameter 'a' cannot be filled by name", id="by place only"),
+        pytest.param("x", generator, "is a generator and would never run", id="generator"),
+        pytest.param("x", Written, "is a class: decorate a function", id="class"),
+    ],
+)
+def test_what_cannot_work_is_refused_when_it_is_registered(name: Any, function: Callable[..., Any], text: str) -> None:
+    registry = HandlerRegistry()
+    with pytest.raises(ConfigurationError) as raised:
+        registry.command(name)(function)
+    assert text in str(raised.value)
+    assert function.__name__ in str(raised.value)
+
+
+def test_parameters_that_no_word_can_fill_are_told_when_the_app_is_loaded() -> None:
+    registry = HandlerRegistry()
+    registry.command("x")(fields)
+    with pytest.raises(ConfigurationError, match=r"takes \*\*fields, which no word can fill"):
+        registry.prepare()
+
+
+def test_two_commands_of_one_name_are_refused_and_both_are_named() -> None:
+    registry = HandlerRegistry()
+    assert registry.command("x")(one) is one, "the function stays what it is"
+    registry.command("x")(one)
+    with pytest.raises(ConfigurationError) as raised:
+        registry.command("x")(two)
+    lines = [function.__code__.co_firstlineno for function in (one, two)]
+    assert str(raised.value) == (
+        f"two commands are named 'x': {__file__}:{lines[0]} (one) and {__file__}:{lines[1]} (two): rename one of them"
+    )
+
+
+def test_a_kit_of_its_own_makes_a_handler_of_its_own() -> None:
+    assert make(Kit()).name == "command"

@@ -1,0 +1,186 @@
+"""The built-in handler `event`."""
+
+# ruff: noqa: ARG001, ARG005 - a listener takes its context, whether it looks at it or not
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from support.built_in import attempt, failure, output, refusal
+
+from jobpool.child.registry import HandlerRegistry
+from jobpool.context import JobContext
+from jobpool.errors import ConfigurationError, InvalidJob, Retry, Snooze, Unrecoverable
+from jobpool.mechanism.frames import Verdict
+
+PAID: dict[str, Any] = {"allowed_events": ["order.paid", "nobody.listens"]}
+
+
+@dataclass
+class Order:
+    number: int
+    amount: float = 0.0
+
+
+@pytest.fixture
+def registry() -> HandlerRegistry:
+    return HandlerRegistry()
+
+
+def listen(registry: HandlerRegistry, name: str, does: Any, seen: list[str] | None = None) -> None:
+    def function(ctx: JobContext) -> Any:
+        if seen is not None:
+            seen.append(name)
+        if isinstance(does, BaseException):
+            raise does
+        return does
+
+    function.__name__ = name
+    # Each is written elsewhere, as far as anybody can tell.
+    function.__code__ = function.__code__.replace(co_name=name, co_firstlineno=abs(hash(name)) % 10**6 + 1)
+    function.__qualname__ = name
+    registry.listener("order.paid")(function)
+
+
+def test_listeners_run_in_the_order_of_their_registration_with_the_events_data(registry: HandlerRegistry) -> None:
+    seen: list[Any] = []
+
+    @registry.listener("order.paid")
+    def plain(ctx: JobContext) -> None:
+        seen.append((ctx.payload, ctx.handler, ctx.id, ctx.attempt))
+
+    @registry.listener("order.paid")
+    def by_name(ctx: JobContext, number: int, amount: float = 0.0) -> str:
+        seen.append((number, amount))
+        return "thanked"
+
+    @registry.listener("order.paid")
+    async def typed(ctx: JobContext, order: Order) -> None:
+        seen.append(order)
+
+    @registry.listener("another")
+    def another(ctx: JobContext) -> None:
+        seen.append("another")
+
+    data = {"number": 7, "amount": 2}
+    assert output("event", {"name": "order.paid", "data": data}, registry, **PAID) == '{"by_name":"thanked"}'
+    assert seen == [(data, "event", "a1", 1), (7, 2.0), Order(7, 2.0)]
+
+
+def test_an_event_without_data_has_an_empty_object(registry: HandlerRegistry) -> None:
+    registry.listener("order.paid")(lambda ctx: repr(ctx.payload))
+    assert output("event", {"name": "order.paid"}, registry, **PAID) == '{"<lambda>":"{}"}'
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        ({}, "field 'name' of an event must be the event's name, not None"),
+        ("order.paid", "the payload of an event must be an object"),
+        ([], "the payload of an event must be an object"),
+        ({"name": 1}, "field 'name' of an event must be the event's name, not 1"),
+        ({"name": ""}, "field 'name' of an event must be the event's name, not ''"),
+        ({"name": "order.paid", "date": 1}, "field 'date' of an event is unknown; it has 'name' and 'data'"),
+        ({"name": "order.lost"}, "event 'order.lost' is not allowed here; allowed_events names order.paid, nobody"),
+        ({"name": "order.paid "}, "event 'order.paid ' is not allowed here"),
+        ({"name": "Order.paid"}, "event 'Order.paid' is not allowed here"),
+        ({"name": "order.*"}, "event 'order.*' is not allowed here"),
+    ],
+)
+def test_what_may_not_be_fired_is_refused_for_good(registry: HandlerRegistry, payload: Any, text: str) -> None:
+    seen: list[str] = []
+    listen(registry, "a", None, seen)
+    assert text in refusal("event", payload, registry, **PAID)
+    assert not seen
+
+
+def test_by_default_nothing_may_be_fired(registry: HandlerRegistry) -> None:
+    listen(registry, "a", None)
+    said = refusal("event", {"name": "order.paid"}, registry)
+    assert said == "event 'order.paid' is not allowed here; allowed_events names none"
+
+
+def test_an_event_that_nobody_listens_to_is_a_failed_attempt(registry: HandlerRegistry) -> None:
+    listen(registry, "a", None)
+    said = failure("event", {"name": "nobody.listens"}, registry, **PAID)
+    assert said == "nothing listens to event 'nobody.listens' here; there are listeners of order.paid"
+
+
+@pytest.mark.parametrize(
+    ("does", "verdict", "after"),
+    [
+        pytest.param([None, ValueError("x"), None], Verdict.FAILED, 0.0, id="one"),
+        pytest.param([ValueError("x"), KeyError("y"), 1], Verdict.FAILED, 0.0, id="two"),
+        pytest.param([SystemExit(1), None, None], Verdict.FAILED, 0.0, id="sys.exit"),
+        pytest.param([None, Unrecoverable("x"), ValueError()], Verdict.UNRECOVERABLE, 0.0, id="one of them hopeless"),
+        pytest.param([Retry(2), None, Retry(5)], Verdict.RETRY, 5.0, id="the longest delay that was asked for"),
+        pytest.param([Snooze(7), None, Retry(5)], Verdict.RETRY, 5.0, id="a retry counts, a snooze does not"),
+        pytest.param([Snooze(7), Snooze(9), None], Verdict.SNOOZE, 9.0, id="snooze"),
+        pytest.param([Retry(2), ValueError("x"), None], Verdict.FAILED, 0.0, id="a delay, and a failure"),
+    ],
+)
+def test_all_run_and_then_the_attempt_fails_if_one_did(
+    registry: HandlerRegistry, does: list[Any], verdict: Verdict, after: float
+) -> None:
+    seen: list[str] = []
+    for name, what in zip("abc", does, strict=True):
+        listen(registry, name, what, seen)
+    made = attempt("event", {"name": "order.paid"}, registry, **PAID)
+    assert seen == ["a", "b", "c"]
+    assert (made.verdict, made.after) == (verdict, after)
+
+
+def test_the_error_names_those_that_failed_and_shows_where(registry: HandlerRegistry) -> None:
+    for name, what in (("mails", ValueError("no address")), ("counts", None), ("ships", KeyError("street"))):
+        listen(registry, name, what)
+    said = failure("event", {"name": "order.paid"}, registry, **PAID)
+    first = said.splitlines()[0]
+    assert "2 of 3 listeners of event 'order.paid' failed: mails (" in first
+    assert f"ships ({__file__}:" in first
+    assert "ValueError: no address" in said
+    assert "KeyError: 'street'" in said
+    assert "/jobpool/child/" not in said
+
+
+def test_data_that_do_not_fit_fail_that_listener_alone(registry: HandlerRegistry) -> None:
+    seen: list[str] = []
+
+    @registry.listener("order.paid")
+    def typed(ctx: JobContext, order: Order) -> None:
+        raise AssertionError("never")
+
+    listen(registry, "after", None, seen)
+    said = failure("event", {"name": "order.paid", "data": {"number": "x"}}, registry, **PAID)
+    assert "the payload does not fit listener 'typed': field 'number' must be a whole number, not 'x'" in said
+    assert seen == ["after"]
+
+
+def test_the_hard_timeout_ends_it_between_listeners_too(registry: HandlerRegistry) -> None:
+    seen: list[str] = []
+
+    @registry.listener("order.paid")
+    def hangs(ctx: JobContext) -> None:
+        time.sleep(30)
+
+    listen(registry, "after", None, seen)
+    assert attempt("event", {"name": "order.paid"}, registry, timeout=0.1, **PAID).verdict is Verdict.TIMEOUT
+    assert seen == []
+
+
+def test_the_same_listener_twice_is_one(registry: HandlerRegistry) -> None:
+    seen: list[str] = []
+    for _ in range(2):
+        listen(registry, "a", None, seen)
+    output("event", {"name": "order.paid"}, registry, **PAID)
+    assert seen == ["a"]
+
+
+def test_what_cannot_listen_is_refused_when_it_is_registered(registry: HandlerRegistry) -> None:
+    with pytest.raises(ConfigurationError, match=r"listener of event 'x', .*must take the job's context"):
+        registry.listener("x")(lambda: None)
+    with pytest.raises(ConfigurationError, match=r"listener of event 'x', .*Order.*, is a class"):
+        registry.listener("x")(Order)
+    with pytest.raises(InvalidJob, match="event name '' is refused"):
+        registry.listener("")(lambda ctx: None)

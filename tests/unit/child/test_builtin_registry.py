@@ -1,0 +1,337 @@
+"""Built-in handlers beside an app's own: names, options, hooks, allowlists of queues, and where jobs run."""
+
+# ruff: noqa: ARG001 - a handler takes its context, whether it looks at it or not
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.built_in import attempt, output, refusal
+
+from jobpool import Jobs, open_backend
+from jobpool.allowances import Allowances
+from jobpool.child.builtin import MAKERS
+from jobpool.child.registry import HandlerNotAllowed, HandlerRegistry, UnknownHandler
+from jobpool.cli.startup import check_apps
+from jobpool.context import JobContext
+from jobpool.definition import JobDefinition
+from jobpool.errors import ConfigurationError, InvalidJob
+from jobpool.master.run import fork_server_config
+from jobpool.master.settings import PoolSettings
+from jobpool.mechanism.boot import ChildOptions
+from jobpool.mechanism.frames import HandlerInfo, Verdict
+from jobpool.result import Status
+from jobpool.testing import VirtualPool
+from jobpool.worker import JobFailedError, QueueWorker, inline_runner
+
+ECHO: dict[str, Any] = {"allowed_shell_commands": ["echo"]}
+OWN = ("callable", "command", "event", "shell")
+"""Those that are looked at here."""
+
+
+@pytest.fixture
+def registry() -> HandlerRegistry:
+    return HandlerRegistry()
+
+
+def own(ctx: JobContext) -> str:
+    return "mine"
+
+
+def told(registry: HandlerRegistry) -> dict[str, bool]:
+    return {info.name: info.enabled for info in registry.built_in_infos() if info.name in OWN}
+
+
+# --- beside an app's own -------------------------------------------------------------------------
+
+
+def test_they_are_always_there_and_refuse_what_nothing_allows(registry: HandlerRegistry) -> None:
+    assert told(registry) == dict.fromkeys(OWN, False)
+    assert registry.names() == []
+    assert registry.is_empty
+    for name in OWN:
+        assert refusal(name, {"name": "x"} if name == "event" else "x", registry)
+    with pytest.raises(UnknownHandler):
+        registry.resolve("shells", "default")
+
+
+def test_an_own_handler_of_the_name_takes_its_place(registry: HandlerRegistry) -> None:
+    registry.handler("shell")(own)
+    registry.prepare()
+    assert output("shell", "echo hi", registry) == "mine"
+    assert "shell" not in told(registry)
+
+
+def enable_command(registry: HandlerRegistry) -> None:
+    registry.command("app:report")(own)
+
+
+def allow(**allowances: Any) -> Callable[[HandlerRegistry], None]:
+    return lambda registry: registry.allow(Allowances(**allowances))
+
+
+@pytest.mark.parametrize(
+    ("name", "enable", "by"),
+    [
+        ("shell", allow(allowed_shell_commands=["git"]), "allowed_shell_commands"),
+        ("shell", allow(allow_all_shell_commands=True), "allow_all_shell_commands"),
+        ("callable", allow(allowed_callables=["a:b"]), "allowed_callables"),
+        ("event", allow(allowed_events=["x"]), "allowed_events"),
+        ("command", enable_command, f"@jobpool.command of {__file__}:"),
+        ("shell", lambda registry: registry.builtin("shell", timeout=5), f"jobpool.builtin('shell') of {__file__}:"),
+    ],
+)
+def test_but_not_where_the_built_in_one_is_in_use_too(
+    registry: HandlerRegistry, name: str, enable: Callable[[HandlerRegistry], None], by: str
+) -> None:
+    registry.handler(name)(own)
+    registry.prepare()
+    enable(registry)
+    with pytest.raises(ConfigurationError) as raised:
+        registry.prepare()
+    text = str(raised.value)
+    assert text.startswith(f"two handlers are named {name!r}: {__file__}:{own.__code__.co_firstlineno} (own) and the")
+    assert by in text
+    assert text.endswith("rename yours")
+
+
+def test_nor_where_a_worker_is_told_to_allow_it(registry: HandlerRegistry) -> None:
+    registry.handler("shell")(own)
+    assert output("shell", "x", registry, allowed_events=["x"]) == "mine"
+    with pytest.raises(ConfigurationError, match="two handlers are named 'shell'"):
+        QueueWorker(open_backend("memory://"), registry, allowances=Allowances(**ECHO))
+
+
+def test_an_app_needs_nothing_of_its_own_where_they_have_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = f"""
+import json
+from dataclasses import asdict
+from jobpool.child.app import load
+from jobpool.errors import ConfigurationError
+from jobpool.mechanism.boot import ChildOptions
+import sys
+def loaded(*apps, **allowances):
+    found = load(ChildOptions(apps=list(apps), allowances=allowances))
+    return sorted(info.name for info in found if info.enabled and info.name in {OWN})
+open("only_listens.py", "w").write("import jobpool\\n@jobpool.listener('x')\\ndef f(ctx): ...\\n")
+open("only_commands.py", "w").write("import jobpool\\n@jobpool.command\\ndef f(ctx): ...\\n")
+try:
+    loaded("only_listens")
+except ConfigurationError as error:
+    print(error)
+print(loaded("only_listens", allowed_events=["x"]))
+print(loaded(allowed_shell_commands=["git"], allowed_callables=["a:b"]))
+print(loaded("only_commands"))
+print(sorted(name for name in sys.modules if name.startswith("jobpool.child.builtin.")))
+"""
+    monkeypatch.chdir(tmp_path)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "only_listens registers no handler: decorate a function with @jobpool.handler",
+        "['event']",
+        "['callable', 'shell']",
+        "['command']",
+        "['jobpool.child.builtin.command', 'jobpool.child.builtin.event', 'jobpool.child.builtin.words']",
+    ], "and of what is not used, nothing is imported"
+
+
+def test_a_pool_needs_no_app_to_run_programs_or_functions() -> None:
+    settings = PoolSettings(queues=(("default", 1.0),), backend="memory://")
+    for allowed in ({"allowed_shell_commands": ("git",)}, {"allow_all_shell_commands": True}):
+        assert check_apps(replace(settings, **allowed)).apps == ()  # type: ignore[arg-type]
+    assert check_apps(replace(settings, allowed_callables=("a:b",))).apps == ()
+    with pytest.raises(ConfigurationError, match="no application"):
+        check_apps(replace(settings, allowed_events=("x",)))  # without an app, nothing listens
+
+
+def test_what_a_pool_allows_is_what_its_children_are_told() -> None:
+    allowed: dict[str, Any] = {"allowed_events": ("x",), "allowed_callables": ("a:b",), "output_cap": 5000}
+    settings = PoolSettings(queues=(("default", 1.0),), backend="memory://", **allowed)
+    told = ChildOptions.from_json(fork_server_config(settings).options.to_json()).allowances
+    assert Allowances(**told) == Allowances(**allowed)
+
+
+def test_a_built_in_one_that_cannot_be_made_says_so(registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MAKERS, "shell", "jobpool.child.builtin.gone:make")
+    made = attempt("shell", "echo", registry)
+    assert made.verdict is Verdict.FAILED
+    assert made.error.startswith("the built-in handler 'shell' cannot be used here: No module named")
+
+
+# --- options and hooks ---------------------------------------------------------------------------
+
+
+def test_options_are_those_of_a_handler(registry: HandlerRegistry) -> None:
+    registry.builtin("shell", max_retries=3, timeout=60)
+    [info] = [info for info in registry.built_in_infos() if info.name == "shell"]
+    assert info == HandlerInfo("shell", [], 3, 60.0)
+    handler = registry.resolve("shell", "default")
+    assert (handler.max_retries, handler.timeout) == (3, 60.0)
+
+
+def test_hooks_surround_a_built_in_handler_as_any_other(registry: HandlerRegistry) -> None:
+    seen: list[Any] = []
+    registry.builtin(
+        "shell",
+        before_run=lambda ctx: seen.append(("before", ctx.payload)),
+        after_run=lambda result: seen.append(("after", result.success, result.output.strip(), result.error)),
+    )
+    assert output("shell", "echo hi", registry, **ECHO) == "hi"
+    assert "is not allowed" in refusal("shell", "rm x", registry, **ECHO)
+    refused = "program 'rm' is not allowed here; allowed_shell_commands names echo"
+    assert seen == [
+        ("before", "echo hi"),
+        ("after", True, "hi", None),
+        ("before", "rm x"),
+        ("after", False, "", refused),
+    ]
+
+
+def test_a_failing_before_run_fails_the_attempt_and_nothing_is_started(
+    registry: HandlerRegistry, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+
+    def refuse(ctx: JobContext) -> None:
+        raise ValueError("not today")
+
+    registry.builtin("shell", before_run=refuse, after_run=lambda result: seen.append(result.success))
+    made = attempt("shell", ["touch", str(tmp_path / "x")], registry, allowed_shell_commands=["touch"])
+    assert made.verdict is Verdict.FAILED
+    assert made.error.endswith("ValueError: not today")
+    assert seen == [False]
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_failing_after_run_is_only_logged(registry: HandlerRegistry, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(result: object) -> None:
+        raise ValueError("boo")
+
+    registry.builtin("shell", after_run=fails)
+    assert output("shell", "echo hi", registry, **ECHO) == "hi"
+    assert "after_run of handler 'shell' failed" in caplog.text
+
+
+def test_options_are_set_once(registry: HandlerRegistry) -> None:
+    for _ in range(2):
+        registry.builtin("shell", timeout=5)  # a module that is imported under two names
+    with pytest.raises(ConfigurationError) as raised:
+        registry.builtin("shell", timeout=6)
+    line = raised.traceback[0].lineno + 1  # it counts from 0
+    assert str(raised.value) == (
+        f"jobpool.builtin('shell') is called twice, {__file__}:{line - 2} and {__file__}:{line}: set all at one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "text"),
+    [
+        ("shells", {}, ConfigurationError, "no built-in handler is named 'shells': callable, command"),
+        ("shell", {"timeout": -1}, InvalidJob, "timeout of handler 'shell'"),
+        ("shell", {"max_retries": 1.5}, InvalidJob, "max_retries of handler 'shell'"),
+        ("shell", {"before_run": "x"}, InvalidJob, "before_run of handler 'shell' must be a plain function"),
+    ],
+)
+def test_a_bad_option_is_refused(
+    registry: HandlerRegistry, name: str, options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        registry.builtin(name, **options)
+
+
+# --- allowances ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"allowed_callables": "a:b"}, "allowed_callables: it must be a list of texts, not 'a:b'"),
+        ({"allowed_callables": [1]}, "allowed_callables: it must be a list of texts, and holds [1]"),
+        ({"allowed_shell_commands": [""]}, "allowed_shell_commands: '' is neither a program's name nor an absolute"),
+        ({"allowed_shell_commands": ["bin/x"]}, "allowed_shell_commands: 'bin/x' is neither"),
+        ({"allowed_shell_commands": ["../x"]}, "allowed_shell_commands: '../x' is neither"),
+        ({"allowed_shell_commands": ["a\0b"]}, "is neither a program's name nor an absolute path"),
+        ({"allowed_events": ["a\nb"]}, "allowed_events: 'a\\nb' is not 1 to 255 printable characters"),
+        ({"allow_all_shell_commands": "no"}, "allow_all_shell_commands must be True or False, not 'no'"),
+    ],
+)
+def test_an_allowance_that_cannot_work_is_refused_when_it_is_made(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        Allowances(**options)
+    assert text in str(raised.value)
+
+
+def test_rules_of_one_place_do_not_reach_another(registry: HandlerRegistry) -> None:
+    view = registry.with_rules(Allowances(**ECHO), {"ops": []})
+    registry.handler("late")(own)
+    assert view.resolve("late", "default") is registry.resolve("late", "default")
+    assert output("shell", "echo hi", view) == "hi"
+    assert "nothing" not in output("shell", "echo hi", view)
+    assert "allowed_shell_commands is empty" in refusal("shell", "echo hi", registry)
+    assert registry.resolve("late", "ops")
+    with pytest.raises(HandlerNotAllowed):
+        view.resolve("late", "ops")
+
+
+# --- the handlers that a queue allows, wherever jobs run -----------------------------------------
+
+QUEUES = [
+    pytest.param({}, True, id="absent: all"),
+    pytest.param({"other": ["x"]}, True, id="another queue's: all"),
+    pytest.param({"ops": ["shell"]}, True, id="present: these"),
+    pytest.param({"ops": ["mail"]}, False, id="present: only these"),
+    pytest.param({"ops": []}, False, id="empty: none"),
+]
+
+
+@pytest.mark.parametrize(("queue_handlers", "runs"), QUEUES)
+def test_a_worker_asks_the_queues_list_for_built_in_handlers_too(
+    registry: HandlerRegistry, queue_handlers: dict[str, list[str]], runs: bool
+) -> None:
+    backend = open_backend("memory://")
+    backend.enqueue(JobDefinition("shell", "echo hi", queue="ops", max_retries=5))
+    worker = QueueWorker(backend, registry, queue_handlers=queue_handlers, allowances=Allowances(**ECHO))
+    result = worker.process_once("ops")
+    assert result.status is (Status.ACKED if runs else Status.DEAD_LETTERED)
+    if not runs:
+        assert "not allowed" in (result.error or "")
+        assert result.attempts == 0, "given up at once"
+
+
+@pytest.mark.parametrize(("queue_handlers", "runs"), QUEUES)
+def test_so_does_what_runs_jobs_inline(
+    registry: HandlerRegistry, queue_handlers: dict[str, list[str]], runs: bool
+) -> None:
+    runner = inline_runner(registry, queue_handlers=queue_handlers, allowances=Allowances(**ECHO))
+    with Jobs("sync://", runner=runner) as jobs:
+        job = jobs.define("shell", "echo hi").queue("ops")
+        if runs:
+            assert job.dispatch().startswith("sync-")
+        else:
+            with pytest.raises(JobFailedError, match="handler 'shell' is not allowed on queue 'ops'"):
+                job.dispatch()
+
+
+@pytest.mark.parametrize(("queue_handlers", "runs"), QUEUES)
+def test_so_does_a_child(queue_handlers: dict[str, list[str]], runs: bool, registry: HandlerRegistry) -> None:
+    view = registry.with_rules(None, queue_handlers)
+    if runs:
+        assert view.resolve("shell", "ops").name == "shell"
+    else:
+        with pytest.raises(HandlerNotAllowed):
+            view.resolve("shell", "ops")
+
+
+def test_a_denied_job_is_dead_at_once_however_many_retries_it_has(registry: HandlerRegistry) -> None:
+    with VirtualPool(registry, allowances=Allowances(**ECHO)) as pool:
+        pool.enqueue(JobDefinition("shell", "rm -rf /", max_retries=5))
+        pool.enqueue(JobDefinition("shell", "echo hi"))
+        dead, done = pool.run_all()
+    assert (dead.status, dead.attempts) == (Status.DEAD_LETTERED, 1)
+    assert dead.error == "program 'rm' is not allowed here; allowed_shell_commands names echo"
+    assert (done.status, done.output) == (Status.ACKED, "hi")

@@ -1,0 +1,181 @@
+"""Classes, and other things that can be called, as handlers."""
+
+# ruff: noqa: ARG001, ARG002 - a handler takes its context, whether it looks at it or not
+from __future__ import annotations
+
+import abc
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from support.built_in import attempt, failure, output
+
+from jobpool.child.registry import Handler, HandlerRegistry
+from jobpool.context import JobContext
+from jobpool.errors import ConfigurationError
+from jobpool.mechanism.frames import Verdict
+
+
+@dataclass
+class Order:
+    customer: int
+
+
+class Report:
+    """Build it."""
+
+    made = 0
+
+    def __init__(self, folder: str = "out") -> None:
+        type(self).made += 1
+        self.runs = 0
+
+    def run(self, ctx: JobContext, customer: int, month: str = "06") -> str:
+        self.runs += 1
+        return f"{customer}/{month} {self.runs}"
+
+
+class Called:
+    def __call__(self, ctx: JobContext, order: Order) -> str:
+        return f"order of {order.customer}"
+
+
+class Slow:
+    async def run(self, ctx: JobContext, *, customer: int) -> int:
+        return customer
+
+
+class AnyFields:
+    def run(self, ctx: JobContext, **fields: Any) -> Any:
+        return fields
+
+
+class Everything:
+    def run(*args: Any) -> int:
+        return len(args)
+
+
+@pytest.fixture
+def registry() -> HandlerRegistry:
+    return HandlerRegistry()
+
+
+def test_a_class_is_made_anew_for_each_attempt(registry: HandlerRegistry) -> None:
+    Report.made = 0
+    made: Handler[..., Any] = registry.handler(Report)
+    assert (made.name, made.__doc__) == ("Report", "Build it.")
+    assert made.place == f"{__file__}:{Report.run.__code__.co_firstlineno} (Report.run)"
+    for _ in range(2):
+        assert output("Report", {"customer": 7}, registry) == "7/06 1"
+    assert Report.made == 2
+    assert made(None, customer=7) == "7/06 1", "called as a function, it runs once too"
+
+
+@pytest.mark.parametrize(
+    ("cls", "payload", "answer"),
+    [
+        (Called, {"customer": 7}, "order of 7"),
+        (Slow, {"customer": 7}, "7"),
+        (AnyFields, {"a": 1}, '{"a":1}'),
+        (Everything, {}, "2"),
+    ],
+)
+def test_a_method_takes_its_payload_as_a_function_does(
+    registry: HandlerRegistry, cls: type, payload: Any, answer: str
+) -> None:
+    registry.handler("it")(cls)
+    assert output("it", payload, registry) == answer
+
+
+@pytest.mark.parametrize("payload", [{}, {"customer": "7"}, {"customer": 7, "self": 1}, {"customer": 7, "ctx": 1}])
+def test_and_refuses_what_does_not_fit(registry: HandlerRegistry, payload: Any) -> None:
+    registry.handler("it")(Report)
+    assert failure("it", payload, registry).startswith("the payload does not fit handler 'it': field ")
+
+
+def test_what_making_it_raises_fails_the_attempt(registry: HandlerRegistry) -> None:
+    @registry.handler("it")
+    class Broken:
+        def __init__(self) -> None:
+            raise OSError("no disk")
+
+        def run(self, ctx: JobContext) -> None: ...
+
+    assert failure("it", {}, registry).endswith("OSError: no disk")
+
+
+class NothingToRun:
+    def work(self, ctx: JobContext) -> None: ...
+
+
+class NeedsMore(Report):
+    def __init__(self, folder: str) -> None: ...
+
+
+class Unwritten(abc.ABC):
+    @abc.abstractmethod
+    def run(self, ctx: JobContext) -> None: ...
+
+
+class NoContext:
+    def run(self) -> None: ...
+
+
+class NotOfInstances:
+    @staticmethod
+    def run(ctx: JobContext) -> None: ...
+
+
+class Generates:
+    def run(self, ctx: JobContext) -> Any:
+        yield 1
+
+
+@pytest.mark.parametrize(
+    ("cls", "text"),
+    [
+        (NothingToRun, "NothingToRun has neither a method run(self, ctx, …) nor __call__(self, ctx, …)"),
+        (NeedsMore, "NeedsMore is made anew for each attempt, without arguments: missing a required argument: 'fold"),
+        (Unwritten, "Unwritten is abstract: run is not written"),
+        (NoContext, "must take the job's context as its first parameter"),
+        (NotOfInstances, "NotOfInstances has neither a method run"),
+        (Generates, "is a generator and would never run"),
+        (Order, "Order has neither a method run"),
+    ],
+)
+def test_a_class_that_does_not_fit_is_refused_when_it_is_registered(
+    registry: HandlerRegistry, cls: type, text: str
+) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        registry.handler("it")(cls)
+    assert "'it'" in str(raised.value)
+    assert text in str(raised.value)
+    assert registry.names() == []
+
+
+def test_two_classes_of_one_name_are_refused_and_both_are_named(registry: HandlerRegistry) -> None:
+    registry.handler("it")(Report)
+    with pytest.raises(ConfigurationError, match=r"Report\.run\) and .*Called\.__call__\): rename one of them"):
+        registry.handler("it")(Called)
+
+
+def typed(more: int, ctx: JobContext, order: Order) -> int:
+    return more + order.customer
+
+
+@pytest.mark.parametrize(
+    ("function", "answer"),
+    [
+        pytest.param(Called(), "order of 7", id="an object that is called"),
+        pytest.param(functools.partial(typed, 1), "8", id="a partial"),
+        pytest.param(functools.partial(Called()), "order of 7", id="a partial of an object"),
+        pytest.param(Called().__call__, "order of 7", id="a method"),
+    ],
+)
+def test_other_things_that_are_called_get_their_types_too(
+    registry: HandlerRegistry, function: Any, answer: str
+) -> None:
+    registry.handler("it")(function)
+    assert output("it", {"customer": 7}, registry) == answer
+    assert attempt("it", {"customer": "7"}, registry).verdict is Verdict.FAILED

@@ -1,0 +1,226 @@
+"""Typed payloads against hostile input: the handler gets what its annotation says, or the attempt fails in words."""
+
+# ruff: noqa: ARG001 - a handler takes its context, whether it looks at it or not
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import KW_ONLY, InitVar, dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from enum import Enum, IntEnum
+from pathlib import Path
+from typing import Any, Literal
+from uuid import UUID
+
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.built_in import attempt, failure, output
+
+from jobpool.child.convert import Mismatch, converter
+from jobpool.child.registry import HandlerRegistry
+from jobpool.context import JobContext
+from jobpool.mechanism.frames import Verdict
+
+
+class Colour(Enum):
+    RED = "red"
+    ONE = 1
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+@dataclass
+class Line:
+    text: str
+    share: float = 1.0
+    colour: Colour = Colour.RED
+
+
+@dataclass
+class Order:
+    customer: int
+    lines: list[Line]
+    paper: Literal["a4", "a5"] = "a4"
+    total: Decimal | None = None
+    due: datetime | None = None
+    place: Path | None = None
+    extra: dict[str, int] = field(default_factory=dict)
+    inner: Order | None = None
+
+
+class OrderModel(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    customer: int
+    lines: list[Line]
+    paper: Literal["a4", "a5"] = "a4"
+    due: datetime | None = None
+    key: UUID | None = None
+    inner: OrderModel | None = None
+
+
+@dataclass
+class Discounted:
+    price: int
+    discount: InitVar[int]
+    _: KW_ONLY
+    factor: InitVar[int] = 1
+    final: int = field(init=False)
+
+    def __post_init__(self, discount: int, factor: int) -> None:
+        if discount > self.price:
+            raise ValueError("it would cost less than nothing")
+        self.final = (self.price - discount) * factor
+
+
+def by_class(ctx: JobContext, order: Order) -> str:
+    assert isinstance(order, Order)
+    return type(order.lines).__name__
+
+
+def by_model(ctx: JobContext, order: OrderModel) -> str:
+    assert isinstance(order, OrderModel)
+    return type(order.lines).__name__
+
+
+def by_name(ctx: JobContext, customer: int, lines: list[Line], share: float = 1.0, colour: Colour | None = None) -> str:
+    assert type(customer) is int
+    assert type(share) is float
+    return type(lines).__name__
+
+
+def any_fields(me: JobContext, **fields: Any) -> str:
+    return ",".join(sorted(fields))
+
+
+def discounted(ctx: JobContext, discounted: Discounted) -> int:
+    return discounted.final
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "by_class": by_class,
+    "by_model": by_model,
+    "by_name": by_name,
+    "any_fields": any_fields,
+    "discounted": discounted,
+}
+REGISTRY = HandlerRegistry()
+for name, function in FUNCTIONS.items():
+    REGISTRY.handler(name)(function)
+
+GOOD: dict[str, Any] = {"customer": 7, "lines": [{"text": "a", "share": 2, "colour": "red"}]}
+
+
+@pytest.mark.parametrize("handler", ["by_class", "by_model", "by_name"])
+def test_what_fits_is_what_the_annotation_says(handler: str) -> None:
+    assert output(handler, GOOD, REGISTRY) == "list"
+
+
+@pytest.mark.parametrize("handler", ["by_class", "by_model", "by_name"])
+@pytest.mark.parametrize(
+    ("payload", "field"),
+    [
+        pytest.param({}, "customer", id="nothing"),
+        pytest.param({"lines": []}, "customer", id="one is missing"),
+        pytest.param({"customer": 7}, "lines", id="another is missing"),
+        pytest.param({**GOOD, "customer": None}, "customer", id="null"),
+        pytest.param({**GOOD, "customer": {}}, "customer", id="object"),
+        pytest.param({**GOOD, "customer": "seven"}, "customer", id="text"),
+        pytest.param({**GOOD, "customer": 7.5}, "customer", id="fraction"),
+        pytest.param({**GOOD, "lines": "ab"}, "lines", id="text for a list"),
+        pytest.param({**GOOD, "lines": {"0": {"text": "a"}}}, "lines", id="object for a list"),
+        pytest.param({**GOOD, "lines": [None]}, "lines", id="null in a list"),
+        pytest.param({**GOOD, "lines": [{"text": 1}]}, "text", id="wrong below"),
+        pytest.param({**GOOD, "lines": [{}]}, "text", id="missing below"),
+        pytest.param({**GOOD, "lines": [{"text": "a", "colour": "blue"}]}, "colour", id="no such member"),
+        pytest.param({**GOOD, "extra_field": 1}, "extra_field", id="one too many"),
+        pytest.param({**GOOD, "__class__": "x"}, "__class__", id="a field with underscores"),
+        pytest.param([1], "", id="a list"),
+        pytest.param("text", "", id="a text"),
+        pytest.param(7, "", id="a number"),
+        pytest.param(None, "", id="null payload"),
+    ],
+)
+def test_a_wrong_field_is_a_failed_attempt_that_names_it(handler: str, payload: Any, field: str) -> None:
+    said = failure(handler, payload, REGISTRY)
+    assert said.startswith(f"the payload does not fit handler '{handler}': ")
+    assert field in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        pytest.param(Colour, True, id="true is not the member 1"),
+        pytest.param(Level, True, id="true is not the member 1 of an IntEnum"),
+        pytest.param(Level, 1.0, id="1.0 is not the member 1"),
+        pytest.param(Colour, None, id="null is no member"),
+        pytest.param(Colour, {}, id="an object is no member"),
+        pytest.param(int, True, id="true is no number"),
+        pytest.param(bool, 1, id="1 is not true"),
+        pytest.param(float, 10**400, id="a number that no float can hold"),
+        pytest.param(float, math.inf, id="infinite"),
+        pytest.param(float, math.nan, id="no number at all"),
+        pytest.param(Decimal, "NaN", id="decimal nan"),
+        pytest.param(Decimal, "sNaN", id="signalling nan"),
+        pytest.param(Decimal, "Infinity", id="infinite decimal"),
+        pytest.param(Decimal, 1.1, id="a float is no exact decimal"),
+        pytest.param(UUID, "x" * 100, id="no uuid"),
+        pytest.param(datetime, "2026-13-01", id="no month"),
+        pytest.param(Path, 7, id="a number is no path"),
+        pytest.param(Literal[1], True, id="true is not the literal 1"),
+        pytest.param(list[Colour], [True], id="in a list"),
+        pytest.param(dict[str, float], {"a": math.inf}, id="in an object"),
+    ],
+)
+def test_values_that_look_alike_are_told_apart(annotation: Any, value: Any) -> None:
+    with pytest.raises(Mismatch, match="must be"):
+        converter(annotation)(value, "f")
+
+
+@pytest.mark.parametrize("field", ["me", "self"])
+def test_a_field_cannot_take_the_contexts_place(field: str) -> None:
+    assert output("any_fields", {"a": 1, "ctx": 2}, REGISTRY) == "a,ctx"
+    assert f"field {field!r} is unknown" in failure("any_fields", {field: 1}, REGISTRY)
+
+
+def test_fields_for_the_post_init_are_asked_for_too() -> None:
+    assert output("discounted", {"price": 10, "discount": 3}, REGISTRY) == "7"
+    assert output("discounted", {"price": 10, "discount": 3, "factor": 2}, REGISTRY) == "14"
+    assert "field 'discount' is missing" in failure("discounted", {"price": 10}, REGISTRY)
+    assert "field 'discount' must be a whole number" in failure("discounted", {"price": 1, "discount": "1"}, REGISTRY)
+    assert "field 'final' is unknown" in failure("discounted", {"price": 1, "discount": 1, "final": 2}, REGISTRY)
+    assert failure("discounted", {"price": 1, "discount": 2}, REGISTRY).endswith("it would cost less than nothing")
+
+
+def test_what_is_deep_is_no_trouble() -> None:
+    payload: Any = GOOD
+    for _ in range(29):
+        payload = {**GOOD, "inner": payload}
+    for handler in ("by_class", "by_model"):
+        assert output(handler, payload, REGISTRY) == "list"
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = st.sampled_from(
+    ["customer", "lines", "paper", "total", "due", "place", "extra", "inner", "key", "self", "ctx"]
+)
+
+
+@given(payload=st.dictionaries(FIELDS, VALUES, max_size=5) | VALUES, handler=st.sampled_from(sorted(FUNCTIONS)))
+def test_whatever_comes_the_attempt_ends_well_or_in_words(payload: Any, handler: str) -> None:
+    try:
+        made = attempt(handler, payload, REGISTRY)
+    except ValueError:
+        return  # JSON cannot carry it: refused where it is enqueued
+    assert made.verdict in (Verdict.SUCCEEDED, Verdict.FAILED)
+    assert made.verdict is Verdict.SUCCEEDED or made.error.startswith("the payload does not fit handler")
