@@ -139,12 +139,19 @@ class JobBuilder:
         return self.enabled(False)
 
     def cron(self, expression: str) -> Self:
-        """All five fields at once: minute, hour, day of month, month, day of week."""
-        parts = expression.split()
-        if len(parts) != 5:
-            raise InvalidJob(f"cron expression {expression!r} must have five fields: minute hour day month weekday")
-        self._cron = parts
+        """All five fields at once: minute, hour, day of month, month, day of week; or `@daily` and its like."""
+        from jobpool.cronfields import split_fields  # here, for the sake of those who schedule nothing
+
+        self._cron = split_fields(expression)
         return self
+
+    def zone(self, name: str) -> Self:
+        """The time zone that the fields are read in, by its IANA name; UTC unless given."""
+        return self._put("zone", name)
+
+    def misfire(self, policy: str) -> Self:
+        """What becomes of missed firings: `"skip"`, `"one"` (the default), `"all(n)"`."""
+        return self._put("misfire", policy)
 
     def every_minute(self, n: int = 1) -> Self:
         """Every n-th minute of the hour, 1..59."""

@@ -15,6 +15,8 @@ LONGEST = 100 * 366 * 86400.0
 """Seconds: the upper bound of every duration, far below what a timer or a date overflows at."""
 
 EVERY_MINUTE = "* * * * *"
+UTC_ZONE = "UTC"
+MAKE_UP_ONE = "one"
 _set = object.__setattr__
 
 
@@ -34,7 +36,10 @@ class JobDefinition:
         single_instance: At most one of this name runs at a time.
         environments: Cron runs it in these only; empty = in all.
         depends_on: Names of the jobs that cron runs before it.
-        cron_expression: Five fields: minute, hour, day of month, month, day of week.
+        cron_expression: Five fields: minute, hour, day of month, month, day of week; or `@daily` and its like, kept as
+            the five fields that it stands for.
+        zone: IANA name of the time zone that cron reads them in.
+        misfire: What cron does about firings that were missed: `skip`, `one`, or `all(n)`, the newest n, 1..1000.
         meta: The producer's own JSON object, handed to the handler; keys starting with `_`, and `v`, are reserved.
         enabled: False: cron skips it.
         idempotency_key: Trimmed; empty = None. Once a job with the key is done, others are skipped.
@@ -59,6 +64,8 @@ class JobDefinition:
     environments: tuple[str, ...] = ()
     depends_on: tuple[str, ...] = ()
     cron_expression: str = EVERY_MINUTE
+    zone: str = UTC_ZONE
+    misfire: str = MAKE_UP_ONE
     meta: dict[str, Any] = field(default_factory=dict)
     enabled: bool = True
     idempotency_key: str | None = None
@@ -101,12 +108,23 @@ class JobDefinition:
             _set(self, "scheduled_at", _check_moment(self.scheduled_at))
 
     def _check_cron(self) -> None:
-        if self.cron_expression != EVERY_MINUTE:
-            _set(self, "cron_expression", _check_cron(self.cron_expression))
+        if self.cron_expression != EVERY_MINUTE or self.zone != UTC_ZONE or self.misfire != MAKE_UP_ONE:
+            self._check_schedule()
         if self.environments != ():
             _set(self, "environments", _check_names(self.environments, "environments"))
         if self.depends_on != ():
             _set(self, "depends_on", _check_names(self.depends_on, "depends_on"))
+
+    def _check_schedule(self) -> None:
+        # Imported here, with the time zones and croniter: a job that is not scheduled pays for none of them.
+        from jobpool.cronfields import parse_fields
+        from jobpool.misfires import Misfire
+        from jobpool.zones import check_zone
+
+        if self.cron_expression != EVERY_MINUTE:
+            _set(self, "cron_expression", parse_fields(self.cron_expression).text)
+        check_zone(self.zone)
+        _set(self, "misfire", Misfire.parse(self.misfire).text)
 
     def _check_flags(self) -> None:
         for flag in ("single_instance", "enabled", "unique"):
@@ -204,6 +222,12 @@ class JobDefinition:
     def with_cron_expression(self, cron_expression: str) -> JobDefinition:
         return replace(self, cron_expression=cron_expression)
 
+    def with_zone(self, zone: str) -> JobDefinition:
+        return replace(self, zone=zone)
+
+    def with_misfire(self, misfire: str) -> JobDefinition:
+        return replace(self, misfire=misfire)
+
     def with_meta(self, meta: dict[str, Any]) -> JobDefinition:
         return replace(self, meta=meta)
 
@@ -292,12 +316,6 @@ def _check_meta(meta: dict[str, Any]) -> dict[str, Any]:
 def is_reserved(key: str) -> bool:
     """Whether a meta key belongs to the wire and not to the producer."""
     return key == "v" or key.startswith("_")
-
-
-def _check_cron(expression: str) -> str:
-    if not isinstance(expression, str) or len(expression.split()) != 5 or not expression.isascii():
-        raise InvalidJob(f"cron_expression {expression!r} must have five fields: minute hour day month weekday")
-    return " ".join(expression.split())
 
 
 def _as_tuple(names: Iterable[str], what: str) -> tuple[str, ...]:

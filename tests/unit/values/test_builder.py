@@ -71,6 +71,9 @@ def test_a_bare_builder_makes_a_definition_with_the_defaults() -> None:
         pytest.param(lambda b: b.concurrency_key("printer"), {"concurrency_key": "printer"}, id="concurrency_key"),
         pytest.param(lambda b: b.meta({"a": 1}, b=2).meta(b=3), {"meta": {"a": 1, "b": 3}}, id="meta"),
         pytest.param(lambda b: b.cron("0  3 * * 1"), {"cron_expression": "0 3 * * 1"}, id="cron"),
+        pytest.param(lambda b: b.cron("@daily").hourly_at(5), {"cron_expression": "5 0 * * *"}, id="cron alias"),
+        pytest.param(lambda b: b.zone("Europe/Berlin"), {"zone": "Europe/Berlin"}, id="zone"),
+        pytest.param(lambda b: b.misfire(" all(3) "), {"misfire": "all(3)"}, id="misfire"),
         pytest.param(lambda b: b.queue("a").queue("b"), {"queue": "b"}, id="the last one counts"),
     ],
 )

@@ -1,0 +1,44 @@
+"""Runs a job that has no queue: one attempt in this process, under the alarm, as `QueueWorker` runs its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jobpool.backend import QueueBackend
+from jobpool.child.registry import DEFAULT, HandlerRegistry
+from jobpool.definition import JobDefinition
+from jobpool.errors import JobpoolError
+from jobpool.headline import headline
+from jobpool.result import ExecutionResult
+from jobpool.worker import DEFAULT_TIMEOUT, JobFailedError, run_inline
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """Where inline jobs run.
+
+    Attributes:
+        backend: Where follow-ups go, once the job that asked for them has succeeded.
+        registry: The handlers.
+        default_timeout: Seconds for jobs and handlers that set none; 0 = unlimited.
+    """
+
+    backend: QueueBackend
+    registry: HandlerRegistry = DEFAULT
+    default_timeout: float = DEFAULT_TIMEOUT
+
+    def run(self, definition: JobDefinition) -> tuple[ExecutionResult | None, str | None]:
+        """The result, and why it failed; None = it succeeded. Never raises what a handler raised.
+
+        Blocks for the handler, for its timeout at most if it heeds the alarm.
+        """
+        try:
+            attempt = run_inline(definition, self.registry, self.default_timeout)
+        except JobFailedError as failed:
+            return failed.result, headline(failed.result.error) or "failed"
+        if attempt.follow_ups:
+            try:
+                self.backend.enqueue_many(attempt.follow_ups)
+            except JobpoolError as error:
+                return attempt.result, f"its follow-ups were not enqueued: {error}"
+        return attempt.result, None

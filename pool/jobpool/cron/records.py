@@ -1,0 +1,122 @@
+"""What schedulers tell one another, and people: a record a schedule in the broker's key store.
+
+A record is a hint. Whether an instant has been fired is decided by the unique enqueue, or by the right to run it; and a
+record is written only after that. So a record that is lost, or older than the truth, makes a scheduler try again what
+was done, which does nothing. It must never be newer than the truth: then a firing would be lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from jobpool.definition import rfc3339
+from jobpool.guards import LONGEST_KEPT, Rate
+from jobpool.keystore import KeyStore
+
+SPACE = "cron"
+"""Where the records, and the rights to run inline, are kept."""
+
+MEMORY = 86400.0
+"""Seconds for which it is remembered who has the right to run an instant inline."""
+
+TOLD_FOR = 3600.0
+"""Seconds for which it is remembered who may say that he fired what is enqueued: nothing hangs on that but logs."""
+
+MOST = 10_000
+"""Schedules that one broker's records can be listed of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who fired it: a scheduler's machine, process and name."""
+
+    host: str
+    pid: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of a schedule.
+
+    Attributes:
+        seen: Every instant up to here was dealt with.
+        last: The last instant that was fired; None = none was.
+        fired_at: When that was, on the broker's clock.
+        lateness: Seconds from the one to the other.
+        owner: Who fired it.
+        next: The instant after `seen`, as that scheduler's app has it.
+        id: Of the message that was enqueued; None = it ran inline.
+        failed: It ran inline and failed, or was held back because another one did.
+    """
+
+    seen: datetime
+    last: datetime | None = None
+    fired_at: datetime | None = None
+    lateness: float = 0.0
+    owner: Owner | None = None
+    next: datetime | None = None
+    id: str | None = None
+    failed: bool = False
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self), default=rfc3339).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self | None:
+        """The reverse; None for what cannot be read, such as the record of a later version."""
+        try:
+            values: dict[str, Any] = json.loads(data)
+            for key in ("seen", "last", "fired_at", "next"):
+                values[key] = None if values[key] is None else datetime.fromisoformat(values[key]).astimezone(UTC)
+            values["owner"] = None if values["owner"] is None else Owner(**values["owner"])
+            record = cls(**values)
+        except (ValueError, TypeError, KeyError):
+            return None
+        return record if isinstance(record.seen, datetime) else None
+
+
+class Records:
+    """The records of all schedules of a broker. Every call raises `BackendUnavailable`, and blocks for a round trip."""
+
+    def __init__(self, keys: KeyStore, token: str) -> None:
+        self._keys = keys
+        self._token = token
+
+    def load(self, names: Iterable[str]) -> dict[str, Record]:
+        """Those that there are."""
+        wanted = set(names)
+        found = self._keys.list_records(SPACE, limit=MOST)
+        read = {name: Record.from_bytes(data) for name, data in found if name in wanted}
+        return {name: record for name, record in read.items() if record is not None}
+
+    def get(self, name: str) -> Record | None:
+        data = self._keys.get_record(SPACE, name)
+        return None if data is None else Record.from_bytes(data)
+
+    def put(self, name: str, record: Record) -> None:
+        """Write it, unless there is one that has seen more. Two round trips.
+
+        Between the two another scheduler may write a newer one, which is then put back by this one: see the module.
+        """
+        known = self.get(name)
+        if known is not None and known.seen > record.seen:
+            return
+        if known is not None and record.last is None:
+            record = replace(known, seen=record.seen, next=record.next, failed=record.failed)
+        self._keys.put_records(SPACE, {name: record.to_bytes()}, LONGEST_KEPT)
+
+    def begin(self, records: Mapping[str, Record]) -> None:
+        """Write the first records of schedules that had none. One round trip."""
+        self._keys.put_records(SPACE, {name: record.to_bytes() for name, record in records.items()}, LONGEST_KEPT)
+
+    def win(self, key: str, seconds: float = MEMORY) -> bool:
+        """Whether this scheduler is the one that fires: of all that ask about a key within so many seconds, one is.
+
+        Asked again by the same scheduler, the answer is the same: a lost reply does no harm.
+        """
+        return self._keys.take(SPACE, Rate(f"cron:{key}", 1, seconds), self._token) == 0.0

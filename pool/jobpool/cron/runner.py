@@ -1,0 +1,191 @@
+"""`CronRunner`: does at one moment what the schedules ask for. Any number of them may run, on any number of machines.
+
+The unique enqueue of an instant (`QueueBackend.enqueue_once`), or the right to run it inline, decides who of them all
+fires. What each has seen is its own memory; the records in the broker (records.py) only tell it where to begin, and
+what others have done while it was away.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from jobpool.backend import QueueBackend
+from jobpool.child.registry import DEFAULT, HandlerRegistry
+from jobpool.clock import Clock
+from jobpool.cron.firing import Firing
+from jobpool.cron.inline import Inline
+from jobpool.cron.memory import Memory
+from jobpool.cron.misfire import GRACE
+from jobpool.cron.records import Owner, Records
+from jobpool.cron.scheduler import Planned, Scheduler, plan
+from jobpool.cron.tick import Means, Tick
+from jobpool.cron.timing import CronTime
+from jobpool.cron.trial import try_out
+from jobpool.definition import JobDefinition, check_seconds
+from jobpool.errors import ConfigurationError
+from jobpool.worker import DEFAULT_TIMEOUT
+
+LONGEST_GRACE = 12 * 3600.0
+"""Seconds: what was missed longer ago is never made up for, because firings are remembered for a day only."""
+
+
+class CronRunner:
+    """Fires what is due. Use it on one thread; on the main one, inline jobs have a hard timeout.
+
+        CronRunner(scheduler, open_backend("redis://localhost/0")).run()      # each minute, or as often as you like
+
+    `jobpool cron run` does that, at the right moments.
+
+    Args:
+        schedulers: One, or several that are one plan together.
+        backend: Where jobs are enqueued, and schedulers meet. It stays its owner's.
+        registry: The handlers of inline jobs; None = those of `@jobpool.handler`.
+        environment: Jobs that name environments run here only if this one is among them; None = none of those do.
+        clock: This machine's clock; None = the backend's. Where the broker has a clock of its own, that one counts.
+        grace: Seconds, 0 to 43,200, within which a missed instant is made up for.
+        name: What this scheduler is called in records.
+        only: There is no other scheduler on this broker, by your word. Needed where the broker keeps no keys: then
+            nothing is known of what fired before this runner was made.
+        default_timeout: Seconds, >= 0, for inline jobs and handlers that set none; 0 = unlimited.
+
+    Raises:
+        ConfigurationError: A schedule is refused, two have one name, one depends on what does not exist, or on itself;
+            the texts name where they were declared. `grace` is out of bounds. The broker keeps no keys, and `only` is
+            not set.
+    """
+
+    def __init__(
+        self,
+        schedulers: Scheduler | Iterable[Scheduler],
+        backend: QueueBackend,
+        *,
+        registry: HandlerRegistry | None = None,
+        environment: str | None = None,
+        clock: Clock | None = None,
+        grace: float = GRACE,
+        name: str = "jobpool",
+        only: bool = False,
+        default_timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        self._plan = plan([schedulers] if isinstance(schedulers, Scheduler) else schedulers)
+        records = None if _is_alone(backend, only) else Records(backend.keys, secrets.token_hex(16))
+        self._memory = Memory(self._plan, records)
+        handlers = DEFAULT if registry is None else registry
+        self._means = Means(
+            backend,
+            self._memory,
+            Inline(backend, handlers, check_seconds(default_timeout, "default_timeout")),
+            Owner(socket.gethostname(), os.getpid(), name),
+            check_grace(grace),
+            environment,
+        )
+        self.time = CronTime(backend, clock)
+        self.silence = ""
+        """What the broker's silence in the last `run` was called; "" = it answered."""
+
+    # --- looking ------------------------------------------------------------------------------------
+
+    @property
+    def planned(self) -> list[Planned]:
+        """The schedules, in the order in which they are dealt with."""
+        return list(self._plan)
+
+    def serves(self, planned: Planned) -> bool:
+        """Whether this runner fires it: it is enabled, and meant for this environment."""
+        return self._means.serves(planned)
+
+    def due_definitions(self, now: datetime | None = None) -> list[JobDefinition]:
+        """The jobs of which an instant lies in the minute of `now` and not after it, as far as they are served here.
+
+        Args:
+            now: Aware; None = now. Whether somebody has fired them already does not matter.
+
+        Raises:
+            ConfigurationError: `now` has no time zone.
+            BackendUnavailable: The time was to be asked, and the broker has never answered.
+        """
+        at = self.time.now() if now is None else _aware(now)
+        return [one.definition for one in self._plan if self.serves(one) and one.schedule.is_due(at)]
+
+    def next_due(self, after: datetime | None = None) -> datetime | None:
+        """When something is due next, as far as `run` has seen; behind `after`, if that is given. None: never."""
+        times = [self._memory[one].next for one in self._plan if self.serves(one)]
+        return min((time for time in times if time is not None and (after is None or time > after)), default=None)
+
+    # --- firing -------------------------------------------------------------------------------------
+
+    def run(self, now: datetime | None = None) -> list[Firing]:
+        """Do what is due: enqueue jobs that have a queue, run the others, one attempt each, here and now.
+
+        Nothing that fails stops the rest. What depends on a job that ran inline and failed is held back. A schedule
+        that nobody has ever met begins with the minute of `now`; for others, what was missed is made up for by their
+        misfire policy.
+
+        Args:
+            now: Aware; None = now, which is what a scheduler wants. Earlier than the last time: nothing is due again.
+
+        Returns:
+            What became of each instant that was due, in order.
+
+        Raises:
+            ConfigurationError: `now` has no time zone.
+            BackendUnavailable: What other schedulers did, or the time, could not be asked. Safe to call again.
+
+        Blocks for the inline jobs, and about four round trips a firing.
+        """
+        fixed = None if now is None else _aware(now)
+        tick = Tick(self._means, self.time.now if fixed is None else lambda: fixed)
+        self._memory.read(tick.now)
+        for planned in self._plan:
+            tick.attend(planned)
+        tick.end()
+        self.silence = tick.silence
+        return tick.firings
+
+    def try_out(self, now: datetime) -> list[Firing]:
+        """Do what is due in the minute of `now`, as if it were then, and leave no trace of it among the records.
+
+        The jobs are enqueued, or run, in truth: under ids of their own, so that the firings to come are not affected.
+
+        Args:
+            now: Aware.
+
+        Raises:
+            ConfigurationError: `now` has no time zone.
+
+        Blocks for the inline jobs, and a round trip a firing.
+        """
+        return try_out(self._plan, self._means, _aware(now))
+
+
+def check_grace(grace: float) -> float:
+    """Return `grace`, or raise `ConfigurationError`: 0 to 43,200 seconds."""
+    if isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= LONGEST_GRACE:
+        raise ConfigurationError(
+            f"the grace for missed firings is 0 to {LONGEST_GRACE:.0f} seconds (12 hours), not {grace!r}: what fired is"
+            " remembered for a day only"
+        )
+    return float(grace)
+
+
+def _is_alone(backend: QueueBackend, only: bool) -> bool:
+    """Whether no other scheduler has to be asked. Raises `ConfigurationError` where it could not be."""
+    if backend.capabilities.key_store:
+        return False
+    if not only:
+        raise ConfigurationError(
+            f"{backend.scheme}:// keeps no keys (Capabilities.key_store), so that two schedulers would fire everything"
+            " twice: choose a backend that keeps keys, or give your word that there is one scheduler only,"
+            " with --only-scheduler (in Python: only=True)"
+        )
+    return True
+
+
+def _aware(now: datetime) -> datetime:
+    if now.utcoffset() is None:
+        raise ConfigurationError(f"{now.isoformat()} has no time zone: write datetime(…, tzinfo=UTC)")
+    return now.astimezone(UTC)

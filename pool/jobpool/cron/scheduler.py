@@ -1,0 +1,172 @@
+"""`Scheduler`: what an app declares its schedules with, at the top of a module."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from types import FrameType
+from typing import Any
+
+from jobpool.builder import JobBuilder
+from jobpool.cron.misfire import Misfire
+from jobpool.cron.order import execution_order, job_name
+from jobpool.cron.schedule import Schedule
+from jobpool.definition import JobDefinition
+from jobpool.errors import ConfigurationError, InvalidJob
+
+_all: list[Scheduler] = []
+"""Every scheduler of this process, in the order in which they were made. None is dropped because no module keeps it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One declared job: its builder, and where it was declared, as `file:line`."""
+
+    builder: JobBuilder
+    place: str
+
+    def definition(self) -> JobDefinition:
+        """The job as it is described now; a `delay` counts from here.
+
+        Raises:
+            ConfigurationError: What was described is refused; the text names the place.
+        """
+        try:
+            definition = self.builder.to_definition()
+        except InvalidJob as error:
+            raise ConfigurationError(f"the schedule at {self.place} is refused: {error}") from error
+        if definition.identifier is not None:
+            raise ConfigurationError(
+                f"the schedule {job_name(definition)!r} at {self.place} has an identifier: leave it out, for each"
+                " of its firings has an id of its own"
+            )
+        return definition
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A checked schedule of the app's. `name` is what it is known by to all schedulers of a broker."""
+
+    entry: Entry
+    definition: JobDefinition
+
+    @cached_property
+    def name(self) -> str:
+        return job_name(self.definition)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        return Schedule(self.definition.cron_expression, self.definition.zone)
+
+    @cached_property
+    def misfire(self) -> Misfire:
+        return Misfire.parse(self.definition.misfire)
+
+    @property
+    def is_inline(self) -> bool:
+        """It runs in the scheduler's own process, and is not enqueued."""
+        return self.definition.queue is None
+
+    def runs_in(self, environment: str | None) -> bool:
+        """Whether it is meant for this environment."""
+        return not self.definition.environments or environment in self.definition.environments
+
+
+class Scheduler:
+    """Jobs with the times at which they are due. Declare them where handlers are declared; `jobpool cron run`, or a
+    pool with `--cron`, finds every scheduler that the app's import has made.
+
+        scheduler = jobpool.Scheduler()
+        scheduler.define("report", {"kind": "sales"}).named("nightly-report").queue("reports").daily_at("02:30")
+        scheduler.define("clean_up").hourly()
+
+    A job with a queue is enqueued when it is due. One without runs in the scheduler's own process, one attempt each
+    time: for what takes moments. Its name (its handler's, when it has none) is what others depend on, and what makes
+    its firings the same to all schedulers; no two may share one.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+        _all.append(self)
+
+    def define(self, handler: str, payload: Any = None) -> JobBuilder:
+        """Declare a job; say on the builder when it is due, and where it runs. Every minute, unless that is said.
+
+        The builder may be described further until the schedules are read, which is after the app's import.
+
+        Raises:
+            InvalidJob: The payload is none that JSON can carry, or the name is no handler name.
+        """
+        builder = JobBuilder(handler, payload)
+        self._entries.append(Entry(builder, _place(sys._getframe(1))))
+        return builder
+
+    def get_definitions(self) -> list[JobDefinition]:
+        """The jobs, in the order of their declaration.
+
+        Raises:
+            ConfigurationError: One is refused; the text names where it was declared.
+        """
+        return [entry.definition() for entry in self._entries]
+
+    def get_execution_order(self) -> list[JobDefinition]:
+        """The jobs, each behind those that it depends on, in the order of declaration where that leaves a choice.
+
+        Raises:
+            ConfigurationError: As `get_definitions`; two jobs have one name, and both places are named; `Dependency 'x'
+                for job 'y' does not exist.`; `Circular dependency detected in jobs.`
+        """
+        return execution_order(self.get_definitions(), [entry.place for entry in self._entries])
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What was declared, with its places."""
+        return list(self._entries)
+
+    def __repr__(self) -> str:
+        return f"<Scheduler of {len(self._entries)} jobs>"
+
+
+def known_schedulers() -> list[Scheduler]:
+    """Every scheduler that this process has made, the oldest first."""
+    return list(_all)
+
+
+def plan(schedulers: Iterable[Scheduler]) -> list[Planned]:
+    """All jobs of these schedulers together, checked, each behind those that it depends on.
+
+    Raises:
+        ConfigurationError: A definition, expression, zone or misfire policy is refused, and the text names its place;
+            or as `Scheduler.get_execution_order`, over all of them.
+    """
+    entries = [entry for scheduler in schedulers for entry in scheduler.entries]
+    definitions = [entry.definition() for entry in entries]
+    place_of = {id(definition): entry for definition, entry in zip(definitions, entries, strict=True)}
+    ordered = _ordered(definitions, [entry.place for entry in entries])
+    planned = [Planned(place_of[id(definition)], definition) for definition in ordered]
+    for one in planned:
+        _check(one)
+    return planned
+
+
+def _ordered(definitions: list[JobDefinition], places: list[str]) -> list[JobDefinition]:
+    """`execution_order`; the text of an error has its notes, too: which jobs make the circle."""
+    try:
+        return execution_order(definitions, places)
+    except ConfigurationError as error:
+        raise ConfigurationError(" ".join([str(error), *getattr(error, "__notes__", ())])) from None
+
+
+def _check(planned: Planned) -> None:
+    try:
+        _ = planned.schedule, planned.misfire
+    except InvalidJob as error:
+        raise ConfigurationError(
+            f"the schedule {planned.name!r} at {planned.entry.place} is refused: {error}"
+        ) from error
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

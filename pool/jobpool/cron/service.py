@@ -1,0 +1,106 @@
+"""What `jobpool cron run` and a pool's companion do: import the app, open the broker, fire until told to end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from setproctitle import setproctitle
+
+from jobpool import producer
+from jobpool.backend import QueueBackend
+from jobpool.child.app import load
+from jobpool.cron.loop import CronLoop
+from jobpool.cron.runner import CronRunner
+from jobpool.cron.scheduler import Scheduler, known_schedulers
+from jobpool.cron.stopping import Stop
+from jobpool.errors import ConfigurationError
+from jobpool.mechanism.boot import ChildOptions
+from jobpool.mechanism.companion import CronStart
+from jobpool.opening import open_backend
+from jobpool.signing import EnvelopeSigner
+from jobpool.worker import inline_runner
+
+
+def schedules_of(options: ChildOptions) -> list[Scheduler]:
+    """Import the app; the schedulers that it has made.
+
+    Raises:
+        ConfigurationError: It names no app, the app does not import, or it declares no schedule.
+
+    Blocks for the import.
+    """
+    if not options.apps:
+        raise ConfigurationError(
+            "no application: name the module with your schedules, --app myapp.jobs or apps in jobpool.toml"
+        )
+    load(options, may_be_empty=True)
+    schedulers = [scheduler for scheduler in known_schedulers() if scheduler.entries]
+    if not schedulers:
+        raise ConfigurationError(
+            f"{', '.join(options.apps)} declares no schedule: make a scheduler = jobpool.Scheduler() at the top of a"
+            " module, and define jobs with it"
+        )
+    return schedulers
+
+
+@contextmanager
+def opened(start: CronStart) -> Iterator[QueueBackend]:
+    """The broker, open for the block; what handlers enqueue there goes to it, too.
+
+    Raises:
+        ConfigurationError, BackendUnavailable: It cannot be opened, or does not answer.
+    """
+    signer = EnvelopeSigner(list(start.signing_keys) or None)
+    runner = inline_runner(default_timeout=start.default_timeout)  # of sync:// alone
+    backend = open_backend(start.backend, signer=signer, runner=runner, timeout=start.broker_timeout)
+    try:
+        producer.set_default(backend)
+        yield backend
+    finally:
+        producer.set_default(None)
+        backend.close()
+
+
+def runner_of(start: CronStart, backend: QueueBackend, schedulers: list[Scheduler]) -> CronRunner:
+    """The runner that `start` describes. Raises as `CronRunner`."""
+    return CronRunner(
+        schedulers,
+        backend,
+        environment=start.environment,
+        grace=start.grace,
+        name=start.name,
+        only=start.only,
+        default_timeout=start.default_timeout,
+    )
+
+
+def serve(start: CronStart, *, companion: bool = False) -> None:
+    """Fire what is due until SIGTERM or SIGINT. Call it on the main thread.
+
+    Args:
+        start: What to serve.
+        companion: This process is a pool's own: as in the pool's children, all that its jobs enqueue goes to the pool's
+            broker, whatever URL a `Jobs` of theirs names.
+
+    Raises:
+        ConfigurationError: The app or a setting cannot work.
+        BackendUnavailable: The broker does not answer at the start. Later outages are waited out.
+    """
+    setproctitle(f"jobpool: cron [{start.name}]")
+    with Stop() as stop:
+        schedulers = schedules_of(start.options)
+        with opened(start) as backend:
+            backend.ping()
+            if companion:
+                producer.enter_child(backend)
+            CronLoop(runner_of(start, backend, schedulers), stop).run()
+
+
+def read_start(fd: int) -> CronStart:
+    """What the pool's master has written to this descriptor, which is closed."""
+    try:
+        return CronStart.from_json(os.pread(fd, os.fstat(fd).st_size, 0))
+    finally:
+        os.close(fd)

@@ -1,0 +1,248 @@
+"""The five fields of a cron expression: what they may hold, and the values that they name.
+
+croniter expands a field to its values. What it takes and this module refuses is what would surprise: a sixth field,
+`5-5` (every value, to croniter), `*/90` (minute 0 only), `H` and `W`. docs/cron.md has the grammar.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+from jobpool.errors import InvalidJob
+
+ALIASES = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+
+LONGEST = 1000
+"""Characters in an expression: room for every minute by its number, and more."""
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_MOST_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_ITEM = re.compile(r"(?P<low>\*|[a-z]+|[0-9]{1,4})(?:-(?P<high>[a-z]+|[0-9]{1,4}))?(?:/(?P<step>[0-9]{1,4}))?")
+
+
+class Kind(Enum):
+    """What an expression does when clocks are put back or forward, by how its minute and hour are written."""
+
+    FIXED = "fixed"
+    """No `*` in either: each local time comes once, whatever clocks do."""
+    INTERVAL = "interval"
+    """`*` or `*/n` in either: a time that comes twice fires twice."""
+    HOURLY = "hourly"
+    """The hour is `*`: it counts real hours, so that nothing is missing when one is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class CronFields:
+    """What an expression names. Where day of month and day of week are both given, either will do.
+
+    Attributes:
+        text: The normal form: lower case, five fields, one space between them.
+        kind: By minute and hour.
+        minutes: 0..59, ascending.
+        hours: 0..23, ascending.
+        days: 1..31; None = not restricted.
+        last_day: The last day of the month, too.
+        months: 1..12.
+        weekdays: 0 (Sunday)..6; None = not restricted.
+        nth: (day of the week, 1..5): the so-maniest of the month; 0 = its last one.
+    """
+
+    text: str
+    kind: Kind
+    minutes: tuple[int, ...]
+    hours: tuple[int, ...]
+    days: frozenset[int] | None
+    last_day: bool
+    months: frozenset[int]
+    weekdays: frozenset[int] | None
+    nth: frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    least: int
+    most: int
+    names: tuple[str, ...] = ()
+    special: str = ""
+    specials: re.Pattern[str] | None = None
+
+    @property
+    def last(self) -> int:
+        """Where a range without an end goes to: 7 is Sunday again, and no day more."""
+        return 6 if self.names is _DAYS else self.most
+
+    def holds(self) -> str:
+        names = f" or {self.names[0]}..{self.names[-1]}" if self.names else ""
+        return f"{self.least}..{self.most}{names}{self.special}, as '*', 'a', 'a-b', '*/n', 'a/n', 'a-b/n', or a list"
+
+
+_FIELDS = (
+    _Field("minute", 0, 59),
+    _Field("hour", 0, 23),
+    _Field("day of month", 1, 31, (), " or 'L', the last day", re.compile("l")),
+    _Field("month", 1, 12, _MONTHS),
+    _Field(
+        "day of week", 0, 7, _DAYS, " (0 and 7 are Sunday), 'fri#2' or 'L5', the last Friday",
+        re.compile(r"(?:sun|mon|tue|wed|thu|fri|sat|[0-7])#[1-5]|l[0-7]"),
+    ),
+)  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def parse_fields(expression: str) -> CronFields:
+    """Read a cron expression: five fields, or `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly` and their like.
+
+    Raises:
+        InvalidJob: It is refused, or never comes; the text names the field and what it may hold.
+
+    The first call imports croniter, some 50 ms.
+    """
+    parts = split_fields(expression)
+    for field, text in zip(_FIELDS, parts, strict=True):
+        _check_field(field, text, expression)
+    fields = _expand(parts)
+    _check_coming(fields, expression)
+    return fields
+
+
+def split_fields(expression: str) -> list[str]:
+    """The five texts of an expression, lower case, aliases resolved; what they hold is not looked at.
+
+    Raises:
+        InvalidJob: There are more or fewer.
+    """
+    if not isinstance(expression, str) or not expression.isascii() or len(expression) > LONGEST:
+        raise InvalidJob(f"{_quoted(expression)} must have five fields: minute hour day month weekday")
+    words = expression.lower().split()
+    if len(words) == 1 and words[0].startswith("@"):
+        if words[0] not in ALIASES:
+            raise InvalidJob(f"{_quoted(expression)} is no alias: one of {', '.join(ALIASES)}")
+        return ALIASES[words[0]].split()
+    if len(words) != 5:
+        hint = "; there are none for seconds and years" if len(words) in (6, 7) else ""
+        raise InvalidJob(f"{_quoted(expression)} must have five fields: minute hour day month weekday{hint}")
+    return ["*" if word == "*/1" else word for word in words]
+
+
+# --- what a field may hold ----------------------------------------------------------------------------
+
+
+def _check_field(field: _Field, text: str, expression: str) -> None:
+    items = text.split(",")
+    for item in items:
+        if item == "*" and len(items) > 1:
+            raise _refused(field, expression, f"'*' names all of them: {text!r} cannot have more in its list")
+        special = field.specials is not None and field.specials.fullmatch(item)
+        if not special:
+            _check_item(field, item, expression)
+    if "#" in text or (field.names is _DAYS and any(item.startswith("l") for item in items)):
+        _check_unmixed(field, items, expression)
+
+
+def _check_item(field: _Field, item: str, expression: str) -> None:
+    found = _ITEM.fullmatch(item)
+    if found is None or (found["low"] == "*" and found["high"] is not None):
+        raise _refused(field, expression, f"{item!r} is none of that")
+    if item == "*":
+        return
+    low = field.least if found["low"] == "*" else _value(field, found["low"], item, expression)
+    if found["high"] is None and not found["step"]:
+        return
+    if field.names is _DAYS and low == 7:
+        raise _refused(field, expression, f"{item!r} begins with 7: write 0")
+    high = field.last if found["high"] is None else _value(field, found["high"], item, expression)
+    _check_range(field, item, (low, high, found["step"]), expression)
+
+
+def _check_range(field: _Field, item: str, bounds: tuple[int, int, str | None], expression: str) -> None:
+    low, high, step = bounds
+    if step is not None and int(step) == 0:
+        raise _refused(field, expression, f"{item!r} has a step of 0")
+    if low > high and step is not None:
+        raise _refused(field, expression, f"{item!r} goes round the end, and can then have no step")
+    if low == high or (low < high and low + int(step or 1) > high):
+        raise _refused(field, expression, f"{item!r} names {low} and no other value: write {low}")
+
+
+def _value(field: _Field, word: str, item: str, expression: str) -> int:
+    if word in field.names:
+        return field.names.index(word) + field.least
+    if not word.isdigit() or not field.least <= int(word) <= field.most:
+        raise _refused(field, expression, f"{item!r} is none of that")
+    return int(word)
+
+
+def _check_unmixed(field: _Field, items: list[str], expression: str) -> None:
+    assert field.specials is not None
+    plain = [item for item in items if not field.specials.fullmatch(item)]
+    if plain:
+        raise _refused(field, expression, f"{plain[0]!r} cannot stand beside '#' or 'L' in one list")
+
+
+def _refused(field: _Field, expression: str, why: str) -> InvalidJob:
+    return InvalidJob(f"{_quoted(expression)}: the {field.name} holds {field.holds()}; {why}")
+
+
+def _quoted(expression: object) -> str:
+    text = repr(expression)
+    return f"cron_expression {text if len(text) <= 120 else text[:100] + '…'}"
+
+
+# --- the values that it names ---------------------------------------------------------------------------
+
+
+def _expand(parts: list[str]) -> CronFields:
+    from croniter import croniter  # only here: who schedules nothing does not pay for it
+
+    text = " ".join(parts)
+    answer: Any = croniter.expand(text)  # its stubs do not know 'l' among the values
+    expanded, nth = answer
+    named = [_values(field, values) for field, values in zip(_FIELDS, expanded, strict=True)]
+    minutes, hours, days, months, weekdays = named
+    day, weekday = parts[2], parts[4]
+    return CronFields(
+        text=text,
+        kind=_kind(parts[0], parts[1]),
+        minutes=tuple(sorted(minutes)),
+        hours=tuple(sorted(hours)),
+        days=None if day == "*" else days,
+        last_day="l" in day.split(","),
+        months=months,
+        weekdays=None if weekday == "*" else frozenset() if nth else weekdays,
+        nth=frozenset((which, 0 if n == "l" else int(n)) for which, several in nth.items() for n in several),
+    )
+
+
+def _values(field: _Field, values: list[Any]) -> frozenset[int]:
+    if "*" in values:
+        return frozenset(range(field.least, field.last + 1))
+    return frozenset(value for value in values if value != "l")
+
+
+def _kind(minute: str, hour: str) -> Kind:
+    if hour == "*":
+        return Kind.HOURLY
+    starred = any(item.startswith("*") for item in f"{minute},{hour}".split(","))
+    return Kind.INTERVAL if starred else Kind.FIXED
+
+
+def _check_coming(fields: CronFields, expression: str) -> None:
+    if fields.days is None or fields.last_day or fields.weekdays is not None:
+        return
+    longest = max(_MOST_DAYS[month - 1] for month in fields.months)
+    if min(fields.days) > longest:
+        raise InvalidJob(f"{_quoted(expression)} never comes: no month of it has a day {min(fields.days)}")

@@ -1,0 +1,58 @@
+"""docs/cron.md: what its tables say about expressions and changing clocks is what happens."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from jobpool.cron.schedule import Schedule
+
+PAGE = (Path(__file__).parents[3] / "docs" / "cron.md").read_text("utf-8")
+
+
+def _rows(heading: str) -> list[list[str]]:
+    """The cells of the table that begins with this heading row, without the row itself."""
+    after = PAGE.split(heading, 1)[1].splitlines()[2:]
+    lines = after[: next(number for number, line in enumerate(after) if not line.startswith("|"))]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+CHANGES = _rows("| expression | zone | on the local day | fires at |")
+ALIASES = _rows("| alias | stands for |")
+
+
+@pytest.mark.parametrize("row", CHANGES, ids=lambda row: f"{row[0]} {row[1]} {row[2][:10]}")
+def test_a_day_on_which_clocks_change(row: list[str]) -> None:
+    expression, name, day, fires = row
+    zone = ZoneInfo(name.strip("`"))
+    noon = datetime.fromisoformat(f"{day[:10]}T12:00+00:00")
+    schedule = Schedule(expression.strip("`"), name.strip("`"))
+
+    found = schedule.between(noon - timedelta(days=2), noon + timedelta(days=2), most=1000)
+
+    local = [at.astimezone(zone).isoformat() for at in found]
+    shown = [re.sub(r"^.*T(\d\d:\d\d):00", r"\1", at) for at in local if at.startswith(day[:10])]
+    expected = fires.split()
+    assert (shown[: len(expected)] if "the first hours" in day else shown) == expected
+
+
+def test_the_table_has_what_it_must_show() -> None:
+    assert len(CHANGES) > 15
+    assert {"`Pacific/Apia`", "`Australia/Lord_Howe`", "`Europe/Dublin`"} <= {row[1] for row in CHANGES}
+
+
+@pytest.mark.parametrize("row", ALIASES, ids=lambda row: row[0])
+def test_an_alias_stands_for_five_fields(row: list[str]) -> None:
+    for alias in row[0].split(", "):
+        assert Schedule(alias.strip("`")).expression == row[1].strip("`")
+
+
+def test_the_example_is_due_when_it_says() -> None:
+    noon = datetime(2026, 6, 30, 12, tzinfo=UTC)
+
+    assert Schedule("30 6 * * 1-5", "Europe/Berlin").next(noon) == datetime(2026, 7, 1, 4, 30, tzinfo=UTC)
+    assert Schedule("0 4 L * *").next(noon) == datetime(2026, 7, 31, 4, tzinfo=UTC)

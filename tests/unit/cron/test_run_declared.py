@@ -1,0 +1,120 @@
+"""`Scheduler`: declaring, and what is wrong with a declaration, with the places of both sides."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+
+from jobpool.cron import scheduler as schedulers
+from jobpool.cron.runner import CronRunner
+from jobpool.cron.scheduler import Scheduler, known_schedulers, plan
+from jobpool.definition import JobDefinition
+from jobpool.errors import ConfigurationError, InvalidJob
+from jobpool_backends.memory import MemoryBackend
+
+HERE = __file__
+
+
+def test_definitions_come_in_the_order_of_declaration_and_may_be_described_later() -> None:
+    scheduler = Scheduler()
+    first = scheduler.define("report", {"kind": "sales"})
+    scheduler.define("clean_up").hourly()
+    first.named("nightly").queue("reports").daily_at("02:30").zone("Europe/Zurich").misfire("skip")
+    assert scheduler.get_definitions() == [
+        JobDefinition(
+            "report",
+            {"kind": "sales"},
+            name="nightly",
+            queue="reports",
+            cron_expression="30 2 * * *",
+            zone="Europe/Zurich",
+            misfire="skip",
+        ),
+        JobDefinition("clean_up", cron_expression="0 * * * *"),
+    ]
+    assert repr(scheduler) == "<Scheduler of 2 jobs>"
+
+
+def test_the_order_of_execution_is_that_of_dependencies() -> None:
+    scheduler = Scheduler()
+    scheduler.define("a").depends_on("c")
+    scheduler.define("b")
+    scheduler.define("c")
+    assert [one.handler for one in scheduler.get_execution_order()] == ["b", "c", "a"]
+
+
+def test_several_schedulers_are_one_plan() -> None:
+    one, two = Scheduler(), Scheduler()
+    one.define("a").depends_on("b")
+    two.define("b")
+    assert [planned.name for planned in plan([one, two])] == ["b", "a"]
+    with pytest.raises(ConfigurationError, match="Dependency 'b' for job 'a' does not exist"):
+        plan([one])
+
+
+def test_all_are_known_in_their_order_even_if_nobody_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedulers, "_all", [])
+    Scheduler().define("first").hourly()
+    Scheduler().define("second").hourly()
+    gc.collect()
+    assert [planned.name for planned in plan(known_schedulers())] == ["first", "second"]
+
+
+def _two_of_one_name(scheduler: Scheduler) -> None:
+    scheduler.define("report").daily()
+    scheduler.define("other").named("report").hourly()
+
+
+def _circle(scheduler: Scheduler) -> None:
+    scheduler.define("a").depends_on("b")
+    scheduler.define("b").depends_on("a")
+
+
+def _id(scheduler: Scheduler) -> None:
+    scheduler.define("a").identifier("mine")
+
+
+def _field(scheduler: Scheduler) -> None:
+    scheduler.define("a").priority(999)
+
+
+def _zone(scheduler: Scheduler) -> None:
+    scheduler.define("a").zone("Mars/Olympus")
+
+
+def _policy(scheduler: Scheduler) -> None:
+    scheduler.define("a").misfire("sometimes")
+
+
+def _never(scheduler: Scheduler) -> None:
+    scheduler.define("a").cron("0 0 30 2 *")
+
+
+@pytest.mark.parametrize(
+    ("declare", "lines", "texts"),
+    [
+        (_two_of_one_name, [1, 2], ["'report'"]),
+        (_circle, [], ["Circular dependency detected in jobs.", "a", "b"]),
+        (_id, [1], ["identifier", "leave it out"]),
+        (_field, [1], ["priority"]),
+        (_zone, [1], ["Mars/Olympus"]),
+        (_policy, [1], ["sometimes"]),
+        (_never, [1], ["0 0 30 2 *"]),
+    ],
+)
+def test_a_mistake_is_refused_when_the_schedules_are_read(
+    declare: Callable[[Scheduler], None], lines: list[int], texts: list[str]
+) -> None:
+    scheduler = Scheduler()
+    declare(scheduler)
+    with pytest.raises(ConfigurationError) as refused:
+        CronRunner(scheduler, MemoryBackend())
+    texts = texts + [f"{HERE}:{declare.__code__.co_firstlineno + line}" for line in lines]
+    assert [text for text in texts if text not in str(refused.value)] == []
+
+
+def test_a_bad_time_is_refused_where_it_is_written() -> None:
+    with pytest.raises(InvalidJob, match="HH:MM"):
+        Scheduler().define("a").daily_at("25:00")

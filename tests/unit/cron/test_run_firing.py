@@ -1,0 +1,249 @@
+"""`CronRunner.run`: what is due is fired, once, whoever is asked, and whatever the clock does."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from support.cronrig import START, CronRig, minute, text, told
+
+from jobpool.backend import once_id
+from jobpool.context import JobContext
+from jobpool.cron.firing import firing_key
+from jobpool.cron.runner import CronRunner
+from jobpool.cron.scheduler import Scheduler
+from jobpool.definition import JobDefinition
+from jobpool.errors import ConfigurationError
+from jobpool.opening import open_backend
+
+
+@pytest.fixture
+def rig() -> CronRig:
+    return CronRig()
+
+
+def test_a_job_with_a_queue_is_enqueued_and_one_without_runs_here(rig: CronRig) -> None:
+    rig.scheduler.define("a", {}).queue("reports").hourly()
+    rig.scheduler.define("b", {}).hourly()
+    rig.scheduler.define("c", {}).queue("reports").daily_at("09:00")
+    firings = rig.runner().run()
+    assert told(firings) == [("a", 0, "fired"), ("b", 0, "fired")]
+    assert rig.queued() == [("a", text(0))]
+    assert rig.ran == [("b", text(0))]
+    [message] = rig.backend.list_messages()
+    assert message.id == firings[0].id == once_id(firing_key("a", START))
+
+
+def test_each_instant_fires_once_over_time_and_what_is_not_due_does_not(rig: CronRig) -> None:
+    rig.scheduler.define("a").queue("reports").every_minute(2)
+    runner = rig.runner()
+    for _ in range(60):
+        runner.run()
+        rig.pass_minutes(0.1)
+    assert [at for _, at in rig.queued()] == [text(0), text(2), text(4)]
+    assert runner.next_due() == minute(6)
+
+
+def test_of_three_schedulers_one_fires_and_the_others_know(rig: CronRig) -> None:
+    rig.scheduler.define("a").queue("reports").every_minute()
+    rig.scheduler.define("b").every_minute()
+    runners = [rig.runner(name) for name in ("one", "two", "three")]
+    for runner in runners:
+        runner.run()
+    for turn in range(1, 4):
+        rig.pass_minutes(1)
+        answers = [told(runner.run()) for runner in runners]
+        assert answers == [
+            [("a", turn, "fired"), ("b", turn, "fired")],
+            *[[("a", turn, "already"), ("b", turn, "already")]] * 2,
+        ]
+    assert [at for _, at in rig.queued()] == [text(number) for number in range(4)]
+    assert rig.ran == [("b", text(number)) for number in range(4)]
+
+
+def test_one_that_starts_where_others_have_been_fires_nothing_again(rig: CronRig) -> None:
+    rig.scheduler.define("a").queue("reports").every_minute()
+    rig.runner().run()
+    [lease] = rig.backend.fetch_many("reports", limit=1)
+    rig.backend.ack(lease)
+    assert rig.runner().run() == []
+    rig.clock.advance(59.0)
+    assert rig.runner().run() == []
+
+
+def test_a_clock_that_is_put_back_fires_nothing_again(rig: CronRig) -> None:
+    rig.scheduler.define("a").queue("reports").every_minute()
+    runners = [rig.runner("one"), rig.runner("two")]
+    for _ in range(3):
+        rig.pass_minutes(1)
+        for runner in runners:
+            runner.run()
+    rig.clock.set_wall(-3600.0)
+    for runner in (*runners, rig.runner("new")):
+        assert runner.run() == []
+    rig.clock.set_wall(3600.0)
+    rig.pass_minutes(1)
+    assert told(runners[0].run()) == [("a", 4, "fired")]
+
+
+def test_a_clock_that_jumps_ahead_and_back_fires_each_instant_once(rig: CronRig) -> None:
+    rig.scheduler.define("a").queue("reports").every_minute().misfire("all(100)")
+    early, other = rig.runner("early"), rig.runner("other")
+    for runner in (early, other):
+        runner.run()
+    rig.clock.set_wall(3600.0)
+    early.run()
+    rig.clock.set_wall(-3600.0)
+    for _ in range(61):
+        rig.pass_minutes(1)
+        early.run()
+        other.run()
+    assert sorted(at for _, at in rig.queued()) == [text(number) for number in range(62)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "fired"), [("skip", []), ("one", [9]), ("all(3)", [7, 8, 9]), ("all(100)", list(range(1, 10)))]
+)
+def test_what_was_missed_is_made_up_for_by_its_policy(rig: CronRig, policy: str, fired: list[int]) -> None:
+    rig.scheduler.define("a").queue("reports").cron("0-9 8 * * *").misfire(policy)
+    rig.runner().run()
+    rig.pass_minutes(30)
+    firings = rig.runner().run()
+    assert [number for _, number, status in told(firings) if status == "fired"] == fired
+    missed = [firing.why for firing in firings if firing.status.value == "missed"]
+    assert missed == ([f"{9 - len(fired)} missed, the first at {text(1)}"] if len(fired) < 9 else [])
+    assert rig.runner().run() == [], "nothing is said of it again"
+
+
+def test_beyond_the_grace_nothing_is_made_up_for(rig: CronRig) -> None:
+    rig.scheduler.define("a").queue("reports").cron("0,1 8 * * *")
+    rig.runner(grace=600.0).run()
+    rig.pass_minutes(12)
+    assert told(rig.runner(grace=600.0).run()) == [("a", 1, "missed")]
+
+
+def test_disabled_jobs_and_those_of_other_environments_are_left_alone(rig: CronRig) -> None:
+    rig.scheduler.define("a").queue("reports").disable()
+    rig.scheduler.define("b").queue("reports").environments("production", "staging")
+    rig.scheduler.define("c").queue("reports")
+    assert told(rig.runner().run()) == [("c", 0, "fired")]
+    rig.pass_minutes(1)
+    assert told(rig.runner(environment="staging").run()) == [("b", 1, "fired"), ("c", 1, "fired")]
+    assert [one.handler for one in rig.runner(environment="production").due_definitions(minute(7.5))] == ["b", "c"]
+    assert rig.runner(environment="test").next_due() is None
+
+
+def test_what_a_scheduler_of_another_environment_leaves_is_not_lost(rig: CronRig) -> None:
+    rig.scheduler.define("b").queue("reports").environments("production").misfire("all(10)")
+    live, other = rig.runner(environment="production"), rig.runner(environment="test")
+    for runner in (live, other):
+        runner.run()
+    rig.pass_minutes(2)
+    other.run()
+    assert [number for _, number, _ in told(rig.runner(environment="production").run())] == [1, 2]
+
+
+def test_one_failure_never_stops_the_rest(rig: CronRig) -> None:
+    rig.failing = {"a"}
+    rig.scheduler.define("a").every_minute()
+    rig.scheduler.define("b", "x" * 1_048_576).queue("reports")
+    rig.scheduler.define("nobody").every_minute()
+    rig.scheduler.define("c").queue("reports")
+    failed, refused, unknown, good = rig.runner().run()
+    assert [one.status.value for one in (failed, refused, unknown, good)] == ["failed", "failed", "failed", "fired"]
+    assert failed.why == "RuntimeError: a is broken"
+    assert "1048576" in str(refused.why)
+    assert "nobody" in str(unknown.why)
+    assert rig.runner().run() == [], "none of them is tried again"
+
+
+def test_an_inline_job_has_its_hard_timeout(rig: CronRig) -> None:
+    @rig.registry.handler("hang", timeout=0.05)
+    def hang(_ctx: object) -> None:
+        while True:
+            pass
+
+    rig.scheduler.define("hang")
+    [firing] = rig.runner().run()
+    assert firing.status.value == "failed"
+    assert "exceeded maximum execution time of 0.05 seconds" in str(firing.why)
+
+
+def test_follow_ups_of_an_inline_job_are_enqueued(rig: CronRig) -> None:
+    @rig.registry.handler("starter")
+    def starter(ctx: JobContext) -> None:
+        ctx.enqueue(JobDefinition("a", queue="reports"))
+
+    rig.scheduler.define("starter")
+    rig.runner().run()
+    assert rig.backend.stats("reports").waiting == 1
+
+
+def test_a_delay_counts_from_the_firing(rig: CronRig) -> None:
+    rig.scheduler.define("a").queue("reports").delay(timedelta(minutes=5))
+    [planned] = rig.runner().planned
+    before = datetime.now(UTC)
+    delayed = planned.entry.definition().scheduled_at
+    assert delayed is not None
+    assert timedelta(0) <= delayed - before - timedelta(minutes=5) < timedelta(seconds=5)
+    assert planned.definition.scheduled_at is not None
+    assert delayed > planned.definition.scheduled_at
+
+
+def test_a_unique_job_is_skipped_while_another_has_its_key(rig: CronRig) -> None:
+    rig.scheduler.define("a").queue("reports").idempotency_key("customer-7").unique()
+    runner = rig.runner()
+    [first] = runner.run()
+    rig.pass_minutes(1)
+    [second] = runner.run()
+    assert (first.status.value, second.status.value) == ("fired", "skipped")
+    assert second.why == f"message {first.id} has its unique key 'customer-7'"
+
+
+def test_a_trial_does_what_is_due_then_and_leaves_no_trace(rig: CronRig) -> None:
+    rig.failing = {"c"}
+    rig.scheduler.define("a").queue("reports").daily_at("02:00")
+    rig.scheduler.define("b").hourly().disable()
+    rig.scheduler.define("c").daily_at("02:00")
+    rig.scheduler.define("a").named("after-c").queue("reports").daily_at("02:00").depends_on("c")
+    runner = rig.runner()
+    tomorrow = START + timedelta(hours=18)
+    for _ in range(2):
+        assert [(one.name, one.status.value) for one in runner.try_out(tomorrow + timedelta(seconds=31))] == [
+            ("a", "fired"),
+            ("b", "skipped"),
+            ("c", "failed"),
+            ("after-c", "skipped"),
+        ]
+    assert len({message.id for message in rig.backend.list_messages()}) == 2
+    assert rig.backend.keys.list_records("cron") == []
+    rig.runner().run()
+    rig.pass_minutes(18 * 60)
+    assert ("a", 18 * 60, "fired") in told(rig.runner().run())
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_a_moment_without_a_zone_is_refused(rig: CronRig) -> None:
+    with pytest.raises(ConfigurationError, match="has no time zone"):
+        rig.runner().run(datetime(2027, 1, 1))
+
+
+@pytest.mark.parametrize("grace", [-1, 43201.0, True, float("nan")])
+def test_a_grace_out_of_bounds_is_refused(rig: CronRig, grace: float) -> None:
+    with pytest.raises(ConfigurationError, match="0 to 43200 seconds"):
+        rig.runner(grace=grace)
+
+
+def test_a_broker_without_keys_needs_the_users_word() -> None:
+    ran: list[object] = []
+    backend = open_backend("sync://", runner=ran.append)
+    scheduler = Scheduler()
+    scheduler.define("a").queue("reports")
+    with pytest.raises(ConfigurationError, match="--only-scheduler"):
+        CronRunner(scheduler, backend)
+    runner = CronRunner(scheduler, backend, only=True)
+    assert [one.status.value for one in runner.run(START)] == ["fired"]
+    assert runner.run(START) == []
+    assert len(ran) == 1

@@ -1,0 +1,161 @@
+"""`CronLoop`: it sleeps until something is due, waits broker outages out, says what it does, and ends at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from support.cronrig import START, CronRig, text, told
+from support.waiting import wait_until
+
+from jobpool.cron.firing import Firing, FiringStatus
+from jobpool.cron.loop import RETRY_LONGEST, CronLoop, report
+from jobpool.cron.stopping import Stop
+from jobpool.guards import Rate
+
+
+class Turning:
+    """Turns the rig's clock in place of sleeping; ends at `until` seconds. `at`: what happens then, once each."""
+
+    def __init__(self, rig: CronRig, until: float, **at: object) -> None:
+        self.rig = rig
+        self.until = until
+        self.happen = {float(key.removeprefix("s")): what for key, what in at.items()}
+        self.slept: list[float] = []
+
+    def _now(self) -> float:
+        return self.rig.clock.wall() - START.timestamp()
+
+    def stopped(self) -> bool:
+        return self._now() >= self.until
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.rig.clock.advance(seconds)
+        for moment in [moment for moment in self.happen if moment <= self._now()]:
+            what = self.happen.pop(moment)
+            assert callable(what)
+            what()
+
+
+@pytest.fixture
+def rig() -> CronRig:
+    rig = CronRig()
+    rig.scheduler.define("a").queue("reports").every_minute()
+    return rig
+
+
+class Lines(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture
+def lines() -> Iterator[list[logging.LogRecord]]:
+    """What the scheduler logs, whatever other tests have set up for the logs."""
+    logger, handler = logging.getLogger("jobpool.cron"), Lines()
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield handler.records
+    logger.removeHandler(handler)
+    logger.setLevel(before)
+
+
+def test_each_minute_fires_when_it_begins(rig: CronRig) -> None:
+    rig.clock.advance(20.0)
+    brought: list[Firing] = []
+    sleeper = Turning(rig, 200.0)
+    CronLoop(rig.runner(), sleeper, brought.extend).run()
+    assert told(brought) == [("a", number, "fired") for number in range(4)]
+    assert [firing.lateness for firing in brought] == [20.0, 0.0, 0.0, 0.0]
+    assert max(sleeper.slept) <= 1.0, "nobody tells when this machine's clock is set"
+
+
+def test_a_silent_broker_is_asked_with_a_growing_pause_and_then_it_goes_on(
+    rig: CronRig, lines: list[logging.LogRecord]
+) -> None:
+
+    def silence(silent: bool) -> None:
+        rig.backend.silent = silent
+
+    sleeper = Turning(rig, 400.0, s30=lambda: silence(True), s200=lambda: silence(False))
+    CronLoop(rig.runner(), sleeper, report).run()
+    assert rig.queued()[0] == ("a", text(0))
+    assert {("a", text(number)) for number in (4, 5, 6)} <= set(rig.queued())
+    assert len(rig.queued()) == len(set(rig.queued()))
+    assert RETRY_LONGEST * 0.75 <= max(sleeper.slept) <= RETRY_LONGEST
+    said = [record.getMessage() for record in lines if record.levelno > logging.DEBUG]
+    assert said[0] == "schedule fired"
+    assert said[1] == "cron is ready"
+    assert said.count("the broker does not answer") == said.count("the broker answers again") == 1
+    assert "firings were missed" in said
+
+
+def test_what_has_to_wait_makes_nothing_else_late(rig: CronRig) -> None:
+    """Another scheduler has taken the right to run b, and died: what depends on b waits for as long as the grace."""
+    rig.scheduler.define("b").hourly()
+    rig.scheduler.define("c").queue("other").depends_on("b").hourly()
+    rig.backend.keys.take("cron", Rate(f"cron:b at {text(0)}", 1, 86400.0), "of one that is dead")
+    brought: list[Firing] = []
+    CronLoop(rig.runner(), Turning(rig, 900.0), brought.extend).run()
+    assert [at for name, at, status in told(brought) if (name, status) == ("a", "fired")] == list(range(15))
+    assert max(firing.lateness for firing in brought if firing.name == "a") < 0.01
+    waited = [row for row in told(brought) if row[0] == "c"]
+    assert set(waited) == {("c", 0, "later")}
+    assert 25 < len(waited) < 60, "tried again, with a growing pause, and whenever something else is due"
+    assert rig.ran == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_sleep_at_once(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with Stop() as stop:
+        os.kill(os.getpid(), number)
+        began = time.monotonic()
+        stop.sleep(30.0)
+        assert stop.stopped()
+        stop.sleep(30.0)
+        assert time.monotonic() - began < 15.0
+    assert signal.getsignal(number) is before
+
+
+def test_another_thread_ends_it_too() -> None:
+    with Stop() as stop:
+        ended: list[bool] = []
+
+        def wait() -> None:
+            stop.sleep(30.0)
+            ended.append(stop.stopped())
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        stop.stop()
+        wait_until(lambda: ended == [True], 10.0)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "level"),
+    [(FiringStatus.FIRED, "INFO"), (FiringStatus.FAILED, "ERROR"), (FiringStatus.MISSED, "WARNING")],
+)
+def test_each_firing_is_a_line_with_its_lateness(
+    status: FiringStatus, level: str, lines: list[logging.LogRecord]
+) -> None:
+    report([Firing("nightly", START + timedelta(minutes=1), status, 0.25, id="abc")])
+    [record] = lines
+    assert record.levelname == level
+    fields = record.fields  # type: ignore[attr-defined]
+    assert fields == {"name": "nightly", "at": text(1), "lateness": 0.25, "id": "abc"}
