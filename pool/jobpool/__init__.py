@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 from jobpool import producer
 
 if TYPE_CHECKING:
+    from jobpool.allowances import Allowances
     from jobpool.backend import Capabilities, QueueBackend
     from jobpool.builder import JobBuilder
-    from jobpool.child.registry import HandlerRegistry, handler
+    from jobpool.child.registry import HandlerRegistry, builtin, command, handler, listener
     from jobpool.claims import Claim, ClaimMessage, Queue
     from jobpool.client import Jobs
     from jobpool.context import JobContext
+    from jobpool.cron.runner import CronRunner
+    from jobpool.cron.scheduler import Scheduler
     from jobpool.deadletters import DeadLetterQueue
     from jobpool.definition import JobDefinition
     from jobpool.envelope import JobEnvelope
@@ -46,12 +49,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Allowances",
     "BackendUnavailable",
     "Capabilities",
     "CircuitBreaker",
     "Claim",
     "ClaimMessage",
     "ClaimNotFound",
+    "CronRunner",
     "DeadLetterQueue",
     "EnvelopeSigner",
     "ExecutionResult",
@@ -74,18 +79,24 @@ __all__ = [
     "RateLimiter",
     "Retry",
     "RetryPolicy",
+    "Scheduler",
     "Settled",
     "Snooze",
     "Unrecoverable",
     "WorkerResult",
+    "builtin",
+    "command",
     "handler",
+    "listener",
     "open_backend",
 ]
 
 _HOME = {
+    "Allowances": "jobpool.allowances",
     "BackendUnavailable": "jobpool.errors",
     "Capabilities": "jobpool.backend",
     "CircuitBreaker": "jobpool.policy.breaker",
+    "CronRunner": "jobpool.cron.runner",
     "Claim": "jobpool.claims",
     "ClaimMessage": "jobpool.claims",
     "ClaimNotFound": "jobpool.errors",
@@ -111,11 +122,15 @@ _HOME = {
     "RateLimiter": "jobpool.limiter",
     "Retry": "jobpool.errors",
     "RetryPolicy": "jobpool.policy.retry",
+    "Scheduler": "jobpool.cron.scheduler",
     "Settled": "jobpool.settlement",
     "Snooze": "jobpool.errors",
     "Unrecoverable": "jobpool.errors",
     "WorkerResult": "jobpool.result",
+    "builtin": "jobpool.child.registry",
+    "command": "jobpool.child.registry",
     "handler": "jobpool.child.registry",
+    "listener": "jobpool.child.registry",
     "open_backend": "jobpool.opening",
 }
 

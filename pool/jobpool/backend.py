@@ -16,11 +16,12 @@ A message is at every moment in exactly one state:
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -296,6 +297,11 @@ def _ids(messages: Sequence[NewMessage], existing: Existing | None) -> list[str]
     return [existing.get(message.id, message.id) for message in messages]
 
 
+def once_id(key: str) -> str:
+    """The id that `enqueue_once` gives the message of this key: 16 lower-case hex characters, like a minted one."""
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
 def check_ttl(ttl: float) -> float:
     """Return `ttl`, or raise `ValueError`: a lease lasts longer than 0 seconds and less than a year."""
     if not 0 < ttl < 366 * 86400:
@@ -342,6 +348,28 @@ class QueueBackend(ABC):
         """
         messages = self._pack_all(definitions)
         return _ids(messages, self._enqueue(messages) if messages else None)
+
+    def enqueue_once(self, definition: JobDefinition, key: str) -> str:
+        """Enqueue one job, unless a message was enqueued under this key already; the id of the one that there is.
+
+        For what several processes do at once and one must do, such as a firing of a schedule: of any number of callers,
+        now and later, one adds a message. The id is derived from the key (`once_id`); a definition's own is not used.
+
+        The key is known for the life of the message and `IDEMPOTENCY_TTL` seconds after its ack (for the `keep` of its
+        guards, where it had any), and in any case `ENQUEUE_MEMORY` seconds after its end, whoever ended it. Without a
+        key store it is what a given id is there (law 8), and no more. A definition that is `unique` besides keeps its
+        own idempotency key as its unique one: when another message has that, the id of this one is returned.
+
+        Raises and blocks as `enqueue_many`. Safe to call again.
+        """
+        ident = once_id(key)
+        if not self.capabilities.key_store:
+            self.enqueue(definition.with_identifier(ident))
+            return ident
+        message = replace(self._pack(definition, ident), given=True)
+        if message.unique_key is None:
+            message = replace(message, unique_key=f"once:{ident}")
+        return _ids([message], self._enqueue([message]))[0]
 
     def enqueue_in(self, connection: object, definitions: Iterable[JobDefinition]) -> list[str]:
         """Enqueue jobs within the transaction that is open on the caller's own database connection; their ids.

@@ -9,7 +9,7 @@ import click
 
 from jobpool.cli.options import Command, as_json, common, option
 from jobpool.cli.output import Column, answer_json, note, plural, say, table
-from jobpool.cli.posts import MESSAGES, message_row, message_values, seconds, selected
+from jobpool.cli.posts import MESSAGES, message_row, message_values, seconds, selected, wrong_usage
 from jobpool.cli.session import Session
 from jobpool.units import format_duration
 
@@ -47,7 +47,7 @@ def create(session: Session, queue: str, limit: int, ttl: str, grace: str, max_c
     Nobody else gets them until the claim ends. Delete each one when it is done; renew the claim if it takes longer;
     release what is left. With --json and nothing to claim the answer is null.
     """
-    with session.broker() as backend:
+    with session.broker() as backend, wrong_usage():
         chosen = selected(backend, queue, max_claims)
         found = chosen.claim(limit, seconds(ttl, "--ttl"), seconds(grace, "--grace"))
         if found is not None:
@@ -78,7 +78,7 @@ def show(session: Session, queue: str, ident: str, json_: bool) -> None:
 @common
 def renew(session: Session, queue: str, ident: str, ttl: str | None, grace: str | None, json_: bool) -> None:
     """Hold what is still in a claim for its TTL once more, counted from now. After its end it is too late."""
-    with session.broker() as backend:
+    with session.broker() as backend, wrong_usage():
         claim = selected(backend, queue).get_claim(ident)
         claim.renew(_given(ttl, "--ttl"), _given(grace, "--grace"))
         if json_:
@@ -90,12 +90,16 @@ def renew(session: Session, queue: str, ident: str, ttl: str | None, grace: str 
 @click.command("release", cls=Command, short_help="Free what is left in claims.")
 @queue_argument
 @click.argument("idents", nargs=-1, required=True, metavar="CLAIM...")
+@as_json
 @common
-def release(session: Session, queue: str, idents: tuple[str, ...]) -> None:
+def release(session: Session, queue: str, idents: tuple[str, ...], json_: bool) -> None:
     """Free what is left in claims. Those that have ended, or never were, are ignored."""
     with session.broker() as backend:
         selected(backend, queue)
         freed = sum(backend.claims.release(queue, ident) for ident in idents)
+    if json_:
+        answer_json({"released": freed})
+        return
     note(f"{plural(freed, 'message')} released")
 
 

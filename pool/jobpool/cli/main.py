@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from jobpool.cli import bulk, doctor, enqueue, health, history, init, messages, queues, run, top
+from jobpool.cli import bulk, claims, cron, doctor, enqueue, health, history, init, messages, posts, queues, run, top
 from jobpool.cli.arrange import arrange
 from jobpool.cli.failures import guarded
 from jobpool.cli.options import write_sections
@@ -90,6 +90,27 @@ def dead() -> None:
     """List, retry or purge dead letters."""
 
 
+@cli.group(cls=Verbs)
+def claim() -> None:
+    """Check messages out by hand, renew, release and list claims."""
+
+
+@cli.group("cron", cls=Verbs)
+def schedules() -> None:
+    """Fire what the app has scheduled, and show when that is."""
+
+
+@cli.group(cls=Verbs)
+def message() -> None:
+    """Post messages that no pool runs; list, delete and pop messages."""
+
+
+for command in (claims.create, claims.show, claims.renew, claims.release, claims.list_):
+    claim.add_command(command)
+for command in (posts.post, posts.list_, posts.delete, posts.pop):
+    message.add_command(command)
+for command in (cron.run, cron.list_, cron.next_):
+    schedules.add_command(command)
 dead.add_command(bulk.dead_list)
 dead.add_command(bulk.dead_retry)
 dead.add_command(bulk.dead_purge)

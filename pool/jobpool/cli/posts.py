@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+from base64 import b64encode
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 
@@ -14,11 +17,13 @@ from jobpool.cli.messages import shown_value
 from jobpool.cli.options import Command, as_json, common, option
 from jobpool.cli.output import Column, answer_json, note, plural, say, table
 from jobpool.cli.session import Session
+from jobpool.errors import JobpoolError
 from jobpool.units import format_duration
 
 if TYPE_CHECKING:
     from jobpool.backend import QueueBackend
     from jobpool.claims import ClaimMessage, Queue
+    from jobpool.claimstore import ClaimStore
 
 MESSAGES = (
     Column("ID"),
@@ -66,7 +71,7 @@ def post(
         raise click.UsageError("give the messages, or a --file of them: jobpool message post QUEUE MESSAGE...")
     values = map(_json_or_text, messages) if file is None else _from_lines(file)
     life = None if ttl is None else seconds(ttl, "--ttl")
-    with session.broker() as backend:
+    with session.broker() as backend, wrong_usage():
         ids = selected(backend, queue).post(values, ttl=life, delay=seconds(delay, "--delay"))
     if json_:
         answer_json(ids)
@@ -103,15 +108,24 @@ def list_(session: Session, queue: str, claimed: bool, limit: int, json_: bool) 
 @queue_argument
 @click.argument("idents", nargs=-1, required=True, metavar="ID...")
 @option("--claim", metavar="CLAIM", help="The claim that holds them.")
+@as_json
 @common
-def delete(session: Session, queue: str, idents: tuple[str, ...], claim: str | None) -> None:
-    """Delete messages: free ones, or with --claim those that it holds. Those that are gone already are no error."""
+def delete(session: Session, queue: str, idents: tuple[str, ...], claim: str | None, json_: bool) -> None:
+    """Delete messages: free ones, or with --claim those that it holds. Those that are gone already are no error.
+
+    What somebody else holds is left alone; the others are deleted all the same, and the exit code is 1.
+    """
     with session.broker() as backend:
-        chosen = selected(backend, queue)
-        rest = iter(idents)
-        while batch := tuple(islice(rest, AT_ONCE)):
-            chosen.delete(*batch, claim=claim)
-    note(f"{plural(len(idents), 'message')} deleted, or gone before")
+        selected(backend, queue)
+        held = list(_delete(backend.claims, queue, idents, claim))
+    done = [ident for ident in idents if ident not in held]
+    if json_:
+        answer_json({"deleted": done, "forbidden": held})
+    elif done:
+        note(f"{plural(len(done), 'message')} deleted, or gone before")
+    if held:
+        mend = f"not claim {claim}" if claim else "name its claim with --claim, or leave it to its holder"
+        raise click.ClickException(f"in queue {queue!r} somebody holds {', '.join(held)}: {mend}")
 
 
 @click.command("pop", cls=Command, short_help="Take messages and delete them at once.")
@@ -120,14 +134,17 @@ def delete(session: Session, queue: str, idents: tuple[str, ...], claim: str | N
 @as_json
 @common
 def pop(session: Session, queue: str, limit: int, json_: bool) -> None:
-    """Take the oldest free messages, delete them, and print them, one a line. Nothing brings them back."""
-    with session.broker() as backend:
+    """Take the oldest free messages, delete them, and print them, one a line. Nothing brings them back.
+
+    Into a pipe or a file their bytes go as they are; on a terminal control characters are shown, not sent.
+    """
+    with session.broker() as backend, wrong_usage():
         taken = selected(backend, queue).pop(limit)
         if json_:
             answer_json([message_values(message) for message in taken])
             return
     for message in taken:
-        say(message.body.decode("utf-8", "replace"))
+        _print(message.body)
     if not taken:
         note(f"no message of queue {queue!r} is free")
 
@@ -138,6 +155,17 @@ def selected(backend: QueueBackend, queue: str, max_claims: int = 0) -> Queue:
 
     _ = backend.claims
     return Queue(lambda: backend, queue, max_claims)
+
+
+@contextmanager
+def wrong_usage() -> Iterator[None]:
+    """A number that is out of its bounds was typed: `click.UsageError`, with the bound."""
+    try:
+        yield
+    except JobpoolError:
+        raise
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def seconds(text: str, flag: str) -> float:
@@ -160,25 +188,70 @@ def message_row(message: ClaimMessage) -> list[str]:
 
 
 def message_values(message: ClaimMessage) -> dict[str, Any]:
-    """One message as JSON values: its payload, or why that cannot be trusted; bytes that are no JSON as text."""
+    """One message as JSON values: its payload, or why that cannot be trusted; bytes that are no JSON as text.
+
+    Where neither tells all of the body, it stands beside in Base64: what was popped is nowhere else.
+    """
     from jobpool.errors import MalformedEnvelope
 
     values: dict[str, Any] = {
         name: getattr(message, name) for name in ("id", "handler", "claims", "claim", "enqueued_at", "ends_at")
     }
     if message.handler is None:
-        return values | {"payload": shown_value(message.body)}
+        more = {} if _is_text(message.body) else _exact(message.body)
+        return values | {"payload": shown_value(message.body)} | more
     try:
         return values | {"payload": message.payload}
     except MalformedEnvelope as error:
-        return values | {"malformed": str(error)}
+        return values | {"malformed": str(error)} | _exact(message.body)
+
+
+def _is_text(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _exact(body: bytes) -> dict[str, str]:
+    return {"base64": b64encode(body).decode()}
+
+
+def _print(body: bytes) -> None:
+    """One line: the bytes themselves, but on a terminal, which they might steer, with escapes in their place."""
+    if not sys.stdout.isatty():
+        click.echo(body)
+        return
+    text = body.decode("utf-8", "backslashreplace")
+    say("".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text))
+
+
+def _delete(claims: ClaimStore, queue: str, idents: Iterable[str], claim: str | None) -> Iterator[str]:
+    """Delete all of these; yields those that are held by somebody else. Raises `ClaimNotFound`."""
+    from jobpool.claimstore import Deleted
+
+    rest = iter(idents)
+    while batch := tuple(islice(rest, AT_ONCE)):
+        for ident, answer in zip(batch, claims.delete_many(queue, batch, claim), strict=True):
+            if answer is Deleted.FORBIDDEN:
+                yield ident
 
 
 def _json_or_text(word: str) -> Any:
     try:
-        return json.loads(word)
+        return _read_json(word)
     except (ValueError, RecursionError):
         return word
+
+
+def _read_json(text: str | bytes) -> Any:
+    """Raises `ValueError`; for NaN and Infinity too, which Python reads, and nobody else."""
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is none")
 
 
 def _from_lines(file: Iterable[bytes]) -> Iterator[Any]:
@@ -187,6 +260,6 @@ def _from_lines(file: Iterable[bytes]) -> Iterator[Any]:
     for number, line in enumerate(file, 1):
         if line.strip():
             try:
-                yield json.loads(line)
+                yield _read_json(line)
             except (ValueError, RecursionError) as error:
                 raise InvalidJob(f"line {number} is no JSON value: {error}") from None

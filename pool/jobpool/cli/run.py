@@ -64,8 +64,8 @@ def run(
     from jobpool.cli.startup import check_apps
     from jobpool.logs import configure
 
-    pool = check_apps(start.pool)
-    lines = configure(session.log_level(start.log_level), start.log_format)
+    pool = replace(check_apps(start.pool), log_level=session.log_level(start.log_level))
+    lines = configure(pool.log_level, start.log_format)
     if progress is None:
         progress = sys.stderr.isatty() and start.log_format == "text" and bool(until_empty or pool.max_total)
     _announce(pool)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from jobpool.errors import ConfigurationError
 from jobpool.master.settings import PoolSettings
+from jobpool.mechanism import linux
 
 T = TypeVar("T")
 
@@ -37,8 +38,10 @@ def apart(work: Callable[[], T]) -> T:
     if len(os.listdir("/proc/self/task")) > 1:
         return work()
     reading, writing = os.pipe()
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
+        linux.die_with_parent(parent)
         os.close(reading)
         _answer(work, writing)
     os.close(writing)

@@ -95,6 +95,18 @@ class WriteStacks:
     """Log the stack of every child (QUIT)."""
 
 
+@dataclass(frozen=True, slots=True)
+class StartCompanion:
+    """Start the scheduler beside the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignalCompanion:
+    """Send the scheduler a signal."""
+
+    number: int
+
+
 Action = (
     StartForkServer
     | EndForkServer
@@ -109,4 +121,6 @@ Action = (
     | Produce
     | Answer
     | WriteStacks
+    | StartCompanion
+    | SignalCompanion
 )

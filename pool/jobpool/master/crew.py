@@ -74,7 +74,8 @@ class Crew:
         self._readers[fd] = reader
         self._poll.register(fd, select.EPOLLIN)
 
-    def _unwatch(self, fd: int) -> None:
+    def unwatch(self, fd: int) -> None:
+        """The reverse of `watch`, before `fd` is closed."""
         if self._readers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
@@ -102,7 +103,7 @@ class Crew:
         """Hang up; what is left of it and its children is collected by `poll`."""
         server = self._servers.pop(generation, None)
         if server is not None:
-            self._unwatch(server.fileno())
+            self.unwatch(server.fileno())
             server.close()
             self._ended[generation] = server
             if generation not in self._loaded:
@@ -166,6 +167,15 @@ class Crew:
         servers = {server.pid for server in (*self._servers.values(), *self._ended.values())}
         linux.sweep_strays(self._not_ours | servers | set(self._pids.values()), SWEEP_LIMIT)
 
+    def spare(self, pid: int) -> None:
+        """This child of the process's own is no stranger: it is left alone."""
+        self._not_ours.add(pid)
+
+    def spare_no_more(self, pid: int) -> None:
+        """It was collected; what it has left behind is killed."""
+        self._not_ours.discard(pid)
+        self._sweep()
+
     # --- children -----------------------------------------------------------------------------------
 
     def spawn(self, slot: Slot) -> None:
@@ -210,7 +220,7 @@ class Crew:
                     if line.unanswered <= 0 and not to_the_end:
                         break
         except BrokenChannelError as error:
-            self._unwatch(line.channel.fileno())
+            self.unwatch(line.channel.fileno())
             events.append(ev.ChildBroken(child, str(error), error.closed))
         return events
 
@@ -235,7 +245,7 @@ class Crew:
         """Close what is held of a child."""
         line = self._lines.pop(child, None)
         if line is not None:
-            self._unwatch(line.channel.fileno())
+            self.unwatch(line.channel.fileno())
             line.close()
         for table in (self._slot_of, self._generation_of, self._pids):
             table.pop(child, None)

@@ -224,6 +224,27 @@ class SignalCame:
 
 
 @dataclass(frozen=True, slots=True)
+class CompanionStarted:
+    """The scheduler beside the pool was executed."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompanionRefused:
+    """No process was to be had for it."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompanionEnded:
+    """It was collected. `status`: as `subprocess` has it, negative = by that signal."""
+
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
 class ThreadDied:
     """A thread of the master ended by an error that nobody foresaw."""
 
@@ -258,5 +279,8 @@ Event = (
     | Sampled
     | Asked
     | SignalCame
+    | CompanionStarted
+    | CompanionRefused
+    | CompanionEnded
     | ThreadDied
 )

@@ -31,13 +31,17 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
         return  # of two reloads, the later one was quicker
     pool.generation = event.generation
     pool.handlers = {info.name: info for info in event.handlers}
-    pool.note("info", "app loaded", handlers=sorted(pool.handlers), seconds=round(event.seconds, 3))
+    pool.note("info", "app loaded", handlers=_enabled(pool), seconds=round(event.seconds, 3))
     if not event.preloaded:
         pool.note(
             "warning",
             "the app leaves threads running after its import: no safe forking, each child imports it",
             threads=event.threads,
         )
+
+
+def _enabled(pool: Pool) -> list[str]:
+    return sorted(name for name, info in pool.handlers.items() if info.enabled)
 
 
 def _misfit(pool: Pool, event: ev.AppLoaded) -> str:

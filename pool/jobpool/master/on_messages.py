@@ -70,7 +70,7 @@ def _prepare(pool: Pool, delivery: Delivery) -> Outcome | None:
 def _unknown(pool: Pool, delivery: Delivery, handler: str) -> Outcome:
     ident = delivery.lease.id
     if ident not in pool.unknown_since:
-        known = ", ".join(sorted(pool.handlers)) or "none"
+        known = ", ".join(sorted(name for name, info in pool.handlers.items() if info.enabled)) or "none"
         grace = pool.settings.unknown_handler_grace
         pool.note(
             "warning",

@@ -15,6 +15,7 @@ from jobpool.definition import JobDefinition
 from jobpool.errors import JobpoolError
 from jobpool.master import actions as act
 from jobpool.master.actions import Action
+from jobpool.master.companion import end_companion, keep_companion
 from jobpool.master.delivery import Delivery
 from jobpool.master.handout import hand_out
 from jobpool.master.pool import Pool, Stopping
@@ -59,6 +60,8 @@ class Planner:
                 pool.changed = False
                 keep_servers(pool, now, actions)
                 keep_children(pool, now, actions)
+                if pool.settings.cron:
+                    keep_companion(pool, now, actions)
             hand_out(pool, now, actions)
         if due:
             pool.checked_at = now
@@ -149,6 +152,7 @@ def _stop(pool: Pool, now: float, actions: list[Action]) -> None:
     while pool.ready:
         pool.verdicts.append((pool.ready.popleft(), NotRun()))
     over = pool.stopping is Stopping.KILL or now >= pool.stop_by
+    end_companion(pool, now, over, actions)
     for slot in pool.slots.live:
         if slot.state is SlotState.DYING:
             if over and not slot.killed_at:

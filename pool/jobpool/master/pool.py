@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from jobpool.backend import QueueStats
 from jobpool.master.boot import BootBackOff
+from jobpool.master.companion import CompanionState
 from jobpool.master.counters import Counters
 from jobpool.master.delivery import Delivery
 from jobpool.master.settings import PoolSettings
@@ -98,6 +99,8 @@ class Pool:
     generation: int = 0
     """The generation new children are forked from; 0 = none has loaded yet."""
     boot: BootBackOff = field(default_factory=BootBackOff)
+    companion: CompanionState = field(default_factory=CompanionState)
+    """Of the scheduler beside the pool, where there is one."""
     counters: Counters = field(default_factory=Counters)
     stats: dict[str, QueueStats] = field(default_factory=dict)
     stopping: Stopping = Stopping.NO
@@ -136,9 +139,9 @@ class Pool:
 
     @property
     def finished(self) -> bool:
-        """Every child is collected, and every settlement was answered, or the broker's time for it is over."""
+        """All processes are collected, and every settlement was answered, or the broker's time for it is over."""
         over = self.now >= self.stop_by + ANSWER_GRACE
-        return self.is_stopping and not self.slots.live and (not self.held or over)
+        return self.is_stopping and not self.slots.live and not self.companion.pid and (not self.held or over)
 
     def next_child(self) -> int:
         self._child += 1

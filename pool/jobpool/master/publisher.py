@@ -81,4 +81,4 @@ def _problem(pool: Pool) -> str:
         return "the broker does not answer"
     if pool.boot.failures:
         return f"children do not come up: {pool.boot.last_error}"
-    return ""
+    return pool.companion.problem

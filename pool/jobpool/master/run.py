@@ -8,12 +8,15 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 
 from setproctitle import setproctitle
 
+from jobpool.allowances import Allowances
 from jobpool.backend import QueueBackend, ReapPolicy
 from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.master.attendant import Attendant
 from jobpool.master.breakers import BreakerSettings
 from jobpool.master.crew import Crew
 from jobpool.master.guarding import check_key_store
@@ -30,6 +33,7 @@ from jobpool.master.signals import Signals
 from jobpool.master.watching import Watching, watching
 from jobpool.mechanism import linux
 from jobpool.mechanism.boot import ChildOptions, ForkServerConfig
+from jobpool.mechanism.companion import CronStart
 from jobpool.mechanism.scoreboard import Scoreboard
 from jobpool.metrics.collector import MetricsCollector
 from jobpool.opening import open_backend, redact
@@ -82,6 +86,11 @@ def run_pool(
                 f"a pool cannot serve {broker.scheme}://, which runs jobs as they are enqueued; use sqlite:///jobpool.db"
             )
         check_key_store(limits_of(settings), broker)
+        if settings.cron and not broker.capabilities.key_store:
+            raise ConfigurationError(
+                f"a scheduler beside the pool needs a broker that keeps keys, and {broker.scheme}:// keeps none"
+                " (Capabilities.key_store): leave --cron out, or choose another backend"
+            )
         for unserved in unserved_limits(settings):
             log.warning("a limit limits nothing here", extra={"fields": {"limit": unserved}})
         broker.ping()
@@ -180,6 +189,7 @@ def _master(
         settler=settler,
         publisher=publisher,
         watching=watched,
+        attendant=Attendant(cron_start(settings), crew) if settings.cron else None,
     )
 
 
@@ -243,9 +253,26 @@ def fork_server_config(settings: PoolSettings) -> ForkServerConfig:
         sys_path=list(settings.sys_path) or [os.getcwd()],
         queue_handlers={queue: list(names) for queue, names in settings.queue_handlers.items()},
         queues=list(settings.queue_names),
+        allowances=asdict(Allowances.of(settings)),
     )
     return ForkServerConfig(
         options, child_main="jobpool.child.main:run", app_loader="jobpool.child.app:load", name=settings.name
+    )
+
+
+def cron_start(settings: PoolSettings) -> CronStart:
+    """What the scheduler beside the pool is told."""
+    return CronStart(
+        backend=settings.backend,
+        options=fork_server_config(settings).options,
+        signing_keys=settings.signing_keys,
+        broker_timeout=settings.broker_timeout,
+        name=settings.name,
+        environment=settings.cron_environment,
+        grace=settings.cron_grace,
+        default_timeout=settings.default_timeout,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
     )
 
 

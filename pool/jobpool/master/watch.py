@@ -53,6 +53,8 @@ def next_due(pool: Pool, now: float) -> float:
         due = min(due, pool.stop_by)
     if pool.boot.next_at > now and not pool.is_stopping:
         due = min(due, pool.boot.next_at)
+    if pool.companion.next_at > now and not pool.is_stopping:
+        due = min(due, pool.companion.next_at)
     return due
 
 

@@ -109,7 +109,8 @@ class VirtualPool:
 
     def waiting(self, queue: str | None = None) -> list[Message]:
         """What is still to run, of one queue or of all: also what is delayed, or held by a lease that nobody ended."""
-        return self._messages(queue, State.WAITING, State.DELAYED, State.LEASED)
+        found = self._messages(queue, State.WAITING, State.DELAYED, State.LEASED)
+        return [message for message in found if message.handler]  # no pool runs what was posted
 
     def dead(self, queue: str | None = None) -> list[Message]:
         """The dead letters of one queue, or of all, in enqueue order; `reason` and `last_error` say why."""

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
 from click.testing import Result
+
+from jobpool.claimstore import NewPost
+from jobpool.opening import open_backend
 
 Jobpool = Callable[..., Result]
 
@@ -54,6 +59,7 @@ def test_from_the_post_to_the_last_delete(jobpool: Jobpool, answer: Answer) -> N
     [listed] = answer("claim", "list")
     assert (listed["id"], listed["count"]) == (claim["id"], 1)
     assert "1 message released" in jobpool("claim", "release", "mail", claim["id"], LATE, "nonsense").stderr
+    assert answer("claim", "release", "mail", claim["id"]) == {"released": 0}
     assert answer("claim", "list", "mail") == []
     assert jobpool("message", "pop", "mail", "--limit", "5").stdout == '"plain text"\n'
     assert answer("message", "list", "mail", "--claimed") == []
@@ -75,6 +81,44 @@ def test_for_people_it_is_tables(jobpool: Jobpool) -> None:
     assert jobpool("claim", "list").stdout.splitlines()[1].split() == [claim, "mail", "1", "0s", "5m00s", "1m00s"]
     assert "1 message held for 5m00s from now" in jobpool("claim", "renew", "mail", claim).stderr
     assert jobpool("stats").stdout.splitlines()[0].split()[-1] == "POSTED"
+
+
+def posted(*bodies: bytes) -> None:
+    """Post bytes into the queue `mail` of the database that the command line uses."""
+    with closing(open_backend("sqlite:///jobpool.db")) as backend:
+        backend.claims.post("mail", [NewPost(f"m{number}", True, body) for number, body in enumerate(bodies)])
+
+
+BYTES = [b"\xff\xfe\0 no text", b"\x1b[31mred\x1b[0m\r", "Zürich ✓".encode()]
+
+
+def test_what_is_popped_comes_out_as_it_was_posted(jobpool: Jobpool) -> None:
+    posted(*BYTES)
+    assert jobpool("message", "pop", "mail", "--limit", "20").stdout_bytes == b"\n".join([*BYTES, b""])
+
+
+def test_json_carries_all_bytes_of_what_is_popped(answer: Answer) -> None:
+    posted(*BYTES, b'{"to": "a"}')
+    binary, *others = answer("message", "pop", "mail", "--limit", "20")
+    assert b64decode(binary["base64"]) == BYTES[0]
+    assert [one["payload"] for one in others] == ["\x1b[31mred\x1b[0m\r", "Zürich ✓", {"to": "a"}]
+    assert not any("base64" in one for one in others)
+
+
+def test_json_carries_all_bytes_of_a_job_that_cannot_be_trusted(
+    jobpool: Jobpool, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobpool("enqueue", "send", "to=b", "-Q", "mail")
+    monkeypatch.setenv("JOBPOOL_SIGNING_KEY", "a key of ours that nobody else has")
+    [job] = answer("message", "pop", "mail")
+    assert "malformed" in job
+    assert b'"send"' in b64decode(job["base64"])
+
+
+def test_what_only_python_takes_for_json_is_text(jobpool: Jobpool, answer: Answer) -> None:
+    answer("message", "post", "mail", "NaN", "Infinity", "nan")
+    assert [one["payload"] for one in answer("message", "list", "mail")] == ["NaN", "Infinity", "nan"]
+    assert "line 1 is no JSON value: NaN" in refused(jobpool("message", "post", "mail", "--file", "-", input="NaN\n"))
 
 
 def test_where_nothing_is_free_it_says_so(jobpool: Jobpool, answer: Answer) -> None:
@@ -137,6 +181,17 @@ def test_a_message_that_somebody_holds_is_left_to_its_holder(jobpool: Jobpool, a
     assert "name its claim" in refused(jobpool("message", "delete", "mail", ident))
 
 
+def test_what_somebody_holds_keeps_no_other_from_being_deleted(jobpool: Jobpool, answer: Answer) -> None:
+    """More than one call of a broker can delete: 20."""
+    ids = answer("message", "post", "mail", *(str(number) for number in range(25)))
+    held = [one["id"] for one in answer("claim", "create", "mail", "--limit", "2")["messages"]]
+    deleted = jobpool("message", "delete", "mail", *ids, "--json")
+    assert deleted.exit_code == 1
+    assert f"somebody holds {held[0]}, {held[1]}: " in deleted.stderr
+    assert json.loads(deleted.stdout) == {"deleted": ids[2:], "forbidden": held}
+    assert [one["id"] for one in answer("message", "list", "mail", "--claimed")] == held
+
+
 def test_a_claim_that_has_ended_is_told(jobpool: Jobpool) -> None:
     for words in (("claim", "show"), ("claim", "renew")):
         assert f"no live claim '{LATE}'" in refused(jobpool(*words, "mail", LATE))
@@ -160,7 +215,19 @@ def test_a_claim_that_has_ended_is_told(jobpool: Jobpool) -> None:
     ],
 )
 def test_what_is_out_of_bounds_is_refused_with_the_bound(jobpool: Jobpool, words: str, said: str) -> None:
-    assert said in refused(jobpool(*words.split()))
+    result = jobpool(*words.split())
+    assert said in refused(result)
+    assert result.exit_code == 2
+    assert "report it" not in result.stderr
+
+
+def test_a_renewal_out_of_bounds_is_refused_with_the_bound(jobpool: Jobpool, answer: Answer) -> None:
+    answer("message", "post", "mail", "1")
+    claim = answer("claim", "create", "mail")["id"]
+    for option in (("--ttl", "59"), ("--grace", "13h")):
+        result = jobpool("claim", "renew", "mail", claim, *option)
+        assert "60 to 43,200 seconds" in refused(result)
+        assert result.exit_code == 2
 
 
 def test_a_line_that_is_no_json_is_named(jobpool: Jobpool) -> None:

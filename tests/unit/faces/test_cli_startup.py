@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.poolrig import is_alive, wait_gone
 
 from jobpool.cli.progress import Progress, bar
 from jobpool.cli.startup import apart, backlog, check_apps, search_path
@@ -46,6 +49,18 @@ def test_work_done_apart_that_dies_is_an_error() -> None:
         pytest.skip("with threads it would be this process that dies")
     with pytest.raises(ConfigurationError, match="the reader ended with status 768"):
         apart(lambda: os._exit(3))
+
+
+def test_work_done_apart_dies_with_who_wanted_it() -> None:
+    """A pool that is killed at its very start leaves nothing behind."""
+    program = "import time; from jobpool.cli.startup import apart; apart(lambda: [print(os.getpid()), time.sleep(60)])"
+    program = f"import os, sys; sys.stdout.reconfigure(line_buffering=True); {program}"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        assert is_alive(worker)
+        process.kill()
+    wait_gone([worker], 10.0)
 
 
 def test_modules_and_files_of_apps_are_found_beside_the_configuration(tmp_path: Path) -> None:

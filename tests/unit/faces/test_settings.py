@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from jobpool.allowances import Allowances
 from jobpool.configfile import find_config
 from jobpool.errors import ConfigurationError
 from jobpool.master.settings import PoolSettings
@@ -135,6 +136,20 @@ def test_queue_handlers_in_the_file_are_a_table(tmp_path: Path) -> None:
     assert load().queue_handlers == {"reports": ["render"], "mail": []}
 
 
+def test_built_in_handlers_may_do_nothing_unless_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def allowed() -> Allowances:
+        return Allowances.of(load().pool())
+
+    assert allowed() == Allowances()
+    write(tmp_path / "jobpool.toml", 'allowed_shell_commands = ["git", "/usr/bin/gzip"]\nallowed_events = ["paid"]\n')
+    monkeypatch.setenv("JOBPOOL_ALLOWED_CALLABLES", "shop.texts:count, shop:ship")
+    monkeypatch.setenv("JOBPOOL_ALLOW_ALL_SHELL_COMMANDS", "no")
+    callables = ("shop.texts:count", "shop:ship")
+    assert allowed() == Allowances(callables, ("git", "/usr/bin/gzip"), allowed_events=("paid",))
+    monkeypatch.setenv("JOBPOOL_ALLOW_ALL_SHELL_COMMANDS", "1")
+    assert allowed().allow_all_shell_commands
+
+
 def test_workers_auto_is_at_least_one() -> None:
     assert load({"workers": "auto"}).workers == load().workers >= 1
 
@@ -165,6 +180,14 @@ def test_sizes_shares_and_durations_have_units() -> None:
         ("queues", ("a", "a=2"), "--queue: queue 'a' is named twice"),
         ("queues", ("my queue",), "--queue: queue name 'my queue' is refused: 1 to 100 letters, digits"),
         ("queue_handlers", ("reports",), "--queue-handlers: 'reports' names no handlers: write QUEUE=HANDLER,HANDLER"),
+        ("allowed_callables", ("os.system",), "--allowed-callables: 'os.system' is not written module:function"),
+        ("allowed_callables", ("os:path.join",), "--allowed-callables: 'os:path.join' is not written module:function"),
+        ("allowed_shell_commands", ("bin/x",), "--allowed-shell-commands: 'bin/x' is neither a program's name nor an"),
+        ("allow_all_shell_commands", "maybe", "--allow-all-shell-commands: 'maybe' is neither true nor false"),
+        ("allowed_events", ("a\nb",), "--allowed-events: 'a\\nb' is not 1 to 255 printable characters"),
+        ("allowed_url_networks", ("10.1.2.3/24",), "--allowed-url-networks: 10.1.2.3/24 has host bits set: write it"),
+        ("url_timeout", "2d", "--url-timeout must be less than or equal to 86400"),
+        ("url_max_bytes", "0", "--url-max-bytes must be greater than or equal to 1"),
         ("retry", "twice", "--retry must be 'none', 'fixed' or 'exponential', not 'twice'"),
         ("retry_jitter", "1.5", "--retry-jitter: '1.5' is not a share: 0 to 1, or a percentage"),
         ("max_crashes", "-1", "--max-crashes: '-1' is not a whole number, 0 or more"),

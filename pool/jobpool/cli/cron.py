@@ -1,0 +1,259 @@
+"""`jobpool cron run | list | next`: fire what the app has scheduled, and see when that is."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobpool.cli.options import Command, as_json, common, option
+from jobpool.cli.output import Column, answer_json, note, table
+from jobpool.cli.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jobpool.cli.options import Function
+    from jobpool.cron.firing import Firing
+    from jobpool.cron.records import Record
+    from jobpool.cron.scheduler import Planned
+    from jobpool.mechanism.companion import CronStart
+
+LISTED = (
+    *(Column("NAME", style="bold", flexible=True), Column("EXPRESSION"), Column("ZONE"), Column("QUEUE")),
+    *(Column("LAST"), Column("NEXT"), Column("OWNER", flexible=True)),
+)
+COMING = (Column("TIME"), Column("LOCAL TIME"), Column("NAME", style="bold", flexible=True))
+FIRED = (
+    *(Column("NAME", style="bold"), Column("INSTANT"), Column("STATUS"), Column("MESSAGE")),
+    *(Column("SECONDS", right=True), Column("WHY", flexible=True)),
+)
+
+
+def app(function: Function) -> Function:
+    """The app whose schedules are meant, and where they fire."""
+    decorators: list[Callable[[Function], Function]] = [
+        option("-A", "--app", "apps", multiple=True, metavar="MODULE", help="Module or .py file; repeat it."),
+        option("--environment", "cron_environment", metavar="NAME", help="Of the schedules to fire."),
+    ]
+    for decorate in reversed(decorators):
+        function = decorate(function)
+    return function
+
+
+@click.command("run", cls=Command, short_help="Fire what is due, until told to stop.")
+@option("--once", is_flag=True, help="Fire what is due now, and end.")
+@option("--test-time", metavar="TIME", help="Do what is due in that minute, ISO 8601, and end; leaves no record.")
+@option("--only-scheduler", is_flag=True, help="There is no other one: for brokers that keep no keys.")
+@option("--cron-grace", metavar="TIME", help="How long a missed firing is made up for; at most 12h.  [default: 1h]")
+@app
+@as_json
+@common
+@click.pass_context
+def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | None, json_: bool, **flags: Any) -> None:
+    """Fire what the app has scheduled, beside or without pools. Run as many of them as you like: each instant of a
+    schedule fires once.
+
+    \b
+      jobpool cron run --app myapp.jobs
+      jobpool cron run --app myapp.jobs --test-time 2026-03-29T02:30+01:00
+
+    Without --once or --test-time, it runs until SIGTERM or SIGINT, and waits out a broker that is silent. --test-time
+    enqueues and runs in truth, but does not count as a firing.
+    """
+    at = None if test_time is None else parse_time(test_time)
+    start = _start(session, flags)
+    if not (once or at):
+        _serve(start)
+        return
+    firings = _fire(start, at)
+    _show(firings, json_)
+    ctx.exit(int(any(firing.status.value in ("failed", "later") for firing in firings)))
+
+
+@click.command("list", cls=Command, short_help="Show the schedules, and what each did last.")
+@app
+@as_json
+@common
+def list_(session: Session, json_: bool, **flags: Any) -> None:
+    """Show the app's schedules: when each fired last and fires next, and which scheduler fired it."""
+    start = _start(session, flags)
+    plan = _plan(start)
+    now, records = _asked(start, plan)
+    rows = [_values(planned, records.get(planned.name), now) for planned in plan]
+    if json_:
+        answer_json(rows)
+    else:
+        table(LISTED, [_cells(row) for row in rows])
+
+
+@click.command("next", cls=Command, short_help="Show the next instants of schedules.")
+@click.argument("schedule", required=False, metavar="[NAME]")
+@option("--limit", type=click.IntRange(1, 1000), default=5, metavar="N", help="How many.  [default: 5]")
+@app
+@as_json
+@common
+def next_(session: Session, schedule: str | None, limit: int, json_: bool, **flags: Any) -> None:
+    """Show when a schedule is due next, or all of them. Asks no broker: the clock is this machine's."""
+    plan = _plan(_start(session, flags))
+    coming = _coming([_named(plan, schedule)] if schedule else plan, limit)
+    if json_:
+        answer_json([{"name": planned.name, "at": _iso(at), "zone": planned.schedule.zone} for at, planned in coming])
+    elif coming:
+        table(COMING, [[_iso(at), _local(at, planned), planned.name] for at, planned in coming])
+    else:
+        note("nothing is due any more")
+
+
+# --- what they work with ----------------------------------------------------------------------------------------------
+
+
+def parse_time(text: str) -> datetime:
+    """An ISO 8601 moment; without an offset, UTC. Raises `click.UsageError`."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(
+            f"--test-time {text!r} is no date and time: write 2026-03-29T02:30Z, or with an offset, +01:00"
+        ) from None
+    return moment.replace(tzinfo=UTC) if moment.utcoffset() is None else moment.astimezone(UTC)
+
+
+def _start(session: Session, flags: dict[str, Any]) -> CronStart:
+    from dataclasses import replace
+
+    from jobpool.cli.startup import check_apps, search_path
+    from jobpool.logs import configure
+    from jobpool.master.run import cron_start
+
+    only = flags.pop("only_scheduler", False)
+    settings = session.settings(**{key: value for key, value in flags.items() if value not in (None, ())})
+    level = session.log_level(settings.log_level)
+    pool = settings.pool(sys_path=search_path(session.config_directory()))
+    configure(level, settings.log_format)
+    return replace(cron_start(check_apps(pool)), only=only, log_level=level)
+
+
+def _plan(start: CronStart) -> list[Planned]:
+    from jobpool.cron.scheduler import plan
+    from jobpool.cron.service import schedules_of
+
+    return plan(schedules_of(start.options))
+
+
+def _serve(start: CronStart) -> None:
+    from jobpool.cron.service import serve
+
+    serve(start)
+
+
+def _fire(start: CronStart, at: datetime | None) -> list[Firing]:
+    from jobpool.cron.service import opened, runner_of, schedules_of
+
+    schedulers = schedules_of(start.options)
+    with opened(start) as backend:
+        runner = runner_of(start, backend, schedulers)
+        return runner.run() if at is None else runner.try_out(at)
+
+
+def _asked(start: CronStart, plan: list[Planned]) -> tuple[datetime, dict[str, Record]]:
+    """The time, and what is recorded of these schedules; nothing where the broker keeps no records."""
+    from jobpool.cron.records import Records
+    from jobpool.cron.service import opened
+    from jobpool.cron.timing import CronTime
+
+    with opened(start) as backend:
+        now = CronTime(backend).now()
+        if not backend.capabilities.key_store:
+            return now, {}
+        return now, Records(backend.keys, "-").load(planned.name for planned in plan)
+
+
+def _named(plan: list[Planned], name: str) -> Planned:
+    from jobpool.errors import ConfigurationError
+    from jobpool.settings import nearest
+
+    names = [planned.name for planned in plan]
+    if name not in names:
+        raise ConfigurationError(f"no schedule is named {name!r}{nearest(name, names)}; there are {', '.join(names)}")
+    return plan[names.index(name)]
+
+
+def _coming(plan: list[Planned], count: int) -> list[tuple[datetime, Planned]]:
+    """The first `count` instants of all of them together, from now on."""
+    from heapq import heapify, heappop, heapreplace
+
+    now = datetime.now(UTC)
+    ahead = [(at, place) for place, planned in enumerate(plan) if (at := planned.schedule.next(now)) is not None]
+    heapify(ahead)
+    found: list[tuple[datetime, Planned]] = []
+    while ahead and len(found) < count:
+        at, place = ahead[0]
+        found.append((at, plan[place]))
+        following = plan[place].schedule.next(at)
+        if following is None:
+            heappop(ahead)
+        else:
+            heapreplace(ahead, (following, place))
+    return found
+
+
+# --- how they look ----------------------------------------------------------------------------------------------------
+
+
+def _show(firings: list[Firing], json_: bool) -> None:
+    if json_:
+        answer_json([firing.to_dict() for firing in firings])
+    elif firings:
+        table(FIRED, [_firing_cells(firing) for firing in firings])
+    else:
+        note("nothing is due")
+
+
+def _firing_cells(firing: Firing) -> list[str]:
+    took = "-" if firing.took is None else f"{firing.took:.3f}"
+    return [firing.name, _iso(firing.at), firing.status.value, firing.id or "-", took, firing.why or ""]
+
+
+def _values(planned: Planned, record: Record | None, now: datetime) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    due = planned.schedule.next(now)
+    owner = record.owner if record else None
+    return {
+        "name": planned.name,
+        "expression": planned.schedule.expression,
+        "zone": planned.schedule.zone,
+        "queue": planned.definition.queue,
+        "enabled": planned.definition.enabled,
+        "environments": list(planned.definition.environments),
+        "misfire": planned.misfire.text,
+        "last": _iso(record.last) if record and record.last else None,
+        "lateness": record.lateness if record and record.last else None,
+        "id": record.id if record else None,
+        "failed": record.failed if record else None,
+        "next": _iso(due) if due and planned.definition.enabled else None,
+        "owner": asdict(owner) if owner else None,
+        "declared": planned.entry.place,
+    }
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    owner = row["owner"]
+    shown = f"{owner['name']} {owner['host']}:{owner['pid']}" if owner else "-"
+    coming = row["next"] or ("-" if row["enabled"] else "disabled")
+    queue = row["queue"] or "(inline)"
+    return [row["name"], row["expression"], row["zone"], queue, row["last"] or "-", coming, shown]
+
+
+def _local(at: datetime, planned: Planned) -> str:
+    from zoneinfo import ZoneInfo
+
+    return f"{at.astimezone(ZoneInfo(planned.schedule.zone)):%a %Y-%m-%d %H:%M %Z}"
+
+
+def _iso(at: datetime) -> str:
+    from jobpool.definition import rfc3339
+
+    return rfc3339(at)

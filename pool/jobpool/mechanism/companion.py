@@ -1,0 +1,127 @@
+"""The scheduler that runs beside a pool: what it is told, and the master's side of its process. Nothing here waits.
+
+It is started by exec, in a session of its own, so that a Ctrl-C to the master's group is the master's to handle. It has
+a connection of its own to the broker, imports the app, and may run its code, which the master never does. It ends with
+the master: PDEATHSIG, followed by a look at the parent. Start it on a thread that lives as long as the pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jobpool.mechanism.boot import ChildOptions
+from jobpool.mechanism.scrubbing import scrubbed
+
+PROGRAM = "jobpool.cli.companion"
+"""Called with the number of a descriptor that holds a `CronStart` as JSON, and the master's pid."""
+
+
+@dataclass(frozen=True, slots=True)
+class CronStart:
+    """What a scheduler's process is started with: plain values, already checked. JSON-able.
+
+    Attributes:
+        backend: URL of the broker.
+        options: What the app's import needs, as a child of the pool gets it.
+        signing_keys: The first signs; empty = unsigned.
+        broker_timeout: Seconds that a call may take; None = the backend's own limit.
+        name: Of the pool.
+        environment: Of the schedules that are served.
+        grace: Seconds within which what was missed is made up for.
+        only: There is no other scheduler.
+        default_timeout: Seconds for inline jobs that set none; 0 = unlimited.
+        log_level, log_format: Of the log.
+    """
+
+    backend: str
+    options: ChildOptions
+    signing_keys: tuple[str, ...] = ()
+    broker_timeout: float | None = None
+    name: str = "jobpool"
+    environment: str | None = None
+    grace: float = 3600.0
+    only: bool = False
+    default_timeout: float = 3600.0
+    log_level: str = "info"
+    log_format: str = "text"
+
+    def to_json(self) -> bytes:
+        """As UTF-8 JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> CronStart:
+        """The reverse of `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
+        values: dict[str, Any] = json.loads(data)
+        values["signing_keys"] = tuple(values["signing_keys"])
+        return cls(options=ChildOptions(**values.pop("options")), **values)
+
+
+class Companion:
+    """One running scheduler. Use it on one thread.
+
+    Attributes:
+        pid: Of the process; it leads a session and a group of its own.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], pidfd: int) -> None:
+        self._process = process
+        self._pidfd = pidfd
+        self.pid = process.pid
+
+    @classmethod
+    def start(cls, start: CronStart, environ: Mapping[str, str]) -> Companion:
+        """Start one.
+
+        Args:
+            start: What it is told.
+            environ: Its environment, before it is `scrubbed`.
+
+        Raises:
+            OSError: No process or descriptor to be had.
+
+        Blocks until the interpreter is executed, some milliseconds.
+        """
+        config = os.memfd_create("jobpool-cron", os.MFD_CLOEXEC)
+        try:
+            os.write(config, start.to_json())
+            process = subprocess.Popen(
+                [sys.executable, "-m", PROGRAM, str(config), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(config,),
+                start_new_session=True,
+                env=scrubbed(environ),
+            )
+        finally:
+            os.close(config)
+        try:
+            return cls(process, os.pidfd_open(process.pid))
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
+
+    def fileno(self) -> int:
+        """Readable when the process has ended."""
+        return self._pidfd
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, never to a process that has taken over its pid. A dead one is fine."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def poll(self) -> int | None:
+        """Its exit status, negative = by that signal; None while it runs. Collects it."""
+        return self._process.poll()
+
+    def close(self) -> None:
+        """Let go of the descriptor, once the process was collected."""
+        os.close(self._pidfd)

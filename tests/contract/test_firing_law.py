@@ -1,0 +1,179 @@
+"""`enqueue_once`: of any number of callers with one key, now and later, one adds a message."""
+
+from __future__ import annotations
+
+import pytest
+from support.harness import Harness
+from support.jobs import QUEUE, a_job, at
+
+from jobpool.backend import ENQUEUE_MEMORY, MessageFilter, QueueBackend, ReapPolicy, State, Verb, once_id
+from jobpool.definition import JobDefinition
+from jobpool.errors import InvalidJob
+from jobpool.guards import IDEMPOTENCY_TTL, Guards
+from jobpool.lease import JobLease
+from jobpool.settlement import Abandon, Forfeit, Move, Nack, Release, Settled, Settlement
+
+pytestmark = pytest.mark.needs("leases")
+
+KEY = "nightly at 2026-03-01T02:00:00Z"
+
+KINDS = [
+    pytest.param({}, id="plain"),
+    pytest.param({"idempotency_key": "customer-7"}, id="with a key of its own", marks=pytest.mark.needs("key_store")),
+    pytest.param(
+        {"idempotency_key": "customer-7", "unique": True}, id="unique itself", marks=pytest.mark.needs("key_store")
+    ),
+    pytest.param({"identifier": "of-the-producer"}, id="with an id of its own"),
+]
+
+
+def a_lease(backend: QueueBackend, queue: str = QUEUE) -> JobLease:
+    [lease] = backend.fetch_many(queue, limit=1, ttl=100.0)
+    return lease
+
+
+def fire(backend: QueueBackend, number: int) -> str:
+    return backend.enqueue_once(a_job(number), KEY)
+
+
+@pytest.mark.parametrize("fields", KINDS)
+def test_the_second_call_adds_nothing_and_has_the_same_answer(
+    harness: Harness, backend: QueueBackend, fields: dict[str, object]
+) -> None:
+    first = backend.enqueue_once(a_job("first", **fields), KEY)
+    assert first == once_id(KEY)
+    assert harness.open().enqueue_once(a_job("second", **fields), KEY) == first
+    assert [lease.envelope.payload for lease in backend.fetch_many(QUEUE, limit=9)] == ["first"]
+
+
+def test_of_a_crowd_one_adds_the_message(harness: Harness) -> None:
+    opener = harness.opener()
+    backend = harness.keep(opener())
+    ids = harness.crowd(opener, fire, 4)
+    assert set(ids) == {once_id(KEY)}
+    assert backend.stats(QUEUE).pending == 1
+
+
+def test_other_keys_are_other_messages(backend: QueueBackend) -> None:
+    ids = {backend.enqueue_once(a_job(), key) for key in ("a", "b", "c" * 1000, "ü")}
+    assert len(ids) == 4
+    assert backend.stats(QUEUE).pending == 4
+
+
+def test_a_delay_is_kept(harness: Harness, backend: QueueBackend) -> None:
+    later = at(harness.now() + 60.0)
+    ident = backend.enqueue_once(a_job("later", scheduled_at=later), KEY)
+    assert backend.enqueue_once(a_job("now"), KEY) == ident
+    assert backend.fetch_many(QUEUE, limit=1) == []
+    harness.advance(60.0)
+    assert a_lease(backend).envelope.payload == "later"
+
+
+def test_what_is_refused_uses_no_key_up(backend: QueueBackend) -> None:
+    with pytest.raises(InvalidJob, match="1048576"):
+        backend.enqueue_once(a_job("x" * 1_048_577), KEY)
+    backend.enqueue_once(a_job("good"), KEY)
+    assert a_lease(backend).envelope.payload == "good"
+
+
+STAGES = [
+    pytest.param(None, State.LEASED, id="leased"),
+    pytest.param(Nack(60.0, "boom"), State.DELAYED, id="nacked"),
+    pytest.param(Release(), State.WAITING, id="released"),
+    pytest.param(Abandon("hopeless"), State.DEAD, id="dead"),
+    pytest.param(Forfeit("SIGSEGV"), State.LEASED, id="forfeited", marks=pytest.mark.needs("forfeit")),
+]
+
+
+@pytest.mark.parametrize(("settlement", "state"), STAGES)
+def test_it_is_known_wherever_it_is(
+    harness: Harness, backend: QueueBackend, settlement: Settlement | None, state: State
+) -> None:
+    ident = backend.enqueue_once(a_job("first"), KEY)
+    lease = a_lease(backend)
+    if settlement is not None:
+        backend.settle_many([(lease, settlement)])
+    harness.advance(10.0)
+    assert backend.enqueue_once(a_job("second"), KEY) == ident
+    stats = backend.stats(QUEUE)
+    assert (stats.pending + stats.dead) == 1
+    message = backend.inspect(ident)
+    assert message is not None
+    assert message.state is state
+
+
+@pytest.mark.lacks("native_reap")
+def test_it_is_known_after_a_crash_that_killed_it(harness: Harness, backend: QueueBackend) -> None:
+    ident = backend.enqueue_once(a_job(), KEY)
+    for _ in range(2):
+        a_lease(backend)
+        harness.expire_leases(100.0)
+        backend.reap(QUEUE, ReapPolicy(max_crashes=1, back_off=0.0))
+    assert backend.enqueue_once(a_job(), KEY) == ident
+    assert (backend.stats(QUEUE).pending, backend.stats(QUEUE).dead) == (0, 1)
+
+
+OWN = [
+    pytest.param({}, None, id="plain"),
+    pytest.param({"idempotency_key": "customer-7"}, Guards(key="customer-7"), id="with a key of its own"),
+    pytest.param({"idempotency_key": "customer-7", "unique": True}, Guards(key="customer-7"), id="unique itself"),
+]
+
+
+@pytest.mark.needs("key_store")
+@pytest.mark.parametrize(("fields", "guards"), OWN)
+def test_it_is_known_for_a_day_after_its_ack(
+    harness: Harness, backend: QueueBackend, fields: dict[str, object], guards: Guards | None
+) -> None:
+    definition = a_job(**fields)
+    ident = backend.enqueue_once(definition, KEY)
+    lease = a_lease(backend)
+    if guards is not None:
+        assert backend.keys.begin_many([(lease, guards)])[0]
+        lease = lease.guarded(guards)
+    harness.advance(5.0)
+    assert backend.ack(lease) is Settled.OK
+    harness.advance(IDEMPOTENCY_TTL - harness.tick)
+    assert backend.enqueue_once(definition, KEY) == ident
+    assert backend.stats(QUEUE).pending == 0
+    harness.advance(harness.tick)
+    assert backend.enqueue_once(definition, KEY) == ident
+    assert backend.stats(QUEUE).pending == 1
+
+
+def _delete(backend: QueueBackend) -> None:
+    assert backend.bulk(MessageFilter(queue=QUEUE), Verb.DELETE) == 1
+
+
+def _short_memory(backend: QueueBackend) -> None:
+    lease = a_lease(backend)
+    guards = Guards(key="customer-7", keep=1.0)
+    assert backend.keys.begin_many([(lease, guards)])[0]
+    assert backend.ack(lease.guarded(guards)) is Settled.OK
+
+
+@pytest.mark.needs("key_store")
+@pytest.mark.parametrize("end", [_delete, _short_memory])
+def test_however_it_ended_it_is_known_for_a_while(harness: Harness, backend: QueueBackend, end: object) -> None:
+    assert callable(end)
+    backend.enqueue_once(a_job(idempotency_key="customer-7"), KEY)
+    end(backend)
+    harness.advance(ENQUEUE_MEMORY - harness.tick)
+    backend.enqueue_once(a_job(), KEY)
+    assert backend.stats(QUEUE).pending == 0
+
+
+@pytest.mark.needs("atomic_across_queues")
+def test_what_moved_to_another_queue_is_known(backend: QueueBackend) -> None:
+    ident = backend.enqueue_once(a_job(), KEY)
+    assert backend.settle_many([(a_lease(backend), Move("mails"))]) == [Settled.OK]
+    assert backend.enqueue_once(a_job(), KEY) == ident
+    assert (backend.stats(QUEUE).pending, backend.stats("mails").pending) == (0, 1)
+
+
+@pytest.mark.needs("key_store")
+def test_a_unique_definition_meets_the_message_of_another_firing(backend: QueueBackend) -> None:
+    definition = JobDefinition("report", queue=QUEUE, idempotency_key="customer-7", unique=True)
+    first = backend.enqueue_once(definition, "at one")
+    assert backend.enqueue_once(definition, "at two") == first
+    assert backend.stats(QUEUE).pending == 1

@@ -1,0 +1,154 @@
+"""`jobpool cron`: firing, listing and looking ahead, and a clear sentence for each mistake."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from jobpool.backend import QueueBackend
+from jobpool.child.registry import DEFAULT
+from jobpool.cron import scheduler as schedulers
+from jobpool.cron.records import SPACE, Record
+from jobpool.opening import open_backend
+
+Jobpool = Callable[..., Result]
+
+APP = """
+import jobpool
+
+scheduler = jobpool.Scheduler()
+
+@jobpool.handler
+def clean_up(ctx):
+    pass
+
+@jobpool.handler
+def broken(ctx):
+    raise RuntimeError("no paper")
+
+scheduler.define("report", {"kind": "sales"}).named("nightly").queue("reports").daily_at("02:30").zone("Europe/Zurich")
+scheduler.define("clean_up").every_minute()
+scheduler.define("broken").daily_at("03:00").environments("test")
+"""
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[QueueBackend]:
+    backend = open_backend(f"sqlite:///{tmp_path}/jobpool.db")
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
+    """Writes an app; what its import does to this process is undone."""
+    monkeypatch.setattr(schedulers, "_all", [])
+    monkeypatch.setattr(DEFAULT, "_handlers", {})
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def write(text: str = APP) -> str:
+        (tmp_path / "cron_cli_app.py").write_text(text)
+        return "--app=cron_cli_app.py"
+
+    yield write
+    sys.modules.pop("cron_cli_app", None)
+
+
+def test_the_schedules_are_listed_with_what_is_known_of_them(
+    jobpool: Jobpool, broker: QueueBackend, app: Callable[..., str]
+) -> None:
+    flag = app(APP.replace('.daily_at("02:30")', '.cron("30 2 29 2 *")'))
+    assert jobpool("cron", "run", "--once", flag, "--name", "shop").exit_code == 0
+    first, nightly, clean, broken = jobpool("cron", flag).stdout.splitlines()
+    assert first.split() == ["NAME", "EXPRESSION", "ZONE", "QUEUE", "LAST", "NEXT", "OWNER"]
+    assert nightly.split()[:8] == ["nightly", "30", "2", "29", "2", "*", "Europe/Zurich", "reports"]
+    assert nightly.split()[8] == "-"
+    assert "shop " in clean
+    assert "(inline)" in broken
+    rows = {row["name"]: row for row in json.loads(jobpool("cron", "list", flag, "--json").stdout)}
+    record = Record.from_bytes(broker.keys.get_record(SPACE, "clean_up") or b"")
+    assert record is not None
+    assert datetime.fromisoformat(rows["clean_up"]["last"]) == record.last
+    assert rows["clean_up"]["owner"]["name"] == "shop"
+    assert rows["nightly"]["last"] is None
+    assert rows["broken"]["environments"] == ["test"]
+    assert rows["nightly"]["declared"].endswith("cron_cli_app.py:14")
+
+
+def test_the_next_instants_of_all_and_of_one(jobpool: Jobpool, app: Callable[..., str]) -> None:
+    flag = app()
+    rows = json.loads(jobpool("cron", "next", flag, "--json").stdout)
+    assert len(rows) == 5
+    assert [row["at"] for row in rows] == sorted(row["at"] for row in rows)
+    lines = jobpool("cron", "next", "nightly", "--limit", "400", flag).stdout.splitlines()
+    assert len(lines) == 401
+    shown = {line.split()[4] for line in lines[1:]}
+    assert shown == {"CET", "CEST"}
+    assert {line.split()[3] for line in lines[1:]} <= {"02:30", "03:00"}, "03:00 where there is no half past two"
+
+
+def test_a_trial_does_what_is_due_in_a_minute(jobpool: Jobpool, broker: QueueBackend, app: Callable[..., str]) -> None:
+    flag = app()
+    done = jobpool("cron", "run", "--once", "--test-time", "2026-07-01T02:30:59+02:00", flag, "--json")
+    assert [(row["name"], row["status"], row["at"]) for row in json.loads(done.stdout)] == [
+        ("nightly", "fired", "2026-07-01T00:30:00Z"),
+        ("clean_up", "fired", "2026-07-01T00:30:00Z"),
+    ]
+    assert (done.exit_code, broker.stats("reports").waiting) == (0, 1)
+    failed = jobpool("cron", "run", "--test-time", "2026-07-01T03:00", "--environment", "test", flag)
+    assert failed.exit_code == 1
+    assert "RuntimeError: no paper" in failed.stdout
+    elsewhere = jobpool("cron", "run", "--test-time", "2026-07-01T03:00", flag)
+    assert "it runs in test only, and this is no environment" in elsewhere.stdout
+    assert broker.keys.list_records(SPACE) == []
+
+
+def test_nothing_due_is_said(jobpool: Jobpool, app: Callable[..., str]) -> None:
+    flag = app('import jobpool\nscheduler = jobpool.Scheduler()\nscheduler.define("a").queue("q").yearly()\n')
+    done = jobpool("cron", "run", "--test-time", "2026-07-01T03:00", flag)
+    assert (done.exit_code, done.stdout, done.stderr.strip()) == (0, "", "nothing is due")
+
+
+MISTAKES = [
+    pytest.param((), "no application: name the module", 2, id="no app"),
+    pytest.param(("--app=nowhere.py",), "cannot be found", 2, id="app not there"),
+    pytest.param(("APP:import jobpool",), "declares no schedule", 2, id="no schedules"),
+    pytest.param(("APP", "--test-time", "tomorrow"), "'tomorrow' is no date and time", 2, id="bad time"),
+    pytest.param(
+        ("APP", "--cron-grace", "13h"), "--cron-grace must be less than or equal to 43200", 2, id="grace too long"
+    ),
+    pytest.param(("APP", "--once", "-b", "sync://"), "--only-scheduler", 2, id="no keys"),
+    pytest.param(("APP", "-b", "redis://127.0.0.1:1/0"), "nothing listens there", 1, id="broker down"),
+    pytest.param(("APP", "--once", "-b", "redis://127.0.0.1:1/0"), "nothing listens there", 1, id="broker down, once"),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence", "code"), MISTAKES)
+def test_a_mistake_is_one_sentence(
+    jobpool: Jobpool, app: Callable[..., str], words: tuple[str, ...], sentence: str, code: int
+) -> None:
+    flags = [app(*word.split(":")[1:]) if word.startswith("APP") else word for word in words]
+    done = jobpool("cron", "run", *flags)
+    assert done.exit_code == code
+    assert done.stderr.startswith("jobpool: ")
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_name_that_is_none_and_a_circle(jobpool: Jobpool, app: Callable[..., str]) -> None:
+    done = jobpool("cron", "next", "nightli", app())
+    assert done.exit_code == 2
+    assert "no schedule is named 'nightli'; did you mean 'nightly'?" in done.stderr
+    sys.modules.pop("cron_cli_app")
+    circle = app(
+        'import jobpool\ns = jobpool.Scheduler()\ns.define("a").depends_on("b")\ns.define("b").depends_on("a")\n'
+    )
+    done = jobpool("cron", circle)
+    assert done.exit_code == 2
+    assert "Circular dependency detected in jobs." in done.stderr

@@ -1,0 +1,49 @@
+"""What a pool tells the scheduler beside it, and on which broker it can have none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from jobpool.errors import ConfigurationError
+from jobpool.master.run import cron_start, run_pool
+from jobpool.master.settings import PoolSettings
+from jobpool.mechanism.companion import CronStart
+from jobpool_backends.memory import MemoryBackend
+
+SETTINGS = PoolSettings(
+    queues=(("reports", 1.0),),
+    backend="redis://:secret@localhost/0",
+    apps=("shop.jobs",),
+    name="shop",
+    signing_keys=("new", "old"),
+    broker_timeout=2.5,
+    default_timeout=60.0,
+    cron=True,
+    cron_environment="production",
+    cron_grace=600.0,
+    log_level="debug",
+    log_format="json",
+    sys_path=("/srv/shop",),
+    queue_handlers={"reports": ["report"]},
+)
+
+
+def test_the_settings_cross_as_json() -> None:
+    start = cron_start(SETTINGS)
+    assert CronStart.from_json(start.to_json()).to_json() == start.to_json()
+    assert (start.backend, start.signing_keys, start.broker_timeout) == (SETTINGS.backend, ("new", "old"), 2.5)
+    assert (start.environment, start.grace, start.default_timeout) == ("production", 600.0, 60.0)
+    assert (start.name, start.log_level, start.log_format, start.only) == ("shop", "debug", "json", False)
+    assert (start.options.apps, start.options.sys_path) == (["shop.jobs"], ["/srv/shop"])
+    assert start.options.queue_handlers == {"reports": ["report"]}
+
+
+class NoKeys(MemoryBackend):
+    capabilities = replace(MemoryBackend.capabilities, key_store=False)
+
+
+def test_a_broker_without_keys_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigurationError, match="scheduler beside the pool needs a broker that keeps keys"):
+        run_pool(SETTINGS, backend=NoKeys())
