@@ -240,8 +240,8 @@ class Claim:
 
     For one thread, but for `renew`, which another thread may call meanwhile.
 
-    As a context manager it is released at the end of the block. Iterated, it deletes each message when the next one is
-    asked for: see the module.
+    As a context manager it is released at the end of the block; an exception of the block goes on as it is, also when
+    the broker does not answer to that. Iterated, it deletes each message when the next is asked for: see the module.
 
     Attributes:
         id: 32 lower-case hex characters; whoever knows it can renew, release, and delete by it.
@@ -254,7 +254,7 @@ class Claim:
         self.queue = queue
         self.id = held.id
         self._take(held, asked)
-        self._rest: Iterator[ClaimMessage] | None = None
+        self._loop: _Loop | None = None
 
     @property
     def age(self) -> int:
@@ -291,11 +291,12 @@ class Claim:
     def __iter__(self) -> Iterator[ClaimMessage]:
         """Each message once, however often the claim is iterated; deleted when the next one is asked for.
 
-        Raises as `ClaimMessage.delete`, from the loop.
+        Raises as `ClaimMessage.delete`, from the loop. The message in hand stays in hand then: another loop begins with
+        its delete, and goes on behind it.
         """
-        if self._rest is None:
-            self._rest = self._deleting(self.messages)
-        return self._rest
+        if self._loop is None:
+            self._loop = _Loop(self.messages)
+        return self._loop
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -306,8 +307,13 @@ class Claim:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.release()
+        except BackendUnavailable:
+            if kind is None:
+                raise
+            # Whoever rolls back wants to know how the block ended; what is left is free at the end of the claim.
 
     def __repr__(self) -> str:
         return f"<Claim {self.id} of {len(self.messages)} messages in {self.queue!r}>"
@@ -317,11 +323,20 @@ class Claim:
         self.messages = tuple(ClaimMessage(self.queue, message) for message in held.messages)
         self._age, self._asked = held.age, asked
 
-    @staticmethod
-    def _deleting(messages: Iterable[ClaimMessage]) -> Iterator[ClaimMessage]:
-        for message in messages:
-            yield message
-            message.delete()
+
+class _Loop(Iterator[ClaimMessage]):
+    """Messages one by one, each deleted when the next one is asked for."""
+
+    def __init__(self, messages: Iterable[ClaimMessage]) -> None:
+        self._rest = iter(messages)
+        self._in_hand: ClaimMessage | None = None
+
+    def __next__(self) -> ClaimMessage:
+        if self._in_hand is not None:
+            self._in_hand.delete()
+            self._in_hand = None
+        self._in_hand = next(self._rest)
+        return self._in_hand
 
 
 def posted_value(body: bytes) -> Any:

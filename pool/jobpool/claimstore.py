@@ -18,6 +18,11 @@ messages may have a life: one that has ended was never there, for everybody, fro
 A claimed message is a leased one (`State.LEASED`) that names its claim. Whatever fences a lease fences it: no pool can
 fetch it, and once its claim has ended, no holder can delete it who does not hold it anew.
 
+A moment is exact: at the end of a claim or a life it has ended, for every caller and whoever has noticed. What follows
+from an end is done by whoever comes next, up to 1,000 messages at a time: `claim`, `pop`, `list_free`, `stats` and
+`QueueBackend.reap` free what ended claims held, so until then `QueueBackend.stats` counts it as leased, and no pool
+fetches it. An id that was given is known for `ENQUEUE_MEMORY` seconds after the end itself.
+
 Like `KeyStore` this is a template: the public methods check, the underscored ones are each one atomic step on the
 broker's own clock. Safe to share between threads. Every method may raise `BackendUnavailable` (nothing is known) and
 blocks for one round trip; all but `pop` are safe to call again.
@@ -189,8 +194,9 @@ class ClaimStore(ABC):
             grace: 60 to 43,200.
             max_claims: A message that was claimed so often already is made a dead letter, reason `claim-limit`, and the
                 next one is looked at; 0 = no limit. Up to 1,000 in one call.
-            claim_id: 32 lower-case hex characters of the caller's own. Asking again with the same id while that claim
-                lives returns it as it is and claims nothing new: a lost reply freezes nothing. None = minted here.
+            claim_id: 32 lower-case hex characters of the caller's own, known in this queue only. Asking again with the
+                same id while that claim lives returns it as it is, whatever the other arguments are, and claims nothing
+                new: a lost reply freezes nothing. None = minted here.
 
         Raises:
             ValueError: A number is out of its bounds, which the text names.
@@ -200,8 +206,8 @@ class ClaimStore(ABC):
         _check_seconds(ttl, "ttl", LEAST_TTL, MOST_TTL)
         _check_seconds(grace, "grace", LEAST_TTL, MOST_TTL)
         _check_count(max_claims, "max_claims", 0, 2**31 - 1)
-        if claim_id is not None and not CLAIM_ID.fullmatch(claim_id):
-            raise ValueError(f"a claim's id has 32 lower-case hex characters, not {claim_id[:64]!r}")
+        if claim_id is not None and not _is_claim(claim_id):
+            raise ValueError(f"a claim's id has 32 lower-case hex characters, not {str(claim_id)[:64]!r}")
         return self._claim(queue, claim_id or secrets.token_hex(16), limit, float(ttl), float(grace), max_claims)
 
     def get(self, queue: str, claim_id: str) -> HeldClaim:
@@ -237,7 +243,8 @@ class ClaimStore(ABC):
 
         An id that is unknown, malformed, ended or another queue's is ignored: 0.
         """
-        return self._release(check_queue(queue), claim_id) if _is_claim(claim_id) else 0
+        check_queue(queue)
+        return self._release(queue, claim_id) if _is_claim(claim_id) else 0
 
     def delete_many(self, queue: str, idents: Sequence[str], claim_id: str | None = None) -> list[Deleted]:
         """Delete messages, up to 20; an answer each, in order.
@@ -255,7 +262,7 @@ class ClaimStore(ABC):
         check_queue(queue)
         _check_count(len(idents), "the number of messages to delete", 0, MOST_MESSAGES)
         if claim_id is not None and not _is_claim(claim_id):
-            raise _not_found(queue, claim_id)
+            raise _not_found(queue, str(claim_id))
         answers = self._delete(queue, idents, claim_id) if idents else []
         if answers is None:
             raise _not_found(queue, str(claim_id))
@@ -264,8 +271,8 @@ class ClaimStore(ABC):
     def pop(self, queue: str, limit: int) -> list[QueueMessage]:
         """Take up to `limit` (1 to 20) free messages, as `claim` finds them, and delete them at once.
 
-        Nothing holds them any more: what the caller does not finish is lost, and so is the answer to a call whose reply
-        was. Claim what must not be lost.
+        It is no claim: `claims` stays as it is. Nothing holds them any more: what the caller does not finish is lost,
+        and so is the answer to a call whose reply was. Claim what must not be lost.
         """
         check_queue(queue)
         return self._pop(queue, _check_count(limit, "limit", 1, MOST_MESSAGES))
@@ -291,8 +298,9 @@ class ClaimStore(ABC):
         return self._list_claims(queue, after or "", _check_count(limit, "limit", 1, 1000))
 
     def stats(self, queue: str) -> ClaimStats:
-        """Counts of one queue, at any length in the same time, but for posts that have ended and were not yet removed:
-        those are looked through, up to 1,000 a call, and removed."""
+        """Counts of one queue, at any length in the same time, but for what has ended and was not yet seen to: that is
+        looked through, up to 1,000 a call, and freed or removed. What more there is may count as it was until the next.
+        """
         return self._stats(check_queue(queue))
 
     # --- what a broker fills in: each one atomic step, arguments already checked --------------------

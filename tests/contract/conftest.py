@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.harness import HARNESSES, Harness, skip_by_capability
+from support.harnesses.base import dismiss_crowd
 
 from jobpool.backend import QueueBackend
 
@@ -28,3 +29,10 @@ def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]
 @pytest.fixture
 def backend(harness: Harness) -> QueueBackend:
     return harness.open()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def crowds() -> Iterator[None]:
+    """The crowds of a module are made of the same processes, and nothing is left of them."""
+    yield
+    dismiss_crowd()

@@ -6,34 +6,21 @@ few milliseconds this way or that do not matter.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    multiple,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
-from support.harness import HARNESSES, Harness, skip_by_capability
+from hypothesis.stateful import Bundle, initialize, invariant, multiple, precondition, rule
+from support.harness import HARNESSES, skip_by_capability
 from support.jobs import a_job, at
+from support.side_by_side import Pair, SideBySide, compare
 
 from jobpool.backend import MessageFilter, QueueBackend, ReapPolicy, State, Verb
-from jobpool.clock import ManualClock
 from jobpool.guards import Guards, Hold, Rate
 from jobpool.lease import JobLease
 from jobpool.settlement import Abandon, Ack, Move, Nack, Release, Settlement
-from jobpool_backends.memory import MemoryBackend
 
 QUEUES = ("reports", "mails")
 AT_ONCE = ReapPolicy(max_crashes=2, window=40.0, back_off=0.0)
@@ -62,48 +49,17 @@ guards = st.builds(
 )
 
 
-@dataclass(frozen=True)
-class Pair:
-    """The same lease on both sides."""
+class Comparison(SideBySide):
+    """Messages, leases, and what is granted to leases."""
 
-    ours: JobLease
-    model: JobLease
-
-
-class Comparison(RuleBasedStateMachine):
-    """`self.ours` is under test, `self.model` is memory://."""
-
-    kind: type[Harness]
     leases = Bundle("leases")
 
     def __init__(self) -> None:
         super().__init__()
-        self._folder = tempfile.TemporaryDirectory()
-        self.harness = self.kind(Path(self._folder.name))
-        self.clients = [self.harness.open(), self.harness.open()]
-        self.turn = 0
-        self.clock = ManualClock()
-        self.model = MemoryBackend(clock=self.clock)
         self.calls = 0
         self.batches: list[list[tuple[Pair, Settlement]]] = []
         # A broker's own clock goes on by itself: let nothing happen at a whole step.
         self.slack = 0.0 if self.harness.tick < 0.001 else 0.5
-
-    def teardown(self) -> None:
-        self.harness.close()
-        self._folder.cleanup()
-
-    @property
-    def ours(self) -> QueueBackend:
-        """One client and then the other: they share one store."""
-        self.turn += 1
-        return self.clients[self.turn % 2]
-
-    def both(self, operation: Callable[[QueueBackend], Any]) -> Any:
-        """The same answer from both, or the test fails."""
-        answer = operation(self.ours)
-        assert answer == operation(self.model)
-        return answer
 
     def both_with_keys(self, operation: Callable[[QueueBackend], Any]) -> None:
         """As `both`, where there is a key store."""
@@ -294,8 +250,7 @@ class Comparison(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4) | st.sampled_from([60, 600]))
     def let_time_pass(self, count: int) -> None:
-        self.harness.advance(float(count))
-        self.clock.advance(float(count))
+        self.advance(float(count))
 
     @rule(queue=queues)
     def reap(self, queue: str) -> None:
@@ -339,10 +294,4 @@ class Comparison(RuleBasedStateMachine):
 def test_it_answers_as_memory_does(request: pytest.FixtureRequest, name: str) -> None:
     kind = HARNESSES[name]
     skip_by_capability(request.node, kind)
-    machine = type("Comparison", (Comparison,), {"kind": kind})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    compare(Comparison, kind, examples=100)

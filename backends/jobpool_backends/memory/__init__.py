@@ -3,13 +3,15 @@
 It is what the other backends are compared with. One lock makes every step atomic. Nothing is kept when the process
 ends.
 
-* `values`: a message, a queue, and what is asked of one message
-* `ending`: values that end by themselves
+* `values`: a message, a queue, a claim, and what is asked of one message
+* `ending`: what ends by itself
 * `store`: where messages are, and how they move
 * `settling`: what each settlement does
 * `places`: keys, holds and rates, granted to leases
 * `notes`: records and logs
 * `keys`: the key store
+* `claiming`: how messages are claimed, and what becomes of claims
+* `claims`: the part for claims and posted messages
 * `backend`: the class that puts them together
 """
 

@@ -31,6 +31,7 @@ from jobpool.lease import JobLease, make_lease
 from jobpool.settlement import Settled, Settlement
 from jobpool.signing import EnvelopeSigner
 from jobpool_backends.memory.checks import PLACE
+from jobpool_backends.memory.claims import MemoryClaims
 from jobpool_backends.memory.ending import Ending
 from jobpool_backends.memory.keys import MemoryKeys
 from jobpool_backends.memory.settling import Settler
@@ -66,7 +67,7 @@ class MemoryBackend(QueueBackend):
     """
 
     scheme: ClassVar[str] = "memory"
-    capabilities: ClassVar[Capabilities] = Capabilities(key_store=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(key_store=True, claims=True)
 
     def __init__(
         self, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None, caps: DeadCaps | None = None
@@ -76,6 +77,7 @@ class MemoryBackend(QueueBackend):
         self._store = Store(caps or DeadCaps())
         self._settler = Settler(self._store)
         self._keys = MemoryKeys(self._store, self.clock, self._changed)
+        self._claims = MemoryClaims(self._store, self.clock, self._changed)
         self._calls: Ending[list[Settled]] = Ending()
         self._fetches: Ending[list[int]] = Ending()
         self._random = random.SystemRandom()
@@ -213,6 +215,7 @@ class MemoryBackend(QueueBackend):
         with self._changed:
             if queue not in self._store.queues:
                 return []
+            self._claims.tidy(queue)
             boot = micros(self.clock.boot())
             since = boot - micros(visibility_timeout) if visibility_timeout is not None else None
             expired = [
@@ -246,6 +249,11 @@ class MemoryBackend(QueueBackend):
         """The key store, under the same lock as the messages."""
         return self._keys
 
+    @property
+    def claims(self) -> MemoryClaims:
+        """Claims and posted messages, under the same lock."""
+        return self._claims
+
     # --- looking and tending -----------------------------------------------------------------------
 
     def diagnose(self) -> list[Finding]:
@@ -259,11 +267,12 @@ class MemoryBackend(QueueBackend):
             if queue not in self._store.queues:
                 return QueueStats()
             known = self._store.queues[queue]
-            self._store.promote(known, now)
+            self._store.tend(known, now)
             oldest = self._store.oldest(known)
             age = max(0, now - oldest.enqueued_at) / MICRO if oldest else None
-            waiting, delayed, leased, dead = (known.counts[state] for state in State)
-            return QueueStats(waiting, delayed, leased, dead, age)
+            waiting, delayed, leased, _ = known.jobs.counts.values()
+            posted = sum(known.posts.counts.values()) - known.posts.counts[State.DEAD]
+            return QueueStats(waiting, delayed, leased, known.count(State.DEAD), age, posted=posted)
 
     def evicted(self, queue: str) -> int:
         """How many dead letters of a queue the caps have removed."""
@@ -273,7 +282,9 @@ class MemoryBackend(QueueBackend):
     def queues(self) -> list[str]:
         """The names of all queues that hold a message, sorted."""
         with self._changed:
-            return sorted(name for name, queue in self._store.queues.items() if any(queue.counts.values()))
+            for queue in self._store.queues.values():
+                self._store.tend(queue, self._wall())
+            return sorted(name for name, queue in self._store.queues.items() if queue.count(*State))
 
     def list_messages(
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
@@ -282,8 +293,9 @@ class MemoryBackend(QueueBackend):
         first = read_cursor(after)
         check_page(limit)
         with self._changed:
-            matching = self._store.matching(where or MessageFilter(), self._wall())
-            return [shown(entry) for entry in islice((entry for entry in matching if entry.seq > first), limit)]
+            now = self._wall()
+            matching = self._store.matching(where or MessageFilter(), now)
+            return [shown(entry, now) for entry in islice((entry for entry in matching if entry.seq > first), limit)]
 
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
         """How many messages match, up to `cap`."""
@@ -307,8 +319,9 @@ class MemoryBackend(QueueBackend):
     def inspect(self, ident: str) -> Message | None:
         """The message with this id, live or dead."""
         with self._changed:
+            now = self._wall()
             entry = self._store.by_id.get(ident)
-            if entry is None:
-                return None
-            self._store.promote(self._store.queues[entry.queue], self._wall())
-            return shown(entry)
+            if entry is not None:
+                self._store.tend(self._store.queues[entry.queue], now)
+                entry = self._store.by_id.get(ident)
+            return shown(entry, now) if entry else None

@@ -1,56 +1,79 @@
-"""Values that end by themselves, each at a time of its own."""
+"""What ends by itself, each thing at a time of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any, Generic, TypeVar
 
+K = TypeVar("K")
 V = TypeVar("V")
 Key = Any
 """Strings, or tuples of them: what can be ordered among its like."""
 
 SPARE = 64
-"""Ends of values that were put again since, kept beyond as many as there are values."""
+"""Ends that were put off since, kept beyond as many as there are keys."""
+
+
+class Ends(Generic[K]):
+    """When each key ends, in microseconds; the length is the room that takes."""
+
+    def __init__(self) -> None:
+        self._until: dict[K, int] = {}
+        self._heap: list[tuple[int, K]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def put(self, key: K, until: int) -> None:
+        """It ends then, whatever was said before."""
+        self._until[key] = until
+        heappush(self._heap, (until, key))
+        if len(self._heap) > 2 * len(self._until) + SPARE:
+            self._heap = [(end, known) for known, end in self._until.items()]
+            heapify(self._heap)
+
+    def forget(self, key: K) -> None:
+        self._until.pop(key, None)
+
+    def due(self, now: int) -> Iterator[tuple[K, int]]:
+        """Each key that has ended, and when; told once."""
+        while self._heap and self._heap[0][0] <= now:
+            until, key = heappop(self._heap)
+            if self._until.get(key) == until:
+                del self._until[key]
+                yield key, until
 
 
 class Ending(Generic[V]):
     """Values by key, times in microseconds. At its end a value is gone."""
 
     def __init__(self) -> None:
-        self._values: dict[Key, tuple[int, V]] = {}
-        self._ends: list[tuple[int, Key]] = []
+        self._values: dict[Key, V] = {}
+        self._ends: Ends[Key] = Ends()
 
     def __len__(self) -> int:
         return len(self._values)
 
     def put(self, key: Key, value: V, until: int) -> None:
         """Keep it until then, in place of an older one."""
-        self._values[key] = until, value
-        heappush(self._ends, (until, key))
-        if len(self._ends) > 2 * len(self._values) + SPARE:
-            self._ends = [(end, known) for known, (end, _) in self._values.items()]
-            heapify(self._ends)
+        self._values[key] = value
+        self._ends.put(key, until)
 
     def get(self, key: Key, now: int) -> V | None:
         self._drop(now)
-        known = self._values.get(key)
-        return known[1] if known is not None and known[0] > now else None
+        return self._values.get(key)
 
     def pop(self, key: Key, now: int) -> V | None:
         """Remove it; what it was, None when there was none."""
-        value = self.get(key, now)
-        self._values.pop(key, None)
-        return value
-
-    def items(self, now: int) -> Iterator[tuple[Key, V]]:
         self._drop(now)
-        return ((key, value) for key, (until, value) in self._values.items() if until > now)
+        self._ends.forget(key)
+        return self._values.pop(key, None)
+
+    def items(self, now: int) -> Iterable[tuple[Key, V]]:
+        self._drop(now)
+        return self._values.items()
 
     def _drop(self, now: int) -> None:
-        ends = self._ends
-        while ends and ends[0][0] <= now:
-            until, key = heappop(ends)
-            known = self._values.get(key)
-            if known is not None and known[0] <= until:  # else it was put again, for longer
-                del self._values[key]
+        for key, _ in self._ends.due(now):
+            del self._values[key]

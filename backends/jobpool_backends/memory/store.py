@@ -1,7 +1,7 @@
 """Where messages are, and how they move. Its owner holds the lock, and tells the time.
 
-Each queue has a heap of sequence numbers a priority, a heap of what is delayed, and one of the dead letters where those
-are capped; all are cleaned lazily.
+The jobs of a queue have a heap of sequence numbers a priority and a heap of what is delayed, its posted messages have
+the same of their own, and there is a heap of the dead letters where those are capped; all are cleaned lazily.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from heapq import heapify, heappop, heappush
 from itertools import count, islice
 
 from jobpool.backend import ENQUEUE_MEMORY, MessageFilter, NewMessage, State
+from jobpool.claimstore import POST_PRIORITY, NewPost
 from jobpool_backends.memory.ending import Ending
 from jobpool_backends.memory.places import Places
-from jobpool_backends.memory.values import Entry, Queue, matches
-from jobpool_backends.shared import DeadCaps, micros
+from jobpool_backends.memory.values import Entry, Line, Queue, matches
+from jobpool_backends.shared import DeadCaps, delay_micros, micros
 
 
 class Store:
@@ -42,7 +43,7 @@ class Store:
         """Add those that are not known; the id of each whose unique key is known → the id that has it."""
         existing: dict[str, str] = {}
         for new in messages:
-            if new.id in existing or new.id in self.by_id or (new.given and self.ended.get(new.id, now)):
+            if new.id in existing or self._is_known(new, now):
                 continue
             holder = self._has_key(new, now)
             if holder is None:
@@ -50,6 +51,18 @@ class Store:
             else:
                 existing[new.id] = holder
         return existing
+
+    def add_posts(self, queue: str, posts: Sequence[NewPost], now: int) -> None:
+        """Add those that are not known."""
+        for new in posts:
+            if not self._is_known(new, now):
+                self._insert_post(queue, new, now)
+
+    def _is_known(self, new: NewMessage | NewPost, now: int) -> bool:
+        known = self.by_id.get(new.id)
+        if known is not None:
+            self.tend(self.queues[known.queue], now)
+        return new.id in self.by_id or (new.given and self.ended.get(new.id, now) is not None)
 
     def _has_key(self, new: NewMessage, now: int) -> str | None:
         if new.unique_key is None:
@@ -69,9 +82,19 @@ class Store:
         if new.unique_key is not None:
             entry.unique_key = new.unique_key
             self.unique[new.queue, new.unique_key] = entry
-        self.entries[seq] = self.by_id[new.id] = entry
-        self.queues[new.queue].counts[State.WAITING] += 1
-        self.place(entry, available, now)
+        self._put_in(entry, now)
+
+    def _insert_post(self, name: str, new: NewPost, now: int) -> None:
+        seq, available = next(self._sequence), now + delay_micros(new.delay)
+        entry = Entry(seq, new.id, new.given, name, "", POST_PRIORITY, new.body, now, available, posted=True)
+        if new.life is not None:
+            self.live_until(entry, now + micros(new.life))
+        self._put_in(entry, now)
+
+    def _put_in(self, entry: Entry, now: int) -> None:
+        self.entries[entry.seq] = self.by_id[entry.id] = entry
+        self.queues[entry.queue].line(entry).counts[State.WAITING] += 1
+        self.place(entry, entry.available_at, now)
 
     # --- out ---------------------------------------------------------------------------------------
 
@@ -96,7 +119,9 @@ class Store:
 
     def _take_out(self, entry: Entry) -> None:
         self._unlease(entry)
-        self.queues[entry.queue].counts[entry.state] -= 1
+        queue = self.queues[entry.queue]
+        queue.line(entry).counts[entry.state] -= 1
+        queue.life_ends.forget(entry.seq)
         del self.entries[entry.seq], self.by_id[entry.id]
         if entry.unique_key is not None:
             del self.unique[entry.queue, entry.unique_key]
@@ -106,8 +131,8 @@ class Store:
     def take(self, name: str, limit: int, length: int, call: str, boot: int, now: int) -> list[Entry]:
         """Lease the first `limit` in order."""
         queue = self.queues[name]
-        self.promote(queue, now)
-        taken = list(islice(self._ready(queue), limit))
+        self.tend(queue, now)
+        taken = list(islice(self.ready(queue.jobs), limit))
         prefix = secrets.token_hex(8)
         for entry in taken:
             entry.state = State.LEASED
@@ -116,8 +141,8 @@ class Store:
             entry.deliveries += 1
             queue.leased[entry.seq] = entry
             self.hold(entry, length, boot, now)
-        queue.counts[State.WAITING] -= len(taken)
-        queue.counts[State.LEASED] += len(taken)
+        queue.jobs.counts[State.WAITING] -= len(taken)
+        queue.jobs.counts[State.LEASED] += len(taken)
         return taken
 
     def hold(self, entry: Entry, length: int, boot: int, now: int) -> None:
@@ -126,38 +151,49 @@ class Store:
         entry.deadline = boot + length
         entry.deadline_wall = now + length
 
-    def _ready(self, queue: Queue) -> Iterator[Entry]:
-        """The waiting messages in order, each taken off its heap."""
-        for priority in sorted(queue.ready):
-            heap = queue.ready[priority]
-            while heap:
-                entry = self.entries.get(heappop(heap))
-                if entry is not None:
-                    yield entry
+    def ready(self, *lines: Line) -> Iterator[Entry]:
+        """The waiting messages of these lines in order, each taken off its heap."""
+        for priority in sorted({priority for line in lines for priority in line.ready}):
+            heaps = [line.ready[priority] for line in lines if priority in line.ready]
+            while heaps := [heap for heap in heaps if self._first(heap) is not None]:
+                yield self.entries[heappop(min(heaps))]
 
-    def promote(self, queue: Queue, now: int) -> None:
-        """Delayed messages that have fallen due are waiting."""
-        delayed = queue.delayed
-        while delayed and delayed[0][0] <= now:
-            entry = self.entries.get(heappop(delayed)[1])
-            if entry is not None:
-                self._move(entry, State.WAITING)
-                heappush(queue.ready[entry.priority], entry.seq)
+    def tend(self, queue: Queue, now: int) -> None:
+        """Posted messages whose lives have ended are gone, delayed ones that have fallen due are waiting."""
+        for seq, end in queue.life_ends.due(now):
+            self.remove(self.entries[seq], end)
+            queue.expired += 1
+        for line in (queue.jobs, queue.posts):
+            while line.delayed and line.delayed[0][0] <= now:
+                entry = self.entries.get(heappop(line.delayed)[1])
+                if entry is not None:
+                    self.move(entry, State.WAITING)
+                    heappush(line.ready[entry.priority], entry.seq)
+
+    def live_until(self, entry: Entry, end: int | None) -> None:
+        """The life of a posted message ends then; None = never."""
+        entry.ends_at = end
+        ends = self.queues[entry.queue].life_ends
+        if end is None:
+            ends.forget(entry.seq)
+        else:
+            ends.put(entry.seq, end)
 
     def place(self, entry: Entry, available_at: int, now: int) -> None:
         """To its place in the queue: waiting, or delayed until then."""
         entry.available_at = available_at
-        queue = self.queues[entry.queue]
+        line = self.queues[entry.queue].line(entry)
         if available_at > now:
-            self._move(entry, State.DELAYED)
-            heappush(queue.delayed, (available_at, entry.seq))
+            self.move(entry, State.DELAYED)
+            heappush(line.delayed, (available_at, entry.seq))
         else:
-            self._move(entry, State.WAITING)
-            heappush(queue.ready[entry.priority], entry.seq)
+            self.move(entry, State.WAITING)
+            heappush(line.ready[entry.priority], entry.seq)
 
     def bury(self, entry: Entry, reason: str, error: str | None, now: int) -> None:
         """To the dead letters."""
-        self._move(entry, State.DEAD)
+        self.move(entry, State.DEAD)
+        self.live_until(entry, None)
         entry.reason = reason
         entry.died_at = now
         entry.last_error = error if error is not None else entry.last_error
@@ -167,7 +203,7 @@ class Store:
 
     def _line_up(self, queue: Queue, entry: Entry, now: int) -> None:
         """Behind those that died before; the places of those that were raised since are cleared now and then."""
-        if len(queue.dead) > 2 * queue.counts[State.DEAD] + 64:
+        if len(queue.dead) > 2 * queue.count(State.DEAD) + 64:
             queue.dead = [place for place in set(queue.dead) if self._lies_dead(*place)]
             heapify(queue.dead)
         heappush(queue.dead, (now, entry.seq))
@@ -182,7 +218,7 @@ class Store:
         while queue.dead:
             died_at, seq = queue.dead[0]
             if self._lies_dead(died_at, seq):
-                if not self._caps.are_over(queue.counts[State.DEAD], now - died_at):
+                if not self._caps.are_over(queue.count(State.DEAD), now - died_at):
                     return
                 self.remove(self.entries[seq], now)
                 queue.evicted += 1
@@ -190,7 +226,7 @@ class Store:
 
     def retry(self, entry: Entry, now: int) -> None:
         """A dead letter is waiting again, as if it had never run."""
-        entry.attempts = entry.crashes = 0
+        entry.attempts = entry.crashes = entry.claims = 0
         entry.last_error = entry.cause = entry.last_crash = None
         self.resume(entry, now)
 
@@ -199,9 +235,10 @@ class Store:
         entry.reason = entry.died_at = None
         self.place(entry, now, now)
 
-    def _move(self, entry: Entry, state: State) -> None:
+    def move(self, entry: Entry, state: State) -> None:
+        """Count it there, held by nobody."""
         self._unlease(entry)
-        counts = self.queues[entry.queue].counts
+        counts = self.queues[entry.queue].line(entry).counts
         counts[entry.state] -= 1
         counts[state] += 1
         entry.state = state
@@ -210,6 +247,9 @@ class Store:
         self.queues[entry.queue].leased.pop(entry.seq, None)
         if entry.places:
             self.places.vacate(entry)
+        if entry.claim:
+            del entry.claim.entries[entry.seq]
+            entry.claim = None
 
     # --- looking -----------------------------------------------------------------------------------
 
@@ -217,17 +257,17 @@ class Store:
         queue = self.queues.get(name)
         if queue is None:
             return False
-        self.promote(queue, now)
-        return queue.counts[State.WAITING] > 0
+        self.tend(queue, now)
+        return queue.jobs.counts[State.WAITING] > 0
 
     def next_due(self, names: Sequence[str]) -> int | None:
-        """When the next delayed message of these queues falls due."""
-        known = [self.queues[name].delayed for name in names if name in self.queues]
+        """When the next delayed job of these queues falls due."""
+        known = [self.queues[name].jobs.delayed for name in names if name in self.queues]
         return min((delayed[0][0] for delayed in known if delayed), default=None)
 
     def oldest(self, queue: Queue) -> Entry | None:
-        """The waiting message that was enqueued first."""
-        firsts = [seq for heap in queue.ready.values() if (seq := self._first(heap)) is not None]
+        """The waiting job that was enqueued first."""
+        firsts = [seq for heap in queue.jobs.ready.values() if (seq := self._first(heap)) is not None]
         return self.entries[min(firsts)] if firsts else None
 
     def _first(self, heap: list[int]) -> int | None:
@@ -238,5 +278,5 @@ class Store:
     def matching(self, where: MessageFilter, now: int) -> Iterator[Entry]:
         """Those that a person means, in enqueue order."""
         for queue in self.queues.values():
-            self.promote(queue, now)
+            self.tend(queue, now)
         return (entry for entry in self.entries.values() if matches(entry, where, now))

@@ -1,4 +1,4 @@
-"""A message and a queue as memory keeps them, and what is asked of one message."""
+"""A message, a queue and a claim as memory keeps them, and what is asked of one message."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from jobpool.backend import Message, MessageFilter, State
 from jobpool.lease import JobLease
 from jobpool.settlement import Settled
+from jobpool_backends.memory.ending import Ends
 from jobpool_backends.shared import MICRO, contains, micros
 
 
@@ -42,22 +43,63 @@ class Entry:
     unique_key: str | None = None
     places: set[str] = field(default_factory=set)
     """Names under which its current lease holds places."""
+    posted: bool = False
+    """No job: no pool fetches it."""
+    ends_at: int | None = None
+    """When the life of a posted message ends."""
+    claims: int = 0
+    claim: Claim | None = None
+    """That holds it."""
 
 
 @dataclass(slots=True)
-class Queue:
-    """The order of one queue, and its counts.
+class Claim:
+    """Messages that somebody holds. Times and lengths are microseconds, on the wall's clock."""
+
+    id: str
+    ttl: int = 0
+    grace: int = 0
+    since: int = 0
+    end: int = 0
+    entries: dict[int, Entry] = field(default_factory=dict)
+    """By sequence number, in the order in which they were claimed."""
+
+
+@dataclass(slots=True)
+class Line:
+    """The order of the jobs of a queue, or of its posted messages, and their counts.
 
     The heaps are cleaned lazily: an entry whose message has moved on is skipped when it comes up.
     """
 
     ready: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     delayed: list[tuple[int, int]] = field(default_factory=list)
+    counts: dict[State, int] = field(default_factory=lambda: dict.fromkeys(State, 0))
+
+
+@dataclass(slots=True)
+class Queue:
+    """All about one queue."""
+
+    jobs: Line = field(default_factory=Line)
+    posts: Line = field(default_factory=Line)
     leased: dict[int, Entry] = field(default_factory=dict)
+    """What a pool holds, by sequence number."""
     dead: list[tuple[int, int]] = field(default_factory=list)
     """By time of death; filled where dead letters are capped."""
-    counts: dict[State, int] = field(default_factory=lambda: dict.fromkeys(State, 0))
+    claims: dict[str, Claim] = field(default_factory=dict)
+    claim_ends: Ends[str] = field(default_factory=Ends)
+    life_ends: Ends[int] = field(default_factory=Ends)
+    """Of posted messages, by sequence number."""
     evicted: int = 0
+    expired: int = 0
+
+    def line(self, entry: Entry) -> Line:
+        return self.posts if entry.posted else self.jobs
+
+    def count(self, *states: State) -> int:
+        """Jobs and posted messages in any of these states."""
+        return sum(line.counts[state] for line in (self.jobs, self.posts) for state in states)
 
 
 def judge(entry: Entry | None, lease: JobLease, boot: int) -> Settled:
@@ -84,7 +126,7 @@ def matches(entry: Entry, where: MessageFilter, now: int) -> bool:
     )
 
 
-def shown(entry: Entry) -> Message:
+def shown(entry: Entry, now: int) -> Message:
     """The message as a person sees it."""
     return Message(
         id=entry.id,
@@ -103,5 +145,8 @@ def shown(entry: Entry) -> Message:
         cause=entry.forfeited or entry.cause,
         died_at=entry.died_at / MICRO if entry.died_at is not None else None,
         expires_at=entry.deadline_wall / MICRO if entry.state is State.LEASED else None,
+        claim=entry.claim.id if entry.claim and now < entry.claim.end else None,
+        claims=entry.claims,
+        ends_at=entry.ends_at / MICRO if entry.ends_at is not None else None,
         cursor=str(entry.seq),
     )

@@ -163,7 +163,7 @@ def _message(row: tuple[Any, ...], now: int) -> Message:
         cause=cause,
         died_at=None if died_at is None else died_at / MICRO,
         expires_at=None if deadline_wall is None else deadline_wall / MICRO,
-        claim=claim,
+        claim=claim if claim is not None and now < deadline_wall else None,
         claims=claims,
         ends_at=None if ends_at is None else ends_at / MICRO,
         cursor=str(seq),

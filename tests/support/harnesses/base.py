@@ -9,8 +9,8 @@ from __future__ import annotations
 import multiprocessing
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import Executor, ProcessPoolExecutor
-from functools import partial
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +18,9 @@ from jobpool.backend import Capabilities, QueueBackend
 from jobpool.clock import ManualClock
 
 Opener = Callable[[], QueueBackend]
+
+MOST = 8
+"""In a crowd."""
 
 
 class Harness(ABC):
@@ -70,11 +73,8 @@ class Harness(ABC):
 
     def crowd(self, opener: Opener, work: Callable[..., Any], count: int) -> list[Any]:
         """Do `work(backend, number)` `count` times at once, as far apart as the backend allows: in processes."""
-        with self.executor(count) as executor:
-            return list(executor.map(partial(_run, opener, work), range(count)))
-
-    def executor(self, count: int) -> Executor:
-        return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+        assert count <= MOST, "the others would wait for these"
+        return list(_processes().map(partial(run, opener, work), range(count)))
 
     def close(self) -> None:
         for backend in self._opened:
@@ -86,12 +86,26 @@ class Harness(ABC):
         return backend
 
 
-def _run(opener: Opener, work: Callable[..., Any], number: int) -> Any:
+def run(opener: Opener, work: Callable[..., Any], number: int) -> Any:
+    """What one of a crowd does."""
     backend = opener()
     try:
         return work(backend, number)
     finally:
         backend.close()
+
+
+@cache
+def _processes() -> ProcessPoolExecutor:
+    """A crowd for many tests: to start a process takes far longer than what most of them let it do."""
+    return ProcessPoolExecutor(MOST, mp_context=multiprocessing.get_context("spawn"))
+
+
+def dismiss_crowd() -> None:
+    """End the processes of this test process's crowds. The next crowd has new ones."""
+    if _processes.cache_info().currsize:
+        _processes().shutdown()
+        _processes.cache_clear()
 
 
 class TurnedClock(Harness):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,19 @@ from jobpool.opening import sqlite_url
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sync import SyncBackend
-from support.harnesses.base import Opener, TurnedClock
+from support.harnesses.base import Opener, TurnedClock, run
 
 
-class MemoryHarness(TurnedClock):
-    """The store is the backend: all clients are one, and a crowd is made of threads."""
+class OneProcess(TurnedClock):
+    """A crowd is made of threads: the backend serves this process alone."""
+
+    def crowd(self, opener: Opener, work: Callable[..., Any], count: int) -> list[Any]:
+        with ThreadPoolExecutor(count) as executor:
+            return list(executor.map(partial(run, opener, work), range(count)))
+
+
+class MemoryHarness(OneProcess):
+    """The store is the backend: all clients are one."""
 
     capabilities = MemoryBackend.capabilities
 
@@ -32,9 +41,6 @@ class MemoryHarness(TurnedClock):
         live = MemoryBackend()
         return lambda: live
 
-    def executor(self, count: int) -> Executor:
-        return ThreadPoolExecutor(count)
-
 
 class SqliteHarness(TurnedClock):
     capabilities = SqliteBackend.capabilities
@@ -46,7 +52,7 @@ class SqliteHarness(TurnedClock):
         return partial(SqliteBackend, str(self.folder / "live.db"), timeout=30.0)
 
 
-class SyncHarness(TurnedClock):
+class SyncHarness(OneProcess):
     capabilities = SyncBackend.capabilities
 
     def __init__(self, folder: Path) -> None:
@@ -58,6 +64,3 @@ class SyncHarness(TurnedClock):
 
     def opener(self) -> Opener:
         return lambda: SyncBackend(self.ran.append)
-
-    def executor(self, count: int) -> Executor:
-        return ThreadPoolExecutor(count)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import pytest
 
 from jobpool import Claim, ClaimMessage, ClaimNotFound, Forbidden, Jobs, Queue
 from jobpool.backend import State
-from jobpool.claimstore import ClaimStore, HeldClaim, NewPost
+from jobpool.claimstore import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, BadSignature, InvalidJob, Unsupported
 from jobpool.signing import EnvelopeSigner
@@ -266,6 +266,15 @@ class Deaf(ClaimStore):
     def claim(self, queue: str, **asked: object) -> HeldClaim | None:  # type: ignore[override]
         return self._answer("claim", lambda: self._inner.claim(queue, **asked))  # type: ignore[arg-type]
 
+    def release(self, queue: str, claim_id: str) -> int:
+        return self._answer("release", lambda: self._inner.release(queue, claim_id))
+
+    def delete_many(self, queue: str, idents: Sequence[str], claim_id: str | None = None) -> list[Deleted]:
+        return self._answer("delete", lambda: self._inner.delete_many(queue, idents, claim_id))
+
+    def stats(self, queue: str) -> ClaimStats:
+        return self._inner.stats(queue)
+
     def _answer(self, kind: str, call: Callable[[], T]) -> T:
         answer = call()
         if kind not in self._lost:
@@ -290,6 +299,43 @@ def test_lost_replies_post_nothing_twice_and_hold_nothing_back(clock: ManualCloc
     mail.post([1, 2])
     assert [message.payload for message in claimed(mail).messages] == [1, 2]
     assert mail._backend().stats("mail").posted == 2
+
+
+def test_a_loop_whose_delete_got_no_reply_can_be_gone_on_with(clock: ManualClock) -> None:
+    mail = Jobs(backend=DeafBackend(clock=clock)).queue("mail")
+    mail.post([1, 2, 3])
+    claim = claimed(mail)
+    seen: list[int] = []
+    with pytest.raises(BackendUnavailable):
+        seen.extend(message.payload for message in claim)
+    seen.extend(message.payload for message in claim)
+    assert seen == [1, 2, 3]
+    assert mail.stats().total == 0
+
+
+def test_the_exception_of_a_block_is_not_hidden_by_a_release_without_a_reply(clock: ManualClock) -> None:
+    mail = Jobs(backend=DeafBackend(clock=clock)).queue("mail")
+    mail.post([0])
+    with pytest.raises(ZeroDivisionError):
+        work_on(claimed(mail), lambda payload: 1 // payload)
+
+
+def test_a_release_without_a_reply_is_told_where_nothing_else_is(clock: ManualClock) -> None:
+    mail = Jobs(backend=DeafBackend(clock=clock)).queue("mail")
+    mail.post([1])
+    with pytest.raises(BackendUnavailable), claimed(mail):
+        pass
+
+
+def test_a_loop_over_a_claim_that_ended_says_so_again(mail: Queue, clock: ManualClock) -> None:
+    """A second loop must not look as if everything had been handled."""
+    mail.post([1, 2])
+    claim = claimed(mail)
+    assert next(iter(claim)).payload == 1
+    clock.advance(300)
+    for _ in range(2):
+        with pytest.raises(ClaimNotFound):
+            list(claim)
 
 
 def test_a_broker_without_claims_says_so() -> None:

@@ -1,0 +1,137 @@
+"""The part for claims and posted messages: locks, tells the time, and shows what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from threading import Condition
+
+from jobpool.backend import State
+from jobpool.claimstore import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
+from jobpool.clock import Clock
+from jobpool_backends.memory.claiming import Claiming
+from jobpool_backends.memory.store import Store
+from jobpool_backends.memory.values import Claim, Entry, Queue
+from jobpool_backends.shared import MICRO, micros, read_cursor
+
+
+class MemoryClaims(ClaimStore):
+    """Claims of one store, under its lock."""
+
+    def __init__(self, store: Store, clock: Clock, lock: Condition) -> None:
+        self._store = store
+        self._claiming = Claiming(store)
+        self._clock = clock
+        self._lock = lock
+
+    def tidy(self, name: str) -> tuple[Queue, int]:
+        """A queue as it is now, and when that is. Its caller holds the lock."""
+        now = micros(self._clock.wall())
+        queue = self._store.queues[name]
+        self._claiming.tidy(queue, now)
+        self._lock.notify_all()
+        return queue, now
+
+    def _boot(self) -> int:
+        return micros(self._clock.boot())
+
+    def _post(self, queue: str, posts: Sequence[NewPost]) -> None:
+        with self._lock:
+            self._store.add_posts(queue, posts, micros(self._clock.wall()))
+
+    def _claim(
+        self, queue: str, claim_id: str, limit: int, ttl: float, grace: float, max_claims: int
+    ) -> HeldClaim | None:
+        with self._lock:
+            known, now = self.tidy(queue)
+            claim = known.claims.get(claim_id)
+            if claim is None:
+                new = Claim(claim_id, micros(ttl), micros(grace))
+                claim = self._claiming.take(known, new, limit, max_claims, self._boot(), now)
+            return _held(queue, claim, now) if claim else None
+
+    def _get(self, queue: str, claim_id: str) -> HeldClaim | None:
+        with self._lock:
+            known, now = self.tidy(queue)
+            claim = known.claims.get(claim_id)
+            return _held(queue, claim, now) if claim else None
+
+    def _renew(self, queue: str, claim_id: str, ttl: float, grace: float | None) -> HeldClaim | None:
+        with self._lock:
+            known, now = self.tidy(queue)
+            claim = known.claims.get(claim_id)
+            if claim is None:
+                return None
+            kept = claim.grace if grace is None else micros(grace)
+            self._claiming.hold(known, claim, micros(ttl), kept, self._boot(), now)
+            return _held(queue, claim, now)
+
+    def _release(self, queue: str, claim_id: str) -> int:
+        with self._lock:
+            known, now = self.tidy(queue)
+            claim = known.claims.get(claim_id)
+            return self._claiming.end(known, claim, now) if claim else 0
+
+    def _delete(self, queue: str, idents: Sequence[str], claim_id: str | None) -> list[Deleted] | None:
+        with self._lock:
+            known, now = self.tidy(queue)
+            claim = known.claims.get(claim_id) if claim_id is not None else None
+            if claim is None and claim_id is not None:
+                return None
+            return [self._claiming.delete(queue, ident, claim, now) for ident in idents]
+
+    def _pop(self, queue: str, limit: int) -> list[QueueMessage]:
+        with self._lock:
+            known, now = self.tidy(queue)
+            taken = list(islice(self._claiming.free(known, 0, now), limit))
+            for entry in taken:
+                self._store.remove(entry, now)
+            return [_told(entry) for entry in taken]
+
+    def _list(self, queue: str, after: str | None, limit: int, claimed: bool) -> list[QueueMessage]:
+        first = read_cursor(after)
+        states = (State.WAITING, State.LEASED) if claimed else (State.WAITING,)
+        with self._lock:
+            self.tidy(queue)
+            listed = (entry for entry in self._store.entries.values() if entry.queue == queue and entry.seq > first)
+            return [_told(entry) for entry in islice((entry for entry in listed if entry.state in states), limit)]
+
+    def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]:
+        with self._lock:
+            known, now = self.tidy(queue)
+            page = sorted(ident for ident in known.claims if ident > after)[:limit]
+            return [_held(queue, known.claims[ident], now, listed=True) for ident in page]
+
+    def _stats(self, queue: str) -> ClaimStats:
+        with self._lock:
+            known, _ = self.tidy(queue)
+            claimed, free, delayed = (known.count(s) for s in (State.LEASED, State.WAITING, State.DELAYED))
+            return ClaimStats(claimed, free, delayed, known.expired)
+
+
+def _held(queue: str, claim: Claim, now: int, listed: bool = False) -> HeldClaim:
+    entries = claim.entries.values()
+    return HeldClaim(
+        id=claim.id,
+        queue=queue,
+        ttl=claim.ttl / MICRO,
+        grace=claim.grace / MICRO,
+        age=max(0, now - claim.since) // MICRO,
+        messages=() if listed else tuple(_told(entry) for entry in entries),
+        count=len(entries),
+    )
+
+
+def _told(entry: Entry) -> QueueMessage:
+    return QueueMessage(
+        id=entry.id,
+        queue=entry.queue,
+        body=entry.body,
+        handler=entry.handler,
+        priority=entry.priority,
+        enqueued_at=entry.enqueued_at / MICRO,
+        claims=entry.claims,
+        claim=entry.claim.id if entry.claim else None,
+        ends_at=entry.ends_at / MICRO if entry.ends_at is not None else None,
+        cursor=str(entry.seq),
+    )

@@ -1,0 +1,205 @@
+"""Claims and pools on one queue: never the same message twice, and no crash for a claim that ended."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from support import crowd_claims
+from support.claims import AT_ONCE, claim, found, ids, nothing_to_claim, post
+from support.harness import Harness
+from support.jobs import QUEUE, a_job, numbered
+
+from jobpool.backend import QueueBackend, State
+from jobpool.claimstore import Deleted
+from jobpool.errors import ClaimNotFound
+from jobpool.guards import Begin, Guards
+from jobpool.settlement import Abandon, Ack, Nack, Release, Settled
+
+pytestmark = pytest.mark.needs("leases", "claims")
+
+
+def test_what_is_claimed_is_not_fetched_and_what_is_leased_is_not_claimed(backend: QueueBackend) -> None:
+    known = backend.enqueue_many(numbered(4))
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    held = claim(backend, 2)
+    assert (lease.id, ids(held.messages)) == (known[0], known[1:3])
+    assert ids(backend.fetch_many(QUEUE, limit=10)) == known[3:]
+    assert nothing_to_claim(backend)
+    backend.claims.release(QUEUE, held.id)
+    assert ids(backend.fetch_many(QUEUE, limit=10)) == known[1:3]
+
+
+def test_a_released_job_goes_to_its_old_place_for_a_pool_too(backend: QueueBackend) -> None:
+    known = backend.enqueue_many(numbered(3))
+    held = claim(backend, 2)
+    backend.claims.delete_many(QUEUE, known[:1], held.id)
+    backend.claims.release(QUEUE, held.id)
+    leases = backend.fetch_many(QUEUE, limit=10)
+    assert ids(leases) == known[1:]
+    assert [(lease.attempts, lease.crashes, lease.deliveries) for lease in leases] == [(0, 0, 2), (0, 0, 1)]
+
+
+def test_a_release_wakes_a_pool_that_waits(harness: Harness) -> None:
+    opener = harness.opener()
+    waiting, other = harness.keep(opener()), harness.keep(opener())
+    other.enqueue(a_job())
+    held = claim(other)
+    with ThreadPoolExecutor(1) as executor:
+        woken = executor.submit(waiting.wait_any, [QUEUE], 30.0)
+        other.claims.release(QUEUE, held.id)
+        assert woken.result(10.0) == QUEUE
+
+
+@pytest.mark.lacks("native_reap")
+def test_a_reap_frees_what_an_ended_claim_held_and_charges_nothing(harness: Harness, backend: QueueBackend) -> None:
+    [posted] = post(backend)
+    known = backend.enqueue_many(numbered(3))
+    claim(backend, 3, ttl=60.0)
+    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=60.0)
+    harness.advance(60.0 - harness.tick)
+    assert backend.reap(QUEUE, AT_ONCE) == []
+    assert backend.fetch_many(QUEUE, limit=5) == []
+    harness.advance(harness.tick)
+    assert ids(backend.reap(QUEUE, AT_ONCE)) == [lease.id] == known[2:]
+    assert backend.reap(QUEUE, AT_ONCE) == []
+    leases = backend.fetch_many(QUEUE, limit=5)
+    assert ids(leases) == known
+    assert [(one.attempts, one.crashes, one.deliveries) for one in leases] == [(0, 0, 2), (0, 0, 2), (0, 1, 2)]
+    message = found(backend, posted)
+    assert (message.state, message.crashes, message.cause, message.claims) == (State.WAITING, 0, None, 1)
+    assert (message.claim, message.expires_at) == (None, None)
+
+
+@pytest.mark.lacks("native_reap")
+def test_a_reap_by_age_leaves_live_claims_alone_and_frees_ended_ones(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue_many(numbered(3))
+    ended, live = claim(backend, 1, ttl=60.0), claim(backend, 1, ttl=600.0)
+    backend.fetch_many(QUEUE, limit=1, ttl=600.0)
+    harness.advance(60.0)
+    assert backend.reap_expired(QUEUE, visibility_timeout=10.0) == 1
+    assert len(backend.claims.get(QUEUE, live.id).messages) == 1
+    assert ids(backend.fetch_many(QUEUE, limit=1)) == ids(ended.messages)
+
+
+@pytest.mark.lacks("native_reap")
+def test_no_end_of_a_claim_ever_makes_a_dead_letter(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    for _ in range(7):
+        claim(backend, ttl=60.0)
+        harness.advance(60.0)
+        backend.reap(QUEUE, AT_ONCE)
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    assert (lease.attempts, lease.crashes, lease.deliveries) == (0, 0, 8)
+    assert found(backend, lease.id).claims == 7
+
+
+def test_only_a_reap_takes_back_what_a_pool_lost(harness: Harness, backend: QueueBackend) -> None:
+    ident = backend.enqueue(a_job())
+    backend.fetch_many(QUEUE, limit=1, ttl=1.0)
+    harness.advance(1.0)
+    assert nothing_to_claim(backend)
+    assert backend.claims.pop(QUEUE, 1) == []
+    assert backend.claims.list_free(QUEUE) == []
+    assert ids(backend.claims.list_free(QUEUE, claimed=True)) == [ident]
+    assert backend.claims.delete_many(QUEUE, [ident]) == [Deleted.FORBIDDEN]
+    stats = backend.claims.stats(QUEUE)
+    assert (stats.claimed, stats.free) == (1, 0)
+    assert ids(backend.reap(QUEUE, AT_ONCE)) == [ident]
+    assert ids(claim(backend).messages) == [ident]
+
+
+def test_a_late_pool_cannot_touch_what_was_claimed_since(harness: Harness, backend: QueueBackend) -> None:
+    ident = backend.enqueue(a_job())
+    [late] = backend.fetch_many(QUEUE, limit=1, ttl=1.0)
+    harness.advance(1.0)
+    backend.reap(QUEUE, AT_ONCE)
+    held = claim(backend)
+    for settlement in (Ack(), Nack(0.0, "boom"), Abandon("hopeless"), Release()):
+        assert backend.settle_many([(late, settlement)]) == [Settled.NOT_OWNER]
+    assert backend.renew_many([late], 30.0) == [None]
+    if backend.capabilities.key_store:
+        [begun] = backend.keys.begin_many([(late, Guards(key="once"))])
+        assert begun.answer is Begin.LOST
+    assert ids(backend.claims.get(QUEUE, held.id).messages) == [ident]
+    message = found(backend, ident)
+    assert (message.attempts, message.last_error, message.crashes) == (0, None, 1)
+    backend.claims.delete_many(QUEUE, [ident], held.id)
+    assert backend.ack(late) is Settled.NOT_IN_FLIGHT
+
+
+def test_a_late_claim_cannot_touch_what_a_pool_took_since(harness: Harness, backend: QueueBackend) -> None:
+    known = backend.enqueue_many(numbered(2))
+    late = claim(backend, ttl=60.0)
+    harness.advance(60.0)
+    backend.reap(QUEUE, AT_ONCE)
+    first, _ = backend.fetch_many(QUEUE, limit=2, ttl=30.0)
+    with pytest.raises(ClaimNotFound):
+        backend.claims.get(QUEUE, late.id)
+    with pytest.raises(ClaimNotFound):
+        backend.claims.renew(QUEUE, late.id, ttl=600.0)
+    with pytest.raises(ClaimNotFound):
+        backend.claims.delete_many(QUEUE, known, late.id)
+    assert backend.claims.release(QUEUE, late.id) == 0
+    assert backend.claims.delete_many(QUEUE, known) == [Deleted.FORBIDDEN] * 2
+    assert backend.ack(first)
+    assert [message.id for message in backend.list_messages()] == known[1:]
+    assert found(backend, known[1]).expires_at == pytest.approx(harness.now() + 30.0, abs=1e-4)
+
+
+def test_a_live_claim_never_shows_what_a_pool_took_from_another(harness: Harness, backend: QueueBackend) -> None:
+    known = backend.enqueue_many(numbered(2))
+    claim(backend, 1, ttl=60.0)
+    live = claim(backend, 1, ttl=600.0)
+    harness.advance(60.0)
+    backend.reap(QUEUE, AT_ONCE)
+    [lease] = backend.fetch_many(QUEUE, limit=2)
+    assert lease.id == known[0]
+    assert ids(backend.claims.get(QUEUE, live.id).messages) == known[1:]
+    assert backend.claims.delete_many(QUEUE, known, live.id) == [Deleted.FORBIDDEN, Deleted.DONE]
+    assert backend.ack(lease)
+
+
+def test_what_a_pool_gave_back_can_be_claimed_with_its_past(backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    backend.nack(lease, error="boom")
+    held = claim(backend)
+    message = found(backend, lease.id)
+    assert (message.attempts, message.last_error, message.deliveries, message.claims) == (1, "boom", 2, 1)
+    backend.claims.release(QUEUE, held.id)
+    [again] = backend.fetch_many(QUEUE, limit=1)
+    assert (again.attempts, again.deliveries) == (1, 3)
+
+
+def test_a_fetch_never_repeats_what_was_claimed_since(backend: QueueBackend) -> None:
+    """The same fetch id again returns what is still held under it, and nothing that went on to a claim."""
+    backend.enqueue_many(numbered(2))
+    first, _ = backend.fetch_many(QUEUE, limit=2, fetch_id="mine")
+    backend.release(first)
+    claim(backend)
+    assert [lease.envelope.payload for lease in backend.fetch_many(QUEUE, limit=2, fetch_id="mine")] == [1]
+
+
+def test_claimers_and_pools_at_once_finish_each_message_once(harness: Harness) -> None:
+    opener = harness.opener()
+    backend = harness.keep(opener())
+    known = backend.enqueue_many(numbered(100)) + post(backend, *(b"%d" % number for number in range(100)))
+    seen = [ident for part in harness.crowd(opener, crowd_claims.empty, 4) for ident in part]
+    assert sorted(seen) == sorted(known)
+    stats = backend.claims.stats(QUEUE)
+    assert (stats.total, backend.stats(QUEUE).pending, backend.list_messages()) == (0, 0, [])
+
+
+def test_callers_with_one_claim_id_have_one_claim(harness: Harness) -> None:
+    opener = harness.opener()
+    clients = [harness.keep(opener()) for _ in range(4)]
+    post(clients[0], *(b"%d" % number for number in range(100)))
+    taken: set[str] = set()
+    with ThreadPoolExecutor(len(clients)) as executor:
+        for number in range(10):
+            held = list(executor.map(partial(claim, limit=5, claim_id=f"{number:032x}"), clients))
+            assert [ids(one.messages) for one in held] == [ids(held[0].messages)] * len(clients)
+            taken |= set(ids(held[0].messages))
+    assert (len(taken), clients[0].claims.stats(QUEUE).claimed) == (50, 50)

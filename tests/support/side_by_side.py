@@ -1,0 +1,76 @@
+"""A backend and `memory://` side by side: what is asked of both must be answered alike."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+
+from jobpool.backend import QueueBackend
+from jobpool.clock import ManualClock
+from jobpool.lease import JobLease
+from jobpool_backends.memory import MemoryBackend
+from support.harness import Harness
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same lease on both sides."""
+
+    ours: JobLease
+    model: JobLease
+
+
+class SideBySide(RuleBasedStateMachine):
+    """`self.ours` is under test, `self.model` is memory://."""
+
+    kind: type[Harness]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory()
+        self.harness = self.kind(Path(self._folder.name))
+        self.clients = [self.harness.open(), self.harness.open()]
+        self.turn = 0
+        self.clock = ManualClock()
+        self.model = MemoryBackend(clock=self.clock)
+
+    def teardown(self) -> None:
+        self.harness.close()
+        self._folder.cleanup()
+
+    @property
+    def ours(self) -> QueueBackend:
+        """One client and then the other: they share one store."""
+        self.turn += 1
+        return self.clients[self.turn % 2]
+
+    def both(self, operation: Callable[[QueueBackend], Any]) -> Any:
+        """The same answer from both, or the test fails."""
+        answer, expected = self.ask(operation, self.ours), self.ask(operation, self.model)
+        assert answer == expected, f"{answer!r}, where memory answers {expected!r}"
+        return answer
+
+    def ask(self, operation: Callable[[QueueBackend], Any], backend: QueueBackend) -> Any:
+        """What must be the same in both answers."""
+        return operation(backend)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass on both sides."""
+        self.harness.advance(seconds)
+        self.clock.advance(seconds)
+
+
+def compare(machine: type[SideBySide], kind: type[Harness], examples: int) -> None:
+    """Run so many sequences of up to 40 steps on backends of this kind."""
+    run_state_machine_as_test(
+        type(machine.__name__, (machine,), {"kind": kind}),
+        settings=settings(
+            max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
