@@ -18,6 +18,7 @@ from jobpool.backend import (
     Ticket,
     Verb,
 )
+from jobpool.claimstore import ClaimStore
 from jobpool.clock import Clock
 from jobpool.finding import Finding
 from jobpool.keystore import KeyStore
@@ -28,6 +29,7 @@ from jobpool_backends.postgres import checks, intransaction
 from jobpool_backends.postgres.address import Address, read_address
 from jobpool_backends.postgres.calls import Sweeper
 from jobpool_backends.postgres.capping import Caps
+from jobpool_backends.postgres.claiming import PostgresClaims
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.fetching import Fetcher, holder_of, number_of
 from jobpool_backends.postgres.keys import PostgresKeys
@@ -58,7 +60,7 @@ class PostgresBackend(QueueBackend):
 
     scheme: ClassVar[str] = "postgresql"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        key_store=True, enqueue_in_transaction=True, ack_in_transaction=True
+        key_store=True, claims=True, enqueue_in_transaction=True, ack_in_transaction=True
     )
 
     def __init__(self, address: Address, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None) -> None:
@@ -71,6 +73,7 @@ class PostgresBackend(QueueBackend):
         self._reaper = Reaper(self._database)
         self._caps = Caps(self._database)
         self._keys = PostgresKeys(self._database, sweeper)
+        self._claims = PostgresClaims(self._database, sweeper)
         self._looker = Looker(self._database)
         self._tender = Tender(self._database, self._looker)
         self._waiter = Waiter(self._database, listen=address.listen)
@@ -170,6 +173,11 @@ class PostgresBackend(QueueBackend):
     def keys(self) -> KeyStore:
         """Guards, records and logs, in tables of the same schema."""
         return self._keys
+
+    @property
+    def claims(self) -> ClaimStore:
+        """Claims, and messages that are posted, in the same schema."""
+        return self._claims
 
     # --- looking and tending -------------------------------------------------------------------------
 

@@ -68,12 +68,19 @@ class Database:
         return not self.pooled
 
     def run(
-        self, sql: str, parameters: Parameters | None = None, *, prepare: bool | None = None
+        self,
+        sql: str,
+        parameters: Parameters | None = None,
+        *,
+        prepare: bool | None = None,
+        repeatable: bool = True,
     ) -> list[tuple[Any, ...]]:
         """The rows that one statement gives: one transaction, one round trip. Results travel in binary.
 
         Write parameters as `%b` or `%(name)b`: arrays and bytes then travel in binary too, at a fifth of the cost.
-        `prepare=False` has the statement planned for what is in the tables now; else its plan is kept.
+        `prepare=False` has the statement planned for what is in the tables now; else its plan is kept. One that is not
+        `repeatable` is not sent again when the connection broke and it may have been done; it is where the server has
+        undone it.
 
         Raises:
             BackendUnavailable: Nothing is known; safe to call again.
@@ -81,7 +88,7 @@ class Database:
 
         Blocks for `timeout`, and as long again as it takes to connect; a little longer when transactions collide.
         """
-        return self._call(lambda link: run_on(link, sql, parameters, prepare))
+        return self._call(lambda link: run_on(link, sql, parameters, prepare), repeatable)
 
     def run_committed(self, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
         """`run`, under READ COMMITTED whatever the user's isolation level is: then in three statements, and two trips.
@@ -158,7 +165,7 @@ class Database:
 
     # --- calls -------------------------------------------------------------------------------------
 
-    def _call(self, step: Callable[[Link], T]) -> T:
+    def _call(self, step: Callable[[Link], T], repeatable: bool = True) -> T:
         """Do one transaction, and again when the server made it give way to another."""
         self.check_usable()
         give_up = time.monotonic() + self.address.timeout
@@ -166,7 +173,7 @@ class Database:
         tries = 1
         while True:
             try:
-                return self._once(step)
+                return self._once(step, repeatable)
             except psycopg.Error as error:
                 if not is_conflict(error) or tries >= _MOST_TRIES or time.monotonic() >= give_up:
                     raise_explained(error, self.address)
@@ -174,7 +181,7 @@ class Database:
             time.sleep(random.uniform(0.0, nap))
             nap = min(nap * 2, _LONGEST_NAP)
 
-    def _once(self, step: Callable[[Link], T]) -> T:
+    def _once(self, step: Callable[[Link], T], repeatable: bool) -> T:
         link = self._idle_one()
         if link is not None:
             try:
@@ -182,7 +189,7 @@ class Database:
             except psycopg.Error as error:
                 if link.closed:
                     self._close_idle()  # what broke this one most likely broke them all
-                if not is_stale(error):
+                if not is_stale(error) or not (repeatable or error.sqlstate):
                     raise
                 self.pooled = self.pooled or error.sqlstate in HIDDEN_POOLER
         return self._use(self.connect(), step)

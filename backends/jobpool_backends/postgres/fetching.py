@@ -14,7 +14,7 @@ from jobpool_backends.shared import MICRO, micros
 
 _FETCH = "SELECT * FROM {schema}.fetch(%(queue)b, %(limit)b, %(ttl)b, %(call)b, %(holder)b)"
 
-_HOLDERS = 1 << 63
+HOLDERS = 1 << 63
 _NOBODY = -1
 
 
@@ -35,7 +35,7 @@ class Fetcher:
             "limit": min(limit, 2**31 - 1),
             "ttl": micros(ttl),
             "call": fetch_id,
-            "holder": secrets.randbelow(_HOLDERS),
+            "holder": secrets.randbelow(HOLDERS),
         }
         rows = self._database.run(self._fetch, asked)
         if not rows:
@@ -71,7 +71,7 @@ def holder_of(lease: JobLease) -> int:
         holder = int(lease.owner_token[:16], 16)
     except ValueError:
         return _NOBODY
-    return holder if 0 <= holder < _HOLDERS else _NOBODY
+    return holder if 0 <= holder < HOLDERS else _NOBODY
 
 
 def number_of(lease: JobLease) -> int:

@@ -14,7 +14,17 @@ from typing import Any
 from jobpool.backend import Message, MessageFilter, QueueStats, State
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import fill, storable
-from jobpool_backends.postgres.schema import DEAD, DELAYED, LEASED, WAITING, WINDOW
+from jobpool_backends.postgres.schema import (
+    DEAD,
+    DELAYED,
+    LEASED,
+    POSTED,
+    POSTED_AGAIN,
+    POSTED_HELD,
+    POSTED_LATER,
+    WAITING,
+    WINDOW,
+)
 from jobpool_backends.shared import MICRO, check_page, check_positive, contains, micros, read_cursor
 
 STATS_CAP = 10_000
@@ -24,7 +34,9 @@ those of all pools would wait for each other's commits."""
 _TEXT_WINDOW = 256
 """Messages, with their bodies, that are fetched at once to look for a text in them."""
 
-_STATS = "SELECT * FROM {schema}.stats(%(queue)b, %(most)b)"
+_STATS = """
+SELECT s.*, {schema}.count_posted(%(queue)b, %(most)b) FROM {schema}.stats(%(queue)b, %(most)b) s
+"""
 _QUEUES = "SELECT {schema}.queue_names()"
 _FILTER = """
     %(queues)b::text[], %(kinds)b::smallint[], %(due)b, %(later)b, %(handler)b::text, %(reason)b::text,
@@ -36,11 +48,16 @@ _UP = f"SELECT {{columns}} FROM {{schema}}.look_up(%(ids)b::text[], {_FILTER})"
 _PLACE = "seq, id, state, place"
 _SHOWN = f"""
     {_PLACE}, queue, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at, body, reason,
-    last_error, cause, forfeited, died_at, deadline
+    last_error, cause, forfeited, died_at, deadline, claim, claims, ends_at
 """
 
-_STORED = {State.WAITING: WAITING, State.DELAYED: DELAYED, State.LEASED: LEASED, State.DEAD: DEAD}
-_STATES = {number: state for state, number in _STORED.items()}
+_STORED = {
+    State.WAITING: (WAITING, POSTED, POSTED_AGAIN),
+    State.DELAYED: (DELAYED, POSTED_LATER),
+    State.LEASED: (LEASED, POSTED_HELD),
+    State.DEAD: (DEAD,),
+}
+_STATES = {number: state for state, numbers in _STORED.items() for number in numbers}
 
 Row = tuple[Any, ...]
 
@@ -56,12 +73,13 @@ class Looker:
 
     def stats(self, queue: str) -> QueueStats:
         [row] = self._database.run(self._stats, {"queue": queue, "most": STATS_CAP})
-        waiting, due, delayed, leased, dead, age = row
+        waiting, due, delayed, leased, dead, age, posted = row
         counts = (min(waiting + due, STATS_CAP), delayed, leased, dead)
         return QueueStats(
             *counts,
             oldest=None if age is None else max(0, age) / MICRO,
-            cap=STATS_CAP if STATS_CAP in counts else None,
+            cap=STATS_CAP if STATS_CAP in (*counts, posted) else None,
+            posted=posted,
         )
 
     def queues(self) -> list[str]:
@@ -115,7 +133,7 @@ def _arguments(where: MessageFilter) -> dict[str, Any]:
     return {
         "ids": [storable(ident) for ident in where.ids],
         "queues": None if where.queue is None else [storable(where.queue)],
-        "kinds": [_STORED[state] for state in states],
+        "kinds": [number for state in states for number in _STORED[state]],
         "due": State.WAITING in states and State.DELAYED not in states,
         "later": State.DELAYED in states and State.WAITING not in states,
         "handler": None if where.handler is None else storable(where.handler),
@@ -137,7 +155,8 @@ def _mentions(row: Row, text: str) -> bool:
 
 def _message(row: Row) -> Message:
     (seq, ident, stored, _, queue, handler, priority, attempts, crashes, deliveries) = row[:10]
-    (enqueued_at, available_at, body, reason, last_error, cause, forfeited, died_at, deadline) = row[10:]
+    (enqueued_at, available_at, body, reason, last_error, cause, forfeited, died_at, deadline) = row[10:19]
+    (claim, claims, ends_at) = row[19:]
     return Message(
         id=ident,
         queue=queue,
@@ -155,5 +174,8 @@ def _message(row: Row) -> Message:
         cause=forfeited or cause,
         died_at=None if died_at is None else died_at / MICRO,
         expires_at=None if deadline is None else deadline / MICRO,
+        claim=claim,
+        claims=claims,
+        ends_at=None if ends_at is None else ends_at / MICRO,
         cursor=str(seq),
     )

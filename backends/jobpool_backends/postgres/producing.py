@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
 from jobpool.backend import Existing, NewMessage
+from jobpool.claimstore import NewPost
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.intransaction import all_columns, columns, is_plain
 from jobpool_backends.postgres.literals import fill
@@ -41,6 +42,8 @@ FROM STDIN (FORMAT BINARY)
 _TYPES = ("int8", "int8", "int2", "int2", "bool", "bool", "text", "text", "text", "bytea")
 _FINISH = "SELECT {schema}.finish_enqueue(%(given)b::text[], %(ready)b::text[], %(now)b::bigint)"
 
+Sized = TypeVar("Sized", NewMessage, NewPost)
+
 
 class Producer:
     """Adds messages to one database."""
@@ -66,7 +69,7 @@ class Producer:
     def add_on(self, connection: psycopg.Connection[Any], messages: Sequence[NewMessage]) -> Existing:
         """The same within a transaction that is open on this connection, a few in a statement."""
         known: dict[str, str] = {}
-        for piece in _pieces(messages):
+        for piece in in_pieces(messages):
             if all(map(is_plain, piece)):
                 connection.execute(self._few, columns(piece))
             else:
@@ -75,7 +78,7 @@ class Producer:
 
     def _add_unique(self, messages: Sequence[NewMessage]) -> Existing:
         """A pool's own messages, and so one statement, unless they are very many."""
-        pieces = list(_pieces(messages))
+        pieces = list(in_pieces(messages))
         if len(pieces) == 1:
             return dict(self._database.run(self._bring, all_columns(messages)))
         return self._database.transaction(lambda connection: self.add_on(connection, messages))
@@ -95,7 +98,7 @@ class Producer:
         with psycopg.Cursor(connection) as cursor:
             [(now,)] = cursor.execute(self._begin).fetchall()
             ready: set[str] = set()
-            for piece in _pieces(messages):
+            for piece in in_pieces(messages):
                 with cursor.copy(self._copy) as copy:
                     copy.set_types(_TYPES)
                     for message in piece:
@@ -135,7 +138,7 @@ def _row(message: NewMessage, due: int, now: int) -> tuple[Any, ...]:
     )
 
 
-def _pieces(messages: Sequence[NewMessage]) -> Iterator[Sequence[NewMessage]]:
+def in_pieces(messages: Sequence[Sized]) -> Iterator[Sequence[Sized]]:
     """One after the other, each small enough for one statement."""
     first = size = 0
     for place, message in enumerate(messages):

@@ -6,7 +6,8 @@ a function after a release appends a migration: it alters the tables, drops func
 takes the place of the one before in replacing all functions.
 
 All times are whole microseconds of Unix time by the server's clock, which `moment()` tells; no statement reads another.
-Numbers of states: 0 waiting, 1 delayed, 2 leased, 3 dead.
+Numbers of states: 0 waiting, 1 delayed, 2 leased, 3 dead. Those of posted messages, so that what pools walk over does
+not grow with them: 4 free and never claimed, 5 delayed, 6 claimed, 7 free again. A dead one is 3; its handler is ''.
 
 `messages`: one row a message.
 
@@ -29,19 +30,25 @@ Numbers of states: 0 waiting, 1 delayed, 2 leased, 3 dead.
     last_crash              when that was
     reason, died_at         dead: why and when
     last_error    text
+    claim         text      leased by it, or claimed: its id
+    claims        integer   how often it was claimed
+    ends_at       bigint    of a posted message with a life; NULL for all others, and for the dead
 
 Its indexes, each for one question, partial where only one state asks it:
 
     messages_pkey    (id)                                   law 8; inspect
-    messages_listed  (queue, state, seq), unique            settle and renew (state 2); lists, counts, oldest
+    messages_listed  (queue, state, seq), unique            settle and renew (state 2); lists, counts, oldest; claims
     messages_fresh   (queue, priority, seq), waiting fresh  fetch
     messages_again   (queue, priority, seq), other waiting  fetch: what came back from a lease, a delay, the dead
     messages_due     (queue, available_at), delayed         promotion; when the next one falls due
     messages_held    (queue, deadline), leased              reap
     messages_dead    (queue, died_at, seq), dead            eviction
+    messages_posted  (queue, ends_at), posted, not dead     ends of lives; how many there are
+    messages_later   (queue, available_at), posted delayed  when the next one falls due
 
 `heads`: one row for each queue and priority that was ever fetched: where fetch begins to read `messages_fresh`. See
-`step_floor` in `sql/fetching.sql`. All rows may be deleted at any time.
+`step_floor` in `sql/fetching.sql`. Priority -1: where a claim begins to read what was posted and never claimed. All
+rows may be deleted at any time.
 
     queue, priority
     floor          bigint   no fresh message has a lower seq
@@ -80,6 +87,17 @@ Past the deadline it counts as long as a transaction that began in time has the 
 
 `evictions`: how many dead letters of a queue its caps have removed (queue, count).
 
+`claims`: one row a claim, until somebody notices that it has ended. It alone says so, and who changes what a claim
+holds has its row first; see `sql/holding.sql`. Messages say which claim they are in.
+
+    queue, id
+    ttl, grace
+    since         bigint    when it was made or renewed
+    until         bigint    when it ends
+    states, seqs            of the messages that it took, in order, while it holds them; some may be gone
+
+`expiries`: how many posted messages of a queue have ended with their lives, the sum of its rows (queue, count).
+
 `uniques`, `done`, `holds`, `starts` and `records` are swept like `calls`. Who decides about keys, places and rates
 takes advisory locks first, see `take_turns` in `sql/guarding.sql`.
 
@@ -88,7 +106,8 @@ takes advisory locks first, see `take_turns` in `sql/guarding.sql`.
 Functions that others call: moment, begin_enqueue, enqueue, enqueue_one, bring, finish_enqueue, fetch, is_ready, settle,
 renew, reap, stats, queue_names, look_through, look_up, discard, retry, resume, evict, evicted, begin_leases,
 leave_places, take_start, first_run, forget, holders, put_records, get_record, list_records, delete_records, append_log,
-read_log, list_logs, sweep, ring. The rest are their parts, and run under their settings.
+read_log, list_logs, post, check_out, pop_messages, show_claim, prolong_claim, release_claim, delete_messages,
+list_free, list_claims, claim_stats, count_posted, sweep, ring. The rest are their parts, and run under their settings.
 """
 
 from __future__ import annotations
@@ -96,13 +115,25 @@ from __future__ import annotations
 from importlib.resources import files
 
 from jobpool.backend import ENQUEUE_MEMORY, REMEMBER_CALLS
+from jobpool.claimstore import CLAIM_LIMIT, MOST_LIFE, POST_PRIORITY
 from jobpool.guards import IDEMPOTENCY_TTL
 from jobpool_backends.shared import MICRO, micros
 
 WAITING, DELAYED, LEASED, DEAD = range(4)
+POSTED, POSTED_LATER, POSTED_HELD, POSTED_AGAIN = range(4, 8)
 """`messages.state`."""
 
 REAP_LIMIT = 1000
+TIDY_LIMIT = 1000
+"""Messages of ended claims, posted messages that have ended, delayed ones that have fallen due, and messages that were
+claimed too often: so many of each that one call looks at and changes."""
+
+_WORN_LIMIT = 200
+"""Messages that were claimed too often are looked for among so many at once."""
+
+PAGE_BYTES = 16 * 1024 * 1024
+"""Of the bodies in one page of a list of free messages: then it is shorter."""
+
 UNKNOWN_CAUSE = "lease expired"
 
 PROMOTE_LIMIT = 1000
@@ -151,12 +182,35 @@ _WANTED = """
     (wanted_handler IS NULL OR m.handler = wanted_handler) AND (wanted_reason IS NULL OR m.reason = wanted_reason)
     AND (older IS NULL OR coalesce(m.died_at, m.enqueued_at) <= now - older)
     AND (newer IS NULL OR coalesce(m.died_at, m.enqueued_at) >= now - newer)
+    AND (m.ends_at IS NULL OR m.ends_at > now)
 """
+
+_PROLONGED = f"""
+    CASE WHEN m.ends_at IS NOT NULL THEN greatest(m.ends_at, least(now + length + new_grace, now + {micros(MOST_LIFE)}))
+    END
+"""
+"""The end of a life, for one that is claimed now for `length`, with `new_grace` after it."""
+
+_HELD = {
+    "ttl": "bigint",
+    "grace": "bigint",
+    "since": "bigint",
+    "seen_at": "bigint",
+    "seq": "bigint",
+    "id": "text",
+    "body": "bytea",
+    "handler": "text",
+    "priority": "smallint",
+    "enqueued_at": "bigint",
+    "claims": "integer",
+    "ends_at": "bigint",
+}
+"""What tells of a claim, in each row, and of one of its messages."""
 
 _SHOWN = {
     "id text": "m.id",
     "queue text": "m.queue",
-    "state smallint": "CASE WHEN m.state = 1 AND m.available_at <= now THEN 0::smallint ELSE m.state END",
+    "state smallint": "(CASE WHEN m.state IN (1, 5) AND m.available_at <= now THEN m.state - 1 ELSE m.state END)::int2",
     "handler text": "m.handler",
     "priority smallint": "m.priority",
     "attempts integer": "m.attempts",
@@ -172,6 +226,9 @@ _SHOWN = {
     "died_at bigint": "m.died_at",
     "deadline bigint": "m.deadline",
     "place text": "m.ctid::text",
+    "claim text": "CASE WHEN m.deadline > now THEN m.claim END",
+    "claims integer": "m.claims",
+    "ends_at bigint": "m.ends_at",
 }
 
 _WORDS = {
@@ -181,6 +238,15 @@ _WORDS = {
     "{wanted}": " ".join(_WANTED.split()),
     "{shown}": ", ".join(_SHOWN.values()),
     "{shown_columns}": ", ".join(["seq bigint", *_SHOWN]),
+    "{held_columns}": ", ".join(f"{name} {kind}" for name, kind in _HELD.items()),
+    "{when_held}": f"(CASE m.state WHEN {WAITING} THEN {LEASED} ELSE {POSTED_HELD} END)::int2",
+    "{prolonged}": " ".join(_PROLONGED.split()),
+    "{back_to_life}": f"CASE m.handler WHEN '' THEN {POSTED_AGAIN} ELSE {WAITING} END",
+    "{post_priority}": str(POST_PRIORITY),
+    "{claim_limit}": CLAIM_LIMIT,
+    "{tidy_limit}": str(TIDY_LIMIT),
+    "{worn_limit}": str(_WORN_LIMIT),
+    "{page_bytes}": str(PAGE_BYTES),
     "{unknown_cause}": UNKNOWN_CAUSE,
     "{promote_limit}": str(PROMOTE_LIMIT),
     "{window}": str(WINDOW),
@@ -217,11 +283,17 @@ _FUNCTIONS = (
     "placing",
     "rating",
     "keeping",
+    "posting",
+    "claiming",
+    "holding",
+    "deleting",
+    "listing",
 )
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (_read("tables"),),
-    tuple(_read(name) for name in ("tables_2", *_FUNCTIONS)),
+    (_read("tables_2"),),
+    tuple(_read(name) for name in ("tables_3", *_FUNCTIONS)),
 )
 """From each version to the next: statements, to be run in one transaction; `{schema}` is the quoted name.
 

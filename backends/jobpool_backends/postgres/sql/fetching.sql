@@ -63,7 +63,7 @@ CREATE OR REPLACE FUNCTION {schema}.take_fresh(name text, most integer, may_step
 RETURNS tid[] LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     known {schema}.heads[] := ARRAY(
-        SELECT h FROM {schema}.heads h WHERE h.queue = name ORDER BY h.queue, h.priority);
+        SELECT h FROM {schema}.heads h WHERE h.queue = name AND h.priority >= 0 ORDER BY h.queue, h.priority);
     head {schema}.heads;
     below smallint := -1;
     taken tid[] := '{}';
@@ -118,9 +118,11 @@ END $$;
 --    had drawn a transaction number before that, hence one below this.
 -- 3. When all transactions below that number have ended, every message below the candidate that will ever be there can
 --    be seen. The floor goes up to the first of them that is still fresh, or to the candidate.
+-- Posted messages that were never claimed have one too, under priority -1; see `take_posts`.
 CREATE OR REPLACE FUNCTION {schema}.step_floor(head {schema}.heads, top bigint)
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
+    posted smallint := 4;
     place tid;
 BEGIN
     IF head.candidate IS NULL AND top < head.floor + {floor_step}
@@ -136,6 +138,12 @@ BEGIN
         UPDATE {schema}.heads SET candidate = top WHERE ctid = place;
     ELSIF head.settled_before IS NULL THEN
         UPDATE {schema}.heads SET settled_before = pg_current_xact_id() WHERE ctid = place;
+    ELSIF head.priority < 0 THEN
+        UPDATE {schema}.heads SET candidate = NULL, settled_before = NULL, floor = coalesce((
+            SELECT m.seq FROM {schema}.messages m
+            WHERE m.queue = head.queue AND m.state = posted AND m.seq >= head.floor AND m.seq < head.candidate
+            ORDER BY m.seq LIMIT 1), head.candidate)
+        WHERE ctid = place;
     ELSE
         UPDATE {schema}.heads SET candidate = NULL, settled_before = NULL, floor = coalesce((
             SELECT m.seq FROM {schema}.messages m
@@ -161,7 +169,8 @@ BEGIN
     THEN
         RETURN true;
     END IF;
-    known := ARRAY(SELECT h FROM {schema}.heads h WHERE h.queue = name ORDER BY h.queue, h.priority);
+    known := ARRAY(
+        SELECT h FROM {schema}.heads h WHERE h.queue = name AND h.priority >= 0 ORDER BY h.queue, h.priority);
     FOR number IN 1 .. cardinality(known) + 1 LOOP
         head := known[number];
         IF (SELECT true FROM {schema}.messages m

@@ -1,12 +1,22 @@
 -- The names of all queues that hold a message, sorted; from one to the next, however many messages there are of each.
+-- Where the first is a posted one all are, and the one that lives longest says whether there are any.
 CREATE OR REPLACE FUNCTION {schema}.queue_names() RETURNS text[] LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
-    name text := (SELECT m.queue FROM {schema}.messages m ORDER BY m.queue LIMIT 1);
+    now bigint := {schema}.moment();
+    name text := '';
+    kind smallint;
     names text[] := '{}';
 BEGIN
-    WHILE name IS NOT NULL LOOP
-        names := names || name;
-        name := (SELECT m.queue FROM {schema}.messages m WHERE m.queue > name ORDER BY m.queue LIMIT 1);
+    LOOP
+        SELECT m.queue, m.state INTO name, kind FROM {schema}.messages m WHERE m.queue > name
+        ORDER BY m.queue, m.state, m.seq LIMIT 1;
+        EXIT WHEN name IS NULL;
+        IF kind <= 3 OR (
+            SELECT m.ends_at IS NULL OR m.ends_at > now FROM {schema}.messages m WHERE m.queue = name AND m.state > 3
+            ORDER BY m.ends_at DESC NULLS FIRST LIMIT 1)
+        THEN
+            names := names || name;
+        END IF;
     END LOOP;
     RETURN names;
 END $$;
@@ -64,8 +74,8 @@ BEGIN
     RETURN QUERY
     WITH examined AS MATERIALIZED (
         SELECT x.* FROM unnest(names) AS n (queue), unnest(kinds) AS k (state), LATERAL (
-            SELECT m.ctid AS place, m.seq, m.queue, m.state, m.available_at, m.enqueued_at, m.died_at, m.handler,
-                m.reason
+            SELECT m.ctid AS place, m.seq, m.queue, m.state, m.available_at, m.enqueued_at, m.died_at, m.ends_at,
+                m.handler, m.reason
             FROM {schema}.messages m WHERE m.queue = n.queue AND m.state = k.state AND m.seq > behind
             ORDER BY m.seq LIMIT share) x
     ), unfinished AS (
@@ -73,12 +83,20 @@ BEGIN
             SELECT max(e.seq) AS last FROM examined e GROUP BY e.queue, e.state HAVING count(*) >= share) r
     ), wanted AS (
         SELECT m.place, m.seq FROM examined m
-        WHERE {wanted} AND NOT (later AND m.state = 1 AND m.available_at <= now)
+        WHERE {wanted} AND NOT (later AND m.state IN (1, 5) AND m.available_at <= now)
         UNION ALL
         SELECT x.place, x.seq FROM unnest(CASE WHEN due THEN names END) AS n (queue), LATERAL (
             SELECT m.place, m.seq FROM (
-                SELECT d.ctid AS place, d.seq, d.enqueued_at, d.died_at, d.handler, d.reason FROM {schema}.messages d
+                SELECT d.ctid AS place, d.seq, d.enqueued_at, d.died_at, d.ends_at, d.handler, d.reason
+                FROM {schema}.messages d
                 WHERE d.queue = n.queue AND d.state = 1 AND d.available_at <= now ORDER BY d.available_at OFFSET 0) m
+            WHERE m.seq > behind AND {wanted} ORDER BY m.seq LIMIT most) x
+        UNION ALL
+        SELECT x.place, x.seq FROM unnest(CASE WHEN due THEN names END) AS n (queue), LATERAL (
+            SELECT m.place, m.seq FROM (
+                SELECT d.ctid AS place, d.seq, d.enqueued_at, d.died_at, d.ends_at, d.handler, d.reason
+                FROM {schema}.messages d
+                WHERE d.queue = n.queue AND d.state = 5 AND d.available_at <= now ORDER BY d.available_at OFFSET 0) m
             WHERE m.seq > behind AND {wanted} ORDER BY m.seq LIMIT most) x
     ), first AS MATERIALIZED (
         SELECT w.place, w.seq FROM wanted w, unfinished u WHERE w.seq <= coalesce(u.horizon, w.seq)
@@ -105,7 +123,7 @@ BEGIN
     SELECT m.seq, {shown} FROM (SELECT DISTINCT unnest(ids)) AS i (id), LATERAL (
         SELECT x.ctid, x.* FROM {schema}.messages x WHERE x.id = i.id OFFSET 0) m
     WHERE (names IS NULL OR m.queue = ANY (names)) AND m.seq > behind AND {wanted}
-        AND (m.state = ANY (kinds) OR due AND m.state = 1 AND m.available_at <= now)
-        AND NOT (later AND m.state = 1 AND m.available_at <= now)
+        AND (m.state = ANY (kinds) OR due AND m.state IN (1, 5) AND m.available_at <= now)
+        AND NOT (later AND m.state IN (1, 5) AND m.available_at <= now)
     ORDER BY m.seq LIMIT most;
 END $$;

@@ -1,6 +1,7 @@
 -- Take back up to `most` messages whose lease has expired or, with `visible`, was taken or renewed so many microseconds
 -- ago. `back_off` and `cap` are seconds, `crash_window` microseconds. A row that somebody else has locked, to reap it,
--- settle it or renew it, is left alone.
+-- settle it or renew it, is left alone. What claims hold that have ended is freed: that is no crash, counts toward
+-- `most`, and is not returned. Posted messages whose life has ended are removed.
 CREATE OR REPLACE FUNCTION {schema}.reap(
     name text, max_crashes integer, crash_window bigint, back_off double precision, cap double precision,
     visible bigint, most integer
@@ -8,16 +9,32 @@ CREATE OR REPLACE FUNCTION {schema}.reap(
 DECLARE
     now bigint := {schema}.moment();
     expired tid[];
+    claims boolean := true;
+    lives boolean := true;
 BEGIN
     IF visible IS NULL THEN
-        expired := ARRAY(
-            SELECT m.ctid FROM {schema}.messages m WHERE m.queue = name AND m.state = 2 AND m.deadline <= now
-            ORDER BY m.deadline LIMIT most FOR UPDATE SKIP LOCKED);
+        -- A statement for all that there may be: nearly always there is nothing.
+        SELECT
+            ARRAY(
+                SELECT m.ctid FROM {schema}.messages m
+                WHERE m.queue = name AND m.state = 2 AND m.deadline <= now AND m.claim IS NULL
+                ORDER BY m.deadline LIMIT most FOR UPDATE SKIP LOCKED),
+            (SELECT true FROM {schema}.claims c WHERE c.queue = name AND c.until <= now ORDER BY c.until LIMIT 1),
+            (SELECT true FROM {schema}.messages m WHERE m.queue = name AND m.state > 3 AND m.ends_at <= now
+                ORDER BY m.ends_at LIMIT 1)
+        INTO expired, claims, lives;
     ELSE  -- a person's call, not the pool's: it walks over all leases of the queue
         expired := ARRAY(
             SELECT m.ctid FROM {schema}.messages m
             WHERE m.queue = name AND m.state = 2 AND (m.deadline <= now OR m.deadline - m.ttl <= now - visible)
+                AND m.claim IS NULL
             ORDER BY m.deadline LIMIT most FOR UPDATE SKIP LOCKED);
+    END IF;
+    IF claims AND cardinality(expired) < most THEN
+        PERFORM {schema}.free_ended(name, now, most - cardinality(expired));
+    END IF;
+    IF lives THEN
+        PERFORM {schema}.remove_ended(name, now);
     END IF;
     IF cardinality(expired) = 0 THEN
         RETURN;

@@ -5,24 +5,14 @@ RETURNS tid[] LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN ARRAY(
         SELECT l.ctid FROM unnest(places, seqs) AS w (place, seq), LATERAL (
-            SELECT m.ctid FROM {schema}.messages m WHERE m.ctid = w.place AND m.seq = w.seq AND m.state <> 2
+            SELECT m.ctid FROM {schema}.messages m WHERE m.ctid = w.place AND m.seq = w.seq AND m.state NOT IN (2, 6)
             FOR UPDATE SKIP LOCKED) l);
 END $$;
 
 CREATE OR REPLACE FUNCTION {schema}.discard(places tid[], seqs bigint[])
 RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
-DECLARE
-    locked tid[] := {schema}.lock_seen(places, seqs);
-    ended text[];
-    gone integer;
 BEGIN
-    PERFORM {schema}.end_claims(locked, NULL);
-    WITH deleted AS (DELETE FROM {schema}.messages m WHERE m.ctid = ANY (locked) RETURNING m.id, m.given)
-    SELECT count(*), array_agg(d.id) FILTER (WHERE d.given) INTO gone, ended FROM deleted d;
-    IF ended IS NOT NULL THEN
-        PERFORM {schema}.remember_ended(ended, {schema}.moment());
-    END IF;
-    RETURN gone;
+    RETURN {schema}.remove({schema}.lock_seen(places, seqs), true, {schema}.moment());
 END $$;
 
 CREATE OR REPLACE FUNCTION {schema}.retry(places tid[], seqs bigint[])
@@ -35,8 +25,8 @@ DECLARE
 BEGIN
     WITH changed AS (
         UPDATE {schema}.messages m
-        SET state = 0, available_at = now, attempts = 0, crashes = 0, last_error = NULL, reason = NULL, cause = NULL,
-            died_at = NULL, last_crash = NULL
+        SET state = {back_to_life}, available_at = now, attempts = 0, crashes = 0, last_error = NULL, reason = NULL,
+            cause = NULL, died_at = NULL, last_crash = NULL, claims = 0
         WHERE m.ctid = ANY (locked) AND m.died_at IS NOT NULL RETURNING m.queue)
     SELECT count(*), array_agg(DISTINCT c.queue) INTO back, queues FROM changed c;
     IF back > 0 THEN
@@ -45,7 +35,7 @@ BEGIN
     RETURN back;
 END $$;
 
--- The same, but attempts, crashes, the last error and the cause stay.
+-- The same, but attempts, crashes, claims, the last error and the cause stay.
 CREATE OR REPLACE FUNCTION {schema}.resume(places tid[], seqs bigint[])
 RETURNS integer LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
@@ -55,7 +45,8 @@ DECLARE
     back integer;
 BEGIN
     WITH changed AS (
-        UPDATE {schema}.messages m SET state = 0, available_at = now, reason = NULL, died_at = NULL
+        UPDATE {schema}.messages m
+        SET state = {back_to_life}, available_at = now, reason = NULL, died_at = NULL
         WHERE m.ctid = ANY (locked) AND m.died_at IS NOT NULL RETURNING m.queue)
     SELECT count(*), array_agg(DISTINCT c.queue) INTO back, queues FROM changed c;
     IF back > 0 THEN
