@@ -340,7 +340,8 @@ def test_a_transaction_that_hangs_holds_up_no_settlement_of_others(
 
 def test_a_lease_that_has_ended_is_refused(rig: Rig, backend: PostgresBackend, connection: Connection) -> None:
     lease = a_lease(backend, ttl=0.05)
-    wait_until(lambda: backend.clock.boot() > lease.expires_at)
+    [[deadline]] = rig.ask("SELECT deadline FROM {schema}.messages")  # the server set it, some time after we asked
+    wait_until(lambda: rig.ask("SELECT {schema}.moment() >= %s", deadline) == [(True,)])
     connection.execute(f"INSERT INTO {rig.schema}.mine VALUES ('effect')")
     with pytest.raises(LeaseLost, match=f"{lease.id} in queue 'reports' has ended: expired"), connection:
         ack(connection, backend.ticket(lease), [backend.pack(a_job("next"))])
