@@ -17,7 +17,7 @@ message in hand is to be rolled back. The rules are those of claimstore.py; docs
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any, Self, TypeVar
 
@@ -32,11 +32,12 @@ from jobpool.payload import check_payload
 
 T = TypeVar("T")
 
-BATCH = 500
-"""Messages that one round trip of `post` carries."""
+BATCH, BATCH_BYTES = 500, 4 * 2**20
+"""Messages that one round trip of `post` carries; no more of them once they have so many bytes."""
 
-PAGE = 200
-"""Messages that one round trip of `messages` brings."""
+FIRST_PAGE, PAGE, PAGE_BYTES = 20, 200, 4 * 2**20
+"""Messages that one round trip of `messages` brings: the first one, and each that follows if they are not so large that
+they would have more bytes."""
 
 
 class Queue:
@@ -76,19 +77,19 @@ class Queue:
             InvalidJob: `messages` is a single one, or one is none that JSON can carry, or too large.
             ValueError: `ttl` or `delay` is out of its bounds.
 
-        Blocks for a round trip each 500 messages; those are added all or none, and a batch whose reply was lost is sent
-        once more, which adds nothing twice.
+        Blocks for a round trip each 500 messages, or 4 MiB; those are added all or none, and a batch whose reply was
+        lost is sent once more, which adds nothing twice.
         """
         if isinstance(messages, str | bytes | bytearray | dict):
             raise InvalidJob(f"post takes a list of messages, not one {type(messages).__name__}: put it into a list")
-        store, ids = self._store, list[str]()
-        batch: list[NewPost] = []
-        for number, message in enumerate(messages):
-            batch.append(NewPost(secrets.token_hex(8), True, _body(message, f"messages[{number}]"), ttl, delay))
-            if len(batch) == BATCH:
-                ids += self._post(store, batch)
-                batch = []
-        return ids + self._post(store, batch)
+        return [ident for batch in self.post_in_batches(messages, ttl, delay) for ident in batch]
+
+    def post_in_batches(self, messages: Iterable[Any], ttl: float | None, delay: float) -> Iterator[list[str]]:
+        """The same; the ids of each batch when it has been added: what an error does not undo."""
+        store = self._store
+        bodies = (_body(message, f"messages[{number}]") for number, message in enumerate(messages))
+        for batch in _in_batches(NewPost(secrets.token_hex(8), True, body, ttl, delay) for body in bodies):
+            yield self._post(store, batch)
 
     def claim(self, limit: int = 10, ttl: float = 300, grace: float = 60) -> Claim | None:
         """Claim the oldest free messages; None when there are none.
@@ -131,13 +132,13 @@ class Queue:
     def messages(self, *, claimed: bool = False) -> Iterator[ClaimMessage]:
         """The messages in the order of their enqueue: those that are free, with `claimed` also those that are held.
 
-        Nothing is changed. Blocks for a round trip each 200 messages.
+        Nothing is changed. Blocks for a round trip each 200 messages, of large ones each few.
         """
-        after: str | None = None
-        while page := self._store.list_free(self.name, after=after, limit=PAGE, claimed=claimed):
+        after, limit = None, FIRST_PAGE
+        while page := self._store.list_free(self.name, after=after, limit=limit, claimed=claimed):
             for message in page:
                 yield ClaimMessage(self, message)
-            after = page[-1].cursor
+            after, limit = page[-1].cursor, _next_page(page)
 
     def pop(self, n: int = 1) -> list[ClaimMessage]:
         """Take up to `n` (1 to 20) free messages and delete them at once: what is not finished then is lost.
@@ -351,6 +352,25 @@ def _body(message: Any, where: str) -> bytes:
     if isinstance(message, bytes | bytearray):
         return bytes(message)
     return orjson.dumps(check_payload(message, where))
+
+
+def _in_batches(posts: Iterable[NewPost]) -> Iterator[list[NewPost]]:
+    batch: list[NewPost] = []
+    room = BATCH_BYTES
+    for post in posts:
+        batch.append(post)
+        room -= len(post.body)
+        if len(batch) == BATCH or room <= 0:
+            yield batch
+            batch, room = [], BATCH_BYTES
+    if batch:
+        yield batch
+
+
+def _next_page(page: Sequence[QueueMessage]) -> int:
+    """How many to ask for, if those that follow are as large as these."""
+    average = sum(len(message.body) for message in page) // len(page)
+    return max(1, min(PAGE, PAGE_BYTES // (average + 1)))
 
 
 def _once_more(call: Callable[[], T]) -> T:

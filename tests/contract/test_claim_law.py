@@ -150,6 +150,15 @@ def test_the_same_claim_id_again_gives_the_same_claim_and_takes_nothing(
     assert ids(claim(backend).messages) == known[2:]
 
 
+def test_the_same_claim_id_again_gives_the_same_claim_where_nothing_else_is_free(backend: QueueBackend) -> None:
+    known = post(backend, b"0", b"1")
+    first = claim(backend, claim_id=MINE)
+    assert ids(first.messages) == known
+    assert claim(backend, claim_id=MINE) == first
+    backend.claims.delete_many(QUEUE, known, MINE)
+    assert claim(backend, claim_id=MINE).messages == ()
+
+
 def test_the_same_claim_id_again_shows_what_is_left_and_be_it_nothing(backend: QueueBackend) -> None:
     known = post(backend, b"0", b"1", b"2")
     claim(backend, 2, claim_id=MINE)
@@ -492,7 +501,8 @@ def test_pop_takes_the_oldest_and_leaves_nothing(harness: Harness, backend: Queu
     assert backend.claims.pop(QUEUE, 20) == []
     assert [backend.inspect(ident) for ident in (known[1], known[2], late)] == [None] * 3
     harness.advance(60.0)
-    assert ids(backend.claims.pop(QUEUE, 1)) == known[:1]
+    [claimed] = backend.claims.pop(QUEUE, 1)
+    assert (claimed.id, claimed.claims, popped[0].claims) == (known[0], 1, 0)
     assert backend.claims.pop("nothing", 1) == []
 
 

@@ -8,6 +8,7 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job
 
 from jobpool.backend import MessageFilter, QueueBackend, State, Verb
+from jobpool.claimstore import Deleted
 from jobpool.errors import ClaimNotFound
 
 pytestmark = pytest.mark.needs("leases", "claims")
@@ -133,6 +134,19 @@ def test_what_was_deleted_in_time_did_not_end_with_its_life(harness: Harness, ba
     harness.advance(1000.0)
     assert nothing_to_claim(backend)
     assert backend.claims.stats(QUEUE).expired == 0
+
+
+@pytest.mark.parametrize("way", ["claim", "no claim"])
+def test_what_has_ended_is_as_good_as_gone_to_a_delete_and_is_counted(
+    harness: Harness, backend: QueueBackend, way: str
+) -> None:
+    """Nobody has noticed its end before."""
+    post(backend, b"claimed")
+    held = claim(backend).id if way == "claim" else None
+    [ended] = post(backend, b"ended", life=60.0)
+    harness.advance(60.0)
+    assert backend.claims.delete_many(QUEUE, [ended], held) == [Deleted.DONE]
+    assert backend.claims.stats(QUEUE).expired == 1
 
 
 @pytest.mark.lacks("native_reap")

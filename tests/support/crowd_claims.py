@@ -87,7 +87,9 @@ def churn(backend: QueueBackend, number: int) -> Done:
     """Hold messages for moments and finish them, lose them or leave them, until nothing is left."""
     done = Done()
     chance = random.Random(number)
+    late = time.monotonic() + 60.0
     while backend.claims.stats(QUEUE).total:
+        assert time.monotonic() < late, "something is left that nobody can have"
         chance.choice((_work_on_a_claim, _work_on_a_claim, _work_on_leases, _pop_one))(backend, chance, done)
         backend.reap(QUEUE, NEVER_DEAD)
     return done

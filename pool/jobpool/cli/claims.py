@@ -47,9 +47,10 @@ def create(session: Session, queue: str, limit: int, ttl: str, grace: str, max_c
     Nobody else gets them until the claim ends. Delete each one when it is done; renew the claim if it takes longer;
     release what is left. With --json and nothing to claim the answer is null.
     """
-    with session.broker() as backend, wrong_usage():
-        chosen = selected(backend, queue, max_claims)
-        found = chosen.claim(limit, seconds(ttl, "--ttl"), seconds(grace, "--grace"))
+    with session.broker() as backend:
+        with wrong_usage():
+            chosen = selected(backend, queue, max_claims)
+            found = chosen.claim(limit, seconds(ttl, "--ttl"), seconds(grace, "--grace"))
         if found is not None:
             _show(found, json_)
             return
@@ -78,9 +79,10 @@ def show(session: Session, queue: str, ident: str, json_: bool) -> None:
 @common
 def renew(session: Session, queue: str, ident: str, ttl: str | None, grace: str | None, json_: bool) -> None:
     """Hold what is still in a claim for its TTL once more, counted from now. After its end it is too late."""
-    with session.broker() as backend, wrong_usage():
+    with session.broker() as backend:
         claim = selected(backend, queue).get_claim(ident)
-        claim.renew(_given(ttl, "--ttl"), _given(grace, "--grace"))
+        with wrong_usage():
+            claim.renew(_given(ttl, "--ttl"), _given(grace, "--grace"))
         if json_:
             answer_json(_values(claim))
             return

@@ -71,12 +71,21 @@ def post(
         raise click.UsageError("give the messages, or a --file of them: jobpool message post QUEUE MESSAGE...")
     values = map(_json_or_text, messages) if file is None else _from_lines(file)
     life = None if ttl is None else seconds(ttl, "--ttl")
-    with session.broker() as backend, wrong_usage():
-        ids = selected(backend, queue).post(values, ttl=life, delay=seconds(delay, "--delay"))
+    ids: list[str] = []
+    try:
+        with session.broker() as backend, wrong_usage():
+            for batch in selected(backend, queue).post_in_batches(values, life, seconds(delay, "--delay")):
+                ids += batch
+                if not json_:
+                    say("\n".join(batch))
+    except JobpoolError as error:
+        if not ids:
+            raise
+        if json_:
+            answer_json(ids)
+        raise type(error)(f"{error} ({plural(len(ids), 'message')} before it posted; the ids are on stdout)") from error
     if json_:
         answer_json(ids)
-    elif ids:
-        say("\n".join(ids))
 
 
 @click.command("list", cls=Command, short_help="List the free messages of a queue.")
@@ -138,8 +147,9 @@ def pop(session: Session, queue: str, limit: int, json_: bool) -> None:
 
     Into a pipe or a file their bytes go as they are; on a terminal control characters are shown, not sent.
     """
-    with session.broker() as backend, wrong_usage():
-        taken = selected(backend, queue).pop(limit)
+    with session.broker() as backend:
+        with wrong_usage():
+            taken = selected(backend, queue).pop(limit)
         if json_:
             answer_json([message_values(message) for message in taken])
             return

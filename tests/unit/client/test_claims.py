@@ -9,7 +9,7 @@ import pytest
 
 from jobpool import Claim, ClaimMessage, ClaimNotFound, Forbidden, Jobs, Queue
 from jobpool.backend import State
-from jobpool.claimstore import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost
+from jobpool.claimstore import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, BadSignature, InvalidJob, Unsupported
 from jobpool.signing import EnvelopeSigner
@@ -59,6 +59,51 @@ def test_any_number_may_be_posted_and_listed(mail: Queue) -> None:
     ids = mail.post(number for number in range(1203))
     assert len(set(ids)) == 1203
     assert payloads(mail) == list(range(1203))
+
+
+class Measured(ClaimStore):
+    """Notes how many messages, and bytes, each call carries."""
+
+    def __init__(self, store: ClaimStore) -> None:
+        self._inner = store
+        self.carried: list[tuple[int, int]] = []
+
+    def post(self, queue: str, posts: Sequence[NewPost]) -> list[str]:
+        self._note(posts)
+        return self._inner.post(queue, posts)
+
+    def list_free(self, queue: str, **asked: object) -> list[QueueMessage]:  # type: ignore[override]
+        page = self._inner.list_free(queue, **asked)  # type: ignore[arg-type]
+        self._note(page)
+        return page
+
+    def _note(self, messages: Sequence[NewPost | QueueMessage]) -> None:
+        self.carried.append((len(messages), sum(len(message.body) for message in messages)))
+
+
+Measured.__abstractmethods__ = frozenset()
+
+
+class MeasuredBackend(MemoryBackend):
+    @property
+    def claims(self) -> Measured:  # type: ignore[override]
+        measured: Measured = self.__dict__.setdefault("measured", Measured(super().claims))  # type: ignore[abstract]
+        return measured
+
+
+def test_no_call_carries_more_than_a_broker_can_take_or_a_listing_needs(clock: ManualClock) -> None:
+    backend = MeasuredBackend(clock=clock)
+    mail = Jobs(backend=backend).queue("mail")
+    ids = mail.post([*(b"x" * 2**20 for _ in range(41)), *(b"small" for _ in range(620))])
+    assert sum(messages for messages, _ in backend.claims.carried) == len(ids)
+    assert max(size for _, size in backend.claims.carried) <= 5 * 2**20
+    assert max(messages for messages, _ in backend.claims.carried) == 500
+    backend.claims.carried.clear()
+    assert [message.id for message in mail.messages()] == ids
+    pages = [messages for messages, _ in backend.claims.carried]
+    assert pages[0] == 20
+    assert max(size for _, size in backend.claims.carried[1:]) <= 4 * 2**20
+    assert 200 in pages
 
 
 @pytest.mark.parametrize("one", [{"to": "a"}, "text", b"bytes"])

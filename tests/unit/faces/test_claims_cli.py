@@ -230,6 +230,18 @@ def test_a_renewal_out_of_bounds_is_refused_with_the_bound(jobpool: Jobpool, ans
         assert result.exit_code == 2
 
 
+def test_what_was_posted_before_a_bad_line_is_told(jobpool: Jobpool, answer: Answer) -> None:
+    """More than one round trip carries: 500."""
+    lines = "\n".join([*map(str, range(700)), "no json"])
+    for json_ in ([], ["--json"]):
+        result = jobpool("message", "post", "mail", "--file", "-", *json_, input=lines)
+        assert result.exit_code == 2
+        assert "line 701 is no JSON value" in result.stderr
+        assert "(500 messages before it posted; the ids are on stdout)" in result.stderr
+        told = json.loads(result.stdout) if json_ else result.stdout.split()
+        assert [one["id"] for one in answer("message", "list", "mail", "--limit", "0")][-500:] == told
+
+
 def test_a_line_that_is_no_json_is_named(jobpool: Jobpool) -> None:
     assert "line 2" in refused(jobpool("message", "post", "mail", "--file", "-", input="1\nnot json\n"))
 
