@@ -6,10 +6,10 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 
-import letters
 import pytest
 from support.harness import Harness
 
+import letters
 from jobpool import Jobs, Queue
 
 pytestmark = pytest.mark.needs("leases", "claims")
