@@ -19,7 +19,7 @@ SHOP = "Europe/Zurich"
 REPORTS = Path("reports")
 
 scheduler = jobpool.Scheduler()
-scheduler.define("sum-up").queue("reports").daily_at("02:30").zone(SHOP).misfire("all(7)").max_retries(3)
+scheduler.define("sum-up").queue("reports").daily_at("02:30").zone(SHOP).max_retries(3)
 scheduler.define("tidy", {"days": 90}).hourly()
 
 

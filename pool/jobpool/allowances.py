@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from ipaddress import ip_network
+from types import UnionType
 from typing import Any
 
 from jobpool.errors import ConfigurationError
@@ -17,6 +18,7 @@ CALLABLE = re.compile(rf"{_WORD}(?:\.{_WORD})*:{_WORD}")
 
 LONGEST_CALL = 86400
 LARGEST_BODY = 1 << 30
+LEAST_KEPT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Allowances:
         allowed_url_networks: CIDR blocks that `url` may call beside public addresses; empty = none.
         url_timeout: Seconds, > 0 and at most a day, that one call of `url` may take; a job can ask for less.
         url_max_bytes: Bytes, 1 to 1 GiB, of a body that `url` sends or takes.
-        output_cap: Bytes that are kept of what a program prints.
+        output_cap: Bytes, >= 2, that are kept of what a program prints; half of it, of a body that `url` gets.
 
     Raises:
         ConfigurationError: A value cannot be used; the text names it.
@@ -57,11 +59,13 @@ class Allowances:
             raise ConfigurationError(
                 f"allow_all_shell_commands must be True or False, not {self.allow_all_shell_commands!r}"
             )
-        if not (isinstance(self.url_timeout, int | float) and 0 < self.url_timeout <= LONGEST_CALL):
+        if not (_is_number(self.url_timeout, int | float) and 0 < self.url_timeout <= LONGEST_CALL):
             raise ConfigurationError(
                 f"url_timeout must be above 0, and at most {LONGEST_CALL} seconds, not {self.url_timeout!r}"
             )
-        if not (isinstance(self.url_max_bytes, int) and 1 <= self.url_max_bytes <= LARGEST_BODY):
+        if not (_is_number(self.output_cap, int) and self.output_cap >= LEAST_KEPT):
+            raise ConfigurationError(f"output_cap must be {LEAST_KEPT} bytes or more, not {self.output_cap!r}")
+        if not (_is_number(self.url_max_bytes, int) and 1 <= self.url_max_bytes <= LARGEST_BODY):
             raise ConfigurationError(f"url_max_bytes must be 1 to {LARGEST_BODY} bytes, not {self.url_max_bytes!r}")
 
     @classmethod
@@ -106,6 +110,10 @@ _CHECKS = {
     "allowed_events": check_event,
     "allowed_url_networks": check_network,
 }
+
+
+def _is_number(value: object, kind: type | UnionType) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _texts(values: Iterable[object]) -> list[str]:

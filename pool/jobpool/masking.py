@@ -55,6 +55,11 @@ _JSON_ENDS = {"{": "}", "[": "]", '"': '"'}
 _VALUE = _QUOTED + r"|[^\s,;&\"'}\])]++"
 _HEADER = _QUOTED + r"|[^\r\n]++"
 
+_OPTION = r"--?([A-Za-z][\w.-]{0,200}+)"
+_OPTION_WORD = re.compile(_OPTION)
+# Of a command line; an option that has the next one behind it has no value of its own.
+_OPTION_AND_VALUE = re.compile(rf"((?<![^\s\"'(\[,]){_OPTION}[ \t]{{1,4}})(?:{_QUOTED}|(?!-)[^\s\"'\[{{(][^\s\"']*+)")
+
 
 class Masker:
     """Masks for good: what it returns is all that may be written.
@@ -88,10 +93,21 @@ class Masker:
             return TOO_DEEP
         if isinstance(value, Mapping):
             return {self._key(key): self._under(key, inner, depth + 1) for key, inner in value.items()}
-        return [self.value(inner, depth + 1) for inner in value]
+        return [
+            MASK if isinstance(inner, str) and self._is_of_option(before, inner) else self.value(inner, depth + 1)
+            for before, inner in zip((None, *value), value, strict=False)
+        ]
+
+    def _is_of_option(self, before: object, word: str) -> bool:
+        """Whether a word of an argument list is the value of a secret option: `["--password", "…"]`."""
+        option = _OPTION_WORD.fullmatch(before) if isinstance(before, str) and before[:1] == "-" else None
+        return option is not None and word[:2] != "--" and self.is_secret(option[1])
+
+    def _keep_option(self, found: re.Match[str]) -> str:
+        return f"{found[1]}{MASK}" if self.is_secret(found[2]) else found[0]
 
     def text(self, text: str) -> str:
-        """A text without its secrets: tokens known by their form, `Bearer …`, `password=…`, passwords in URLs."""
+        """A text without its secrets: known tokens, `Bearer …`, `password=…`, `--password …`, passwords in URLs."""
         return self._text(text, 0)
 
     def _under(self, key: object, value: Any, depth: int) -> Any:
@@ -118,6 +134,8 @@ class Masker:
             return text
         text = self._headers.sub(_keep_name, text)
         text = self._assigned.sub(_keep_name, text)
+        if "-" in text:
+            text = _OPTION_AND_VALUE.sub(self._keep_option, text)
         if "://" in text:
             text = _URL_PASSWORD.sub(rf"\1{MASK}@", text)
         text = _BEARER.sub(rf"\1 {MASK}", text)

@@ -43,7 +43,7 @@ def _unknown(name: object) -> InvalidJob:
 
 
 def _near(name: str) -> list[str]:
-    known = {zone.lower(): zone for zone in sorted(available_timezones())}
+    known = {zone.lower(): zone for zone in sorted(available_timezones()) if zone not in _OF_THE_MACHINE}
     word = name.strip().lower().replace(" ", "_")[:80]
     if word in known:
         return [known[word]]

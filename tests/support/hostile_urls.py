@@ -209,6 +209,8 @@ URLS: dict[str, list[Any]] = {
         "http://[2002:7f00:1::]/",
         "http://[2002:808:808::1]/",
         "http://[2001:0:4136:e378:8000:63bf:3fff:fdd2]/",
+        "http://[2606:4700::5efe:a00:1]/",
+        "http://[2606:4700::200:5efe:10.0.0.1]/",
         "http://[2001:db8::1]/",
         "http://[fc00::1]/",
         "http://[fd00:ec2::254]/",
@@ -300,7 +302,10 @@ PAYLOADS: dict[str, list[Any]] = {
         {"url": "http://public.test/"},
         *(
             {"method": method, "url": "http://public.test/"}
-            for method in ("", "TRACE", "CONNECT", "PURGE", "GET ", "GET\r\nX: y", "GET /x HTTP/1.1", None, 7, ["GET"])
+            for method in (
+                *("", "TRACE", "CONNECT", "PURGE", "GET ", "GET\r\nX: y", "GET /x HTTP/1.1", "opt\u0131ons"),
+                *(None, 7, ["GET"]),
+            )
         ),
     ],
     "body": [

@@ -44,6 +44,10 @@ _FROM_TEXT: dict[Any, tuple[str, Callable[[str], Any]]] = {
 }
 
 
+_MOST_NAMED = 5
+"""Fields of a model that an error names."""
+
+
 class Mismatch(ValueError):
     """A value is not what its annotation asks for. The text starts with the field."""
 
@@ -221,10 +225,26 @@ def _model(kind: Any) -> Convert:
     def convert(value: Any, where: str) -> Any:
         try:
             return kind.model_validate(value)
-        except ValueError as error:  # pydantic's ValidationError is one, and names the fields itself
-            raise Mismatch(f"{_named(where)} is no {kind.__name__}: {error}") from None
+        except ValueError as error:  # pydantic's ValidationError is one
+            raise Mismatch(f"{_named(where)} is no {kind.__name__}: {_of_model(error, where)}") from None
 
     return convert
+
+
+def _of_model(error: ValueError, where: str) -> str:
+    """What a model says, in one sentence: pydantic's own text has two lines a field, with its value and a link."""
+    errors = getattr(error, "errors", None)
+    if not callable(errors):
+        return str(error)
+    found = [(_dotted(one["loc"], where), one["msg"]) for one in errors()]
+    more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return "; ".join(f"{_named(path)}: {message}" for path, message in found[:_MOST_NAMED]) + more
+
+
+def _dotted(steps: Sequence[str | int], where: str) -> str:
+    for step in steps:
+        where = f"{where}[{step}]" if isinstance(step, int) else _path(where, step)
+    return where
 
 
 def _dataclass(kind: type) -> Convert:

@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jobpool.errors import JobpoolError, Unrecoverable
+
+_KINDS: dict[Any, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    bool: "a truth value",
+    int: "a number",
+    float: "a number",
+    type(None): "null",
+}
+
+
+def kind_of(value: object) -> str:
+    """What kind of JSON value it is, for sentences about payloads. What is in it may be secret, and logs show these."""
+    return _KINDS.get(type(value), type(value).__name__)
 
 
 class Failure(JobpoolError):

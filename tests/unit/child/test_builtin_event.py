@@ -69,6 +69,21 @@ def test_listeners_run_in_the_order_of_their_registration_with_the_events_data(r
     assert seen == [(data, "event", "a1", 1), (7, 2.0), Order(7, 2.0)]
 
 
+def test_what_a_listener_does_to_the_data_is_not_seen_by_the_next(registry: HandlerRegistry) -> None:
+    registry.listener("order.paid")(lambda ctx: ctx.payload["lines"].pop())
+
+    @registry.listener("order.paid")
+    def by_name(ctx: JobContext, lines: Any) -> None:
+        lines.clear()
+
+    @registry.listener("order.paid")
+    def last(ctx: JobContext) -> int:
+        return len(ctx.payload["lines"])
+
+    made = output("event", {"name": "order.paid", "data": {"lines": [1, 2]}}, registry, **PAID)
+    assert made == '{"<lambda>":2,"last":2}'
+
+
 def test_an_event_without_data_has_an_empty_object(registry: HandlerRegistry) -> None:
     registry.listener("order.paid")(lambda ctx: repr(ctx.payload))
     assert output("event", {"name": "order.paid"}, registry, **PAID) == '{"<lambda>":"{}"}'

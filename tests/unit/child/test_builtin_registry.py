@@ -258,6 +258,11 @@ def test_a_bad_option_is_refused(
         ({"allowed_shell_commands": ["a\0b"]}, "is neither a program's name nor an absolute path"),
         ({"allowed_events": ["a\nb"]}, "allowed_events: 'a\\nb' is not 1 to 255 printable characters"),
         ({"allow_all_shell_commands": "no"}, "allow_all_shell_commands must be True or False, not 'no'"),
+        ({"output_cap": -5}, "output_cap must be 2 bytes or more, not -5"),
+        ({"output_cap": 1.5}, "output_cap must be 2 bytes or more, not 1.5"),
+        ({"output_cap": True}, "output_cap must be 2 bytes or more, not True"),
+        ({"url_timeout": True}, "url_timeout must be above 0, and at most 86400 seconds, not True"),
+        ({"url_max_bytes": True}, "url_max_bytes must be 1 to 1073741824 bytes, not True"),
     ],
 )
 def test_an_allowance_that_cannot_work_is_refused_when_it_is_made(options: dict[str, Any], text: str) -> None:
@@ -335,3 +340,29 @@ def test_a_denied_job_is_dead_at_once_however_many_retries_it_has(registry: Hand
     assert (dead.status, dead.attempts) == (Status.DEAD_LETTERED, 1)
     assert dead.error == "program 'rm' is not allowed here; allowed_shell_commands names echo"
     assert (done.status, done.output) == (Status.ACKED, "hi")
+
+
+@pytest.mark.parametrize(
+    ("name", "payload"),
+    [
+        *(
+            (name, payload)
+            for name in ("command", "shell")
+            for payload in ({"env": "hunter2"}, "x --password 'hunter2")
+        ),
+        ("shell", ["gzip", {"password": "hunter2"}]),
+        ("shell", ["gzip", "hunter2\0"]),
+        ("callable", ["hunter2"]),
+        ("callable", {"callable": "a:b", "args": "hunter2"}),
+        ("callable", {"callable": "a:b", "kwargs": ["hunter2"]}),
+        ("event", ["hunter2"]),
+        ("event", "hunter2"),
+    ],
+)
+def test_what_a_payload_of_a_wrong_shape_holds_is_not_shown(name: str, payload: Any) -> None:
+    allowances = {
+        "allowed_callables": ["a:b"],
+        "allowed_shell_commands": ["gzip"],
+        "allowed_events": ["a"],
+    }
+    assert "hunter2" not in refusal(name, payload, **allowances)

@@ -64,6 +64,51 @@ class OrderModel(pydantic.BaseModel):
     inner: OrderModel | None = None
 
 
+class Checked(pydantic.BaseModel):
+    numbers: list[int]
+    password: str
+    inner: Checked | None = None
+
+    @pydantic.field_validator("password")
+    @classmethod
+    def is_long(cls, value: str) -> str:
+        if len(value) < 8:
+            raise ValueError("it is too short")
+        return value
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        ({"numbers": [1]}, "it is no Checked: field 'password': Field required"),
+        (
+            {"numbers": [1, "x"], "password": "hunter2"},
+            "it is no Checked: field 'numbers[1]': Input should be a valid integer, unable to parse string as an"
+            " integer; field 'password': Value error, it is too short",
+        ),
+        (
+            {"numbers": [], "password": "long enough", "inner": {"numbers": [], "password": 7}},
+            "it is no Checked: field 'inner.password': Input should be a valid string",
+        ),
+        ([], "it is no Checked: it: Input should be a valid dictionary or instance of Checked"),
+    ],
+)
+def test_what_a_model_refuses_is_one_sentence_without_the_values(payload: Any, text: str) -> None:
+    registry = HandlerRegistry()
+
+    @registry.handler
+    def take(ctx: JobContext, checked: Checked) -> None: ...
+
+    assert failure("take", payload, registry) == f"the payload does not fit handler 'take': {text}"
+
+
+def test_of_many_refused_fields_a_few_are_named() -> None:
+    with pytest.raises(Mismatch) as refused:
+        converter(Checked)({"numbers": ["x"] * 1000, "password": "long enough"}, "order")
+    assert str(refused.value).startswith("field 'order' is no Checked: field 'order.numbers[0]': Input should be a")
+    assert str(refused.value).endswith("; and 995 more")
+
+
 @dataclass
 class Discounted:
     price: int

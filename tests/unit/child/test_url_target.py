@@ -84,4 +84,6 @@ def test_an_address_in_an_address_is_judged_as_itself_and_a_tunnel_never_passes(
     assert why_not_public(IPv6Address(f"64:ff9b::{address}")) == why
     assert why_not_public(IPv6Address(0x2002 << 112 | int(address) << 80))
     assert why_not_public(IPv6Address(0x20010000 << 96 | int(address) ^ 0xFFFFFFFF))
+    assert why_not_public(IPv6Address(0x2606470000000000 << 64 | 0x00005EFE << 32 | int(address)))
+    assert why_not_public(IPv6Address(0x2606470000000000 << 64 | 0x02005EFE << 32 | int(address)))
     assert why_not_public(IPv6Address(int(address)))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from jobpool.cron.schedule import Schedule
+from jobpool.cron.scheduler import plan
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cron.md").read_text("utf-8")
 
@@ -56,3 +58,18 @@ def test_the_example_is_due_when_it_says() -> None:
 
     assert Schedule("30 6 * * 1-5", "Europe/Berlin").next(noon) == datetime(2026, 7, 1, 4, 30, tzinfo=UTC)
     assert Schedule("0 4 L * *").next(noon) == datetime(2026, 7, 31, 4, tzinfo=UTC)
+
+
+def test_the_first_program_of_the_page_declares_what_it_shows() -> None:
+    names: dict[str, Any] = {}
+
+    exec(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0], names)
+
+    declared = plan([names["scheduler"]])
+    shown = [(one.name, one.schedule.expression, one.schedule.zone, one.misfire.text) for one in declared]
+    assert shown == [
+        ("report", "30 6 * * 1-5", "Europe/Berlin", "one"),
+        ("sweep", "*/15 * * * *", "UTC", "skip"),
+        ("meter", "*/10 * * * *", "UTC", "all(6)"),
+        ("monthly-invoices", "0 4 l * *", "UTC", "one"),
+    ]

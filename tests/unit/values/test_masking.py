@@ -76,6 +76,11 @@ def test_whatever_stands_under_a_telling_key_is_masked(value: Any) -> None:
         pytest.param('token={"a": "b", "c": "d"}', f"token={MASK}", id="a structure"),
         pytest.param("redis://me:hunter2@host/0", f"redis://me:{MASK}@host/0", id="URL"),
         pytest.param("redis://:hunter2@host/0", f"redis://:{MASK}@host/0", id="URL without a user"),
+        pytest.param("mysql --password hunter2 -x", f"mysql --password {MASK} -x", id="option"),
+        pytest.param("x -v --api-key 'a b' c", f"x -v --api-key {MASK} c", id="option and quotes"),
+        pytest.param("x --deep --db-password hunter2", f"x --deep --db-password {MASK}", id="option behind an option"),
+        pytest.param('["x", "--token", "hunter2"]', f'["x", "--token", "{MASK}"]', id="arguments as JSON"),
+        pytest.param("'mysql --password hunter2'", f"'mysql --password {MASK}'", id="a quoted line"),
         pytest.param('{"a": {"password": {"b": 1}}}', f'{{"a": {{"password": "{MASK}"}}}}', id="JSON"),
         pytest.param(
             '{"password":"hunter2","password":"***"}', f'{{"password": "{MASK}"}}', id="a key that comes twice"
@@ -100,6 +105,9 @@ def test_a_secret_in_a_text_is_masked(text: str, masked: str) -> None:
         pytest.param("invalid token", id="a token that is no assignment"),
         pytest.param("tokenizer=fast", id="another word"),
         pytest.param("https://host/path:8080@x", id="no password in a URL"),
+        pytest.param("a --token --verbose b", id="an option without a value"),
+        pytest.param("x --tokenizer fast --user me", id="another option"),
+        pytest.param("no-password needed", id="no option"),
         pytest.param("", id="nothing"),
     ],
 )
@@ -121,6 +129,13 @@ def test_what_is_at_the_deepest_place_is_still_shown() -> None:
     for _ in range(DEEPEST):
         value = [value]
     assert MASKER.value(value) == value
+
+
+def test_the_value_of_a_secret_option_is_masked_among_arguments() -> None:
+    words = ["mysql", "-v", "--password", "hunter2", "--token", "--user", "me", "--secret", "-x"]
+    masked = ["mysql", "-v", "--password", MASK, "--token", "--user", "me", "--secret", MASK]
+    assert MASKER.value(words) == masked
+    assert MASKER.value(["--token", {"a": 1}, None]) == ["--token", {"a": 1}, None]
 
 
 def test_masking_changes_nothing_in_the_value_itself() -> None:
@@ -211,6 +226,13 @@ HOSTILE = {
     "xoxb-": "xoxb-",
     "authorization:": "authorization:",
     "api_": "api_",
+    "--": "-",
+    "--a": "--a",
+    "--a ": "--a ",
+    "--a b ": "--a b ",
+    "--password ": "--password ",
+    "-a[": " -a [",
+    '-a "': ' -a "',
 }
 
 

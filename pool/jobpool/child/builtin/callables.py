@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jobpool.child.invoke import PayloadMismatch
 from jobpool.child.loops import run_coroutine
 from jobpool.child.registry import Handler
-from jobpool.child.sentences import Failure, Refused
+from jobpool.child.sentences import Failure, Refused, kind_of
 from jobpool.context import JobContext
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _read(payload: object) -> tuple[str, list[Any], dict[str, Any]]:
     if not isinstance(fields, dict):
         raise Refused(
             "the payload must be 'module:function', or an object with 'callable' and, if need be, 'args' and 'kwargs',"
-            f" not {payload!r:.80}"
+            f" not {kind_of(payload)}"
         )
     for field in fields:
         if field not in _FIELDS:
@@ -48,9 +48,9 @@ def _read(payload: object) -> tuple[str, list[Any], dict[str, Any]]:
     if not isinstance(name, str) or not name:
         raise Refused(f"field 'callable' must be 'module:function', not {name!r:.80}")
     if not isinstance(args, list):
-        raise Refused(f"field 'args' must be a list, not {args!r:.80}")
+        raise Refused(f"field 'args' must be a list, not {kind_of(args)}")
     if not isinstance(kwargs, dict):
-        raise Refused(f"field 'kwargs' must be an object, not {kwargs!r:.80}")
+        raise Refused(f"field 'kwargs' must be an object, not {kind_of(kwargs)}")
     return name, args, kwargs
 
 

@@ -12,7 +12,7 @@ from jobpool.child.builtin.words import Call, reader
 from jobpool.child.invoke import check_shape, place_of
 from jobpool.child.loops import run_coroutine
 from jobpool.child.registry import Handler
-from jobpool.child.sentences import Refused
+from jobpool.child.sentences import Refused, kind_of
 from jobpool.context import JobContext
 from jobpool.errors import ConfigurationError
 from jobpool.names import LONGEST_NAME, is_name
@@ -83,7 +83,7 @@ def make(kit: Kit) -> Handler[[JobContext], Any]:
         command = kit.commands.get(name)
         if command is None:
             known = ", ".join(sorted(kit.commands)) or "none: decorate a function with @jobpool.command"
-            raise Refused(f"no command is named {name!r} here; there are {known}")
+            raise Refused(f"no command is named {name!r:.200} here; there are {known}")
         value = command.bound(ctx, words)
         return run_coroutine(value) if type(value) is CoroutineType else value
 
@@ -92,11 +92,11 @@ def make(kit: Kit) -> Handler[[JobContext], Any]:
 
 def _split(payload: object) -> list[str]:
     if not isinstance(payload, str):
-        raise Refused(f"the payload of a command must be a text such as 'app:report --month 6', not {payload!r:.80}")
+        raise Refused(f"the payload of a command must be a text such as 'app:report --month 6', not {kind_of(payload)}")
     try:
         words = shlex.split(payload)
-    except ValueError as error:
-        raise Refused(f"the payload {payload!r:.80} cannot be split into words: {error}") from None
+    except ValueError as error:  # the line is not shown: passwords stand in such lines
+        raise Refused(f"the payload of a command cannot be split into words: {error}") from None
     if not words:
         raise Refused("the payload of a command must not be empty: it begins with the command's name")
     return words

@@ -7,12 +7,13 @@ of them has failed, and a retry runs all of them again: a listener has to bear t
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobpool.child.ending import below_ours
 from jobpool.child.invoke import Bound, bind, check_shape, place_of
 from jobpool.child.registry import Handler
-from jobpool.child.sentences import Failure, Refused
+from jobpool.child.sentences import Failure, Refused, kind_of
 from jobpool.context import JobContext
 from jobpool.errors import Retry, Snooze
 from jobpool.names import check_name
@@ -94,14 +95,14 @@ def make(kit: Kit) -> Handler[[JobContext], dict[str, Any] | None]:
         if not listeners:
             known = ", ".join(sorted(kit.listeners)) or "no event at all"
             raise Failure(f"nothing listens to event {event!r} here; there are listeners of {known}")
-        return _fire(event, listeners, EventContext(ctx, data))
+        return _fire(event, listeners, ctx, data)
 
     return Handler(run, "event", **kit.options.get("event", {}))
 
 
 def _read(payload: object) -> tuple[str, Any]:
     if not isinstance(payload, dict):
-        raise Refused(f'the payload of an event must be an object {{"name": …, "data": …}}, not {payload!r:.80}')
+        raise Refused(f'the payload of an event must be an object {{"name": …, "data": …}}, not {kind_of(payload)}')
     name = payload.get("name")
     if not isinstance(name, str) or not name:
         raise Refused(f"field 'name' of an event must be the event's name, not {name!r:.80}")
@@ -117,12 +118,12 @@ def _check_allowed(event: str, allowed: tuple[str, ...]) -> None:
         raise Refused(f"event {event!r:.80} is not allowed here; allowed_events names {known}")
 
 
-def _fire(event: str, listeners: list[Listener], ctx: JobContext) -> dict[str, Any] | None:
+def _fire(event: str, listeners: list[Listener], ctx: JobContext, data: Any) -> dict[str, Any] | None:
     values: dict[str, Any] = {}
     failed: dict[str, BaseException] = {}
     for listener in list(listeners):
         try:
-            value = listener.bound(ctx)
+            value = listener.bound(EventContext(ctx, deepcopy(data)))  # what one changes is no other's
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the others are to run all the same
             failed[f"{listener.name} ({listener.place})"] = error
         else:

@@ -12,7 +12,7 @@ from jobpool.child.builtin import spawning
 from jobpool.child.builtin.programs import Program, choose
 from jobpool.child.builtin.spawning import Ended
 from jobpool.child.registry import Handler
-from jobpool.child.sentences import Failure, Refused
+from jobpool.child.sentences import Failure, Refused, kind_of
 from jobpool.context import JobContext
 from jobpool.mechanism.scrubbing import scrubbed
 
@@ -42,12 +42,12 @@ def make(kit: Kit) -> Handler[[JobContext], str]:
 def _words(payload: object) -> list[str]:
     words = _split(payload) if isinstance(payload, str) else payload
     if not isinstance(words, list):
-        raise Refused(f"the payload must be a command line, as a text or a list of texts, not {payload!r:.80}")
+        raise Refused(f"the payload must be a command line, as a text or a list of texts, not {kind_of(payload)}")
     for word in words:
         if not isinstance(word, str):
-            raise Refused(f"every word of a command line must be a text, not {word!r:.80}")
+            raise Refused(f"every word of a command line must be a text, not {kind_of(word)}")
         if "\0" in word:
-            raise Refused(f"the word {word!r:.80} holds a NUL byte, which no program can be given")
+            raise Refused("a word of the command line holds a NUL byte, which no program can be given")
     if not words:
         raise Refused("the command line is empty: it begins with a program's name")
     return words
@@ -56,8 +56,8 @@ def _words(payload: object) -> list[str]:
 def _split(payload: str) -> list[str]:
     try:
         return shlex.split(payload)
-    except ValueError as error:
-        raise Refused(f"the command line {payload!r:.80} cannot be split into words: {error}") from None
+    except ValueError as error:  # the line is not shown: passwords stand in such lines
+        raise Refused(f"the command line cannot be split into words: {error}") from None
 
 
 def _run(program: Program, words: list[str], cap: int, deadline: float | None) -> Ended:

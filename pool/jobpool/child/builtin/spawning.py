@@ -11,11 +11,13 @@ import fcntl
 import os
 import select
 import signal
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import FileIO
+from itertools import chain, starmap
 from time import monotonic, sleep
 
 from jobpool.child.capture import HeadTail
@@ -141,16 +143,22 @@ def _end(pid: int) -> int | None:
 @contextmanager
 def _watched(pid: int) -> Iterator[int]:
     """A descriptor that is readable when the process has ended."""
-    pidfd = os.pidfd_open(pid)
+    found: list[int] = []
+    closing = map(os.close, found)
     try:
-        yield pidfd
+        found.extend(map(os.pidfd_open, [pid]))  # in C, as in `_spawn`: the alarm must not come between
+        yield found[0]
     finally:
-        os.close(pidfd)
+        deque(closing, maxlen=0)
 
 
 @contextmanager
 def _pipe() -> Iterator[tuple[FileIO, FileIO]]:
-    """The reading and the writing end of a pipe."""
-    reading, writing = os.pipe()
-    with FileIO(reading, "rb") as read_end, FileIO(writing, "wb") as write_end:
-        yield read_end, write_end
+    """The reading and the writing end of a pipe. Opened and closed in C, as in `_watched`."""
+    ends: list[FileIO] = []
+    closing = map(FileIO.close, ends)
+    try:
+        ends.extend(starmap(FileIO, zip(chain.from_iterable(starmap(os.pipe, [()])), ("rb", "wb"), strict=False)))
+        yield ends[0], ends[1]
+    finally:
+        deque(closing, maxlen=0)

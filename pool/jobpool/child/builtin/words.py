@@ -24,6 +24,9 @@ Call = Callable[[JobContext, list[str]], Any]
 RAW = "argv"
 """A function whose only parameter besides the context is called so gets the words as they are."""
 
+_LONGEST = 80
+"""Characters that are shown of a word."""
+
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 _FILLED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -85,7 +88,7 @@ class _Options:
             elif word.startswith("--"):
                 self._take(word, todo, given)
             elif word.startswith("-") and len(word) > 1 and not _DECIMAL.fullmatch(word):
-                raise Mismatch(f"there is no option {word}; it takes {self._known()}")
+                raise Mismatch(f"there is no option {_shown(word)}; it takes {self._known()}")
             else:
                 plain.append(word)
         rest = self._place(plain, given)
@@ -122,7 +125,7 @@ class _Options:
         off = name.removeprefix("no_")
         if off in self._flags and option.startswith("--no-"):
             return off, False
-        raise Mismatch(f"there is no option {option}; it takes {self._known()}")
+        raise Mismatch(f"there is no option {_shown(option)}; it takes {self._known()}")
 
     def _give(self, name: str, value: Any, given: dict[str, Any]) -> None:
         if name in self._lists:
@@ -186,6 +189,11 @@ def _bare(annotation: Any) -> Any:
 
 def _is_optional(annotation: Any) -> bool:
     return type(None) in typing.get_args(annotation)
+
+
+def _shown(word: str) -> str:
+    """A word of somebody's, on one line and not at any length."""
+    return word if word.isprintable() and len(word) <= _LONGEST else f"{word!r:.{_LONGEST}}"
 
 
 def _option(name: str) -> str:

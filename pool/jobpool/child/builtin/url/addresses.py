@@ -51,19 +51,23 @@ _V4 = [(IPv4Network(network), what) for network, what in V4.items()]
 _V6 = [(IPv6Network(network), what) for network, what in V6.items()]
 _GLOBAL_V6 = IPv6Network("2000::/3")
 _TRANSLATED = IPv6Network("64:ff9b::/96")
+_ISATAP = (0x00005EFE, 0x02005EFE)
+"""The upper half of the interface's part of an address, whatever its prefix: an IPv4 address is the lower half."""
 
 
 def why_not_public(address: Address) -> str:
     """What kind of address it is, if it is not public; else "".
 
-    An address that is translated to IPv4 on the way (NAT64) is what the IPv4 address in it is. Tunnels (6to4, Teredo)
-    are refused whatever is in them.
+    An address that is translated to IPv4 on the way (NAT64) is what the IPv4 address in it is. Tunnels (6to4, Teredo,
+    ISATAP) are refused whatever is in them.
     """
     if isinstance(address, IPv4Address):
         return _found(address, _V4)
     embedded = embedded_v4(address)
     if embedded is not None:
         return why_not_public(embedded)
+    if int(address) >> 32 & 0xFFFFFFFF in _ISATAP:
+        return "in an ISATAP tunnel"
     return _found(address, _V6) or ("" if address in _GLOBAL_V6 else "reserved")
 
 

@@ -123,7 +123,8 @@ def _object(value: object, what: str, known: set[str] | None) -> Mapping[str, An
 
 
 def _method(value: object) -> str:
-    method = value.upper() if isinstance(value, str) else ""
+    # ASCII before it is put into capitals, which makes an I of a dotless i.
+    method = value.upper() if isinstance(value, str) and value.isascii() else ""
     if method not in METHODS:
         raise Refused("method", f"the method must be one of {', '.join(METHODS)}")
     return method
