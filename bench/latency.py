@@ -60,7 +60,8 @@ def _figures(plan: Plan, name: str, targets: Targets, server: servers.Server | N
         waits, calls = _samples(pool, plan.pick(200, 50, 3))
         figures = _percentiles(name, waits, targets)
         figures.append(percentile(f"{name}: of it, until enqueue returned", "ms", calls, 50))
-        figures += _idle(pool, name, plan.pick(15, 5, 1), server, url)
+        rest, seconds = (0.1, 0.2) if plan.tiny else (REST, plan.pick(15, 5))
+        figures += _idle(pool, name, rest, seconds, server, url)
     return figures
 
 
@@ -83,10 +84,12 @@ def _samples(pool: LivePool, count: int) -> tuple[list[float], list[float]]:
     return waits[1:], calls[1:]  # the first one opens the broker
 
 
-def _idle(pool: LivePool, name: str, seconds: int, server: servers.Server | None, url: str) -> list[Figure]:
+def _idle(
+    pool: LivePool, name: str, rest: float, seconds: float, server: servers.Server | None, url: str
+) -> list[Figure]:
     """What nothing costs: of all processes of the pool, and of its broker."""
     pool.jobs.close()  # Postgres counts a session's transactions when it is over, or some time later
-    time.sleep(REST)
+    time.sleep(rest)
     pids = pool.processes()
     with server.asked(url) if server else nullcontext(servers.Asked()) as asked:
         cpu, begun = total_cpu(pids), time.monotonic()

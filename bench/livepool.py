@@ -118,11 +118,12 @@ def wait_for(look: Callable[[], T | None], what: str) -> T:
 def twins(plan: Plan, url: str, workers: int, *words: str) -> Iterator[Path]:
     """Two pools that share the broker at `url`, both ready; what their handlers note goes to the file that is given."""
     with plan.scratch() as directory, ExitStack() as stack:
-        for name in ("one", "two"):
-            own = directory / name
-            own.mkdir()
-            process = stack.enter_context(_program(own, url, workers, "bench.apps", words))
-            board = stack.enter_context(Scoreboard.open(_board(process, own)))
+        places = [directory / name for name in ("one", "two")]
+        for place in places:
+            place.mkdir()
+        started = [(stack.enter_context(_program(place, url, workers, "bench.apps", words)), place) for place in places]
+        for process, place in started:
+            board = stack.enter_context(Scoreboard.open(_board(process, place)))
             wait_for(partial(_has_ready, board, workers), f"{workers} children")
         yield directory / "notes"
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from jobpool.backend import QueueBackend
+from jobpool.backend import QueueBackend, ReapPolicy
 from jobpool.settlement import Ack
 from support.jobs import QUEUE
+
+SOON = ReapPolicy(back_off=0.02)
+"""What has crashed comes back while all are still at work on it, not when the others have gone idle."""
 
 
 def drain(backend: QueueBackend, number: int) -> list[tuple[str, int, bool]]:
@@ -24,7 +27,7 @@ def reap_and_settle(backend: QueueBackend, number: int) -> tuple[int, list[str]]
     reaped = idle = 0
     while idle < 20:
         leases = backend.fetch_many(QUEUE, limit=3, ttl=0.002 if number % 2 else 30.0)
-        reaped += len(backend.reap(QUEUE))
+        reaped += len(backend.reap(QUEUE, SOON))
         acked += [lease.id for lease in leases if backend.ack(lease)]
         stats = backend.stats(QUEUE)
         idle = 0 if leases or stats.pending else idle + 1

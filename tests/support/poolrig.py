@@ -29,8 +29,8 @@ from jobpool.opening import open_backend
 from jobpool.runtime_dir import PoolFile, discover
 from jobpool.signing import EnvelopeSigner
 from support import poolrig_ledger
-from support.poolrig_ledger import Account, Line
-from support.waiting import wait_until
+from support.poolrig_ledger import Account, Ledger, Line
+from support.waiting import wait_ended, wait_until
 
 LIMIT = 30.0
 """Seconds: far more than anything here takes on an idle machine."""
@@ -64,7 +64,7 @@ class PoolProcess:
     def wait(self, limit: float = LIMIT) -> int:
         """Its exit status, negative = by that signal."""
         try:
-            return self.process.wait(limit)
+            return wait_ended(self.process, limit)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"pool {self.name} has not ended within {limit:g} s") from None
 
@@ -148,7 +148,7 @@ class Rig:
     def __init__(self, directory: Path, url: str | None = None) -> None:
         self.directory = directory
         self.url = url or f"sqlite:///{directory}/jobpool.db"
-        self.ledger = directory / "ledger"
+        self.ledger = Ledger(directory / "ledger")
         self.runtime = directory / "run"
         self.pools: list[PoolProcess] = []
         self.enqueued: set[str] = set()
@@ -225,7 +225,7 @@ class Rig:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("JOBPOOL_", "JOBS_"))}
         mine = {
             "JOBPOOL_RUNTIME_DIR": str(self.runtime),
-            "POOLTEST_LEDGER": str(self.ledger),
+            "POOLTEST_LEDGER": str(self.ledger.path),
             "POOLTEST_MARK": self._mark,
             "PYTHONDONTWRITEBYTECODE": "1",
         }
@@ -235,8 +235,7 @@ class Rig:
 
     def lines(self, event: str = "", ident: str = "") -> list[Line]:
         """The ledger, all of it or what concerns one event or message."""
-        every = poolrig_ledger.read(self.ledger)
-        return [line for line in every if event in ("", line.event) and ident in ("", line.id)]
+        return [line for line in self.ledger.read() if event in ("", line.event) and ident in ("", line.id)]
 
     def starts(self, ident: str = "") -> list[Line]:
         return self.lines("start", ident)

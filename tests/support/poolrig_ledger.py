@@ -27,12 +27,25 @@ class Line:
     tag: str = ""
 
 
-def read(path: Path) -> list[Line]:
-    """All whole lines so far, in the order of the writes."""
-    if not path.exists():
-        return []
-    text = path.read_text()
-    return [Line(**json.loads(line)) for line in text[: text.rfind("\n") + 1].splitlines()]
+class Ledger:
+    """The file; its lines are only ever added to, so each is read once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lines: list[Line] = []
+        self._read = 0
+
+    def read(self) -> list[Line]:
+        """All whole lines so far, in the order of the writes."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._lines += [Line(**json.loads(line)) for line in whole.splitlines()]
+        self._read += len(whole)
+        return list(self._lines)
 
 
 @dataclass(slots=True)

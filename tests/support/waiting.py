@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import os
+import select
+import subprocess
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+EVERY = 0.002
+"""Seconds between two looks."""
+
+LONGEST = 0.02
+"""The same, after a look that itself took as long: who waits must not take the processor from what is waited for."""
 
 
 def wait_until(condition: Callable[[], T], limit: float = 10.0, what: str = "") -> T:
     """What `condition` returned as soon as that is true; `AssertionError` after `limit` seconds."""
     give_up = time.monotonic() + limit
     while True:
+        looked_at = time.monotonic()
         value = condition()
         if value:
             return value
-        if time.monotonic() >= give_up:
+        now = time.monotonic()
+        if now >= give_up:
             raise AssertionError(f"not within {limit} s: {what or getattr(condition, '__name__', condition)}")
-        time.sleep(0.002)
+        time.sleep(min(max(now - looked_at, EVERY), LONGEST))
+
+
+def wait_ended(process: subprocess.Popen[Any], limit: float) -> int:
+    """Its exit status, as soon as it has ended: `Popen.wait` with a limit looks but every 50 ms.
+
+    Raises `subprocess.TimeoutExpired` after `limit` seconds.
+    """
+    if process.returncode is None:
+        descriptor = os.pidfd_open(process.pid)
+        try:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll(limit * 1000)
+        finally:
+            os.close(descriptor)
+    return process.wait(0)

@@ -71,6 +71,7 @@ class Lessor(MasterThread):
         self._nudged = False
         self._glance = GLANCE
         self._unanswered: dict[str, str] = {}
+        self._asleep = False
         self._outage = Outage(inbox, self._halt)
         self._admission = Admission(backend, Guarding(backend, limits), self._gates, ttl, self._outage, self._halt)
         self.answered_at = backend.clock.mono()
@@ -113,6 +114,13 @@ class Lessor(MasterThread):
         super().stop()
         with self._turn:
             self._turn.notify()
+
+    def is_leasing(self) -> bool:
+        """Whether anything may still come of it. Nothing does once it was stopped while it sleeps in the backend.
+
+        From there it comes back within `WAIT` seconds, and then only ends: nobody need wait for that.
+        """
+        return self.is_alive() and not (self._halt.is_set() and self._asleep)
 
     def serve(self) -> None:
         while not self._halt.is_set():
@@ -222,13 +230,24 @@ class Lessor(MasterThread):
             return self._turn.wait_for(lambda: self._nudged or self._halt.is_set(), pause)
 
     def _is_hinted(self, names: list[str], timeout: float) -> bool:
-        try:
-            queue = self._backend.wait_any(names, timeout)
-        except BackendUnavailable as error:
-            self._outage.failed(error)
+        queue, trouble = self._sleep(names, timeout)
+        if self._halt.is_set():
+            return False  # the inbox and the backend may be closed by now: see `is_leasing`
+        if trouble is not None:
+            self._outage.failed(trouble)
             return True
         self._note_answer()
         return queue is not None
+
+    def _sleep(self, names: list[str], timeout: float) -> tuple[str | None, BackendUnavailable | None]:
+        """What the backend hinted at, or why it did not. Awake again, the thread must look whether it was stopped."""
+        self._asleep = True
+        try:
+            return self._backend.wait_any(names, timeout), None
+        except BackendUnavailable as error:
+            return None, error
+        finally:
+            self._asleep = False
 
     def _note_answer(self) -> None:
         self.answered_at = self._clock.mono()

@@ -12,6 +12,7 @@ from jobpool.backend import QueueBackend
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
+from jobpool.master.attendant import Attendant
 from jobpool.master.batch import Batch
 from jobpool.master.crew import Crew
 from jobpool.master.delivery import Delivery
@@ -32,6 +33,12 @@ from jobpool.master.watching import Watching
 STACK_WAIT = 0.1
 """Seconds for the children's fault handlers to write, before their stacks are logged."""
 
+SOON = 0.05
+"""Seconds between two writes of the pool's state while children become ready: who has started a pool waits for that."""
+
+LAST_LOOK = 0.02
+"""Seconds between two looks whether the lease thread has ended, which it does without an event."""
+
 JOIN_LIMIT = 2.0
 
 
@@ -49,6 +56,7 @@ class Master:
         settler: Settler,
         publisher: Publisher,
         watching: Watching | None = None,
+        attendant: Attendant | None = None,
     ) -> None:
         self._pool = pool
         self._planner = planner
@@ -62,6 +70,7 @@ class Master:
         self._renewer = Renewer(backend, pool.settings.ttl, lambda: list(pool.held.values()), inbox)
         self._sampler = Sampler(self._living, inbox)
         self._watching = watching
+        self._attendant = attendant
         self._batch = Batch()
         self._stacks_due = 0.0
         self._unpublished = True
@@ -74,7 +83,7 @@ class Master:
         self._start_threads()
         leasing = True
         while leasing or not pool.finished:
-            leasing = self._lessor.is_alive()  # asked before the wait: its last leases are among this turn's events
+            leasing = self._lessor.is_leasing()  # asked before the wait: its last leases are among this turn's events
             for event in self._wait():
                 if observer is not None:
                     observer.note(pool, event)
@@ -102,11 +111,11 @@ class Master:
         now = time.monotonic()
         due = max(next_due(self._pool, now), self._pool.checked_at + CHECK_EVERY)
         if self._unpublished:
-            due = min(due, now + EVERY)
+            due = min(due, self._publish_at)
         if self._stacks_due:
             due = min(due, self._stacks_due)
         if self._pool.is_stopping:
-            due = min(due, now + EVERY)  # a thread may end without an event
+            due = min(due, now + (LAST_LOOK if self._lessor.is_leasing() else EVERY))
         return min(due, self._batch.due)
 
     def _note(self, event: ev.Event) -> None:
@@ -126,6 +135,8 @@ class Master:
                 for child, _, share in samples:
                     self._publisher.note_cpu(child, share)
                 self._crew.bound_outputs()
+            case ev.ChildReady():
+                self._publish_at = min(self._publish_at, self._published_at + SOON)
 
     # --- perform ------------------------------------------------------------------------------------
 
@@ -171,6 +182,10 @@ class Master:
                 apply(self._pool, ev.ForkServerGone(generation), time.monotonic())
             case act.WriteStacks():
                 self._ask_stacks()
+            case act.StartCompanion() if self._attendant is not None:
+                apply(self._pool, self._attendant.start(), time.monotonic())
+            case act.SignalCompanion(number) if self._attendant is not None:
+                self._attendant.signal(number)
 
     def _ticket(self, delivery: Delivery) -> bytes:
         return orjson.dumps(self._backend.ticket(delivery.lease))
@@ -212,17 +227,17 @@ class Master:
             self._lessor.want(worth_fetching(pool, now))
         if self._stacks_due and now >= self._stacks_due:
             self._log_stacks()
-        if self._unpublished or now - self._published_at >= EVERY:
+        if now >= self._publish_at:
             self._publish(now)
         if pool.notes:
             self._publisher.log_notes(pool)
 
     _published_at = 0.0
+    _publish_at = 0.0
 
-    def _publish(self, now: float, force: bool = False) -> None:
-        if now - self._published_at < EVERY and not force:
-            return
+    def _publish(self, now: float) -> None:
         self._published_at = now
+        self._publish_at = now + EVERY
         self._unpublished = False
         answered = max(self._lessor.answered_at, self._settler.answered_at)
         self._publisher.publish(self._pool, now, answered, self._settler.reaped_at)
@@ -268,7 +283,7 @@ class Master:
             )
         done = {name: count for name, count in asdict(self._pool.counters).items() if count}
         self._pool.note("info", "stopped", **done)
-        self._publish(time.monotonic(), force=True)
+        self._publish(time.monotonic())
         self._publisher.log_notes(self._pool)
         self._renewer.join(JOIN_LIMIT)
         self._sampler.join(JOIN_LIMIT)

@@ -65,7 +65,8 @@ def run_pool(
 
     Args:
         settings: Checked by whoever made them.
-        backend: Instead of opening `settings.backend`; the caller closes it.
+        backend: Instead of opening `settings.backend`; the caller closes it. For half a second after the end a thread
+            may still wait in it for a hint; it only ends then, whether the backend was closed meanwhile or not.
         on_start: Called once with the scoreboard, before the first child.
         collector: Is told what the pool's own metrics count, as it happens.
 

@@ -20,7 +20,7 @@ from support.servers.family import family_of, freeze, is_alive, send
 from support.servers.launching import as_user as as_user
 from support.servers.launching import launch
 from support.servers.ports import free_port as free_port
-from support.waiting import wait_until
+from support.waiting import wait_ended, wait_until
 
 LIMIT = 30.0
 """Seconds that a server has to start, to stop, or to die: far above what any of them takes."""
@@ -184,7 +184,7 @@ class Server(ABC):
         """Wait until the process that was told to end has ended."""
         assert self._process is not None
         try:
-            self._process.wait(LIMIT)
+            wait_ended(self._process, LIMIT)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

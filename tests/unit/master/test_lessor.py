@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
+import pytest
 from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
+from jobpool.errors import BackendUnavailable
 from jobpool.lease import JobLease
+from jobpool.master import events as ev
 from jobpool.master.inbox import Inbox
 from jobpool.master.inspection import Inspector
 from jobpool.master.lessor import Lessor
@@ -49,3 +53,73 @@ def test_without_a_hint_nothing_is_fetched_and_with_one_it_is() -> None:
         lessor.join(10.0)
         inbox.close()
     assert not lessor.is_alive()
+
+
+class Sleepy(MemoryBackend):
+    """Sleeps until it is woken, and then hints at a message, or says that it was closed meanwhile."""
+
+    def __init__(self, *, closed: bool) -> None:
+        super().__init__()
+        self.asleep, self.woken, self.fetches = threading.Event(), threading.Event(), 0
+        self._closed = closed
+
+    def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
+        self.fetches += 1
+        return super()._fetch(queue, limit, ttl, fetch_id)
+
+    def _wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
+        del timeout
+        self.asleep.set()
+        assert self.woken.wait(30.0)
+        if self._closed:
+            raise BackendUnavailable("closed")
+        return queues[0]
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["hint", "closed"])
+def test_stopped_while_it_sleeps_in_the_backend_it_is_waited_for_no_more_and_only_ends(closed: bool) -> None:
+    backend, inbox = Sleepy(closed=closed), Inbox()
+    lessor = Lessor(backend, ((QUEUE, 1.0),), 30.0, Inspector(EnvelopeSigner(), {}), inbox)
+    lessor.want(2)
+    lessor.start()
+    assert backend.asleep.wait(10.0)
+    assert lessor.is_leasing(), "a hint may come"
+    lessor.stop()
+    assert not lessor.is_leasing()
+    assert lessor.is_alive()
+    backend.enqueue(a_job())
+    backend.woken.set()
+    lessor.join(10.0)
+    assert not lessor.is_alive()
+    assert backend.fetches == 1, "the one before it slept"
+    assert inbox.take() == []
+    inbox.close()
+
+
+class Slow(MemoryBackend):
+    """Its fetch takes until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.let_go = threading.Event(), threading.Event()
+
+    def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
+        self.asked.set()
+        assert self.let_go.wait(30.0)
+        return super()._fetch(queue, limit, ttl, fetch_id)
+
+
+def test_stopped_while_it_fetches_it_is_waited_for_and_brings_what_it_gets() -> None:
+    backend, inbox = Slow(), Inbox()
+    backend.enqueue(a_job())
+    lessor = Lessor(backend, ((QUEUE, 1.0),), 30.0, Inspector(EnvelopeSigner(), {}), inbox)
+    lessor.want(2)
+    lessor.start()
+    assert backend.asked.wait(10.0)
+    lessor.stop()
+    assert lessor.is_leasing()
+    backend.let_go.set()
+    wait_until(lambda: not lessor.is_leasing())
+    assert [len(event.leases) for event in inbox.take() if isinstance(event, ev.Leased)] == [1]
+    lessor.join(10.0)
+    inbox.close()

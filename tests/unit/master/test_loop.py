@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from stage import HANDLERS
 from support.jobs import a_job
 
-from jobpool.backend import ReapPolicy, State
+from jobpool.backend import QueueBackend, ReapPolicy, State
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
 from jobpool.master.inbox import Inbox
-from jobpool.master.loop import Master
+from jobpool.master.inspection import Inspector
+from jobpool.master.lessor import Lessor
+from jobpool.master.loop import SOON, Master
 from jobpool.master.plan import Planner
 from jobpool.master.pool import Pool
+from jobpool.master.publisher import EVERY
 from jobpool.master.settings import PoolSettings
 from jobpool.master.settler import Settler
 from jobpool.opening import open_backend
 from jobpool.policy.retry import RetryPolicy
+from jobpool.signing import EnvelopeSigner
+from jobpool_backends.memory import MemoryBackend
 
 
 class NoCrew:
@@ -28,6 +37,12 @@ class NoCrew:
 
     def poll(self, _timeout: float) -> list[ev.Event]:
         return self.take()  # type: ignore[operator,no-any-return]
+
+    def start_server(self, _generation: int) -> None:
+        pass
+
+    def end_server(self, _generation: int) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -41,6 +56,20 @@ class Silent:
 
     def log_notes(self, pool: Pool) -> None:
         pool.notes.clear()
+
+
+class Sleepy(MemoryBackend):
+    """Its wait lasts until it is woken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asleep, self.woken = threading.Event(), threading.Event()
+
+    def _wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
+        del queues, timeout
+        self.asleep.set()
+        assert self.woken.wait(30.0)
+        return None
 
 
 class LastLease:
@@ -61,32 +90,73 @@ class LastLease:
     def seen(self) -> None:
         pass
 
-    def is_alive(self) -> bool:
+    def is_leasing(self) -> bool:
         if self._left:
             self._inbox.put(self._left.pop())
         return False
 
 
+def a_master(pool: Pool, backend: QueueBackend, inbox: Inbox, lessor: object) -> Master:
+    return Master(
+        pool=pool,
+        planner=Planner(RetryPolicy(), backend.pack),
+        backend=backend,
+        crew=NoCrew(),  # type: ignore[arg-type]
+        inbox=inbox,
+        lessor=lessor,  # type: ignore[arg-type]
+        settler=Settler(backend, ("reports",), 30.0, ReapPolicy(), inbox, 2.0),
+        publisher=Silent(),  # type: ignore[arg-type]
+    )
+
+
+SETTINGS = PoolSettings(queues=(("reports", 1.0),), backend="memory://")
+
+
 def test_what_the_lease_thread_brings_at_the_very_end_of_a_stop_is_given_back() -> None:
-    settings = PoolSettings(queues=(("reports", 1.0),), backend="memory://")
     with closing(open_backend("memory://")) as backend:
         backend.enqueue(a_job())
         [lease] = backend.fetch_many("reports", limit=1)
-        pool, inbox = Pool(settings, now=backend.clock.mono()), Inbox()
+        pool, inbox = Pool(SETTINGS, now=backend.clock.mono()), Inbox()
         apply(pool, ev.AppLoaded(1, HANDLERS, True, [], 0.1), pool.now)
         pool.stop("stopping")
-        master = Master(
-            pool=pool,
-            planner=Planner(RetryPolicy(), backend.pack),
-            backend=backend,
-            crew=NoCrew(),  # type: ignore[arg-type]
-            inbox=inbox,
-            lessor=LastLease(inbox, ev.Leased([ev.Inspected(lease, None)])),  # type: ignore[arg-type]
-            settler=Settler(backend, ("reports",), 30.0, ReapPolicy(), inbox, 2.0),
-            publisher=Silent(),  # type: ignore[arg-type]
-        )
+        lessor = LastLease(inbox, ev.Leased([ev.Inspected(lease, None)]))
+        master = a_master(pool, backend, inbox, lessor)
         assert master.run() == 0
         inbox.close()
         message = backend.inspect(lease.id)
         assert message is not None
         assert message.state is State.WAITING
+
+
+def test_a_stop_does_not_wait_for_a_lease_thread_that_sleeps_in_the_backend() -> None:
+    backend, inbox = Sleepy(), Inbox()
+    pool = Pool(SETTINGS, now=backend.clock.mono())
+    apply(pool, ev.AppLoaded(1, HANDLERS, True, [], 0.1), pool.now)
+    lessor = Lessor(backend, SETTINGS.queues, 30.0, Inspector(EnvelopeSigner(), {}), inbox)
+    lessor.want(1)
+    master = a_master(pool, backend, inbox, lessor)
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(master.run)
+        try:
+            assert backend.asleep.wait(10.0)
+            inbox.put(ev.ThreadDied("a thread", "so the pool stops"))
+            assert running.result(10.0) == 1
+            assert lessor.is_alive(), "still asleep"
+        finally:
+            backend.woken.set()
+    lessor.join(10.0)
+    inbox.close()
+
+
+def test_a_child_that_becomes_ready_is_shown_soon_and_anything_else_in_its_time() -> None:
+    backend, inbox = MemoryBackend(), Inbox()
+    pool = Pool(SETTINGS, now=backend.clock.mono())
+    master = a_master(pool, backend, inbox, LastLease(inbox, ev.ReapDone([])))
+    pool.checked_at = now = time.monotonic()
+    master._publish(now)
+    master._unpublished = True
+    assert now + SOON < master._due() <= now + EVERY
+    for _ in range(3):
+        master._note(ev.ChildReady(1))
+        assert now < master._due() <= now + SOON, "not at once: many become ready together"
+    inbox.close()
