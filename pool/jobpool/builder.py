@@ -95,6 +95,11 @@ class JobBuilder:
         self._fields.pop("scheduled_at", None)
         return self
 
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it waits for a `delay`, and not for a fixed moment."""
+        return self._delay is not None
+
     def single_instance(self, flag: bool = True) -> Self:
         return self._put("single_instance", flag)
 

@@ -69,7 +69,8 @@ def _loop(header: HeaderView, pool: PoolFile, now: float) -> Check:
 def _children(header: HeaderView) -> Check:
     count = f"{header.ready} of {header.workers} children ready"
     if header.ready >= 1:
-        return Check("children", True, count + (", draining" if header.draining else ""))
+        worry = f"; {header.problem}" if header.problem else ""  # jobs run, but not all is well
+        return Check("children", True, count + (", draining" if header.draining else "") + worry)
     return Check("children", False, count + (f": {header.problem}" if header.problem else ""))
 
 

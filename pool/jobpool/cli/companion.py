@@ -1,29 +1,32 @@
-"""The program that a pool with `--cron` runs beside it: `python -m jobpool.cli.companion CONFIG_FD MASTER_PID`."""
+"""The program that a pool with `--cron` runs beside it: `python -m jobpool.cli.companion CONFIG_FD LINE_FD MASTER`."""
 
 from __future__ import annotations
 
+import os
 import sys
+from functools import partial
 
 from jobpool.cron.service import read_start, serve
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.logs import configure
 from jobpool.mechanism import linux
+from jobpool.mechanism.companion import READY, REFUSED, say
 
 FAILED = 1
-USAGE = 2
 
 
 def main(argv: list[str]) -> int:
     """Run with these arguments; the exit status: 0 told to end, 1 no broker, 2 the app or a setting cannot work."""
-    config, master = map(int, argv[1:3])
+    config, line, master = map(int, argv[1:4])
+    os.set_inheritable(line, False)
     linux.die_with_parent(master)
     start = read_start(config)
     configure(start.log_level, start.log_format)
     try:
-        serve(start, companion=True)
+        serve(start, companion=True, on_ready=partial(say, line, READY))
     except JobpoolError as error:
-        print(f"jobpool: the scheduler: {error}", file=sys.stderr, flush=True)
-        return USAGE if isinstance(error, ConfigurationError) else FAILED
+        say(line, str(error).encode())  # the master logs it
+        return REFUSED if isinstance(error, ConfigurationError) else FAILED
     return 0
 
 

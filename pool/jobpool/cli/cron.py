@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LISTED = (
     *(Column("NAME", style="bold", flexible=True), Column("EXPRESSION"), Column("ZONE"), Column("QUEUE")),
-    *(Column("LAST"), Column("NEXT"), Column("OWNER", flexible=True)),
+    *(Column("LAST"), Column("NEXT"), Column("FIRES", flexible=True), Column("OWNER", flexible=True)),
 )
 COMING = (Column("TIME"), Column("LOCAL TIME"), Column("NAME", style="bold", flexible=True))
 FIRED = (
@@ -35,11 +35,22 @@ def app(function: Function) -> Function:
     """The app whose schedules are meant, and where they fire."""
     decorators: list[Callable[[Function], Function]] = [
         option("-A", "--app", "apps", multiple=True, metavar="MODULE", help="Module or .py file; repeat it."),
-        option("--environment", "cron_environment", metavar="NAME", help="Of the schedules to fire."),
+        option(
+            *("--environment", "cron_environment"),
+            metavar="NAME",
+            callback=_environment,
+            help="Schedules that name environments fire only if this is one of them.",
+        ),
     ]
     for decorate in reversed(decorators):
         function = decorate(function)
     return function
+
+
+def _environment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    if value == "":
+        raise click.UsageError("--environment is empty: name one, or leave the flag out")
+    return value
 
 
 @click.command("run", cls=Command, short_help="Fire what is due, until told to stop.")
@@ -59,8 +70,9 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
       jobpool cron run --app myapp.jobs
       jobpool cron run --app myapp.jobs --test-time 2026-03-29T02:30+01:00
 
-    Without --once or --test-time, it runs until SIGTERM or SIGINT, and waits out a broker that is silent. --test-time
-    enqueues and runs in truth, but does not count as a firing.
+    Without --once or --test-time, it runs until SIGTERM or SIGINT; a second one ends an inline job, too. The broker has
+    to answer at the start; later it is waited for when it is silent. --test-time enqueues and runs in truth, but does
+    not count as a firing.
     """
     at = None if test_time is None else parse_time(test_time)
     start = _start(session, flags)
@@ -77,11 +89,11 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
 @as_json
 @common
 def list_(session: Session, json_: bool, **flags: Any) -> None:
-    """Show the app's schedules: when each fired last and fires next, and which scheduler fired it."""
+    """Show the app's schedules: where each fires, when it fired last and who did it, and when it fires next here."""
     start = _start(session, flags)
     plan = _plan(start)
     now, records = _asked(start, plan)
-    rows = [_values(planned, records.get(planned.name), now) for planned in plan]
+    rows = [_values(planned, records.get(planned.name), now, start.environment) for planned in plan]
     if json_:
         answer_json(rows)
     else:
@@ -95,15 +107,20 @@ def list_(session: Session, json_: bool, **flags: Any) -> None:
 @as_json
 @common
 def next_(session: Session, schedule: str | None, limit: int, json_: bool, **flags: Any) -> None:
-    """Show when a schedule is due next, or all of them. Asks no broker: the clock is this machine's."""
-    plan = _plan(_start(session, flags))
-    coming = _coming([_named(plan, schedule)] if schedule else plan, limit)
+    """Show when a schedule is due next, or all of them. What is disabled, or meant for other environments, is left out.
+    Asks no broker: the clock is this machine's.
+    """
+    start = _start(session, flags)
+    plan = _plan(start)
+    wanted = [_named(plan, schedule)] if schedule else plan
+    coming = _coming([planned for planned in wanted if planned.why_not(start.environment) is None], limit)
     if json_:
         answer_json([{"name": planned.name, "at": _iso(at), "zone": planned.schedule.zone} for at, planned in coming])
     elif coming:
         table(COMING, [[_iso(at), _local(at, planned), planned.name] for at, planned in coming])
     else:
         note("nothing is due any more")
+    _note_left_out(wanted, start.environment)
 
 
 # --- what they work with ----------------------------------------------------------------------------------------------
@@ -113,11 +130,13 @@ def parse_time(text: str) -> datetime:
     """An ISO 8601 moment; without an offset, UTC. Raises `click.UsageError`."""
     try:
         moment = datetime.fromisoformat(text)
+        return moment.replace(tzinfo=UTC) if moment.utcoffset() is None else moment.astimezone(UTC)
     except ValueError:
         raise click.UsageError(
             f"--test-time {text!r} is no date and time: write 2026-03-29T02:30Z, or with an offset, +01:00"
         ) from None
-    return moment.replace(tzinfo=UTC) if moment.utcoffset() is None else moment.astimezone(UTC)
+    except OverflowError:
+        raise click.UsageError(f"--test-time {text!r} is outside the years 1 to 9999 in UTC") from None
 
 
 def _start(session: Session, flags: dict[str, Any]) -> CronStart:
@@ -199,6 +218,20 @@ def _coming(plan: list[Planned], count: int) -> list[tuple[datetime, Planned]]:
     return found
 
 
+def _note_left_out(wanted: list[Planned], environment: str | None) -> None:
+    """Say how many of them never fire here, and why."""
+    out = [planned for planned in wanted if planned.why_not(environment) is not None]
+    disabled = sum(not planned.definition.enabled for planned in out)
+    names = {name for planned in out if planned.definition.enabled for name in planned.definition.environments}
+    reasons = [f"{disabled} disabled"] if disabled else []
+    if names:
+        reasons.append(
+            f"{len(out) - disabled} only in other environments, see --environment: {', '.join(sorted(names))}"
+        )
+    if reasons:
+        note(f"{len(out)} left out: {'; '.join(reasons)}")
+
+
 # --- how they look ----------------------------------------------------------------------------------------------------
 
 
@@ -216,10 +249,11 @@ def _firing_cells(firing: Firing) -> list[str]:
     return [firing.name, _iso(firing.at), firing.status.value, firing.id or "-", took, firing.why or ""]
 
 
-def _values(planned: Planned, record: Record | None, now: datetime) -> dict[str, Any]:
+def _values(planned: Planned, record: Record | None, now: datetime, environment: str | None) -> dict[str, Any]:
     from dataclasses import asdict
 
-    due = planned.schedule.next(now)
+    fires_here = planned.why_not(environment) is None
+    due = planned.schedule.next(now) if fires_here else None
     owner = record.owner if record else None
     return {
         "name": planned.name,
@@ -228,12 +262,13 @@ def _values(planned: Planned, record: Record | None, now: datetime) -> dict[str,
         "queue": planned.definition.queue,
         "enabled": planned.definition.enabled,
         "environments": list(planned.definition.environments),
+        "fires_here": fires_here,
         "misfire": planned.misfire.text,
         "last": _iso(record.last) if record and record.last else None,
         "lateness": record.lateness if record and record.last else None,
         "id": record.id if record else None,
         "failed": record.failed if record else None,
-        "next": _iso(due) if due and planned.definition.enabled else None,
+        "next": _iso(due) if due else None,
         "owner": asdict(owner) if owner else None,
         "declared": planned.entry.place,
     }
@@ -242,9 +277,15 @@ def _values(planned: Planned, record: Record | None, now: datetime) -> dict[str,
 def _cells(row: dict[str, Any]) -> list[str]:
     owner = row["owner"]
     shown = f"{owner['name']} {owner['host']}:{owner['pid']}" if owner else "-"
-    coming = row["next"] or ("-" if row["enabled"] else "disabled")
     queue = row["queue"] or "(inline)"
-    return [row["name"], row["expression"], row["zone"], queue, row["last"] or "-", coming, shown]
+    times = [row["last"] or "-", row["next"] or "-"]
+    return [row["name"], row["expression"], row["zone"], queue, *times, _where(row), shown]
+
+
+def _where(row: dict[str, Any]) -> str:
+    if not row["enabled"]:
+        return "disabled"
+    return f"in {', '.join(row['environments'])}" if row["environments"] else "everywhere"
 
 
 def _local(at: datetime, planned: Planned) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from jobpool.backend import QueueBackend
 from jobpool.child.registry import DEFAULT, HandlerRegistry
+from jobpool.cron.stopping import signals_kept
 from jobpool.definition import JobDefinition
 from jobpool.errors import JobpoolError
 from jobpool.headline import headline
@@ -19,7 +20,7 @@ class Inline:
 
     Attributes:
         backend: Where follow-ups go, once the job that asked for them has succeeded.
-        registry: The handlers.
+        registry: The handlers. Its lists of what may run on a queue do not count: an inline job is on none.
         default_timeout: Seconds for jobs and handlers that set none; 0 = unlimited.
     """
 
@@ -33,7 +34,8 @@ class Inline:
         Blocks for the handler, for its timeout at most if it heeds the alarm.
         """
         try:
-            attempt = run_inline(definition, self.registry, self.default_timeout)
+            with signals_kept():
+                attempt = run_inline(definition, self.registry.with_rules(queue_handlers={}), self.default_timeout)
         except JobFailedError as failed:
             return failed.result, headline(failed.result.error) or "failed"
         if attempt.follow_ups:

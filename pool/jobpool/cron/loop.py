@@ -72,14 +72,14 @@ class CronLoop:
         self._is_ready = False
 
     def run(self) -> None:
-        """Go on until the sleeper is stopped. Blocks; an inline job is run to its end."""
+        """Go on until the sleeper is stopped. Blocks; an inline job is run to its end, and no other is begun."""
         while not self._sleeper.stopped():
             self._sleeper.sleep(self._turn())
 
     def _turn(self) -> float:
         """Do what is due; for how many seconds there is nothing to do then."""
         try:
-            firings = self._runner.run()
+            firings = self._runner.run(stopped=self._sleeper.stopped)
             self._tell(firings)
             self._note_broker(self._runner.silence)
             self._say_ready()

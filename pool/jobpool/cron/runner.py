@@ -7,11 +7,12 @@ what others have done while it was away.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterable
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
 
 from jobpool.backend import QueueBackend
 from jobpool.child.registry import DEFAULT, HandlerRegistry
@@ -25,12 +26,19 @@ from jobpool.cron.scheduler import Planned, Scheduler, plan
 from jobpool.cron.tick import Means, Tick
 from jobpool.cron.timing import CronTime
 from jobpool.cron.trial import try_out
-from jobpool.definition import JobDefinition, check_seconds
+from jobpool.definition import JobDefinition, check_seconds, rfc3339
 from jobpool.errors import ConfigurationError
 from jobpool.worker import DEFAULT_TIMEOUT
 
 LONGEST_GRACE = 12 * 3600.0
 """Seconds: what was missed longer ago is never made up for, because firings are remembered for a day only."""
+
+AHEAD = timedelta(minutes=5)
+"""What a schedule has seen lies in the future by no more than this, however badly machines agree about the time."""
+
+MEND = "set the clock if it is wrong; if it is right, delete the schedule's record, or give the schedule another name"
+
+log = logging.getLogger("jobpool.cron")
 
 
 class CronRunner:
@@ -84,6 +92,7 @@ class CronRunner:
             environment,
         )
         self.time = CronTime(backend, clock)
+        self._told_ahead: set[str] = set()
         self.silence = ""
         """What the broker's silence in the last `run` was called; "" = it answered."""
 
@@ -118,7 +127,7 @@ class CronRunner:
 
     # --- firing -------------------------------------------------------------------------------------
 
-    def run(self, now: datetime | None = None) -> list[Firing]:
+    def run(self, now: datetime | None = None, *, stopped: Callable[[], bool] = lambda: False) -> list[Firing]:
         """Do what is due: enqueue jobs that have a queue, run the others, one attempt each, here and now.
 
         Nothing that fails stops the rest. What depends on a job that ran inline and failed is held back. A schedule
@@ -127,6 +136,7 @@ class CronRunner:
 
         Args:
             now: Aware; None = now, which is what a scheduler wants. Earlier than the last time: nothing is due again.
+            stopped: Asked before each firing; True: this one and those behind it are left to the next turn.
 
         Returns:
             What became of each instant that was due, in order.
@@ -138,8 +148,9 @@ class CronRunner:
         Blocks for the inline jobs, and about four round trips a firing.
         """
         fixed = None if now is None else _aware(now)
-        tick = Tick(self._means, self.time.now if fixed is None else lambda: fixed)
+        tick = Tick(self._means, self.time.now if fixed is None else lambda: fixed, stopped)
         self._memory.read(tick.now)
+        self._note_ahead(tick.now)
         for planned in self._plan:
             tick.attend(planned)
         tick.end()
@@ -160,6 +171,16 @@ class CronRunner:
         Blocks for the inline jobs, and a round trip a firing.
         """
         return try_out(self._plan, self._means, _aware(now))
+
+    def _note_ahead(self, now: datetime) -> None:
+        """Say once of each schedule that is silent for long, because a clock was ahead and has been put back."""
+        for planned in self._plan:
+            seen = self._memory[planned].seen
+            if seen is None or seen <= now + AHEAD:
+                self._told_ahead.discard(planned.name)
+            elif planned.name not in self._told_ahead and self.serves(planned):
+                self._told_ahead.add(planned.name)
+                _tell_ahead(planned.name, seen, now)
 
 
 def check_grace(grace: float) -> float:
@@ -183,6 +204,13 @@ def _is_alone(backend: QueueBackend, only: bool) -> bool:
             " with --only-scheduler (in Python: only=True)"
         )
     return True
+
+
+def _tell_ahead(name: str, seen: datetime, now: datetime) -> None:
+    fields = {"name": name, "until": rfc3339(seen), "now": rfc3339(now), "mend": MEND}
+    log.warning(
+        "a clock was ahead: nothing fires until it is as late again", extra={"fields": fields, "limit": "cron ahead"}
+    )
 
 
 def _aware(now: datetime) -> datetime:

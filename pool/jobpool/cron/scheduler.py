@@ -16,6 +16,9 @@ from jobpool.cron.schedule import Schedule
 from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError, InvalidJob
 
+QUEUED_ONLY = ("single_instance", "idempotency_key", "unique", "concurrency_key", "expires_in")
+"""Fields that mean something to messages only: a job that runs inline is none."""
+
 _all: list[Scheduler] = []
 """Every scheduler of this process, in the order in which they were made. None is dropped because no module keeps it."""
 
@@ -37,11 +40,9 @@ class Entry:
             definition = self.builder.to_definition()
         except InvalidJob as error:
             raise ConfigurationError(f"the schedule at {self.place} is refused: {error}") from error
-        if definition.identifier is not None:
-            raise ConfigurationError(
-                f"the schedule {job_name(definition)!r} at {self.place} has an identifier: leave it out, for each"
-                " of its firings has an id of its own"
-            )
+        why = _unfit(definition, is_delayed=self.builder.is_delayed)
+        if why is not None:
+            raise ConfigurationError(f"the schedule {job_name(definition)!r} at {self.place} has {why}")
         return definition
 
 
@@ -73,6 +74,15 @@ class Planned:
         """Whether it is meant for this environment."""
         return not self.definition.environments or environment in self.definition.environments
 
+    def why_not(self, environment: str | None) -> str | None:
+        """Why it never fires in this environment; None: it does."""
+        if not self.definition.enabled:
+            return "it is disabled"
+        if not self.runs_in(environment):
+            names = ", ".join(self.definition.environments)
+            return f"it runs in {names} only, and this is {environment or 'no environment'}"
+        return None
+
 
 class Scheduler:
     """Jobs with the times at which they are due. Declare them where handlers are declared; `jobpool cron run`, or a
@@ -83,8 +93,8 @@ class Scheduler:
         scheduler.define("clean_up").hourly()
 
     A job with a queue is enqueued when it is due. One without runs in the scheduler's own process, one attempt each
-    time: for what takes moments. Its name (its handler's, when it has none) is what others depend on, and what makes
-    its firings the same to all schedulers; no two may share one.
+    time: for what takes moments; keys, locks, a delay and an expiry need a queue. Its name (its handler's, when it has
+    none) is what others depend on, and what makes its firings the same to all schedulers; no two may share one.
     """
 
     def __init__(self) -> None:
@@ -166,6 +176,23 @@ def _check(planned: Planned) -> None:
         raise ConfigurationError(
             f"the schedule {planned.name!r} at {planned.entry.place} is refused: {error}"
         ) from error
+
+
+def _unfit(definition: JobDefinition, *, is_delayed: bool) -> str | None:
+    """What a schedule has that no schedule can have, or none without a queue, and the mend; None: nothing."""
+    if definition.identifier is not None:
+        return "an identifier: leave it out, for each of its firings has an id of its own"
+    if definition.scheduled_at is not None and not is_delayed:
+        return (
+            "a fixed moment, scheduled_at, for which every firing would wait: leave it out, or say delay(seconds),"
+            " which counts from each firing"
+        )
+    if definition.queue is not None:
+        return None
+    asked = [name for name in QUEUED_ONLY if getattr(definition, name)] + ["delay"] * is_delayed
+    if not asked:
+        return None
+    return f"no queue, and what runs inline knows no {' and no '.join(asked)}: give it a queue, .queue(name)"
 
 
 def _place(frame: FrameType) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from setproctitle import setproctitle
@@ -76,26 +76,33 @@ def runner_of(start: CronStart, backend: QueueBackend, schedulers: list[Schedule
     )
 
 
-def serve(start: CronStart, *, companion: bool = False) -> None:
+def serve(start: CronStart, *, companion: bool = False, on_ready: Callable[[], object] | None = None) -> None:
     """Fire what is due until SIGTERM or SIGINT. Call it on the main thread.
+
+    Until the app is imported and the broker has answered, those signals do what they did before: what hangs there
+    must not be waited for.
 
     Args:
         start: What to serve.
         companion: This process is a pool's own: as in the pool's children, all that its jobs enqueue goes to the pool's
             broker, whatever URL a `Jobs` of theirs names.
+        on_ready: Called once nothing can refuse the start any more, before the first firing.
 
     Raises:
         ConfigurationError: The app or a setting cannot work.
         BackendUnavailable: The broker does not answer at the start. Later outages are waited out.
     """
     setproctitle(f"jobpool: cron [{start.name}]")
-    with Stop() as stop:
-        schedulers = schedules_of(start.options)
-        with opened(start) as backend:
-            backend.ping()
-            if companion:
-                producer.enter_child(backend)
-            CronLoop(runner_of(start, backend, schedulers), stop).run()
+    schedulers = schedules_of(start.options)
+    with opened(start) as backend:
+        backend.ping()
+        if companion:
+            producer.enter_child(backend)
+        runner = runner_of(start, backend, schedulers)
+        with Stop() as stop:
+            if on_ready is not None:
+                on_ready()
+            CronLoop(runner, stop).run()
 
 
 def read_start(fd: int) -> CronStart:

@@ -6,14 +6,22 @@ import os
 import select
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
+
+from jobpool.child import loops
+from jobpool.mechanism.alarm import is_in_call
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stop:
     """A `Sleeper` of the real world. As a context on the main thread, SIGTERM and SIGINT end it.
+
+    The first signal lets an inline job finish. The second raises `KeyboardInterrupt` in it, so that its attempt fails
+    now; and for one that resists, the third ends the process, with status 128 + the signal's number.
 
     A pipe, and not an event: a signal handler must not take a lock that its own thread is just about to take.
     """
@@ -22,6 +30,7 @@ class Stop:
         self._here, self._there = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before: dict[int, Any] = {}
         self._is_set = False
+        self._signals = 0
 
     def stop(self) -> None:
         """End it soon. Safe in signal handlers, and from other threads."""
@@ -47,5 +56,25 @@ class Stop:
         os.close(self._there)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+        self._signals += 1
         self.stop()
+        if self._signals > 2:
+            os._exit(128 + number)
+        if self._signals == 2 and is_in_call(frame):
+            loops.stop()
+            raise KeyboardInterrupt("ended by a second signal")
+
+
+@contextmanager
+def signals_kept() -> Iterator[None]:
+    """What SIGTERM and SIGINT do is the same behind the block as before it, whatever the block's code has set."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # set by C code, which Python cannot put back
+                signal.signal(number, handler)

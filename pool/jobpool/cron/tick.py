@@ -35,7 +35,7 @@ class Means:
 
     def serves(self, planned: Planned) -> bool:
         """Whether it is enabled, and meant for this environment."""
-        return planned.definition.enabled and planned.runs_in(self.environment)
+        return planned.why_not(self.environment) is None
 
 
 class Tick:
@@ -44,16 +44,18 @@ class Tick:
     Args:
         means: What it works with.
         clock: What time it is; a firing may be later than the turn's beginning.
+        stopped: Whether nothing more is to be fired.
 
     Attributes:
         now: When it began: what is due by then is fired.
         firings: What became of what was due.
     """
 
-    def __init__(self, means: Means, clock: Callable[[], datetime]) -> None:
+    def __init__(self, means: Means, clock: Callable[[], datetime], stopped: Callable[[], bool]) -> None:
         self._means = means
         self._memory = means.memory
         self._clock = clock
+        self._stopped = stopped
         self._undecided: set[str] = set()
         self._silent: dict[str | None, str] = {}
         self._new: dict[str, Record] = {}
@@ -67,7 +69,7 @@ class Tick:
             self._memory.note_seen(planned, self._beginning())
             if self._means.serves(planned):
                 self._new[planned.name] = Record(self._beginning(), next=state.next)
-        if state.next is None or state.next > self.now:
+        if state.next is None or state.next > self.now or self._stopped():
             return
         due = decide(planned.schedule, planned.misfire, last=state.seen, now=self.now, grace=self._means.grace)
         if not self._means.serves(planned):
@@ -101,9 +103,11 @@ class Tick:
     # --- firing -------------------------------------------------------------------------------------
 
     def _fire_all(self, planned: Planned, due: Due) -> bool:
-        """Fire in order; False: one is to be tried again, and those behind it wait."""
+        """Fire in order; False: one is to be tried again, or left for later, and those behind it wait."""
         since = self._memory[planned].seen or self._beginning()
         for at in due.fire:
+            if self._stopped():
+                return False
             firing = self._fire(planned, at, since)
             self.firings.append(firing)
             if firing.status is FiringStatus.LATER:

@@ -26,7 +26,7 @@ def try_out(plan: Iterable[Planned], means: Means, now: datetime) -> list[Firing
 
 
 def _try(planned: Planned, means: Means, at: datetime, bad: set[str]) -> Firing:
-    if why := _why_not(planned, means.environment) or _held_by(planned, bad):
+    if why := planned.why_not(means.environment) or _held_by(planned, bad):
         return Firing(planned.name, at, FiringStatus.SKIPPED, why=why)
     try:
         definition = for_instant(planned.entry.definition(), at)
@@ -35,15 +35,6 @@ def _try(planned: Planned, means: Means, at: datetime, bad: set[str]) -> Firing:
         return Firing(planned.name, at, FiringStatus.FIRED, id=means.backend.enqueue(definition))
     except JobpoolError as error:
         return Firing(planned.name, at, FiringStatus.FAILED, why=str(error))
-
-
-def _why_not(planned: Planned, environment: str | None) -> str | None:
-    if not planned.definition.enabled:
-        return "it is disabled"
-    if not planned.runs_in(environment):
-        names = ", ".join(planned.definition.environments)
-        return f"it runs in {names} only, and this is {environment or 'no environment'}"
-    return None
 
 
 def _held_by(planned: Planned, bad: set[str]) -> str | None:

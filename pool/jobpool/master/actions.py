@@ -97,13 +97,14 @@ class WriteStacks:
 
 @dataclass(frozen=True, slots=True)
 class StartCompanion:
-    """Start the scheduler beside the pool."""
+    """Start a scheduler beside the pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignalCompanion:
-    """Send the scheduler a signal."""
+    """Send this scheduler a signal."""
 
+    pid: int
     number: int
 
 

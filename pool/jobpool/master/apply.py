@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jobpool.master import events as ev
-from jobpool.master.companion import companion_ended, companion_refused, companion_started
+from jobpool.master.companion import companion_ended, companion_ready, companion_refused, companion_started
 from jobpool.master.on_children import ON_CHILDREN
 from jobpool.master.on_messages import ON_MESSAGES
 from jobpool.master.pool import Pool
@@ -58,6 +58,7 @@ _APPLY: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.SignalCame: _signal,
     ev.CompanionStarted: companion_started,
     ev.CompanionRefused: companion_refused,
+    ev.CompanionReady: companion_ready,
     ev.CompanionEnded: companion_ended,
     ev.ThreadDied: _thread_died,
 }

@@ -1,16 +1,19 @@
 """The scheduler beside the pool: when it is started, replaced and ended. Decisions and bookkeeping, no I/O.
 
 There is one, where the settings ask for it, from the first ready child on. One that ends by itself is started again,
-after a back-off; one of an old app is asked to end when a new app has loaded, and its successor comes when it is gone.
+after a back-off. When a new app has loaded, a second one is started, and the first is asked to end once the second is
+ready: an app whose schedules are refused costs nobody the scheduler that runs. Two at once fire nothing twice.
 """
 
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jobpool.master import actions as act
 from jobpool.master.slots import SlotState
+from jobpool.mechanism.companion import REFUSED
 
 if TYPE_CHECKING:
     from jobpool.master import events as ev
@@ -28,65 +31,134 @@ TROUBLE = 3
 """From so many ends in a row on, the pool says so (health)."""
 
 
+@dataclass(slots=True)
+class Scheduling:
+    """One scheduler's process. Times are CLOCK_MONOTONIC seconds.
+
+    Attributes:
+        pid: Of the process.
+        generation: It has imported the app of this generation or a later one.
+        started_at: When it was executed.
+        ready: Its schedules are good, and its broker has answered.
+        asked_at: When it was told to end; 0 = it was not.
+        killed: It was sent SIGKILL.
+        error: Why it is ended, if that is its own fault.
+    """
+
+    pid: int
+    generation: int
+    started_at: float
+    ready: bool = False
+    asked_at: float = 0.0
+    killed: bool = False
+    error: str = ""
+
+    def is_steady(self, now: float) -> bool:
+        return self.ready and now - self.started_at >= STEADY
+
+
 class CompanionState:
-    """What the pool knows of its scheduler. Times are CLOCK_MONOTONIC seconds; pid 0 = there is none."""
+    """What the pool knows of its schedulers. Times are CLOCK_MONOTONIC seconds."""
 
     def __init__(self) -> None:
-        self.pid = 0
-        self.generation = 0
-        self.started_at = 0.0
-        self.asked_at = 0.0
-        self.killed = False
+        self.running: dict[int, Scheduling] = {}
+        self.was_ready = False
+        self.tried = 0
+        """The last generation of which one was started, or could not be."""
         self.failures = 0
         self.next_at = 0.0
+        self.error = ""
+        """Of the last one that ended by itself."""
+        self.refused = ""
+        """Why the schedules of the generation that was tried last cannot work; "" = nothing is known of that."""
+
+    @property
+    def serving(self) -> list[Scheduling]:
+        """Those that were not asked to end, the oldest first."""
+        return [one for one in self.running.values() if not one.asked_at]
 
     def began(self, pid: int, generation: int, now: float) -> None:
-        """It was started, and will import the app of this generation or a later one."""
-        self.pid, self.generation, self.started_at = pid, generation, now
-        self.asked_at, self.killed = 0.0, False
+        """It was started."""
+        self.running[pid] = Scheduling(pid, generation, now)
+        self.tried = generation
 
-    def failed(self, now: float) -> float:
-        """It ended by itself, or could not be started; for how many seconds there is none."""
-        steady = self.pid and now - self.started_at >= STEADY
+    def became_ready(self, one: Scheduling) -> None:
+        """It fires from now on."""
+        one.ready = self.was_ready = True
+        self.refused = ""
+
+    def failed(self, now: float, error: str = "", steady: bool = False) -> float:
+        """One ended by itself, or could not be started; for how many seconds none is started."""
         self.failures = 1 if steady else self.failures + 1
+        self.error = error
         pause = min(LONGEST, FIRST * 2.0 ** min(self.failures - 1, 30))
-        self.pid, self.next_at = 0, now + pause
+        self.next_at = now + pause
         return pause
-
-    def ended(self, now: float) -> None:
-        """It ended because it was told to."""
-        self.pid, self.failures, self.next_at = 0, 0, now
 
     @property
     def problem(self) -> str:
-        return "the scheduler does not stay up" if self.failures >= TROUBLE else ""
+        if self.refused:
+            which = "the new schedules are refused, the old ones go on" if self.serving else "there is no scheduler"
+            return f"{which}: {self.refused}"
+        if self.failures < TROUBLE:
+            return ""
+        return "the scheduler does not stay up" + (f": {self.error}" if self.error else "")
 
 
 def keep_companion(pool: Pool, now: float, actions: list[Action]) -> None:
-    """Start it, or replace it by one with the new app."""
+    """Start it; beside it one with the new app; and end what that one replaces, once it is ready."""
     state = pool.companion
-    if state.pid:
-        if state.generation < pool.generation:
-            _ask_to_end(pool, now, now - state.asked_at >= pool.settings.stop_grace, actions)
-    elif pool.slots.count(SlotState.IDLE, SlotState.BUSY) and now >= state.next_at:
+    for one in state.running.values():
+        _keep(pool, one, now, actions)
+    if any(one.generation == pool.generation and one.is_steady(now) for one in state.serving):
+        state.failures = 0
+    if _is_wanted(pool, now):
         actions.append(act.StartCompanion())
+
+
+def _keep(pool: Pool, one: Scheduling, now: float, actions: list[Action]) -> None:
+    """End it when it is replaced, or does not come up."""
+    replaced = any(other.ready and other.generation > one.generation for other in pool.companion.serving)
+    if one.asked_at or replaced:
+        _ask_to_end(one, now, now - one.asked_at >= pool.settings.stop_grace, actions)
+    elif not one.ready and now - one.started_at >= pool.settings.boot_timeout:
+        one.error = f"it was not ready after {pool.settings.boot_timeout:g} s"
+        _kill(one, actions)
+
+
+def _is_wanted(pool: Pool, now: float) -> bool:
+    """Whether one is to be started: one at a time, a new app at once, and what has failed after a pause.
+
+    What was refused is tried again with the next app; before that only where there is no scheduler at all: its files
+    may have been half of a deployment.
+    """
+    state, serving = pool.companion, pool.companion.serving
+    if not pool.slots.count(SlotState.IDLE, SlotState.BUSY):
+        return False
+    if any(not one.ready or one.generation == pool.generation for one in serving):
+        return False
+    return state.tried < pool.generation or (now >= state.next_at and not (serving and state.refused))
 
 
 def end_companion(pool: Pool, now: float, over: bool, actions: list[Action]) -> None:
     """The pool stops: let it finish what it runs; when the grace is `over`, kill it."""
-    if pool.companion.pid:
-        _ask_to_end(pool, now, over, actions)
+    for one in pool.companion.running.values():
+        _ask_to_end(one, now, over, actions)
 
 
-def _ask_to_end(pool: Pool, now: float, over: bool, actions: list[Action]) -> None:
+def _ask_to_end(one: Scheduling, now: float, over: bool, actions: list[Action]) -> None:
     """Marked here, and not when it is performed: a signal cannot fail in a way that a second one would mend."""
-    state = pool.companion
-    if not state.asked_at:
-        state.asked_at = now
-        actions.append(act.SignalCompanion(signal.SIGTERM))
-    elif over and not state.killed:
-        state.killed = True
-        actions.append(act.SignalCompanion(signal.SIGKILL))
+    if not one.asked_at:
+        one.asked_at = now
+        actions.append(act.SignalCompanion(one.pid, signal.SIGTERM))
+    elif over:
+        _kill(one, actions)
+
+
+def _kill(one: Scheduling, actions: list[Action]) -> None:
+    if not one.killed:
+        one.killed = True
+        actions.append(act.SignalCompanion(one.pid, signal.SIGKILL))
 
 
 def companion_started(pool: Pool, event: ev.CompanionStarted) -> None:
@@ -95,15 +167,48 @@ def companion_started(pool: Pool, event: ev.CompanionStarted) -> None:
 
 
 def companion_refused(pool: Pool, event: ev.CompanionRefused) -> None:
-    pause = pool.companion.failed(pool.now)
+    pool.companion.tried = pool.generation
+    pause = pool.companion.failed(pool.now, event.error)
     pool.note("error", "no scheduler could be started", error=event.error, again_in=pause)
 
 
+def companion_ready(pool: Pool, event: ev.CompanionReady) -> None:
+    one = pool.companion.running.get(event.pid)
+    if one is not None:
+        pool.companion.became_ready(one)
+
+
 def companion_ended(pool: Pool, event: ev.CompanionEnded) -> None:
-    state = pool.companion
-    if state.asked_at or pool.is_stopping:
-        state.ended(pool.now)
-        pool.note("info", "the scheduler has ended", status=event.status)
+    one = pool.companion.running.pop(event.pid, None)
+    if one is None:
+        return
+    if one.asked_at or pool.is_stopping:
+        pool.note("info", "the scheduler has ended", pid=one.pid, status=event.status)
+    elif _is_refusal(pool, one, event):
+        _schedules_refused(pool, event.error)
     else:
-        pause = state.failed(pool.now)
-        pool.note("error", "the scheduler died; another is started", status=event.status, again_in=pause)
+        error = one.error or event.error
+        pause = pool.companion.failed(pool.now, error, one.is_steady(pool.now))
+        text = "the scheduler died; another is started"
+        pool.note("error", text, status=event.status, error=error or None, again_in=pause)
+
+
+def _is_refusal(pool: Pool, one: Scheduling, event: ev.CompanionEnded) -> bool:
+    """Whether its app's schedules cannot work. Of an app that a reload has replaced meanwhile, that says nothing."""
+    said = event.status == REFUSED and bool(event.error)
+    return said and not one.ready and one.generation == pool.generation
+
+
+def _schedules_refused(pool: Pool, error: str) -> None:
+    """At the very first start that ends the pool, as an app does that does not import."""
+    state = pool.companion
+    if not state.was_ready and not state.failures:
+        pool.fatal = f"the scheduler cannot start: {error}"
+        pool.stop("the schedules are refused")
+        return
+    state.refused = error
+    pause = state.failed(pool.now, error)
+    if state.serving:
+        pool.note("error", "the schedules are refused; the scheduler that runs goes on", error=error)
+    else:
+        pool.note("error", "the schedules are refused; there is no scheduler", error=error, again_in=pause)

@@ -238,10 +238,19 @@ class CompanionRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class CompanionEnded:
-    """It was collected. `status`: as `subprocess` has it, negative = by that signal."""
+class CompanionReady:
+    """Its schedules are good, and its broker has answered: it fires from now on."""
 
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompanionEnded:
+    """It was collected. `status`: as `subprocess` has it, negative = by that signal. `error`: its last words, or ""."""
+
+    pid: int
     status: int
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +290,7 @@ Event = (
     | SignalCame
     | CompanionStarted
     | CompanionRefused
+    | CompanionReady
     | CompanionEnded
     | ThreadDied
 )

@@ -184,8 +184,8 @@ class Master:
                 self._ask_stacks()
             case act.StartCompanion() if self._attendant is not None:
                 apply(self._pool, self._attendant.start(), time.monotonic())
-            case act.SignalCompanion(number) if self._attendant is not None:
-                self._attendant.signal(number)
+            case act.SignalCompanion(pid, number) if self._attendant is not None:
+                self._attendant.signal(pid, number)
 
     def _ticket(self, delivery: Delivery) -> bytes:
         return orjson.dumps(self._backend.ticket(delivery.lease))

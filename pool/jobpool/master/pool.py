@@ -100,7 +100,7 @@ class Pool:
     """The generation new children are forked from; 0 = none has loaded yet."""
     boot: BootBackOff = field(default_factory=BootBackOff)
     companion: CompanionState = field(default_factory=CompanionState)
-    """Of the scheduler beside the pool, where there is one."""
+    """Of the schedulers beside the pool, where there are any."""
     counters: Counters = field(default_factory=Counters)
     stats: dict[str, QueueStats] = field(default_factory=dict)
     stopping: Stopping = Stopping.NO
@@ -141,7 +141,7 @@ class Pool:
     def finished(self) -> bool:
         """All processes are collected, and every settlement was answered, or the broker's time for it is over."""
         over = self.now >= self.stop_by + ANSWER_GRACE
-        return self.is_stopping and not self.slots.live and not self.companion.pid and (not self.held or over)
+        return self.is_stopping and not self.slots.live and not self.companion.running and (not self.held or over)
 
     def next_child(self) -> int:
         self._child += 1

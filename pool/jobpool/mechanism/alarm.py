@@ -132,6 +132,15 @@ class Alarm:
 _CALL: CodeType = Alarm.call.__code__
 
 
+def is_in_call(frame: FrameType | None) -> bool:
+    """Whether this frame is below `Alarm.call`: there a signal handler may raise, and `call` answers for it."""
+    while frame is not None:
+        frame = frame.f_back
+        if frame is not None and frame.f_code is _CALL:
+            return True
+    return False
+
+
 class Borrowed:
     """SIGALRM and its timer, lent by a program that may use them itself, and given back as they were.
 

@@ -21,7 +21,23 @@ from jobpool.mechanism.boot import ChildOptions
 from jobpool.mechanism.scrubbing import scrubbed
 
 PROGRAM = "jobpool.cli.companion"
-"""Called with the number of a descriptor that holds a `CronStart` as JSON, and the master's pid."""
+"""Called with the number of a descriptor that holds a `CronStart` as JSON, of a pipe to say `READY` and last words in,
+and the master's pid."""
+
+READY = b"\0"
+"""Said when the app is imported, its schedules are good and the broker has answered. All else is an error's text."""
+
+REFUSED = 2
+"""The exit status when the app or a setting cannot work, and another try cannot either."""
+
+WORDS_LIMIT = 4096
+"""Bytes of last words that are kept; a pipe takes so many at once."""
+
+
+def say(line: int, words: bytes) -> None:
+    """From the scheduler to the master, if there is one still. Does not wait for it."""
+    with contextlib.suppress(OSError):
+        os.write(line, words[:WORDS_LIMIT])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +86,17 @@ class Companion:
 
     Attributes:
         pid: Of the process; it leads a session and a group of its own.
+        line: Readable when it has said something, and when it hung up; then `hear`.
+        is_ready: It has said so.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], pidfd: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], pidfd: int, line: int) -> None:
         self._process = process
         self._pidfd = pidfd
+        self._words = b""
         self.pid = process.pid
+        self.line = line
+        self.is_ready = False
 
     @classmethod
     def start(cls, start: CronStart, environ: Mapping[str, str]) -> Companion:
@@ -90,28 +111,40 @@ class Companion:
 
         Blocks until the interpreter is executed, some milliseconds.
         """
-        config = os.memfd_create("jobpool-cron", os.MFD_CLOEXEC)
+        here, there = os.pipe2(os.O_CLOEXEC)
         try:
-            os.write(config, start.to_json())
-            process = subprocess.Popen(
-                [sys.executable, "-m", PROGRAM, str(config), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(config,),
-                start_new_session=True,
-                env=scrubbed(environ),
-            )
-        finally:
-            os.close(config)
-        try:
-            return cls(process, os.pidfd_open(process.pid))
+            os.set_blocking(here, False)
+            process = _execute(start, there, environ)
+            try:
+                return cls(process, os.pidfd_open(process.pid), here)
+            except OSError:
+                process.kill()
+                process.wait()
+                raise
         except OSError:
-            process.kill()
-            process.wait()
+            os.close(here)
             raise
+        finally:
+            os.close(there)
 
     def fileno(self) -> int:
         """Readable when the process has ended."""
         return self._pidfd
+
+    def hear(self) -> bool:
+        """Take in what it has said; False when nothing more will come."""
+        try:
+            while words := os.read(self.line, WORDS_LIMIT):
+                self.is_ready = self.is_ready or READY in words
+                self._words = (self._words + words.replace(READY, b""))[:WORDS_LIMIT]
+        except BlockingIOError:
+            return True
+        return False
+
+    @property
+    def error(self) -> str:
+        """The last words of one that could not go on; "" = there were none."""
+        return self._words.decode(errors="replace").strip()
 
     def signal(self, number: int) -> None:
         """Send it a signal, never to a process that has taken over its pid. A dead one is fine."""
@@ -123,5 +156,21 @@ class Companion:
         return self._process.poll()
 
     def close(self) -> None:
-        """Let go of the descriptor, once the process was collected."""
+        """Let go of the descriptors, once the process was collected."""
         os.close(self._pidfd)
+        os.close(self.line)
+
+
+def _execute(start: CronStart, line: int, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    config = os.memfd_create("jobpool-cron", os.MFD_CLOEXEC)
+    try:
+        os.write(config, start.to_json())
+        return subprocess.Popen(
+            [sys.executable, "-m", PROGRAM, str(config), str(line), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(config, line),
+            start_new_session=True,
+            env=scrubbed(environ),
+        )
+    finally:
+        os.close(config)

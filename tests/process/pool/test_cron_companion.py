@@ -19,6 +19,10 @@ _scheduler.define("work", {"tag": "by cron"}).named("each-minute").queue("defaul
 _scheduler.define("work", {"tag": "inline"}).every_minute()
 """
 
+TWICE = """
+_scheduler.define("work").named("each-minute").queue("default").hourly()
+"""
+
 
 def an_app(rig: Rig) -> Path:
     path = rig.directory / "the_app.py"
@@ -53,7 +57,8 @@ def the_one(pool: PoolProcess, not_this: int = 0) -> int:
 
 
 def test_it_fires_is_replaced_and_ends_with_the_pool(rig: Rig) -> None:
-    pool = rig.start_pool("--cron", app=an_app(rig)).wait_ready(2)
+    app = an_app(rig)
+    pool = rig.start_pool("--cron", app=app).wait_ready(2)
     first = the_one(pool)
     wait_until(lambda: pool.log("schedule fired"), what="it has fired")
     fired = pool.log("schedule fired")
@@ -69,8 +74,17 @@ def test_it_fires_is_replaced_and_ends_with_the_pool(rig: Rig) -> None:
     pool.send(signal.SIGHUP)
     third = the_one(pool, second)
     wait_until(lambda: len(pool.log("cron is ready")) == 3)
-    assert not is_alive(second)
+    wait_until(lambda: not is_alive(second), what="the second has ended")
     assert len(pool.log("the scheduler died; another is started")) == 1, "the second was asked to go"
+
+    with app.open("a") as file:
+        file.write(TWICE)
+    pool.send(signal.SIGHUP)
+    kept = "the schedules are refused; the scheduler that runs goes on"
+    (entry,) = wait_until(lambda: pool.log(kept), what="the new schedules are refused")
+    assert "each-minute" in entry["error"]
+    assert "the_app.py" in entry["error"], "it says where"
+    assert the_one(pool) == third, "and the old ones stay"
 
     assert pool.stop() == 0
     assert not is_alive(third)
@@ -78,6 +92,14 @@ def test_it_fires_is_replaced_and_ends_with_the_pool(rig: Rig) -> None:
     instants = [entry["at"] for entry in pool.log("schedule fired") if entry["name"] == "each-minute"]
     assert len(instants) == len(set(instants)), "three schedulers in turn, and each instant once"
     assert {once_id(f"each-minute at {at}") for at in instants} <= {line.id for line in rig.starts()}
+
+
+def test_an_app_without_schedules_ends_a_pool_that_starts_with_cron(rig: Rig) -> None:
+    pool = rig.start_pool("--cron", workers=1)
+    assert pool.wait() == 1
+    (line,) = [line for line in pool.log_lines() if "declares no schedule" in line]
+    assert "the scheduler cannot start: " in line
+    rig.assert_no_processes_left()
 
 
 def test_it_dies_with_the_master(rig: Rig) -> None:

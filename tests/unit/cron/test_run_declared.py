@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import pytest
 
@@ -76,6 +77,26 @@ def _id(scheduler: Scheduler) -> None:
     scheduler.define("a").identifier("mine")
 
 
+def _moment(scheduler: Scheduler) -> None:
+    scheduler.define("a").queue("reports").scheduled_at(datetime(2027, 1, 1, tzinfo=UTC))
+
+
+def _inline_lock(scheduler: Scheduler) -> None:
+    scheduler.define("a").single_instance().concurrency_key("customer-7")
+
+
+def _inline_key(scheduler: Scheduler) -> None:
+    scheduler.define("a").idempotency_key("customer-7").unique()
+
+
+def _inline_expiry(scheduler: Scheduler) -> None:
+    scheduler.define("a").expires_in(60)
+
+
+def _inline_delay(scheduler: Scheduler) -> None:
+    scheduler.define("a").delay(60)
+
+
 def _field(scheduler: Scheduler) -> None:
     scheduler.define("a").priority(999)
 
@@ -98,6 +119,11 @@ def _never(scheduler: Scheduler) -> None:
         (_two_of_one_name, [1, 2], ["'report'"]),
         (_circle, [], ["Circular dependency detected in jobs.", "a", "b"]),
         (_id, [1], ["identifier", "leave it out"]),
+        (_moment, [1], ["scheduled_at", "leave it out", "delay(seconds)"]),
+        (_inline_lock, [1], ["no single_instance and no concurrency_key", "give it a queue"]),
+        (_inline_key, [1], ["no idempotency_key and no unique", "give it a queue"]),
+        (_inline_expiry, [1], ["no expires_in", "give it a queue"]),
+        (_inline_delay, [1], ["no delay", "give it a queue"]),
         (_field, [1], ["priority"]),
         (_zone, [1], ["Mars/Olympus"]),
         (_policy, [1], ["sometimes"]),

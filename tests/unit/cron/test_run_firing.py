@@ -179,6 +179,58 @@ def test_follow_ups_of_an_inline_job_are_enqueued(rig: CronRig) -> None:
     assert rig.backend.stats("reports").waiting == 1
 
 
+def test_an_inline_job_is_on_no_queue_s_list_of_handlers(rig: CronRig) -> None:
+    rig.registry.restrict({"default": ["b"]})
+    rig.scheduler.define("a")
+    [firing] = rig.runner().run()
+    assert firing.status.value == "fired"
+
+
+def test_what_is_stopped_in_the_middle_is_left_to_the_next(rig: CronRig) -> None:
+    rig.scheduler.define("a").hourly().misfire("all(5)")
+    rig.scheduler.define("b").queue("reports").hourly()
+    rig.runner().run()
+    rig.pass_minutes(180)
+    late = rig.runner(grace=4 * 3600.0)
+    assert told(late.run(stopped=lambda: len(rig.ran) == 2)) == [("a", 60, "fired")]
+    assert told(rig.runner(grace=4 * 3600.0).run()) == [
+        *[("a", 120, "fired"), ("a", 180, "fired")],
+        *[("b", 120, "missed"), ("b", 180, "fired")],
+    ]
+
+
+def test_a_clock_that_was_far_ahead_is_told_of_once(rig: CronRig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.scheduler.define("a").queue("reports").hourly()
+    rig.scheduler.define("b").queue("reports").hourly().disable()
+    rig.clock.set_wall(86400.0)
+    rig.runner().run()
+    rig.clock.set_wall(-86400.0)
+    runner = rig.runner()
+    with caplog.at_level("WARNING", "jobpool.cron"):
+        for _ in range(3):
+            assert runner.run() == []
+            rig.pass_minutes(1)
+    [record] = caplog.records
+    assert "a clock was ahead" in record.getMessage()
+    fields = record.fields  # type: ignore[attr-defined]
+    assert (fields["name"], fields["until"], fields["now"]) == ("a", text(24 * 60), text(0))
+
+    rig.backend.keys.delete_records("cron", ["a"])
+    assert told(rig.runner().run()) == []
+    rig.pass_minutes(60)
+    assert told(rig.runner().run()) == [("a", 60, "fired")], "that is how it is mended"
+
+
+def test_a_clock_that_was_a_little_ahead_is_nothing_to_tell(rig: CronRig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.scheduler.define("a").queue("reports").every_minute()
+    rig.clock.set_wall(240.0)
+    rig.runner().run()
+    rig.clock.set_wall(-240.0)
+    with caplog.at_level("WARNING", "jobpool.cron"):
+        assert rig.runner().run() == []
+    assert caplog.records == []
+
+
 def test_a_delay_counts_from_the_firing(rig: CronRig) -> None:
     rig.scheduler.define("a").queue("reports").delay(timedelta(minutes=5))
     [planned] = rig.runner().planned

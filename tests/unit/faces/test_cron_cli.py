@@ -66,11 +66,12 @@ def test_the_schedules_are_listed_with_what_is_known_of_them(
     flag = app(APP.replace('.daily_at("02:30")', '.cron("30 2 29 2 *")'))
     assert jobpool("cron", "run", "--once", flag, "--name", "shop").exit_code == 0
     first, nightly, clean, broken = jobpool("cron", flag).stdout.splitlines()
-    assert first.split() == ["NAME", "EXPRESSION", "ZONE", "QUEUE", "LAST", "NEXT", "OWNER"]
+    assert first.split() == ["NAME", "EXPRESSION", "ZONE", "QUEUE", "LAST", "NEXT", "FIRES", "OWNER"]
     assert nightly.split()[:8] == ["nightly", "30", "2", "29", "2", "*", "Europe/Zurich", "reports"]
     assert nightly.split()[8] == "-"
     assert "shop " in clean
-    assert "(inline)" in broken
+    assert "everywhere" in nightly
+    assert broken.split()[-6:] == ["(inline)", "-", "-", "in", "test", "-"], "it never fires here"
     rows = {row["name"]: row for row in json.loads(jobpool("cron", "list", flag, "--json").stdout)}
     record = Record.from_bytes(broker.keys.get_record(SPACE, "clean_up") or b"")
     assert record is not None
@@ -78,6 +79,7 @@ def test_the_schedules_are_listed_with_what_is_known_of_them(
     assert rows["clean_up"]["owner"]["name"] == "shop"
     assert rows["nightly"]["last"] is None
     assert rows["broken"]["environments"] == ["test"]
+    assert (rows["broken"]["fires_here"], rows["broken"]["next"]) == (False, None)
     assert rows["nightly"]["declared"].endswith("cron_cli_app.py:14")
 
 
@@ -91,6 +93,23 @@ def test_the_next_instants_of_all_and_of_one(jobpool: Jobpool, app: Callable[...
     shown = {line.split()[4] for line in lines[1:]}
     assert shown == {"CET", "CEST"}
     assert {line.split()[3] for line in lines[1:]} <= {"02:30", "03:00"}, "03:00 where there is no half past two"
+
+
+def test_what_never_fires_here_is_left_out_and_counted(jobpool: Jobpool, app: Callable[..., str]) -> None:
+    daily = APP.replace("every_minute()", "daily()")
+    flag = app(daily + 'scheduler.define("clean_up").named("off").environments("test").disable()\n')
+    shown = jobpool("cron", "next", "--limit", "8", flag, "--json")
+    assert {row["name"] for row in json.loads(shown.stdout)} == {"nightly", "clean_up"}
+    assert shown.stderr.strip() == "2 left out: 1 disabled; 1 only in other environments, see --environment: test"
+    shown = jobpool("cron", "next", "--limit", "2", flag, "broken", "--environment", "test")
+    assert (len(shown.stdout.splitlines()), shown.stderr) == (3, "")
+    shown = jobpool("cron", "next", "off", flag)
+    assert (shown.stdout, shown.stderr) == ("", "nothing is due any more\n1 left out: 1 disabled\n")
+
+    rows = {row["name"]: row for row in json.loads(jobpool("cron", flag, "--environment=test", "--json").stdout)}
+    assert {name for name, row in rows.items() if row["next"] is not None} == {"nightly", "clean_up", "broken"}
+    [off] = [line for line in jobpool("cron", flag).stdout.splitlines() if line.startswith("off ")]
+    assert off.split()[-3:] == ["-", "disabled", "-"]
 
 
 def test_a_trial_does_what_is_due_in_a_minute(jobpool: Jobpool, broker: QueueBackend, app: Callable[..., str]) -> None:
@@ -120,6 +139,9 @@ MISTAKES = [
     pytest.param(("--app=nowhere.py",), "cannot be found", 2, id="app not there"),
     pytest.param(("APP:import jobpool",), "declares no schedule", 2, id="no schedules"),
     pytest.param(("APP", "--test-time", "tomorrow"), "'tomorrow' is no date and time", 2, id="bad time"),
+    pytest.param(("APP", "--test-time", "0001-01-01T00:00+01:00"), "outside the years 1 to 9999", 2, id="too early"),
+    pytest.param(("APP", "--test-time", "9999-12-31T23:59-05:00"), "outside the years 1 to 9999", 2, id="too late"),
+    pytest.param(("APP", "--environment", ""), "--environment is empty", 2, id="no environment"),
     pytest.param(
         ("APP", "--cron-grace", "13h"), "--cron-grace must be less than or equal to 43200", 2, id="grace too long"
     ),

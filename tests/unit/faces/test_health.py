@@ -51,6 +51,12 @@ def test_just_inside_its_limit_a_check_passes(tmp_path: Path, changes: dict[str,
     assert failing(tmp_path, **changes) == []
 
 
+def test_a_worry_is_said_though_children_are_ready(tmp_path: Path) -> None:
+    checks = examine(header(problem="the new schedules are refused"), a_pool(tmp_path), NOW)
+    assert all(check.ok for check in checks)
+    assert "children ready; the new schedules are refused" in checks[1].text
+
+
 def test_a_young_pool_is_not_ill_for_what_has_not_come_yet(tmp_path: Path) -> None:
     assert failing(tmp_path, started=NOW - 3, loop_at=0.0, broker_ok_at=0.0, reaped_at=0.0) == []
 

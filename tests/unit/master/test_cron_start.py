@@ -45,5 +45,6 @@ class NoKeys(MemoryBackend):
 
 
 def test_a_broker_without_keys_is_refused_at_the_start() -> None:
-    with pytest.raises(ConfigurationError, match="scheduler beside the pool needs a broker that keeps keys"):
+    with pytest.raises(ConfigurationError, match="scheduler beside the pool needs a broker that keeps keys") as refusal:
         run_pool(SETTINGS, backend=NoKeys())
+    assert "--only-scheduler" not in str(refusal.value), "a pool has no such flag"
