@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from jobpool_backends.sqlite import SqliteBackend
 
@@ -20,6 +21,16 @@ def traced(backend: SqliteBackend, work: Callable[[], object]) -> set[str]:
     work()
     connection.set_trace_callback(None)
     return statements
+
+
+@contextmanager
+def tracing(backend: SqliteBackend) -> Iterator[list[str]]:
+    """The statements that this thread executes meanwhile, in order, each on one line."""
+    statements: list[str] = []
+    [connection] = backend._database._idle
+    connection.set_trace_callback(lambda sql: statements.append(" ".join(sql.split())))
+    yield statements
+    connection.set_trace_callback(None)
 
 
 def explained(backend: SqliteBackend, statements: Iterable[str]) -> dict[str, str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
+from sqlite_explained import tracing
 from support.claims import claim, ids, post
 from support.jobs import QUEUE, a_job, numbered
 
@@ -33,22 +33,12 @@ def backend(open_sqlite: Open, clock: ManualClock) -> SqliteBackend:
     return backend
 
 
-@contextmanager
-def traced(backend: SqliteBackend) -> Iterator[list[str]]:
-    """The statements that are executed meanwhile."""
-    statements: list[str] = []
-    [connection] = backend._database._idle
-    connection.set_trace_callback(lambda sql: statements.append(" ".join(sql.split())))
-    yield statements
-    connection.set_trace_callback(None)
-
-
 def test_plain_jobs_execute_no_statement_for_claims(backend: SqliteBackend) -> None:
     """Posted messages beside them change nothing. The look at their ids tells what has ended, and always was there."""
     post(backend, b"claimed")
     claim(backend, 1)
     post(backend, b"free", life=60.0)
-    with traced(backend) as statements:
+    with tracing(backend) as statements:
         backend.enqueue_many(numbered(4))
         leases = backend.fetch_many(QUEUE, limit=4)
         backend.renew_many(leases, 30.0)
@@ -57,7 +47,7 @@ def test_plain_jobs_execute_no_statement_for_claims(backend: SqliteBackend) -> N
     assert [sql for sql in statements for word in OF_CLAIMS if word in sql] == [
         sql for sql in statements if sql.startswith("SELECT seq, queue, state, id, given, ends_at FROM messages")
     ]
-    with traced(backend) as statements:
+    with tracing(backend) as statements:
         assert backend.reap(QUEUE) == []
     assert len(statements) == 4
 
@@ -66,19 +56,19 @@ def cycle(backend: SqliteBackend, limit: int) -> dict[str, int]:
     """How many statements each step of a claim takes."""
     counts = {}
     post(backend, *(b"%d" % number for number in range(limit)), life=600.0)
-    with traced(backend) as statements:
+    with tracing(backend) as statements:
         held = claim(backend, limit)
     counts["claim"] = len(statements)
-    with traced(backend) as statements:
+    with tracing(backend) as statements:
         backend.claims.renew(QUEUE, held.id, ttl=60.0)
     counts["renew"] = len(statements)
-    with traced(backend) as statements:
+    with tracing(backend) as statements:
         backend.claims.delete_many(QUEUE, ids(held.messages)[1:], held.id)
     counts["delete"] = len(statements)
-    with traced(backend) as statements:
+    with tracing(backend) as statements:
         assert backend.claims.release(QUEUE, held.id) == 1
     counts["release"] = len(statements)
-    with traced(backend) as statements:
+    with tracing(backend) as statements:
         assert len(backend.claims.pop(QUEUE, limit)) == 1
     counts["pop"] = len(statements)
     return counts
@@ -108,7 +98,7 @@ def test_where_there_is_nothing_to_do_nobody_is_kept_from_writing(backend: Sqlit
     backend.fetch_many(QUEUE, limit=1)
     post(backend)
     claim(backend)
-    with traced(backend) as statements:
+    with tracing(backend) as statements:
         NOTHING[name](backend)
     assert [sql for sql in statements if sql.startswith("BEGIN")] == ["BEGIN"]
 
@@ -119,7 +109,7 @@ def test_what_has_ended_is_cleared_once(backend: SqliteBackend, clock: ManualClo
     claim(backend, 2, ttl=60.0, grace=60.0)
     clock.advance(120.0)
     for begins in (["BEGIN", "BEGIN IMMEDIATE"], ["BEGIN"]):
-        with traced(backend) as statements:
+        with tracing(backend) as statements:
             stats = backend.claims.stats(QUEUE)
         assert [sql for sql in statements if sql.startswith("BEGIN")] == begins
         assert (stats.free, stats.expired) == (1, 1)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
+from sqlite_explained import tracing
 from support.jobs import QUEUE, a_job, numbered
 
 from jobpool.clock import ManualClock
@@ -29,35 +29,25 @@ def backend(open_sqlite: Open) -> SqliteBackend:
     return backend
 
 
-@contextmanager
-def traced(backend: SqliteBackend) -> Iterator[list[str]]:
-    """The statements that this thread executes meanwhile."""
-    statements: list[str] = []
-    [connection] = backend._database._idle
-    connection.set_trace_callback(lambda sql: statements.append(" ".join(sql.split())))
-    yield statements
-    connection.set_trace_callback(None)
-
-
 def test_plain_jobs_execute_not_one_statement_for_keys(backend: SqliteBackend) -> None:
     """The numbers are those from before there were keys: see that they never grow."""
-    with traced(backend) as statements:
+    with tracing(backend) as statements:
         backend.enqueue_many(numbered(4))
     assert len(statements) == 13  # BEGIN, two looks, two inserts a message, counts, COMMIT
-    with traced(backend) as more:
+    with tracing(backend) as more:
         leases = backend.fetch_many(QUEUE, limit=4)
     assert len(more) == 8
     statements += more
-    with traced(backend) as more:
+    with tracing(backend) as more:
         backend.renew_many(leases, 30.0)
     assert len(more) == 7
     statements += more
-    with traced(backend) as more:
+    with tracing(backend) as more:
         verbs = (Ack(), Nack(), Release(), Abandon("hopeless"))
         assert all(backend.settle_many(list(zip(leases, verbs, strict=True))))
     assert len(more) == 11
     statements += more
-    with traced(backend) as more:
+    with tracing(backend) as more:
         backend.reap(QUEUE)
     assert len(more) == 4
     statements += more
@@ -67,7 +57,7 @@ def test_plain_jobs_execute_not_one_statement_for_keys(backend: SqliteBackend) -
 def test_a_batch_is_one_write_transaction(backend: SqliteBackend) -> None:
     backend.enqueue_many(numbered(50))
     leases = backend.fetch_many(QUEUE, limit=50)
-    with traced(backend) as statements:
+    with tracing(backend) as statements:
         answers = backend.keys.begin_many(
             [(lease, Guards(lease.id, 9.0, (Hold("queue", 40),), (Rate("queue", 30),))) for lease in leases]
         )
@@ -82,7 +72,7 @@ def test_what_names_share_is_read_once(backend: SqliteBackend) -> None:
         (lease, Guards(holds=(Hold("queue", 99),), rates=(Rate("queue", 99),)))
         for lease in backend.fetch_many(QUEUE, limit=50)
     ]
-    with traced(backend) as statements:
+    with tracing(backend) as statements:
         assert all(backend.keys.begin_many(asked))
     assert len(statements) == 2 + 3 + 2 * 50  # BEGIN and COMMIT; leases, places, rate; a place and a start each
 
@@ -92,6 +82,6 @@ def test_guarded_jobs_settle_in_a_few_statements_more(backend: SqliteBackend) ->
     [lease] = backend.fetch_many(QUEUE, limit=1)
     guards = Guards(key="order-17")
     backend.keys.begin_many([(lease, guards)])
-    with traced(backend) as statements:
+    with tracing(backend) as statements:
         backend.ack(lease.guarded(guards))
     assert len(statements) == 8 + 2  # the hold is left, the key is done

@@ -20,7 +20,7 @@ from jobpool.errors import ConfigurationError
 if TYPE_CHECKING:
     from jobpool.child.builtin.command import Command
     from jobpool.child.builtin.event import Listener
-    from jobpool.child.registry import AnyHandler
+    from jobpool.child.handler import AnyHandler
 
 MAKERS = {
     "callable": "jobpool.child.builtin.callables:make",

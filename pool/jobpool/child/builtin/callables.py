@@ -8,9 +8,9 @@ from collections.abc import Callable
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
+from jobpool.child.handler import Handler
 from jobpool.child.invoke import PayloadMismatch
 from jobpool.child.loops import run_coroutine
-from jobpool.child.registry import Handler
 from jobpool.child.sentences import Failure, Refused, kind_of
 from jobpool.context import JobContext
 

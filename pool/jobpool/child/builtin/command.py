@@ -9,9 +9,9 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobpool.child.builtin.words import Call, reader
+from jobpool.child.handler import Handler
 from jobpool.child.invoke import check_shape, place_of
 from jobpool.child.loops import run_coroutine
-from jobpool.child.registry import Handler
 from jobpool.child.sentences import Refused, kind_of
 from jobpool.context import JobContext
 from jobpool.errors import ConfigurationError

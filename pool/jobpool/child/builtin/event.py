@@ -11,8 +11,8 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobpool.child.ending import below_ours
+from jobpool.child.handler import Handler
 from jobpool.child.invoke import Bound, bind, check_shape, place_of
-from jobpool.child.registry import Handler
 from jobpool.child.sentences import Failure, Refused, kind_of
 from jobpool.context import JobContext
 from jobpool.errors import Retry, Snooze

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from jobpool.child.builtin import spawning
 from jobpool.child.builtin.programs import Program, choose
 from jobpool.child.builtin.spawning import Ended
-from jobpool.child.registry import Handler
+from jobpool.child.handler import Handler
 from jobpool.child.sentences import Failure, Refused, kind_of
 from jobpool.context import JobContext
 from jobpool.mechanism.scrubbing import scrubbed

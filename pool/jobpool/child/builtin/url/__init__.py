@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jobpool.child.registry import AnyHandler, Handler
+from jobpool.child.handler import AnyHandler, Handler
 
 if TYPE_CHECKING:
     from jobpool.child.builtin import Kit
