@@ -101,11 +101,11 @@ class PoolProcess:
         return False
 
     def wait_ready(self, count: int) -> PoolProcess:
-        """Wait until exactly that many children are ready."""
+        """Wait until exactly that many children are ready, and the scoreboard shows none that is dead already."""
 
         def there() -> bool:
             assert self.process.poll() is None, f"pool {self.name} has ended: {self.log_path.read_text()[-2000:]}"
-            return self.ready() == count
+            return self.ready() == count and all(map(is_alive, self.slots().values()))
 
         wait_until(there, LIMIT, f"{count} children ready")
         return self

@@ -57,8 +57,8 @@ class _TurnedSchema:
         self.name = fresh_name("turned")
         with closing(_open(self.name, ManualClock())) as backend:
             backend.prepare()
-        self._connection = psycopg.connect(shared_postgres().url(), autocommit=True)
-        atexit.register(self._connection.close)
+        self._connection = self._connect()
+        atexit.register(lambda: self._connection.close())
         self._do(_TURNED)
         self._empty = "; ".join(f"DELETE FROM {{schema}}.{table}" for table in self._tables() if table not in _KEPT)
 
@@ -76,7 +76,16 @@ class _TurnedSchema:
 
     def _do(self, statements: str, **values: sql.Composable) -> None:
         text: Any = statements  # psycopg wants literals; all that is put together here is ours
-        self._connection.execute(sql.SQL(text).format(schema=sql.Identifier(self.name), **values))
+        query = sql.SQL(text).format(schema=sql.Identifier(self.name), **values)
+        try:
+            self._connection.execute(query)
+        except psycopg.OperationalError:  # another test has ended all connections of this server
+            self._connection = self._connect()
+            self._connection.execute(query)
+
+    @staticmethod
+    def _connect() -> psycopg.Connection[Any]:
+        return psycopg.connect(shared_postgres().url(), autocommit=True)
 
 
 @cache
