@@ -9,7 +9,16 @@ import click
 
 from jobpool.cli.options import Command, as_json, common, option
 from jobpool.cli.output import Column, answer_json, note, plural, say, table
-from jobpool.cli.posts import MESSAGES, message_row, message_values, seconds, selected, wrong_usage
+from jobpool.cli.posts import (
+    MESSAGES,
+    given,
+    message_row,
+    message_values,
+    queue_argument,
+    seconds,
+    selected,
+    wrong_usage,
+)
 from jobpool.cli.session import Session
 from jobpool.units import format_duration
 
@@ -29,7 +38,6 @@ COLUMNS = (
 HOLD = "Hold them for so long; 60s to 12h."
 OUTLIVE = "A message outlives the claim by so long at least; 60s to 12h."
 
-queue_argument = click.argument("queue", metavar="QUEUE")
 claim_argument = click.argument("ident", metavar="CLAIM")
 
 
@@ -82,7 +90,7 @@ def renew(session: Session, queue: str, ident: str, ttl: str | None, grace: str 
     with session.broker() as backend:
         claim = selected(backend, queue).get_claim(ident)
         with wrong_usage():
-            claim.renew(_given(ttl, "--ttl"), _given(grace, "--grace"))
+            claim.renew(given(ttl, "--ttl"), given(grace, "--grace"))
         if json_:
             answer_json(_values(claim))
             return
@@ -120,10 +128,6 @@ def list_(session: Session, queues: tuple[str, ...], json_: bool) -> None:
         table(COLUMNS, [_row(one) for one in held])
     else:
         note("there are no claims")
-
-
-def _given(text: str | None, flag: str) -> float | None:
-    return None if text is None else seconds(text, flag)
 
 
 def _show(claim: Claim, json_: bool) -> None:

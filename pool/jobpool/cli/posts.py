@@ -18,7 +18,7 @@ from jobpool.cli.options import Command, as_json, common, option
 from jobpool.cli.output import Column, answer_json, note, plural, say, table
 from jobpool.cli.session import Session
 from jobpool.errors import JobpoolError
-from jobpool.units import format_duration
+from jobpool.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from jobpool.backend import QueueBackend
@@ -36,9 +36,6 @@ MESSAGES = (
 LISTED = (*MESSAGES[:-1], Column("CLAIM"), MESSAGES[-1])
 SHOWN = 200
 """Characters of a message in a table."""
-
-AT_ONCE = 20
-"""Messages that one delete takes."""
 
 queue_argument = click.argument("queue", metavar="QUEUE")
 
@@ -70,7 +67,7 @@ def post(
     if bool(messages) == (file is not None):
         raise click.UsageError("give the messages, or a --file of them: jobpool message post QUEUE MESSAGE...")
     values = map(_json_or_text, messages) if file is None else _from_lines(file)
-    life = None if ttl is None else seconds(ttl, "--ttl")
+    life = given(ttl, "--ttl")
     ids: list[str] = []
     try:
         with session.broker() as backend, wrong_usage():
@@ -180,12 +177,15 @@ def wrong_usage() -> Iterator[None]:
 
 def seconds(text: str, flag: str) -> float:
     """`90`, `5m`, `1h` in seconds. Raises `click.UsageError` naming the flag."""
-    from jobpool.units import parse_duration
-
     try:
         return parse_duration(text)
     except ValueError as error:
         raise click.UsageError(f"{flag}: {error}") from None
+
+
+def given(text: str | None, flag: str) -> float | None:
+    """The same of a flag that may be left out; None = it was."""
+    return None if text is None else seconds(text, flag)
 
 
 def message_row(message: ClaimMessage) -> list[str]:
@@ -239,10 +239,10 @@ def _print(body: bytes) -> None:
 
 def _delete(claims: ClaimStore, queue: str, idents: Iterable[str], claim: str | None) -> Iterator[str]:
     """Delete all of these; yields those that are held by somebody else. Raises `ClaimNotFound`."""
-    from jobpool.claimstore import Deleted
+    from jobpool.claimstore import MOST_MESSAGES, Deleted
 
     rest = iter(idents)
-    while batch := tuple(islice(rest, AT_ONCE)):
+    while batch := tuple(islice(rest, MOST_MESSAGES)):
         for ident, answer in zip(batch, claims.delete_many(queue, batch, claim), strict=True):
             if answer is Deleted.FORBIDDEN:
                 yield ident

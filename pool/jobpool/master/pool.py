@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from jobpool.backend import QueueStats
 from jobpool.master.boot import BootBackOff
-from jobpool.master.companion import CompanionState
 from jobpool.master.counters import Counters
 from jobpool.master.delivery import Delivery
+from jobpool.master.scheduling import CompanionState
 from jobpool.master.settings import PoolSettings
 from jobpool.master.slots import Slots, SlotState
 from jobpool.mechanism.frames import Ask, HandlerInfo, Reply

@@ -9,7 +9,7 @@ from stage import Stage, of
 
 from jobpool.master import actions as act
 from jobpool.master import events as ev
-from jobpool.master.companion import LONGEST, STEADY
+from jobpool.master.scheduling import LONGEST, STEADY
 from jobpool.mechanism.companion import REFUSED
 
 
