@@ -65,7 +65,8 @@ class Capabilities:
     """What a broker can do. Shown in docs/backends.md as a table made from these fields."""
 
     native_reap: bool = False
-    """The broker redelivers expired leases itself; `reap` returns nothing."""
+    """The broker frees expired leases itself. `reap` only tells the policy, by which a crash is charged when its
+    message is fetched next; it returns those that were charged since the last call."""
     forfeit: bool = True
     """A lease can be ended early with its cause; else it simply runs out."""
     atomic_nack: bool = True
@@ -94,6 +95,31 @@ class Capabilities:
     """A handler may ack its message in a database transaction of its own (see `ticket`)."""
     leases: bool = True
     """Messages are kept and leased; `sync://` runs them at enqueue instead."""
+    known_ids: bool = True
+    """An id that is known is not enqueued again (law 8); else a retried enqueue can make a duplicate."""
+    atomic_enqueue: bool = True
+    """One enqueue is all or none; else a lost connection can leave its first jobs, and the error says how many."""
+    chosen_ttl: bool = True
+    """A lease lasts as long as its fetch or renewal asks; else as long as the queue, or the message, was made to say."""
+    settle_anywhere: bool = True
+    """Any client that has the lease may settle and renew it; else only the one that fetched it."""
+    exact_refusals: bool = True
+    """Which of its three refusals a settlement gets is exact; else any of them may stand for another."""
+    keeps_place: bool = True
+    """What failed, waited for its time or died has the place of its enqueue when it is back; else the last."""
+    lists_live: bool = True
+    """Messages that are not dead are inspected, listed and counted by filters; else only dead letters are, and other
+    messages only in `stats`."""
+    deletes_live: bool = True
+    """Waiting and delayed messages are deleted by any filter; else only all of a queue (or of a queue's states)."""
+    exact_stats: bool = True
+    """`stats` tells waiting and leased messages apart, whoever leased them; else only those leased by this client."""
+    lists_queues: bool = True
+    """`queues` finds every queue that holds a message; else only those that this client was told of."""
+    makes_queues: bool = True
+    """A queue is there as soon as it is named; else it must have been made, and one that is missing is an error."""
+    dead_caps: bool = True
+    """Dead letters can be capped by count and age (options `dead_max`, `dead_max_age`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -596,6 +622,7 @@ class QueueBackend(ABC):
 
         They go to their old place, after the policy's back-off, or to the dead letters past `max_crashes` with reason
         `crash-limit`. Safe with any number of reapers; the condition is repeated in the write. At most 1,000 a call.
+        Where `capabilities.native_reap` is True the same happens to each such message when it is fetched next.
         """
         return self._reap(check_queue(queue), policy or ReapPolicy(), None)
 
@@ -607,6 +634,13 @@ class QueueBackend(ABC):
         if visibility_timeout is not None:
             check_ttl(visibility_timeout)
         return len(self._reap(check_queue(queue), ReapPolicy(), visibility_timeout))
+
+    def lost(self) -> list[JobLease]:
+        """Leases that ended before their time since the last call, because the connection that owned them broke.
+
+        Nothing where a lease outlives its connection. No I/O; a pool asks several times a second, and kills the attempts.
+        """
+        return []
 
     @property
     def keys(self) -> KeyStore:

@@ -6,6 +6,7 @@ called: by turning a manual clock, together with the broker's own where it has o
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -67,9 +68,18 @@ class Harness(ABC):
         """A client of one more store, on the machine's clock: for what really waits."""
         return self.keep(self.opener()())
 
+    def lasts(self, ttl: float) -> float:
+        """Seconds that a lease taken for `ttl` seconds really lasts: more than `ttl` where it cannot be chosen."""
+        return ttl
+
+    def delayed(self, delay: float) -> float:
+        """Seconds that a message enqueued with this delay is really delayed: rounded up to what the broker can tell."""
+        unit = self.capabilities.delay_resolution
+        return math.ceil(delay / unit) * unit if unit > 1e-6 else delay
+
     def expire_leases(self, ttl: float) -> None:
         """Let the leases end that were taken for `ttl` seconds just now."""
-        self.advance(ttl)
+        self.advance(self.lasts(ttl))
 
     def crowd(self, opener: Opener, work: Callable[..., Any], count: int) -> list[Any]:
         """Do `work(backend, number)` `count` times at once, as far apart as the backend allows: in processes."""

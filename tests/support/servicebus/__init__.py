@@ -1,0 +1,45 @@
+"""A small Azure Service Bus for tests: an AMQP 1.0 broker on loopback that the unmodified azure-servicebus SDK talks to.
+
+    from support.servicebus import Control, PeerProcess, PeerThread, QueueProperties
+
+    with PeerThread() as peer:  # a thread and an event loop of its own; or PeerProcess(folder): a program of its own
+        peer.control.create_queue("jobs", lock_duration=5.0, max_delivery_count=10)
+        client = ServiceBusClient.from_connection_string(peer.connection_string)  # sync or aio
+        peer.control.drop_connections()
+        peer.control.turn(6.0)
+        assert peer.control.counts("jobs").ready == 1
+
+Both have `connection_string`, `url` (sb://127.0.0.1:PORT), `host`, `port`, `control` and, after `stop`, `start` again on
+the same port. `PeerThread` keeps its messages over `stop` and `start`, `PeerProcess` does not: its `control.restart()` is
+a restart that keeps them. `PeerProcess` is a `support.servers.Server` as well: `kill`, `pause`, `resume`, `restart`.
+
+Both take the fields of `Settings` by keyword: `key_name`, `key`, `auth` (True: tokens are checked), `auto_create` (False),
+`standing_clock` (None, or the Unix time of a clock that only moves when it is turned), `defaults` (`QueueProperties` of
+queues that are made with fewer).
+
+`Control(host, port)` speaks to the control port of a peer from any thread or process; it can be pickled. It asks for
+
+* queues: `create_queue`, `delete_queue`, `set_status`, `queues`, `counts`, `messages`, `purge`;
+* time: `turn`, `set_clock`, `now`; locks, schedules, times to live and duplicate windows go by the peer's clock;
+* faults of the network: `drop_connections`, `close_connections`, `detach_links`, `refuse`, `stall`, `restart`;
+* faults of operations: `fail`, `delay`, `lose_replies`, `expire_locks`, `limit_management_replies`, `limit_unsettled`;
+* `heal`, which ends all faults, and `connections`, `links`: what is open.
+
+By hand: `python -m support.servicebus --port 5672 --queue jobs,lock_duration=30` with `tests` on the path.
+
+Its rules come from the OASIS AMQP 1.0 standard ("AMQP" and a section number in the docstrings) and from Microsoft's
+public pages on Service Bus: "AMQP 1.0 in Azure Service Bus and Event Hubs protocol guide" (the protocol guide), "AMQP 1.0
+in Azure Service Bus: request-response-based operations" (the operations guide), "Message browsing", "Message sequencing
+and timestamps", "Message transfers, locks, and settlement", "Overview of Service Bus dead-letter queues", "Service Bus
+quotas". It has no sessions, topics, transactions, TLS or web sockets, and keeps nothing on disk.
+"""
+
+from __future__ import annotations
+
+from support.servicebus.control import Control as Control
+from support.servicebus.looks import Counts as Counts
+from support.servicebus.looks import MessageLook as MessageLook
+from support.servicebus.process import PeerProcess as PeerProcess
+from support.servicebus.properties import QueueProperties as QueueProperties
+from support.servicebus.settings import Settings as Settings
+from support.servicebus.thread import PeerThread as PeerThread
