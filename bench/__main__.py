@@ -19,8 +19,10 @@ from bench import (
     latency,
     limits,
     memory,
+    on_beanstalk,
     on_postgres,
     on_redis,
+    on_servicebus,
     report,
     restart,
     scale,
@@ -36,6 +38,8 @@ BENCHMARKS: dict[str, Callable[[Plan], Section]] = {
     "dispatch": dispatch.run,
     "redis": on_redis.run,
     "postgres": on_postgres.run,
+    "beanstalkd": on_beanstalk.run,
+    "servicebus": on_servicebus.run,
     "enqueue": enqueue.run,
     "scale": scale.run,
     "guards": guards.run,
@@ -77,8 +81,8 @@ def main(
 ) -> None:
     """Run the benchmarks named, or all.
 
-    throughput, dispatch, redis, postgres, enqueue, scale, guards, limits, claims, latency, timeouts, restart,
-    memory, efficiency.
+    throughput, dispatch, redis, postgres, beanstalkd, servicebus, enqueue, scale, guards, limits, claims, latency,
+    timeouts, restart, memory, efficiency.
     """
     if write and (quick or no_peers):
         raise click.UsageError("--write is for what others may compare with: leave --quick and --no-peers out")

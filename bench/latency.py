@@ -7,6 +7,7 @@ import time
 from contextlib import nullcontext
 
 from bench import servers
+from bench.beanstalk_server import beanstalkd
 from bench.figures import Figure, Section, Target, median, percentile
 from bench.livepool import LivePool, live_pool
 from bench.peers import environment, fleet, running
@@ -24,6 +25,7 @@ REST = 1.5
 SQLITE = (Target("≤", 10), Target("≤", 50))
 REDIS = (Target("≤", 1.2), Target("≤", 4))
 POSTGRES = (Target("≤", 3), Target("≤", 6))
+BEANSTALKD = (Target("≤", 5), None)
 """Of the median and of the 99th percentile, in milliseconds."""
 
 Targets = tuple[Target | None, Target | None]
@@ -41,6 +43,8 @@ def run(plan: Plan) -> Section:
     with plan.scratch() as scratch, servers.postgres(scratch) as server:
         figures += _of_pool(plan, "Postgres", POSTGRES, server)
         figures += _of_peer(plan, "Postgres, PgQueuer", fleet.PGQUEUER, server)
+    with plan.scratch() as scratch, beanstalkd(scratch) as server:
+        figures += _of_pool(plan, "beanstalkd", BEANSTALKD, server)
     return Section("latency", TITLE, figures)
 
 

@@ -170,7 +170,7 @@ def redis(directory: Path, options: Sequence[str] = IN_MEMORY) -> Iterator[Serve
     port = free_port()
     words = [program, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory), *options]
     url = f"redis://127.0.0.1:{port}/0"
-    with _running(words, directory / "redis.log", signal.SIGTERM, lambda: _redis_answers(url)) as process:
+    with running(words, directory / "redis.log", signal.SIGTERM, lambda: _redis_answers(url)) as process:
         yield RedisServer(url, process.pid)
 
 
@@ -186,20 +186,24 @@ def postgres(directory: Path, settings: Mapping[str, str] | None = None) -> Iter
         words += ["-c", f"{name}={value}"]
     url = f"postgresql://{POSTGRES_USER}@127.0.0.1:{port}/postgres"
     log = directory / "postgres.log"
-    with _running(words, log, signal.SIGINT, lambda: _postgres_answers(url), **_identity()) as process:
+    with running(words, log, signal.SIGINT, lambda: _postgres_answers(url), **_identity()) as process:
         yield PostgresServer(url, process.pid)
 
 
 def versions() -> dict[str, str]:
     """Of the servers that are installed."""
-    programs: dict[str, str | Path | None] = {"redis": shutil.which("redis-server")}
+    programs: dict[str, str | Path | None] = {
+        "redis": shutil.which("redis-server"),
+        "beanstalkd": shutil.which("beanstalkd"),
+    }
     with contextlib.suppress(ServerMissing):
         programs["postgres"] = _postgres_programs() / "postgres"
     return {name: _version(program) for name, program in programs.items() if program}
 
 
 def _version(program: str | Path) -> str:
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    word = "-v" if str(program).endswith("beanstalkd") else "--version"
+    said = subprocess.run([program, word], capture_output=True, text=True, check=False).stdout
     found = re.search(r"\d+\.[\d.]+", said)
     return found[0] if found else "?"
 
@@ -213,7 +217,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def _running(
+def running(
     words: Sequence[str], log: Path, stop: signal.Signals, answers: Callable[[], bool], **identity: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The program, from when it answers until it has stopped."""

@@ -100,7 +100,7 @@ class Capabilities:
     atomic_enqueue: bool = True
     """One enqueue is all or none; else a lost connection can leave its first jobs, and the error says how many."""
     chosen_ttl: bool = True
-    """A lease lasts as long as its fetch or renewal asks; else as long as the queue, or the message, was made to say."""
+    """A lease lasts as long as its fetch or renewal asks; else as long as the queue, or the message, says."""
     settle_anywhere: bool = True
     """Any client that has the lease may settle and renew it; else only the one that fetched it."""
     exact_refusals: bool = True
@@ -638,7 +638,7 @@ class QueueBackend(ABC):
     def lost(self) -> list[JobLease]:
         """Leases that ended before their time since the last call, because the connection that owned them broke.
 
-        Nothing where a lease outlives its connection. No I/O; a pool asks several times a second, and kills the attempts.
+        Nothing where a lease outlives its connection. No I/O; a pool asks often, and ends the attempts.
         """
         return []
 
