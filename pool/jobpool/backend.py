@@ -519,6 +519,8 @@ class QueueBackend(ABC):
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         """Wait until one of `queues` may have something to fetch, and return it; None after `timeout` seconds.
 
+        None, too, within half a second of `close` in another thread, and never an error for that.
+
         A hint: it may be wrong, but must not miss a message, or a delay that falls due, for longer than 0.5 s. Never a
         busy loop.
         """
@@ -718,7 +720,7 @@ class QueueBackend(ABC):
         return None
 
     def close(self) -> None:  # noqa: B027 - a backend without connections has nothing to close
-        """Close every connection; safe to call twice. Leases are left to expire."""
+        """Close every connection; safe to call twice. Leases are left to expire; threads that wait come back."""
 
     # --- what a broker fills in: each one atomic step, arguments already checked --------------------
 

@@ -191,7 +191,7 @@ def _what_is_wrong(error: ImportError) -> str:
     return f"cannot be imported: {error}"
 
 
-_EXTRAS = {"redis": "redis", "psycopg": "postgres"}
+_EXTRAS = {"redis": "redis", "psycopg": "postgres", "greenstalk": "beanstalk", "azure": "servicebus"}
 
 
 def _extra(package: str) -> str:

@@ -112,7 +112,7 @@ class Settings(BaseSettings):
     """Children; `auto` = one for each usable CPU."""
 
     ttl: Duration = Field(default=30.0, gt=0, lt=366 * 86400)
-    """How long a lease holds; it is renewed every third of it."""
+    """How long a lease holds, where the broker does not decide that; it is renewed every third of it."""
     default_timeout: Duration = 3600.0
     """Of jobs and handlers that name none; 0 = unlimited."""
     kill_grace: Duration = 1.0

@@ -29,6 +29,7 @@ from jobpool.lease import JobLease
 from jobpool.master.events import Inspected
 from jobpool.master.guarding import Guarding, check_key_store
 from jobpool.master.inspection import Inspector
+from jobpool.master.losses import EVERY, can_break
 from jobpool.master.verdicts import checked, outcome_of
 from jobpool.mechanism.frames import Verdict
 from jobpool.outcome import (
@@ -77,7 +78,8 @@ class QueueWorker:
         backend: Where messages come from. It stays its owner's; its signer verifies what is fetched.
         registry: The handlers; None = those of `@jobpool.handler`.
         retry: What becomes of failed attempts; None = no retries unless a job or handler asks for them.
-        ttl: Seconds, > 0, that a lease holds; it is renewed every third of it while the handler runs.
+        ttl: Seconds, > 0, that a lease is asked to hold; it is renewed every third of the time that it does while the
+            handler runs.
         default_timeout: Seconds, >= 0, for jobs and handlers that set none; 0 = unlimited.
         queue_handlers: Queue to the only handlers that may run there; a queue that is absent is free.
         allowances: What the built-in handlers may do; None = what the registry lets them, by itself nothing.
@@ -211,7 +213,7 @@ class QueueWorker:
 
     def _patiently(self, lease: JobLease, call: Callable[[], T]) -> T:
         """Make a call that may be repeated, until it is answered or the lease has ended."""
-        pause, give_up = 0.1, time.monotonic() + self._ttl
+        pause, give_up = 0.1, time.monotonic() + lease.expires_at - self._clock.boot()
         while True:
             try:
                 return call()
@@ -246,6 +248,10 @@ class QueueWorker:
 class LeaseKeeper:
     """Renews one lease from a thread of its own, while the caller's thread runs the handler.
 
+    It goes by how long the lease holds, which is not always what was asked for (`Capabilities.chosen_ttl`). Where
+    leases break with their connection, the thread looks for that too; of several keepers on one backend, each of which
+    may be told of another one's lease, some find out at their next renewal only.
+
     Attributes:
         lease: As it was last renewed.
         lost: The backend said that the lease has ended.
@@ -256,6 +262,7 @@ class LeaseKeeper:
         self.lost = False
         self._backend = backend
         self._ttl = ttl
+        self._lasts = lease.expires_at - backend.clock.boot()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"jobpool-renew-{lease.id}", daemon=True)
 
@@ -269,16 +276,31 @@ class LeaseKeeper:
         self._thread.join()
 
     def _keep(self) -> None:
-        pause = self._ttl / 3
-        while not self._stop.wait(pause):
+        pause = self._lasts / 3
+        while not self._has_ended(pause):
+            asked_at = self._backend.clock.boot()
             try:
                 self.lease = self._backend.renew(self.lease, self._ttl)
-                pause = self._ttl / 3
+                self._lasts = self.lease.expires_at - asked_at
+                pause = self._lasts / 3
             except BackendUnavailable:
-                pause = min(1.0, self._ttl / 10)  # the lease still runs: there is time for several tries
+                pause = min(1.0, self._lasts / 10)  # the lease still runs: there is time for several tries
             except LeaseLost:
                 self.lost = True
                 return
+
+    def _has_ended(self, pause: float) -> bool:
+        """Wait for so many seconds; whether that was cut short: by the end of the attempt, or the lease has broken."""
+        if not can_break(self._backend):
+            return self._stop.wait(pause)
+        until = time.monotonic() + pause
+        while (left := until - time.monotonic()) > 0:
+            if self._stop.wait(min(left, EVERY)):
+                return True
+            self.lost = any(lease.owner_token == self.lease.owner_token for lease in self._backend.lost())
+            if self.lost:
+                return True
+        return False
 
 
 def inline_runner(

@@ -37,9 +37,18 @@ def test_four_reapers_charge_each_expiry_once_and_lose_nothing(harness: Harness)
     assert not set(acked) & dead
 
 
-@pytest.mark.needs("exact_crashes")
+@pytest.mark.needs("settle_anywhere")
 def test_consumers_of_one_message_agree_on_who_has_it(harness: Harness) -> None:
     opener = harness.opener()
     [ident] = harness.keep(opener()).enqueue_many(numbered(1))
     taken = [found for part in harness.crowd(opener, crowd.take, 4) for found in part]
     assert taken == [ident]
+
+
+def test_one_message_is_settled_by_one_of_its_consumers(harness: Harness) -> None:
+    opener = harness.opener()
+    backend = harness.keep(opener())
+    ident = backend.enqueue(numbered(1)[0])
+    seen = [entry for part in harness.crowd(opener, crowd.drain, 4) for entry in part]
+    assert seen == [(ident, 1, True)]
+    assert backend.stats(QUEUE).pending == 0

@@ -20,7 +20,8 @@ def test_a_lease_tells_what_its_holder_needs(harness: Harness, backend: QueueBac
     assert (lease.attempts, lease.crashes, lease.deliveries) == (0, 0, 1)
     assert len(lease.owner_token) == 32
     assert int(lease.owner_token, 16) >= 0
-    assert before + 12.0 <= lease.expires_at <= backend.clock.boot() + 12.0
+    lasts = harness.lasts(12.0)
+    assert before + lasts <= lease.expires_at <= backend.clock.boot() + lasts
     assert lease.enqueued_at == pytest.approx(harness.now(), abs=1.0)
 
 
@@ -157,7 +158,6 @@ def test_a_leased_message_is_in_that_state_only(backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job())
     backend.fetch_many(QUEUE, limit=1)
     message = backend.inspect(ident)
-    assert message is not None
-    assert message.state is State.LEASED
+    assert (message and message.state) is (State.LEASED if backend.capabilities.lists_live else None)
     stats = backend.stats(QUEUE)
     assert (stats.waiting, stats.delayed, stats.leased, stats.dead) == (0, 0, 1, 0)

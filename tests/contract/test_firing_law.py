@@ -36,6 +36,7 @@ def fire(backend: QueueBackend, number: int) -> str:
     return backend.enqueue_once(a_job(number), KEY)
 
 
+@pytest.mark.needs("known_ids")
 @pytest.mark.parametrize("fields", KINDS)
 def test_the_second_call_adds_nothing_and_has_the_same_answer(
     harness: Harness, backend: QueueBackend, fields: dict[str, object]
@@ -46,6 +47,16 @@ def test_the_second_call_adds_nothing_and_has_the_same_answer(
     assert [lease.envelope.payload for lease in backend.fetch_many(QUEUE, limit=9)] == ["first"]
 
 
+@pytest.mark.lacks("known_ids")
+def test_where_no_id_is_known_it_is_the_id_of_the_key_all_the_same(backend: QueueBackend) -> None:
+    ident = backend.enqueue_once(a_job("first", identifier="of-the-producer"), KEY)
+    assert ident == once_id(KEY)
+    lease = a_lease(backend)
+    assert (lease.id, lease.envelope.identifier, lease.envelope.payload) == (ident, ident, "first")
+    assert backend.ack(lease) is Settled.OK
+
+
+@pytest.mark.needs("known_ids")
 def test_of_a_crowd_one_adds_the_message(harness: Harness) -> None:
     opener = harness.opener()
     backend = harness.keep(opener())
@@ -63,7 +74,8 @@ def test_other_keys_are_other_messages(backend: QueueBackend) -> None:
 def test_a_delay_is_kept(harness: Harness, backend: QueueBackend) -> None:
     later = at(harness.now() + 60.0)
     ident = backend.enqueue_once(a_job("later", scheduled_at=later), KEY)
-    assert backend.enqueue_once(a_job("now"), KEY) == ident
+    if backend.capabilities.known_ids:
+        assert backend.enqueue_once(a_job("now"), KEY) == ident
     assert backend.fetch_many(QUEUE, limit=1) == []
     harness.advance(60.0)
     assert a_lease(backend).envelope.payload == "later"
@@ -85,6 +97,7 @@ STAGES = [
 ]
 
 
+@pytest.mark.needs("known_ids")
 @pytest.mark.parametrize(("settlement", "state"), STAGES)
 def test_it_is_known_wherever_it_is(
     harness: Harness, backend: QueueBackend, settlement: Settlement | None, state: State
@@ -102,6 +115,7 @@ def test_it_is_known_wherever_it_is(
     assert message.state is state
 
 
+@pytest.mark.needs("known_ids")
 @pytest.mark.lacks("native_reap")
 def test_it_is_known_after_a_crash_that_killed_it(harness: Harness, backend: QueueBackend) -> None:
     ident = backend.enqueue_once(a_job(), KEY)

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.harness import Harness
 from support.jobs import QUEUE, a_job
+from support.looks import recover
 
 from jobpool.backend import QueueBackend
 
@@ -75,8 +76,8 @@ def test_the_bytes_survive_a_nack_and_a_reap(harness: Harness, backend: QueueBac
     [first] = backend.fetch_many(QUEUE, limit=1)
     backend.nack(first)
     [second] = backend.fetch_many(QUEUE, limit=1, ttl=1.0)
-    harness.expire_leases(1.0)
-    backend.reap(QUEUE)
+    recover(harness, backend, 1.0)
     [third] = backend.fetch_many(QUEUE, limit=1)
     assert first.body == second.body == third.body
-    assert (third.envelope.attempts, third.attempts, third.crashes) == (1, 1, 1)
+    assert (third.envelope.attempts, third.attempts) == (1, 1)
+    assert third.crashes == 1 or not backend.capabilities.exact_crashes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
+from support.looks import is_refusal
 
 from jobpool.backend import QueueBackend
 from jobpool.errors import LeaseLost
@@ -19,14 +20,18 @@ def test_a_renewed_lease_ends_ttl_seconds_from_now(harness: Harness, backend: Qu
     harness.advance(8.0)
     before = backend.clock.boot()
     renewed = backend.renew(lease, 5.0)
-    assert before + 5.0 <= renewed.expires_at <= backend.clock.boot() + 5.0
+    lasts = harness.lasts(5.0)
+    assert before + lasts <= renewed.expires_at <= backend.clock.boot() + lasts
     assert (renewed.owner_token, renewed.id) == (lease.owner_token, lease.id)
-    harness.advance(5.0 - harness.tick)
+    harness.advance(lasts - harness.tick)
     assert backend.reap(QUEUE) == []
+    assert backend.fetch_many(QUEUE, limit=1) == []
     harness.advance(harness.tick)
-    assert backend.ack(renewed) is Settled.EXPIRED
+    assert is_refusal(backend, backend.ack(renewed), Settled.EXPIRED)
+    assert backend.stats(QUEUE).pending == 1
 
 
+@pytest.mark.needs("chosen_ttl")
 def test_a_renewal_may_shorten_a_lease(harness: Harness, backend: QueueBackend) -> None:
     backend.enqueue(a_job())
     [lease] = backend.fetch_many(QUEUE, limit=1, ttl=100.0)
@@ -38,7 +43,7 @@ def test_a_renewal_may_shorten_a_lease(harness: Harness, backend: QueueBackend) 
 def test_at_the_deadline_it_is_too_late(harness: Harness, backend: QueueBackend) -> None:
     backend.enqueue(a_job())
     [lease] = backend.fetch_many(QUEUE, limit=1, ttl=2.0)
-    harness.advance(2.0)
+    harness.advance(harness.lasts(2.0))
     with pytest.raises(LeaseLost, match=lease.id):
         backend.renew(lease, 5.0)
 
@@ -74,7 +79,10 @@ def test_a_ttl_out_of_range_is_refused(backend: QueueBackend, ttl: float) -> Non
 def test_a_renewal_touches_no_counter(backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job())
     [lease] = backend.fetch_many(QUEUE, limit=1)
-    backend.renew(lease, 30.0)
+    renewed = backend.renew(lease, 30.0)
     message = backend.inspect(ident)
-    assert message is not None
-    assert (message.attempts, message.crashes, message.deliveries) == (0, 0, 1)
+    assert message is None or (message.attempts, message.crashes, message.deliveries) == (0, 0, 1)
+    assert (renewed.attempts, renewed.crashes, renewed.deliveries) == (0, 0, 1)
+    backend.release(renewed)
+    [again] = backend.fetch_many(QUEUE, limit=1)
+    assert (again.attempts, again.crashes, again.deliveries) == (0, 0, 2)

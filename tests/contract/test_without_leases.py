@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.harness import Harness, SyncHarness
@@ -51,6 +52,13 @@ def test_a_body_that_is_too_large_is_refused_and_nothing_runs(harness: Harness, 
     with pytest.raises(InvalidJob, match="1048576"):
         backend.enqueue_many([a_job(1), a_job("x" * 1_048_577)])
     assert ran(harness) == []
+
+
+def test_whoever_waits_comes_back_when_the_backend_is_closed(backend: QueueBackend) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        wait = executor.submit(backend.wait_any, [QUEUE], 30.0)
+        backend.close()
+        assert wait.result(10.0) is None
 
 
 def test_the_verbs_do_nothing_and_are_accepted(backend: QueueBackend) -> None:

@@ -59,10 +59,11 @@ def work(ctx: jobpool.JobContext, seconds: float = 0.0, tag: str = "") -> None:
 
 
 @jobpool.handler
-def again(ctx: jobpool.JobContext, first: float, later: float, until: str = "") -> None:
-    """Sleeps so long in its first delivery, once the file `until` is there, and so long in the next ones."""
+def again(ctx: jobpool.JobContext, first: float, later: float, until: str = "", then: str = "") -> None:
+    """Sleeps so long in its first delivery, once the file `until` is there, and so long in the next, after `then`."""
     note(ctx, "start")
-    while until and ctx.fence == 1 and not os.path.exists(until):
+    file = until if ctx.fence == 1 else then
+    while file and not os.path.exists(file):
         time.sleep(0.01)
     time.sleep(first if ctx.fence == 1 else later)
     note(ctx, "end")

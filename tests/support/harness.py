@@ -5,15 +5,19 @@ from __future__ import annotations
 import pytest
 
 from support.harnesses.base import Harness as Harness
+from support.harnesses.beanstalk import BeanstalkHarness
 from support.harnesses.embedded import MemoryHarness, SqliteHarness, SyncHarness
 from support.harnesses.postgres import PostgresHarness
 from support.harnesses.redis import RedisClusterHarness, RedisHarness
+from support.harnesses.servicebus import ServiceBusHarness
 
 HARNESSES: dict[str, type[Harness]] = {
+    "beanstalk": BeanstalkHarness,
     "memory": MemoryHarness,
     "postgres": PostgresHarness,
     "redis": RedisHarness,
     "redis-cluster": RedisClusterHarness,
+    "servicebus": ServiceBusHarness,
     "sqlite": SqliteHarness,
     "sync": SyncHarness,
 }

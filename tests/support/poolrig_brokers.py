@@ -11,9 +11,21 @@ import psycopg
 from redis import Redis
 
 from support.proxy import Proxy
-from support.servers import PostgresServer, RedisServer, Server, fresh_name, shared_postgres, shared_redis
+from support.servers import (
+    BeanstalkServer,
+    PostgresServer,
+    RedisServer,
+    Server,
+    fresh_name,
+    shared_beanstalk,
+    shared_postgres,
+    shared_redis,
+)
 from support.servers.postgres_server import DURABLE as DURABLE_POSTGRES
 from support.servers.redis_server import DURABLE as DURABLE_REDIS
+
+TTR = 2
+"""Seconds that a lease lasts on beanstalkd, whatever a pool asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +44,11 @@ class Broker(ABC):
         place: The prefix or schema.
         hosts: Those that were asked for.
         settle_calls: A regular expression that finds settlements among a host's requests.
+        lasts: Seconds that a lease lasts where a pool cannot choose that; 0 = as long as it asks for.
     """
 
     settle_calls: ClassVar[str]
+    lasts: ClassVar[float] = 0.0
 
     def __init__(self, server: Server, *, shared: bool = True) -> None:
         self.server = server
@@ -145,4 +159,40 @@ class PostgresBroker(Broker):
         return len(self.ask(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"))
 
 
-BROKERS: dict[str, type[Broker]] = {"redis": RedisBroker, "postgres": PostgresBroker}
+class BeanstalkBroker(Broker):
+    """Its server keeps what it has answered, the shared one too; where a connection breaks, its leases are lost."""
+
+    settle_calls = r"(?m)^(delete|release|bury) \d+"
+    """What settles is also what ends a job that was copied."""
+
+    lasts = TTR
+
+    server: BeanstalkServer
+
+    @classmethod
+    def on_shared_server(cls) -> Self:
+        return cls(shared_beanstalk())
+
+    @classmethod
+    def on_its_own(cls, folder: Path) -> Self:
+        return cls(BeanstalkServer(folder, binlog=True), shared=False)
+
+    def url_at(self, host: str, port: int) -> str:
+        return f"beanstalk://{host}:{port}?tube_prefix={self.place}.&ttr={TTR}"
+
+    def commands(self) -> int:
+        with self.server.client() as client:
+            return sum(int(count) for name, count in client.stats().items() if name.startswith("cmd-"))  # type: ignore[call-overload]
+
+    def disconnect_all(self) -> int:
+        """It has no command for that: it is started again."""
+        with self.server.client() as client:
+            closed = int(client.stats()["current-connections"]) - 1
+        self.server.restart()
+        return closed
+
+
+BROKERS: dict[str, type[Broker]] = {"redis": RedisBroker, "postgres": PostgresBroker, "beanstalk": BeanstalkBroker}
+
+USUAL = ("redis", "postgres")
+"""What can do all that a pool may ask for, and a test may look at."""

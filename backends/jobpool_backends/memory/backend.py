@@ -81,6 +81,7 @@ class MemoryBackend(QueueBackend):
         self._calls: Ending[list[Settled]] = Ending()
         self._fetches: Ending[list[int]] = Ending()
         self._random = random.SystemRandom()
+        self._closings = 0
 
     @classmethod
     def from_url(
@@ -110,6 +111,12 @@ class MemoryBackend(QueueBackend):
         caps = read_caps(cls.scheme, options)
         refuse_options(cls.scheme, options)
         return cls(signer=signer, clock=clock, caps=caps)
+
+    def close(self) -> None:
+        """Threads that wait come back. There is nothing else to close: the messages stay, for whoever goes on."""
+        with self._changed:
+            self._closings += 1
+            self._changed.notify_all()
 
     def _wall(self) -> int:
         return micros(self.clock.wall())
@@ -163,7 +170,8 @@ class MemoryBackend(QueueBackend):
     def _wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         give_up = time.monotonic() + timeout
         with self._changed:
-            while True:
+            closings = self._closings
+            while self._closings == closings:
                 now = self._wall()
                 for name in queues:
                     if self._store.has_ready(name, now):
@@ -174,6 +182,7 @@ class MemoryBackend(QueueBackend):
                 due = self._store.next_due(queues)
                 until_due = LONGEST_SLEEP if due is None else (due - now) / MICRO
                 self._changed.wait(min(remaining, until_due, LONGEST_SLEEP))
+        return None
 
     # --- settling ----------------------------------------------------------------------------------
 

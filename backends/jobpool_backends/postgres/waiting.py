@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from jobpool.errors import BackendUnavailable
 from jobpool_backends.postgres.bell import Bell, Sleeper
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import quoted
@@ -76,8 +77,13 @@ class Waiter:
         """See `QueueBackend.wait_any`. Raises BackendUnavailable as soon as a look does."""
         give_up = time.monotonic() + timeout
         names = tuple(queues)
-        with self._bell.sleeper(names) as sleeper:
-            return self._wait(names, sleeper, give_up)
+        try:
+            with self._bell.sleeper(names) as sleeper:
+                return self._wait(names, sleeper, give_up)
+        except BackendUnavailable:
+            if self._database.closed:  # here, just before a look
+                return None
+            raise
 
     def close(self) -> None:
         """Call it when the database has been closed: who waits comes back within half a second."""

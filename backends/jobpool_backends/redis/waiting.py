@@ -35,34 +35,35 @@ class Waiter:
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         """A queue that may have something, None after `timeout` seconds, or when this is closed."""
         give_up = time.monotonic() + timeout
-        bells = {self._keys.one(queue, "bell"): queue for queue in queues}
         if not queues:
             self._closed.wait(timeout)
-        while queues and not self._closed.is_set():
+            return None
+        try:
+            return self._wait(queues, give_up)
+        except BackendUnavailable:
+            if self._closed.is_set():  # here, and with it the link: before a look, or while we slept
+                return None
+            raise
+
+    def close(self) -> None:
+        """Whoever waits comes back; the link's own `close` wakes them at once."""
+        self._closed.set()
+
+    def _wait(self, queues: Sequence[str], give_up: float) -> str | None:
+        bells = {self._keys.one(queue, "bell"): queue for queue in queues}
+        while not self._closed.is_set():
             ready, until_due = self._look(queues)
             if ready is not None:
                 return ready
             remaining = give_up - time.monotonic()
             if remaining <= 0:
                 return None
-            rung = self._hear(list(bells), min(remaining, until_due, LOOK_AGAIN))
+            rung = self._link.wait_bell(list(bells), min(remaining, until_due, LOOK_AGAIN))
             if rung is not None:
                 return bells[rung]
             if time.monotonic() >= give_up and until_due > remaining:
                 return None  # a look here would be the next call's first, once more
         return None
-
-    def close(self) -> None:
-        """Whoever waits comes back; the link's own `close` wakes them at once."""
-        self._closed.set()
-
-    def _hear(self, bells: list[str], timeout: float) -> str | None:
-        try:
-            return self._link.wait_bell(bells, timeout)
-        except BackendUnavailable:
-            if self._closed.is_set():
-                return None
-            raise
 
     def _look(self, queues: Sequence[str]) -> tuple[str | None, float]:
         """A queue that has something now, or None and the seconds until a message falls due."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from jobpool.clock import Clock
+from jobpool.errors import BackendUnavailable
 from jobpool_backends.inotify import Listener
 from jobpool_backends.shared import MICRO, micros
 from jobpool_backends.sqlite.database import Database
@@ -44,11 +45,16 @@ class Waiter:
         self._listeners: list[Listener] = []
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
+        """See `QueueBackend.wait_any`."""
         give_up = time.monotonic() + timeout
         listener = self._idle_one() or self._listen()
         try:
             with self._database.session() as connection:
                 return self._wait(connection, listener, queues, give_up)
+        except BackendUnavailable:
+            if self._database.closed:  # here, just before the session
+                return None
+            raise
         finally:
             if listener:
                 self._put_away(listener)

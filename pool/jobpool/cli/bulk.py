@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from jobpool.cli.lacking import goes_whole, meet_queues, unseen
 from jobpool.cli.messages import none_matches, read_filter, row, show
 from jobpool.cli.options import Command, as_json, common, confirmed, option
 from jobpool.cli.output import note, plural, say
 from jobpool.cli.session import Session
-from jobpool.cli.sweep import CAP, Sweep
+from jobpool.cli.sweep import CAP, Sweep, WholeQueues
 from jobpool.units import format_duration
 
 if TYPE_CHECKING:
-    from jobpool.backend import Message, MessageFilter
+    from jobpool.backend import MessageFilter, QueueBackend
 
 EXAMPLES = 5
 
@@ -65,8 +66,11 @@ def dead_retry(
 
     _require(terms, queue, all_)
     verb = Verb.RESUME if keep_counters else Verb.RETRY
+    where = _dead(read_filter(terms, queue))
     with session.broker() as backend:
-        sweep = Sweep(backend, _dead(read_filter(terms, queue)), verb, rate=rate)
+        if not backend.capabilities.lists_queues:
+            meet_queues(session, backend, where.queue)
+        sweep = Sweep(backend, where, verb, rate=rate)
         _carry_out(sweep, "retry", yes=yes, dry_run=dry_run)
 
 
@@ -94,8 +98,11 @@ def dead_purge(
     _require(terms, queue, all_, bounded=bool(keep) or older_than is not None)
     if older_than is not None:
         terms = (*terms, f"age:>{older_than}")
+    where = _dead(read_filter(terms, queue))
     with session.broker() as backend:
-        sweep = Sweep(backend, _dead(read_filter(terms, queue)), Verb.DELETE, keep=keep)
+        if not backend.capabilities.lists_queues:
+            meet_queues(session, backend, where.queue)
+        sweep = Sweep(backend, where, Verb.DELETE, keep=keep)
         _carry_out(sweep, "purge", yes=yes, dry_run=dry_run)
 
 
@@ -110,8 +117,14 @@ def purge(session: Session, terms: tuple[str, ...], queue: str | None, all_: boo
     from jobpool.backend import Verb
 
     _require(terms, queue, all_)
+    where = _unleased(read_filter(terms, queue))
     with session.broker() as backend:
-        sweep = Sweep(backend, _unleased(read_filter(terms, queue)), Verb.DELETE)
+        queues = [] if backend.capabilities.lists_queues else meet_queues(session, backend, where.queue)
+        if goes_whole(backend, where):
+            queues = queues or meet_queues(session, backend, where.queue)
+            sweep: Sweep = WholeQueues(backend, where, Verb.DELETE, queues=queues)
+        else:
+            sweep = Sweep(backend, where, Verb.DELETE)
         _carry_out(sweep, "purge", yes=yes, dry_run=dry_run)
 
 
@@ -136,7 +149,8 @@ def _unleased(where: MessageFilter) -> MessageFilter:
 
     if State.LEASED in where.states:
         raise click.UsageError("leased messages cannot be purged: they are being worked on")
-    return replace(where, states=where.states or (State.WAITING, State.DELAYED, State.DEAD))
+    anywhere = (State.DEAD,) if where.reason is not None else (State.WAITING, State.DELAYED, State.DEAD)
+    return replace(where, states=where.states or anywhere)
 
 
 def _carry_out(sweep: Sweep, word: str, *, yes: bool, dry_run: bool) -> None:
@@ -161,16 +175,17 @@ def _check_ids(sweep: Sweep, count: int) -> None:
     where = sweep.where
     if sweep.keep or count >= len(set(where.ids)):
         return
-    found = {ident: _why_not(sweep.backend.inspect(ident), where) for ident in where.ids}
+    found = {ident: _why_not(sweep.backend, ident, where) for ident in where.ids}
     wrong = [f"{ident}: {said}" for ident, said in found.items() if said]
     if wrong:
         raise click.ClickException("nothing was changed: " + "; ".join(wrong))
 
 
-def _why_not(message: Message | None, where: MessageFilter) -> str:
+def _why_not(backend: QueueBackend, ident: str, where: MessageFilter) -> str:
     """Why this message is not among those that are meant; "" = it is."""
+    message = backend.inspect(ident)
     if message is None:
-        return "there is no such message: it is done and gone, or never was on this broker"
+        return f"there is no such message: {unseen(backend)}"
     if message.state not in where.states:
         return f"it is {message.state.value}, not {' or '.join(where.states)}"
     if where.queue not in (None, message.queue):
@@ -182,6 +197,10 @@ def _preview(sweep: Sweep, word: str, count: int, tell: Callable[[str], None]) -
     kept = f", and keep the newest {sweep.keep:,}" if sweep.keep else ""
     slowly = f", in about {format_duration(count * 60 / sweep.rate)}" if sweep.rate else ""
     tell(f"{word} {_about(count)}{kept}{slowly}:")
+    if isinstance(sweep, WholeQueues):
+        for line in sweep.counted:
+            tell(f"  {line}")
+        return
     examples = sweep.backend.list_messages(sweep.where, limit=min(EXAMPLES, count))
     for message in examples:
         ident, state, queue, handler, _, attempts, _, age, why = row(message)

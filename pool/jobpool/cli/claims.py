@@ -120,6 +120,7 @@ def release(session: Session, queue: str, idents: tuple[str, ...], json_: bool) 
 def list_(session: Session, queues: tuple[str, ...], json_: bool) -> None:
     """List the live claims of these queues, or of all."""
     with session.broker() as backend:
+        _ = backend.claims  # where there are none, that is the answer, whatever queues there are
         names = queues or backend.queues()
         held = [one for name in names for one in selected(backend, name).claims()]
     if json_:

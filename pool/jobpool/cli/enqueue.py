@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from jobpool.cli.lacking import tell_of_job
 from jobpool.cli.options import Command, as_json, common, option
 from jobpool.cli.output import answer_json, say
 from jobpool.cli.session import Session
@@ -168,6 +169,8 @@ def _enqueue(backend: QueueBackend, definitions: Iterable[JobDefinition], *, qui
     rest = iter(definitions)
     try:
         while batch := list(islice(rest, BATCH)):
+            if not ids:
+                tell_of_job(backend, batch[0])
             new = backend.enqueue_many(batch)
             ids.extend(new)
             if not quiet:

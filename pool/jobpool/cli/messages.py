@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jobpool.cli.lacking import find, listable, meet_queues, unseen
 from jobpool.cli.options import Command, as_json, common, option
 from jobpool.cli.output import Column, answer_json, note, say, table
 from jobpool.cli.session import Session
@@ -65,14 +66,17 @@ def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: in
 
 @click.command("inspect", cls=Command, short_help="Show everything about one message.")
 @click.argument("ident", metavar="ID")
+@option("-Q", "--queue", metavar="NAME", help="Where it is, for brokers that cannot look in all queues.")
 @as_json
 @common
-def inspect(session: Session, ident: str, json_: bool) -> None:
+def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> None:
     """Show everything about one message: counters, times, payload, last error, and how its last attempt was killed."""
     with session.broker() as backend:
-        message = backend.inspect(ident)
-    if message is None:
-        raise click.ClickException(f"no message {ident!r}: it is done and gone, or never was on this broker")
+        if queue is None and not backend.capabilities.lists_queues:
+            meet_queues(session, backend)
+        message = find(backend, ident, queue)
+        if message is None:
+            raise click.ClickException(f"no message {ident!r}: {unseen(backend)}")
     if json_:
         answer_json(as_values(message))
     else:
@@ -95,6 +99,9 @@ def read_filter(terms: tuple[str, ...], queue: str | None = None) -> MessageFilt
 def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dead: bool = False) -> None:
     """List what matches; `dead`: with the columns of dead letters."""
     with session.broker() as backend:
+        where = listable(backend, where)
+        if not backend.capabilities.lists_queues:
+            meet_queues(session, backend, where.queue)
         found = list(_pages(backend, where, limit + 1 if limit else 0))
         if not found:
             note(none_matches(backend, where))
@@ -111,7 +118,7 @@ def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dea
 
 def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
     """That nothing was found; with the queues there are, when the one that was meant holds nothing."""
-    if where.queue is None or where.queue in (known := backend.queues()):
+    if where.queue is None or not backend.capabilities.lists_queues or where.queue in (known := backend.queues()):
         return "no message matches"
     there = f"those that do: {', '.join(known)}" if known else "nor does any other"
     return f"no message matches: queue {where.queue!r} holds none at all; {there}"

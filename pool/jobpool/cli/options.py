@@ -91,7 +91,11 @@ def _common(*names: str, **kwargs: Any) -> Callable[[Function], Function]:
 
 
 COMMON_OPTIONS = [
-    _common("-b", "--backend", "--broker", metavar="URL", help="The broker.  [default: SQLite in jobpool.db]"),
+    _common(
+        *("-b", "--backend", "--broker"),
+        metavar="URL",
+        help="sqlite:///FILE, postgresql://, redis://, beanstalk:// or servicebus://…  [default: SQLite in jobpool.db]",
+    ),
     _common("-C", "--config", metavar="FILE", help="[default: the nearest jobpool.toml or pyproject.toml]"),
     _common("-n", "--name", metavar="NAME", help="Of the pool.  [default: jobpool]"),
     _common("--broker-timeout", metavar="TIME", help="How long a call to the broker may take.  [default: its own]"),
@@ -161,7 +165,7 @@ SETTING_OPTIONS = [
     _pool("--cron/--no-cron", default=None, help="Run a scheduler beside the pool, for what the app has scheduled."),
     _pool("--environment", "--cron-environment", "cron_environment", metavar="NAME", help="Of the schedules to fire."),
     _time("--cron-grace", help="How long a missed firing is made up for; at most 12h.  [default: 1h]"),
-    _time("--ttl", help="How long a lease holds, between renewals.  [default: 30s]"),
+    _time("--ttl", help="How long a lease is asked to hold, between renewals.  [default: 30s]"),
     _time("--default-timeout", help="Of jobs that name none; 0 = unlimited.  [default: 1h]"),
     _time("--kill-grace", help="Between the timeout and the kill.  [default: 1s]"),
     _time("--stop-grace", help="How long a stop lets jobs go on.  [default: 25s]"),

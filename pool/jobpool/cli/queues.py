@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from jobpool.cli.lacking import meet_queues, tell_of_stats
 from jobpool.cli.options import Command, as_json, common, option
 from jobpool.cli.output import Column, answer_json, note, plural, say, table
 from jobpool.cli.session import Session
@@ -33,7 +34,8 @@ POSTED = Column("POSTED", right=True)
 def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
     """Count what is waiting, delayed, leased and dead, in these queues or in all; and what was posted for claims."""
     with session.broker() as backend:
-        found = {queue: backend.stats(queue) for queue in _queues(backend, names + more)}
+        found = {queue: backend.stats(queue) for queue in _queues(session, backend, names + more)}
+        tell_of_stats(backend)
     if json_:
         answer_json([{"queue": queue, **asdict(counts)} for queue, counts in found.items()])
     elif found:
@@ -64,7 +66,9 @@ def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_:
         back_off_cap=settings.crash_back_off_cap,
     )
     with session.broker() as backend:
-        reaped = [one for queue in _queues(backend, names + more) for one in _reap(backend, queue, policy)]
+        reaped = [one for queue in _queues(session, backend, names + more) for one in _reap(backend, queue, policy)]
+        if backend.capabilities.native_reap:
+            note(f"{backend.scheme}:// gives back what has an expired lease by itself (Capabilities.native_reap)")
     if json_:
         answer_json([{**asdict(one), "cause": cause_values(one.cause)} for one in reaped])
         return
@@ -73,11 +77,11 @@ def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_:
     note(f"{plural(len(reaped), 'message')} reaped")
 
 
-def _queues(backend: QueueBackend, names: tuple[str, ...]) -> list[str]:
+def _queues(session: Session, backend: QueueBackend, names: tuple[str, ...]) -> list[str]:
     from jobpool.names import check_queue
 
     parts = [part.strip() for name in names for part in name.split(",")]
-    return [check_queue(part) for part in dict.fromkeys(parts)] if parts else backend.queues()
+    return [check_queue(part) for part in dict.fromkeys(parts)] if parts else meet_queues(session, backend)
 
 
 def _reap(backend: QueueBackend, queue: str, policy: ReapPolicy) -> list[Reaped]:

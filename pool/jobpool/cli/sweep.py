@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +100,47 @@ class Sweep:
 
     def _so_far(self, word: str) -> str:
         return f"{plural(self.done, 'message')} {word} so far; the same command goes on with the rest"
+
+
+@dataclass(slots=True)
+class WholeQueues(Sweep):
+    """Deletes all that is in some states of `queues`, where a broker can pick out no less; as many as were counted.
+
+    `counted`: a line a queue, since `count` was called.
+    """
+
+    queues: Sequence[str] = ()
+    counted: list[str] = field(default_factory=list)
+
+    def count(self) -> int:
+        """How many there are now. Blocks for a round trip a queue."""
+        self.counted = []
+        total = 0
+        for queue in self.queues:
+            stats = self.backend.stats(queue)
+            numbers = {state.value: getattr(stats, state.value) for state in self.where.states}
+            self.counted.append(f"{queue}: " + ", ".join(f"{number:,} {state}" for state, number in numbers.items()))
+            total += sum(numbers.values())
+        return total
+
+    def _round(self, most: int, tell: Callable[[int], None]) -> bool:
+        """Never so many that there may be more: what comes meanwhile is left."""
+        from jobpool.backend import MessageFilter
+
+        states = () if len(self.where.states) == MOST_STATES else self.where.states
+        for queue in self.queues:
+            while most > self.done:
+                whole = MessageFilter(queue=queue, states=states)
+                changed = self.backend.bulk(whole, self.verb, limit=min(BATCH, most - self.done))
+                self.done += changed
+                tell(changed)
+                if not changed:
+                    break
+        return False
+
+
+MOST_STATES = 3
+"""Waiting, delayed, dead: all that can be purged."""
 
 
 def _bar(count: int) -> contextlib.AbstractContextManager[Any]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 from jobpool.backend import QueueBackend
+from jobpool.doctor import fit
 from jobpool.errors import JobpoolError
 from jobpool.finding import Finding, Level
 from jobpool.opening import open_backend, redact
@@ -24,14 +25,15 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield _silent(error)
         return
     try:
-        yield from _ask(backend, redact(settings.backend))
+        yield from _ask(backend, settings)
     except JobpoolError as error:
         yield _silent(error)
     finally:
         backend.close()
 
 
-def _ask(backend: QueueBackend, where: str) -> Iterator[Finding]:
+def _ask(backend: QueueBackend, settings: Settings) -> Iterator[Finding]:
+    where = redact(settings.backend)
     if not backend.capabilities.leases:
         why = "it runs jobs as they are enqueued, so no pool can serve it"
         mend = "use sqlite:///jobpool.db, or a broker with a server"
@@ -40,6 +42,7 @@ def _ask(backend: QueueBackend, where: str) -> Iterator[Finding]:
     backend.prepare()
     backend.ping()
     yield Finding("broker", Level.OK, f"{where} answers")
+    yield from fit.judge(settings, backend)  # first: a broker that lists no queues can look only at those it was told
     yield from backend.diagnose()
     yield judge_skew(*_compare(backend))
 
@@ -55,7 +58,7 @@ def _compare(backend: QueueBackend) -> tuple[float | None, float]:
 def judge_skew(ahead: float | None, blur: float) -> Finding:
     """`ahead`: of the broker's clock, in seconds; `blur`: half of what the question took."""
     if ahead is None:
-        return Finding("broker.clock", Level.OK, "the broker uses this machine's clock")
+        return Finding("broker.clock", Level.OK, "the broker tells no clock of its own: this machine's counts")
     found = f"the broker's clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} this machine's"
     off = abs(ahead) - blur
     if off <= SKEW_TOLD:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from jobpool.errors import ConfigurationError
 from jobpool.finding import Finding, Level
-from jobpool.master.run import limits_of, retry_policy, unserved_limits
+from jobpool.master.demands import limits_of, unserved_limits
+from jobpool.master.run import retry_policy
 from jobpool.opening import LOCAL, scheme_of
 from jobpool.policy.retry import PRESETS
 from jobpool.settings import Settings

@@ -46,6 +46,11 @@ def _asked(pool: Pool, event: ev.Asked) -> None:
 
 
 def _thread_died(pool: Pool, event: ev.ThreadDied) -> None:
+    if event.error:
+        pool.fatal = event.error
+        pool.note("critical", "the broker refuses what the pool cannot do without", error=event.error)
+        pool.stop("stopping after a refusal")
+        return
     pool.fatal = f"the {event.name} thread of the master failed; leases it held come back when they expire"
     pool.note("critical", "a thread of the master failed: a fault in jobpool, please report it", trace=event.trace)
     pool.stop("stopping after a fault")

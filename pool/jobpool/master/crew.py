@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from jobpool.master import events as ev
 from jobpool.master.children import BrokenChannelError, ChildLine
@@ -307,7 +308,8 @@ def _await_end(server: ForkServer) -> None:
         server.wait(5.0)
     except subprocess.TimeoutExpired:
         server.kill()
-        server.wait(5.0)
+        with suppress(subprocess.TimeoutExpired):  # it dies as soon as the kernel lets go of it, and init collects it
+            server.wait(5.0)
 
 
 def _child_said(child: int, frame: Frame) -> ev.Event:

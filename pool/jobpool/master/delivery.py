@@ -16,6 +16,7 @@ class Delivery:
         nonce: Names this attempt in every frame and kill; never reused in the life of a master.
         timeout: Seconds for the handler; 0 = unlimited.
         leased_at: CLOCK_MONOTONIC seconds.
+        lasts: Seconds for which its lease holds each time it is renewed; 0 = not known yet. The renew thread's alone.
         slot: Index of the slot whose socket holds it, or -1.
         outcome: How it ended, once it has.
         lost: Its lease has ended: whatever comes of it, nothing is settled.
@@ -32,6 +33,7 @@ class Delivery:
     timeout: float
     handler: str
     leased_at: float
+    lasts: float = 0.0
     slot: int = -1
     acks_itself: bool = False
     settling: bool = False

@@ -30,11 +30,15 @@ class Inspected:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """A fetch brought messages; it took so many seconds, and `late` leases had ended before they came."""
+    """A fetch brought messages; it took so many seconds, and `late` leases had ended before they came.
+
+    `lasts`: seconds of the shortest lease, counted from the request; 0 = as long as was asked for.
+    """
 
     leases: list[Inspected]
     took: float = 0.0
     late: int = 0
+    lasts: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,13 @@ class Renewed:
     """(delivery, its renewed lease); None: lost."""
 
     renewals: list[tuple[Delivery, JobLease | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesBroke:
+    """These leases ended before their time: the connection that owned them broke."""
+
+    leases: list[JobLease]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,10 +266,11 @@ class CompanionEnded:
 
 @dataclass(frozen=True, slots=True)
 class ThreadDied:
-    """A thread of the master ended by an error that nobody foresaw."""
+    """A thread of the master ended by an error: one that nobody foresaw, or the broker's, whose sentence is `error`."""
 
     name: str
     trace: str
+    error: str = ""
 
 
 Event = (
@@ -270,6 +282,7 @@ Event = (
     | Answered
     | GivenUp
     | Renewed
+    | LeasesBroke
     | ReapDone
     | Counted
     | Produced

@@ -3,6 +3,7 @@
 Unlike an abandon, which carries its copy, a reap cannot: the copy is a second step, right behind it. It is repeated
 until the broker has answered, under an id that makes it one copy; a pool that ends in between leaves it out, and so
 does whoever else reaps (`jobpool reap`, a pool without this setting). The dead letter itself is there in any case.
+Where a broker knows no ids (`Capabilities.known_ids`), a repetition whose first answer was lost makes a second copy.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 from collections import deque
 from datetime import UTC, datetime
 
-from jobpool.backend import Message, QueueBackend, Reaped, State
+from jobpool.backend import Message, MessageFilter, QueueBackend, Reaped, State
 from jobpool.deadletters import copy_id, copy_of
 from jobpool.definition import JobDefinition
 from jobpool.envelope import decode, verify
@@ -29,7 +30,7 @@ class Forwarder:
     def __init__(self, backend: QueueBackend, queue: str | None) -> None:
         self._backend = backend
         self._queue = queue
-        self._waiting: deque[str] = deque(maxlen=MOST)
+        self._waiting: deque[Reaped] = deque(maxlen=MOST)
 
     @property
     def is_behind(self) -> bool:
@@ -39,7 +40,7 @@ class Forwarder:
     def died(self, reaped: list[Reaped]) -> None:
         """Remember those that the reap has made dead letters."""
         if self._queue is not None:
-            self._waiting.extend(one.id for one in reaped if one.dead and one.queue != self._queue)
+            self._waiting.extend(one for one in reaped if one.dead and one.queue != self._queue)
 
     def forward(self) -> None:
         """Enqueue a copy of each that waits. Blocks for two round trips each.
@@ -51,8 +52,8 @@ class Forwarder:
             self._forward_one(self._waiting[0])
             self._waiting.popleft()
 
-    def _forward_one(self, ident: str) -> None:
-        message = self._backend.inspect(ident)
+    def _forward_one(self, reaped: Reaped) -> None:
+        message = self._letter(reaped)
         if message is None or message.state is not State.DEAD:
             return  # somebody was quicker: it is purged, or tried again
         try:
@@ -60,7 +61,14 @@ class Forwarder:
         except BackendUnavailable:
             raise
         except JobpoolError as error:
-            logger.warning("a dead letter is not forwarded", extra={"fields": {"id": ident, "error": str(error)}})
+            logger.warning("a dead letter is not forwarded", extra={"fields": {"id": reaped.id, "error": str(error)}})
+
+    def _letter(self, reaped: Reaped) -> Message | None:
+        if self._backend.capabilities.lists_live:
+            return self._backend.inspect(reaped.id)
+        # Such a broker finds a message by looking through all letters: let it do so in one queue.
+        where = MessageFilter(queue=reaped.queue, states=(State.DEAD,), ids=(reaped.id,))
+        return next(iter(self._backend.list_messages(where, limit=1)), None)
 
     def _copy(self, message: Message) -> JobDefinition:
         """Raises `MalformedEnvelope` for a body that is not what its producer signed."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from jobpool.backend import QueueBackend
 from jobpool.envelope import JobEnvelope
 from jobpool.errors import ConfigurationError, MalformedEnvelope
-from jobpool.guards import Begin, Begun, Guards
+from jobpool.guards import IDEMPOTENCY_TTL, Begin, Begun, Guards
 from jobpool.lease import JobLease
 from jobpool.master.events import Inspected
 from jobpool.outcome import AlreadyDone, Contended, LostLease, Outcome, Rejected
@@ -21,12 +21,16 @@ Asked = list[tuple[Inspected, Guards]]
 
 
 def check_key_store(limits: Limits, backend: QueueBackend) -> None:
-    """Raise `ConfigurationError` if there are limits and nobody who could keep them."""
-    if limits and not backend.capabilities.key_store:
+    """Raise `ConfigurationError` if there are limits, or a life of idempotency keys, and nobody who could keep them."""
+    if backend.capabilities.key_store:
+        return
+    keepless = f"a broker that keeps keys, and {backend.scheme}:// keeps none (Capabilities.key_store)"
+    if limits:
         raise ConfigurationError(
-            f"limits of concurrency and rate need a broker that keeps keys, and {backend.scheme}:// keeps none"
-            " (Capabilities.key_store): leave the limits out, or choose another backend"
+            f"limits of concurrency and rate need {keepless}: leave the limits out, or choose another backend"
         )
+    if limits.idempotency_ttl != IDEMPOTENCY_TTL:
+        raise ConfigurationError(f"idempotency_ttl needs {keepless}: leave it out, or choose another backend")
 
 
 class Guarding:

@@ -60,6 +60,7 @@ class Lessor(MasterThread):
         super().__init__("lease", inbox)
         self._backend = backend
         self._clock = backend.clock
+        self._chosen_ttl = backend.capabilities.chosen_ttl
         self._rotation = Rotation(queues)
         self._ttl = ttl
         self._inspector = inspector
@@ -166,7 +167,7 @@ class Lessor(MasterThread):
         A fetch that was not answered is made again under its id.
         """
         fetch_id = self._unanswered.get(queue) or secrets.token_hex(8)
-        asked_at = self._clock.mono()
+        asked_at, boot = self._clock.mono(), self._clock.boot()
         try:
             leases = self._backend.fetch_many(queue, limit=count, ttl=self._ttl, fetch_id=fetch_id)
         except BackendUnavailable as error:
@@ -177,14 +178,18 @@ class Lessor(MasterThread):
         self._unanswered.pop(queue, None)
         self._note_answer()
         self._breakers.succeeded(queue, self.answered_at)
-        return self._deliver(queue, leases, self.answered_at - asked_at) if leases else 0
+        return self._deliver(queue, leases, self.answered_at - asked_at, boot) if leases else 0
 
-    def _deliver(self, queue: str, leases: list[JobLease], took: float) -> int:
+    def _deliver(self, queue: str, leases: list[JobLease], took: float, asked_at: float) -> int:
+        """`asked_at`: CLOCK_BOOTTIME seconds."""
+        lasts = 0.0 if self._chosen_ttl else min(lease.expires_at for lease in leases) - asked_at
         in_time = self._admission.in_time(leases)
         wall = self._clock.wall()
         found = [self._inspector.inspect(lease, wall) for lease in in_time]
-        admitted, started = self._admission.admit(queue, found, lambda plain: self._put(Leased(plain, took)))
-        self._put(Leased(admitted, took, late=len(leases) - len(in_time)))
+        admitted, started = self._admission.admit(
+            queue, found, lambda plain: self._put(Leased(plain, took, lasts=lasts))
+        )
+        self._put(Leased(admitted, took, late=len(leases) - len(in_time), lasts=lasts))
         return max(1, started)
 
     def _put(self, leased: Leased) -> None:

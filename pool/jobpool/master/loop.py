@@ -19,6 +19,7 @@ from jobpool.master.delivery import Delivery
 from jobpool.master.handout import worth_fetching
 from jobpool.master.inbox import Inbox
 from jobpool.master.lessor import Lessor
+from jobpool.master.losses import Losses, can_break
 from jobpool.master.plan import CHECK_EVERY, Planner
 from jobpool.master.pool import Pool
 from jobpool.master.produce import produce
@@ -68,6 +69,7 @@ class Master:
         self._settler = settler
         self._publisher = publisher
         self._renewer = Renewer(backend, pool.settings.ttl, lambda: list(pool.held.values()), inbox)
+        self._losses = Losses(backend, inbox) if can_break(backend) else None
         self._sampler = Sampler(self._living, inbox)
         self._watching = watching
         self._attendant = attendant
@@ -121,8 +123,10 @@ class Master:
     def _note(self, event: ev.Event) -> None:
         """What an event means for the loop's own helpers."""
         match event:
-            case ev.Leased():
+            case ev.Leased(lasts=lasts):
                 self._lessor.seen()
+                if lasts:
+                    self._renewer.expect(lasts)
             case ev.Answered(answers) if self._pool.open_breakers:
                 self._lessor.answered({delivery.lease.queue for delivery, _, _ in answers})
             case ev.Renewed(renewals) if self._pool.open_breakers:
@@ -260,6 +264,8 @@ class Master:
     def _start_threads(self) -> None:
         for thread in (self._lessor, self._settler, self._renewer, self._sampler):
             thread.start()
+        if self._losses is not None:
+            self._losses.start()
         if self._watching is not None:
             self._watching.observer.attend(self._pool)
             self._watching.start()
@@ -269,6 +275,8 @@ class Master:
         self._settler.stop()
         self._renewer.stop()
         self._sampler.stop()
+        if self._losses is not None:
+            self._losses.stop()
         self._settler.join(JOIN_LIMIT)
         for event in self._inbox.take():
             if self._watching is not None:
@@ -287,3 +295,5 @@ class Master:
         self._publisher.log_notes(self._pool)
         self._renewer.join(JOIN_LIMIT)
         self._sampler.join(JOIN_LIMIT)
+        if self._losses is not None:
+            self._losses.join(JOIN_LIMIT)

@@ -15,6 +15,12 @@ from jobpool.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandle
 from jobpool.policy.decide import counters_of
 from jobpool.settlement import Abandon, Ack, Move, Release, Settled, Settlement
 
+MUCH_SHORTER = 2.0
+"""A lease that lasts for less than the ttl by this factor deserves a word."""
+
+REMEMBER_BROKEN = 30.0
+"""Seconds within which the fetch is taken in that brought a lease which broke meanwhile."""
+
 
 def _leased(pool: Pool, event: ev.Leased) -> None:
     pool.counters.fetched += len(event.leases)
@@ -23,8 +29,23 @@ def _leased(pool: Pool, event: ev.Leased) -> None:
     if event.late:
         pool.counters.lost += event.late
         pool.note("warning", "leases had ended before they came", count=event.late, took=event.took)
+    if event.lasts and not pool.told_short and event.lasts < pool.settings.ttl / MUCH_SHORTER:
+        _note_short(pool, event.lasts)
     for inspected in event.leases:
         _take_in(pool, inspected)
+    if pool.broken:
+        _lose_broken(pool)
+
+
+def _note_short(pool: Pool, lasts: float) -> None:
+    pool.told_short = True
+    pool.note(
+        "warning",
+        "leases are much shorter than `ttl` asks for; each is renewed by its own length",
+        ttl=pool.settings.ttl,
+        lasts=round(lasts, 3),
+        mend="the broker's queue, or who enqueues, says how long they last: make it more, or `ttl` less",
+    )
 
 
 def _take_in(pool: Pool, inspected: ev.Inspected) -> None:
@@ -177,6 +198,27 @@ def _renewed(pool: Pool, event: ev.Renewed) -> None:
             pool.lose(delivery)
 
 
+def _leases_broke(pool: Pool, event: ev.LeasesBroke) -> None:
+    for lease in event.leases:
+        pool.broken[lease.owner_token] = pool.now
+    _lose_broken(pool)
+
+
+def _lose_broken(pool: Pool) -> None:
+    """A settlement that is under way is answered by itself."""
+    found = [d for d in pool.held.values() if d.lease.owner_token in pool.broken]
+    known = {d.lease.owner_token for d in found}
+    pool.broken = {
+        token: at for token, at in pool.broken.items() if token not in known and pool.now - at < REMEMBER_BROKEN
+    }
+    lost = [delivery for delivery in found if not delivery.settling]
+    for delivery in lost:
+        pool.lose(delivery, quietly=True)
+    if lost:
+        queues = ", ".join(sorted({delivery.lease.queue for delivery in lost}))
+        pool.note("error", "leases ended with their connection to the broker", count=len(lost), queues=queues)
+
+
 def _reap_done(pool: Pool, event: ev.ReapDone) -> None:
     pool.counters.reaped += len(event.reaped)
     for reaped in event.reaped:
@@ -211,6 +253,7 @@ ON_MESSAGES: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.Answered: _answered,
     ev.GivenUp: _given_up,
     ev.Renewed: _renewed,
+    ev.LeasesBroke: _leases_broke,
     ev.ReapDone: _reap_done,
     ev.Counted: _counted,
     ev.Produced: _produced,

@@ -47,6 +47,7 @@ class Planner:
     def plan(self, pool: Pool, now: float, now_boot: float) -> list[Action]:
         """Everything that is to be done now, in order. Times: CLOCK_MONOTONIC and CLOCK_BOOTTIME seconds."""
         pool.now = now
+        pool.boot_ahead = now_boot - now
         actions: list[Action] = []
         self._settle(pool, now_boot, actions)
         _talk(pool, actions)

@@ -116,6 +116,8 @@ class Pool:
     leased_total: int = 0
     ended_total: int = 0
     checked_at: float = 0.0
+    boot_ahead: float = 0.0
+    """CLOCK_BOOTTIME, by which leases end, less CLOCK_MONOTONIC: seconds, at the last turn."""
     changed: bool = True
     """Something happened that may call for another child or fork server."""
     nonce: int = 0
@@ -125,6 +127,10 @@ class Pool:
     """Told of each lease that ended unsettled, and its counters, where somebody counts them."""
     never_started: dict[str, int] = field(default_factory=dict)
     unknown_since: dict[str, float] = field(default_factory=dict)
+    broken: dict[str, float] = field(default_factory=dict)
+    """Owner tokens of leases that broke, and when that was told: the fetch that brings them may still be on its way."""
+    told_short: bool = False
+    """It was said that leases are much shorter than was asked for."""
 
     def __post_init__(self) -> None:
         self.target = self.settings.workers
@@ -172,13 +178,14 @@ class Pool:
         first = remember(self.unknown_since, ident, self.unknown_since.get(ident, self.now))
         return self.now - first
 
-    def lose(self, delivery: Delivery) -> None:
-        """Its lease has ended: whatever comes of the attempt, nothing is settled."""
+    def lose(self, delivery: Delivery, *, quietly: bool = False) -> None:
+        """Its lease has ended: whatever comes of the attempt, nothing is settled. `quietly`: it is said elsewhere."""
         if delivery.lost or self.held.pop(delivery.nonce, None) is None:
             return
         delivery.lost = True
         self.count_lost(delivery)
-        self.note("warning", "a lease was lost", id=delivery.lease.id, queue=delivery.lease.queue)
+        if not quietly:
+            self.note("warning", "a lease was lost", id=delivery.lease.id, queue=delivery.lease.queue)
         if delivery.slot < 0 and delivery in self.ready:
             self.ready.remove(delivery)
 

@@ -19,7 +19,7 @@ from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.master.attendant import Attendant
 from jobpool.master.breakers import BreakerSettings
 from jobpool.master.crew import Crew
-from jobpool.master.guarding import check_key_store
+from jobpool.master.demands import check_demands, limits_of, unserved_limits
 from jobpool.master.inbox import Inbox
 from jobpool.master.inspection import Inspector
 from jobpool.master.lessor import Lessor
@@ -37,7 +37,6 @@ from jobpool.mechanism.companion import CronStart
 from jobpool.mechanism.scoreboard import Scoreboard
 from jobpool.metrics.collector import MetricsCollector
 from jobpool.opening import open_backend, redact
-from jobpool.policy.guarding import Limits
 from jobpool.policy.retry import RetryPolicy
 from jobpool.signing import EnvelopeSigner
 
@@ -82,16 +81,7 @@ def run_pool(
     signer = EnvelopeSigner(list(settings.signing_keys) or None)
     broker = backend or open_backend(settings.backend, signer=signer, timeout=settings.broker_timeout)
     try:
-        if not broker.capabilities.leases:
-            raise ConfigurationError(
-                f"a pool cannot serve {broker.scheme}://, which runs jobs as they are enqueued; use sqlite:///jobpool.db"
-            )
-        check_key_store(limits_of(settings), broker)
-        if settings.cron and not broker.capabilities.key_store:
-            raise ConfigurationError(
-                f"a scheduler beside the pool needs a broker that keeps keys, and {broker.scheme}:// keeps none"
-                " (Capabilities.key_store): leave --cron out, or choose another backend"
-            )
+        check_demands(settings, broker)
         for unserved in unserved_limits(settings):
             log.warning("a limit limits nothing here", extra={"fields": {"limit": unserved}})
         broker.ping()
@@ -204,29 +194,6 @@ def _lessor(settings: PoolSettings, backend: QueueBackend, signer: EnvelopeSigne
         limits_of(settings),
         BreakerSettings(settings.breaker_threshold, settings.breaker_cooldown, settings.breaker_max_cooldown),
     )
-
-
-def limits_of(settings: PoolSettings) -> Limits:
-    """What the settings limit. Raises `ConfigurationError`."""
-    return Limits(
-        idempotency_ttl=settings.idempotency_ttl,
-        concurrency=settings.concurrency_limits,
-        concurrency_per_key=settings.concurrency_per_key,
-        rates=settings.rate_limits,
-        rates_per_key=settings.rate_per_key,
-    )
-
-
-def unserved_limits(settings: PoolSettings) -> list[str]:
-    """A sentence for each limit of a queue that the pool does not serve: meant for another pool, or mistyped."""
-    tables = ("concurrency_limits", "concurrency_per_key", "rate_limits", "rate_per_key")
-    named = [(table, queue) for table in tables for queue in getattr(settings, table)]
-    served = ", ".join(map(repr, settings.queue_names))
-    return [
-        f"{table} limits queue {queue!r}, which this pool does not serve; it serves {served}"
-        for table, queue in named
-        if queue not in settings.queue_names
-    ]
 
 
 def retry_policy(settings: PoolSettings) -> RetryPolicy:

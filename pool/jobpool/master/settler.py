@@ -1,19 +1,23 @@
 """The settle thread: carries settlements to the backend in batches, enqueues for children, and reaps.
 
 A batch is sent again, with the same call id, until the broker has answered or every lease in it has ended: so a lost
-reply does no harm. An accepted forfeit is reaped at once; otherwise each queue is reaped every third of the ttl.
+reply does no harm. An accepted forfeit is reaped at once; otherwise each queue is reaped every third of the ttl. Where
+the broker frees leases itself (`Capabilities.native_reap`), to reap costs nothing, and tells what was charged to
+messages as they were fetched: there it is asked with each count, and once more at the end, so that no death is missed.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from jobpool.backend import QueueBackend, QueueStats, ReapPolicy
-from jobpool.errors import BackendUnavailable
+from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.master.delivery import Delivery
 from jobpool.master.events import Answered, Counted, GivenUp, ReapDone
 from jobpool.master.forwarding import Forwarder
@@ -22,7 +26,7 @@ from jobpool.master.outage import Outage
 from jobpool.master.produce import produce
 from jobpool.master.thread import MasterThread
 from jobpool.mechanism.frames import Ask
-from jobpool.settlement import Ack, Forfeit, Settlement
+from jobpool.settlement import Abandon, Ack, Forfeit, Settlement
 
 Work = tuple[Delivery, Settlement]
 
@@ -31,6 +35,8 @@ MOST_AT_ONCE = 500
 
 COUNT_EVERY = 3.0
 """Seconds between two looks at the counts of the queues."""
+
+logger = logging.getLogger("jobpool.pool")
 
 
 class Settler(MasterThread):
@@ -48,6 +54,7 @@ class Settler(MasterThread):
     ) -> None:
         super().__init__("settle", inbox)
         self._backend = backend
+        self._native_reap = backend.capabilities.native_reap
         self._queues = queues
         self._policy = policy
         self._clock = backend.clock
@@ -94,6 +101,7 @@ class Settler(MasterThread):
                 self._inbox.put(produce(self._backend, child, ask))
             if self._halt.is_set():
                 if not (batch or asked):
+                    self._tell_charged()
                     return
                 continue
             self._do_what_is_due()
@@ -140,11 +148,26 @@ class Settler(MasterThread):
                 return True
             self._outage.failed(error)
             return False
+        except JobpoolError as error:
+            self._settle_refused(batch, error)
+            return True
         self._note_answer()
         took = self.answered_at - asked_at
         self._inbox.put(Answered([(d, s, a) for (d, s), a in zip(batch, answers, strict=True)], took))
         self._reap_forfeited({d.lease.queue for d, s in batch if isinstance(s, Forfeit)})
         return True
+
+    def _settle_refused(self, batch: list[Work], error: JobpoolError) -> None:
+        """The broker refuses what one of them brings along, such as a job for a queue that is not there: each alone.
+
+        The one that is refused again is given up without it: no job may end the pool, or hold up the others for ever.
+        """
+        if len(batch) == 1:
+            [(delivery, settlement)] = batch
+            batch = [(delivery, _without_company(settlement, error))]
+        calls = [([work], secrets.token_hex(8)) for work in batch]
+        while calls:
+            calls = [(part, call_id) for part, call_id in calls if not self._settle(part, call_id)]
 
     def _all_ended(self, batch: list[Work]) -> bool:
         now = self._clock.boot()
@@ -162,7 +185,7 @@ class Settler(MasterThread):
             self._reap_at = now + self.reap_every * random.uniform(0.8, 1.2)
             if self._forwarder.is_behind:  # what an outage has left
                 self._try(self._forwarder.forward)
-            self._try(self._reap_all)
+            self._try(self._reap_all, asks=not self._native_reap)
         if now >= self._count_at:
             self._count_at = now + self._count_every
             if not self._try(self._count):
@@ -172,7 +195,7 @@ class Settler(MasterThread):
         """Each queue, whatever became of the others: they may be on different servers."""
         silent: BackendUnavailable | None = None
         for queue in self._queues:
-            if self._halt.is_set():
+            if self._halt.is_set() and not self._native_reap:
                 return
             try:
                 self._reap(queue)
@@ -191,18 +214,38 @@ class Settler(MasterThread):
 
     def _count(self) -> None:
         stats: dict[str, QueueStats] = {queue: self._backend.stats(queue) for queue in self._queues}
+        self._tell_charged()  # before the counts are told: the pool may stop because the last message has died
         self._inbox.put(Counted(stats))
 
-    def _try(self, call: Callable[[], None]) -> bool:
-        """Make a call that may be left out when the broker is silent: it comes round again. Whether it was answered."""
+    def _tell_charged(self) -> None:
+        """What was charged to messages as they were fetched, where the broker frees leases itself."""
+        if self._native_reap:
+            self._try(self._reap_all, asks=False)
+
+    def _try(self, call: Callable[[], None], *, asks: bool = True) -> bool:
+        """Make a call that may be left out when the broker is silent: it comes round again. Whether it was answered.
+
+        `asks`: it asks the broker, so that its end is an answer.
+        """
         try:
             call()
         except BackendUnavailable as error:
             self._outage.failed(error)
             return False
-        self._note_answer()
+        if asks:
+            self._note_answer()
         return True
 
     def _note_answer(self) -> None:
         self.answered_at = self._clock.mono()
         self._outage.over()
+
+
+def _without_company(settlement: Settlement, error: JobpoolError) -> Abandon:
+    """What stands in for a settlement that is refused even alone. Raises `error` if it brings nothing along."""
+    if not isinstance(settlement, Abandon):
+        return Abandon("unrecoverable", f"what its settlement sends on is refused by the broker: {error}")
+    if not settlement.follow_ups:
+        raise error
+    logger.warning("a dead letter is not forwarded", extra={"fields": {"error": str(error)}})
+    return replace(settlement, follow_ups=())

@@ -6,12 +6,16 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 
+from jobpool.errors import JobpoolError
 from jobpool.master.events import ThreadDied
 from jobpool.master.inbox import Inbox
 
 
 class MasterThread(threading.Thread, ABC):
-    """Runs `serve`; an error that leaves it is a fault of ours, and ends the pool in good order."""
+    """Runs `serve`; an error that leaves it ends the pool in good order.
+
+    It is a fault of ours, or the broker's last word, such as that a queue is not there any more.
+    """
 
     def __init__(self, name: str, inbox: Inbox) -> None:
         super().__init__(name=name, daemon=True)
@@ -29,5 +33,7 @@ class MasterThread(threading.Thread, ABC):
     def run(self) -> None:
         try:
             self.serve()
+        except JobpoolError as error:
+            self._inbox.put(ThreadDied(self.name, traceback.format_exc(), str(error)))
         except Exception:  # noqa: BLE001 - whatever it is, it is reported and the pool stops
             self._inbox.put(ThreadDied(self.name, traceback.format_exc()))

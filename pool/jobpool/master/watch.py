@@ -153,7 +153,12 @@ def _watch_ready(pool: Pool, now: float) -> None:
 
 
 def _busy_due(pool: Pool, slot: Slot, now: float) -> float:
+    head = slot.deliveries[0]
+    if head.lost and pool.settings.on_lease_lost == "kill":
+        return now
     due = now + HEARTBEAT
+    if not (head.lost or head.settling):
+        due = min(due, head.lease.expires_at - pool.boot_ahead)  # whoever takes it then should not run beside it
     deadline = slot.deadline()
     if slot.broken_at:
         due = min(due, slot.broken_at + BROKEN_GRACE)

@@ -16,6 +16,7 @@ from jobpool.history.row import Attempt
 from jobpool.history.writer import Writer
 from jobpool.masking import Masker
 from jobpool.master.asking import Asker
+from jobpool.master.demands import no_table
 from jobpool.master.inbox import Inbox
 from jobpool.master.observer import Observer
 from jobpool.master.pool import Pool
@@ -128,10 +129,7 @@ def _place(settings: PoolSettings, backend: QueueBackend) -> Place | None:
         check_place(where)
         return InFile(where.path, settings.history_keep)
     if not backend.capabilities.key_store:
-        raise ConfigurationError(
-            f"history = 'table' needs a broker that keeps keys, and {backend.scheme}:// keeps none"
-            " (Capabilities.key_store): use history = 'file:PATH', or another backend"
-        )
+        raise ConfigurationError(no_table(backend.scheme))
     return InTable(backend.keys, settings.history_keep)
 
 

@@ -7,18 +7,20 @@ from pathlib import Path
 
 import pytest
 from support.poolrig import Rig
-from support.poolrig_brokers import BROKERS, Broker
+from support.poolrig_brokers import BROKERS, USUAL, Broker
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "own_server: on a server of the test's own, which keeps what it has answered")
-    config.addinivalue_line("markers", "only(broker): not on the others")
+    config.addinivalue_line("markers", "only(*brokers): on these, and not on the usual ones")
+    config.addinivalue_line("markers", "also(*brokers): on the usual ones, and on these that can do less")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "broker" in metafunc.fixturenames:
-        only = metafunc.definition.get_closest_marker("only")
-        metafunc.parametrize("broker", list(only.args if only else BROKERS), indirect=True)
+        only, also = (metafunc.definition.get_closest_marker(name) for name in ("only", "also"))
+        names = only.args if only else (*USUAL, *(also.args if also else ()))
+        metafunc.parametrize("broker", names, indirect=True)
 
 
 @pytest.fixture

@@ -102,13 +102,17 @@ def names_the_broker(pool: PoolProcess) -> bool:
 
 
 def test_leases_that_end_in_an_outage_are_neither_lost_nor_settled_late(broker: Broker, rig: Rig) -> None:
+    """The pool holds one job for each child and nothing else: no other settlement is on its way at the cut."""
     ttl = 1.0
     host = broker.host()
     pool = rig.start_pool("--ttl", str(ttl), "--max-crashes", "0", url=host.url).wait_ready(2)
-    rig.enqueue_many("work", [{"seconds": 0.02}] * 200)
-    held = rig.enqueue_many("again", [{"first": 60, "later": 0.1}, {"first": 0.5 * ttl, "later": 0.1}], priority=1)
+    cut = rig.directory / "cut"
+    ends_then = {"first": 0, "later": 0.1, "until": str(cut)}
+    held = rig.enqueue_many("again", [{"first": 60, "later": 0.1}, ends_then], priority=1)
     pids = [line.pid for line in rig.wait_started(*held)]
+    rig.enqueue_many("work", [{"seconds": 0.02}] * 20)
     part(host)
+    cut.touch()
     wait_until(lambda: pids[0] not in pool.children(), ttl + 1.0, "killed with its lease")
     wait_until(lambda: pool.header().lost >= 2, ttl + BACK, "the other one's result is dropped")
     host.proxy.restore()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.poolrig import PoolProcess, Rig
-from support.poolrig_brokers import BROKERS
+from support.poolrig_brokers import BROKERS, USUAL
 
 EMBEDDED = "sqlite"
 
@@ -21,7 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker("brokers"):
-        metafunc.parametrize("rig", [EMBEDDED, *BROKERS], indirect=True)
+        metafunc.parametrize("rig", [EMBEDDED, *USUAL], indirect=True)
 
 
 @pytest.fixture

@@ -93,8 +93,12 @@ def test_an_idle_pool_costs_next_to_no_time(rig: Rig) -> None:
 @pytest.mark.brokers
 def test_two_pools_share_one_queue(rig: Rig) -> None:
     pools = [rig.start_pool().wait_ready(2) for _ in range(2)]
-    rig.enqueue_many("work", [{"seconds": 0.005}] * 300)
     owner = {child: pool.name for pool in pools for child in pool.children()}
+    gate = rig.directory / "gate"
+    # One for each child: a pool that misses the bell looks by itself within 0.5 s, and the other would be done by then.
+    rig.wait_started(*rig.enqueue_many("again", [{"first": 0, "later": 0, "until": str(gate)}] * 4))
+    rig.enqueue_many("work", [{"seconds": 0.005}] * 300)
+    gate.touch()
     rig.wait_drained()
     rig.account().assert_once_each()
     shares = [owner[line.pid] for line in rig.starts()]

@@ -106,7 +106,8 @@ def test_hup_brings_new_code_and_disturbs_no_running_job(rig: Rig) -> None:
     app = an_app(rig, "old")
     pool = rig.start_pool(app=app, workers=3).wait_ready(3)
     assert version_seen(rig) == "old"
-    running = rig.enqueue("work", {"seconds": 2.0})
+    end = rig.directory / "end"
+    running = rig.enqueue("again", {"first": 0, "later": 0, "until": str(end)})
     [start] = rig.wait_started(running)
     rig.enqueue_many("work", [{"seconds": 0.005}] * 200)
     an_app(rig, "new")
@@ -114,6 +115,7 @@ def test_hup_brings_new_code_and_disturbs_no_running_job(rig: Rig) -> None:
     wait_until(lambda: version_seen(rig) == "new", 5.0)
     wait_until(lambda: {version_seen(rig) for _ in range(3)} == {"new"}, 5.0)
     assert is_alive(start.pid)
+    end.touch()
     rig.wait_drained()
     rig.account().assert_once_each()
     wait_gone([start.pid], 2.0)

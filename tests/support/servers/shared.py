@@ -14,6 +14,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from support.servers.beanstalk_server import BeanstalkServer
 from support.servers.postgres_server import PostgresServer
 from support.servers.process import close_all
 from support.servers.redis_cluster import RedisCluster
@@ -41,6 +42,16 @@ def shared_redis_cluster(turned: bool = False) -> RedisCluster:
 @cache
 def _redis_cluster(turned: bool) -> RedisCluster:
     return RedisCluster(_folder("turned-cluster" if turned else "cluster"), turned=turned)
+
+
+def shared_beanstalk(turned: bool = False) -> BeanstalkServer:
+    """The beanstalkd of this process, whose restart loses no job; `turned`, its one with a clock that stands still."""
+    return _beanstalk(turned)
+
+
+@cache
+def _beanstalk(turned: bool) -> BeanstalkServer:
+    return BeanstalkServer(_folder("turned-beanstalk" if turned else "beanstalk"), turned=turned, binlog=not turned)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""A small Azure Service Bus for tests: an AMQP 1.0 broker on loopback that the unmodified azure-servicebus SDK talks to.
+"""A small Azure Service Bus for tests: an AMQP 1.0 broker on loopback that the unmodified azure-servicebus SDK uses.
 
     from support.servicebus import Control, PeerProcess, PeerThread, QueueProperties
 
@@ -9,13 +9,15 @@
         peer.control.turn(6.0)
         assert peer.control.counts("jobs").ready == 1
 
-Both have `connection_string`, `url` (sb://127.0.0.1:PORT), `host`, `port`, `control` and, after `stop`, `start` again on
-the same port. `PeerThread` keeps its messages over `stop` and `start`, `PeerProcess` does not: its `control.restart()` is
-a restart that keeps them. `PeerProcess` is a `support.servers.Server` as well: `kill`, `pause`, `resume`, `restart`.
+Both have `connection_string`, `url` (sb://127.0.0.1:PORT), `host`, `port`, `control`, and after `stop` a `start` on the
+same port, with no queues: the restart that keeps them is `control.restart()`. `PeerProcess` is a
+`support.servers.Server` as well: `kill`, `pause`, `resume`, `restart`. `PeerThread.call(function)` runs
+`function(broker)` on the peer's thread. A fork inherits the sockets of a `PeerThread`, and with them its port: where the
+code under test forks, take a `PeerProcess`.
 
-Both take the fields of `Settings` by keyword: `key_name`, `key`, `auth` (True: tokens are checked), `auto_create` (False),
-`standing_clock` (None, or the Unix time of a clock that only moves when it is turned), `defaults` (`QueueProperties` of
-queues that are made with fewer).
+Both take the fields of `Settings` by keyword: `key_name`, `key`, `auth` (True: tokens are checked), `auto_create`
+(False), `standing_clock` (None, or the Unix time of a clock that only moves when it is turned), `defaults`
+(`QueueProperties` of queues that are made with fewer).
 
 `Control(host, port)` speaks to the control port of a peer from any thread or process; it can be pickled. It asks for
 
@@ -28,18 +30,32 @@ queues that are made with fewer).
 By hand: `python -m support.servicebus --port 5672 --queue jobs,lock_duration=30` with `tests` on the path.
 
 Its rules come from the OASIS AMQP 1.0 standard ("AMQP" and a section number in the docstrings) and from Microsoft's
-public pages on Service Bus: "AMQP 1.0 in Azure Service Bus and Event Hubs protocol guide" (the protocol guide), "AMQP 1.0
-in Azure Service Bus: request-response-based operations" (the operations guide), "Message browsing", "Message sequencing
-and timestamps", "Message transfers, locks, and settlement", "Overview of Service Bus dead-letter queues", "Service Bus
-quotas". It has no sessions, topics, transactions, TLS or web sockets, and keeps nothing on disk.
+public pages on Service Bus: "AMQP 1.0 in Azure Service Bus and Event Hubs protocol guide" (the protocol guide),
+"AMQP 1.0 in Azure Service Bus: request-response-based operations" (the operations guide), "Message browsing", "Message
+sequencing and timestamps", "Message transfers, locks, and settlement", "Overview of Service Bus dead-letter queues",
+"Service Bus quotas". It has no sessions, topics, transactions, TLS or web sockets, and keeps nothing on disk.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from support.servicebus.control import Control as Control
 from support.servicebus.looks import Counts as Counts
 from support.servicebus.looks import MessageLook as MessageLook
-from support.servicebus.process import PeerProcess as PeerProcess
 from support.servicebus.properties import QueueProperties as QueueProperties
 from support.servicebus.settings import Settings as Settings
 from support.servicebus.thread import PeerThread as PeerThread
+
+if TYPE_CHECKING:
+    from support.servicebus.process import PeerProcess as PeerProcess
+
+
+def __getattr__(name: str) -> Any:
+    """`PeerProcess`, when it is asked for: with it come the other servers of the tests and their client libraries, and
+    the program that it starts is this package too, and would start three times as slowly."""
+    if name == "PeerProcess":
+        from support.servicebus.process import PeerProcess
+
+        return PeerProcess
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

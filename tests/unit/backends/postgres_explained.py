@@ -1,6 +1,9 @@
 """What Postgres did for a call: the plans of all its statements, those within our functions too, and what they touched.
 
 `auto_explain` tells them, as notices on the connection that made the call.
+
+What is dead is passed over at no cost once a first look has found that nobody can need it any more; until then each
+look reads it again. So a call begins when no other transaction runs, such as an analysis by the autovacuum.
 """
 
 from __future__ import annotations
@@ -11,7 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from postgres_rig import Rig
+from psycopg import Connection
 from psycopg.errors import Diagnostic
+from psycopg.rows import TupleRow
+from support.waiting import wait_until
 
 from jobpool_backends.postgres import PostgresBackend
 
@@ -27,11 +33,18 @@ _EXPLAIN = {
 }
 
 
+_OTHERS = """
+SELECT FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND coalesce(backend_xmin, backend_xid) IS NOT NULL
+"""
+
+
 @dataclass
 class Explained:
-    """One backend, and the plans of what its one connection did last."""
+    """One backend, and the plans of what its one connection did last. `watch`: sees who else is at work."""
 
     backend: PostgresBackend
+    watch: Connection[TupleRow]
     plans: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -46,6 +59,7 @@ class Explained:
 
     def pages(self, work: Callable[[], object]) -> int:
         """How many pages `work`, one call, touches."""
+        wait_until(lambda: not self.watch.execute(_OTHERS).fetchall(), 60.0, "nobody else is at work on the server")
         self.plans.clear()
         work()
         whole = self.plans[-1]["Plan"]  # what is within a function ends before it
@@ -63,7 +77,8 @@ class Explained:
 
 
 def explained(rig: Rig) -> Explained:
-    return Explained(rig.open(timeout=60, options=" ".join(f"-c {name}={value}" for name, value in _EXPLAIN.items())))
+    options = " ".join(f"-c {name}={value}" for name, value in _EXPLAIN.items())
+    return Explained(rig.open(timeout=60, options=options), rig.connect(autocommit=True))
 
 
 def check_plans(found: Explained, name: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.modest import Breakable, OwnLeases
 
 from jobpool import worker as worker_module
 from jobpool.backend import Message, MessageFilter, QueueBackend, State
@@ -404,6 +405,48 @@ def test_the_lease_is_renewed_while_the_handler_runs(registry: HandlerRegistry) 
     put(backend, "report")
     assert QueueWorker(backend, registry, ttl=0.9).process_once("reports").status is Status.ACKED
     assert [thread.name for thread in threading.enumerate() if "renew" in thread.name] == []
+    backend.close()
+
+
+def test_a_lease_shorter_than_asked_for_is_renewed_by_its_own_length(registry: HandlerRegistry) -> None:
+    backend = OwnLeases(0.6)
+
+    @registry.handler("report")
+    def build(_ctx: JobContext) -> None:
+        wait_until(lambda: len(backend.renewed_at) >= 4)
+
+    put(backend, "report")
+    assert QueueWorker(backend, registry, ttl=600.0).process_once("reports").status is Status.ACKED
+    backend.close()
+
+
+def test_a_lease_longer_than_asked_for_is_not_renewed_too_early(registry: HandlerRegistry) -> None:
+    backend = OwnLeases(600.0)
+
+    @registry.handler("report")
+    def build(_ctx: JobContext) -> None:
+        threading.Event().wait(0.3)
+
+    put(backend, "report")
+    assert QueueWorker(backend, registry, ttl=0.3).process_once("reports").status is Status.ACKED
+    assert backend.renewed_at == []
+    backend.close()
+
+
+def test_a_lease_that_breaks_is_noticed_at_once_and_not_settled(registry: HandlerRegistry) -> None:
+    backend = Breakable()
+
+    @registry.handler("report")
+    def build(_ctx: JobContext) -> None:
+        [leased] = backend.leases
+        backend.break_all([leased])
+        wait_until(lambda: not any("renew" in thread.name for thread in threading.enumerate()))
+
+    put(backend, "report")
+    worker = QueueWorker(backend, registry, ttl=600.0)
+    assert worker.process_once("reports").status is Status.LOST
+    assert worker.counters["reports"] == {"jobs_fetched": 1, "jobs_lease_lost": 1}
+    assert backend.stats("reports").waiting == 1
     backend.close()
 
 

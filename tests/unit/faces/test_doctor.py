@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.servers import RedisServer
+from support.servers import BeanstalkServer, RedisServer
 from support.servers.ports import free_port
 
 from jobpool.doctor import broker, configuration, handlers, machine, stopping
@@ -370,9 +370,10 @@ def test_a_broker_that_keeps_no_messages(settings: Any) -> None:
 def test_the_default_broker_is_asked_for_everything(settings: Any) -> None:
     found = {finding.check: finding.level for finding in broker.examine(settings())}
     assert list(found) == [
-        *("broker", "sqlite.journal", "sqlite.synchronous", "sqlite.file-system", "sqlite.space", "broker.clock"),
+        *("broker", "broker.fit", "sqlite.journal", "sqlite.synchronous", "sqlite.file-system", "sqlite.space"),
+        "broker.clock",
     ]
-    assert found["broker"] is found["broker.clock"] is Level.OK
+    assert found["broker"] is found["broker.clock"] is found["broker.fit"] is Level.OK
 
 
 @pytest.mark.parametrize(
@@ -398,6 +399,15 @@ def test_the_clock_of_a_real_server_that_is_an_hour_ahead(settings: Any, tmp_pat
         found = {finding.check: finding for finding in broker.examine(settings(backend=server.url))}
     assert found["broker.clock"].level is Level.PROBLEM
     assert "s ahead of this machine's: jobs with a time" in str(found["broker.clock"])
+
+
+def test_a_beanstalkd_is_asked_for_everything(settings: Any, tmp_path: Path) -> None:
+    with BeanstalkServer(tmp_path) as server:
+        found = {finding.check: finding for finding in broker.examine(settings(backend=server.url))}
+    names = ("beanstalk.server", "beanstalk.persistence", "beanstalk.drain-mode", "beanstalk.job-size")
+    assert [name for name in found if name.startswith("beanstalk.")] == list(names)
+    assert [found[name].level for name in names] == [Level.OK, Level.PROBLEM, Level.OK, Level.OK]
+    assert "start it with -b" in str(found["beanstalk.persistence"])
 
 
 # --- the app ----------------------------------------------------------------------------------------------------------
@@ -520,7 +530,7 @@ def test_every_check_is_documented(settings: Any) -> None:
     plain = {finding.check for finding in examine(settings(backend=url))}
     files = [*(ROOT / "pool/jobpool/doctor").glob("*.py"), *(ROOT / "backends/jobpool_backends").glob("*/checks.py")]
     text = "".join(file.read_text() for file in files)
-    dotted = set(re.findall(r'"((?:broker|memory|postgres|redis|sqlite)\.[a-z-]+)"', text))
+    dotted = set(re.findall(r'"((?:beanstalk|broker|memory|postgres|redis|sqlite)\.[a-z-]+)"', text))
     assert len(plain | dotted) >= 26
     page = (ROOT / "docs/doctor.md").read_text()
     assert [name for name in sorted(plain | dotted) if f"`{name}`" not in page] == []

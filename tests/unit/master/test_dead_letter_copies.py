@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from stage import Stage
+from support.modest import Modest
 
-from jobpool.backend import MessageFilter, QueueBackend, Reaped, ReapPolicy
+from jobpool.backend import Message, MessageFilter, QueueBackend, Reaped, ReapPolicy
 from jobpool.clock import ManualClock
 from jobpool.definition import JobDefinition
 from jobpool.errors import BackendUnavailable, InvalidJob
@@ -155,7 +156,7 @@ class Stammering:
 
     def __init__(self, real: QueueBackend) -> None:
         self.real, self.calls = real, 0
-        self.signer = real.signer
+        self.signer, self.capabilities = real.signer, real.capabilities
 
     def __getattr__(self, name: str) -> Any:
         self.calls += 1
@@ -176,3 +177,30 @@ def test_an_outage_leaves_it_for_the_next_call(broker: QueueBackend) -> None:
         except BackendUnavailable:
             failures += 1
     assert failures > 0
+
+
+class Charging(Modest):
+    """Frees its leases itself, and shows dead letters alone: those of a queue that it is asked for."""
+
+    made = frozenset({"reports", "failures"})  # type: ignore[assignment]
+
+    def inspect(self, ident: str) -> Message | None:
+        raise AssertionError(f"{ident} is looked for in all queues")
+
+
+def test_where_a_broker_looks_through_its_letters_it_is_told_the_queue(clock: ManualClock) -> None:
+    broker = Charging(clock=clock)
+    broker.enqueue(JobDefinition("report", {"customer": 7}, queue="reports"))
+    for _ in range(2):
+        lease = broker.fetch("reports", ttl=30.0)
+        assert lease is not None
+        clock.advance(30.0)
+    assert broker.fetch("reports") is None, "it was met, charged and buried"
+    reaped = broker.reap("reports")
+    assert [(one.crashes, one.dead) for one in reaped] == [(1, False), (2, True)]
+    forwarder = Forwarder(broker, "failures")
+    forwarder.died(reaped)
+    forwarder.forward()
+    copy = broker.fetch("failures")
+    assert copy is not None
+    assert copy.envelope.payload["_dlq_metadata"]["reason"] == "crash-limit"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from support.jobs import QUEUE, a_job
+from support.modest import OwnLeases
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable
@@ -123,3 +124,20 @@ def test_stopped_while_it_fetches_it_is_waited_for_and_brings_what_it_gets() -> 
     assert [len(event.leases) for event in inbox.take() if isinstance(event, ev.Leased)] == [1]
     lessor.join(10.0)
     inbox.close()
+
+
+@pytest.mark.parametrize(("backend", "lasts"), [(OwnLeases(3.0), 3.0), (MemoryBackend(), 0.0)], ids=["own", "chosen"])
+def test_it_tells_how_long_leases_last_where_that_was_not_chosen(backend: MemoryBackend, lasts: float) -> None:
+    inbox = Inbox()
+    lessor = Lessor(backend, ((QUEUE, 1.0),), 30.0, Inspector(EnvelopeSigner(), {}), inbox)
+    backend.enqueue_many([a_job(), a_job()])
+    lessor.want(2)
+    lessor.start()
+    try:
+        [leased] = wait_until(inbox.take)
+    finally:
+        lessor.stop()
+        lessor.join(10.0)
+        inbox.close()
+    assert isinstance(leased, ev.Leased)
+    assert leased.lasts == pytest.approx(lasts, abs=0.1)

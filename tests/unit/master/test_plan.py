@@ -14,7 +14,7 @@ from jobpool.master.apply import apply
 from jobpool.master.handout import room
 from jobpool.master.pool import Stopping
 from jobpool.master.slots import Ending, SlotState
-from jobpool.master.watch import DUMP_BEFORE_KILL, STALE_AFTER, UNDEAD_AFTER, next_due
+from jobpool.master.watch import DUMP_BEFORE_KILL, HEARTBEAT, STALE_AFTER, UNDEAD_AFTER, next_due
 from jobpool.mechanism.frames import Ask, HandlerInfo, Verdict
 from jobpool.outcome import LostLease, Rejected
 from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled
@@ -343,6 +343,24 @@ class TestLeases:
         stage = Stage(workers=1).boot()
         stage.tell(ev.Leased([ev.Inspected(stage.a_lease("report", ttl=5.0), None)]))
         assert len(of(stage.after(5.0), act.KillChild)) == 1
+
+    def test_the_loop_wakes_when_the_lease_of_what_runs_ends(self) -> None:
+        """By another clock than the loop's."""
+        stage = Stage(workers=1).boot()
+        stage.tell(ev.Leased([ev.Inspected(stage.a_lease("report", ttl=1000.4), None)]))
+        stage.planner.plan(stage.pool, stage.now, stage.now + 1000.0)
+        assert 0.399 < next_due(stage.pool, stage.now) - stage.now < 0.401
+        stage.now += 0.4
+        assert of(stage.planner.plan(stage.pool, stage.now, stage.now + 1000.001), act.KillChild)
+
+    def test_the_end_of_a_lease_that_is_lost_or_settled_wakes_nobody(self) -> None:
+        stage = Stage(workers=1, on_lease_lost="finish").boot()
+        stage.tell(ev.Leased([ev.Inspected(stage.a_lease("report", ttl=0.4), None)]))
+        stage.busy[0].deliveries[0].settling = True
+        assert next_due(stage.pool, stage.now) == stage.now + HEARTBEAT
+        stage.busy[0].deliveries[0].settling = False
+        stage.after(0.4)
+        assert next_due(stage.pool, stage.now) == stage.now + HEARTBEAT
 
     def test_a_lost_lease_may_be_left_to_finish_with_its_result_dropped(self) -> None:
         stage = Stage(workers=1, on_lease_lost="finish").boot()

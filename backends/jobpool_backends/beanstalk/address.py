@@ -1,0 +1,134 @@
+"""From a URL and options to an `Address`: which beanstalkd, and how to speak to it. Every slip is one clear sentence.
+
+    beanstalk://host[:11300][?ttr=30&tube_prefix=shop.&timeout=5&connect_timeout=5]
+
+beanstalkd knows no users, no passwords and no TLS: whoever reaches its port may do everything.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jobpool.errors import ConfigurationError
+from jobpool_backends.shared import refuse_options, split_query
+
+DEFAULT_PORT = 11300
+DEFAULT_TTR = 30
+DEFAULT_TIMEOUT = 5.0
+LONGEST_TIMEOUT = 3600.0
+LONGEST_TTR = 366 * 86400
+"""Seconds; beanstalkd would take 136 years, but a lease lasts less than a year."""
+
+_LABEL = "[A-Za-z0-9_-]{1,63}"
+_HOST = re.compile(rf"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|({_LABEL}(?:\.{_LABEL})*\.?))(?::(\d{{1,5}}))?")
+_PREFIX = re.compile(r"(?:[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,99})?")
+"""beanstalkd takes names of 200 bytes, of these characters, that begin with no '-'; a queue's name has up to 100."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to go, and what applies there.
+
+    Attributes:
+        host: Name or address.
+        port: 1 to 65535.
+        ttr: Whole seconds for which a lease of what is enqueued here lasts, 1 or more.
+        tube_prefix: What the names of all tubes begin with.
+        timeout: Seconds for an answer.
+        connect_timeout: Seconds for a connection, to each address that the host name has.
+    """
+
+    host: str
+    port: int = DEFAULT_PORT
+    ttr: int = DEFAULT_TTR
+    tube_prefix: str = ""
+    timeout: float = DEFAULT_TIMEOUT
+    connect_timeout: float = DEFAULT_TIMEOUT
+
+    @property
+    def title(self) -> str:
+        """What error texts call it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"beanstalkd at {host}:{self.port}"
+
+    def tube(self, queue: str) -> str:
+        """The tube that holds this queue."""
+        return self.tube_prefix + queue
+
+    def queue(self, tube: str) -> str | None:
+        """The queue that this tube holds; None where its name does not begin with the prefix."""
+        return tube[len(self.tube_prefix) :] if tube.startswith(self.tube_prefix) else None
+
+
+def read_address(url: str, options: Mapping[str, object]) -> Address:
+    """The address in `url` and `options` (by keyword: they win over the URL's).
+
+    Raises:
+        ConfigurationError: Something cannot be right; the text names it.
+    """
+    place, left = split_query(url)
+    left |= options
+    host, port = _read_host(place.partition("://")[2])
+    address = Address(
+        host,
+        port,
+        ttr=_read_ttr(left.pop("ttr", DEFAULT_TTR)),
+        tube_prefix=_read_prefix(left.pop("tube_prefix", "")),
+        timeout=_read_seconds("timeout", left.pop("timeout", DEFAULT_TIMEOUT)),
+        connect_timeout=_read_seconds("connect_timeout", left.pop("connect_timeout", DEFAULT_TIMEOUT)),
+    )
+    refuse_options("beanstalk", left)
+    return address
+
+
+def _read_host(place: str) -> tuple[str, int]:
+    host, _, path = place.partition("/")
+    if "@" in place:
+        raise _refuse("takes no user or password, for beanstalkd has none: leave what stands before '@' out")
+    if path:
+        raise _refuse("takes no path: queues are named elsewhere; write host, or host:11300, and options behind '?'")
+    if "," in host:
+        raise _refuse("takes one host: beanstalkd has no replicas")
+    match = _HOST.fullmatch(host)
+    if match is None or not 0 < int(match[3] or DEFAULT_PORT) < 65536:
+        raise _refuse(f"has no valid host: write host, host:{DEFAULT_PORT} or [IPv6]:{DEFAULT_PORT}, not {host!r}")
+    return match[1] or match[2], int(match[3] or DEFAULT_PORT)
+
+
+def _read_ttr(value: object) -> int:
+    seconds = _number(value)
+    if not 0 < seconds < LONGEST_TTR:
+        raise _refuse(
+            f"takes option ttr as more than 0 seconds and less than a year, not {value!r}: for so long a lease lasts"
+        )
+    return math.ceil(seconds)
+
+
+def _read_seconds(name: str, value: object) -> float:
+    seconds = _number(value)
+    if not 0 < seconds <= LONGEST_TIMEOUT:
+        raise _refuse(f"takes option {name} as more than 0 and at most {LONGEST_TIMEOUT:g} seconds, not {value!r}")
+    return seconds
+
+
+def _read_prefix(value: object) -> str:
+    if not isinstance(value, str) or not _PREFIX.fullmatch(value):
+        raise _refuse(
+            "takes option tube_prefix as up to 100 letters, digits or '-+/;.$_()', the first of them no '-', not"
+            f" {value!r}"
+        )
+    return value
+
+
+def _number(value: object) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        return 0.0
+
+
+def _refuse(what: str) -> ConfigurationError:
+    return ConfigurationError(f"beanstalk:// {what}")

@@ -1,0 +1,212 @@
+"""`BeanstalkBackend`: the contract, put together from the parts of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+from jobpool.backend import (
+    Capabilities,
+    Message,
+    MessageFilter,
+    NewMessage,
+    QueueBackend,
+    QueueStats,
+    Reaped,
+    ReapPolicy,
+    Verb,
+)
+from jobpool.clock import Clock
+from jobpool.errors import BackendUnavailable
+from jobpool.finding import Finding
+from jobpool.lease import JobLease
+from jobpool.settlement import Settled, Settlement
+from jobpool.signing import EnvelopeSigner
+from jobpool_backends.beanstalk import checks
+from jobpool_backends.beanstalk.address import Address, read_address
+from jobpool_backends.beanstalk.charging import Ledger
+from jobpool_backends.beanstalk.copying import Copier
+from jobpool_backends.beanstalk.fetching import Fetcher
+from jobpool_backends.beanstalk.held import Held
+from jobpool_backends.beanstalk.lines import Lines
+from jobpool_backends.beanstalk.looking import Looker
+from jobpool_backends.beanstalk.producing import Producer
+from jobpool_backends.beanstalk.settling import Settler
+from jobpool_backends.beanstalk.stash import Stash
+from jobpool_backends.beanstalk.tending import Tender
+from jobpool_backends.beanstalk.waiting import Waiter
+from jobpool_backends.shared import brought_by_each
+
+FRESH = 0.8
+"""Part of its lease that a stashed message must have left to be handed out as it is."""
+
+
+class BeanstalkBackend(QueueBackend):
+    """Messages in one beanstalkd (1.12 or later), shared by any number of machines.
+
+    The connection owns what it has leased: when it breaks, all its leases are lost at once, and `lost` tells them. A
+    lease lasts for the `ttr` that its message was put with, whatever a fetch or a renewal asks for. Whatever changes a
+    message's counters puts a copy of it first and then deletes the original, so a crash between the two leaves both.
+
+    A call takes `timeout` seconds at most for each answer, and `connect_timeout` before that when it has to connect.
+
+    Args:
+        address: Of the server, and what applies there. Nothing is opened before the first call.
+        signer: Signs what is enqueued; None = unsigned.
+        clock: For lease deadlines on this machine, and for what is due; None = the machine's.
+    """
+
+    scheme: ClassVar[str] = "beanstalk"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        native_reap=True,
+        forfeit=True,
+        atomic_nack=False,
+        idempotent_settle=False,
+        idempotent_fetch=False,
+        exact_crashes=True,
+        delay_resolution=1.0,
+        priorities=True,
+        atomic_follow_ups=False,
+        atomic_across_queues=False,
+        known_ids=False,
+        atomic_enqueue=False,
+        chosen_ttl=False,
+        settle_anywhere=False,
+        exact_refusals=False,
+        keeps_place=False,
+        lists_live=False,
+        deletes_live=False,
+        exact_stats=True,
+        lists_queues=True,
+        makes_queues=True,
+        dead_caps=False,
+    )
+
+    def __init__(self, address: Address, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None) -> None:
+        super().__init__(signer=signer, clock=clock)
+        self._lines = lines = Lines(address, self.clock)
+        self._ledger = Ledger()
+        self._stash = Stash()
+        self._producer = Producer(lines, self.clock)
+        self._fetcher = Fetcher(lines, self._ledger, self.clock, self.scheme)
+        self._settler = Settler(
+            lines, Copier(lines, self._producer, self._ledger, self.clock), self._ledger, self.clock
+        )
+        self._waiter = Waiter(lines, self._fetcher, self._stash, self.clock)
+        self._looker = Looker(lines, self.clock)
+        self._tender = Tender(lines, self._looker, self.clock)
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        signer: EnvelopeSigner | None = None,
+        clock: Clock | None = None,
+        runner: object = None,
+        **options: object,
+    ) -> Self:
+        """Open what the URL names; options there (`?ttr=60`) or by keyword, which wins.
+
+        Raises:
+            ConfigurationError: The URL or an option cannot be right, or the server is too old.
+            BackendUnavailable: The server does not answer.
+        """
+        del runner  # only sync:// has a use for one
+        backend = cls(read_address(url, options), signer=signer, clock=clock)
+        try:
+            backend.prepare()
+        except BaseException:
+            backend.close()
+            raise
+        return backend
+
+    def close(self) -> None:
+        """Close all connections; threads that wait come back. The leases end, and their messages go to others."""
+        self._waiter.close()
+        self._lines.close()
+        self._waiter.join()
+
+    def ping(self) -> None:
+        """Ask the server for a sign of life. Raises BackendUnavailable. Blocks for one round trip."""
+        checks.ping(self._lines)
+
+    def prepare(self) -> None:
+        """Check that the server is one that jobpool can use; there is nothing to make."""
+        checks.check_version(self._lines)
+
+    def diagnose(self) -> list[Finding]:
+        """What the server can lose or refuses."""
+        return checks.diagnose(self._lines)
+
+    # --- the life of a message -----------------------------------------------------------------------
+
+    def _enqueue(self, messages: Sequence[NewMessage]) -> None:
+        self._producer.add(messages)
+
+    def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
+        del ttl, fetch_id
+        helds = self._stashed(queue, limit)
+        if len(helds) < limit:
+            try:
+                helds += self._fetcher.fetch(queue, limit - len(helds))
+            except BackendUnavailable:
+                if not helds:
+                    raise
+        for held in helds:
+            held.stashed = False
+        return [held.lease for held in helds]
+
+    def _stashed(self, queue: str, limit: int) -> list[Held]:
+        """What was reserved for whoever waited, with its lease renewed if that is old."""
+        helds = self._stash.take(queue, limit)
+        now = self.clock.boot()
+        old = [held for held in helds if held.lease.expires_at - now < FRESH * held.ttr]
+        renewed = self._settler.touch(old) if old else {}
+        return [held for held in helds if held.is_owned and (held in renewed or held not in old)]
+
+    def _wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
+        return self._waiter.wait_any(queues, timeout)
+
+    def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
+        return self._settler.settle(settlements, brought_by_each(self, settlements), call_id)
+
+    def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
+        del ttl
+        return self._settler.renew(leases)
+
+    def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
+        del visibility_timeout  # whatever was leased too long ago, the server has given back
+        return self._ledger.reap(queue, policy)
+
+    def lost(self) -> list[JobLease]:
+        """Leases whose connection broke since the last call, and before their time. No I/O."""
+        return self._lines.lost()
+
+    # --- looking and tending -------------------------------------------------------------------------
+
+    def stats(self, queue: str) -> QueueStats:
+        """Counts of one queue, O(1); `oldest` is the age of the one that is fetched next."""
+        return self._looker.stats(queue)
+
+    def queues(self) -> list[str]:
+        """The names of all queues that hold a message, sorted."""
+        return self._looker.queues()
+
+    def list_messages(
+        self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
+    ) -> list[Message]:
+        """One page of dead letters, the first that died first. A round trip for each dead letter of the queue."""
+        return self._looker.page(where or MessageFilter(), after, limit)
+
+    def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
+        """How many dead letters match, up to `cap`. By queue alone at once; else they are looked through."""
+        return self._looker.count(where, cap)
+
+    def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
+        """Do `verb` to up to `limit` matching messages; live ones can only be deleted all of a queue's state."""
+        return self._tender.bulk(where, verb, limit)
+
+    def inspect(self, ident: str) -> Message | None:
+        """The dead letter with this id. None for a message that is alive: beanstalkd finds none by our ids."""
+        return self._looker.inspect(ident)

@@ -1,0 +1,57 @@
+"""What is sent in bursts, many commands in one write, and what comes back: a round trip for a batch, not for a job.
+
+A `Line` writes commands, and here is how their answers are read. beanstalkd works through what a connection has sent in
+its order, and answers in that order. It reads no further while an answer does not fit into the socket, so a burst is
+cut into pieces: then neither side waits for the other for ever.
+"""
+
+from __future__ import annotations
+
+from io import BufferedReader
+from typing import cast
+
+import greenstalk
+
+PIECE = 500
+"""Commands in one write."""
+
+Words = tuple[bytes, ...]
+
+Answer = greenstalk.Job[bytes] | bytes | Words | greenstalk.Error
+"""Of `reserve…` and `peek…` a job, of `stats…` and `list…` the YAML text, of others the words; or greenstalk's error.
+
+`BURIED` is a word where it was asked for (`bury`), and elsewhere an error: here it is always words."""
+
+_ERRORS = {word: kind for word, kind in greenstalk.ERROR_RESPONSES.items() if word != b"BURIED"}
+_BODIES = frozenset((b"RESERVED", b"FOUND"))
+_WORDS = frozenset((b"INSERTED", b"DELETED", b"TOUCHED", b"RELEASED", b"BURIED", b"USING", b"WATCHING", b"KICKED"))
+
+
+def put_command(priority: int, delay: int, ttr: int, packed: bytes) -> bytes:
+    """The command that puts a job; delay and ttr in whole seconds."""
+    return b"put %d %d %d %d\r\n%b" % (priority, delay, ttr, len(packed), packed)
+
+
+def read_answer(reader: BufferedReader) -> Answer:
+    """The next answer. Raises OSError, or ValueError and its like when what comes is none."""
+    line = reader.readline()
+    if line[-2:] != b"\r\n":
+        raise ConnectionResetError("the connection was closed")
+    words = tuple(line.split())
+    word = words[0] if words else b""
+    if word in _BODIES:
+        return greenstalk.Job(int(words[1]), _chunk(reader, int(words[2])))
+    if word == b"OK":
+        return _chunk(reader, int(words[1]))
+    if word in _ERRORS:
+        return cast(greenstalk.Error, _ERRORS[word]())
+    if word not in _WORDS:
+        raise greenstalk.UnknownResponseError(word, list(words[1:]))
+    return words
+
+
+def _chunk(reader: BufferedReader, size: int) -> bytes:
+    data = reader.read(size + 2)
+    if len(data) != size + 2:
+        raise ConnectionResetError("the connection was closed")
+    return data[:-2]

@@ -1,0 +1,90 @@
+"""What a crash does to a message: counted, and then delayed, or dead. Decides, and does no I/O."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from jobpool.backend import Reaped, ReapPolicy
+from jobpool_backends.beanstalk.records import Record
+
+CRASH_LIMIT = "crash-limit"
+EXPIRED = "lease expired"
+
+REAP_LIMIT = 1000
+"""Messages that one `reap` returns."""
+
+MOST_REMEMBERED = 10_000
+"""Charges that are remembered until somebody asks for them."""
+
+LONGEST_DELAY = 2**32 - 1
+"""Seconds that beanstalkd takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """The message as it goes on.
+
+    Attributes:
+        record: Its new header; dead past the limit.
+        delay: Whole seconds until it may be fetched.
+    """
+
+    record: Record
+    delay: int
+
+
+def charge(
+    record: Record, crashes: int, cause: str, policy: ReapPolicy, now: float, draw: Callable[[float, float], float]
+) -> Charge:
+    """Charge so many crashes, 1 or more, of which the last had this cause.
+
+    Args:
+        record: The header; its `deliveries` hold all that there were.
+        crashes: That were not charged before. They are charged together, so they are of one moment.
+        cause: The text to keep.
+        policy: What applies in its queue.
+        now: Unix time.
+        draw: `random.uniform`.
+    """
+    long_ago = now - record.crashed_at > policy.window
+    total = crashes if long_ago else record.crashes + crashes
+    charged = replace(record, crashes=total, crashed_at=now, cause=cause)
+    if policy.is_over(total):
+        return Charge(replace(charged, reason=CRASH_LIMIT, died_at=now), 0)
+    return Charge(charged, whole_seconds(draw(0.0, policy.ceiling(total))))
+
+
+def whole_seconds(delay: float) -> int:
+    """A delay as beanstalkd takes it: rounded up."""
+    return math.ceil(min(delay, LONGEST_DELAY)) if delay > 0 else 0
+
+
+class Ledger:
+    """The policy of each queue, and the charges that nobody has asked for yet; any number of threads at once."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._policies: dict[str, ReapPolicy] = {}
+        self._charged: defaultdict[str, deque[Reaped]] = defaultdict(lambda: deque(maxlen=MOST_REMEMBERED))
+
+    def policy(self, queue: str) -> ReapPolicy:
+        """That of the last `reap` of this queue; the default before."""
+        return self._policies.get(queue) or ReapPolicy()
+
+    def note(self, queue: str, charged: Charge) -> None:
+        """The charge has been made."""
+        record = charged.record
+        reaped = Reaped(record.id, queue, record.crashes, record.cause, record.is_dead)
+        with self._changing:
+            self._charged[queue].append(reaped)
+
+    def reap(self, queue: str, policy: ReapPolicy) -> list[Reaped]:
+        """From now on this policy applies; what was charged since the last call, `REAP_LIMIT` at most."""
+        with self._changing:
+            self._policies[queue] = policy
+            charged = self._charged[queue]
+            return [charged.popleft() for _ in range(min(len(charged), REAP_LIMIT))]

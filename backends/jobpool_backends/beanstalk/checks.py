@@ -1,0 +1,119 @@
+"""What a beanstalkd can lose or refuses, in plain sentences, and whether it is new enough.
+
+It has no settings that can be asked for, only what `stats` tells. The decision is a function of that alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jobpool.envelope import MAX_BODY_BYTES
+from jobpool.errors import ConfigurationError
+from jobpool.finding import Finding, Level
+from jobpool_backends.beanstalk.asking import stats_of
+from jobpool_backends.beanstalk.lines import Lines
+
+OLDEST = (1, 12)
+"""The first that reserves a job by its id, which dead letters are made and read with."""
+
+LARGEST = MAX_BODY_BYTES + 2**16
+"""What `-z` has to say for every job that jobpool allows, and what stands beside it, to fit in."""
+
+_DRAIN, _PERSISTENCE = "beanstalk.drain-mode", "beanstalk.persistence"
+_SERVER, _SIZE = "beanstalk.server", "beanstalk.job-size"
+
+Stats = Mapping[str, object]
+"""The answer to `stats`, as greenstalk reads it."""
+
+
+def ping(lines: Lines) -> None:
+    """Ask the server for a sign of life. Raises `BackendUnavailable`. Blocks for one round trip."""
+    with lines.spare() as line:
+        line.client.using()
+
+
+def check_version(lines: Lines) -> None:
+    """Ask the server for its version. One round trip.
+
+    Raises:
+        ConfigurationError: It is older than beanstalkd 1.12.
+        BackendUnavailable: It does not answer.
+    """
+    require_version(lines.address.title, _ask(lines))
+
+
+def diagnose(lines: Lines) -> list[Finding]:
+    """What the server can lose or refuses. Raises and blocks as `check_version`."""
+    title, stats = lines.address.title, _ask(lines)
+    require_version(title, stats)
+    return [replace(finding, found=f"{title}: {finding.found}") for finding in judge(stats)]
+
+
+def _ask(lines: Lines) -> Stats:
+    with lines.spare() as line:
+        return stats_of(lines, line.burst([b"stats"])[0])
+
+
+def require_version(title: str, stats: Stats) -> None:
+    """Raise `ConfigurationError` when the server is too old; `title` names it."""
+    if _version(stats) < OLDEST:
+        raise ConfigurationError(
+            f"{title} is version {stats['version']}, and jobpool needs beanstalkd 1.12 or later: upgrade it"
+        )
+
+
+def judge(stats: Stats) -> list[Finding]:
+    """What the answer to `stats` means, check by check."""
+    return [_server(stats), _persistence(stats), _drain(stats), _size(stats)]
+
+
+def _server(stats: Stats) -> Finding:
+    found = f"beanstalkd {stats.get('version', 'of no version')}, up for {_lasted(_number(stats, 'uptime'))}"
+    return Finding(_SERVER, Level.OK, f"{found}, with {_number(stats, 'current-connections')} connections")
+
+
+def _persistence(stats: Stats) -> Finding:
+    """A binlog that is written has a file with a number."""
+    if not _number(stats, "binlog-current-index"):
+        why = "a crash or restart of the server loses every message"
+        return Finding(_PERSISTENCE, Level.PROBLEM, "no binlog", why, "start it with -b and a folder")
+    found = "a binlog is written"
+    why = (
+        "what the death of its machine can lose is 50 ms of it, or as -f says, which cannot be asked for; -f0: nothing"
+    )
+    return Finding(_PERSISTENCE, Level.NOTE, found, why)
+
+
+def _drain(stats: Stats) -> Finding:
+    if stats.get("draining") != "true":
+        return Finding(_DRAIN, Level.OK, "the server takes new messages")
+    why = "it takes no new messages, and so no retries, delays and dead letters either, which are put as copies"
+    return Finding(_DRAIN, Level.PROBLEM, "the server is in drain mode", why, "restart it, with its binlog")
+
+
+def _size(stats: Stats) -> Finding:
+    largest = _number(stats, "max-job-size")
+    found = f"messages of up to {largest:,} bytes (max-job-size)"
+    if largest >= LARGEST:
+        return Finding(_SIZE, Level.OK, found)
+    why = f"larger ones are refused when they are enqueued, though jobpool allows 1 MiB; with -z {LARGEST} all fit in"
+    return Finding(_SIZE, Level.NOTE, found, why)
+
+
+def _lasted(seconds: int) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
+
+
+def _number(stats: Stats, name: str) -> int:
+    value = stats.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _version(stats: Stats) -> tuple[int, ...]:
+    """As far as it is known: new enough for everything if it is not. One built from a checkout has more behind it."""
+    parts = str(stats.get("version", "")).split("+")[0].split(".")[:2]
+    return tuple(int(part) for part in parts if part.isdigit()) or (999,)

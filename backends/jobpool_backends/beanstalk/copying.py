@@ -1,0 +1,100 @@
+"""What becomes of a message that goes on as a copy: its new header, and the jobs to put.
+
+No I/O, but to ask once for the server's limit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jobpool.backend import NewMessage
+from jobpool.clock import Clock
+from jobpool.settlement import Abandon, Forfeit, Move, Nack, Settlement
+from jobpool_backends.beanstalk.charging import EXPIRED, Charge, Ledger, charge, whole_seconds
+from jobpool_backends.beanstalk.dying import Copy
+from jobpool_backends.beanstalk.held import Held
+from jobpool_backends.beanstalk.lines import Lines
+from jobpool_backends.beanstalk.producing import Producer
+from jobpool_backends.beanstalk.records import Record, to_bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """A settlement by copies.
+
+    Attributes:
+        copies: What is put before the original is deleted.
+        charged: Of a forfeit.
+    """
+
+    copies: list[Copy]
+    charged: Charge | None = None
+
+
+class Copier:
+    """Makes copies.
+
+    Args:
+        lines: To the server.
+        producer: Makes jobs of messages.
+        ledger: The crash policies.
+        clock: Its wall clock dates deaths and crashes.
+    """
+
+    def __init__(self, lines: Lines, producer: Producer, ledger: Ledger, clock: Clock) -> None:
+        self._lines = lines
+        self._producer = producer
+        self._ledger = ledger
+        self._clock = clock
+        self._draw = random.Random().uniform
+
+    def work(self, held: Held, settlement: Settlement, brought: Sequence[NewMessage]) -> Work:
+        """What a settlement puts. Raises InvalidJob when the server takes no job of that size."""
+        record = replace(held.record, deliveries=held.lease.deliveries)
+        match settlement:
+            case Nack(delay, error, cause):
+                retried = _failed(replace(record, attempts=record.attempts + 1), error, cause)
+                return Work([self._copy(held, retried, whole_seconds(delay))])
+            case Abandon(reason, error, cause):
+                dead = replace(_failed(record, error, cause), reason=reason, died_at=self._clock.wall())
+                return Work([self._copy(held, dead), *self._producer.copies(brought)])
+            case Forfeit(cause):
+                return self._forfeit(held, record, cause)
+            case Move():
+                return Work([self._move(held, _moved(message, record)) for message in brought])
+            case _:
+                return Work(self._producer.copies(brought))
+
+    def _forfeit(self, held: Held, record: Record, cause: str) -> Work:
+        policy = self._ledger.policy(held.lease.queue)
+        charged = charge(record, 1, cause or EXPIRED, policy, self._clock.wall(), self._draw)
+        return Work([self._copy(held, charged.record, charged.delay)], charged)
+
+    def _move(self, held: Held, message: NewMessage) -> Copy:
+        """It was enqueued when it was, and its lease lasts as long as before."""
+        [copy] = self._producer.copies([message], since=held.record.enqueued_at)
+        return replace(copy, ttr=held.ttr)
+
+    def _copy(self, held: Held, record: Record, delay: int = 0) -> Copy:
+        tube = self._lines.address.tube(held.lease.queue)
+        packed = to_bytes(record, held.lease.body, self._lines.max_job_size())
+        return Copy(tube, held.priority, delay, held.ttr, packed, record.is_dead)
+
+
+def _failed(record: Record, error: str | None, cause: str | None) -> Record:
+    """With what is told now; what is not told stays."""
+    return replace(
+        record,
+        last_error=error if error is not None else record.last_error,
+        cause=cause if cause is not None else record.cause,
+    )
+
+
+def _moved(message: NewMessage, record: Record) -> NewMessage:
+    return replace(
+        message,
+        last_error=message.last_error if message.last_error is not None else record.last_error,
+        cause=message.cause if message.cause is not None else record.cause,
+    )

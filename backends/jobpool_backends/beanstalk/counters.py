@@ -1,0 +1,62 @@
+"""What the server counts for a job: the answer to `stats-job`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from jobpool.frozen import maker
+
+_COUNTERS = re.compile(
+    rb'tube: "?([^"\n]+)"?\n.*?state: (\w+)\n.*?pri: (\d+)\n.*?age: (-?\d+)\n.*?delay: (\d+)\n.*?ttr: (\d+)\n'
+    rb".*?time-left: (-?\d+)\n.*?reserves: (\d+)\n.*?timeouts: (\d+)\n.*?releases: (\d+)\n.*?buries: (\d+)\n"
+    rb".*?kicks: (\d+)",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Of one job. Times are whole seconds, rounded down.
+
+    Attributes:
+        state: `ready`, `reserved`, `delayed` or `buried`.
+        age: Since it was put.
+        delay: That it was put, or released, with.
+        time_left: Until its lease ends, or its delay; 0 otherwise.
+        reserves: How often it was reserved, by whatever command.
+        timeouts: How often a lease of it ran out; not, how often one ended with its connection.
+    """
+
+    tube: str
+    state: str
+    priority: int
+    age: int
+    delay: int
+    ttr: int
+    time_left: int
+    reserves: int
+    timeouts: int
+    releases: int
+    buries: int
+    kicks: int
+
+    @property
+    def crashes(self) -> int:
+        """Leases that ended without a verdict: they ran out, or their connection broke. It is reserved just now.
+
+        Each reserve ends in a release, a bury or a delete, or in this. A kick undoes a bury, and reserves nothing.
+        """
+        return max(0, self.reserves - self.releases - self.buries - 1)
+
+
+_make_counters = maker(Counters)
+
+
+def read_counters(text: bytes) -> Counters:
+    """Raises ValueError when that is no answer to `stats-job`."""
+    match = _COUNTERS.search(text)
+    if match is None:
+        raise ValueError("no statistics of a job")
+    tube, state, *numbers = match.groups()
+    return _make_counters(tube.decode(), state.decode(), *map(int, numbers))

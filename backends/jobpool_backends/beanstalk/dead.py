@@ -1,0 +1,209 @@
+"""Dead letters: the buried jobs of a tube, and how they are looked through.
+
+beanstalkd shows the first of a tube's buried jobs and no other. To see them all they are rotated: the first is reserved
+by its number and buried again, behind the last, until the first one comes up again; so their order is what it was. Each
+step is one round trip. Somebody else may rotate, raise or delete at the same time: a job that another administrator
+holds at the moment of a step is passed over.
+
+Between being reserved and being buried again a job belongs to the connection. When that breaks, the job is ready, with
+its dead mark: whoever reserves it buries it again. One of another program has no mark; it goes to a pool, which rejects
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import greenstalk
+
+from jobpool.backend import Message, MessageFilter, State
+from jobpool.envelope import JobEnvelope, decode
+from jobpool.errors import MalformedEnvelope
+from jobpool_backends.beanstalk.asking import counters_of, job_of, number, stats_of, told
+from jobpool_backends.beanstalk.burst import Answer
+from jobpool_backends.beanstalk.line import Line
+from jobpool_backends.beanstalk.lines import Lines
+from jobpool_backends.beanstalk.records import Record, from_bytes
+from jobpool_backends.shared import contains, micros
+
+LONGEST_WALK = 100_000
+"""Steps of one walk; with more dead letters in a queue the next walk goes on behind them."""
+
+TIDY = 1000
+"""Dead letters up to which a walk that has found what it wanted goes on to its end, for the sake of their order."""
+
+FOREIGN_REASON = "buried"
+"""The reason of a dead letter that another program buried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One dead letter.
+
+    Attributes:
+        job: The server's number; it grows with the time of death.
+        queue: Where it is.
+        record: Its header.
+        body: The message's.
+        handler: "" where the body is no envelope.
+        priority: The server's.
+        enqueued_at: Unix time.
+    """
+
+    job: int
+    queue: str
+    record: Record
+    body: bytes
+    handler: str
+    priority: int
+    enqueued_at: float
+
+    @property
+    def reason(self) -> str | None:
+        return self.record.reason if self.record.is_dead else FOREIGN_REASON
+
+    @property
+    def died_at(self) -> float:
+        """Unix time; of another program's, since when it is there."""
+        return self.enqueued_at if self.record.died_at is None else self.record.died_at
+
+    def message(self) -> Message:
+        """As an administrator sees it."""
+        record = self.record
+        return Message(
+            id=record.id,
+            queue=self.queue,
+            state=State.DEAD,
+            handler=self.handler,
+            priority=min(self.priority, 255),
+            attempts=record.attempts,
+            crashes=record.crashes,
+            deliveries=record.deliveries,
+            enqueued_at=self.enqueued_at,
+            available_at=self.enqueued_at,
+            body=self.body,
+            reason=self.reason,
+            last_error=record.last_error,
+            cause=record.cause,
+            died_at=self.died_at,
+            cursor=str(self.job),
+        )
+
+    def matches(self, where: MessageFilter, now: float) -> bool:
+        """Whether a person means this one; its state was looked at already."""
+        age = micros(now) - micros(self.died_at)
+        return (
+            (where.queue is None or self.queue == where.queue)
+            and (where.handler is None or self.handler == where.handler)
+            and (where.reason is None or self.reason == where.reason)
+            and (where.older_than is None or age >= micros(where.older_than))
+            and (where.newer_than is None or age <= micros(where.newer_than))
+            and (not where.ids or self.record.id in where.ids)
+            and (where.text is None or contains(where.text, self.body, self.record.last_error, self.record.cause))
+        )
+
+
+class Walk:
+    """One walk through the dead letters of a queue, from the first on; each is shown once.
+
+    Attributes:
+        letter: The one at hand; None when the walk is over.
+    """
+
+    def __init__(self, line: Line, queue: str, reader: Reader) -> None:
+        self.letter: Letter | None = None
+        self._line = line
+        self._queue = queue
+        self._reader = reader
+        self._kept: set[int] = set()
+        self._again = False
+        self._steps = LONGEST_WALK + 1
+        line.use(reader.lines.address.tube(queue))
+        self.skip()
+
+    def keep(self) -> None:
+        """Leave the letter at hand, behind the last, and go on."""
+        assert self.letter is not None
+        self._kept.add(self.letter.job)
+        self._go_on(_rotation(self.letter))
+
+    def skip(self) -> None:
+        """Go on when the letter at hand was taken away."""
+        self._go_on([b"peek-buried"])
+
+    def end(self) -> None:
+        """End the walk before it is over. Where there are few letters, their order is made what it was."""
+        if self.letter is not None and self._kept and self._count() <= TIDY:
+            while self.letter is not None:
+                self.keep()
+        self.letter = None
+
+    def _go_on(self, commands: list[bytes]) -> None:
+        """Send the commands, and have what the last of them peeks at at hand."""
+        self._show(self._line.burst(commands))
+        while self.letter is not None and self.letter.job in self._kept:
+            if self._is_over():
+                self.letter = None
+            else:
+                self._show(self._line.burst(_rotation(self.letter)))
+
+    def _show(self, answers: list[Answer]) -> None:
+        *others, peeked = answers
+        for answer in others:  # a server that cannot bury is in no state to be walked through
+            told(self._reader.lines, answer)
+        self._steps -= 1
+        job = job_of(self._reader.lines, peeked)
+        self.letter = self._reader.letter(self._line, self._queue, job) if job and self._steps > 0 else None
+
+    def _is_over(self) -> bool:
+        """Whether all have been shown, when one comes up again.
+
+        Others may have come in between, or have been in somebody's hands: then the walk goes once more round.
+        """
+        if not self._again:
+            unseen = self._count() - len(self._kept)
+            self._steps = min(self._steps, len(self._kept) + unseen)
+            self._again = unseen > 0
+        return not self._again
+
+    def _count(self) -> int:
+        tube = self._reader.lines.address.tube(self._queue)
+        [answer] = self._line.burst([b"stats-tube %b" % tube.encode()])
+        return number(stats_of(self._reader.lines, answer), "current-jobs-buried")
+
+
+class Reader:
+    """Makes letters of jobs.
+
+    Args:
+        lines: To the server.
+        wall: Unix time, in seconds.
+    """
+
+    def __init__(self, lines: Lines, wall: Callable[[], float]) -> None:
+        self.lines = lines
+        self._wall = wall
+
+    def letter(self, line: Line, queue: str, job: greenstalk.Job[bytes]) -> Letter:
+        """A buried job as a dead letter. What is no envelope of ours is asked about: a round trip."""
+        record, body = from_bytes(job.body, job.id)
+        envelope = _envelope(body) if record.ours else None
+        if envelope is not None:
+            return Letter(job.id, queue, record, body, envelope.job, envelope.priority, record.enqueued_at)
+        [counters] = counters_of(self.lines, line, [job.id])
+        age, priority = (counters.age, counters.priority) if counters else (0, 0)
+        since = record.enqueued_at if record.ours else self._wall() - age
+        return Letter(job.id, queue, record, body, "", priority, since)
+
+
+def _rotation(letter: Letter) -> list[bytes]:
+    """Puts the letter behind the last. Where somebody else holds it by now, neither of the first two does anything."""
+    return [b"reserve-job %d" % letter.job, b"bury %d %d" % (letter.job, letter.priority), b"peek-buried"]
+
+
+def _envelope(body: bytes) -> JobEnvelope | None:
+    try:
+        return decode(body, attempts=0)
+    except MalformedEnvelope:
+        return None

@@ -1,0 +1,72 @@
+"""Putting copies, dead ones too.
+
+A header cannot be changed, so a dead letter is a copy; and only what is reserved can be buried. So it is put with a
+long delay, reserved by its number, and buried. Who dies in between leaves a job with a dead mark that is due some day:
+whoever meets it then buries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import greenstalk
+
+from jobpool_backends.beanstalk.burst import Answer, put_command
+from jobpool_backends.beanstalk.line import Line
+
+UNTIL_DUE = 3600
+"""Seconds for which a dead letter that was not buried stays out of the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A job to put. `delay` and `ttr` in whole seconds; a dead one has no delay of its own."""
+
+    tube: str
+    priority: int
+    delay: int
+    ttr: int
+    packed: bytes
+    dead: bool = False
+
+
+def put_copies(line: Line, copies: Sequence[Copy]) -> list[Answer]:
+    """Put these jobs, and bury the dead ones; to each the answer to its put, or its refusal as a value.
+
+    One round trip, two more for dead ones, and one for each tube after the first.
+    """
+    answers: dict[int, Answer] = {}
+    by_tube: dict[str, list[int]] = {}
+    for place, copy in enumerate(copies):
+        by_tube.setdefault(copy.tube, []).append(place)
+    for tube, places in by_tube.items():
+        line.use(tube)
+        answers |= zip(places, line.burst([_put(copies[place]) for place in places]), strict=True)
+    _bury(line, [(copy, number_of(answers[place])) for place, copy in enumerate(copies) if copy.dead])
+    return [answers[place] for place in range(len(copies))]
+
+
+def number_of(answer: Answer) -> int | None:
+    """The server's number of what was put; None when it was refused.
+
+    A server that is out of memory buries what it has put: that is a refusal too, and the caller says so.
+    """
+    return int(answer[1]) if isinstance(answer, tuple) and answer[0] == b"INSERTED" else None
+
+
+def _put(copy: Copy) -> bytes:
+    return put_command(copy.priority, UNTIL_DUE if copy.dead else copy.delay, copy.ttr, copy.packed)
+
+
+def _bury(line: Line, put: Sequence[tuple[Copy, int | None]]) -> None:
+    """Bury what was put. What cannot be reserved is in the hands of somebody who buries it, too."""
+    numbers = [(copy, number) for copy, number in put if number is not None]
+    reserved = line.burst([b"reserve-job %d" % number for _, number in numbers])
+    line.burst(
+        [
+            b"bury %d %d" % (number, copy.priority)
+            for (copy, number), answer in zip(numbers, reserved, strict=True)
+            if isinstance(answer, greenstalk.Job)
+        ]
+    )

@@ -1,0 +1,145 @@
+"""Leasing: many reserves in one write, and then what the server counts for each job.
+
+Nobody knows how many jobs are ready, and each reserve that finds none costs the server an answer. So a fetch asks for
+few at first, and for more as long as it gets all that it asked for; where the fetch before got many, for many at once.
+`stats-job` of all that came is one more write: it alone tells how often a job was reserved before, by which crashes are
+found, and how long its lease lasts.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+import greenstalk
+
+from jobpool.clock import Clock
+from jobpool.lease import make_lease
+from jobpool_backends.beanstalk.burst import Answer
+from jobpool_backends.beanstalk.charging import Ledger
+from jobpool_backends.beanstalk.counters import Counters, read_counters
+from jobpool_backends.beanstalk.held import Held
+from jobpool_backends.beanstalk.line import Line
+from jobpool_backends.beanstalk.lines import Lines
+from jobpool_backends.beanstalk.mending import Mender
+from jobpool_backends.beanstalk.records import Record, from_bytes
+
+FIRST = 4
+"""Reserves in the first write of a fetch from a queue where the last one found nothing."""
+
+MOST = 128
+"""Reserves in one write, so that nobody who renews waits long for the line."""
+
+_RESERVE = b"reserve-with-timeout 0"
+
+
+class Fetcher:
+    """Leases messages.
+
+    Args:
+        lines: To the server.
+        ledger: The crash policies.
+        clock: For deadlines.
+        scheme: What leases are said to come from.
+    """
+
+    def __init__(self, lines: Lines, ledger: Ledger, clock: Clock, scheme: str) -> None:
+        self._lines = lines
+        self._clock = clock
+        self._scheme = scheme
+        self._mender = Mender(lines, ledger, clock)
+        self._hope: dict[str, int] = {}
+
+    def fetch(self, queue: str, limit: int) -> list[Held]:
+        """Reserve up to `limit` messages. All are marked as stashed."""
+        with self._lines.fetching() as line:
+            line.watch([self._lines.address.tube(queue)])
+            return self._reserve(line, queue, limit)
+
+    def _reserve(self, line: Line, queue: str, limit: int) -> list[Held]:
+        found: list[Held] = []
+        ask = min(limit, self._hope.get(queue, FIRST), MOST)
+        while ask > 0:
+            before = self._clock.boot()
+            jobs = self._jobs(line.burst([_RESERVE] * ask))
+            found += self.take_in(line, jobs, before)
+            if len(jobs) < ask:
+                break
+            ask = min(limit - len(found), 4 * ask, MOST)
+        self._hope[queue] = max(FIRST, len(found))
+        return found
+
+    def _jobs(self, answers: Sequence[Answer]) -> list[greenstalk.Job[bytes]]:
+        """Those that were reserved. `TIMED_OUT` is none, and `DEADLINE_SOON` is none too: nothing is ready."""
+        jobs = [answer for answer in answers if isinstance(answer, greenstalk.Job)]
+        if len(jobs) < len(answers):
+            for answer in answers:
+                self._lines.check(answer)
+        return jobs
+
+    def take_in(
+        self, line: Line, jobs: Sequence[greenstalk.Job[bytes]], before: float, *, touch: bool = False
+    ) -> list[Held]:
+        """What was reserved on this line, as leases; fewer, where some may not be handed out.
+
+        Args:
+            line: Its lock is taken.
+            jobs: Reserved just now.
+            before: Boot-clock seconds before their leases began.
+            touch: Have them begin now, for nobody knows when they were reserved.
+        """
+        touches = [b"touch %d" % job.id for job in jobs] if touch else []
+        told = line.burst([*touches, *(b"stats-job %d" % job.id for job in jobs)])[len(touches) :]
+        found = []
+        for job, answer in zip(jobs, told, strict=True):
+            if isinstance(answer, bytes):
+                held = self._look_at(line, job, read_counters(answer), before)
+                if held is not None:
+                    found.append(held)
+            else:
+                self._lines.check(answer)  # NOT_FOUND: its lease has ended already, and it was deleted
+        return found
+
+    def _look_at(self, line: Line, job: greenstalk.Job[bytes], counters: Counters, before: float) -> Held | None:
+        record, body = from_bytes(job.body, job.id)
+        if not record.ours:
+            record = replace(record, enqueued_at=self._clock.wall() - counters.age)
+        if not counters.crashes and not record.is_dead:
+            return self._hold(line, job.id, record, body, counters, before)
+        mended = self._mender.mend(line, self._queue(counters), job.id, record, body, counters)
+        if mended is None:
+            return None
+        number, record = mended
+        if number == job.id:
+            return self._hold(line, number, record, body, counters, before)
+        return self._reserve_copy(line, number, record, body)
+
+    def _reserve_copy(self, line: Line, number: int, record: Record, body: bytes) -> Held | None:
+        """Reserve what was put just now; None where somebody else has."""
+        before = self._clock.boot()
+        job, told = line.burst([b"reserve-job %d" % number, b"stats-job %d" % number])
+        if not isinstance(job, greenstalk.Job) or not isinstance(told, bytes):
+            return None
+        return self._hold(line, number, record, body, read_counters(told), before)
+
+    def _hold(self, line: Line, number: int, record: Record, body: bytes, counters: Counters, before: float) -> Held:
+        lease = make_lease(
+            record.id,
+            self._queue(counters),
+            body,
+            number,
+            secrets.token_hex(16),
+            before + counters.ttr,
+            self._scheme,
+            record.attempts,
+            record.crashes,
+            record.deliveries + counters.reserves,
+            record.enqueued_at,
+        )
+        held = Held(number, line, lease, record, counters.priority, counters.ttr, stashed=True)
+        self._lines.own(held)
+        return held
+
+    def _queue(self, counters: Counters) -> str:
+        return self._lines.address.queue(counters.tube) or counters.tube

@@ -1,0 +1,140 @@
+"""A line: one connection to beanstalkd, and the leases that it owns.
+
+In beanstalkd the connection owns what it has reserved: only it can settle and renew it, and with it all that is lost at
+once. So a line knows its leases, and whoever settles goes to the line. greenstalk speaks the protocol, over a socket
+that is made here, so that no wait is without an end; what goes in bursts (burst.py) shares the socket with it.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from io import BufferedReader
+from itertools import count
+from typing import cast
+
+import greenstalk
+
+from jobpool_backends.beanstalk.address import Address
+from jobpool_backends.beanstalk.burst import PIECE, Answer, read_answer
+from jobpool_backends.beanstalk.held import Held
+
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+)
+"""A machine that is gone without a word is noticed after some 10 seconds, well before a lease of 30 has ended."""
+
+_BUFFER = 65536
+_serials = count()
+
+
+class Line:
+    """A connection, for one thread at a time: whoever has its lock. Raises OSError and greenstalk's errors.
+
+    Attributes:
+        lock: Held by whoever speaks.
+        client: greenstalk's, for single commands.
+        held: The leases that it owns, by the server's number of the job.
+        ends_first: Boot-clock seconds before which none of its leases ends.
+        broken: It is of no more use, and owns nothing any more.
+        serial: Its place in the order in which locks are taken.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.serial = next(_serials)
+        self.lock = threading.Lock()
+        self.ends_first = 0.0
+        self.held: dict[int, Held] = {}
+        self.broken = False
+        self._socket = _connect(address)
+        self._reader = cast(BufferedReader, self._socket.makefile("rb", buffering=_BUFFER))
+        self.client: greenstalk.Client[bytes] = greenstalk.Client(self._socket, encoding=None)
+        self._timeout = address.timeout
+        self._used = "default"
+        self._watched = {"default"}
+
+    def use(self, tube: str) -> None:
+        """Have what is put, and peeked at, be of this tube. A command only where it is another one."""
+        if tube != self._used:
+            self.client.use(tube)
+            self._used = tube
+
+    def watch(self, tubes: Iterable[str]) -> None:
+        """Have what is reserved be of these tubes, one at least. One round trip, where they are others than before."""
+        wanted = set(tubes)
+        if wanted == self._watched:
+            return
+        commands = [b"watch %b" % tube.encode() for tube in sorted(wanted - self._watched)]
+        commands += [b"ignore %b" % tube.encode() for tube in sorted(self._watched - wanted)]
+        for answer in self.burst(commands):
+            if isinstance(answer, greenstalk.Error):
+                raise answer
+        self._watched = wanted
+
+    def burst(self, commands: Sequence[bytes]) -> list[Answer]:
+        """Send all commands at once and return their answers, among which refusals are values, not raised."""
+        answers: list[Answer] = []
+        for start in range(0, len(commands), PIECE):
+            piece = commands[start : start + PIECE]
+            self.write(piece)
+            answers += self.read(len(piece))
+        return answers
+
+    def write(self, commands: Sequence[bytes]) -> None:
+        """Send up to `PIECE` commands at once; `read` their answers."""
+        if commands:
+            self._socket.sendall(b"\r\n".join(commands) + b"\r\n")
+
+    def read(self, number: int) -> list[Answer]:
+        """The answers to what was written."""
+        reader = self._reader
+        return [read_answer(reader) for _ in range(number)]
+
+    def read_late(self, limit: float) -> Answer:
+        """The answer to a command that blocks, within `limit` seconds."""
+        self._socket.settimeout(limit)
+        answer = read_answer(self._reader)
+        self._socket.settimeout(self._timeout)
+        return answer
+
+    def fileno(self) -> int:
+        """For `poll`."""
+        return self._socket.fileno()
+
+    def has_died(self) -> bool:
+        """Whether the other side has hung up, as far as is known here. For a line that waits for nothing: then
+        anything that can be read means its end. No I/O that waits."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def interrupt(self) -> None:
+        """From any thread: whoever waits on this line meets its end."""
+        with suppress(OSError):  # it has none any more
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        self.broken = True
+        self._reader.close()
+        self.client.close()
+
+
+def _connect(address: Address) -> socket.socket:
+    made = socket.create_connection((address.host, address.port), timeout=address.connect_timeout)
+    try:
+        for option in _KEEPALIVE:
+            made.setsockopt(*option)
+        made.settimeout(address.timeout)
+    except BaseException:
+        made.close()
+        raise
+    return made

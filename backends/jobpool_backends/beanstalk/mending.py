@@ -1,0 +1,72 @@
+"""What was reserved and may not be handed out as it is: dead letters that were kicked, and messages that crashed.
+
+A crash is found when its message is reserved next, by what the server counts, and charged by a copy with the new
+counters, so that nobody charges it again. The copy is put first and then the original is deleted: what breaks in
+between leaves both.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from jobpool.clock import Clock
+from jobpool_backends.beanstalk.burst import Answer
+from jobpool_backends.beanstalk.charging import EXPIRED, Charge, Ledger, charge
+from jobpool_backends.beanstalk.counters import Counters
+from jobpool_backends.beanstalk.dying import Copy, number_of, put_copies
+from jobpool_backends.beanstalk.line import Line
+from jobpool_backends.beanstalk.lines import Lines
+from jobpool_backends.beanstalk.records import Record, to_bytes
+
+LATER = 60
+"""Seconds for which a message that is to die is put off, where the server takes no copy of it."""
+
+
+class Mender:
+    """Puts right what was met on a line.
+
+    Args:
+        lines: To the server.
+        ledger: The crash policies.
+        clock: Its wall clock dates crashes.
+    """
+
+    def __init__(self, lines: Lines, ledger: Ledger, clock: Clock) -> None:
+        self._lines = lines
+        self._ledger = ledger
+        self._clock = clock
+        self._draw = random.Random().uniform
+
+    def mend(
+        self, line: Line, queue: str, job: int, record: Record, body: bytes, counters: Counters
+    ) -> tuple[int, Record] | None:
+        """Put right a job that is reserved on this line. What may be handed out in its place, at once: the number of a
+        job that is to be reserved, or its own, and the header. None: nothing, for now or for ever."""
+        if record.is_dead:
+            line.burst([b"bury %d %d" % (job, counters.priority)])
+            return None
+        handed_out = replace(record, deliveries=record.deliveries + counters.reserves - 1)
+        policy = self._ledger.policy(queue)
+        charged = charge(handed_out, counters.crashes, EXPIRED, policy, self._clock.wall(), self._draw)
+        copy = number_of(self._put(line, charged, body, counters))
+        if copy is None:
+            return self._put_off(line, job, record, charged, counters)
+        line.burst([b"delete %d" % job])
+        self._ledger.note(queue, charged)
+        return None if charged.record.is_dead or charged.delay else (copy, charged.record)
+
+    def _put(self, line: Line, charged: Charge, body: bytes, counters: Counters) -> Answer:
+        packed = to_bytes(charged.record, body, self._lines.max_job_size())
+        dead = charged.record.is_dead
+        copy = Copy(counters.tube, counters.priority, charged.delay, counters.ttr, packed, dead)
+        return put_copies(line, [copy])[0]
+
+    def _put_off(
+        self, line: Line, job: int, record: Record, charged: Charge, counters: Counters
+    ) -> tuple[int, Record] | None:
+        """The server takes no copy: it drains, or has no memory. The crash stays uncharged, and is found again."""
+        if not charged.record.is_dead:
+            return job, replace(charged.record, deliveries=record.deliveries)
+        line.burst([b"release %d %d %d" % (job, counters.priority, LATER)])
+        return None

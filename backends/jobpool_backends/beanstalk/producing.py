@@ -1,0 +1,78 @@
+"""Messages on their way in: one put for each, all of a call in one write a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jobpool.backend import NewMessage
+from jobpool.clock import Clock
+from jobpool.errors import BackendUnavailable, InvalidJob, JobpoolError
+from jobpool_backends.beanstalk.burst import Answer
+from jobpool_backends.beanstalk.charging import whole_seconds
+from jobpool_backends.beanstalk.dying import Copy, number_of, put_copies
+from jobpool_backends.beanstalk.lines import Lines
+from jobpool_backends.beanstalk.records import HEADER_ROOM, new_bytes
+
+PIECE = 500
+"""Messages in one write."""
+
+
+class Producer:
+    """Adds messages.
+
+    Args:
+        lines: To the server.
+        clock: Its wall clock tells what is due, and dates enqueues.
+    """
+
+    def __init__(self, lines: Lines, clock: Clock) -> None:
+        self._lines = lines
+        self._clock = clock
+
+    def add(self, messages: Sequence[NewMessage]) -> None:
+        """Put these messages, in their order.
+
+        Raises:
+            InvalidJob: One is larger than the server takes; nothing was put.
+            BackendUnavailable: The text says how many are there for certain.
+        """
+        copies = self.copies(messages)
+        done = 0
+        for start in range(0, len(copies), PIECE):
+            try:
+                with self._lines.spare() as line:
+                    answers = put_copies(line, copies[start : start + PIECE])
+            except BackendUnavailable as error:
+                raise _partly(error, done, len(messages)) from error
+            done += self._check(answers, done, len(messages))
+
+    def copies(self, messages: Sequence[NewMessage], since: float | None = None) -> list[Copy]:
+        """What is put for these messages, enqueued at this Unix time, or now. Raises as `add`."""
+        largest = self._lines.max_job_size()
+        now = self._clock.wall()
+        return [self._copy(message, now, now if since is None else since, largest) for message in messages]
+
+    def _copy(self, message: NewMessage, now: float, since: float, largest: int) -> Copy:
+        if len(message.body) + HEADER_ROOM > largest:
+            raise InvalidJob(
+                f"the body of job {message.id} for {message.handler!r} has {len(message.body)} bytes, and"
+                f" {self._lines.address.title} takes {max(0, largest - HEADER_ROOM)} at most: make its payload smaller,"
+                " or start the server with a larger -z"
+            )
+        address = self._lines.address
+        delay = 0 if message.due is None else whole_seconds(round(message.due - now, 6))
+        packed = new_bytes(message, since, now, largest)
+        return Copy(address.tube(message.queue), message.priority, delay, address.ttr, packed)
+
+    def _check(self, answers: Sequence[Answer], done: int, total: int) -> int:
+        """How many were put; raises where any was refused."""
+        put = sum(number_of(answer) is not None for answer in answers)
+        if put < len(answers):
+            refused = next(answer for answer in answers if number_of(answer) is None)
+            raise _partly(self._lines.put_refusal(refused), done + put, total)
+        return put
+
+
+def _partly(error: JobpoolError, done: int, total: int) -> JobpoolError:
+    """The error, with how many of a call's jobs are there all the same."""
+    return error if total == 1 else type(error)(f"{error}; of {total} jobs {done} are enqueued for certain")

@@ -1,0 +1,178 @@
+"""What stands in a beanstalkd job: one line of our own, and below it the message's body, untouched.
+
+beanstalkd keeps bytes and a few counters for each job, and nothing can be written to a job once it was put. So what a
+message has besides its body (its id, its counters, how it failed) stands in a header: one line of compact JSON, with a
+version. What changes it puts a copy with a new header. The header is no part of what is signed.
+
+What another program put there has no header. It is a message all the same, whose body is all of it: as a rule no wire
+envelope, so that a pool rejects it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from jobpool.backend import NewMessage
+from jobpool.frozen import maker
+
+VERSION = 1
+
+HEADER_ROOM = 640
+"""Bytes that a new message leaves free below the server's `max-job-size`, so that its copies have room for a header."""
+
+_SHORTEST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The header of a message. Wall-clock times are Unix seconds.
+
+    Attributes:
+        id: The message's; of what has no header, a name made from the server's number.
+        enqueued_at: When it was enqueued first; its copies keep it.
+        attempts: As in a lease.
+        crashes: Those charged; what the server's counters tell besides is charged by the next copy.
+        deliveries: Of the jobs that this one is a copy of; the server counts on from there.
+        crashed_at: When the last crash was charged; 0.0 = never.
+        last_error, cause: As in a message.
+        reason: Of a dead letter.
+        died_at: Unix time of its death; None = it is alive. This is the dead mark.
+        ours: Whether the job had a header.
+    """
+
+    id: str
+    enqueued_at: float
+    attempts: int = 0
+    crashes: int = 0
+    deliveries: int = 0
+    crashed_at: float = 0.0
+    last_error: str | None = None
+    cause: str | None = None
+    reason: str | None = None
+    died_at: float | None = None
+    ours: bool = True
+
+    @property
+    def is_dead(self) -> bool:
+        return self.died_at is not None
+
+
+_make_record = maker(Record)
+
+_KEYS = {
+    "attempts": "attempts",
+    "crashes": "crashes",
+    "deliveries": "deliveries",
+    "crashed_at": "crashed_at",
+    "error": "last_error",
+    "cause": "cause",
+    "reason": "reason",
+    "died_at": "died_at",
+}
+"""Key in the header → field; `jobpool` (the version), `id` and `at` come first, and are always there."""
+
+_INTEGERS = ("attempts", "crashes", "deliveries")
+_TEXTS = ("error", "cause", "reason")
+_TIMES = ("crashed_at", "died_at")
+
+
+def record_of(message: NewMessage, since: float, now: float) -> Record:
+    """The header of a message that was enqueued at `since`; crashes that it brings count from `now` on."""
+    return _make_record(
+        message.id,
+        since,
+        message.attempts,
+        message.crashes,
+        message.deliveries,
+        now if message.crashes else 0.0,
+        message.last_error,
+        message.cause,
+    )
+
+
+def new_bytes(message: NewMessage, since: float, now: float, largest: int) -> bytes:
+    """What is put for a message that was enqueued at `since`; texts are cut as `to_bytes` does."""
+    if message.attempts or message.crashes or message.deliveries or message.last_error or message.cause:
+        return to_bytes(record_of(message, since, now), message.body, largest)
+    return b'{"jobpool":%d,"id":"%b","at":%.6f}\n%b' % (VERSION, message.id.encode(), since, message.body)
+
+
+def to_bytes(record: Record, body: bytes, largest: int) -> bytes:
+    """Header and body as they are put. Where that is more than `largest` bytes, the texts are cut; never the body."""
+    packed = _header(record) + b"\n" + body
+    room = max(len(text) for text in (record.last_error or "", record.cause or "", record.reason or ""))
+    while len(packed) > largest and room > _SHORTEST:
+        room //= 2
+        record = replace(
+            record,
+            last_error=_cut(record.last_error, room),
+            cause=_cut(record.cause, room),
+            reason=_cut(record.reason, room),
+        )
+        packed = _header(record) + b"\n" + body
+    return packed
+
+
+def from_bytes(packed: bytes, job: int) -> tuple[Record, bytes]:
+    """Header and body of the server's job number `job`. Never raises: see the module for what has no header."""
+    head, newline, body = packed.partition(b"\n")
+    if newline and head.startswith(b'{"jobpool":'):
+        record = _read(head)
+        if record is not None:
+            return record, body
+    return Record(f"beanstalkd-{job}", 0.0, ours=False), packed
+
+
+def _header(record: Record) -> bytes:
+    values: dict[str, Any] = {"jobpool": VERSION, "id": record.id, "at": round(record.enqueued_at, 6)}
+    for key, field in _KEYS.items():
+        value = getattr(record, field)
+        if value or (field == "died_at" and value is not None):
+            values[key] = _writable(value) if isinstance(value, str) else value
+    return orjson.dumps(values)
+
+
+def _read(head: bytes) -> Record | None:
+    try:
+        values = orjson.loads(head)
+    except ValueError:
+        return None
+    if values.get("jobpool") != VERSION:
+        return None
+    if len(values) == 3 and type(values.get("id")) is str and type(values.get("at")) is float:
+        return _make_record(values["id"], values["at"])  # most have been put once, and nothing more
+    return _checked(values)
+
+
+def _checked(values: dict[str, Any]) -> Record | None:
+    """The record in these values; None where one is of a wrong kind."""
+    good = (
+        isinstance(values.get("id"), str)
+        and _is_number(values.get("at"))
+        and all(type(values.get(key, 0)) is int for key in _INTEGERS)
+        and all(isinstance(values.get(key, ""), str) for key in _TEXTS)
+        and all(_is_number(values.get(key, 0.0)) for key in _TIMES)
+    )
+    if not good:
+        return None
+    told = {field: values[key] for key, field in _KEYS.items() if key in values}
+    return Record(id=values["id"], enqueued_at=float(values["at"]), **told)
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
+
+
+def _cut(text: str | None, room: int) -> str | None:
+    """Head and tail of `text`, `room` characters in all and a mark."""
+    if text is None or len(text) <= room:
+        return text
+    half = room // 2
+    return f"{text[:half]}…{text[len(text) - half :]}" if half else "…"
+
+
+def _writable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

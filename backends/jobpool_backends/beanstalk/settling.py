@@ -1,0 +1,209 @@
+"""Ending and renewing leases, on the lines that own them.
+
+An ack is a delete, a release beanstalkd's own. Whatever changes the header goes on as a copy (`Work`): the lease is
+touched first, so that it cannot end meanwhile and nothing is put for one that has ended; then the copies are put, and
+only then the originals are deleted. What breaks in between leaves both. Where a delete is refused all the same, the
+copies are deleted again.
+
+A call that failed may be repeated with its id: what it had done by then is remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import greenstalk
+
+from jobpool.backend import NewMessage
+from jobpool.clock import Clock
+from jobpool.errors import BackendUnavailable, JobpoolError
+from jobpool.lease import JobLease
+from jobpool.settlement import Ack, Release, Settled, Settlement
+from jobpool_backends.beanstalk.burst import Answer
+from jobpool_backends.beanstalk.charging import Ledger, whole_seconds
+from jobpool_backends.beanstalk.copying import Copier, Work
+from jobpool_backends.beanstalk.dying import number_of, put_copies
+from jobpool_backends.beanstalk.held import Held
+from jobpool_backends.beanstalk.lines import Lines
+
+Brought = Mapping[int, Sequence[NewMessage]]
+"""What settlements of a call add, by their place in it."""
+
+_MOST_FAILED = 100
+"""Calls that failed whose results are remembered."""
+
+_DONE = frozenset((b"DELETED", b"RELEASED"))
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A settle call under way.
+
+    Attributes:
+        answers: By place; what a failed call before this one, of the same id, had done is there already.
+        plain: Leases that one command ends: their place and the command.
+        works: Those that take copies.
+        trouble: Why some have no answer.
+    """
+
+    answers: dict[int, Settled]
+    plain: dict[Held, tuple[int, bytes]] = field(default_factory=dict)
+    works: dict[Held, tuple[int, Work]] = field(default_factory=dict)
+    trouble: JobpoolError | None = None
+
+    def is_known(self, held: Held) -> bool:
+        return held in self.plain or held in self.works
+
+
+class Settler:
+    """Settles and renews.
+
+    Args:
+        lines: To the server.
+        copier: Makes the copies.
+        ledger: The crash policies.
+        clock: Its boot clock tells when leases end.
+    """
+
+    def __init__(self, lines: Lines, copier: Copier, ledger: Ledger, clock: Clock) -> None:
+        self._lines = lines
+        self._copier = copier
+        self._ledger = ledger
+        self._clock = clock
+        self._failed: dict[str, dict[int, Settled]] = {}
+
+    # --- renewing --------------------------------------------------------------------------------------
+
+    def renew(self, leases: Sequence[JobLease]) -> list[JobLease | None]:
+        """Each lease for its job's TTR from now; None where it has ended. Never BackendUnavailable: a line that does
+        not answer is given up, and its leases with it."""
+        helds = [self._lines.owner(lease) for lease in leases]
+        renewed = self.touch([held for held in helds if held is not None])
+        return [renewed.get(held) if held is not None else None for held in helds]
+
+    def touch(self, helds: Sequence[Held]) -> dict[Held, JobLease]:
+        """The leases that go on, each for its job's TTR from now."""
+        before = self._clock.boot()
+        told = self._lines.tell(helds, lambda held: b"touch %d" % held.job, ends=False)
+        renewed = {}
+        for held, answer in told.items():
+            if isinstance(answer, tuple):
+                held.lease = renewed[held] = replace(held.lease, expires_at=before + held.ttr)
+        return renewed
+
+    # --- settling --------------------------------------------------------------------------------------
+
+    def settle(
+        self, settlements: Sequence[tuple[JobLease, Settlement]], brought: Brought, call_id: str
+    ) -> list[Settled]:
+        """See `QueueBackend.settle_many`.
+
+        Raises:
+            BackendUnavailable: Of some it is not known what became of them. When the call is repeated, those whose line
+                is gone are refused, and the others done.
+            InvalidJob: What a settlement adds is larger than the server takes; nothing was settled.
+        """
+        call = Call(self._failed.pop(call_id, {}))
+        for place, (lease, settlement) in enumerate(settlements):
+            if place not in call.answers:
+                self._sort_in(call, place, lease, settlement, brought.get(place, ()))
+        self._settle_plainly(call)
+        if call.works:
+            self._settle_by_copies(call)
+        if call.trouble is not None:
+            self._remember(call_id, call.answers)
+            raise call.trouble
+        return [call.answers[place] for place in range(len(settlements))]
+
+    def _sort_in(
+        self, call: Call, place: int, lease: JobLease, settlement: Settlement, brought: Sequence[NewMessage]
+    ) -> None:
+        held = self._lines.owner(lease)
+        kind = type(settlement)
+        if held is None or call.is_known(held):
+            call.answers[place] = Settled.NOT_IN_FLIGHT
+        elif self._clock.boot() >= held.lease.expires_at:
+            call.answers[place] = Settled.EXPIRED
+        elif kind is Ack and not brought:
+            call.plain[held] = (place, b"delete %d" % held.job)
+        elif isinstance(settlement, Release):
+            call.plain[held] = (place, b"release %d %d %d" % (held.job, held.priority, whole_seconds(settlement.delay)))
+        else:
+            call.works[held] = (place, self._copier.work(held, settlement, brought))
+
+    def _settle_plainly(self, call: Call) -> None:
+        told = self._lines.tell(list(call.plain), lambda held: call.plain[held][1], ends=True)
+        for held, (place, _) in call.plain.items():
+            answer = told.get(held)
+            if isinstance(answer, JobpoolError):
+                call.trouble = answer
+            else:
+                self._note(call, place, answer)
+
+    def _note(self, call: Call, place: int, answer: Answer | None) -> None:
+        """The answer to a command that ends a lease; None where it was not sent, because the lease had ended."""
+        if answer is None or isinstance(answer, greenstalk.NotFoundError):
+            call.answers[place] = Settled.EXPIRED
+        elif isinstance(answer, tuple) and answer[0] in _DONE:
+            call.answers[place] = Settled.OK
+        else:
+            call.trouble = self._lines.put_refusal(answer)
+
+    def _remember(self, call_id: str, answers: dict[int, Settled]) -> None:
+        if len(self._failed) >= _MOST_FAILED:
+            self._failed.clear()
+        self._failed[call_id] = {
+            place: Settled.ALREADY if answer is Settled.OK else answer for place, answer in answers.items()
+        }
+
+    # --- by copies -------------------------------------------------------------------------------------
+
+    def _settle_by_copies(self, call: Call) -> None:
+        touched = self.touch(list(call.works))
+        for held in call.works.keys() - touched.keys():
+            call.answers[call.works[held][0]] = Settled.EXPIRED
+        try:
+            put = self._put(call, [held for held in call.works if held in touched])
+        except BackendUnavailable as error:
+            call.trouble = error
+            return
+        self._delete(call, put)
+
+    def _put(self, call: Call, helds: Sequence[Held]) -> dict[Held, list[int]]:
+        """Put the copies: of each lease that may now be deleted, the numbers of its own."""
+        copies = [copy for held in helds for copy in call.works[held][1].copies]
+        with self._lines.spare() as line:
+            answers = iter(put_copies(line, copies))
+        put = {}
+        for held in helds:
+            own = [next(answers) for _ in call.works[held][1].copies]
+            numbers = [number for answer in own if (number := number_of(answer)) is not None]
+            if len(numbers) == len(own):
+                put[held] = numbers
+            else:
+                refused = next(answer for answer in own if number_of(answer) is None)
+                call.trouble = self._lines.put_refusal(refused)
+                self._undo(numbers)
+        return put
+
+    def _delete(self, call: Call, put: dict[Held, list[int]]) -> None:
+        """Delete the originals. Where a line breaks meanwhile, the copies stand for the message all the same."""
+        told = self._lines.tell(list(put), lambda held: b"delete %d" % held.job, ends=True)
+        for held, numbers in put.items():
+            place, work = call.works[held]
+            answer = told.get(held)
+            if isinstance(answer, JobpoolError | greenstalk.InternalError):
+                call.answers[place] = Settled.OK
+            else:
+                self._note(call, place, answer)
+            if call.answers.get(place) is not Settled.OK:
+                self._undo(numbers)
+            elif work.charged is not None:
+                self._ledger.note(held.lease.queue, work.charged)
+
+    def _undo(self, numbers: Sequence[int]) -> None:
+        """Delete copies again, but for what somebody else has reserved by now."""
+        if numbers:
+            with self._lines.spare() as line:
+                line.burst([b"delete %d" % number for number in numbers])

@@ -1,0 +1,242 @@
+"""Sleep until a queue may have something: a thread waits in the server's `reserve`, and whoever waits, for the thread.
+
+A waiting reserve cannot be called off: its line is of no other use until it is answered. So a thread of its own has it,
+a second at a time, on a line without leases; it watches the tubes of one set of queues, for as long as anybody here
+waits for them. What it reserves is stashed, and the next fetch hands it out. What nobody fetches within `HOLD` seconds,
+and what comes when nobody waits any more, is released: then another pool gets it, and nobody's counters move.
+
+An idle pool costs the server one command a second, and nothing is ever asked again and again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import greenstalk
+
+from jobpool.clock import Clock
+from jobpool.errors import BackendUnavailable, JobpoolError
+from jobpool_backends.beanstalk.fetching import Fetcher
+from jobpool_backends.beanstalk.held import Held
+from jobpool_backends.beanstalk.line import Line
+from jobpool_backends.beanstalk.lines import Lines
+from jobpool_backends.beanstalk.stash import Stash
+
+TURN = 1
+"""Whole seconds of one reserve: for so long at most is a line bound when nobody waits any more."""
+
+HOLD = 1.0
+"""Seconds for which what was reserved is kept for who waited."""
+
+LINGER = 5.0
+"""Seconds after which a thread that nobody has waited for ends."""
+
+RUMOUR = 0.5
+"""Seconds for which it is remembered that something came when nobody waited: who waits in glances finds that."""
+
+_MOST_WATCHES = 100
+
+
+class Waiter:
+    """Waits for messages; any number of threads at once."""
+
+    def __init__(self, lines: Lines, fetcher: Fetcher, stash: Stash, clock: Clock) -> None:
+        self._lines = lines
+        self._fetcher = fetcher
+        self._stash = stash
+        self._clock = clock
+        self._changing = threading.Lock()
+        self._watches: dict[tuple[str, ...], Watch] = {}
+        self._closed = threading.Event()
+
+    def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
+        """A queue that may have something, None after `timeout` seconds, or when this is closed.
+
+        Raises BackendUnavailable.
+        """
+        try:
+            self._lines.check_usable()
+            if queues:
+                return self._watch(tuple(sorted(set(queues)))).wait(timeout)
+        except BackendUnavailable:
+            if not self._closed.is_set():
+                raise
+        self._closed.wait(timeout)
+        return None
+
+    def close(self) -> None:
+        """Whoever waits comes back; what nobody fetched is released. To be called before the lines are closed."""
+        self._closed.set()
+        for watch in list(self._watches.values()):
+            watch.close()
+        give_back(self._lines, self._stash.take_all())
+
+    def join(self) -> None:
+        """Wait for the threads, once the lines are closed."""
+        for watch in list(self._watches.values()):
+            watch.join()
+
+    def _watch(self, queues: tuple[str, ...]) -> Watch:
+        with self._changing:
+            if len(self._watches) > _MOST_WATCHES:
+                self._watches = {key: watch for key, watch in self._watches.items() if watch.is_busy()}
+            if queues not in self._watches:
+                self._watches[queues] = Watch(queues, self._lines, self._fetcher, self._stash, self._clock)
+            watch = self._watches[queues]
+            if self._closed.is_set():
+                watch.close()
+            return watch
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """Somebody who waits, and what he is told."""
+
+    found: str | None = None
+    trouble: JobpoolError | None = None
+
+
+class Watch:
+    """The wait for one set of queues."""
+
+    def __init__(self, queues: tuple[str, ...], lines: Lines, fetcher: Fetcher, stash: Stash, clock: Clock) -> None:
+        self._queues = queues
+        self._lines = lines
+        self._fetcher = fetcher
+        self._stash = stash
+        self._clock = clock
+        self._tubes = [lines.address.tube(queue) for queue in queues]
+        self._changed = threading.Condition()
+        self._tickets: list[Ticket] = []
+        self._thread: threading.Thread | None = None
+        self._kept: list[Held] = []
+        self._kept_until = 0.0
+        self._rumour: tuple[str, float] | None = None
+        self._closed = False
+
+    def wait(self, timeout: float) -> str | None:
+        """See `Waiter.wait_any`."""
+        give_up = time.monotonic() + timeout
+        ticket = Ticket()
+        with self._changed:
+            self._tickets.append(ticket)
+            try:
+                while not self._closed:
+                    found = ticket.found or self._stash.any_of(self._queues) or self._heard()
+                    if found is not None:
+                        return found
+                    if ticket.trouble is not None:
+                        raise type(ticket.trouble)(*ticket.trouble.args)
+                    remaining = give_up - time.monotonic()
+                    if remaining <= 0:
+                        return None
+                    self._start()
+                    self._changed.wait(remaining)
+                return None
+            finally:
+                if ticket in self._tickets:
+                    self._tickets.remove(ticket)
+
+    def is_busy(self) -> bool:
+        """Whether anybody waits, or the thread has not ended yet."""
+        return bool(self._tickets or self._thread)
+
+    def close(self) -> None:
+        """Whoever waits comes back."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Wait for the thread, whose line was closed."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(TURN)
+
+    def _heard(self) -> str | None:
+        rumour, self._rumour = self._rumour, None
+        return rumour[0] if rumour and time.monotonic() < rumour[1] else None
+
+    # --- the thread ------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="beanstalkd wait", daemon=True)
+            self._thread.start()
+        else:
+            self._changed.notify_all()
+
+    def _serve(self) -> None:
+        while self._is_wanted():
+            try:
+                self._turn()
+            except JobpoolError as error:
+                self._fail(error)
+
+    def _is_wanted(self) -> bool:
+        """Sleep until somebody waits, or the stash is to be cleared; False: the thread ends."""
+        with self._changed:
+            pause = max(0.0, self._kept_until - time.monotonic()) if self._kept else LINGER
+            self._changed.wait_for(lambda: bool(self._tickets) or self._closed, pause)
+            if self._closed or not (self._tickets or self._kept):
+                self._thread = None
+                return False
+            return True
+
+    def _turn(self) -> None:
+        """Clear the stash of what nobody fetched; then wait for more, if anybody does."""
+        if self._kept and time.monotonic() >= self._kept_until:
+            kept, self._kept = self._kept, []
+            give_back(self._lines, self._stash.withdraw(kept))
+        if self._tickets:
+            with self._lines.speaking(self._lines.take_idle()) as line:
+                self._reserve(line)
+
+    def _reserve(self, line: Line) -> None:
+        line.watch(self._tubes)
+        line.write([b"reserve-with-timeout %d" % TURN])
+        answer = line.read_late(TURN + self._lines.address.timeout)
+        if isinstance(answer, greenstalk.Job):
+            self._keep(line, self._fetcher.take_in(line, [answer], self._clock.boot(), touch=True))
+        else:
+            self._lines.check(answer)
+
+    def _keep(self, line: Line, helds: list[Held]) -> None:
+        if not helds:
+            return
+        with self._changed:
+            if self._tickets and not self._closed:
+                self._stash.put(helds)
+                self._kept = helds
+                self._kept_until = time.monotonic() + HOLD
+                self._tell(Ticket(found=helds[0].lease.queue))
+                return
+            self._rumour = (helds[0].lease.queue, time.monotonic() + RUMOUR)
+        line.burst([release(held) for held in helds])
+        for held in helds:
+            self._lines.forget(held)
+
+    def _fail(self, error: JobpoolError) -> None:
+        with self._changed:
+            self._tell(Ticket(trouble=error))
+
+    def _tell(self, what: Ticket) -> None:
+        """Wake everybody: they wait no more."""
+        for ticket in self._tickets:
+            ticket.found, ticket.trouble = what.found, what.trouble
+        self._tickets.clear()
+        self._changed.notify_all()
+
+
+def release(held: Held) -> bytes:
+    """The command that gives a job back to its place."""
+    return b"release %d %d 0" % (held.job, held.priority)
+
+
+def give_back(lines: Lines, helds: Sequence[Held]) -> None:
+    """Release what nobody fetched."""
+    if helds:
+        lines.tell(helds, release, ends=True)

@@ -1,0 +1,170 @@
+"""From a connection string or URL and options to an `Address`: where the namespace is, and how to get in.
+
+    Endpoint=sb://NAME.servicebus.windows.net/;SharedAccessKeyName=NAME;SharedAccessKey=KEY[;EntityPath=QUEUE]
+    Endpoint=sb://127.0.0.1:5672;SharedAccessKeyName=NAME;SharedAccessKey=KEY;UseDevelopmentEmulator=true
+    servicebus://NAME[.servicebus.windows.net]        with the identity that azure-identity finds
+
+Options follow either form behind a question mark (`…;SharedAccessKey=KEY?lock=30`), or come by keyword, which wins:
+`lock`, the seconds that the queues lock a message for; `timeout`, the seconds that a call may take; `receivers`, how
+many of them a queue has. No error repeats what stands in the text, for a piece of it may be a key that was cut in two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from jobpool.errors import ConfigurationError
+from jobpool_backends.shared import split_query
+
+DEFAULT_TIMEOUT = 10.0
+LONGEST_TIMEOUT = 3600.0
+DEFAULT_LOCK = 60.0
+"""The service's own default."""
+SHORTEST_LOCK = 5.0
+LONGEST_LOCK = 300.0
+"""What the service allows (LockDuration)."""
+MOST_RECEIVERS = 32
+PUBLIC_CLOUD = "servicebus.windows.net"
+
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,253}[A-Za-z0-9])?(?::\d{1,5})?")
+_KNOWN = {
+    "endpoint": "Endpoint",
+    "sharedaccesskeyname": "SharedAccessKeyName",
+    "sharedaccesskey": "SharedAccessKey",
+    "sharedaccesssignature": "SharedAccessSignature",
+    "entitypath": "EntityPath",
+    "usedevelopmentemulator": "UseDevelopmentEmulator",
+}
+_FORM = "Endpoint=sb://NAME.servicebus.windows.net/;SharedAccessKeyName=…;SharedAccessKey=…"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to go.
+
+    Attributes:
+        host: With a port where it is an emulator's.
+        connection_string: None = azure-identity finds a credential.
+        only: The one queue that the connection string is good for; None = all of the namespace.
+        emulated: An emulator, or a test's peer: no TLS.
+        timeout: Seconds that one call may take.
+        lock: Seconds that the queues lock a message for.
+        receivers: A queue.
+    """
+
+    host: str
+    connection_string: str | None = field(default=None, repr=False)
+    only: str | None = None
+    emulated: bool = False
+    timeout: float = DEFAULT_TIMEOUT
+    lock: float = DEFAULT_LOCK
+    receivers: int = 1
+
+    @property
+    def title(self) -> str:
+        """For error texts."""
+        return f"Service Bus at {self.host}"
+
+    @property
+    def namespace(self) -> str:
+        """Its short name."""
+        return self.host.partition(".")[0]
+
+
+def read_address(url: str, options: Mapping[str, object]) -> tuple[Address, dict[str, object]]:
+    """The address in `url` and `options` (by keyword: they win), and the options that are no part of it.
+
+    Raises:
+        ConfigurationError: Something cannot be right; the text names it, and never a key.
+    """
+    text, in_url = split_query(url.strip())
+    left: dict[str, object] = in_url | dict(options)
+    named = text.lower().startswith("servicebus://")
+    address = Address(_read_host(text)) if named else _read_string(text)
+    address = replace(
+        address,
+        timeout=_seconds(left, "timeout", DEFAULT_TIMEOUT, 0.0, LONGEST_TIMEOUT),
+        lock=_seconds(left, "lock", DEFAULT_LOCK, SHORTEST_LOCK, LONGEST_LOCK),
+        receivers=_count(left, "receivers", 1, MOST_RECEIVERS),
+    )
+    return address, left
+
+
+def _read_host(text: str) -> str:
+    place = text.partition("://")[2].strip("/")
+    if "@" in place or "/" in place or not _HOST.fullmatch(place):
+        raise _refuse(
+            "takes the name of a namespace and nothing else: servicebus://NAME.servicebus.windows.net, where"
+            f" azure-identity finds who you are. With a key, use the connection string: {_FORM}"
+        )
+    return place if "." in place.partition(":")[0] else f"{place}.{PUBLIC_CLOUD}"
+
+
+def _read_string(text: str) -> Address:
+    parts = _read_parts(text)
+    host = _read_endpoint(parts.get("Endpoint", ""))
+    has_key = bool(parts.get("SharedAccessKeyName") and parts.get("SharedAccessKey"))
+    if not has_key and not parts.get("SharedAccessSignature"):
+        missing = [name for name in ("SharedAccessKeyName", "SharedAccessKey") if not parts.get(name)]
+        raise _refuse(f"connection string lacks {' and '.join(missing)}: copy it whole, {_FORM}")
+    emulated = parts.get("UseDevelopmentEmulator", "").lower() == "true"
+    if ":" in host and not emulated:
+        raise _refuse(
+            "connection string names a port, which only an emulator has: add ;UseDevelopmentEmulator=true, or leave the"
+            " port out"
+        )
+    return Address(host, _write_string(parts), parts.get("EntityPath"), emulated=emulated)
+
+
+def _read_parts(text: str) -> dict[str, str]:
+    parts: dict[str, str] = {}
+    for piece in filter(None, (piece.strip() for piece in text.split(";"))):
+        name, equals, value = piece.partition("=")
+        known = _KNOWN.get(name.strip().lower())
+        if not equals or known is None:
+            raise _refuse(
+                "connection string has a part that is none of " + ", ".join(_KNOWN.values()) + ": copy it whole, with"
+                " every ';' and '='"
+            )
+        if known in parts:
+            raise _refuse(f"connection string has {known} twice: leave one out")
+        parts[known] = value.strip()
+    return parts
+
+
+def _read_endpoint(endpoint: str) -> str:
+    scheme, _, rest = endpoint.partition("://")
+    host = rest.strip("/")
+    if scheme.lower() != "sb" or not _HOST.fullmatch(host):
+        raise _refuse(f"connection string has no valid Endpoint: write {_FORM}")
+    return host
+
+
+def _write_string(parts: Mapping[str, str]) -> str:
+    return ";".join(f"{name}={value}" for name, value in parts.items() if name != "EntityPath")
+
+
+def _seconds(left: dict[str, object], name: str, default: float, least: float, most: float) -> float:
+    value = left.pop(name, default)
+    try:
+        seconds = float(str(value))
+    except ValueError:
+        seconds = -1.0
+    if not least <= seconds <= most or seconds == 0:
+        above = f"{least:g} to" if least else "more than 0 and at most"
+        raise _refuse(f"takes option {name} as {above} {most:g} seconds, not {value!r}")
+    return seconds
+
+
+def _count(left: dict[str, object], name: str, default: int, most: int) -> int:
+    value = left.pop(name, default)
+    text = str(value)
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
+        raise _refuse(f"takes option {name} as a whole number from 1 to {most}, not {value!r}")
+    return int(text)
+
+
+def _refuse(what: str) -> ConfigurationError:
+    return ConfigurationError(f"servicebus:// {what}")

@@ -1,0 +1,182 @@
+"""A channel: one sender or receiver of the SDK, used by one coroutine at a time, and thrown away on any doubt.
+
+The SDK's handlers do not get over most failures: after a detach the first management call poisons them, concurrent
+calls open connections that nobody closes, and replies to management calls end after 10,000. So they are cheap here:
+a failure that is not final means a new handler, and so does a certain age or number of calls. The old one is closed in
+the background, within a limit, and cut off when it does not come to an end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
+
+from jobpool_backends.servicebus.address import Address
+from jobpool_backends.servicebus.internals import connection_of, cut_off
+from jobpool_backends.servicebus.trouble import FINAL, LOST, explain
+
+MOST_OPERATIONS = 5000
+"""Calls a handler: the SDK gives its management link credit for 10,000 replies, and never more."""
+
+OLDEST = 1500.0
+"""Seconds: before the token's renewal and the service's own limits come into play."""
+
+FRESH = 5.0
+"""Seconds without use after which a handler may have been detached by the other side without a word."""
+
+CLOSING = 10.0
+"""Seconds for a handler to close."""
+
+H = TypeVar("H", bound=ServiceBusSender | ServiceBusReceiver)
+T = TypeVar("T")
+
+log = logging.getLogger("jobpool.servicebus")
+
+
+class Channel(Generic[H]):
+    """See the module. Only for coroutines on the hub's loop.
+
+    Args:
+        make: Makes a handler; no I/O.
+        address: Whose `timeout` bounds what has no other deadline.
+        queue: For error texts.
+        most: Calls a handler.
+    """
+
+    def __init__(self, make: Callable[[], H], address: Address, queue: str, *, most: int = MOST_OPERATIONS) -> None:
+        self._make = make
+        self._address = address
+        self._queue = queue
+        self._most = most
+        self._handler: H | None = None
+        self._born = 0.0
+        self._used = 0.0
+        self._operations = 0
+        self._closing: set[asyncio.Task[None]] = set()
+        self.lock = asyncio.Lock()
+        self.generation = 0
+        """Which handler it is: what one of them received, another cannot settle on its link."""
+
+    @property
+    def is_open(self) -> bool:
+        return self._handler is not None
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a call may take which has no other deadline."""
+        return self._address.timeout
+
+    async def run(
+        self, work: Callable[[H], Awaitable[T]], deadline: float | None = None, *, patiently: bool = True
+    ) -> T:
+        """Do `work` with the handler, alone. Tried again with a new one when it fails in a way that may pass.
+
+        Args:
+            deadline: `time.monotonic()` until which to try; None = the address's timeout from now.
+            patiently: False: tried again only when the handler had been idle, so that most likely nothing was done.
+
+        Raises:
+            One of `trouble.LOST`, as it is.
+            JobpoolError: Anything else, explained.
+        """
+        give_up = time.monotonic() + self._address.timeout if deadline is None else deadline
+        async with self.lock:
+            return await self._persist(work, give_up, patiently)
+
+    async def _persist(self, work: Callable[[H], Awaitable[T]], give_up: float, patiently: bool) -> T:
+        pause = 0.05
+        while True:
+            stale = self._is_stale()
+            try:
+                return await self.attempt(work, give_up)
+            except LOST:
+                raise
+            except FINAL as error:
+                raise self._explain(error, give_up) from error
+            except Exception as error:
+                log.info("%s, queue %s: %r", self._address.title, self._queue, error)
+                late = time.monotonic() + pause >= give_up
+                if late or not (patiently or stale):
+                    raise self._explain(error, give_up) from error
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 2.0)
+
+    async def attempt(self, work: Callable[[H], Awaitable[T]], give_up: float) -> T:
+        """Do `work` once. The caller holds the lock. A failure that leaves a doubt costs the handler."""
+        try:
+            async with asyncio.timeout(max(0.0, give_up - time.monotonic())):
+                handler = await self._get()
+                result = await work(handler)
+        except BaseException as error:
+            if not isinstance(error, LOST):
+                self.recycle()
+            raise
+        self._used = time.monotonic()
+        return result
+
+    def count(self, operations: int) -> None:
+        """So many more calls were made than handlers were asked for."""
+        self._operations += operations
+
+    def recycle(self) -> None:
+        """Throw the handler away."""
+        if self._handler is not None:
+            handler, self._handler = self._handler, None
+            self._close(handler)
+
+    async def close(self) -> None:
+        """Close the handler, and wait for those that are closing. Bounded by `CLOSING` and a little."""
+        self.recycle()
+        if self._closing:
+            await asyncio.wait(list(self._closing), timeout=CLOSING + 1)
+
+    def _is_stale(self) -> bool:
+        return self._handler is not None and time.monotonic() - self._used > FRESH
+
+    async def _get(self) -> H:
+        if self._handler is not None and self._is_worn():
+            self.recycle()
+        self._operations += 1
+        if self._handler is None:
+            self._handler = await self._open()
+        return self._handler
+
+    def _is_worn(self) -> bool:
+        return self._operations >= self._most or time.monotonic() - self._born > OLDEST
+
+    async def _open(self) -> H:
+        handler = self._make()
+        try:
+            await handler.__aenter__()
+        except BaseException:
+            self._close(handler)
+            raise
+        self._born = time.monotonic()
+        self._operations = 1
+        self.generation += 1
+        return handler
+
+    def _close(self, handler: H) -> None:
+        task = asyncio.ensure_future(_bid_farewell(handler))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _explain(self, error: BaseException, give_up: float) -> Exception:
+        del give_up
+        return explain(error, self._address, self._queue, self._address.timeout)
+
+
+async def _bid_farewell(handler: ServiceBusSender | ServiceBusReceiver) -> None:
+    connection = connection_of(handler)
+    try:
+        async with asyncio.timeout(CLOSING):
+            await handler.close()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is cut off
+        log.debug("closing: %r", error)
+    finally:
+        cut_off(connection)

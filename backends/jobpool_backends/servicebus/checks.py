@@ -1,0 +1,126 @@
+"""What a queue's settings can lose or slow down, in plain sentences.
+
+Whether a queue is there and lets us in is asked of the queue itself; its settings, where they are told, of the service.
+The decisions are functions of these facts alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from jobpool.errors import ConfigurationError
+from jobpool.finding import Finding, Level
+from jobpool_backends.servicebus import settings
+from jobpool_backends.servicebus.hub import Hub
+from jobpool_backends.servicebus.locks import TOLERANCE, Noticed
+from jobpool_backends.servicebus.peeking import peek
+from jobpool_backends.servicebus.settings import WORKS, Facts
+from jobpool_backends.servicebus.trouble import missing_queue
+
+SHORT_LOCK = 10.0
+"""Seconds; below, a renewal that fails once may come too late."""
+
+FEW_DELIVERIES = 100
+"""Deliveries below which what is released or crashes for other reasons than its own can become a dead letter."""
+
+_QUEUE, _SETTINGS = "servicebus.queue", "servicebus.settings"
+_LOCK, _DELIVERIES, _EXPIRY = "servicebus.lock", "servicebus.deliveries", "servicebus.expiry"
+_DUPLICATES = "servicebus.duplicates"
+
+
+def ping(hub: Hub) -> None:
+    """Ask the service for a sign of life. To be told that a queue is not there is one.
+
+    Raises BackendUnavailable, or ConfigurationError when it does not let us in.
+    """
+    queue = hub.address.only or next(iter(hub.told()), "default")
+    try:
+        _look(hub, queue)
+    except ConfigurationError as error:
+        if error.__cause__ is None or missing_queue(error.__cause__, hub.address, queue) is None:
+            raise
+
+
+def diagnose(hub: Hub, noticed: Mapping[str, Noticed] = MappingProxyType({})) -> list[Finding]:
+    """What was found of each queue that this client was told of; `noticed`: of its locks, when they were short.
+
+    Raises BackendUnavailable. Blocks for a round trip a queue, and some more where its settings are told.
+    """
+    return [finding for queue in hub.told() for finding in _diagnose(hub, queue, noticed.get(queue))]
+
+
+def _diagnose(hub: Hub, queue: str, noticed: Noticed | None) -> Iterator[Finding]:
+    name = f"queue {queue!r}"
+    try:
+        _look(hub, queue)
+    except ConfigurationError as error:
+        found, _, mend = str(error).partition(": ")
+        yield Finding(_QUEUE, Level.PROBLEM, found, "nothing can be enqueued or fetched", mend)
+        return
+    yield Finding(_QUEUE, Level.OK, f"{name} is there")
+    facts = settings.ask(hub.address, queue)
+    if isinstance(facts, str):
+        yield Finding(_SETTINGS, Level.NOTE, f"the settings of {name} could not be looked at: {facts}")
+        if noticed:
+            yield judge_lock(name, hub.address.lock, round(noticed.shortest, 1), blur=TOLERANCE)
+    else:
+        yield from judge(queue, hub.address.lock, facts)
+
+
+def _look(hub: Hub, queue: str) -> None:
+    next(peek(hub, queue, dead=False), None)
+
+
+def judge(queue: str, declared: float, facts: Facts) -> Iterator[Finding]:
+    """What the settings of a queue mean; `declared`: seconds, the option `lock`."""
+    name = f"queue {queue!r}"
+    if facts.status != WORKS:
+        why = "messages are not taken, or not given out"
+        yield Finding(_QUEUE, Level.PROBLEM, f"{name} is {facts.status}", why, "set its status to Active")
+    if facts.sessions:
+        why = "it takes no message without a session, and jobpool's have none"
+        yield Finding(_QUEUE, Level.PROBLEM, f"{name} requires sessions", why, "make a queue without")
+    yield judge_lock(name, declared, facts.lock)
+    yield _deliveries(name, facts)
+    yield _expiry(name, facts)
+    yield _duplicates(name, facts)
+
+
+def judge_lock(name: str, declared: float, real: float, *, blur: float = 0.0) -> Finding:
+    """`declared`, `real`: seconds of a lock, as we were told and as it is; `blur`: by which `real` may be wrong."""
+    found = f"{name}: locks last {real:g} s"
+    if real + blur < declared:
+        found = f"{found}, and option lock says {declared:g} s"
+        why = "messages are given to others while they still run here"
+        return Finding(_LOCK, Level.PROBLEM, found, why, f"set lock={real:g}, or LockDuration to {declared:g} s")
+    if real + blur < SHORT_LOCK:
+        why = "a renewal that fails once may come too late, so that a job runs twice"
+        return Finding(_LOCK, Level.WARNING, found, why, "set LockDuration to 30 s or more")
+    return Finding(_LOCK, Level.OK, found)
+
+
+def _deliveries(name: str, facts: Facts) -> Finding:
+    found = f"{name}: MaxDeliveryCount {facts.deliveries}"
+    if facts.deliveries >= FEW_DELIVERIES:
+        return Finding(_DELIVERIES, Level.OK, found)
+    why = "each release and each lost lease counts, so that a job can become a dead letter without a failure of its own"
+    return Finding(_DELIVERIES, Level.WARNING, found, why, f"set it to {FEW_DELIVERIES} or more")
+
+
+def _expiry(name: str, facts: Facts) -> Finding:
+    if facts.ttl == float("inf"):
+        return Finding(_EXPIRY, Level.OK, f"{name}: no message expires")
+    found = f"{name}: messages expire after {facts.ttl:,.0f} s"
+    if facts.keeps_expired:
+        return Finding(_EXPIRY, Level.OK, f"{found}, and become dead letters")
+    mend = "let expired messages be dead-lettered, or set DefaultMessageTimeToLive to its maximum"
+    return Finding(_EXPIRY, Level.PROBLEM, found, "they vanish unseen, run or not", mend)
+
+
+def _duplicates(name: str, facts: Facts) -> Finding:
+    if facts.duplicates:
+        return Finding(_DUPLICATES, Level.OK, f"{name}: an id is taken once within {facts.duplicates:,.0f} s")
+    why = "an enqueue that is repeated because its answer was lost adds its job twice"
+    found = f"{name}: duplicates are not detected"
+    return Finding(_DUPLICATES, Level.NOTE, found, why, "make the queue with duplicate detection, if that matters")

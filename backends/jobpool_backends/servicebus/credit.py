@@ -1,0 +1,134 @@
+"""Credit: how many messages the broker may push. Given for what is wanted now, and taken back before one looks away.
+
+AMQP has what a job queue needs, and the SDK's public calls do not pass it on. To ask for what there is *now*, credit
+is given with the flag `drain`: the broker sends what it has, says that the rest of the credit is used up, and that is
+one round trip. `receive_messages` waits for a time instead, and leaves the rest of its credit with the broker; what is
+pushed for it later is locked in a receiver that nobody reads.
+
+To wait, one credit is given, and taken back in the same way when nothing came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from azure.servicebus import ServiceBusReceivedMessage
+from azure.servicebus.aio import ServiceBusReceiver
+
+from jobpool_backends.servicebus.internals import Ear, client_of, ear_of, read_until, ready_client
+
+LATE_ECHO = 0.25
+"""Seconds for the broker to say that credit is used up that its messages have used up."""
+
+READ = 1.0
+"""Seconds that one read waits: what comes in it is taken to have been locked at its start."""
+
+_LOCKED_UNTIL = b"x-opt-locked-until"
+
+
+async def draw(receiver: ServiceBusReceiver, most: int) -> list[ServiceBusReceivedMessage]:
+    """What the queue has now, `most` at most: one round trip.
+
+    Raises TimeoutError when the broker does not say that this is all, and what the SDK raises of broken links.
+    """
+    client = await ready_client(receiver)
+    ear = ear_of(receiver)
+    receiver._receive_context.set()
+    try:
+        await ear.give_credit(most, drain=True)
+        await read_until(client, lambda: ear.drained or client._received_messages.qsize() >= most)
+        if not ear.drained:
+            await _hear_late_echo(client, ear)
+        return _buffered(receiver)
+    finally:
+        receiver._receive_context.clear()
+
+
+async def wait(
+    receiver: ServiceBusReceiver, stop: asyncio.Event, seconds: float
+) -> tuple[list[ServiceBusReceivedMessage], float]:
+    """Wait for one message, until `stop` is set, or so long; and the time before which it was not locked.
+
+    The time is `time.monotonic()`'s. No credit is left behind; what came while it was taken back is returned as well.
+    """
+    client = await ready_client(receiver)
+    ear = ear_of(receiver)
+    receiver._receive_context.set()
+    try:
+        await ear.give_credit(1, drain=False)
+        began = await _read_unless(client, stop, time.monotonic() + seconds)
+        if client._received_messages.empty():
+            await ear.give_credit(0, drain=True)
+            await read_until(client, lambda: ear.drained)
+        return _buffered(receiver), began
+    finally:
+        receiver._receive_context.clear()
+
+
+async def take(receiver: ServiceBusReceiver, count: int, seconds: float) -> list[ServiceBusReceivedMessage]:
+    """What the queue has, `count` messages at most; when it has none, the first to come within so many seconds."""
+    messages = await draw(receiver, count)
+    if not messages and seconds > 0:
+        messages, _ = await wait(receiver, asyncio.Event(), seconds)
+    for message in messages:
+        disarm(message)
+    return messages
+
+
+def disarm(message: ServiceBusReceivedMessage) -> float | None:
+    """When the broker says that the lock ends, Unix time on its clock; and the message does not know it any more.
+
+    For the SDK compares it with this machine's clock, and refuses to settle what has ended by that.
+    """
+    notes: Any = message.raw_amqp_message.annotations
+    until = notes.pop(_LOCKED_UNTIL, None) if notes else None
+    return None if until is None else until / 1000
+
+
+async def _hear_late_echo(client: Any, ear: Ear) -> None:
+    """The next answer is not to be mistaken for this one; a broker that sends none is no trouble."""
+    try:
+        await read_until(client, lambda: ear.drained, LATE_ECHO)
+    except TimeoutError:
+        ear.drained = True
+
+
+async def _read_unless(client: Any, stop: asyncio.Event, give_up: float) -> float:
+    """Read until a message is there, or `stop` is set; when the last read began."""
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        while True:
+            began = time.monotonic()
+            left = give_up - began
+            if left <= 0 or stop.is_set() or not client._received_messages.empty():
+                return began
+            await _first(client._connection.listen(wait=min(left, READ)), stopped)
+            client._link.get_state()  # raises what has become of it
+            if not client._received_messages.empty():
+                return began
+    finally:
+        stopped.cancel()
+
+
+async def _first(reading: Any, stopped: asyncio.Future[Any]) -> None:
+    """Read, unless that is not wanted any more. A read that is cut short keeps what it has for the next."""
+    task = asyncio.ensure_future(reading)
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
+
+
+def _buffered(receiver: ServiceBusReceiver) -> list[ServiceBusReceivedMessage]:
+    buffer = client_of(receiver)._received_messages
+    messages = []
+    while not buffer.empty():
+        messages.append(receiver._build_received_message(buffer.get()))
+        buffer.task_done()
+    return messages

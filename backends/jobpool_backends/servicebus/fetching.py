@@ -1,0 +1,58 @@
+"""Leasing: what the queue has now becomes leases, in one round trip."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from jobpool.lease import JobLease, make_lease
+from jobpool_backends.servicebus.holdings import Held, Holdings
+from jobpool_backends.servicebus.hub import Hub
+from jobpool_backends.servicebus.locks import Locks
+from jobpool_backends.servicebus.records import read
+from jobpool_backends.servicebus.taker import Delivery
+from jobpool_backends.shared import MICRO
+
+MOST = 1000
+"""Messages a fetch, whatever was asked for."""
+
+
+class Fetcher:
+    """Leases messages."""
+
+    def __init__(self, hub: Hub, holdings: Holdings, locks: Locks, scheme: str) -> None:
+        self._hub = hub
+        self._holdings = holdings
+        self._locks = locks
+        self._scheme = scheme
+
+    def fetch(self, queue: str, limit: int) -> list[JobLease]:
+        """What there is. A lease lasts as long as the queue locks a message."""
+        self._holdings.prune(queue)
+        station = self._hub.queue(queue)
+        deadline = time.monotonic() + self._hub.address.timeout
+        deliveries = self._hub.call(station.take(min(limit, MOST), deadline))
+        return [self._lease(queue, delivery) for delivery in deliveries]
+
+    def _lease(self, queue: str, delivery: Delivery) -> JobLease:
+        message = delivery.message
+        record = read(message)
+        ends = self._locks.end(queue, delivery.received, delivery.locked_until)
+        token = message.lock_token
+        owner = token.hex if isinstance(token, uuid.UUID) else uuid.uuid4().hex
+        deliveries = record.deliveries + (message.delivery_count or 0) + 1
+        sequence = message.sequence_number or 0
+        self._holdings.add(Held(delivery, record, queue, sequence, owner, ends, deliveries))
+        return make_lease(
+            record.id,
+            queue,
+            record.body,
+            sequence,
+            owner,
+            ends,
+            self._scheme,
+            record.attempts,
+            record.crashes,
+            deliveries,
+            record.enqueued_at / MICRO,
+        )

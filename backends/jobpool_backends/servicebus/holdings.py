@@ -1,0 +1,108 @@
+"""Who holds what until when: a client refuses by itself what the broker could not refuse exactly.
+
+The broker knows a lock by its token and by nothing else. So a settlement that is late by our own clock, or comes from
+somebody else than the holder, never reaches it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jobpool.clock import Clock
+from jobpool.lease import JobLease
+from jobpool.settlement import Settled
+from jobpool_backends.servicebus.records import Record
+from jobpool_backends.servicebus.taker import Delivery
+
+REMEMBER = 60.0
+"""Seconds for which a lease that ran out is known as one that did."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One lease.
+
+    Attributes:
+        owner_token: Of the lease.
+        expires_at: On the backend's clock, as the lease's.
+        deliveries: All so far, this one included.
+        copied: A copy of the message is in a queue already, for a settlement that was not carried out to its end.
+        lost: The broker said that the lock is gone.
+    """
+
+    delivery: Delivery
+    record: Record
+    queue: str
+    sequence: int
+    owner_token: str
+    expires_at: float
+    deliveries: int
+    copied: bool = False
+    lost: bool = False
+
+
+class Holdings:
+    """The leases of one backend. Safe to share between threads."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._held: dict[str, dict[int, Held]] = {}
+
+    def of(self, queue: str) -> Mapping[int, Held]:
+        """The leases of a queue that still run, by the messages' sequence numbers."""
+        now = self._clock.boot()
+        with self._lock:
+            return {number: held for number, held in self._held.get(queue, {}).items() if held.expires_at > now}
+
+    def add(self, held: Held) -> None:
+        with self._lock:
+            self._held.setdefault(held.queue, {})[held.sequence] = held
+
+    def find(self, lease: JobLease) -> Held | Settled:
+        """What is held under this lease, or why nothing is."""
+        with self._lock:
+            return self._find(lease)
+
+    def take(self, lease: JobLease) -> Held | Settled:
+        """The same; and it is not held any more, so that nobody else settles it."""
+        with self._lock:
+            held = self._find(lease)
+            if isinstance(held, Held):
+                del self._held[held.queue][held.sequence]
+            return held
+
+    def drop(self, held: Held) -> None:
+        """It is lost."""
+        with self._lock:
+            if self._held.get(held.queue, {}).get(held.sequence) is held:
+                del self._held[held.queue][held.sequence]
+        held.delivery.taker.forget(1)
+
+    def prune(self, queue: str) -> None:
+        """Forget what ran out a while ago, and tell its receiver."""
+        long_ago = self._clock.boot() - REMEMBER
+        with self._lock:
+            leases = self._held.get(queue, {})
+            gone = [held for held in leases.values() if held.expires_at < long_ago]
+            for held in gone:
+                del leases[held.sequence]
+        for held in gone:
+            held.delivery.taker.forget(1)
+
+    def clear(self) -> list[Held]:
+        """Forget everything; what that was."""
+        with self._lock:
+            everything = [held for leases in self._held.values() for held in leases.values()]
+            self._held.clear()
+        return everything
+
+    def _find(self, lease: JobLease) -> Held | Settled:
+        held = self._held.get(lease.queue, {}).get(lease.token) if isinstance(lease.token, int) else None
+        if held is None:
+            return Settled.NOT_IN_FLIGHT
+        if self._clock.boot() >= held.expires_at:
+            return Settled.EXPIRED
+        return held if held.owner_token == lease.owner_token else Settled.NOT_OWNER

@@ -1,0 +1,46 @@
+"""Who we are when there is no key: what azure-identity finds (environment, managed identity, `az login`)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from azure.core.credentials import AccessToken
+
+from jobpool.errors import ConfigurationError
+
+
+def credential() -> Any:
+    """A credential for the SDK. No I/O.
+
+    Raises:
+        ConfigurationError: azure-identity is not installed.
+    """
+    try:
+        from azure.identity import DefaultAzureCredential  # an extra, and slow to import
+    except ImportError as error:
+        raise ConfigurationError(
+            "servicebus://NAME needs the package 'azure-identity', which is not installed: pip install 'jobpool[entra]',"
+            " or use a connection string"
+        ) from error
+    return _OnAThread(DefaultAzureCredential())
+
+
+class _OnAThread:
+    """A blocking credential for a client that awaits it: azure-identity's own needs one more HTTP library."""
+
+    def __init__(self, blocking: Any) -> None:
+        self._blocking = blocking
+
+    async def get_token(self, *scopes: str, **options: Any) -> AccessToken:
+        token: AccessToken = await asyncio.to_thread(self._blocking.get_token, *scopes, **options)
+        return token
+
+    async def close(self) -> None:
+        self._blocking.close()
+
+    async def __aenter__(self) -> _OnAThread:
+        return self
+
+    async def __aexit__(self, *about: object) -> None:
+        await self.close()

@@ -1,0 +1,78 @@
+"""When a lease ends: by this machine's clock, from before the request, after what the queues lock a message for.
+
+The broker tells when a lock ends on *its* clock. That is of use in one direction only: when it is sooner than it should
+be, either the queue's locks are shorter than the option `lock` says, or the clocks differ; the sooner end is taken then,
+for a lease that ends too soon costs a renewal, and one that ends too late costs a job that runs twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from jobpool.clock import Clock
+from jobpool_backends.servicebus.address import Address
+
+TOLERANCE = 1.0
+"""Seconds by which clocks may differ before it is worth a word."""
+
+QUIET = 600.0
+"""Seconds between two warnings about a queue."""
+
+log = logging.getLogger("jobpool.servicebus")
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """About the locks of a queue: the shortest time that one had left when it was given, by our clock, and when."""
+
+    shortest: float
+    at: float
+
+
+class Locks:
+    """Computes ends of leases.
+
+    Args:
+        clock: The backend's.
+    """
+
+    def __init__(self, address: Address, clock: Clock) -> None:
+        self._address = address
+        self._clock = clock
+        self._warned: dict[str, float] = {}
+        self.noticed: dict[str, Noticed] = {}
+        """By queue."""
+
+    def end(self, queue: str, asked: float, locked_until: float | None) -> float:
+        """When a lease ends on the backend's clock.
+
+        Args:
+            asked: `time.monotonic()` from before the lock began.
+            locked_until: Unix time on the broker's clock; None = it did not say.
+        """
+        elapsed = max(0.0, time.monotonic() - asked)
+        length = self._address.lock
+        if locked_until is not None:
+            left = locked_until - (self._clock.wall() - elapsed)
+            if left < length - TOLERANCE:
+                self._notice(queue, left)
+                length = left if left > 0 else length
+        return self._clock.boot() - elapsed + length
+
+    def _notice(self, queue: str, left: float) -> None:
+        now = time.monotonic()
+        known = self.noticed.get(queue)
+        if known is None or left < known.shortest:
+            self.noticed[queue] = Noticed(left, now)
+        if now - self._warned.get(queue, -QUIET) >= QUIET:
+            self._warned[queue] = now
+            log.warning(
+                "%s: queue %s locked a message for %.1f s instead of %g s: set the option lock to what the queue's lock"
+                " duration is, or set this machine's clock, which is ahead of the service's",
+                self._address.title,
+                queue,
+                left,
+                self._address.lock,
+            )

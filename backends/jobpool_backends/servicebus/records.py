@@ -1,0 +1,284 @@
+"""What a message of Service Bus carries: our header, a line break, and the signed envelope, untouched.
+
+    {"jobpool":1,"id":"…","at":1763745600000000,"job":"mail","p":5,"a":1,…}\n{"job":"mail",…}
+
+The header is one line of compact JSON, outside of the signature. Every message there is immutable, so that a counter
+changes by sending a copy; only the broker's own delivery count moves, and each delivery of a job is one of these on top
+of those that its earlier copies had.
+
+A dead letter keeps the header it died with. What its death adds stands in the two texts that the broker has for that:
+the reason, and as description one line of JSON, the epitaph.
+
+A body without a good header was put there by another program. It is handed out as it is: a bare envelope runs, and
+anything else is malformed, which a pool makes a dead letter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import orjson
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
+
+from jobpool.backend import NewMessage
+from jobpool_backends.shared import MICRO, micros
+
+VERSION = 1
+
+LONGEST_TEXT = 16_384
+"""Characters of an error or a cause in a header; more is cut in the middle."""
+
+LONGEST_EPITAPH = 4096
+"""Characters that the broker keeps of a reason or a description."""
+
+REASONS = {"MaxDeliveryCountExceeded": "crash-limit", "TTLExpiredException": "expired"}
+"""What the broker calls the deaths that it brings about itself, and the word that jobpool has for each."""
+
+LONGEST_MESSAGE_ID = 128
+"""Characters that the broker takes."""
+
+_START = b'{"jobpool":'
+_LAST_DUE = datetime(9999, 1, 1, tzinfo=timezone.utc)
+_CUT = " … "
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One message, whatever carried it. Times are whole microseconds on the Unix clock.
+
+    Attributes:
+        id: The job's id.
+        enqueued_at: Of the first enqueue.
+        body: The envelope, as it was signed.
+        handler: "" when another program put it there.
+        deliveries: Of earlier copies; those of this one are the broker's to count.
+        crashed_at: Of the last crash; None = none yet.
+        reason, died_at: Of a dead letter.
+    """
+
+    id: str
+    enqueued_at: int
+    body: bytes
+    handler: str = ""
+    priority: int = 5
+    attempts: int = 0
+    crashes: int = 0
+    crashed_at: int | None = None
+    deliveries: int = 0
+    last_error: str | None = None
+    cause: str | None = None
+    reason: str | None = None
+    died_at: int | None = None
+
+    def write(self) -> bytes:
+        """The body of a message that carries this. What only a dead letter has is left out."""
+        header: dict[str, Any] = {
+            "jobpool": VERSION,
+            "id": self.id,
+            "at": self.enqueued_at,
+            "job": self.handler,
+            "p": self.priority,
+        }
+        if self.deliveries or self.attempts or self.crashes or self.last_error or self.cause:
+            header |= self._more()
+        return orjson.dumps(header) + b"\n" + self.body
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body that carries this, or somewhat less."""
+        return len(self.write())
+
+    def _more(self) -> dict[str, Any]:
+        more = {
+            "d": self.deliveries,
+            "a": self.attempts,
+            "c": self.crashes,
+            "x": self.crashed_at,
+            "e": cut(self.last_error),
+            "k": cut(self.cause),
+        }
+        return {name: value for name, value in more.items() if value}
+
+    def message(self, *, message_id: str | None = None, due: float | None = None) -> ServiceBusMessage:
+        """A message to send that carries this.
+
+        Args:
+            message_id: None = the job's own; a copy needs another (`copy_id`).
+            due: Unix time on the broker's clock, rounded up to a millisecond; None = now.
+        """
+        return ServiceBusMessage(
+            self.write(),
+            message_id=message_id or self.id,
+            content_type="application/json",
+            scheduled_enqueue_time_utc=None if due is None else _moment(due),
+        )
+
+    def fits(self, limit: int) -> Record:
+        """This with its texts cut so that the whole is at most `limit` bytes, as far as cutting them helps."""
+        if not (self.last_error or self.cause) or self.size + _OVERHEAD <= limit:
+            return self
+        return replace(self, last_error=_shorten(self.last_error, limit), cause=_shorten(self.cause, limit))
+
+    def epitaph(self, error: str | None, cause: str | None, died_at: int) -> str:
+        """The description of the dead letter that this becomes: one line of JSON, at most `LONGEST_EPITAPH` long."""
+        facts = {"died_at": died_at, "attempts": self.attempts, "crashes": self.crashes}
+        for longest in (LONGEST_EPITAPH, 1600, 800, 250, 0):
+            texts = {"error": cut(error, longest), "cause": cut(cause, longest)}
+            told = orjson.dumps({**{name: text for name, text in texts.items() if text}, **facts}).decode()
+            if len(told) <= LONGEST_EPITAPH:
+                break
+        return told
+
+
+_OVERHEAD = 512
+"""Bytes of properties and annotations around a body, generously."""
+
+
+def new_record(message: NewMessage, enqueued_at: int) -> Record:
+    """The record of a message on its way in."""
+    return Record(
+        message.id,
+        enqueued_at,
+        message.body,
+        message.handler,
+        message.priority,
+        message.attempts,
+        message.crashes,
+        None,
+        message.deliveries,
+        message.last_error,
+        message.cause,
+    )
+
+
+def read(message: ServiceBusReceivedMessage) -> Record:
+    """What a received or peeked message carries, of a queue or of its dead letters. Never raises."""
+    record = _read_body(message)
+    return _buried(record, message) if message.dead_letter_reason or message.dead_letter_error_description else record
+
+
+def copy_id(ident: str, place: str, sequence: int) -> str:
+    """The message id of a copy of the message with this number: another for every original.
+
+    So a copy that is sent twice is kept once by a queue that detects duplicates, and no other copy is mistaken for it.
+    `place` tells the numbers of a queue and of its dead letters apart.
+    """
+    tail = f"#{place}{sequence}"
+    if len(ident) + len(tail) <= LONGEST_MESSAGE_ID:
+        return ident + tail
+    return hashlib.sha256(ident.encode()).hexdigest() + tail
+
+
+def cut(text: str | None, longest: int = LONGEST_TEXT) -> str | None:
+    """The text, without its middle when it is too long, and with what UTF-8 cannot carry written out."""
+    if not text:
+        return None
+    readable = text.encode("utf-8", "backslashreplace").decode()
+    if len(readable) <= longest:
+        return readable
+    half = max(0, longest - len(_CUT)) // 2
+    return readable[:half] + _CUT + readable[len(readable) - half :] if half else None
+
+
+def _shorten(text: str | None, limit: int) -> str | None:
+    return cut(text, min(1024, limit // 64))
+
+
+def _moment(due: float) -> datetime:
+    """The broker's clock has milliseconds, and a delay is rounded up to them."""
+    milliseconds = math.ceil(max(0, micros(due)) / 1000)
+    try:
+        return min(datetime.fromtimestamp(0, timezone.utc) + timedelta(milliseconds=milliseconds), _LAST_DUE)
+    except OverflowError:
+        return _LAST_DUE
+
+
+def _read_body(message: ServiceBusReceivedMessage) -> Record:
+    raw = body_of(message)
+    if raw.startswith(_START):
+        line, _, body = raw.partition(b"\n")
+        try:
+            return _read_header(orjson.loads(line), body)
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+            pass  # it only looks like one of ours
+    ident = str(message.message_id or f"seq-{message.sequence_number}")
+    sent = message.enqueued_time_utc
+    return Record(ident, micros(sent.timestamp()) if sent else 0, raw)
+
+
+def _read_header(header: dict[str, Any], body: bytes) -> Record:
+    """Later versions only add to it: what they add is of no use here."""
+    return Record(
+        str(header["id"]),
+        int(header["at"]),
+        body,
+        str(header["job"]),
+        int(header["p"]),
+        int(header.get("a", 0)),
+        int(header.get("c", 0)),
+        header.get("x"),
+        int(header.get("d", 0)),
+        header.get("e"),
+        header.get("k"),
+    )
+
+
+def body_of(message: ServiceBusReceivedMessage) -> bytes:
+    """The bytes of a message; of one that holds something else than bytes, what it says of itself."""
+    body: Any = message.body
+    if isinstance(body, bytes):
+        return body
+    if isinstance(body, Iterable) and not isinstance(body, str | dict):
+        parts = list(body)
+        if all(isinstance(part, bytes) for part in parts):
+            return b"".join(parts)
+    return str(message).encode("utf-8", "backslashreplace")
+
+
+def _buried(record: Record, message: ServiceBusReceivedMessage) -> Record:
+    reason = str(message.dead_letter_reason or "")
+    told = str(message.dead_letter_error_description or "")
+    facts = _read_epitaph(told)
+    if facts is None:
+        return replace(record, reason=REASONS.get(reason, reason), last_error=record.last_error or told or None)
+    return replace(
+        record,
+        reason=reason,
+        died_at=facts.get("died_at"),
+        attempts=facts.get("attempts", record.attempts),
+        crashes=facts.get("crashes", record.crashes),
+        last_error=facts.get("error", record.last_error),
+        cause=facts.get("cause", record.cause),
+    )
+
+
+def _read_epitaph(told: str) -> dict[str, Any] | None:
+    if not told.startswith("{"):
+        return None
+    try:
+        facts = orjson.loads(told)
+    except orjson.JSONDecodeError:
+        return None
+    return facts if isinstance(facts, dict) and "died_at" in facts else None
+
+
+class Numbers:
+    """Moments of enqueue: the clock's microseconds, and never the same one twice."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def next(self, now: float) -> int:
+        """The number for a message that is enqueued at this Unix time. The caller holds the lock."""
+        self._last = max(self._last + 1, micros(now))
+        return self._last
+
+
+def as_seconds(moment: int | None) -> float | None:
+    """A stored moment as Unix time in seconds."""
+    return None if moment is None else moment / MICRO

@@ -1,0 +1,86 @@
+"""Holding leases longer: the locks of a queue in one request, on a channel that does nothing else but manage.
+
+When one lock of a request is gone, the broker refuses all of them; then each is asked for by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from azure.servicebus.aio import ServiceBusReceiver
+
+from jobpool.clock import Clock
+from jobpool.lease import JobLease
+from jobpool_backends.servicebus.holdings import Held, Holdings
+from jobpool_backends.servicebus.hub import TRY, Hub
+from jobpool_backends.servicebus.internals import renew_locks
+from jobpool_backends.servicebus.locks import Locks
+from jobpool_backends.servicebus.trouble import LOST
+
+MOST = 100
+"""Locks a request."""
+
+
+class Renewer:
+    """Renews leases."""
+
+    def __init__(self, hub: Hub, holdings: Holdings, locks: Locks, clock: Clock) -> None:
+        self._hub = hub
+        self._holdings = holdings
+        self._locks = locks
+        self._clock = clock
+
+    def renew(self, leases: Sequence[JobLease]) -> list[JobLease | None]:
+        """Each for as long as its queue locks a message; None where it is lost.
+
+        Raises BackendUnavailable; the old ends stand.
+        """
+        held = [found if isinstance(found := self._holdings.find(lease), Held) else None for lease in leases]
+        by_queue: dict[str, list[Held]] = {}
+        for each in held:
+            if each is not None:
+                by_queue.setdefault(each.queue, []).append(each)
+        if by_queue:
+            self._hub.call(self._renew_all(by_queue))
+        return [self._renewed(lease, each) for lease, each in zip(leases, held, strict=True)]
+
+    def _renewed(self, lease: JobLease, held: Held | None) -> JobLease | None:
+        if held is None or held.lost:
+            return None
+        return replace(lease, expires_at=held.expires_at)
+
+    async def _renew_all(self, by_queue: dict[str, list[Held]]) -> None:
+        parts = [
+            self._renew(queue, theirs[start : start + MOST])
+            for queue, theirs in by_queue.items()
+            for start in range(0, len(theirs), MOST)
+        ]
+        troubles = await asyncio.gather(*parts, return_exceptions=True)
+        for trouble in troubles:
+            if isinstance(trouble, BaseException):
+                raise trouble
+
+    async def _renew(self, queue: str, leases: Sequence[Held]) -> None:
+        channel = self._hub.queue(queue).management
+        left = min(held.expires_at for held in leases) - self._clock.boot()
+        deadline = time.monotonic() + min(left, self._hub.address.timeout)
+
+        async def work(receiver: ServiceBusReceiver) -> None:
+            asked = time.monotonic()
+            tokens = [held.delivery.message.lock_token for held in leases]
+            ends = await renew_locks(receiver, tokens, max(0.5, min(TRY, left)))
+            for held, locked_until in zip(leases, ends, strict=True):
+                held.expires_at = self._locks.end(queue, asked, locked_until)
+
+        try:
+            await channel.run(work, deadline)
+        except LOST:
+            if len(leases) > 1:
+                for held in leases:
+                    await self._renew(queue, [held])
+            else:
+                leases[0].lost = True
+                self._holdings.drop(leases[0])

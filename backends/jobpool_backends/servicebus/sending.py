@@ -1,0 +1,164 @@
+"""Sending: a batch of jobs in as few messages of the protocol as their sizes allow.
+
+A batch is taken whole or not at all, but a call may need several, and several queues. What cannot be sent at all is
+refused before anything is. A delay rides on the message, so that delayed and other jobs share a batch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus import exceptions as sdk
+from azure.servicebus.aio import ServiceBusSender
+
+from jobpool.backend import NewMessage
+from jobpool.clock import Clock
+from jobpool.errors import BackendUnavailable, InvalidJob
+from jobpool_backends.servicebus.hub import Hub
+from jobpool_backends.servicebus.internals import largest_message
+from jobpool_backends.servicebus.records import Numbers, Record, copy_id, new_record
+from jobpool_backends.servicebus.station import Station
+from jobpool_backends.servicebus.trouble import too_large
+
+ROUND = 512
+"""Bytes of properties and annotations around a body, generously."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A record on its way to a queue.
+
+    Attributes:
+        due: Unix time on the broker's clock; None = now.
+        message_id: None = the job's own.
+    """
+
+    queue: str
+    record: Record
+    due: float | None = None
+    message_id: str | None = None
+
+
+class Producer:
+    """Adds messages to queues.
+
+    Args:
+        clock: The backend's.
+    """
+
+    def __init__(self, hub: Hub, clock: Clock) -> None:
+        self._hub = hub
+        self._clock = clock
+        self._numbers = Numbers()
+        self._lock = threading.Lock()
+
+    def add(self, messages: Sequence[NewMessage]) -> None:
+        """Send new jobs, queue by queue.
+
+        Raises:
+            InvalidJob: One is too large for its queue; of that queue's none was sent.
+            BackendUnavailable: The text says how many were sent before.
+        """
+        self._hub.call(self.send([self.outgoing(message) for message in messages]))
+
+    def outgoing(self, message: NewMessage, copy_of: str | None = None) -> Outgoing:
+        """A new message as it is sent; with `copy_of`, its message id."""
+        now = self._clock.wall()
+        due = message.due if message.due is not None and message.due > now else None
+        with self._lock:
+            number = self._numbers.next(now)
+        return Outgoing(message.queue, new_record(message, number), due, copy_of)
+
+    def delayed_copy(self, queue: str, record: Record, delay: float, sequence: int) -> Outgoing:
+        """A copy of the message with this sequence number, to be fetched after so many seconds."""
+        due = self._clock.wall() + delay if delay > 0 else None
+        return Outgoing(queue, record, due, copy_id(record.id, "q", sequence))
+
+    async def send(self, outgoing: Sequence[Outgoing]) -> None:
+        """Send these, queue by queue. On the hub's loop; raises as `add`."""
+        by_queue: dict[str, list[Outgoing]] = {}
+        for each in outgoing:
+            by_queue.setdefault(each.queue, []).append(each)
+        sent = 0
+        for queue, theirs in by_queue.items():
+            try:
+                await _send_outgoing(self._hub.queue(queue), theirs)
+            except BackendUnavailable as error:
+                raise _say_how_many(error, sent, len(outgoing)) from error
+            sent += len(theirs)
+
+
+async def send(station: Station, messages: Sequence[ServiceBusMessage]) -> None:
+    """Send messages to a queue, in batches by their sizes. Raises InvalidJob, BackendUnavailable, ConfigurationError."""
+    progress = _Progress(len(messages))
+    deadline = time.monotonic() + station.address.timeout
+    await station.sending.run(lambda sender: _send_from(sender, messages, progress), deadline, patiently=False)
+
+
+async def _send_outgoing(station: Station, outgoing: Sequence[Outgoing]) -> None:
+    progress = _Progress(len(outgoing))
+    deadline = time.monotonic() + station.address.timeout
+
+    async def work(sender: ServiceBusSender) -> None:
+        limit = largest_message(sender)
+        messages = [_write(each, limit) for each in outgoing[progress.sent :]]
+        await _send_from(sender, messages, progress)
+
+    try:
+        await station.sending.run(work, deadline, patiently=False)
+    except BackendUnavailable as error:
+        raise _say_how_many(error, progress.sent, len(outgoing)) from error
+
+
+class _Progress:
+    """How many of a call's messages were sent."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.sent = 0
+
+
+async def _send_from(sender: ServiceBusSender, messages: Sequence[ServiceBusMessage], progress: _Progress) -> None:
+    left = messages[len(messages) - (progress.total - progress.sent) :]
+    while left:
+        if len(left) == 1:
+            await sender.send_messages(left[0])
+            taken = 1
+        else:
+            taken = await _send_batch(sender, left)
+        progress.sent += taken
+        left = left[taken:]
+
+
+async def _send_batch(sender: ServiceBusSender, messages: Sequence[ServiceBusMessage]) -> int:
+    """Send as many as fit into a batch; how many."""
+    batch = await sender.create_message_batch()
+    taken = 0
+    try:
+        for message in messages:
+            batch.add_message(message)
+            taken += 1
+    except sdk.MessageSizeExceededError:
+        if not taken:
+            await sender.send_messages(messages[0])  # too large for a batch, and not for a message of its own
+            return 1
+    await sender.send_messages(batch)
+    return taken
+
+
+def _write(outgoing: Outgoing, limit: int) -> ServiceBusMessage:
+    record = outgoing.record.fits(limit)
+    size = record.size + ROUND
+    if size > limit:
+        raise InvalidJob(too_large(outgoing.queue, size, limit))
+    return record.message(message_id=outgoing.message_id, due=outgoing.due)
+
+
+def _say_how_many(error: BackendUnavailable, sent: int, total: int) -> BackendUnavailable:
+    if not sent:
+        return error
+    return BackendUnavailable(f"{error}; {sent} of {total} messages were sent before")

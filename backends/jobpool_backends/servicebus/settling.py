@@ -1,0 +1,224 @@
+"""What becomes of leases: copies first, then the originals, a call's worth of each at the same time.
+
+A message of Service Bus cannot be changed. What must change or wait is sent as a copy, and then the original is
+completed; a crash between the two leaves both, under one id. The order is never the other way round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from jobpool.backend import REMEMBER_CALLS, NewMessage
+from jobpool.clock import Clock
+from jobpool.errors import BackendUnavailable
+from jobpool.lease import JobLease
+from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool_backends.servicebus.charging import Charge, Charges
+from jobpool_backends.servicebus.dispositions import is_there
+from jobpool_backends.servicebus.holdings import Held, Holdings
+from jobpool_backends.servicebus.hub import Hub
+from jobpool_backends.servicebus.records import Record, copy_id
+from jobpool_backends.servicebus.sending import Outgoing, Producer
+from jobpool_backends.servicebus.taker import Doubt, Taker
+from jobpool_backends.servicebus.trouble import LOST
+from jobpool_backends.servicebus.verdicts import ABANDON, COMPLETE, Verdict, bury
+from jobpool_backends.shared import micros
+
+CRASH_LIMIT = "crash-limit"
+EXPIRED = "lease expired"
+
+
+@dataclass(slots=True)
+class Plan:
+    """How a settlement is carried out: what is sent, and then what the broker is told of the original."""
+
+    held: Held
+    verdict: Verdict
+    copies: list[Outgoing] = field(default_factory=list)
+    charged: Charge | None = None
+
+
+class Settler:
+    """Settles leases."""
+
+    def __init__(self, hub: Hub, holdings: Holdings, producer: Producer, charges: Charges, clock: Clock) -> None:
+        self._hub = hub
+        self._holdings = holdings
+        self._producer = producer
+        self._charges = charges
+        self._clock = clock
+        self._halves = _Halves()
+
+    def settle(
+        self,
+        settlements: Sequence[tuple[JobLease, Settlement]],
+        brought: Mapping[int, Sequence[NewMessage]],
+        call_id: str,
+    ) -> list[Settled]:
+        """The answers, in order.
+
+        Raises:
+            BackendUnavailable: Some were not answered; the same call again goes on with those.
+        """
+        answers = self._halves.take(call_id)
+        plans: dict[int, Plan] = {}
+        for place, (lease, settlement) in enumerate(settlements):
+            if place not in answers:
+                held = self._holdings.take(lease)
+                if isinstance(held, Held):
+                    plans[place] = self._plan(held, settlement, brought.get(place, ()))
+                else:
+                    answers[place] = held
+        if plans:
+            answers |= self._carry_out(plans, answers, call_id)
+        return [answers[place] for place in range(len(settlements))]
+
+    # --- plans ---------------------------------------------------------------------------------------
+
+    def _plan(self, held: Held, settlement: Settlement, brought: Sequence[NewMessage]) -> Plan:
+        match settlement:
+            case Ack():
+                return Plan(held, COMPLETE, self._follow_ups(brought))
+            case Nack(delay=delay):
+                return self._nack(held, settlement, delay)
+            case Release(delay=delay):
+                return self._copied(held, held.record, delay) if delay > 0 else Plan(held, ABANDON)
+            case Abandon():
+                return self._abandon(held, settlement, brought)
+            case Forfeit(cause=cause):
+                return self._forfeit(held, cause)
+            case Move():
+                return Plan(held, COMPLETE, [self._moved(held, message) for message in brought])
+
+    def _follow_ups(self, brought: Sequence[NewMessage]) -> list[Outgoing]:
+        return [self._producer.outgoing(message) for message in brought]
+
+    def _moved(self, held: Held, message: NewMessage) -> Outgoing:
+        outgoing = self._producer.outgoing(message, copy_id(message.id, "m", held.sequence))
+        return replace(outgoing, record=replace(outgoing.record, enqueued_at=held.record.enqueued_at))
+
+    def _nack(self, held: Held, nack: Nack, delay: float) -> Plan:
+        record = held.record
+        failed = replace(
+            record,
+            attempts=record.attempts + 1,
+            last_error=nack.error if nack.error is not None else record.last_error,
+            cause=nack.cause if nack.cause is not None else record.cause,
+        )
+        return self._copied(held, failed, delay)
+
+    def _copied(self, held: Held, record: Record, delay: float) -> Plan:
+        whole = replace(record, deliveries=held.deliveries)
+        return Plan(held, COMPLETE, [self._producer.delayed_copy(held.queue, whole, delay, held.sequence)])
+
+    def _abandon(self, held: Held, abandon: Abandon, brought: Sequence[NewMessage]) -> Plan:
+        record = held.record
+        error = abandon.error if abandon.error is not None else record.last_error
+        cause = abandon.cause if abandon.cause is not None else record.cause
+        verdict = bury(abandon.reason, record.epitaph(error, cause, micros(self._clock.wall())))
+        return Plan(held, verdict, self._follow_ups(brought))
+
+    def _forfeit(self, held: Held, cause: str) -> Plan:
+        now = self._clock.wall()
+        charged = self._charges.charge(held.queue, held.record, cause or EXPIRED, now)
+        record = charged.record
+        if charged.dead:
+            plan = Plan(held, bury(CRASH_LIMIT, record.epitaph(record.last_error, record.cause, micros(now))))
+        else:
+            plan = self._copied(held, record, charged.delay)
+        plan.charged = charged
+        return plan
+
+    # --- carrying out --------------------------------------------------------------------------------
+
+    def _carry_out(self, plans: dict[int, Plan], known: dict[int, Settled], call_id: str) -> dict[int, Settled]:
+        left = max(plan.held.expires_at for plan in plans.values()) - self._clock.boot()
+        limit = min(self._hub.address.timeout, left)
+        answers: dict[int, Settled] = {}
+        try:
+            self._hub.call(self._send_and_settle(plans, answers, time.monotonic() + limit), 2 * limit)
+        finally:
+            self._note(plans, answers)
+            if len(answers) < len(plans):
+                self._halves.keep(call_id, known | answers)
+        if len(answers) < len(plans):
+            raise BackendUnavailable(
+                f"{self._hub.address.title} did not say what became of {len(plans) - len(answers)} of {len(plans)}"
+                " messages: settle them again while their leases run"
+            )
+        return answers
+
+    def _note(self, plans: dict[int, Plan], answers: dict[int, Settled]) -> None:
+        """What was not answered is still held; what was charged is told."""
+        for place, plan in plans.items():
+            if place not in answers:
+                self._holdings.add(plan.held)
+            elif plan.charged is not None and answers[place]:
+                self._charges.tell(plan.held.queue, plan.charged)
+
+    async def _send_and_settle(self, plans: dict[int, Plan], answers: dict[int, Settled], deadline: float) -> None:
+        await self._send_copies(list(plans.values()))
+        by_taker: dict[Taker, list[int]] = {}
+        for place, plan in plans.items():
+            by_taker.setdefault(plan.held.delivery.taker, []).append(place)
+        parts = [self._settle_part(taker, plans, places, answers, deadline) for taker, places in by_taker.items()]
+        if len(parts) == 1:
+            await parts[0]
+            return
+        troubles = await asyncio.gather(*parts, return_exceptions=True)
+        for trouble in troubles:
+            if isinstance(trouble, BaseException):
+                raise trouble
+
+    async def _send_copies(self, plans: Sequence[Plan]) -> None:
+        new = [plan for plan in plans if plan.copies and not plan.held.copied]
+        if new:
+            await self._producer.send([copy for plan in new for copy in plan.copies])
+            for plan in new:
+                plan.held.copied = True
+
+    async def _settle_part(
+        self, taker: Taker, plans: dict[int, Plan], places: Sequence[int], answers: dict[int, Settled], deadline: float
+    ) -> None:
+        verdicts = [(plans[place].held.delivery, plans[place].verdict) for place in places]
+        told = await taker.settle(verdicts, deadline)
+        for place, answer in zip(places, told, strict=True):
+            if answer is None:
+                answers[place] = Settled.OK
+            elif isinstance(answer, LOST):
+                answers[place] = Settled.EXPIRED
+            elif isinstance(answer, Doubt):
+                answers[place] = await self._resolve(plans[place])
+
+    async def _resolve(self, plan: Plan) -> Settled:
+        """The lock is gone, and perhaps because our request was carried out whose answer was lost: look."""
+        if plan.verdict is ABANDON:
+            return Settled.OK  # it is back in the queue in either case
+        station = self._hub.queue(plan.held.queue)
+        gone = not await station.management.run(lambda receiver: is_there(receiver, plan.held.sequence))
+        return Settled.OK if gone else Settled.EXPIRED
+
+
+class _Halves:
+    """What was answered of calls that could not be answered whole; for a minute."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[str, tuple[float, dict[int, Settled]]] = {}
+
+    def keep(self, call_id: str, answers: dict[int, Settled]) -> None:
+        now = time.monotonic()
+        with self._lock:
+            for old in [name for name, (at, _) in self._kept.items() if now - at > REMEMBER_CALLS]:
+                del self._kept[old]
+            if answers:
+                self._kept[call_id] = (now, answers)
+
+    def take(self, call_id: str) -> dict[int, Settled]:
+        with self._lock:
+            _, answers = self._kept.pop(call_id, (0.0, {}))
+            return answers

@@ -1,0 +1,121 @@
+"""The station: all channels of one queue, and the messages that were received while waiting.
+
+Three connections a queue, opened when they are needed: one sends, one (or more) fetches and settles, one manages: renews
+and peeks, and is never given credit. A fourth, for the dead letters, only while somebody looks after them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from functools import partial
+from typing import Any
+
+from azure.servicebus import ServiceBusSubQueue
+from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
+
+from jobpool_backends.servicebus.address import Address
+from jobpool_backends.servicebus.channel import Channel
+from jobpool_backends.servicebus.taker import Delivery, Taker
+from jobpool_backends.servicebus.verdicts import RELEASE
+
+PATIENCE = 1.0
+"""Seconds that a message which came while somebody waited is kept for the fetch that follows."""
+
+_HANDLER: dict[str, Any] = {"timeout": 5, "socket_timeout": 0.2}
+
+
+class Station:
+    """See the module. All but the constructor only on the hub's loop.
+
+    Args:
+        name: Of the queue.
+        client: The hub's.
+    """
+
+    def __init__(self, name: str, address: Address, client: ServiceBusClient) -> None:
+        self.name = name
+        self.address = address
+        receiver = partial(client.get_queue_receiver, name, **_HANDLER)
+        self.sending: Channel[ServiceBusSender] = Channel(
+            partial(client.get_queue_sender, name, **_HANDLER), address, name, most=10**9
+        )
+        self.management: Channel[ServiceBusReceiver] = Channel(receiver, address, name)
+        self.dead: Channel[ServiceBusReceiver] = Channel(
+            partial(receiver, sub_queue=ServiceBusSubQueue.DEAD_LETTER), address, name
+        )
+        self.takers = [Taker(Channel(receiver, address, name, most=10**9)) for _ in range(address.receivers)]
+        self._kept: deque[Delivery] = deque()
+        self._giving_back: asyncio.Task[None] | None = None
+
+    @property
+    def receiving(self) -> Channel[ServiceBusReceiver]:
+        """The first receiver's channel."""
+        return self.takers[0].channel
+
+    async def take(self, most: int, deadline: float) -> list[Delivery]:
+        """What the queue has now, `most` at most; first what came while somebody waited. One round trip."""
+        taken = [self._kept.popleft() for _ in range(min(most, len(self._kept)))]
+        if len(taken) == most:
+            return taken
+        taker = min(self.takers, key=lambda each: each.load)
+        try:
+            return taken + await taker.take(most - len(taken), deadline)
+        except BaseException:
+            self.keep(taken)
+            raise
+
+    async def wait(self, deadline: float) -> bool:
+        """Wait until there is something to take, until `deadline`, or until somebody else needs the receiver."""
+        if self._kept:
+            return True
+        taker = min(self.takers, key=lambda each: each.load)
+        self.keep(await taker.wait(deadline))
+        return bool(self._kept)
+
+    def stop_waiting(self) -> None:
+        """Whoever waits here need not any more."""
+        for taker in self.takers:
+            taker.nudge()
+
+    def keep(self, deliveries: list[Delivery]) -> None:
+        """Keep these for the next `take`; when none comes within `PATIENCE`, they go back to the queue."""
+        self._kept.extend(deliveries)
+        if self._kept and self._giving_back is None:
+            self._giving_back = asyncio.ensure_future(self._give_back_later())
+
+    async def give_back(self) -> None:
+        """Give the kept ones back now."""
+        kept, self._kept = list(self._kept), deque()
+        for taker in self.takers:
+            mine = [(delivery, RELEASE) for delivery in kept if delivery.taker is taker]
+            if mine:
+                await taker.settle(mine, time.monotonic() + self.address.timeout)
+
+    async def close(self) -> None:
+        """Give back what is kept, and close all channels, at the same time."""
+        if self._giving_back is not None:
+            self._giving_back.cancel()
+        self.stop_waiting()
+        if self._kept:
+            try:
+                await self.give_back()
+            except Exception:
+                self._kept.clear()  # their locks will run out
+        channels: list[Channel[Any]] = [self.sending, self.management, self.dead]
+        channels += [taker.channel for taker in self.takers]
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+    async def _give_back_later(self) -> None:
+        try:
+            while self._kept:
+                left = self._kept[0].received + PATIENCE - time.monotonic()
+                if left <= 0:
+                    await self.give_back()
+                else:
+                    await asyncio.sleep(left)
+        except Exception:
+            self._kept.clear()  # their locks will run out
+        finally:
+            self._giving_back = None

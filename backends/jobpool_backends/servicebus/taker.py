@@ -1,0 +1,194 @@
+"""A taker: one receiver of a queue, which fetches, waits and settles what it fetched, one thing at a time.
+
+Whoever waits gives way to whoever wants to fetch or settle. Settling goes over the link that received; what an earlier
+link received is settled by its lock's token. An answer that was lost is asked for once more in that way, and a lock that
+is gone then may just as well be gone because the first request was carried out: that is a `Doubt`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from azure.servicebus import ServiceBusReceivedMessage
+from azure.servicebus.aio import ServiceBusReceiver
+
+from jobpool_backends.servicebus import credit, dispositions
+from jobpool_backends.servicebus.channel import Channel
+from jobpool_backends.servicebus.dispositions import Answer
+from jobpool_backends.servicebus.trouble import LOST
+from jobpool_backends.servicebus.verdicts import Verdict
+
+MOST_STRAYS = 1000
+"""Deliveries never settled on their link, after which it gets another: the session has room for some 5,000."""
+
+MOST_AT_ONCE = 500
+"""Settlements on their way together."""
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """A message that we hold the lock of.
+
+    Attributes:
+        received: `time.monotonic()` from before its lock began.
+        locked_until: Unix time on the broker's clock.
+        generation: Of the channel's handler.
+    """
+
+    message: ServiceBusReceivedMessage
+    taker: Taker
+    generation: int
+    received: float
+    locked_until: float | None
+
+
+class Doubt(Exception):
+    """The lock is gone, and the settlement may have been what ended it."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Settlements on their way: what was answered, and what was asked for before."""
+
+    verdicts: Sequence[tuple[Delivery, Verdict]]
+    answers: dict[int, Answer] = field(default_factory=dict)
+    tried: set[int] = field(default_factory=set)
+
+    @property
+    def open(self) -> list[int]:
+        return [place for place in range(len(self.verdicts)) if place not in self.answers]
+
+    def answer(self, place: int, answer: Answer) -> None:
+        doubtful = isinstance(answer, LOST) and place in self.tried
+        self.answers[place] = Doubt() if doubtful else answer
+
+
+class Taker:
+    """See the module. Only on the hub's loop."""
+
+    def __init__(self, channel: Channel[ServiceBusReceiver]) -> None:
+        self.channel = channel
+        self.load = 0
+        """Deliveries that it has and that are not settled yet, as far as we were told."""
+        self._strays = 0
+        self._wanted = 0
+        self._nudge = asyncio.Event()
+
+    async def take(self, most: int, deadline: float) -> list[Delivery]:
+        """What the queue has now. One round trip."""
+        async with _Want(self):
+            return await self.channel.run(lambda receiver: self._draw(receiver, most), deadline)
+
+    async def wait(self, deadline: float) -> list[Delivery]:
+        """Wait for one message, until the deadline, a nudge, or until somebody wants the receiver."""
+        return await self.channel.run(
+            lambda receiver: self._wait(receiver, deadline), deadline + self.channel.timeout, patiently=False
+        )
+
+    def nudge(self) -> None:
+        """Let whoever waits come back."""
+        self._nudge.set()
+
+    async def settle(self, verdicts: Sequence[tuple[Delivery, Verdict]], deadline: float) -> list[Answer | Doubt]:
+        """An answer each, in order. One round trip, as a rule.
+
+        Raises JobpoolError: not all were answered by the deadline; `settle` again is safe.
+        """
+        batch = _Batch(verdicts)
+        self.load -= len(verdicts)
+        async with _Want(self):
+            try:
+                await self.channel.run(lambda receiver: self._settle(receiver, batch), deadline)
+            except BaseException:
+                self.load += len(batch.open)
+                if not batch.answers:
+                    raise
+                for place in batch.open:
+                    batch.answers[place] = TimeoutError("the broker did not say what became of the message")
+        return [batch.answers[place] for place in range(len(verdicts))]
+
+    def forget(self, deliveries: int) -> None:
+        """So many will never be settled."""
+        self.load -= deliveries
+        self._strays += deliveries
+
+    async def _draw(self, receiver: ServiceBusReceiver, most: int) -> list[Delivery]:
+        if self._strays > MOST_STRAYS:
+            self._strays = 0
+            raise ConnectionResetError("too many deliveries were never settled: the receiver is replaced")
+        before = time.monotonic()
+        return self._deliveries(await credit.draw(receiver, most), before)
+
+    async def _wait(self, receiver: ServiceBusReceiver, deadline: float) -> list[Delivery]:
+        self._nudge.clear()
+        if self._wanted:
+            return []
+        messages, before = await credit.wait(receiver, self._nudge, max(0.0, deadline - time.monotonic()))
+        return self._deliveries(messages, before)
+
+    def _deliveries(self, messages: Sequence[ServiceBusReceivedMessage], before: float) -> list[Delivery]:
+        self.load += len(messages)
+        generation = self.channel.generation
+        return [Delivery(each, self, generation, before, credit.disarm(each)) for each in messages]
+
+    async def _settle(self, receiver: ServiceBusReceiver, batch: _Batch) -> None:
+        here, elsewhere = self._split(receiver, batch)
+        for start in range(0, len(here), MOST_AT_ONCE):
+            await self._settle_here(receiver, batch, here[start : start + MOST_AT_ONCE])
+        for place in elsewhere:
+            await self._settle_by_token(receiver, batch, place)
+
+    def _split(self, receiver: ServiceBusReceiver, batch: _Batch) -> tuple[list[int], list[int]]:
+        here: list[int] = []
+        elsewhere: list[int] = []
+        for place in batch.open:
+            delivery = batch.verdicts[place][0]
+            fits = delivery.generation == self.channel.generation and dispositions.settles_here(
+                receiver, delivery.message
+            )
+            (here if fits else elsewhere).append(place)
+        return here, elsewhere
+
+    async def _settle_here(self, receiver: ServiceBusReceiver, batch: _Batch, places: Sequence[int]) -> None:
+        batch_part = [(batch.verdicts[place][0].message, batch.verdicts[place][1]) for place in places]
+        known = batch.tried.copy()
+        batch.tried.update(places)
+        answers = await dispositions.settle(receiver, batch_part)
+        batch.tried = known
+        for place, answer in zip(places, answers, strict=True):
+            if answer is None or isinstance(answer, LOST):
+                batch.answer(place, answer)
+            else:
+                batch.tried.add(place)
+        if len(batch.tried) > len(known):
+            raise TimeoutError("the broker did not say what became of a message")
+
+    async def _settle_by_token(self, receiver: ServiceBusReceiver, batch: _Batch, place: int) -> None:
+        delivery, verdict = batch.verdicts[place]
+        self.channel.count(1)
+        try:
+            await dispositions.settle_by_token(receiver, delivery.message, verdict)
+        except LOST as error:
+            batch.answer(place, error)
+        except BaseException:
+            batch.tried.add(place)
+            raise
+        else:
+            batch.answer(place, None)
+
+
+class _Want:
+    """While it lasts, somebody wants the receiver for something else than waiting."""
+
+    def __init__(self, taker: Taker) -> None:
+        self._taker = taker
+
+    async def __aenter__(self) -> None:
+        self._taker._wanted += 1
+        self._taker._nudge.set()
+
+    async def __aexit__(self, *about: object) -> None:
+        self._taker._wanted -= 1

@@ -1,0 +1,168 @@
+"""What an administrator does to many messages at once: raise dead letters, delete.
+
+A dead letter is raised by sending a copy to its queue and then completing it among the dead letters: what fails between
+the two leaves both, never neither. Delayed messages are found by peeking and cancelled by their numbers. What waits can
+only be taken as it comes, and so be deleted only all at once. Leased messages are never touched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, TypeVar
+
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
+from azure.servicebus.aio import ServiceBusSender
+from azure.servicebus.exceptions import MessageNotFoundError
+
+from jobpool.backend import MessageFilter, State, Verb
+from jobpool.errors import Unsupported
+from jobpool_backends.servicebus.channel import Channel
+from jobpool_backends.servicebus.hub import Hub
+from jobpool_backends.servicebus.looking import Looker, oldest
+from jobpool_backends.servicebus.records import copy_id, read
+from jobpool_backends.servicebus.sending import send
+from jobpool_backends.servicebus.sifting import PIECE, Messages, Sieve
+from jobpool_backends.servicebus.sights import Sight, raised
+from jobpool_backends.servicebus.station import Station
+from jobpool_backends.servicebus.verdicts import COMPLETE
+from jobpool_backends.shared import TOUCHABLE, check_positive
+
+T = TypeVar("T")
+
+LIMIT = 60.0
+"""Seconds for one step: a thousand messages take one."""
+
+
+class Tender:
+    """Tends queues."""
+
+    def __init__(self, hub: Hub, looker: Looker) -> None:
+        self._hub = hub
+        self._looker = looker
+
+    def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
+        """Raises `Unsupported` for a filter by which this broker cannot delete."""
+        check_positive(limit, "limit")
+        changed = 0
+        for state in touched(where, verb):
+            if changed < limit:
+                changed += self._bulk(replace(where, states=(state,)), state, verb, limit - changed)
+        return changed
+
+    def _bulk(self, where: MessageFilter, state: State, verb: Verb, limit: int) -> int:
+        found = by_queue(oldest(self._looker.search(where), limit))
+        return sum(self._change(queue, some, state, verb) for queue, some in found.items())
+
+    def _change(self, queue: str, some: list[Sight], state: State, verb: Verb) -> int:
+        match state:
+            case State.DEAD:
+                return self._sift(queue, some, verb)
+            case State.DELAYED:
+                return self._cancel(queue, some)
+            case _:
+                return self._take(queue, len(some))
+
+    # --- dead letters --------------------------------------------------------------------------------
+
+    def _sift(self, queue: str, some: list[Sight], verb: Verb) -> int:
+        station = self._hub.queue(queue)
+        before = nothing if verb is Verb.DELETE else _Raising(station, afresh=verb is Verb.RETRY).send
+        sieve = Sieve({sight.sequence for sight in some}, before)
+        self._ask(station.dead, sieve.run)
+        return sieve.done
+
+    # --- living ones ---------------------------------------------------------------------------------
+
+    def _cancel(self, queue: str, some: list[Sight]) -> int:
+        numbers = iter([sight.sequence for sight in some])
+        cancelled = 0
+        while piece := list(islice(numbers, PIECE)):
+            cancelled += self._ask(self._hub.queue(queue).sending, canceller(piece))
+        return cancelled
+
+    def _take(self, queue: str, count: int) -> int:
+        """Delete so many of those that wait, whichever come."""
+        return self._hub.call(delete(self._hub.queue(queue), count, time.monotonic() + LIMIT), LIMIT)
+
+    def _ask(self, channel: Channel[Any], step: Callable[[Any], Awaitable[T]]) -> T:
+        return self._hub.call(channel.run(step, time.monotonic() + LIMIT), LIMIT)
+
+
+class _Raising:
+    """Sends copies of dead letters of one queue. Remembers which it has sent, should they be met again."""
+
+    def __init__(self, station: Station, *, afresh: bool) -> None:
+        self._station = station
+        self._afresh = afresh
+        self._sent: set[int] = set()
+
+    async def send(self, meant: Messages) -> None:
+        fresh = [message for message in meant if message.sequence_number not in self._sent]
+        if fresh:
+            await send(self._station, [self._copy(message) for message in sorted(fresh, key=_age)])
+        self._sent.update(message.sequence_number or 0 for message in fresh)
+
+    def _copy(self, message: ServiceBusReceivedMessage) -> ServiceBusMessage:
+        record = raised(read(message), message, afresh=self._afresh)
+        return record.message(message_id=copy_id(record.id, "d", message.sequence_number or 0))
+
+
+def touched(where: MessageFilter, verb: Verb) -> list[State]:
+    """The states in which the verb may meet what the filter means.
+
+    Raises `Unsupported` when waiting messages would have to be chosen one by one to be deleted.
+    """
+    states = [state for state in TOUCHABLE[verb] if not where.states or state in where.states]
+    if where.reason is not None:  # only a dead letter has one
+        states = [state for state in states if state is State.DEAD]
+    whole = where == MessageFilter(queue=where.queue, states=where.states)
+    if State.WAITING in states and not whole:
+        raise Unsupported(
+            "servicebus:// deletes waiting messages only all of a queue (Capabilities.deletes_live), never single ones:"
+            " leave the filter out, or add `state:dead` or `state:delayed` to it"
+        )
+    return states
+
+
+def by_queue(found: Sequence[Sight]) -> dict[str, list[Sight]]:
+    queues: dict[str, list[Sight]] = {}
+    for sight in found:
+        queues.setdefault(sight.message.queue, []).append(sight)
+    return queues
+
+
+async def delete(station: Station, count: int, deadline: float) -> int:
+    """Fetch and complete what waits, until `count` or none is left; how many it were."""
+    deleted = 0
+    while deleted < count and (some := await station.take(min(PIECE, count - deleted), deadline)):
+        for taker in {delivery.taker for delivery in some}:
+            verdicts = [(delivery, COMPLETE) for delivery in some if delivery.taker is taker]
+            answers = await taker.settle(verdicts, deadline)
+            deleted += answers.count(None)
+    return deleted
+
+
+async def nothing(_: Messages) -> None:
+    """What is done with dead letters before they are deleted."""
+
+
+def canceller(numbers: list[int]) -> Callable[[ServiceBusSender], Awaitable[int]]:
+    """Cancels delayed messages; how many were still there. The broker cancels all that it is given, or none."""
+
+    async def cancel(sender: ServiceBusSender) -> int:
+        try:
+            await sender.cancel_scheduled_messages(numbers)
+        except MessageNotFoundError:
+            if len(numbers) == 1:
+                return 0
+            return sum([await canceller([number])(sender) for number in numbers])
+        return len(numbers)
+
+    return cancel
+
+
+def _age(message: ServiceBusReceivedMessage) -> int:
+    return read(message).enqueued_at

@@ -1,0 +1,130 @@
+"""What the errors of the SDK and of the network mean to the caller: from error to sentence, with its mend.
+
+Some end the matter: what they name must be mended, or the lock is gone. All others leave a doubt about the sender or
+receiver that raised them, which is thrown away then (channel.py), and the same is tried with a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+
+from azure.servicebus import exceptions as sdk
+
+from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError
+from jobpool_backends.servicebus.address import Address
+
+LOST = (sdk.MessageLockLostError, sdk.MessageAlreadySettled, sdk.MessageNotFoundError)
+"""The message is not ours (any more); for those who asked about it, and nobody else."""
+
+FINAL = (
+    *LOST,
+    sdk.MessagingEntityNotFoundError,
+    sdk.MessagingEntityDisabledError,
+    sdk.ServiceBusAuthorizationError,
+    sdk.ServiceBusAuthenticationError,
+    sdk.ServiceBusQuotaExceededError,
+    sdk.MessageSizeExceededError,
+    JobpoolError,
+)
+"""To try again at once would not help."""
+
+_UNREACHABLE = {
+    errno.ECONNREFUSED: "refuses connections: nothing listens there. Mend the address, or start the emulator",
+    errno.EHOSTUNREACH: "cannot be reached from here: mend the host, the route or the firewall (ports 5671 and 5672)",
+    errno.ENETUNREACH: "cannot be reached from here: mend the host, the route or the firewall (ports 5671 and 5672)",
+    errno.EMFILE: "cannot be reached, because this process has no file descriptor left: raise `ulimit -n`",
+}
+_REFUSED_KEY = (
+    "refuses the key: mend SharedAccessKeyName and SharedAccessKey in the connection string (the Azure portal shows"
+    " them under shared access policies); the policy needs the rights Send and Listen"
+)
+_REFUSED_IDENTITY = (
+    "refuses this identity: give it the role 'Azure Service Bus Data Owner' (or Sender and Receiver) on the namespace"
+)
+
+
+def explain(error: BaseException, address: Address, queue: str, timeout: float) -> JobpoolError:
+    """What `error`, met while something was done with this queue, means to the caller."""
+    if isinstance(error, JobpoolError):
+        return error
+    missing = missing_queue(error, address, queue)
+    if missing is not None:
+        return missing
+    match error:
+        case sdk.MessagingEntityDisabledError():
+            return BackendUnavailable(f"{address.title}: queue {queue!r} is disabled: enable it there (status Active)")
+        case sdk.ServiceBusAuthorizationError() | sdk.ServiceBusAuthenticationError():
+            refused = _REFUSED_KEY if address.connection_string else _REFUSED_IDENTITY
+            return ConfigurationError(f"{address.title} {refused} ({_words(error)})")
+        case sdk.ServiceBusQuotaExceededError():
+            return BackendUnavailable(
+                f"{address.title}: queue {queue!r} is full, or the namespace has no connection left: remove what is not"
+                f" needed (its dead letters count too), or raise its size ({_words(error)})"
+            )
+        case sdk.MessageSizeExceededError():
+            return InvalidJob(too_large(queue, None, None))
+        case sdk.ServiceBusServerBusyError():
+            return BackendUnavailable(
+                f"{address.title} is busy and asks to wait some seconds: if that is often so, raise its messaging units"
+            )
+    return BackendUnavailable(f"{address.title} {_network(error, timeout)}")
+
+
+def missing_queue(error: BaseException, address: Address, queue: str) -> ConfigurationError | None:
+    """The error of a queue that is not there; None when that is not what `error` says."""
+    if not isinstance(error, sdk.MessagingEntityNotFoundError) and "not-found" not in str(error):
+        return None
+    if isinstance(error, sdk.MessageNotFoundError):
+        return None
+    return ConfigurationError(
+        f"{address.title} has no queue {queue!r}: create it (az servicebus queue create --namespace-name"
+        f" {address.namespace} --name {queue} --lock-duration PT{address.lock:g}S --max-delivery-count 100), or mend"
+        " the name"
+    )
+
+
+def too_large(queue: str, size: int | None, limit: int | None) -> str:
+    """That a message is too large, and for which limit."""
+    told = f"has {size} bytes, and queue {queue!r} takes" if size else f"is too large: queue {queue!r} takes"
+    most = f"at most {limit} a message" if limit else "no message of that size"
+    return (
+        f"the job's message {told} {most}: make its payload smaller (put the data somewhere and send its name), or"
+        " raise the queue's maximum message size (premium tier)"
+    )
+
+
+def _network(error: BaseException, timeout: float) -> str:
+    beneath = _beneath(error)
+    if isinstance(beneath, socket.gaierror):
+        return "cannot be found: mend the name of the namespace, or the name service of this machine"
+    if isinstance(beneath, OSError) and beneath.errno in _UNREACHABLE:
+        return _UNREACHABLE[beneath.errno]
+    if isinstance(error, TimeoutError | asyncio.TimeoutError | sdk.OperationTimeoutError):
+        return (
+            f"did not answer within {timeout:g} s: see whether it is up and no firewall swallows packets, or raise the"
+            " option timeout"
+        )
+    return f"broke off: the next call connects anew ({_words(error)})"
+
+
+def _beneath(error: BaseException) -> BaseException | None:
+    """The operating system's error that the SDK wrapped, as deep as it may be."""
+    seen: set[int] = set()
+    waiting: list[object] = [error]
+    while waiting:
+        current = waiting.pop(0)
+        if not isinstance(current, BaseException) or id(current) in seen:
+            continue
+        seen.add(id(current))
+        if isinstance(current, OSError) and not isinstance(current, TimeoutError) and current.errno is not None:
+            return current
+        inner = [getattr(current, name, None) for name in ("inner_exception", "error", "__cause__", "__context__")]
+        waiting += [*inner, *current.args]
+    return None
+
+
+def _words(error: BaseException) -> str:
+    """What it says of itself, on one line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

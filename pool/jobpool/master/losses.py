@@ -1,0 +1,34 @@
+"""The thread that asks a broker, by whose connections leases live, which of them have broken.
+
+It runs only where a backend overrides `QueueBackend.lost`, and apart from the renew thread, which a silent broker may
+keep for seconds.
+"""
+
+from __future__ import annotations
+
+from jobpool.backend import QueueBackend
+from jobpool.master.events import LeasesBroke
+from jobpool.master.inbox import Inbox
+from jobpool.master.thread import MasterThread
+
+EVERY = 0.25
+"""Seconds between two looks, which cost no I/O."""
+
+
+def can_break(backend: QueueBackend) -> bool:
+    """Whether its leases can end before their time: it says when they do."""
+    return type(backend).lost is not QueueBackend.lost
+
+
+class Losses(MasterThread):
+    """See the module. Tells the loop of leases that broke, those of all queues together."""
+
+    def __init__(self, backend: QueueBackend, inbox: Inbox) -> None:
+        super().__init__("losses", inbox)
+        self._backend = backend
+
+    def serve(self) -> None:
+        while not self._halt.wait(EVERY):
+            leases = self._backend.lost()
+            if leases:
+                self._inbox.put(LeasesBroke(leases))

@@ -1,0 +1,128 @@
+"""Where a settlement puts a copy and then settles the original, the copy is the message: all that it was, and alone."""
+
+from __future__ import annotations
+
+import pytest
+from support.harness import Harness
+from support.jobs import QUEUE, a_job
+from support.looks import seen
+
+from jobpool.backend import MessageFilter, QueueBackend, State, Verb
+from jobpool.lease import JobLease
+from jobpool.settlement import Abandon, Forfeit, Move, Nack, Release, Settled, Settlement
+
+pytestmark = [pytest.mark.needs("leases"), pytest.mark.lacks("atomic_nack")]
+
+THERE = "mails"
+PAYLOAD = {"customer": [7, "Zürich"], "z": 1, "a": 2.5}
+DELAY = 20.0
+
+COPIES = [
+    pytest.param(Nack(0.0, "new"), 1, 0, "new", "SIGBUS", id="nack"),
+    pytest.param(Nack(DELAY, None, "killed"), 1, 0, "boom", "killed", id="delayed nack"),
+    pytest.param(Release(), 0, 0, "boom", "SIGBUS", id="release"),
+    pytest.param(Release(DELAY), 0, 0, "boom", "SIGBUS", id="delayed release"),
+    pytest.param(Forfeit("SIGILL"), 0, 1, "boom", "SIGILL", id="forfeit", marks=pytest.mark.needs("forfeit")),
+    pytest.param(Move(THERE, 1, 1, "new", "SIGKILL"), 1, 1, "new", "SIGKILL", id="move"),
+    pytest.param(Move(THERE), 0, 0, "boom", "SIGBUS", id="plain move"),
+]
+
+
+def a_lease(backend: QueueBackend, queue: str = QUEUE) -> JobLease:
+    [lease] = backend.fetch_many(queue, limit=1, ttl=30.0)
+    return lease
+
+
+@pytest.fixture
+def lease(harness: Harness, backend: QueueBackend) -> JobLease:
+    """Of a message with a past: failed once, killed by a signal then, five seconds old, leased for the second time."""
+    backend.enqueue(a_job(PAYLOAD, identifier="order-17", priority=2, handler="invoice", name="daily"))
+    assert backend.settle_many([(a_lease(backend), Nack(0.0, "boom", "SIGBUS"))]) == [Settled.OK]
+    harness.advance(5.0)
+    return a_lease(backend)
+
+
+@pytest.mark.parametrize(("settlement", "attempts", "crashes", "error", "cause"), COPIES)
+def test_one_message_is_there_and_it_is_what_it_was(
+    harness: Harness,
+    backend: QueueBackend,
+    lease: JobLease,
+    settlement: Settlement,
+    attempts: int,
+    crashes: int,
+    error: str,
+    cause: str,
+) -> None:
+    queue, other = (THERE, QUEUE) if isinstance(settlement, Move) else (QUEUE, THERE)
+    assert backend.settle_many([(lease, settlement)]) == [Settled.OK]
+    stats = backend.stats(queue)
+    assert (stats.pending, stats.leased, stats.dead, backend.stats(other).pending) == (1, 0, 0, 0)
+    harness.advance(DELAY)
+    [again] = backend.fetch_many(queue, limit=9, ttl=30.0)
+    assert (again.id, again.queue, again.deliveries) == ("order-17", queue, lease.deliveries + 1)
+    assert (again.attempts, again.crashes) == (lease.attempts + attempts, lease.crashes + crashes)
+    assert again.enqueued_at == pytest.approx(lease.enqueued_at, abs=0.01)
+    assert again.body == lease.body or queue == THERE  # signed for another queue
+    assert (again.envelope.payload, again.envelope.name, again.envelope.job) == (PAYLOAD, "daily", "invoice")
+    assert backend.release(again)
+    message = seen(backend, "order-17", queue)
+    assert (message.last_error, message.cause, message.handler) == (error, cause, "invoice")
+    assert message.priority == 2 or not backend.capabilities.priorities
+    assert backend.ack(a_lease(backend, queue)) is Settled.OK
+    assert (backend.stats(queue).pending, backend.stats(queue).dead) == (0, 0)
+
+
+@pytest.mark.parametrize(("settlement", "attempts", "crashes", "error", "cause"), COPIES)
+def test_the_lease_of_a_copy_lasts_as_long(
+    harness: Harness,
+    backend: QueueBackend,
+    lease: JobLease,
+    settlement: Settlement,
+    attempts: int,
+    crashes: int,
+    error: str,
+    cause: str,
+) -> None:
+    del attempts, crashes, error, cause
+    backend.settle_many([(lease, settlement)])
+    harness.advance(DELAY)
+    queue = THERE if isinstance(settlement, Move) else QUEUE
+    again = a_lease(backend, queue)
+    assert again.expires_at == pytest.approx(backend.clock.boot() + harness.lasts(30.0), abs=0.5)
+    harness.advance(harness.lasts(30.0) - 1.0)
+    assert backend.ack(again) is Settled.OK
+
+
+@pytest.mark.parametrize("verb", [Verb.RETRY, Verb.RESUME])
+def test_a_dead_letter_and_what_is_raised_from_it_are_what_it_was(
+    harness: Harness, backend: QueueBackend, lease: JobLease, verb: Verb
+) -> None:
+    assert backend.settle_many([(lease, Abandon("hopeless", None, "SIGILL"))]) == [Settled.OK]
+    [dead] = backend.list_messages(MessageFilter(queue=QUEUE))
+    assert (dead.id, dead.state, dead.handler, dead.body) == ("order-17", State.DEAD, "invoice", lease.body)
+    assert (dead.attempts, dead.crashes, dead.deliveries) == (lease.attempts, lease.crashes, lease.deliveries)
+    assert (dead.reason, dead.last_error, dead.cause) == ("hopeless", "boom", "SIGILL")
+    assert dead.enqueued_at == pytest.approx(lease.enqueued_at, abs=0.01)
+    assert dead.priority == 2 or not backend.capabilities.priorities
+    harness.advance(5.0)
+    assert backend.bulk(MessageFilter(queue=QUEUE), verb) == 1
+    stats = backend.stats(QUEUE)
+    assert (stats.pending, stats.dead) == (1, 0)
+    again = a_lease(backend)
+    assert (again.id, again.body, again.deliveries) == ("order-17", lease.body, lease.deliveries + 1)
+    assert again.attempts == (lease.attempts if verb is Verb.RESUME else 0)
+    assert again.enqueued_at == pytest.approx(lease.enqueued_at, abs=0.01)
+
+
+@pytest.mark.needs("priorities")
+@pytest.mark.parametrize("settlement", [Nack(), Nack(DELAY), Release(), Release(DELAY), Forfeit("SIGILL")])
+def test_a_copy_has_the_priority_of_its_original(
+    harness: Harness, backend: QueueBackend, settlement: Settlement
+) -> None:
+    backend.enqueue_many([a_job("late", priority=9), a_job("soon", priority=1)])
+    soon = a_lease(backend)
+    assert backend.settle_many([(soon, settlement)]) == [Settled.OK]
+    backend.enqueue_many([a_job("middle", priority=5), a_job("first", priority=0)])
+    harness.advance(DELAY)
+    order = [found.envelope.payload for found in backend.fetch_many(QUEUE, limit=9)]
+    assert order == ["first", "soon", "middle", "late"]

@@ -1,0 +1,99 @@
+"""What a broker cannot do it refuses with a sentence, and nothing has happened then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from support.harness import Harness
+from support.jobs import QUEUE, a_job
+
+from jobpool.backend import MessageFilter, QueueBackend, Verb
+from jobpool.errors import ConfigurationError, Unsupported
+from jobpool.settlement import Move, Settled
+
+pytestmark = pytest.mark.needs("leases")
+
+MISSING = "no-such-queue"
+
+
+@pytest.mark.lacks("dead_caps")
+@pytest.mark.parametrize(("option", "value"), [("dead_max", 3), ("dead_max_age", 60.0), ("dead_max", "3")])
+def test_caps_on_dead_letters_are_refused(harness: Harness, option: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=option):
+        harness.connect(**{option: value})
+
+
+CALLS: list[Callable[[QueueBackend], object]] = [
+    pytest.param(lambda backend: backend.enqueue(a_job(queue=MISSING)), id="enqueue"),
+    pytest.param(lambda backend: backend.fetch_many(MISSING, limit=1), id="fetch"),
+    pytest.param(lambda backend: backend.wait_any([MISSING], 0.0), id="wait"),
+    pytest.param(lambda backend: backend.stats(MISSING), id="stats"),
+    pytest.param(lambda backend: backend.list_messages(MessageFilter(queue=MISSING)), id="list"),
+    pytest.param(lambda backend: backend.bulk(MessageFilter(queue=MISSING), Verb.DELETE), id="purge"),
+]
+
+
+@pytest.mark.lacks("makes_queues")
+@pytest.mark.parametrize("call", CALLS)
+def test_a_queue_that_is_missing_is_named_with_the_mend(
+    backend: QueueBackend, call: Callable[[QueueBackend], object]
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf"(?s){MISSING}.*[Cc]reate|[Cc]reate.*{MISSING}"):
+        call(backend)
+    backend.enqueue(a_job())
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    assert backend.ack(lease) is Settled.OK
+
+
+@pytest.mark.lacks("makes_queues")
+def test_a_message_that_cannot_be_moved_stays_leased(backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    with pytest.raises(ConfigurationError, match=MISSING):
+        backend.settle_many([(lease, Move(MISSING))])
+    assert backend.ack(lease) is Settled.OK
+
+
+@pytest.mark.lacks("lists_queues")
+def test_the_queues_are_those_that_this_client_was_told_of(harness: Harness) -> None:
+    one, other = harness.open(), harness.open()
+    one.enqueue_many([a_job(queue="a"), a_job(queue="b")])
+    assert one.queues() == ["a", "b"]
+    assert other.queues() == []
+    assert other.stats("b").waiting == 1
+    assert other.queues() == ["b"]
+
+
+@pytest.mark.lacks("exact_stats")
+def test_a_client_counts_its_own_leases_and_all_that_is_there(harness: Harness) -> None:
+    one, other = harness.open(), harness.open()
+    one.enqueue_many([a_job(), a_job()])
+    [lease] = one.fetch_many(QUEUE, limit=1)
+    mine, theirs = one.stats(QUEUE), other.stats(QUEUE)
+    assert (mine.waiting, mine.leased) == (1, 1)
+    assert (theirs.waiting, theirs.leased) == (2, 0)
+    one.ack(lease)
+    assert one.stats(QUEUE).pending == other.stats(QUEUE).pending == 1
+
+
+@pytest.mark.lacks("key_store")
+def test_what_needs_a_key_store_is_refused(backend: QueueBackend) -> None:
+    with pytest.raises(Unsupported, match="key_store"):
+        _ = backend.keys
+
+
+@pytest.mark.lacks("enqueue_in_transaction")
+def test_a_transaction_of_the_caller_s_is_refused(backend: QueueBackend) -> None:
+    with pytest.raises(Unsupported, match="transaction of yours"):
+        backend.enqueue_in(object(), [a_job()])
+    assert backend.stats(QUEUE).pending == 0
+
+
+@pytest.mark.lacks("ack_in_transaction")
+def test_an_ack_in_a_transaction_of_the_handler_s_is_refused(backend: QueueBackend) -> None:
+    backend.enqueue(a_job())
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    with pytest.raises(Unsupported, match="transaction of yours"):
+        backend.ticket(lease)
+    assert backend.ack(lease) is Settled.OK

@@ -1,0 +1,94 @@
+"""Whose a lease is: where it is only its client's, no other can use it; and in normal life none is lost."""
+
+from __future__ import annotations
+
+import pytest
+from support.harness import Harness
+from support.jobs import QUEUE, a_job, numbered
+
+from jobpool.backend import QueueBackend
+from jobpool.lease import JobLease
+from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+
+pytestmark = pytest.mark.needs("leases")
+
+SETTLEMENTS: list[Settlement] = [
+    Ack((a_job(queue="mails"),)),
+    Nack(0.0, "boom", "SIGBUS"),
+    Abandon("hopeless"),
+    Release(),
+    Release(5.0),
+    Move("mails"),
+    Forfeit("SIGSEGV"),
+]
+
+
+def a_lease(backend: QueueBackend) -> JobLease:
+    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=30.0)
+    return lease
+
+
+@pytest.mark.lacks("settle_anywhere")
+def test_another_client_can_do_nothing_with_a_lease_and_harms_nothing(harness: Harness) -> None:
+    owner, other = harness.open(), harness.open()
+    owner.enqueue(a_job())
+    lease = a_lease(owner)
+    answers = [other.settle_many([(lease, settlement)])[0] for settlement in SETTLEMENTS]
+    assert not any(answers)
+    assert not any(other.settle_many([(lease, settlement) for settlement in SETTLEMENTS]))
+    assert other.renew_many([lease], 30.0) == [None]
+    assert other.fetch_many(QUEUE, limit=1) == []
+    assert (owner.stats(QUEUE).leased, owner.stats(QUEUE).dead, owner.stats("mails").pending) == (1, 0, 0)
+    renewed = owner.renew(lease, 30.0)
+    assert (renewed.attempts, renewed.crashes, renewed.deliveries) == (0, 0, 1)
+    assert owner.ack(renewed) is Settled.OK
+    assert owner.stats(QUEUE).pending == 0
+
+
+@pytest.mark.lacks("settle_anywhere")
+def test_a_lease_of_before_says_nothing_about_the_same_client_s_next_one(
+    harness: Harness, backend: QueueBackend
+) -> None:
+    """The broker knows the message by the same number, and the client has it leased again."""
+    backend.enqueue(a_job())
+    old = a_lease(backend)
+    harness.expire_leases(30.0)
+    new = a_lease(backend)
+    assert not any(backend.settle_many([(old, settlement)])[0] for settlement in SETTLEMENTS)
+    assert backend.renew_many([old, new], 30.0)[0] is None
+    assert (backend.stats(QUEUE).leased, backend.stats("mails").pending) == (1, 0)
+    assert backend.ack(new) is Settled.OK
+
+
+@pytest.mark.lacks("exact_refusals")
+def test_a_refusal_leaves_the_message_as_it_was(backend: QueueBackend) -> None:
+    ident = backend.enqueue(a_job())
+    old = a_lease(backend)
+    backend.release(old)
+    assert not any(backend.settle_many([(old, settlement)])[0] for settlement in SETTLEMENTS)
+    [lease] = backend.fetch_many(QUEUE, limit=9)
+    assert (lease.id, lease.attempts, lease.crashes, lease.deliveries) == (ident, 0, 0, 2)
+    assert backend.abandon(lease, "looked at")
+    dead = backend.inspect(ident)
+    assert dead is not None
+    assert (dead.last_error, dead.cause) == (None, None)
+    assert (backend.stats(QUEUE).pending, backend.stats(QUEUE).dead, backend.stats("mails").pending) == (0, 1, 0)
+
+
+def test_in_normal_life_no_lease_is_lost(harness: Harness, backend: QueueBackend) -> None:
+    assert backend.lost() == []
+    backend.enqueue_many(numbered(7))
+    leases = backend.fetch_many(QUEUE, limit=7, ttl=30.0)
+    backend.settle_many(list(zip(leases, SETTLEMENTS[:6], strict=False)))
+    assert backend.lost() == []
+    [renewed] = backend.renew_many([leases[6]], 30.0)
+    assert renewed is not None
+    backend.stats(QUEUE)
+    backend.wait_any(["mails"], 0.0)
+    assert backend.lost() == []
+    harness.expire_leases(30.0)
+    backend.reap(QUEUE)
+    assert backend.renew_many([renewed], 30.0) == [None]
+    assert backend.lost() == []
+    backend.close()
+    assert backend.lost() == []

@@ -1,0 +1,119 @@
+"""The Service Bus peers that many tests share, and the connections to them, which are dear: to open one takes half a
+second, whatever the machine.
+
+A test has a peer to itself while it runs: it is emptied before each. A test that stops or disturbs a peer starts one of
+its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from pathlib import Path
+
+from jobpool_backends.servicebus.address import read_address
+from jobpool_backends.servicebus.hub import Hub
+from support.servicebus import Control, PeerProcess, PeerThread
+from support.servicebus.broker import Broker
+
+MOST_DELIVERIES = 1000
+"""So many that the broker makes nothing a dead letter by itself, as the documentation asks for."""
+
+LOCK = 60.0
+"""Seconds that locks last: the service's default, and the backend's."""
+
+LARGEST = 2 * 2**20
+"""Bytes of a message: a body of 1 MiB, which is what jobpool takes, and what goes with it. The service's premium tier."""
+
+QUEUES = (
+    *("default", "reports", "mails", "failed-payloads", "big-machines", "third", "empty", "nothing"),
+    *("a", "b", "c", "d", "e", "q0", "q1", "q2"),
+)
+"""What the contract's tests name; there is no other queue, and none comes by being named."""
+
+
+@cache
+def turned_peer() -> PeerThread:
+    """The peer of this process whose clock stands still; a thread, so that it is emptied and turned at no cost."""
+    peer = PeerThread(standing_clock=float(round(time.time())))
+    peer.start()
+    make_queues(peer.control)
+    atexit.register(_if_still_here, os.getpid(), peer.stop)
+    return peer
+
+
+@cache
+def live_peer() -> PeerProcess:
+    """The peer of this process on the machine's clock; a process of its own."""
+    peer = _process("live")
+    make_queues(peer.control)
+    return peer
+
+
+@cache
+def rig_peer() -> PeerProcess:
+    """The one that pools are tried on; it has no queues."""
+    return _process("rig")
+
+
+def make_queues(control: Control, names: Iterable[str] = QUEUES, lock: float = LOCK) -> None:
+    """Of the properties that the documentation asks for."""
+    for name in names:
+        control.create_queue(
+            name, lock_duration=lock, max_delivery_count=MOST_DELIVERIES, max_message_size=LARGEST
+        )
+
+
+def _process(name: str) -> PeerProcess:
+    folder = Path(tempfile.mkdtemp(prefix=f"jobpool-{name}-peer-"))
+    atexit.register(_if_still_here, os.getpid(), partial(shutil.rmtree, folder, ignore_errors=True))
+    peer = PeerProcess(folder)
+    atexit.register(_if_still_here, os.getpid(), peer.close)
+    return peer
+
+
+def shared_hub(connection_string: str) -> Hub:
+    """This process's connections to a namespace. They stay open for the next one who asks, so nobody may disturb them."""
+    return _hub(connection_string, os.getpid())
+
+
+@cache
+def _hub(connection_string: str, pid: int) -> Hub:
+    hub = Hub(read_address(connection_string, {})[0])
+    atexit.register(_if_still_here, pid, hub.close)
+    return hub
+
+
+def empty(peer: PeerThread) -> None:
+    """Delete all messages, those too that this process has received without handing them out."""
+    let_go(shared_hub(peer.connection_string))
+    peer.call(_purge)
+
+
+def let_go(hub: Hub) -> None:
+    """Give back what came while somebody waited."""
+    for queue in hub.told():
+        hub.call(hub.queue(queue).give_back())
+
+
+def empty_by(control: Control) -> None:
+    """The same, through a control port."""
+    for name in control.queues():
+        for store in (name, f"{name}/$DeadLetterQueue"):
+            control.purge(store)
+
+
+def _purge(broker: Broker) -> None:
+    for store in broker.namespace.stores():
+        store.purge()
+
+
+def _if_still_here(owner: int, end: Callable[[], object]) -> None:
+    """In a fork of the process that made it nothing is ended."""
+    if os.getpid() == owner:
+        end()

@@ -1,0 +1,119 @@
+"""A beanstalkd of the tests' own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import greenstalk
+
+from support.servers.process import Server, ServerFailed
+from support.servers.turned_time import TurnedTime
+from support.waiting import wait_until
+
+ROOMY = 2**20 + 2**16
+"""Bytes a job, so that the largest body of jobpool and what a backend writes beside it fit in."""
+
+
+class BeanstalkServer(Server):
+    """A running beanstalkd, on a free port of 127.0.0.1; it keeps nothing unless asked to.
+
+    beanstalkd looks at its clock when it has carried out a command. So `advance` and `turn_to` send one, and every
+    command that is sent after they have returned sees jobs that fell due ready and leases that ran out free. On a
+    turned server a `reserve-with-timeout` above 0 never gives up: its end is reckoned on the clock that stands still.
+    A lease ends a microsecond after its deadline; when time lands on the deadline itself, beanstalkd 1.12 forgets it
+    until its holder's next command.
+
+    Args:
+        folder: For its log and its binlog; made if it is missing.
+        turned: Its clock stands still until `advance` or `turn_to` moves it.
+        binlog: Keep jobs in files of `folder`, written before each answer: a restart, and a kill, lose nothing.
+        max_job_size: The largest job in bytes.
+
+    Attributes:
+        url: beanstalk://127.0.0.1:PORT.
+    """
+
+    name = "beanstalkd"
+
+    def __init__(self, folder: Path, *, turned: bool = False, binlog: bool = False, max_job_size: int = ROOMY) -> None:
+        super().__init__(folder)
+        self._binlog = self.folder / "binlog" if binlog else None
+        self._max_job_size = max_job_size
+        self._asked = 0
+        self._time = TurnedTime(folder / "time", 1_800_000_000.0) if turned else None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"beanstalk://{self.host}:{self.port}"
+
+    def client(self, tube: str = "default") -> greenstalk.Client[bytes]:
+        """A connection of the test's own, which uses and watches this tube; the test closes it."""
+        return greenstalk.Client((self.host, self.port), encoding=None, use=tube, watch=tube)
+
+    def now(self) -> float:
+        """Unix time on a turned server's clock, in seconds."""
+        return self._turned.now()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass on a turned server, to the microsecond."""
+        self._turned.advance(seconds)
+        self._look()
+
+    def turn_to(self, moment: float) -> None:
+        """Set a turned server's clock to this Unix time in seconds; what runs in jobs is then so much longer, or over.
+
+        Tubes that earlier tests left are other tubes, and their jobs' times matter to nobody.
+        """
+        self._turned.turn_to(moment)
+        self._look()
+
+    def drain(self) -> None:
+        """Have it take no more jobs, until it is started again; returns when that is so."""
+        os.kill(self.pid, signal.SIGUSR1)
+        with self.client() as client:
+            wait_until(lambda: client.stats()["draining"] == "true", what="drain mode")
+
+    @property
+    def _turned(self) -> TurnedTime:
+        if self._time is None:
+            raise ValueError("only a server made with turned=True has a clock that can be turned")
+        return self._time
+
+    def _look(self) -> None:
+        with self.client() as client:
+            client.using()
+
+    def _command(self, port: int) -> list[str]:
+        self._asked = port
+        command = [_program(), "-l", self.host, "-p", str(port), "-z", str(self._max_job_size)]
+        if self._binlog is None:
+            return command
+        self._binlog.mkdir(exist_ok=True)
+        return [*command, "-b", str(self._binlog), "-f", "0"]
+
+    def _answers(self) -> bool:
+        """Another one may have got hold of the port."""
+        try:
+            with greenstalk.Client((self.host, self._asked), encoding=None) as client:
+                return client.stats()["pid"] == self.pid
+        except OSError:
+            return False
+
+    def _environment(self) -> Mapping[str, str]:
+        return self._time.environment(os.environ) if self._time else os.environ
+
+    def _gone(self, pid: int) -> None:
+        if self._time:
+            self._time.clear(pid)
+
+
+def _program() -> str:
+    found = shutil.which("beanstalkd") or shutil.which("beanstalkd", path="/usr/bin:/usr/sbin")
+    if found is None:
+        raise ServerFailed("there is no beanstalkd on this machine; scripts/services up installs what tests need")
+    return found

@@ -1,0 +1,138 @@
+"""What a beanstalkd can lose or refuses: each thing one sentence; and a server that is too old."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.servers import BeanstalkServer, fresh_name
+
+from jobpool.clock import SystemClock
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.finding import Level, cautions_of
+from jobpool_backends.beanstalk.address import read_address
+from jobpool_backends.beanstalk.checks import (
+    LARGEST,
+    Stats,
+    check_version,
+    diagnose,
+    judge,
+    ping,
+    require_version,
+)
+from jobpool_backends.beanstalk.lines import Lines
+
+GOOD = {
+    "version": "1.12",
+    "uptime": 200_000,
+    "current-connections": 3,
+    "binlog-current-index": 1,
+    "draining": "false",
+    "max-job-size": LARGEST,
+}
+
+
+@pytest.mark.parametrize(
+    ("told", "check", "level", "said"),
+    [
+        pytest.param({}, "server", Level.OK, "beanstalkd 1.12, up for 2 days, with 3 connections", id="well"),
+        pytest.param({"uptime": 59}, "server", Level.OK, "up for 59 s", id="just started"),
+        pytest.param({"uptime": 7300}, "server", Level.OK, "up for 2 hours", id="for hours"),
+        pytest.param({}, "persistence", Level.NOTE, "50 ms of it, or as -f says", id="a binlog"),
+        pytest.param(
+            {"binlog-current-index": 0},
+            "persistence",
+            Level.PROBLEM,
+            "no binlog: a crash or restart of the server loses every message; start it with -b",
+            id="no binlog",
+        ),
+        pytest.param({}, "drain-mode", Level.OK, "takes new messages", id="open"),
+        pytest.param(
+            {"draining": "true"},
+            "drain-mode",
+            Level.PROBLEM,
+            "in drain mode: it takes no new messages, and so no retries.*; restart it",
+            id="draining",
+        ),
+        pytest.param({}, "job-size", Level.OK, "up to 1,114,112 bytes", id="large enough"),
+        pytest.param(
+            {"max-job-size": 65_535},
+            "job-size",
+            Level.NOTE,
+            "up to 65,535 bytes .*: larger ones are refused when they are enqueued.* -z 1114112",
+            id="as it is built",
+        ),
+    ],
+)
+def test_what_a_server_says_of_itself(told: Stats, check: str, level: Level, said: str) -> None:
+    [finding] = [finding for finding in judge({**GOOD, **told}) if finding.check == f"beanstalk.{check}"]
+    assert finding.level is level
+    assert re.search(said, str(finding)), str(finding)
+
+
+def test_a_server_that_says_nothing_is_told_too() -> None:
+    assert [finding.level for finding in judge({})] == [Level.OK, Level.PROBLEM, Level.OK, Level.NOTE]
+
+
+@pytest.mark.parametrize("version", ["1.12", "1.13", "1.12+7+gabc", "2.0", "unknown"])
+def test_a_server_that_is_new_enough(version: str) -> None:
+    require_version("beanstalkd at here", {"version": version})
+
+
+@pytest.mark.parametrize("version", ["1.11", "1.4.6", "1.10+3"])
+def test_a_server_that_is_too_old(version: str) -> None:
+    text = re.escape(f"beanstalkd at here is version {version}, and jobpool needs beanstalkd 1.12 or later: upgrade it")
+    with pytest.raises(ConfigurationError, match=text):
+        require_version("beanstalkd at here", {"version": version})
+
+
+# --- on real servers ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BeanstalkServer]:
+    with BeanstalkServer(tmp_path_factory.mktemp("beanstalkd"), binlog=True) as server:
+        yield server
+
+
+def lines_to(server: BeanstalkServer) -> Lines:
+    return Lines(read_address(server.url, {"tube_prefix": fresh_name()}), SystemClock())
+
+
+def test_a_server_with_a_binlog_gives_no_caution(server: BeanstalkServer) -> None:
+    lines = lines_to(server)
+    found = diagnose(lines)
+    lines.close()
+    assert cautions_of(found) == []
+    assert all(finding.found.startswith(f"beanstalkd at 127.0.0.1:{server.port}: ") for finding in found)
+    assert "up for" in found[0].found
+
+
+def test_a_server_that_forgets_and_takes_nothing_is_told(tmp_path: Path) -> None:
+    with BeanstalkServer(tmp_path, max_job_size=1000) as server:
+        server.drain()
+        lines = lines_to(server)
+        forgets, drains = cautions_of(diagnose(lines))
+        lines.close()
+    assert "no binlog" in forgets
+    assert "drain mode" in drains
+
+
+def test_a_server_that_is_there_answers(server: BeanstalkServer) -> None:
+    lines = lines_to(server)
+    ping(lines)
+    check_version(lines)
+    lines.close()
+
+
+def test_a_server_that_is_gone_does_not(tmp_path: Path) -> None:
+    with BeanstalkServer(tmp_path) as server:
+        lines = lines_to(server)
+        ping(lines)
+        server.kill()
+        for question in (ping, check_version, diagnose):
+            with pytest.raises(BackendUnavailable, match=str(server.port)):
+                question(lines)
+        lines.close()

@@ -1,0 +1,280 @@
+"""Every verb on a broker that can do as little as any may: a true answer, or a sentence with the mend; no traceback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from support.modest import Modest
+
+from jobpool import opening
+from jobpool.backend import QueueBackend
+from jobpool.cron.runner import CronRunner
+from jobpool.cron.scheduler import Scheduler
+from jobpool.definition import JobDefinition
+from jobpool.errors import ConfigurationError
+from jobpool.master.demands import check_demands
+from jobpool.master.settings import PoolSettings
+from jobpool.settlement import Abandon
+from jobpool_backends.memory import MemoryBackend
+
+Ask = Callable[..., Result]
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryBackend]:
+    """What all that open `modest://` share."""
+    point = EntryPoint("modest", "support.modest:Modest", opening.GROUP)
+    monkeypatch.setattr(opening, "_entry_points", lambda: {"modest": point})
+    backend = MemoryBackend()
+    monkeypatch.setattr(Modest, "shared", backend)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def ask(jobpool: Ask, broker: MemoryBackend, tmp_path: Path) -> Ask:
+    """A verb, in a directory whose configuration names the queues."""
+    del broker
+    (tmp_path / "jobpool.toml").write_text('backend = "modest://"\nqueues = ["default", "reports"]\n')
+
+    def call(*words: str) -> Result:
+        result = jobpool(*words)
+        assert "Traceback" not in result.output
+        assert "unexpected" not in result.stderr
+        return result
+
+    return call
+
+
+def put(broker: QueueBackend, queue: str = "reports", count: int = 1) -> list[str]:
+    return broker.enqueue_many([JobDefinition("report", {}, queue=queue)] * count)
+
+
+def bury(broker: QueueBackend, queue: str = "reports", reason: str = "timeout") -> str:
+    put(broker, queue)
+    lease = broker.fetch(queue)
+    assert lease is not None
+    broker.settle_many([(lease, Abandon(reason, "too slow"))])
+    return lease.id
+
+
+# --- looking ------------------------------------------------------------------------------------------
+
+
+def test_stats_without_a_name_are_of_the_settings_queues_and_say_what_they_cannot_tell(
+    ask: Ask, broker: MemoryBackend
+) -> None:
+    put(broker, count=3)
+    assert broker.fetch("reports")
+    result = ask("stats", "--json")
+    assert result.exit_code == 0
+    assert [(row["queue"], row["waiting"], row["leased"]) for row in json.loads(result.stdout)] == [
+        ("default", 0, 0),
+        ("reports", 3, 0),
+    ]
+    assert (
+        "modest:// cannot list its queues (Capabilities.lists_queues): this is about default, reports" in result.stderr
+    )
+    assert "counts what others have leased as waiting (Capabilities.exact_stats)" in result.stderr
+    assert "lists_queues" not in ask("stats", "reports").stderr
+
+
+def test_a_queue_of_the_settings_that_is_not_there_is_told_with_the_mend(ask: Ask, tmp_path: Path) -> None:
+    (tmp_path / "jobpool.toml").write_text('backend = "modest://"\nqueues = ["mistyped"]\n')
+    for words in (["stats"], ["list"], ["dead", "list"], ["dead", "purge", "--all", "--yes"], ["inspect", "a" * 16]):
+        result = ask(*words)
+        assert result.exit_code == 2, words
+        assert "name the queue: modest:// cannot list its queues" in result.stderr
+        assert "there is no queue 'mistyped'" in result.stderr
+
+
+@pytest.mark.parametrize("verb", [["list"], ["dead", "list"]], ids=" ".join)
+def test_dead_letters_are_listed_from_every_queue_of_the_settings(
+    ask: Ask, broker: MemoryBackend, verb: list[str]
+) -> None:
+    put(broker)
+    dead = {bury(broker, "default"), bury(broker)}
+    result = ask(*verb, "--json")
+    assert {row["id"] for row in json.loads(result.stdout)} == dead
+    assert ("modest:// shows dead letters alone (Capabilities.lists_live)" in result.stderr) is (verb == ["list"])
+
+
+def test_what_waits_cannot_be_listed_and_the_counts_are_named(ask: Ask, broker: MemoryBackend) -> None:
+    put(broker)
+    result = ask("list", "state:waiting", "-Q", "reports")
+    assert result.exit_code == 1
+    assert "not what is waiting: `jobpool stats` counts that" in result.stderr
+
+
+def test_nothing_found_is_not_taken_for_an_empty_broker(ask: Ask, broker: MemoryBackend) -> None:
+    put(broker)
+    result = ask("dead", "list", "-Q", "reports")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.splitlines()[-1] == "no message matches"
+
+
+def test_a_dead_letter_is_inspected_with_its_queue_or_without(ask: Ask, broker: MemoryBackend) -> None:
+    dead, [alive] = bury(broker), put(broker)
+    for words in ([dead], [dead, "-Q", "reports"]):
+        assert json.loads(ask("inspect", *words, "--json").stdout)["reason"] == "timeout"
+    result = ask("inspect", alive, "-Q", "reports")
+    assert result.exit_code == 1
+    assert f"no message '{alive}': no dead letter is called so, and modest:// shows dead letters alone" in result.stderr
+
+
+def test_a_reap_says_that_the_broker_does_it(ask: Ask) -> None:
+    result = ask("reap", "reports")
+    assert result.exit_code == 0
+    assert "modest:// gives back what has an expired lease by itself (Capabilities.native_reap)" in result.stderr
+
+
+# --- changing -----------------------------------------------------------------------------------------
+
+
+def test_dead_letters_are_retried_and_purged_by_any_filter(ask: Ask, broker: MemoryBackend) -> None:
+    first, second = bury(broker), bury(broker, reason="failed")
+    assert ask("dead", "retry", "reason:timeout", "--yes").stdout.endswith("1 message retried\n")
+    assert ask("dead", "purge", second, "-Q", "reports", "--yes").stdout.endswith("1 message purged\n")
+    assert [message.id for message in broker.list_messages()] == [first]
+
+
+def test_an_id_that_waits_is_told_apart_from_nothing(ask: Ask, broker: MemoryBackend) -> None:
+    [alive] = put(broker)
+    result = ask("dead", "retry", alive, "-Q", "reports", "--yes")
+    assert result.exit_code == 1
+    assert "there is no such message: no dead letter is called so" in result.stderr
+
+
+def test_whole_queues_are_purged_and_what_is_leased_stays(ask: Ask, broker: MemoryBackend) -> None:
+    put(broker, count=3)
+    leased = broker.fetch("reports")
+    assert leased is not None
+    bury(broker)
+    put(broker, "default")
+    dry = ask("purge", "-Q", "reports", "--dry-run")
+    assert dry.stdout == "would purge 4 messages:\n  reports: 3 waiting, 0 delayed, 1 dead\n"
+    assert ask("purge", "-Q", "reports", "--yes").stdout == "3 messages purged\n"
+    assert [message.id for message in broker.list_messages()] == [leased.id, *[m.id for m in default(broker)]]
+    assert ask("purge", "--all", "--yes").stdout == "1 message purged\n"
+
+
+def default(broker: MemoryBackend) -> list[object]:
+    return [message for message in broker.list_messages() if message.queue == "default"]
+
+
+def test_states_of_a_queue_are_purged_alone(ask: Ask, broker: MemoryBackend) -> None:
+    put(broker, count=2)
+    dead = bury(broker)
+    assert ask("purge", "-Q", "reports", "state:waiting", "--yes").stdout == "2 messages purged\n"
+    assert [message.id for message in broker.list_messages()] == [dead]
+
+
+def test_some_of_what_waits_cannot_be_purged_and_nothing_is(ask: Ask, broker: MemoryBackend) -> None:
+    put(broker)
+    result = ask("purge", "-Q", "reports", "handler:report", "--yes")
+    assert result.exit_code == 1
+    assert "leave all terms but queue: and state: out; `jobpool dead purge` takes any filter" in result.stderr
+    assert broker.stats("reports").waiting == 1
+
+
+def test_a_reason_means_dead_letters_which_are_purged_by_it(ask: Ask, broker: MemoryBackend) -> None:
+    put(broker)
+    bury(broker)
+    assert ask("purge", "-Q", "reports", "reason:timeout", "--yes").stdout == "1 message purged\n"
+    assert broker.stats("reports").waiting == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-p", "1"], "modest:// knows no priorities (Capabilities.priorities)"),
+        (["--id", "mine"], "modest:// knows no ids (Capabilities.known_ids): enqueued again, it is a second message"),
+        ([], ""),
+        (["-p", "5"], ""),
+    ],
+    ids=["priority", "id", "nothing", "the default"],
+)
+def test_an_enqueue_says_what_means_nothing_there(ask: Ask, words: list[str], said: str) -> None:
+    result = ask("enqueue", "report", "-Q", "reports", *words)
+    assert result.exit_code == 0
+    assert said in result.stderr
+    assert bool(said) is bool(result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["enqueue", "report", "--idempotency-key", "k"], 1, "modest:// keeps no keys (Capabilities.key_store)"),
+        (["enqueue", "report", "--single-instance"], 1, "single_instance"),
+        (["enqueue", "report", "-Q", "mistyped"], 2, "there is no queue 'mistyped'"),
+        (["claim", "list"], 1, "modest:// has no claims (Capabilities.claims): choose a backend that has them"),
+        (["claim", "create", "reports"], 1, "modest:// has no claims"),
+        (["message", "post", "reports", "x"], 1, "modest:// has no claims"),
+        (["history", "--rollup"], 1, "modest:// keeps no keys (Capabilities.key_store)"),
+        (["history", "--history", "table"], 1, "modest:// keeps no keys (Capabilities.key_store)"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_it_lacks_is_named(ask: Ask, words: list[str], code: int, said: str) -> None:
+    result = ask(*words)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert said in result.stderr
+
+
+# --- pools and schedulers -----------------------------------------------------------------------------
+
+
+def settings(**more: object) -> PoolSettings:
+    return PoolSettings(**{"queues": (("reports", 1.0),), "backend": "modest://", **more})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"concurrency_limits": {"reports": 1}}, "limits of concurrency and rate need a broker that keeps keys"),
+        ({"idempotency_ttl": 60.0}, "idempotency_ttl needs a broker that keeps keys, .*: leave it out, or choose"),
+        ({"cron": True}, "leave --cron out, or choose another backend"),
+        ({"history": "table"}, "use history = 'file:PATH', or another backend"),
+        ({"queues": (("mistyped", 1.0),)}, "there is no queue 'mistyped'"),
+        ({"dead_letter_queue": "failures"}, "there is no queue 'failures'"),
+        ({"on_crash_queue": "sturdy"}, "there is no queue 'sturdy'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_pool_that_asks_for_what_is_not_there_does_not_start(asked: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        check_demands(settings(**asked), Modest())
+
+
+def test_a_pool_says_that_it_keeps_no_rollups(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "jobpool")
+    check_demands(settings(), Modest())
+    check_demands(settings(rollups=0.0), Modest())
+    check_demands(settings(), MemoryBackend())
+    assert [record.message for record in caplog.records] == ["no rollups are kept"]
+
+
+def test_the_doctor_finds_what_would_not_start_and_what_is_worth_knowing(ask: Ask) -> None:
+    flags = ["--rate-limit", "reports=5", "--dead-letter-queue", "failures", "--retry", "exponential"]
+    result = ask("doctor", "--json", *flags)
+    assert result.exit_code == 1
+    fit = [row for row in json.loads(result.stdout)["findings"] if row["check"] == "broker.fit"]
+    problems = [row for row in fit if row["level"] == "problem"]
+    assert ["limits of concurrency and rate" in problems[0]["found"], "'failures'" in problems[1]["found"]] == [
+        True
+    ] * 2
+    assert all(row["why"] and row["mend"] for row in problems)
+    notes = [row["found"] for row in fit if row["level"] == "note"]
+    assert ["keeps no keys" in notes[0], "no priorities" in notes[1], "rounded up to 1 s" in notes[2]] == [True] * 3
+
+
+def test_a_lonely_scheduler_is_told_that_a_restart_can_fire_twice(caplog: pytest.LogCaptureFixture) -> None:
+    CronRunner(Scheduler(), Modest(), only=True)
+    assert "a firing can be enqueued twice, after a restart" in caplog.text
+    with pytest.raises(ConfigurationError, match="--only-scheduler"):
+        CronRunner(Scheduler(), Modest())

@@ -1,0 +1,27 @@
+"""A fork server that does not die when it is killed, as in state D, which no test can bring about."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import cast
+
+from jobpool.master.crew import _await_end
+from jobpool.mechanism.forkclient import ForkServer
+
+
+class Undead:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def wait(self, timeout: float) -> int:
+        self.said.append("wait")
+        raise subprocess.TimeoutExpired("a fork server", timeout)
+
+    def kill(self) -> None:
+        self.said.append("kill")
+
+
+def test_it_is_killed_and_the_pool_ends_without_it() -> None:
+    undead = Undead()
+    _await_end(cast(ForkServer, undead))
+    assert undead.said == ["wait", "kill", "wait"]
