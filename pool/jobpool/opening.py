@@ -185,13 +185,34 @@ def _load(point: EntryPoint, url: str) -> Any:
 
 
 def _what_is_wrong(error: ImportError) -> str:
-    package = (error.name or "").partition(".")[0]
+    package = _package(error.name or "")
     if isinstance(error, ModuleNotFoundError) and package and package not in sys.modules:
-        return f"needs the package {package!r}, which is not installed{_extra(package)}"
+        name = _DISTRIBUTIONS.get(package, package)
+        return f"needs the package {name!r}, which is not installed{_extra(package)}"
     return f"cannot be imported: {error}"
 
 
-_EXTRAS = {"redis": "redis", "psycopg": "postgres", "greenstalk": "beanstalk", "azure": "servicebus"}
+def _package(module: str) -> str:
+    """What is installed to have this module: the first word of its name, but two in `azure`, which many share."""
+    parts = module.split(".")
+    return ".".join(parts[: 2 if parts[0] == "azure" else 1])
+
+
+_EXTRAS = {
+    "redis": "redis",
+    "psycopg": "postgres",
+    "greenstalk": "beanstalk",
+    "azure": "servicebus",
+    "azure.servicebus": "servicebus",
+    "azure.core": "servicebus",
+    "azure.identity": "entra",
+}
+_DISTRIBUTIONS = {
+    "azure": "azure-servicebus",
+    "azure.servicebus": "azure-servicebus",
+    "azure.core": "azure-core",
+    "azure.identity": "azure-identity",
+}
 
 
 def _extra(package: str) -> str:

@@ -100,6 +100,10 @@ class AmqpClient:
             raise Refused(*_error(self.expect(codes.DETACH)[2]))
         return handle
 
+    def rewind(self, handle: int) -> None:
+        """Take this handle for the next link."""
+        self._handles = itertools.count(handle)
+
     def flow(self, handle: int, credit: int, *, seen: int = 0, drain: bool = False, echo: bool = False) -> None:
         """Give credit; `seen`: deliveries that came on this link."""
         self.send(
@@ -116,13 +120,15 @@ class AmqpClient:
             e.boolean(echo),
         )
 
-    def transfer(self, handle: int, payload: bytes, *, message_format: int = 0, size: int = 60_000) -> int:
+    def transfer(
+        self, handle: int, payload: bytes, *, message_format: int = 0, size: int = 60_000, settled: bool = False
+    ) -> int:
         """Send one delivery, in frames of `size` bytes; its number."""
         number = next(self._deliveries)
         for start in range(0, len(payload) or 1, size):
             more = start + size < len(payload)
             head = (e.uint(handle), e.uint(number), e.binary(b"%d" % number), e.uint(message_format))
-            self.send(codes.TRANSFER, *head, e.FALSE, e.boolean(more), payload=payload[start : start + size])
+            self.send(codes.TRANSFER, *head, e.boolean(settled), e.boolean(more), payload=payload[start : start + size])
         return number
 
     def sent(self, handle: int, payload: bytes, **how: Any) -> Described:
@@ -149,13 +155,13 @@ class AmqpClient:
                 handle, number, tag, _, settled = found.fields[:5]
                 return Delivery(handle, number, tag, settled, payload)
 
-    def settle(self, first: int, state: bytes, last: int | None = None) -> None:
+    def settle(self, first: int, state: bytes, last: int | None = None, *, settled: bool = False) -> None:
         self.send(
             codes.DISPOSITION,
             e.TRUE,
             e.uint(first),
             e.NULL if last is None else e.uint(last),
-            e.FALSE,
+            e.boolean(settled),
             state,
         )
 

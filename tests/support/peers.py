@@ -8,6 +8,7 @@ its own.
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import shutil
 import tempfile
@@ -85,7 +86,8 @@ def shared_hub(connection_string: str) -> Hub:
 @cache
 def _hub(connection_string: str, pid: int) -> Hub:
     hub = Hub(read_address(connection_string, {})[0])
-    atexit.register(_if_still_here, pid, hub.close)
+    if multiprocessing.parent_process() is None:  # one of a crowd may just end
+        atexit.register(_if_still_here, pid, hub.close)
     return hub
 
 

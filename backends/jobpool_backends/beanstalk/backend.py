@@ -123,6 +123,8 @@ class BeanstalkBackend(QueueBackend):
 
     def close(self) -> None:
         """Close all connections; threads that wait come back. The leases end, and their messages go to others."""
+        if self._lines.is_inherited:  # after a fork they are the parent's
+            return
         self._waiter.close()
         self._lines.close()
         self._waiter.join()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from jobpool.envelope import MAX_BODY_BYTES
 from jobpool.errors import ConfigurationError
 from jobpool.finding import Finding, Level
-from jobpool_backends.beanstalk.asking import stats_of
+from jobpool_backends.beanstalk.asking import Stats, names_of, number, stats_of
 from jobpool_backends.beanstalk.lines import Lines
 
 OLDEST = (1, 12)
@@ -20,11 +20,8 @@ OLDEST = (1, 12)
 LARGEST = MAX_BODY_BYTES + 2**16
 """What `-z` has to say for every job that jobpool allows, and what stands beside it, to fit in."""
 
-_DRAIN, _PERSISTENCE = "beanstalk.drain-mode", "beanstalk.persistence"
+_DRAIN, _PAUSES, _PERSISTENCE = "beanstalk.drain-mode", "beanstalk.pauses", "beanstalk.persistence"
 _SERVER, _SIZE = "beanstalk.server", "beanstalk.job-size"
-
-Stats = Mapping[str, object]
-"""The answer to `stats`, as greenstalk reads it."""
 
 
 def ping(lines: Lines) -> None:
@@ -44,15 +41,25 @@ def check_version(lines: Lines) -> None:
 
 
 def diagnose(lines: Lines) -> list[Finding]:
-    """What the server can lose or refuses. Raises and blocks as `check_version`."""
+    """What the server can lose or refuses. Raises as `check_version`. Blocks for three round trips."""
     title, stats = lines.address.title, _ask(lines)
     require_version(title, stats)
-    return [replace(finding, found=f"{title}: {finding.found}") for finding in judge(stats)]
+    found = [*judge(stats), judge_pauses(_pauses(lines))]
+    return [replace(finding, found=f"{title}: {finding.found}") for finding in found]
 
 
 def _ask(lines: Lines) -> Stats:
     with lines.spare() as line:
         return stats_of(lines, line.burst([b"stats"])[0])
+
+
+def _pauses(lines: Lines) -> dict[str, int]:
+    """Tube → seconds for which it is paused, of those with our prefix that are."""
+    with lines.spare() as line:
+        names = [tube for tube in names_of(lines, line.burst([b"list-tubes"])[0]) if lines.address.queue(tube)]
+        answers = line.burst([b"stats-tube %b" % tube.encode() for tube in names])
+        left = [number(stats_of(lines, answer), "pause-time-left") for answer in answers]
+    return {tube: seconds for tube, seconds in zip(names, left, strict=True) if seconds}
 
 
 def require_version(title: str, stats: Stats) -> None:
@@ -68,14 +75,24 @@ def judge(stats: Stats) -> list[Finding]:
     return [_server(stats), _persistence(stats), _drain(stats), _size(stats)]
 
 
+def judge_pauses(pauses: Mapping[str, int]) -> Finding:
+    """`pauses`: seconds by tube."""
+    if not pauses:
+        return Finding(_PAUSES, Level.OK, "no tube is paused")
+    found = f"paused: {', '.join(f'{tube} for {_lasted(left)}' for tube, left in sorted(pauses.items()))}"
+    return Finding(
+        _PAUSES, Level.WARNING, found, "nothing is fetched from there until then", "`pause-tube NAME 0` ends it"
+    )
+
+
 def _server(stats: Stats) -> Finding:
-    found = f"beanstalkd {stats.get('version', 'of no version')}, up for {_lasted(_number(stats, 'uptime'))}"
-    return Finding(_SERVER, Level.OK, f"{found}, with {_number(stats, 'current-connections')} connections")
+    found = f"beanstalkd {stats.get('version', 'of no version')}, up for {_lasted(number(stats, 'uptime'))}"
+    return Finding(_SERVER, Level.OK, f"{found}; connections: {number(stats, 'current-connections')}")
 
 
 def _persistence(stats: Stats) -> Finding:
     """A binlog that is written has a file with a number."""
-    if not _number(stats, "binlog-current-index"):
+    if not number(stats, "binlog-current-index"):
         why = "a crash or restart of the server loses every message"
         return Finding(_PERSISTENCE, Level.PROBLEM, "no binlog", why, "start it with -b and a folder")
     found = "a binlog is written"
@@ -93,7 +110,7 @@ def _drain(stats: Stats) -> Finding:
 
 
 def _size(stats: Stats) -> Finding:
-    largest = _number(stats, "max-job-size")
+    largest = number(stats, "max-job-size")
     found = f"messages of up to {largest:,} bytes (max-job-size)"
     if largest >= LARGEST:
         return Finding(_SIZE, Level.OK, found)
@@ -106,11 +123,6 @@ def _lasted(seconds: int) -> str:
         if seconds >= 2 * length:
             return f"{seconds // length} {unit}"
     return f"{seconds} s"
-
-
-def _number(stats: Stats, name: str) -> int:
-    value = stats.get(name)
-    return value if isinstance(value, int) else 0
 
 
 def _version(stats: Stats) -> tuple[int, ...]:

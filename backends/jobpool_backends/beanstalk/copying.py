@@ -25,11 +25,13 @@ class Work:
     """A settlement by copies.
 
     Attributes:
-        copies: What is put before the original is deleted.
+        copies: What is put before the original is ended.
+        end: The command that ends it.
         charged: Of a forfeit.
     """
 
     copies: list[Copy]
+    end: bytes
     charged: Charge | None = None
 
 
@@ -56,31 +58,45 @@ class Copier:
         match settlement:
             case Nack(delay, error, cause):
                 retried = _failed(replace(record, attempts=record.attempts + 1), error, cause)
-                return Work([self._copy(held, retried, whole_seconds(delay))])
+                return self._work(held, retried, whole_seconds(delay))
             case Abandon(reason, error, cause):
                 dead = replace(_failed(record, error, cause), reason=reason, died_at=self._clock.wall())
-                return Work([self._copy(held, dead), *self._producer.copies(brought)])
+                return self._work(held, dead, brought=self._producer.copies(brought))
             case Forfeit(cause):
                 return self._forfeit(held, record, cause)
             case Move():
-                return Work([self._move(held, _moved(message, record)) for message in brought])
+                return Work([self._move(held, _moved(message, record)) for message in brought], _delete(held))
             case _:
-                return Work(self._producer.copies(brought))
+                return Work(self._producer.copies(brought), _delete(held))
 
     def _forfeit(self, held: Held, record: Record, cause: str) -> Work:
         policy = self._ledger.policy(held.lease.queue)
         charged = charge(record, 1, cause or EXPIRED, policy, self._clock.wall(), self._draw)
-        return Work([self._copy(held, charged.record, charged.delay)], charged)
+        return replace(self._work(held, charged.record, charged.delay), charged=charged)
+
+    def _work(self, held: Held, record: Record, delay: int = 0, brought: Sequence[Copy] = ()) -> Work:
+        """The message goes on with this header.
+
+        What another program has put may have no room for one. To die, it is buried as it is.
+        """
+        copy = self._copy(held, record, delay)
+        if record.is_dead and len(copy.packed) > self._lines.max_job_size():
+            return Work(list(brought), b"bury %d %d" % (held.job, held.priority))
+        return Work([copy, *brought], _delete(held))
 
     def _move(self, held: Held, message: NewMessage) -> Copy:
         """It was enqueued when it was, and its lease lasts as long as before."""
         [copy] = self._producer.copies([message], since=held.record.enqueued_at)
         return replace(copy, ttr=held.ttr)
 
-    def _copy(self, held: Held, record: Record, delay: int = 0) -> Copy:
+    def _copy(self, held: Held, record: Record, delay: int) -> Copy:
         tube = self._lines.address.tube(held.lease.queue)
         packed = to_bytes(record, held.lease.body, self._lines.max_job_size())
         return Copy(tube, held.priority, delay, held.ttr, packed, record.is_dead)
+
+
+def _delete(held: Held) -> bytes:
+    return b"delete %d" % held.job
 
 
 def _failed(record: Record, error: str | None, cause: str | None) -> Record:

@@ -90,6 +90,10 @@ class Letter:
             cursor=str(self.job),
         )
 
+    def burial(self) -> list[bytes]:
+        """Commands that bury it, behind all others. Where somebody else holds it by now they do nothing."""
+        return [b"reserve-job %d" % self.job, b"bury %d %d" % (self.job, self.priority)]
+
     def matches(self, where: MessageFilter, now: float) -> bool:
         """Whether a person means this one; its state was looked at already."""
         age = micros(now) - micros(self.died_at)
@@ -198,8 +202,8 @@ class Reader:
 
 
 def _rotation(letter: Letter) -> list[bytes]:
-    """Puts the letter behind the last. Where somebody else holds it by now, neither of the first two does anything."""
-    return [b"reserve-job %d" % letter.job, b"bury %d %d" % (letter.job, letter.priority), b"peek-buried"]
+    """Puts the letter behind the last, and looks at the one that is the first then."""
+    return [*letter.burial(), b"peek-buried"]
 
 
 def _envelope(body: bytes) -> JobEnvelope | None:

@@ -93,17 +93,15 @@ class Line:
         if commands:
             self._socket.sendall(b"\r\n".join(commands) + b"\r\n")
 
-    def read(self, number: int) -> list[Answer]:
-        """The answers to what was written."""
+    def read(self, number: int, limit: float | None = None) -> list[Answer]:
+        """The answers to what was written, each within `limit` seconds, or the address's `timeout`."""
         reader = self._reader
-        return [read_answer(reader) for _ in range(number)]
-
-    def read_late(self, limit: float) -> Answer:
-        """The answer to a command that blocks, within `limit` seconds."""
+        if limit is None or limit == self._timeout:
+            return [read_answer(reader) for _ in range(number)]
         self._socket.settimeout(limit)
-        answer = read_answer(self._reader)
+        answers = [read_answer(reader) for _ in range(number)]
         self._socket.settimeout(self._timeout)
-        return answer
+        return answers
 
     def fileno(self) -> int:
         """For `poll`."""

@@ -125,7 +125,15 @@ class Lines:
         """Raise when this was closed, or inherited by a fork."""
         if self.closed:
             raise BackendUnavailable(f"the connection to {self.address.title} was closed: open the backend again")
-        if os.getpid() != self._pid:
+        self._check_process()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether the lines are those of a parent process."""
+        return os.getpid() != self._pid
+
+    def _check_process(self) -> None:
+        if self.is_inherited:
             raise ConfigurationError(
                 f"the connections to {self.address.title} were opened by process {self._pid}, before a fork, and cannot"
                 " be shared: open the backend after the fork, in the process that uses it"
@@ -155,8 +163,6 @@ class Lines:
 
     def close(self) -> None:
         """Close all lines; who waits on one comes back. The server gives their leases to others. Safe to call twice."""
-        if os.getpid() != self._pid:  # after a fork the lines are the parent's
-            return
         with self._changing:
             self.closed = True
             open_lines = list(self._open_lines)
@@ -201,6 +207,7 @@ class Lines:
 
         Blocks for a round trip, and for those that others have under way on these lines.
         """
+        self._check_process()
         works: dict[Line, list[Held]] = {}
         for held in helds:
             works.setdefault(held.line, []).append(held)
@@ -231,12 +238,14 @@ class Lines:
                 sent.append(line)
             except TROUBLE as error:
                 told |= dict.fromkeys(helds, self._broken(line, error))
+        limit = self.address.timeout
         for line in sent:
             helds = pieces[line]
             try:
-                told |= zip(helds, line.read(len(helds)), strict=True)
+                told |= zip(helds, line.read(len(helds), limit), strict=True)
             except TROUBLE as error:
                 told |= dict.fromkeys(helds, self._broken(line, error))
+                limit = _HURRY if isinstance(error, TimeoutError) else limit
 
     def _note(self, told: Told, *, ends: bool) -> None:
         for held, answer in told.items():
@@ -245,15 +254,20 @@ class Lines:
 
     def lost(self) -> list[JobLease]:
         """See `QueueBackend.lost`."""
+        self._check_process()
+        self.tidy()
+        lost, self._lost = self._lost, []
+        return lost
+
+    def tidy(self) -> None:
+        """Drop lines that have died, or whose leases have all ended unsettled. No I/O that waits."""
         with self._changing:
             holding = list(self._holding)
         for line in holding:
             if line.lock.acquire(blocking=False):  # else who speaks on it notices
                 if not line.broken and line.has_died():
                     self._drop(line, None)
-                line.lock.release()
-        lost, self._lost = self._lost, []
-        return lost
+                self._give_back(line)
 
     # --- the set ---------------------------------------------------------------------------------------
 
@@ -293,30 +307,34 @@ class Lines:
         return line
 
     def _give_back(self, line: Line) -> None:
-        """Put a line where it belongs now, and release its lock."""
-        self._forget_ended(line)
+        """Put a line where it belongs now, and release its lock.
+
+        One whose leases have all ended unsettled is closed: beanstalkd 1.12 may not notice that a lease has run out
+        before its line speaks again.
+        """
+        surplus = self._forget_ended(line) and not line.held
         with self._changing:
             self._holding.pop(line, None)
             if line.held:
                 self._holding[line] = None
             elif not line.broken:
                 self._idle[line] = None
-            surplus = bool(self._idle) and (len(self._idle) > SPARE or self.closed) and line in self._idle
-            if surplus:
-                del self._idle[line]
-        if surplus:
+                surplus = surplus or self.closed or len(self._idle) > SPARE
+        if surplus and not line.broken:
             self._drop(line, None)
         line.lock.release()
 
-    def _forget_ended(self, line: Line) -> None:
-        """Leases that nobody settled in time are the server's again."""
+    def _forget_ended(self, line: Line) -> bool:
+        """Leases that nobody settled in time are the server's again; whether there were any."""
         now = self._clock.boot()
         if now < line.ends_first:
-            return
+            return False
+        before = len(line.held)
         for held in list(line.held.values()):
             if held.lease.expires_at <= now:
                 self.forget(held)
         line.ends_first = min((held.lease.expires_at for held in line.held.values()), default=now) + _LAZINESS
+        return len(line.held) < before
 
     def _broken(self, line: Line, error: BaseException) -> BackendUnavailable:
         """Drop a line, and say what its break means."""
@@ -347,6 +365,9 @@ class Lines:
                 error or "it was closed by the other side",
             )
 
+
+_HURRY = 0.1
+"""Seconds for an answer when another line's has not come in time, and both were asked at once."""
 
 _LAZINESS = 1.0
 """Seconds for which a lease that has ended may still be remembered: it is refused by its deadline all the same."""

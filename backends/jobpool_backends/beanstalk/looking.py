@@ -44,6 +44,8 @@ class Looker:
 
     def stats(self, queue: str) -> QueueStats:
         """Counts of one queue."""
+        if not is_queue(queue):
+            return QueueStats()
         with self._lines.spare() as line:
             [counts] = self._counts(line, [queue])
             return replace(counts, oldest=self._age_of_next(line, queue)) if counts.waiting else counts
@@ -65,11 +67,13 @@ class Looker:
 
     def _each(self, line: Line) -> list[tuple[str, QueueStats]]:
         tubes = names_of(self._lines, line.burst([b"list-tubes"])[0])
-        names = sorted(name for tube in tubes if (name := self._lines.address.queue(tube)) and _is_queue(name))
+        names = sorted(name for tube in tubes if (name := self._lines.address.queue(tube)) and is_queue(name))
         return list(zip(names, self._counts(line, names), strict=True))
 
     def _some(self, line: Line, queue: str | None) -> list[tuple[str, QueueStats]]:
-        return self._each(line) if queue is None else [(queue, self._counts(line, [queue])[0])]
+        if queue is None:
+            return self._each(line)
+        return [(queue, self._counts(line, [queue])[0])] if is_queue(queue) else []
 
     def _counts(self, line: Line, queues: Collection[str]) -> list[QueueStats]:
         tubes = [self._lines.address.tube(queue) for queue in queues]
@@ -178,8 +182,9 @@ def _queue_stats(stats: Stats) -> QueueStats:
     return QueueStats(*(number(stats, f"current-jobs-{state}") for state in states))
 
 
-def _is_queue(name: str) -> bool:
-    """Other programs' tubes may have names that no queue has."""
+def is_queue(name: str) -> bool:
+    """Whether a queue can have this name. What another program, or a person, calls a queue may be none, and part of a
+    command it would be worse."""
     try:
         check_queue(name)
     except InvalidJob:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import greenstalk
+
 from jobpool.clock import Clock
 from jobpool_backends.beanstalk.burst import Answer
 from jobpool_backends.beanstalk.charging import EXPIRED, Charge, Ledger, charge
@@ -49,8 +51,12 @@ class Mender:
         handed_out = replace(record, deliveries=record.deliveries + counters.reserves - 1)
         policy = self._ledger.policy(queue)
         charged = charge(handed_out, counters.crashes, EXPIRED, policy, self._clock.wall(), self._draw)
-        copy = number_of(self._put(line, charged, body, counters))
+        answer = self._put(line, charged, body, counters)
+        copy = number_of(answer)
         if copy is None:
+            if isinstance(answer, greenstalk.JobTooBigError) and charged.record.is_dead:
+                line.burst([b"bury %d %d" % (job, counters.priority)])  # another program's, without room for a header
+                return None
             return self._put_off(line, job, record, charged, counters)
         line.burst([b"delete %d" % job])
         self._ledger.note(queue, charged)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, groupby
-from operator import itemgetter
 
 import greenstalk
 
@@ -40,7 +39,7 @@ class Work:
         self._line = line
         self._verb = verb
         self._limit = limit
-        self._taken: list[tuple[str, Job]] = []
+        self._taken: list[tuple[Letter, Job]] = []
         self._bytes = 0
 
     @property
@@ -54,7 +53,7 @@ class Work:
         answer = told(self._lines, about(self._line, command, [letter.job])[0])
         self.changed += answer is not None
         if isinstance(answer, greenstalk.Job):
-            self._taken.append((letter.queue, answer))
+            self._taken.append((letter, answer))
             self._bytes += len(answer.body)
             if len(self._taken) >= PIECE or self._bytes >= PIECE_BYTES:
                 self.finish()
@@ -64,7 +63,7 @@ class Work:
         taken, self._taken, self._bytes = self._taken, [], 0
         refused = [
             answer
-            for queue, group in groupby(taken, key=itemgetter(0))
+            for queue, group in groupby(taken, key=lambda pair: pair[0].queue)
             for answer in self._raise(queue, [job for _, job in group])
         ]
         if refused:
@@ -73,7 +72,7 @@ class Work:
     def give_up(self) -> None:
         """Bury again what was reserved: something else is in the way."""
         taken, self._taken = self._taken, []
-        self._line.burst([b"bury %d 0" % job.id for _, job in taken])
+        self._line.burst([b"bury %d %d" % (letter.job, letter.priority) for letter, _ in taken])
 
     def _raise(self, queue: str, jobs: Sequence[Job]) -> list[Answer]:
         """Put copies, and only then delete what they are copies of; the answers that are refusals."""

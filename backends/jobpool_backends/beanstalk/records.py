@@ -24,6 +24,7 @@ HEADER_ROOM = 640
 """Bytes that a new message leaves free below the server's `max-job-size`, so that its copies have room for a header."""
 
 _SHORTEST = 16
+_LONGEST_REASON = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def to_bytes(record: Record, body: bytes, largest: int) -> bytes:
             record,
             last_error=_cut(record.last_error, room),
             cause=_cut(record.cause, room),
-            reason=_cut(record.reason, room),
+            reason=_cut(record.reason, max(room, _LONGEST_REASON)),
         )
         packed = _header(record) + b"\n" + body
     return packed

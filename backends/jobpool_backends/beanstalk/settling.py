@@ -33,7 +33,8 @@ Brought = Mapping[int, Sequence[NewMessage]]
 _MOST_FAILED = 100
 """Calls that failed whose results are remembered."""
 
-_DONE = frozenset((b"DELETED", b"RELEASED"))
+_DONE = {b"delete": b"DELETED", b"release": b"RELEASED", b"bury": b"BURIED"}
+"""The good answer to each command that ends a lease. `BURIED` to a release is a bad one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -104,7 +105,7 @@ class Settler:
                 is gone are refused, and the others done.
             InvalidJob: What a settlement adds is larger than the server takes; nothing was settled.
         """
-        call = Call(self._failed.pop(call_id, {}))
+        call = Call(dict(self._failed.get(call_id, ())))
         for place, (lease, settlement) in enumerate(settlements):
             if place not in call.answers:
                 self._sort_in(call, place, lease, settlement, brought.get(place, ()))
@@ -114,6 +115,7 @@ class Settler:
         if call.trouble is not None:
             self._remember(call_id, call.answers)
             raise call.trouble
+        self._failed.pop(call_id, None)
         return [call.answers[place] for place in range(len(settlements))]
 
     def _sort_in(
@@ -134,18 +136,18 @@ class Settler:
 
     def _settle_plainly(self, call: Call) -> None:
         told = self._lines.tell(list(call.plain), lambda held: call.plain[held][1], ends=True)
-        for held, (place, _) in call.plain.items():
+        for held, (place, command) in call.plain.items():
             answer = told.get(held)
             if isinstance(answer, JobpoolError):
                 call.trouble = answer
             else:
-                self._note(call, place, answer)
+                self._note(call, place, command, answer)
 
-    def _note(self, call: Call, place: int, answer: Answer | None) -> None:
+    def _note(self, call: Call, place: int, command: bytes, answer: Answer | None) -> None:
         """The answer to a command that ends a lease; None where it was not sent, because the lease had ended."""
         if answer is None or isinstance(answer, greenstalk.NotFoundError):
             call.answers[place] = Settled.EXPIRED
-        elif isinstance(answer, tuple) and answer[0] in _DONE:
+        elif isinstance(answer, tuple) and answer[0] == _DONE[command.partition(b" ")[0]]:
             call.answers[place] = Settled.OK
         else:
             call.trouble = self._lines.put_refusal(answer)
@@ -168,7 +170,7 @@ class Settler:
         except BackendUnavailable as error:
             call.trouble = error
             return
-        self._delete(call, put)
+        self._end(call, put)
 
     def _put(self, call: Call, helds: Sequence[Held]) -> dict[Held, list[int]]:
         """Put the copies: of each lease that may now be deleted, the numbers of its own."""
@@ -187,16 +189,16 @@ class Settler:
                 self._undo(numbers)
         return put
 
-    def _delete(self, call: Call, put: dict[Held, list[int]]) -> None:
-        """Delete the originals. Where a line breaks meanwhile, the copies stand for the message all the same."""
-        told = self._lines.tell(list(put), lambda held: b"delete %d" % held.job, ends=True)
+    def _end(self, call: Call, put: dict[Held, list[int]]) -> None:
+        """End the originals. Where a line breaks meanwhile, the copies stand for the message all the same."""
+        told = self._lines.tell(list(put), lambda held: call.works[held][1].end, ends=True)
         for held, numbers in put.items():
             place, work = call.works[held]
             answer = told.get(held)
             if isinstance(answer, JobpoolError | greenstalk.InternalError):
                 call.answers[place] = Settled.OK
             else:
-                self._note(call, place, answer)
+                self._note(call, place, work.end, answer)
             if call.answers.get(place) is not Settled.OK:
                 self._undo(numbers)
             elif work.charged is not None:

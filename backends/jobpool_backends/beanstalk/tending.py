@@ -17,7 +17,7 @@ from jobpool_backends.beanstalk.asking import job_of, told
 from jobpool_backends.beanstalk.dead import Walk
 from jobpool_backends.beanstalk.line import Line
 from jobpool_backends.beanstalk.lines import Lines
-from jobpool_backends.beanstalk.looking import Looker
+from jobpool_backends.beanstalk.looking import Looker, is_queue
 from jobpool_backends.beanstalk.raising import Work
 from jobpool_backends.beanstalk.records import from_bytes
 from jobpool_backends.shared import check_positive
@@ -101,7 +101,8 @@ class Tender:
         while changed < limit and (job := job_of(self._lines, answer)) is not None:
             record, _ = from_bytes(job.body, job.id)
             if record.is_dead:
-                _, buried, answer = line.burst([b"reserve-job %d" % job.id, b"bury %d 0" % job.id, peek])
+                letter = self._looker.reader.letter(line, queue, job)
+                _, buried, answer = line.burst([*letter.burial(), peek])
                 told(self._lines, buried)
             else:
                 gone, answer = line.burst([b"delete %d" % job.id, peek])
@@ -116,6 +117,8 @@ def live_states(where: MessageFilter) -> tuple[State, ...]:
     """
     meant = tuple(state for state in _PEEKS if not where.states or state in where.states)
     if not meant or where.reason is not None:  # what lives has no reason
+        return ()
+    if where.queue is not None and not is_queue(where.queue):
         return ()
     if where.queue is None or where != MessageFilter(queue=where.queue, states=where.states):
         raise Unsupported(

@@ -163,7 +163,7 @@ class Watch:
     # --- the thread ------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._serve, name="beanstalkd wait", daemon=True)
             self._thread.start()
         else:
@@ -187,10 +187,11 @@ class Watch:
             return True
 
     def _turn(self) -> None:
-        """Clear the stash of what nobody fetched; then wait for more, if anybody does."""
+        """Clear up what nobody fetched, and settled; then wait for more, if anybody does."""
         if self._kept and time.monotonic() >= self._kept_until:
             kept, self._kept = self._kept, []
             give_back(self._lines, self._stash.withdraw(kept))
+        self._lines.tidy()
         if self._tickets:
             with self._lines.speaking(self._lines.take_idle()) as line:
                 self._reserve(line)
@@ -198,7 +199,7 @@ class Watch:
     def _reserve(self, line: Line) -> None:
         line.watch(self._tubes)
         line.write([b"reserve-with-timeout %d" % TURN])
-        answer = line.read_late(TURN + self._lines.address.timeout)
+        [answer] = line.read(1, limit=TURN + self._lines.address.timeout)
         if isinstance(answer, greenstalk.Job):
             self._keep(line, self._fetcher.take_in(line, [answer], self._clock.boot(), touch=True))
         else:

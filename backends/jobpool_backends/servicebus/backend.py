@@ -26,7 +26,8 @@ from jobpool_backends.servicebus.address import read_address
 from jobpool_backends.servicebus.charging import Charges
 from jobpool_backends.servicebus.fetching import Fetcher
 from jobpool_backends.servicebus.holdings import Holdings
-from jobpool_backends.servicebus.hub import Hub
+from jobpool_backends.servicebus.hub import Access, Hub
+from jobpool_backends.servicebus.identity import require
 from jobpool_backends.servicebus.locks import Locks
 from jobpool_backends.servicebus.looking import Looker
 from jobpool_backends.servicebus.renewing import Renewer
@@ -86,17 +87,18 @@ class ServiceBusBackend(QueueBackend):
     ) -> None:
         super().__init__(signer=signer, clock=clock)
         self.hub = hub
+        access = Access(hub, owns=owns)
+        self._access = access
         self.holdings = Holdings(self.clock)
-        self._owns = owns
         self._locks = Locks(hub.address, self.clock)
         self._charges = Charges()
-        self._producer = Producer(hub, self.clock)
-        self._fetcher = Fetcher(hub, self.holdings, self._locks, self.scheme)
-        self._waiter = Waiter(hub)
-        self._settler = Settler(hub, self.holdings, self._producer, self._charges, self.clock)
-        self._renewer = Renewer(hub, self.holdings, self._locks, self.clock)
-        self._looker = Looker(hub, self.holdings, self.clock)
-        self._tender = Tender(hub, self._looker)
+        self._producer = Producer(access, self.clock)
+        self._fetcher = Fetcher(access, self.holdings, self._locks, self.scheme)
+        self._waiter = Waiter(access)
+        self._settler = Settler(access, self.holdings, self._producer, self._charges, self.clock)
+        self._renewer = Renewer(access, self.holdings, self._locks, self.clock)
+        self._looker = Looker(access, self.holdings, self.clock)
+        self._tender = Tender(access, self._looker)
 
     @classmethod
     def from_url(
@@ -119,6 +121,8 @@ class ServiceBusBackend(QueueBackend):
         del runner  # only sync:// has a use for one
         address, left = read_address(url, options)
         refuse_options(cls.scheme, left)
+        if address.connection_string is None:
+            require()
         return cls(Hub(address), signer=signer, clock=clock)
 
     def close(self) -> None:
@@ -126,19 +130,17 @@ class ServiceBusBackend(QueueBackend):
 
         Blocks for some seconds, at most 15: the SDK closes slowly.
         """
+        self._waiter.close()
         self.holdings.clear()
-        if self._owns:
-            self.hub.close()
-        else:
-            self._waiter.give_back()
+        self._access.close()
 
     def ping(self) -> None:
         """Ask the service for a sign of life. Raises BackendUnavailable, ConfigurationError."""
-        checks.ping(self.hub)
+        checks.ping(self._access)
 
     def diagnose(self) -> list[Finding]:
         """What the service's settings, and the clocks, can lose."""
-        return checks.diagnose(self.hub, self._locks.noticed)
+        return checks.diagnose(self._access, self._locks.noticed)
 
     # --- the life of a message -----------------------------------------------------------------------
 
@@ -161,6 +163,7 @@ class ServiceBusBackend(QueueBackend):
 
     def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         del visibility_timeout  # the service alone ends locks
+        self._access.queue(queue)
         return self._charges.reap(queue, policy)
 
     # --- looking and tending -------------------------------------------------------------------------

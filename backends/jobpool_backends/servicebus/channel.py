@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 
+from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.internals import connection_of, cut_off
 from jobpool_backends.servicebus.trouble import FINAL, LOST, explain
@@ -58,6 +59,7 @@ class Channel(Generic[H]):
         self._used = 0.0
         self._operations = 0
         self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
         self.lock = asyncio.Lock()
         self.generation = 0
         """Which handler it is: what one of them received, another cannot settle on its link."""
@@ -97,12 +99,12 @@ class Channel(Generic[H]):
             except LOST:
                 raise
             except FINAL as error:
-                raise self._explain(error, give_up) from error
+                raise self._explain(error) from error
             except Exception as error:
                 log.info("%s, queue %s: %r", self._address.title, self._queue, error)
                 late = time.monotonic() + pause >= give_up
                 if late or not (patiently or stale):
-                    raise self._explain(error, give_up) from error
+                    raise self._explain(error) from error
             await asyncio.sleep(pause)
             pause = min(2 * pause, 2.0)
 
@@ -130,7 +132,8 @@ class Channel(Generic[H]):
             self._close(handler)
 
     async def close(self) -> None:
-        """Close the handler, and wait for those that are closing. Bounded by `CLOSING` and a little."""
+        """Close the handler, for good, and wait for those that are closing. Bounded by `CLOSING` and a little."""
+        self._closed = True
         self.recycle()
         if self._closing:
             await asyncio.wait(list(self._closing), timeout=CLOSING + 1)
@@ -139,6 +142,8 @@ class Channel(Generic[H]):
         return self._handler is not None and time.monotonic() - self._used > FRESH
 
     async def _get(self) -> H:
+        if self._closed:
+            raise BackendUnavailable(f"{self._address.title}: this backend was closed: open another")
         if self._handler is not None and self._is_worn():
             self.recycle()
         self._operations += 1
@@ -166,8 +171,7 @@ class Channel(Generic[H]):
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def _explain(self, error: BaseException, give_up: float) -> Exception:
-        del give_up
+    def _explain(self, error: BaseException) -> JobpoolError:
         return explain(error, self._address, self._queue, self._address.timeout)
 
 

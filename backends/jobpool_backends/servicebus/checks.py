@@ -47,7 +47,8 @@ def diagnose(hub: Hub, noticed: Mapping[str, Noticed] = MappingProxyType({})) ->
 
     Raises BackendUnavailable. Blocks for a round trip a queue, and some more where its settings are told.
     """
-    return [finding for queue in hub.told() for finding in _diagnose(hub, queue, noticed.get(queue))]
+    found = [finding for queue in hub.told() for finding in _diagnose(hub, queue, noticed.get(queue))]
+    return found or [Finding(_QUEUE, Level.NOTE, "no queue has been named yet, so none was looked at")]
 
 
 def _diagnose(hub: Hub, queue: str, noticed: Noticed | None) -> Iterator[Finding]:
@@ -69,7 +70,7 @@ def _diagnose(hub: Hub, queue: str, noticed: Noticed | None) -> Iterator[Finding
 
 
 def _look(hub: Hub, queue: str) -> None:
-    next(peek(hub, queue, dead=False), None)
+    next(peek(hub, queue, dead=False, piece=1), None)
 
 
 def judge(queue: str, declared: float, facts: Facts) -> Iterator[Finding]:
@@ -121,6 +122,5 @@ def _expiry(name: str, facts: Facts) -> Finding:
 def _duplicates(name: str, facts: Facts) -> Finding:
     if facts.duplicates:
         return Finding(_DUPLICATES, Level.OK, f"{name}: an id is taken once within {facts.duplicates:,.0f} s")
-    why = "an enqueue that is repeated because its answer was lost adds its job twice"
-    found = f"{name}: duplicates are not detected"
-    return Finding(_DUPLICATES, Level.NOTE, found, why, "make the queue with duplicate detection, if that matters")
+    why = "an enqueue that is repeated because its answer was lost may add its job twice"
+    return Finding(_DUPLICATES, Level.NOTE, f"{name}: duplicates are not detected", why)

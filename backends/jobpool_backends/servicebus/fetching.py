@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 
 from jobpool.lease import JobLease, make_lease
 from jobpool_backends.servicebus.holdings import Held, Holdings
 from jobpool_backends.servicebus.hub import Hub
-from jobpool_backends.servicebus.locks import Locks
+from jobpool_backends.servicebus.locks import Asked, Locks
 from jobpool_backends.servicebus.records import read
 from jobpool_backends.servicebus.taker import Delivery
 from jobpool_backends.shared import MICRO
 
-MOST = 1000
-"""Messages a fetch, whatever was asked for."""
+MOST = 2000
+"""Messages a fetch, whatever was asked for: a session has room for some 5,000 that are not settled."""
 
 
 class Fetcher:
@@ -30,14 +29,14 @@ class Fetcher:
         """What there is. A lease lasts as long as the queue locks a message."""
         self._holdings.prune(queue)
         station = self._hub.queue(queue)
-        deadline = time.monotonic() + self._hub.address.timeout
-        deliveries = self._hub.call(station.take(min(limit, MOST), deadline))
-        return [self._lease(queue, delivery) for delivery in deliveries]
+        asked = self._locks.now()
+        deliveries = self._hub.call(station.take(min(limit, MOST), asked.mono + self._hub.address.timeout))
+        return [self._lease(queue, delivery, asked) for delivery in deliveries]
 
-    def _lease(self, queue: str, delivery: Delivery) -> JobLease:
+    def _lease(self, queue: str, delivery: Delivery, asked: Asked) -> JobLease:
         message = delivery.message
         record = read(message)
-        ends = self._locks.end(queue, delivery.received, delivery.locked_until)
+        ends = self._locks.end(queue, asked.earlier(delivery.received), delivery.locked_until)
         token = message.lock_token
         owner = token.hex if isinstance(token, uuid.UUID) else uuid.uuid4().hex
         deliveries = record.deliveries + (message.delivery_count or 0) + 1

@@ -117,3 +117,32 @@ class Hub:
         self._lock = threading.Lock()
         self._client = None
         self._stations = {}
+
+
+class Access(Hub):
+    """One backend's access to a hub that it may share with others: it knows which queues were named to *it*.
+
+    Args:
+        owns: Closing this closes the hub.
+    """
+
+    def __init__(self, hub: Hub, *, owns: bool) -> None:
+        self.address = hub.address
+        self._hub = hub
+        self._owns = owns
+        self._named: set[str] = set()
+
+    def queue(self, name: str) -> Station:
+        station = self._hub.queue(name)
+        self._named.add(name)
+        return station
+
+    def call(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
+        return self._hub.call(work, limit)
+
+    def told(self) -> list[str]:
+        return sorted(self._named)
+
+    def close(self) -> None:
+        if self._owns:
+            self._hub.close()

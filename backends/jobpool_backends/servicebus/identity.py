@@ -11,19 +11,26 @@ from jobpool.errors import ConfigurationError
 
 
 def credential() -> Any:
-    """A credential for the SDK. No I/O.
+    """A credential for the SDK. No I/O. Raises as `require`."""
+    require()
+    from azure.identity import DefaultAzureCredential  # an extra
+
+    return _OnAThread(DefaultAzureCredential())
+
+
+def require() -> None:
+    """Check that azure-identity is there.
 
     Raises:
-        ConfigurationError: azure-identity is not installed.
+        ConfigurationError: It is not installed.
     """
     try:
-        from azure.identity import DefaultAzureCredential  # an extra, and slow to import
+        import azure.identity  # noqa: F401 - an extra, and slow to import
     except ImportError as error:
         raise ConfigurationError(
-            "servicebus://NAME needs the package 'azure-identity', which is not installed: pip install 'jobpool[entra]',"
-            " or use a connection string"
+            "servicebus://NAME needs the package 'azure-identity', which is not installed: pip install"
+            " 'jobpool[entra]', or use a connection string"
         ) from error
-    return _OnAThread(DefaultAzureCredential())
 
 
 class _OnAThread:

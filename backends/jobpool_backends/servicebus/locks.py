@@ -1,8 +1,8 @@
 """When a lease ends: by this machine's clock, from before the request, after what the queues lock a message for.
 
-The broker tells when a lock ends on *its* clock. That is of use in one direction only: when it is sooner than it should
-be, either the queue's locks are shorter than the option `lock` says, or the clocks differ; the sooner end is taken then,
-for a lease that ends too soon costs a renewal, and one that ends too late costs a job that runs twice.
+The broker tells when a lock ends on *its* clock. That is of use in one direction only: when it is sooner than it
+should be, either the queue's locks are shorter than the option `lock` says, or the clocks differ; the sooner end is
+taken then, for a lease that ends too soon costs a renewal, and one that ends too late costs a job that runs twice.
 """
 
 from __future__ import annotations
@@ -31,6 +31,20 @@ class Noticed:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """When something was asked for, by the backend's clock and by `time.monotonic()`."""
+
+    boot: float
+    wall: float
+    mono: float
+
+    def earlier(self, mono: float) -> Asked:
+        """The same for what was asked for before this already; itself for what was asked for since."""
+        back = max(0.0, self.mono - mono)
+        return Asked(self.boot - back, self.wall - back, mono) if back else self
+
+
 class Locks:
     """Computes ends of leases.
 
@@ -45,21 +59,18 @@ class Locks:
         self.noticed: dict[str, Noticed] = {}
         """By queue."""
 
-    def end(self, queue: str, asked: float, locked_until: float | None) -> float:
-        """When a lease ends on the backend's clock.
+    def now(self) -> Asked:
+        """To be taken before a request."""
+        return Asked(self._clock.boot(), self._clock.wall(), time.monotonic())
 
-        Args:
-            asked: `time.monotonic()` from before the lock began.
-            locked_until: Unix time on the broker's clock; None = it did not say.
-        """
-        elapsed = max(0.0, time.monotonic() - asked)
+    def end(self, queue: str, asked: Asked, locked_until: float | None) -> float:
+        """When a lease ends on the backend's clock; `locked_until` on the broker's, None = it did not say."""
         length = self._address.lock
-        if locked_until is not None:
-            left = locked_until - (self._clock.wall() - elapsed)
-            if left < length - TOLERANCE:
-                self._notice(queue, left)
-                length = left if left > 0 else length
-        return self._clock.boot() - elapsed + length
+        if locked_until is not None and locked_until - asked.wall < length - TOLERANCE:
+            left = locked_until - asked.wall
+            self._notice(queue, left)
+            length = left if left > 0 else length
+        return asked.boot + length
 
     def _notice(self, queue: str, left: float) -> None:
         now = time.monotonic()

@@ -17,7 +17,7 @@ from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError
 from jobpool_backends.servicebus.holdings import Holdings
 from jobpool_backends.servicebus.hub import Hub
-from jobpool_backends.servicebus.peeking import peek
+from jobpool_backends.servicebus.peeking import peek, peek_first
 from jobpool_backends.servicebus.sights import Moment, Sight, matches, see
 from jobpool_backends.shared import check_page, check_positive, read_cursor
 
@@ -39,9 +39,9 @@ class Looker:
 
     def stats(self, queue: str) -> QueueStats:
         now = Moment.of(self._clock)
-        live = list(islice(self._see(queue, now, dead=False), STATS_CAP))
-        dead = sum(1 for _ in islice(peek(self._hub, queue, dead=True), STATS_CAP))
-        return tally([sight.message for sight in live], dead, now.wall)
+        live, dead = peek_first(self._hub, queue, STATS_CAP)
+        held = self._holdings.of(queue)
+        return tally([see(queue, peeked, held, now, dead=False).message for peeked in live], len(dead), now.wall)
 
     def queues(self) -> list[str]:
         return [queue for queue in self._hub.told() if next(self.search(MessageFilter(queue=queue)), None)]

@@ -49,6 +49,8 @@ class LoopThread:
         future = asyncio.run_coroutine_threadsafe(work, self._running())
         try:
             return future.result(limit)
+        except concurrent.futures.CancelledError:
+            raise BackendUnavailable(f"{self._name}: this backend was closed meanwhile") from None
         except concurrent.futures.TimeoutError:
             if future.done():
                 raise  # its own, not ours

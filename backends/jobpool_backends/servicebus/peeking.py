@@ -1,42 +1,77 @@
-"""Peeking: reading what is in a queue, or in its dead letters, without taking it. Nothing is locked or changed."""
+"""Peeking: reading what is in a queue, or in its dead letters, without taking it. Nothing is locked or changed.
+
+The broker gives the messages in the order of their numbers, some at a time, and may give fewer than it was asked for: only
+when it gives none was that all.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusReceiver
 
+from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.hub import Hub
+from jobpool_backends.servicebus.station import Station
 
 PIECE = 250
-"""Messages asked for at once. The broker may give fewer, whatever is left."""
+"""Messages asked for at once."""
 
 
-def peek(hub: Hub, queue: str, *, dead: bool) -> Iterator[ServiceBusReceivedMessage]:
-    """All messages of a queue, or its dead letters, in the order of their numbers; a round trip for each piece.
+def peek(hub: Hub, queue: str, *, dead: bool, piece: int = PIECE) -> Iterator[ServiceBusReceivedMessage]:
+    """All messages of a queue, or its dead letters; a round trip for so many, and one more at the end.
 
     One that moves meanwhile may be passed over, or be seen twice.
 
     Raises `BackendUnavailable`, or `ConfigurationError` when there is no such queue.
     """
+    channel = _channel(hub.queue(queue), dead)
     first = 1
-    while piece := _piece(hub, queue, dead, first):
-        yield from piece
-        first = (piece[-1].sequence_number or first) + 1
+    while found := hub.call(_piece(channel, first, piece)):
+        yield from found
+        first = _behind(found)
 
 
-def _piece(hub: Hub, queue: str, dead: bool, first: int) -> list[ServiceBusReceivedMessage]:
-    station = hub.queue(queue)
-
-    async def ask(receiver: ServiceBusReceiver) -> list[ServiceBusReceivedMessage]:
-        return await receiver.peek_messages(PIECE, sequence_number=first)
-
-    channel = station.dead if dead else station.management
-    return hub.call(channel.run(ask))
+def peek_first(
+    hub: Hub, queue: str, most: int
+) -> tuple[list[ServiceBusReceivedMessage], list[ServiceBusReceivedMessage]]:
+    """The first messages of a queue, and its first dead letters, at most so many of each. Raises as `peek`."""
+    return hub.call(_peek_first(hub.queue(queue), most))
 
 
 async def is_there(receiver: ServiceBusReceiver, number: int) -> bool:
     """Whether the queue still has the message with this number, whatever its state. On the hub's loop."""
     found = await receiver.peek_messages(1, sequence_number=number)
     return bool(found) and found[0].sequence_number == number
+
+
+async def _peek_first(
+    station: Station, most: int
+) -> tuple[list[ServiceBusReceivedMessage], list[ServiceBusReceivedMessage]]:
+    return await asyncio.gather(*(_collect(_channel(station, dead), most) for dead in (False, True)))
+
+
+async def _collect(channel: Channel[ServiceBusReceiver], most: int) -> list[ServiceBusReceivedMessage]:
+    messages: list[ServiceBusReceivedMessage] = []
+    first = 1
+    while len(messages) < most and (found := await _piece(channel, first, min(PIECE, most - len(messages)))):
+        messages += found
+        first = _behind(found)
+    return messages
+
+
+async def _piece(channel: Channel[ServiceBusReceiver], first: int, most: int) -> list[ServiceBusReceivedMessage]:
+    async def ask(receiver: ServiceBusReceiver) -> list[ServiceBusReceivedMessage]:
+        return await receiver.peek_messages(most, sequence_number=first)
+
+    return await channel.run(ask)
+
+
+def _channel(station: Station, dead: bool) -> Channel[ServiceBusReceiver]:
+    return station.dead if dead else station.management
+
+
+def _behind(found: list[ServiceBusReceivedMessage]) -> int:
+    return (found[-1].sequence_number or 0) + 1

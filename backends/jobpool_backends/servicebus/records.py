@@ -19,7 +19,7 @@ import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import orjson
@@ -43,7 +43,7 @@ LONGEST_MESSAGE_ID = 128
 """Characters that the broker takes."""
 
 _START = b'{"jobpool":'
-_LAST_DUE = datetime(9999, 1, 1, tzinfo=timezone.utc)
+_LAST_DUE = datetime(9999, 1, 1, tzinfo=UTC)
 _CUT = " … "
 
 
@@ -193,7 +193,7 @@ def _moment(due: float) -> datetime:
     """The broker's clock has milliseconds, and a delay is rounded up to them."""
     milliseconds = math.ceil(max(0, micros(due)) / 1000)
     try:
-        return min(datetime.fromtimestamp(0, timezone.utc) + timedelta(milliseconds=milliseconds), _LAST_DUE)
+        return min(datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=milliseconds), _LAST_DUE)
     except OverflowError:
         return _LAST_DUE
 

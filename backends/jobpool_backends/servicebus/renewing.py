@@ -23,6 +23,9 @@ from jobpool_backends.servicebus.trouble import LOST
 MOST = 100
 """Locks a request."""
 
+LEAST = 1.0
+"""Seconds to renew in, however little is left: whether it was too late, the broker knows."""
+
 
 class Renewer:
     """Renews leases."""
@@ -65,13 +68,13 @@ class Renewer:
 
     async def _renew(self, queue: str, leases: Sequence[Held]) -> None:
         channel = self._hub.queue(queue).management
-        left = min(held.expires_at for held in leases) - self._clock.boot()
+        left = max(LEAST, min(held.expires_at for held in leases) - self._clock.boot())
         deadline = time.monotonic() + min(left, self._hub.address.timeout)
 
         async def work(receiver: ServiceBusReceiver) -> None:
-            asked = time.monotonic()
+            asked = self._locks.now()
             tokens = [held.delivery.message.lock_token for held in leases]
-            ends = await renew_locks(receiver, tokens, max(0.5, min(TRY, left)))
+            ends = await renew_locks(receiver, tokens, min(TRY, left))
             for held, locked_until in zip(leases, ends, strict=True):
                 held.expires_at = self._locks.end(queue, asked, locked_until)
 

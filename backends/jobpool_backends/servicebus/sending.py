@@ -17,6 +17,7 @@ from azure.servicebus.aio import ServiceBusSender
 
 from jobpool.backend import NewMessage
 from jobpool.clock import Clock
+from jobpool.definition import LONGEST
 from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool_backends.servicebus.hub import Hub
 from jobpool_backends.servicebus.internals import largest_message
@@ -75,7 +76,7 @@ class Producer:
 
     def delayed_copy(self, queue: str, record: Record, delay: float, sequence: int) -> Outgoing:
         """A copy of the message with this sequence number, to be fetched after so many seconds."""
-        due = self._clock.wall() + delay if delay > 0 else None
+        due = self._clock.wall() + min(delay, LONGEST) if delay > 0 else None
         return Outgoing(queue, record, due, copy_id(record.id, "q", sequence))
 
     async def send(self, outgoing: Sequence[Outgoing]) -> None:
@@ -93,7 +94,10 @@ class Producer:
 
 
 async def send(station: Station, messages: Sequence[ServiceBusMessage]) -> None:
-    """Send messages to a queue, in batches by their sizes. Raises InvalidJob, BackendUnavailable, ConfigurationError."""
+    """Send messages to a queue, in batches by their sizes.
+
+    Raises InvalidJob, BackendUnavailable, ConfigurationError.
+    """
     progress = _Progress(len(messages))
     deadline = time.monotonic() + station.address.timeout
     await station.sending.run(lambda sender: _send_from(sender, messages, progress), deadline, patiently=False)

@@ -31,6 +31,9 @@ from jobpool_backends.shared import micros
 CRASH_LIMIT = "crash-limit"
 EXPIRED = "lease expired"
 
+LEAST = 1.0
+"""Seconds to settle in, however little is left of a lease: whether it was too late, the broker knows."""
+
 
 @dataclass(slots=True)
 class Plan:
@@ -99,7 +102,11 @@ class Settler:
 
     def _moved(self, held: Held, message: NewMessage) -> Outgoing:
         outgoing = self._producer.outgoing(message, copy_id(message.id, "m", held.sequence))
-        return replace(outgoing, record=replace(outgoing.record, enqueued_at=held.record.enqueued_at))
+        old, new = held.record, outgoing.record
+        error = new.last_error if new.last_error is not None else old.last_error
+        cause = new.cause if new.cause is not None else old.cause
+        kept = replace(new, enqueued_at=old.enqueued_at, crashed_at=old.crashed_at, last_error=error, cause=cause)
+        return replace(outgoing, record=kept)
 
     def _nack(self, held: Held, nack: Nack, delay: float) -> Plan:
         record = held.record
@@ -137,7 +144,7 @@ class Settler:
 
     def _carry_out(self, plans: dict[int, Plan], known: dict[int, Settled], call_id: str) -> dict[int, Settled]:
         left = max(plan.held.expires_at for plan in plans.values()) - self._clock.boot()
-        limit = min(self._hub.address.timeout, left)
+        limit = min(self._hub.address.timeout, max(left, LEAST))
         answers: dict[int, Settled] = {}
         try:
             self._hub.call(self._send_and_settle(plans, answers, time.monotonic() + limit), 2 * limit)

@@ -1,14 +1,16 @@
 """The station: all channels of one queue, and the messages that were received while waiting.
 
-Three connections a queue, opened when they are needed: one sends, one (or more) fetches and settles, one manages: renews
-and peeks, and is never given credit. A fourth, for the dead letters, only while somebody looks after them.
+Three connections a queue, opened when they are needed: one sends, one (or more) fetches and settles, one manages:
+renews and peeks, and is never given credit. A fourth, for the dead letters, only while somebody looks after them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,6 +24,8 @@ from jobpool_backends.servicebus.verdicts import RELEASE
 
 PATIENCE = 1.0
 """Seconds that a message which came while somebody waited is kept for the fetch that follows."""
+
+log = logging.getLogger("jobpool.servicebus")
 
 _HANDLER: dict[str, Any] = {"timeout": 5, "socket_timeout": 0.2}
 
@@ -48,6 +52,8 @@ class Station:
         self.takers = [Taker(Channel(receiver, address, name, most=10**9)) for _ in range(address.receivers)]
         self._kept: deque[Delivery] = deque()
         self._giving_back: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+        self.closed = False
 
     @property
     def receiving(self) -> Channel[ServiceBusReceiver]:
@@ -66,12 +72,22 @@ class Station:
             self.keep(taken)
             raise
 
-    async def wait(self, deadline: float) -> bool:
-        """Wait until there is something to take, until `deadline`, or until somebody else needs the receiver."""
-        if self._kept:
-            return True
-        taker = min(self.takers, key=lambda each: each.load)
-        self.keep(await taker.wait(deadline))
+    async def wait(self, deadline: float, unwanted: Callable[[], bool]) -> bool:
+        """Wait until there is something to take, until `deadline`, or until somebody else needs the receiver.
+
+        One at a time. `unwanted` tells, each time that it could go on, whether nobody waits for it any more.
+        """
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                await self._turn.acquire()
+        except TimeoutError:
+            return bool(self._kept)
+        try:
+            if not (self._kept or unwanted()):
+                taker = min(self.takers, key=lambda each: each.load)
+                self.keep(await taker.wait(deadline, unwanted))
+        finally:
+            self._turn.release()
         return bool(self._kept)
 
     def stop_waiting(self) -> None:
@@ -95,14 +111,12 @@ class Station:
 
     async def close(self) -> None:
         """Give back what is kept, and close all channels, at the same time."""
+        self.closed = True
         if self._giving_back is not None:
             self._giving_back.cancel()
         self.stop_waiting()
         if self._kept:
-            try:
-                await self.give_back()
-            except Exception:
-                self._kept.clear()  # their locks will run out
+            await self._try_to_give_back()
         channels: list[Channel[Any]] = [self.sending, self.management, self.dead]
         channels += [taker.channel for taker in self.takers]
         await asyncio.gather(*(channel.close() for channel in channels))
@@ -112,10 +126,14 @@ class Station:
             while self._kept:
                 left = self._kept[0].received + PATIENCE - time.monotonic()
                 if left <= 0:
-                    await self.give_back()
+                    await self._try_to_give_back()
                 else:
                     await asyncio.sleep(left)
-        except Exception:
-            self._kept.clear()  # their locks will run out
         finally:
             self._giving_back = None
+
+    async def _try_to_give_back(self) -> None:
+        try:
+            await self.give_back()
+        except Exception as error:  # noqa: BLE001 - whatever it is, their locks will run out
+            log.info("%s, queue %s: messages were not given back: %r", self.address.title, self.name, error)

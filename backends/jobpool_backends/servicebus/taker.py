@@ -1,15 +1,15 @@
 """A taker: one receiver of a queue, which fetches, waits and settles what it fetched, one thing at a time.
 
 Whoever waits gives way to whoever wants to fetch or settle. Settling goes over the link that received; what an earlier
-link received is settled by its lock's token. An answer that was lost is asked for once more in that way, and a lock that
-is gone then may just as well be gone because the first request was carried out: that is a `Doubt`.
+link received is settled by its lock's token. An answer that was lost is asked for once more in that way, and a lock
+that is gone then may just as well be gone because the first request was carried out: that is a `Doubt`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from azure.servicebus import ServiceBusReceivedMessage
@@ -82,11 +82,10 @@ class Taker:
         async with _Want(self):
             return await self.channel.run(lambda receiver: self._draw(receiver, most), deadline)
 
-    async def wait(self, deadline: float) -> list[Delivery]:
+    async def wait(self, deadline: float, unwanted: Callable[[], bool]) -> list[Delivery]:
         """Wait for one message, until the deadline, a nudge, or until somebody wants the receiver."""
-        return await self.channel.run(
-            lambda receiver: self._wait(receiver, deadline), deadline + self.channel.timeout, patiently=False
-        )
+        limit = deadline + self.channel.timeout
+        return await self.channel.run(lambda receiver: self._wait(receiver, deadline, unwanted), limit, patiently=False)
 
     def nudge(self) -> None:
         """Let whoever waits come back."""
@@ -122,9 +121,11 @@ class Taker:
         before = time.monotonic()
         return self._deliveries(await credit.draw(receiver, most), before)
 
-    async def _wait(self, receiver: ServiceBusReceiver, deadline: float) -> list[Delivery]:
+    async def _wait(
+        self, receiver: ServiceBusReceiver, deadline: float, unwanted: Callable[[], bool]
+    ) -> list[Delivery]:
         self._nudge.clear()
-        if self._wanted:
+        if self._wanted or unwanted():
             return []
         messages, before = await credit.wait(receiver, self._nudge, max(0.0, deadline - time.monotonic()))
         return self._deliveries(messages, before)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import ssl
 
 from azure.servicebus import exceptions as sdk
 
@@ -78,11 +79,15 @@ def missing_queue(error: BaseException, address: Address, queue: str) -> Configu
         return None
     if isinstance(error, sdk.MessageNotFoundError):
         return None
-    return ConfigurationError(
-        f"{address.title} has no queue {queue!r}: create it (az servicebus queue create --namespace-name"
-        f" {address.namespace} --name {queue} --lock-duration PT{address.lock:g}S --max-delivery-count 100), or mend"
-        " the name"
-    )
+    lock = f"{address.lock:g}"
+    if address.emulated:
+        how = f"create it in the emulator's configuration (LockDuration PT{lock}S, MaxDeliveryCount 100)"
+    else:
+        how = (
+            f"create it (az servicebus queue create --namespace-name {address.namespace} --name {queue} --lock-duration"
+            f" PT{lock}S --max-delivery-count 100)"
+        )
+    return ConfigurationError(f"{address.title} has no queue {queue!r}: {how}, or mend the name")
 
 
 def too_large(queue: str, size: int | None, limit: int | None) -> str:
@@ -97,6 +102,11 @@ def too_large(queue: str, size: int | None, limit: int | None) -> str:
 
 def _network(error: BaseException, timeout: float) -> str:
     beneath = _beneath(error)
+    if isinstance(beneath, ssl.SSLCertVerificationError):
+        return (
+            f"shows a certificate that is not accepted ({beneath.verify_message}): mend the host, or the authorities that"
+            " this machine trusts"
+        )
     if isinstance(beneath, socket.gaierror):
         return "cannot be found: mend the name of the namespace, or the name service of this machine"
     if isinstance(beneath, OSError) and beneath.errno in _UNREACHABLE:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
-from jobpool.errors import ConfigurationError
+from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.servicebus.hub import Hub
 from jobpool_backends.servicebus.station import Station
 
@@ -28,6 +29,7 @@ class Waiter:
         self._hub = hub
         self._missing: dict[str, tuple[float, ConfigurationError]] = {}
         self._waited: set[str] = set()
+        self._closed = False
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         """The first of these that has something to take; None when none has within `timeout` seconds.
@@ -38,16 +40,22 @@ class Waiter:
         """
         stations = [self._hub.queue(queue) for queue in dict.fromkeys(queues)]
         self._waited.update(queues)
+        if self._closed:
+            return None
         limit = max(0.0, timeout)
         return self._hub.call(self._wait_any(stations, time.monotonic() + limit), limit + self._hub.address.timeout)
 
-    def give_back(self) -> None:
-        """What came for those who waited here and was never fetched goes back to its queue."""
+    def close(self) -> None:
+        """End the waits of others; what came for them and was never fetched goes back to its queue. No more waits."""
+        self._closed = True
         waited, self._waited = self._waited, set()
         if waited:
-            self._hub.call(self._give_back([self._hub.queue(name) for name in waited]))
+            with suppress(BackendUnavailable):
+                self._hub.call(self._leave([self._hub.queue(name) for name in waited]))
 
-    async def _give_back(self, stations: Sequence[Station]) -> None:
+    async def _leave(self, stations: Sequence[Station]) -> None:
+        for station in stations:
+            station.stop_waiting()
         await asyncio.gather(*(station.give_back() for station in stations), return_exceptions=True)
 
     async def _wait_any(self, stations: Sequence[Station], deadline: float) -> str | None:
@@ -82,9 +90,12 @@ class Waiter:
         return None
 
     async def _wait_one(self, station: Station, deadline: float, stop: asyncio.Event) -> bool:
-        while not stop.is_set():
+        def unwanted() -> bool:
+            return stop.is_set() or self._closed or station.closed
+
+        while not unwanted():
             now = time.monotonic()
-            if await station.wait(min(deadline, now + ALIVE)):
+            if await station.wait(min(deadline, now + ALIVE), unwanted):
                 return True
             if time.monotonic() >= deadline:
                 return False

@@ -145,6 +145,7 @@ def test_a_pool_can_be_stopped_while_its_broker_is_away(broker: Broker, rig: Rig
     assert set(ids) == {message.id for message in rig.backend.list_messages()}
 
 
+@pytest.mark.also("beanstalk")
 def test_an_unreachable_broker_at_the_start_is_one_sentence(broker: Broker, rig: Rig) -> None:
     host = broker.host()
     host.proxy.refuse()

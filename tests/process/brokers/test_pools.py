@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.poolrig import Rig
 from support.poolrig_brokers import Broker
 from support.waiting import wait_until
@@ -9,6 +10,7 @@ from support.waiting import wait_until
 TTL = 1.0
 
 
+@pytest.mark.also("beanstalk", "servicebus")
 def test_poison_ends_at_the_crash_limit_whichever_pool_it_meets(broker: Broker, rig: Rig) -> None:
     """FAULTS 3 over two pools: the count is the message's, not a pool's. FAULTS 1: one job is longer than its lease."""
     pools = [rig.start_pool("--max-crashes", "3", "--ttl", str(TTL), url=broker.host().url) for _ in range(2)]

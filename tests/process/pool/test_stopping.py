@@ -10,6 +10,8 @@ import pytest
 from support.poolrig import Rig, measured
 from support.waiting import wait_until
 
+from jobpool.master.watch import UNDEAD_AFTER
+
 GRACE = 1.5
 
 
@@ -17,7 +19,7 @@ def test_a_stop_lets_short_jobs_end_and_gives_back_long_ones(rig: Rig) -> None:
     pool = rig.start_pool("--stop-grace", str(GRACE), workers=3).wait_ready(3)
     end = rig.directory / "end"
     short = rig.enqueue("again", {"first": 0.1, "later": 0, "until": str(end)})
-    long = rig.enqueue("work", {"seconds": 3})
+    long = rig.enqueue("again", {"first": 60, "later": 0})
     hour = rig.enqueue("hang", {"how": "hang_in_sum"}, timeout=3600)
     rig.wait_started(short, long, hour)
     waiting = rig.enqueue_many("work", [{}] * 50)
@@ -26,7 +28,7 @@ def test_a_stop_lets_short_jobs_end_and_gives_back_long_ones(rig: Rig) -> None:
     wait_until(lambda: pool.header().draining)
     end.touch()  # not before: the pool would take what waits
     assert pool.wait() == 0
-    assert GRACE <= time.monotonic() - asked < GRACE + 1.0
+    assert GRACE <= time.monotonic() - asked < GRACE + UNDEAD_AFTER, "and nothing is waited for that was killed"
     rig.assert_no_processes_left()
     assert rig.ends(short)
     assert rig.stats().waiting == 52, "at once fetchable"

@@ -12,8 +12,8 @@
 Both have `connection_string`, `url` (sb://127.0.0.1:PORT), `host`, `port`, `control`, and after `stop` a `start` on the
 same port, with no queues: the restart that keeps them is `control.restart()`. `PeerProcess` is a
 `support.servers.Server` as well: `kill`, `pause`, `resume`, `restart`. `PeerThread.call(function)` runs
-`function(broker)` on the peer's thread. A fork inherits the sockets of a `PeerThread`, and with them its port: where the
-code under test forks, take a `PeerProcess`.
+`function(broker)` on the peer's thread. A fork inherits the sockets of a `PeerThread`, and with them its port: where
+the code under test forks, take a `PeerProcess`.
 
 Both take the fields of `Settings` by keyword: `key_name`, `key`, `auth` (True: tokens are checked), `auto_create`
 (False), `standing_clock` (None, or the Unix time of a clock that only moves when it is turned), `defaults`
@@ -24,7 +24,8 @@ Both take the fields of `Settings` by keyword: `key_name`, `key`, `auth` (True: 
 * queues: `create_queue`, `delete_queue`, `set_status`, `queues`, `counts`, `messages`, `purge`;
 * time: `turn`, `set_clock`, `now`; locks, schedules, times to live and duplicate windows go by the peer's clock;
 * faults of the network: `drop_connections`, `close_connections`, `detach_links`, `refuse`, `stall`, `restart`;
-* faults of operations: `fail`, `delay`, `lose_replies`, `expire_locks`, `limit_management_replies`, `limit_unsettled`;
+* faults of operations: `fail`, `delay`, `lose_replies`, `expire_locks`, `limit_management_replies`, `limit_unsettled`,
+  `release_on_detach`, `count_released`;
 * `heal`, which ends all faults, and `connections`, `links`: what is open.
 
 By hand: `python -m support.servicebus --port 5672 --queue jobs,lock_duration=30` with `tests` on the path.

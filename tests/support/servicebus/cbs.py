@@ -10,6 +10,7 @@ import base64
 import hashlib
 import hmac
 import time
+from collections.abc import Callable
 from urllib.parse import unquote_plus
 
 from support.servicebus import encoding as e
@@ -32,11 +33,13 @@ def entity_of(address: str) -> str:
 class Authorization:
     """What one connection is entitled to.
 
-    Tokens end by the machine's clock, not by the peer's, because clients reckon by it.
+    Args:
+        now: Unix time, by the machine's clock: clients reckon the ends of their tokens by it, not by the peer's.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, now: Callable[[], float] = time.time) -> None:
         self._settings = settings
+        self._now = now
         self._until: dict[str, float] = {}
 
     def put_token(self, request: Request) -> None:
@@ -53,7 +56,7 @@ class Authorization:
         """Raises `AmqpError` unless there is a token for this address, or for what it lies in."""
         if not self._settings.auth:
             return
-        now, path = time.time(), address.lower()
+        now, path = self._now(), address.lower()
         for audience, until in self._until.items():
             if until > now and (not audience or path == audience or path.startswith(f"{audience}/")):
                 return
@@ -64,8 +67,8 @@ class Authorization:
     def _checked(self, token: str) -> float:
         """When it ends. The SDK calls every token a jwt, so what it is shows by itself."""
         if not self._settings.auth or not token.startswith(SIGNATURE):
-            return time.time() + LASTS
-        return check_signature(token, self._settings.key_name, self._settings.key, time.time())
+            return self._now() + LASTS
+        return check_signature(token, self._settings.key_name, self._settings.key, self._now())
 
 
 def check_signature(token: str, key_name: str, key: str, now: float) -> float:

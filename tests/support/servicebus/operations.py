@@ -29,7 +29,8 @@ def renew_lock(store: Store, arguments: Arguments, _owner: object) -> bytes:
 
 
 def peek_message(store: Store, arguments: Arguments, _owner: object) -> bytes | None:
-    found = store.peek(arguments.number("from-sequence-number"), min(arguments.number("message-count"), MOST_PEEKED))
+    most = max(0, min(arguments.number("message-count"), MOST_PEEKED))
+    found = store.peek(arguments.number("from-sequence-number"), most)
     return _messages([_entry(message.encoded(peeked=True)) for message in found]) if found else None
 
 

@@ -5,7 +5,6 @@ They are explained at the methods of `Control`, which have the same names.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,9 @@ from support.servicebus.looks import counts_of, shown
 from support.servicebus.namespace import Status
 
 DETACHED = "The link is force detached by the broker. Idle timeout: 00:10:00."
+LONGEST = 1e10
+"""Seconds that a clock is moved at once, at most: 300 years."""
+
 CLOSED = "The connection was inactive for more than the allowed time."
 
 
@@ -123,6 +125,8 @@ class Orders:
         description: str = "The service was unable to process the request; please retry the operation.",
         status: int = 503,
     ) -> None:
+        if times < 1:
+            raise ValueError(f"an operation fails once or more often, not {times} times")
         error = AmqpError(_symbol(condition), description, status)
         self._broker.faults.fail(known(operation), error, match, times)
 
@@ -157,8 +161,8 @@ def names() -> Sequence[str]:
 
 
 def _finite(seconds: float) -> float:
-    if not math.isfinite(seconds):
-        raise ValueError(f"{seconds!r} is no number of seconds")
+    if not abs(seconds) <= LONGEST:
+        raise ValueError(f"{seconds!r} is no number of seconds between -{LONGEST:g} and {LONGEST:g}")
     return seconds
 
 

@@ -69,8 +69,7 @@ class Session:
 
     def on_attach(self, asked: Attach) -> None:
         try:
-            if asked.handle > HANDLE_MAX or asked.handle in self.links:
-                raise AmqpError("amqp:session:handle-in-use", f"handle {asked.handle} is in use, or above {HANDLE_MAX}")
+            self._check_handle(asked.handle)
             link, largest = linked(self, asked)
         except AmqpError as error:
             self.send(replies.refusal(asked))
@@ -80,6 +79,11 @@ class Session:
         self.send(replies.attach(asked, largest))
         if isinstance(link, IncomingLink):
             link.grant()
+
+    def _check_handle(self, handle: int) -> None:
+        """One of a link that was detached from here may be used again, though the client has not said `detach` yet."""
+        if handle > HANDLE_MAX or (handle in self.links and not self.links[handle].closed):
+            raise AmqpError("amqp:session:handle-in-use", f"handle {handle} is in use, or above {HANDLE_MAX}")
 
     def on_flow(self, flow: Flow) -> None:
         """Its window, reckoned from its own count of transfers: AMQP 2.5.6."""

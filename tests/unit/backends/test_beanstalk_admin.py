@@ -14,10 +14,11 @@ from beanstalk_rig import NOW, QUEUE, Administrator, BeanstalkRig, body, died
 from support.proxy import Proxy
 from support.servers import BeanstalkServer
 
-from jobpool.backend import MessageFilter, State, Verb
+from jobpool.backend import MessageFilter, QueueStats, State, Verb
 from jobpool.errors import BackendUnavailable, Unsupported
 from jobpool_backends.beanstalk import BeanstalkBackend
-from jobpool_backends.beanstalk.raising import PIECE
+from jobpool_backends.beanstalk.dead import Walk
+from jobpool_backends.beanstalk.raising import PIECE, Work
 from jobpool_backends.beanstalk.records import Record, from_bytes
 
 MINE = MessageFilter(queue=QUEUE)
@@ -192,12 +193,23 @@ def test_a_reason_means_dead_letters(rig: BeanstalkRig) -> None:
     assert rig.counts() == (1, 0, 0, 0)
 
 
+@pytest.mark.parametrize("name", ["no queue", "x\r\nkick 9", "-x", "", "ü", "x" * 300])
+def test_what_is_no_name_of_a_queue_is_never_part_of_a_command(rig: BeanstalkRig, name: str) -> None:
+    rig.bury(died("a"))
+    where = MessageFilter(queue=name)
+    assert rig.looker.stats(name) == QueueStats()
+    assert rig.looker.page(where, None, 9) == []
+    assert rig.looker.count(where, 9) == rig.looker.count(MessageFilter(queue=name, text="a"), 9) == 0
+    assert [rig.tender.bulk(where, verb, 9) for verb in Verb] == [0, 0, 0]
+    assert rig.counts() == (0, 0, 0, 1)
+
+
 # --- what can go wrong ------------------------------------------------------------------------------------
 
 
 def test_a_letter_whose_administrator_died_is_not_taken_for_a_live_message(rig: BeanstalkRig) -> None:
     """A connection that breaks leaves what it has reserved ready, with its dead mark."""
-    number = rig.bury(died("a"))
+    number = rig.bury(died("a"), priority=17)
     with rig.server.client() as dying:
         dying.reserve_job(number)
     rig.put("alive")
@@ -205,6 +217,7 @@ def test_a_letter_whose_administrator_died_is_not_taken_for_a_live_message(rig: 
     rig.raw.put(rig.raw.peek(number).body, delay=3600)  # as one that was not buried in time
     assert rig.tender.bulk(MessageFilter(queue=QUEUE, states=(State.WAITING, State.DELAYED)), Verb.DELETE, 10) == 2
     assert rig.counts() == (0, 0, 0, 2)
+    assert rig.raw.stats_job(number)["pri"] == 17
     assert [message.id for message in rig.looker.page(MINE, None, 9)] == ["a", "a"]
 
 
@@ -242,6 +255,20 @@ def test_a_server_that_takes_no_copies_keeps_its_letters(tmp_path: Path, verb: V
         assert rig.counts() == (0, 0, 0, 3)
         assert rig.tender.bulk(MINE, Verb.DELETE, 10) == 3
         rig.close()
+
+
+def test_what_was_reserved_and_cannot_be_raised_is_buried_again(rig: BeanstalkRig) -> None:
+    numbers = [rig.bury(died(ident), priority=9) for ident in "ab"]
+    with rig.admin.lines.spare() as line:
+        work = Work(rig.admin.lines, line, Verb.RETRY, 10)
+        walk = Walk(line, QUEUE, rig.looker.reader)
+        while walk.letter is not None:
+            work.change(walk.letter)
+            walk.skip()
+        assert rig.counts() == (0, 0, 2, 0)
+        work.give_up()
+    assert [rig.raw.stats_job(number)["pri"] for number in numbers] == [9, 9]
+    assert rig.buried() == numbers
 
 
 def test_administrators_at_once_raise_each_letter_once(rig: BeanstalkRig) -> None:

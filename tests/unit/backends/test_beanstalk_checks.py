@@ -13,9 +13,9 @@ from jobpool.clock import SystemClock
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.finding import Level, cautions_of
 from jobpool_backends.beanstalk.address import read_address
+from jobpool_backends.beanstalk.asking import Stats
 from jobpool_backends.beanstalk.checks import (
     LARGEST,
-    Stats,
     check_version,
     diagnose,
     judge,
@@ -24,7 +24,7 @@ from jobpool_backends.beanstalk.checks import (
 )
 from jobpool_backends.beanstalk.lines import Lines
 
-GOOD = {
+GOOD: Stats = {
     "version": "1.12",
     "uptime": 200_000,
     "current-connections": 3,
@@ -37,7 +37,7 @@ GOOD = {
 @pytest.mark.parametrize(
     ("told", "check", "level", "said"),
     [
-        pytest.param({}, "server", Level.OK, "beanstalkd 1.12, up for 2 days, with 3 connections", id="well"),
+        pytest.param({}, "server", Level.OK, "beanstalkd 1.12, up for 2 days; connections: 3", id="well"),
         pytest.param({"uptime": 59}, "server", Level.OK, "up for 59 s", id="just started"),
         pytest.param({"uptime": 7300}, "server", Level.OK, "up for 2 hours", id="for hours"),
         pytest.param({}, "persistence", Level.NOTE, "50 ms of it, or as -f says", id="a binlog"),
@@ -118,6 +118,18 @@ def test_a_server_that_forgets_and_takes_nothing_is_told(tmp_path: Path) -> None
         lines.close()
     assert "no binlog" in forgets
     assert "drain mode" in drains
+
+
+def test_a_tube_that_is_paused_is_told_and_those_of_others_are_not(server: BeanstalkServer) -> None:
+    lines = lines_to(server)
+    with server.client(lines.address.tube("mails")) as client, server.client("others") as other:
+        client.pause_tube(lines.address.tube("mails"), 7_300)
+        other.pause_tube("others", 60)
+        [caution] = cautions_of(diagnose(lines))
+        assert f": paused: {lines.address.tube('mails')} for 2 hours: nothing is fetched" in caution
+        client.pause_tube(lines.address.tube("mails"), 0)
+        assert cautions_of(diagnose(lines)) == []
+    lines.close()
 
 
 def test_a_server_that_is_there_answers(server: BeanstalkServer) -> None:

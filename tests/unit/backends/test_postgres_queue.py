@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -236,7 +237,11 @@ def test_fetching_costs_the_same_while_a_long_transaction_keeps_the_past(
     costs = []
     for _ in range(95):
         leases: list[JobLease] = []
-        costs.append(found.pages(lambda leases=leases: leases.extend(found.backend.fetch_many(QUEUE, limit=200))))
+
+        def fetch(leases: list[JobLease] = leases) -> None:
+            leases += found.backend.fetch_many(QUEUE, limit=200)
+
+        costs.append(found.pages(fetch, alone=False))
         found.backend.settle_many([(lease, Ack()) for lease in leases])
     early, late = min(costs[5:15]), max(costs[-10:])
     assert late < early * 1.5 + 1500  # as many as the floor may be behind
@@ -466,14 +471,29 @@ def test_a_fetch_of_nothing_writes_nothing(rig: Rig, backend: PostgresBackend) -
     backend.enqueue_many(numbered(3))
     drain(backend)
     backend.fetch_many(QUEUE, limit=5)
-    before = rig.ask("SELECT pg_current_wal_insert_lsn()")
-    numbered_before = rig.ask("SELECT pg_snapshot_xmax(pg_current_snapshot())")
-    for _ in range(20):
-        assert backend.fetch_many(QUEUE, limit=5) == []
-        assert backend.reap(QUEUE) == []
-    assert rig.ask("SELECT pg_snapshot_xmax(pg_current_snapshot())") == numbered_before
-    [(written,)] = rig.ask("SELECT pg_current_wal_insert_lsn() - %s::pg_lsn", *before[0])
+    with without_autovacuum(rig):  # which writes too
+        before = rig.ask("SELECT pg_current_wal_insert_lsn()")
+        numbered_before = rig.ask("SELECT pg_snapshot_xmax(pg_current_snapshot())")
+        for _ in range(20):
+            assert backend.fetch_many(QUEUE, limit=5) == []
+            assert backend.reap(QUEUE) == []
+        assert rig.ask("SELECT pg_snapshot_xmax(pg_current_snapshot())") == numbered_before
+        [(written,)] = rig.ask("SELECT pg_current_wal_insert_lsn() - %s::pg_lsn", *before[0])
     assert written < 2000
+
+
+@contextmanager
+def without_autovacuum(rig: Rig) -> Iterator[None]:
+    """None runs on the whole server, and none begins."""
+    rig.ask("ALTER SYSTEM SET autovacuum = off")
+    try:
+        rig.ask("SELECT pg_reload_conf()")
+        at_work = "SELECT FROM pg_stat_activity WHERE backend_type LIKE 'autovacuum%'"
+        wait_until(lambda: not rig.ask(at_work), 60.0, "the autovacuum has ended")
+        yield
+    finally:
+        rig.ask("ALTER SYSTEM RESET autovacuum")
+        rig.ask("SELECT pg_reload_conf()")
 
 
 def test_a_queue_may_be_called_null_and_a_limit_be_large(backend: PostgresBackend) -> None:

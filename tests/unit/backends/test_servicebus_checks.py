@@ -49,7 +49,7 @@ def test_each_setting_that_can_lose_something_is_told_with_its_mend(
     finding = found(replace(GOOD, **changed))[check]  # type: ignore[arg-type]
     assert finding.level is level
     assert word in str(finding)
-    assert finding.mend
+    assert bool(finding.mend) is finding.is_bad
 
 
 def test_what_expires_into_the_dead_letters_is_not_lost() -> None:

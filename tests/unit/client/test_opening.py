@@ -74,20 +74,30 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hidden" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("package", "extra"), [("redis", "redis"), ("psycopg", "postgres")])
-def test_a_missing_package_of_an_extra_names_the_extra(package: str, extra: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "package", "extra", "url"),
+    [
+        ("redis", "redis", "redis", "redis://localhost"),
+        ("psycopg", "psycopg", "postgres", "postgresql://localhost"),
+        ("greenstalk", "greenstalk", "beanstalk", "beanstalk://localhost"),
+        ("azure", "azure-servicebus", "servicebus", "servicebus://name"),
+        ("azure.servicebus", "azure-servicebus", "servicebus", "servicebus://name"),
+        ("azure.identity", "azure-identity", "entra", "servicebus://name"),
+    ],
+)
+def test_a_missing_package_of_an_extra_names_the_extra(module: str, package: str, extra: str, url: str) -> None:
     """In an interpreter that cannot find it: here it is installed."""
     code = f"""
 import sys
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name == {package!r}:
+        if name == {module!r}:
             raise ModuleNotFoundError(name=name)
 sys.meta_path.insert(0, Missing())
 from jobpool.errors import ConfigurationError
 from jobpool.opening import open_backend
 try:
-    open_backend("{"redis" if extra == "redis" else "postgresql"}://localhost")
+    open_backend({url!r})
 except ConfigurationError as error:
     print(error)
 """

@@ -404,9 +404,15 @@ def test_the_clock_of_a_real_server_that_is_an_hour_ahead(settings: Any, tmp_pat
 def test_a_beanstalkd_is_asked_for_everything(settings: Any, tmp_path: Path) -> None:
     with BeanstalkServer(tmp_path) as server:
         found = {finding.check: finding for finding in broker.examine(settings(backend=server.url))}
-    names = ("beanstalk.server", "beanstalk.persistence", "beanstalk.drain-mode", "beanstalk.job-size")
+    names = (
+        "beanstalk.server",
+        "beanstalk.persistence",
+        "beanstalk.drain-mode",
+        "beanstalk.job-size",
+        "beanstalk.pauses",
+    )
     assert [name for name in found if name.startswith("beanstalk.")] == list(names)
-    assert [found[name].level for name in names] == [Level.OK, Level.PROBLEM, Level.OK, Level.OK]
+    assert [found[name].level for name in names] == [Level.OK, Level.PROBLEM, *[Level.OK] * 3]
     assert "start it with -b" in str(found["beanstalk.persistence"])
 
 

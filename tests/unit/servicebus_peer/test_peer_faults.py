@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from typing import Any
 
 import pytest
 from support.amqp_client import AmqpClient, Refused, condition_of, message
@@ -52,13 +53,20 @@ def test_closed_connections_are_told_why(peer: PeerThread, client: AmqpClient) -
 
 
 @pytest.mark.parametrize(
-    ("which", "count"), [({}, 1), ({"management": True}, 3), ({"cbs": True}, 3), ({"match": "no such"}, 0)]
+    ("which", "count"),
+    [
+        ({}, 1),
+        ({"management": True}, 3),
+        ({"cbs": True}, 3),
+        ({"match": "$cbs", "cbs": True}, 2),
+        ({"match": "no such"}, 0),
+    ],
 )
-def test_detached_links(peer: PeerThread, client: AmqpClient, queue: str, which: dict[str, bool], count: int) -> None:
+def test_detached_links(peer: PeerThread, client: AmqpClient, queue: str, which: dict[str, Any], count: int) -> None:
     client.attach(queue, codes.SENDER)
     for node in (f"{queue}/$management", "$cbs"):
         client.requests(node)
-    assert peer.control.detach_links(**which) == count  # type: ignore[arg-type]
+    assert peer.control.detach_links(**which) == count
     for _ in range(count):
         assert client.expect(codes.DETACH)[2].value[0] == DETACH_FORCED
     assert len(peer.control.links()) == 5 - count
@@ -266,6 +274,7 @@ def test_the_control_can_be_sent_to_another_process(peer: PeerThread, queue: str
         (lambda control: control.create_queue("q", colour="red"), "colour"),
         (lambda control: control.fail("nap"), "an operation is one of attach, send"),
         (lambda control: control.fail("send", "naïve"), "ASCII"),
+        (lambda control: control.fail("send", times=0), "once or more"),
         (lambda control: control.turn(-1.0), "ahead"),
         (lambda control: control.turn(float("nan")), "no number of seconds"),
         (lambda control: control._ask("dance"), "no order 'dance'"),

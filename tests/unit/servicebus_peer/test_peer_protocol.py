@@ -12,7 +12,8 @@ from urllib.parse import quote_plus
 
 import pytest
 from support.amqp_client import AmqpClient, Refused, annotations_of, condition_of, message
-from support.servicebus import PeerThread, codes, encoding, replies
+from support.servicebus import PeerThread, Settings, codes, encoding, replies
+from support.servicebus.cbs import Authorization
 from support.servicebus.decoding import decode
 from support.servicebus.errors import (
     ARGUMENT_ERROR,
@@ -24,7 +25,11 @@ from support.servicebus.errors import (
     NOT_FOUND,
     NOT_IMPLEMENTED,
     UNAUTHORIZED,
+    AmqpError,
 )
+from support.servicebus.links import CREDIT
+from support.servicebus.replies import SESSION_WINDOW
+from support.servicebus.requests import Request
 from support.servicebus.sections import body_of
 from support.waiting import wait_until
 
@@ -93,6 +98,22 @@ def test_a_large_message_goes_in_frames_both_ways(peer: PeerThread, queue: str) 
     assert body_of(found.payload) == body
 
 
+def test_a_sender_is_given_credit_and_window_anew(client: AmqpClient, queue: str, peer: PeerThread) -> None:
+    link = client.attach(queue, codes.SENDER)
+    assert client.expect(codes.FLOW)[6] == CREDIT
+    for _ in range(SESSION_WINDOW // 2 + 1):
+        client.transfer(link, message(), settled=True)
+    client.transfer(link, message())
+    flows: list[Any] = []
+    while (found := client.next()).code != codes.DISPOSITION:
+        assert found.code == codes.FLOW, "a delivery that was sent settled is not answered"
+        flows.append(found.fields)
+    times = (SESSION_WINDOW // 2 + 2) // (CREDIT // 2 + 1)
+    assert [fields[6] for fields in flows if fields[4] is not None] == [CREDIT] * times
+    assert [fields[1] for fields in flows if fields[4] is None] == [SESSION_WINDOW]
+    assert peer.control.counts(queue).ready == SESSION_WINDOW // 2 + 2
+
+
 def test_a_message_that_is_too_large_is_rejected_and_one_far_too_large_ends_the_link(
     client: AmqpClient, queue: str, peer: PeerThread
 ) -> None:
@@ -108,6 +129,9 @@ def test_a_batch_is_taken_whole_or_not_at_all(client: AmqpClient, queue: str, pe
     parts = [encoding.described(codes.DATA, encoding.binary(message(body))) for body in (b"a", b"b")]
     assert client.sent(link, b"".join(parts), message_format=codes.BATCH).descriptor == codes.ACCEPTED
     assert [found.body for found in peer.control.messages(queue)] == [b"a", b"b"]
+
+    large = encoding.described(codes.DATA, encoding.binary(message(b"x" * 100_000)))
+    assert condition_of(client.sent(link, large * 3, message_format=codes.BATCH)) == MESSAGE_SIZE_EXCEEDED
 
     broken = b"".join([*parts, encoding.described(codes.DATA, encoding.binary(b"no message"))])
     assert condition_of(client.sent(link, broken, message_format=codes.BATCH)) == "amqp:decode-error"
@@ -146,6 +170,20 @@ def test_a_disabled_queue(client: AmqpClient, queue: str, peer: PeerThread) -> N
     client.attach(queue, codes.RECEIVER)
     with pytest.raises(Refused, match=ENTITY_DISABLED):
         client.attach(queue, codes.SENDER)
+
+
+def test_handles(client: AmqpClient, queue: str, peer: PeerThread) -> None:
+    client.attach(queue, codes.SENDER)
+    client.rewind(0)
+    with pytest.raises(Refused, match="handle-in-use"):
+        client.attach(queue, codes.SENDER)
+    client.rewind(256)
+    with pytest.raises(Refused, match="handle-in-use"):
+        client.attach(queue, codes.SENDER)
+    peer.control.detach_links(queue)
+    client.expect(codes.DETACH)
+    client.rewind(0)
+    client.attach(queue, codes.SENDER)
 
 
 def test_deleting_a_queue_detaches_its_links(client: AmqpClient, queue: str, peer: PeerThread) -> None:
@@ -232,9 +270,19 @@ def test_many_are_settled_by_one_disposition_however_wide(client: AmqpClient, qu
     put(client, queue, *[b"x"] * 5)
     client.flow(client.attach(queue, codes.RECEIVER), 5)
     numbers = [client.delivery().number for _ in range(5)]
-    client.settle(numbers[0], replies.ACCEPTED, last=numbers[2])
-    client.settle(numbers[3], replies.ACCEPTED, last=numbers[3] + 0x7FFFFFFF)
-    assert [client.outcome().descriptor for _ in range(5)] == [codes.ACCEPTED] * 5
+    client.settle(numbers[1], replies.ACCEPTED, last=numbers[3])
+    assert [client.outcome().descriptor for _ in range(3)] == [codes.ACCEPTED] * 3
+    assert [found.sequence_number for found in peer.control.messages(queue)] == [1, 5]
+    client.settle(numbers[0], replies.ACCEPTED, last=numbers[0] + 0x7FFFFFFF)
+    assert [client.outcome().descriptor for _ in range(2)] == [codes.ACCEPTED] * 2
+    assert peer.control.counts(queue).empty
+
+
+def test_what_the_client_has_settled_already_is_not_answered(client: AmqpClient, queue: str, peer: PeerThread) -> None:
+    put(client, queue, b"a")
+    client.flow(client.attach(queue, codes.RECEIVER), 1)
+    client.settle(client.delivery().number, replies.ACCEPTED, settled=True)
+    assert client.silent(codes.DISPOSITION)
     assert peer.control.counts(queue).empty
 
 
@@ -275,6 +323,14 @@ def test_by_the_machines_clock_locks_and_schedules_end_too(client: AmqpClient, p
     client.sent(sender, message(b"b", scheduled_enqueue_time=due))
     wait_until(lambda: peer.control.counts("hasty").scheduled == 0, 5.0)
     peer.control.delete_queue("hasty")
+
+
+def test_what_is_due_sooner_is_not_late(client: AmqpClient, queue: str, peer: PeerThread) -> None:
+    taken(client, queue)  # something is due in 30 s
+    due = encoding.timestamp(int((peer.control.now() + 0.05) * 1000))
+    client.sent(client.attach(queue, codes.SENDER), message(b"soon", scheduled_enqueue_time=due))
+    client.flow(client.attach(queue, codes.RECEIVER), 1)
+    assert body_of(client.delivery().payload) == b"soon"
 
 
 def test_a_turned_clock_goes_on_from_there(client: AmqpClient, queue: str, peer: PeerThread) -> None:
@@ -388,6 +444,13 @@ def test_schedule_and_cancel(client: AmqpClient, queue: str, peer: PeerThread) -
     assert peer.control.counts(queue).ready == 1
 
 
+def test_peek_of_less_than_nothing_is_nothing(client: AmqpClient, queue: str) -> None:
+    put(client, queue, b"a")
+    node = client.requests(f"{queue}/$management")
+    assert peek(client, node, -5, -5) == []
+    assert len(peek(client, node, -5, 5)) == 1
+
+
 @pytest.mark.parametrize("deletes", [False, True])
 def test_receive_by_sequence_number(client: AmqpClient, queue: str, peer: PeerThread, deletes: bool) -> None:
     [tag] = taken(client, queue)
@@ -472,3 +535,15 @@ def test_without_a_token_nothing_and_with_one_what_lies_in_its_audience() -> Non
                 assert put_token(client, token, "amqps://host/jobs") == 401
                 with pytest.raises(Refused, match=UNAUTHORIZED):
                     client.attach("jobs", codes.SENDER)
+
+
+def test_a_token_ends() -> None:
+    clock = [time.time()]
+    entitled = Authorization(Settings(), lambda: clock[0])
+    words: dict[object, object] = {"operation": "put-token", "type": "jwt", "name": "amqps://host/jobs"}
+    entitled.put_token(Request(None, words, signed("sb://host/jobs", lasts=60)))
+    clock[0] += 58
+    entitled.require("jobs")
+    clock[0] += 2
+    with pytest.raises(AmqpError, match="Unauthorized"):
+        entitled.require("jobs")

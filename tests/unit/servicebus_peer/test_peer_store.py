@@ -395,6 +395,7 @@ def test_what_a_sender_wrote_is_untouched_but_for_our_annotations(rig: Rig) -> N
     encoded = rig.store.peek(0, 1)[0].encoded()
     marks = annotations_of(encoded)
     assert marks["x-opt-own"] == 7
+    assert encoded.count(b"x-opt-sequence-number") == 1
     assert marks["x-opt-sequence-number"] == 1
     assert body_of(encoded) == b"body"
     assert [section.code for section in sections_of(encoded)] == [0x70, 0x72, 0x73, 0x75]
@@ -405,9 +406,9 @@ def test_purge_takes_all_and_ends_locks(rig: Rig) -> None:
     token = rig.take()
     rig.put(at=NOON + 60)
     assert rig.store.purge() == 2
+    refused(LOCK_LOST, lambda: rig.store.complete(token))
     rig.clock.turn(100)
     assert rig.bodies() == []
-    refused(LOCK_LOST, lambda: rig.store.complete(token))
 
 
 @pytest.mark.parametrize(

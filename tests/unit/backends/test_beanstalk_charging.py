@@ -1,0 +1,70 @@
+"""What a crash does to a message of beanstalkd, as a table, and who is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobpool.backend import Reaped, ReapPolicy
+from jobpool_backends.beanstalk.charging import LONGEST_DELAY, Charge, Ledger, charge, whole_seconds
+from jobpool_backends.beanstalk.records import Record
+
+NOW = 1000.0
+POLICY = ReapPolicy(max_crashes=3, window=100.0, back_off=8.0, back_off_cap=20.0)
+
+
+def highest(low: float, high: float) -> float:
+    return max(low, high)
+
+
+@pytest.mark.parametrize(
+    ("before", "at", "new", "policy", "crashes", "delay", "dead"),
+    [
+        pytest.param(0, 0.0, 1, POLICY, 1, 0, False, id="first: at once"),
+        pytest.param(1, 950.0, 1, POLICY, 2, 8, False, id="second: after a back-off"),
+        pytest.param(2, 950.0, 1, POLICY, 3, 16, False, id="third: twice that"),
+        pytest.param(3, 950.0, 1, POLICY, 4, 0, True, id="past the limit"),
+        pytest.param(3, 900.0, 1, POLICY, 4, 0, True, id="at the window's end"),
+        pytest.param(3, 899.9, 1, POLICY, 1, 0, False, id="before the window: counted anew"),
+        pytest.param(1, 950.0, 2, POLICY, 3, 16, False, id="two at once"),
+        pytest.param(0, 0.0, 4, POLICY, 4, 0, True, id="four at once"),
+        pytest.param(8, 999.0, 1, ReapPolicy(max_crashes=0, back_off=8.0, back_off_cap=20.0), 9, 20, False, id="none"),
+        pytest.param(1, 999.0, 1, ReapPolicy(back_off=0.3), 2, 1, False, id="rounded up to a second"),
+        pytest.param(1, 999.0, 1, ReapPolicy(back_off=0.0), 2, 0, False, id="without a back-off"),
+    ],
+)
+def test_charge(before: int, at: float, new: int, policy: ReapPolicy, crashes: int, delay: int, dead: bool) -> None:
+    record = Record("x", 1.0, attempts=2, crashes=before, deliveries=7, crashed_at=at, last_error="boom", cause="old")
+    charged = charge(record, new, "SIGBUS", policy, NOW, highest)
+    died = ("crash-limit", NOW) if dead else (None, None)
+    assert charged == Charge(Record("x", 1.0, 2, crashes, 7, NOW, "boom", "SIGBUS", *died), delay)
+
+
+@pytest.mark.parametrize(
+    ("delay", "seconds"),
+    [
+        (0.0, 0),
+        (-1.0, 0),
+        (float("nan"), 0),
+        (1e-9, 1),
+        (1.0, 1),
+        (1.001, 2),
+        (float("inf"), LONGEST_DELAY),
+        (1e12, LONGEST_DELAY),
+    ],
+)
+def test_delays_are_rounded_up_to_whole_seconds(delay: float, seconds: int) -> None:
+    assert whole_seconds(delay) == seconds
+
+
+def test_the_ledger_tells_each_charge_once_and_keeps_the_policy_of_each_queue() -> None:
+    ledger = Ledger()
+    assert ledger.policy("mails") == ReapPolicy()
+    for number in range(1200):
+        ledger.note("mails", Charge(Record(str(number), 1.0, crashes=1, cause="SIGBUS"), 0))
+    ledger.note("others", Charge(Record("y", 1.0, crashes=6, cause="c", died_at=2.0), 0))
+    first = ledger.reap("mails", POLICY)
+    assert (len(first), first[0]) == (1000, Reaped("0", "mails", 1, "SIGBUS", False))
+    assert len(ledger.reap("mails", POLICY)) == 200
+    assert ledger.reap("mails", POLICY) == []
+    assert ledger.reap("others", ReapPolicy()) == [Reaped("y", "others", 6, "c", True)]
+    assert (ledger.policy("mails"), ledger.policy("others")) == (POLICY, ReapPolicy())

@@ -1,0 +1,181 @@
+"""Settlements that beanstalkd refuses, in part or in whole: nothing is lost, and a repeated call finishes the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from beanstalk_clients import AT_ONCE, QUEUE, Clients, a_job, one
+from support.servers import BeanstalkServer
+
+from jobpool.errors import BackendUnavailable, InvalidJob
+from jobpool.settlement import Abandon, Ack, Nack, Settled
+from jobpool_backends.beanstalk.records import HEADER_ROOM, from_bytes
+
+LIMIT = 4096
+"""Bytes a job on the small server."""
+
+
+@pytest.fixture
+def clients() -> Iterator[Clients]:
+    with Clients() as clients:
+        yield clients
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BeanstalkServer]:
+    server = BeanstalkServer(tmp_path_factory.mktemp("small"), max_job_size=LIMIT)
+    yield server
+    server.close()
+
+
+# --- copies ----------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_put_before_the_original_is_deleted(clients: Clients) -> None:
+    backend = clients.open()
+    backend.enqueue(a_job())
+    lease = one(backend)
+    before = clients.raw.stats()
+    assert backend.nack(lease, delay=100.0, error="boom")
+    after = clients.raw.stats()
+    done = {name: after[f"cmd-{name}"] - before[f"cmd-{name}"] for name in ("touch", "put", "delete")}  # type: ignore[literal-required]
+    assert done == {"touch": 1, "put": 1, "delete": 1}
+    record, body = from_bytes(clients.raw.peek_delayed().body, 0)
+    assert (record.id, record.attempts, record.deliveries, record.last_error) == (lease.id, 1, 1, "boom")
+    assert body == lease.body
+
+
+def test_what_is_refused_puts_nothing(clients: Clients) -> None:
+    backend, other = clients.open(), clients.open()
+    backend.enqueue(a_job())
+    lease = one(backend)
+    puts = clients.raw.stats()["cmd-put"]
+    for answer in (other.nack(lease), other.abandon(lease), other.forfeit(lease, "x")):
+        assert not answer
+    assert backend.ack(lease)
+    for answer in (backend.nack(lease), backend.abandon(lease), backend.settle_many([(lease, Ack((a_job(),)))])[0]):
+        assert not answer
+    assert clients.raw.stats()["cmd-put"] == puts
+
+
+def test_the_copies_keep_priority_and_ttr(clients: Clients) -> None:
+    backend = clients.open(ttr=77)
+    backend.enqueue_many([a_job(n, priority=2) for n in range(3)])
+    nacked, forfeited, abandoned = backend.fetch_many(QUEUE, limit=3)
+    assert backend.nack(nacked)
+    assert backend.forfeit(forfeited, "SIGBUS")
+    assert backend.abandon(abandoned, "failed")
+    raised = clients.raw.peek_buried().id
+    for number in (clients.raw.peek_ready().id, raised, raised - 1, raised - 2):
+        told = clients.raw.stats_job(number)
+        assert (told["pri"], told["ttr"]) == (2, 77)
+
+
+# --- drain mode ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def drained(tmp_path: Path) -> Iterator[Clients]:
+    """Nine messages, of which one lost a lease, on a server that takes no more."""
+    server = BeanstalkServer(tmp_path)
+    with Clients(server) as clients:
+        clients.open().enqueue_many([a_job(n) for n in range(9)])
+        with server.client(clients.prefix + QUEUE) as client:
+            client.reserve(timeout=0)
+        server.drain()
+        yield clients
+    server.close()
+
+
+def test_in_drain_mode_what_needs_no_copy_is_done_and_the_rest_is_told(drained: Clients) -> None:
+    backend = drained.open()
+    with pytest.raises(BackendUnavailable, match=r"drain mode.*Restart it, or name another server"):
+        backend.enqueue(a_job())
+    leases = backend.fetch_many(QUEUE, limit=4)
+    assert len(leases) == 4
+    call = [(leases[0], Ack()), (leases[1], Nack()), (leases[2], Ack()), (leases[3], Abandon("failed"))]
+    for _ in range(2):
+        with pytest.raises(BackendUnavailable, match="drain mode"):
+            backend.settle_many(call, call_id="call")
+    call = [call[0], (leases[1], Ack()), call[2], (leases[3], Ack())]
+    answers = backend.settle_many(call, call_id="call")
+    assert answers == [Settled.ALREADY, Settled.OK, Settled.ALREADY, Settled.OK]
+
+
+def test_in_drain_mode_a_message_that_crashed_is_handed_out_with_its_crash(drained: Clients) -> None:
+    backend = drained.open()
+    found = backend.fetch_many(QUEUE, limit=9)
+    assert sorted(lease.crashes for lease in found) == [0] * 8 + [1]
+    assert all(backend.settle_many([(lease, Ack()) for lease in found]))
+    assert backend.reap(QUEUE, AT_ONCE) == [], "it was not charged for good"
+
+
+# --- sizes -----------------------------------------------------------------------------------------------------
+
+
+def test_a_body_that_is_too_large_is_refused_before_anything_is_put(small: BeanstalkServer) -> None:
+    with Clients(small) as clients:
+        backend = clients.open()
+        with pytest.raises(
+            InvalidJob, match=rf"takes {LIMIT - HEADER_ROOM} at most: make its payload smaller, or .* -z"
+        ):
+            backend.enqueue_many([a_job(1), a_job("x" * LIMIT)])
+        assert clients.counts() == (0, 0, 0, 0)
+
+
+def test_follow_ups_that_are_too_large_are_refused_before_anything_is_settled(small: BeanstalkServer) -> None:
+    with Clients(small) as clients:
+        backend = clients.open()
+        backend.enqueue_many([a_job(1), a_job(2)])
+        first, second = backend.fetch_many(QUEUE, limit=2)
+        with pytest.raises(InvalidJob, match="at most"):
+            backend.settle_many([(first, Ack()), (second, Ack((a_job("x" * LIMIT),)))])
+        assert clients.counts() == (0, 0, 2, 0)
+        assert backend.ack(first)
+
+
+def test_an_error_is_cut_to_what_the_server_takes(small: BeanstalkServer) -> None:
+    with Clients(small) as clients:
+        backend = clients.open()
+        backend.enqueue(a_job("x" * 2000))
+        lease = one(backend)
+        assert backend.abandon(lease, "failed", "begin" + "e" * 10 * LIMIT + "end")
+        [dead] = backend.list_messages()
+        assert dead.body == lease.body
+        assert dead.last_error
+        assert dead.last_error.startswith("begin")
+        assert dead.last_error.endswith("end")
+
+
+# --- what other programs put -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [b"", b"hello", b'{"jobpool":9,"id":"x"}\n{}', b"\x00" * 1000])
+def test_what_has_no_header_is_a_message_without_an_envelope_and_dies_like_any_other(
+    clients: Clients, body: bytes
+) -> None:
+    number = clients.raw.put(body, ttr=30)
+    backend = clients.open()
+    lease = one(backend)
+    assert (lease.id, lease.body, lease.attempts, lease.crashes) == (f"beanstalkd-{number}", body, 0, 0)
+    assert lease.enqueued_at == pytest.approx(clients.open().clock.wall(), abs=60.0)
+    assert backend.abandon(lease, "rejected")
+    [dead] = backend.list_messages()
+    assert (dead.id, dead.body, dead.reason) == (lease.id, body, "rejected")
+
+
+def test_one_that_fills_the_server_to_the_brim_is_buried_as_it_is(small: BeanstalkServer) -> None:
+    with Clients(small) as clients:
+        number = clients.raw.put(b"x" * LIMIT, ttr=30)
+        backend = clients.open()
+        with pytest.raises(InvalidJob, match="as big as this"):
+            backend.nack(one(backend))
+        backend.close()
+        backend = clients.open()
+        lease = one(backend)
+        assert lease.crashes == 1
+        assert backend.abandon(lease, "rejected")
+        assert clients.raw.peek_buried().id == number
+        assert clients.counts() == (0, 0, 0, 1)

@@ -1,0 +1,190 @@
+"""Waiting for messages of beanstalkd: nobody polls, nobody plays ping-pong, and what was reserved is given back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import greenstalk
+import pytest
+from beanstalk_clients import AT_ONCE, QUEUE, Clients, a_job, one
+from support.proxy import Proxy
+from support.waiting import wait_until
+
+from jobpool.errors import BackendUnavailable
+from jobpool.settlement import Ack
+from jobpool_backends.beanstalk import BeanstalkBackend
+
+
+@pytest.fixture
+def clients() -> Iterator[Clients]:
+    with Clients() as clients:
+        yield clients
+
+
+def reserves(clients: Clients) -> int:
+    return clients.raw.stats()["cmd-reserve-with-timeout"]
+
+
+def watching(clients: Clients) -> bool:
+    """Whether somebody's reserve waits for the queue."""
+    return clients.raw.stats_tube(clients.prefix + QUEUE)["current-waiting"] > 0
+
+
+# --- what is found ---------------------------------------------------------------------------------------------
+
+
+def test_what_a_wait_found_is_fetched_without_another_reserve_of_it(clients: Clients) -> None:
+    backend = clients.open()
+    backend.enqueue(a_job())
+    assert backend.wait_any(["mails", QUEUE], 5.0) == QUEUE
+    assert clients.counts() == (0, 0, 1, 0)
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    assert (lease.deliveries, lease.crashes) == (1, 0)
+    assert clients.about(lease)["reserves"] == 1
+    assert backend.ack(lease)
+
+
+def test_a_fetch_hands_out_what_was_found_and_what_else_there_is(clients: Clients) -> None:
+    backend = clients.open()
+    backend.enqueue_many([a_job(n) for n in range(5)])
+    backend.wait_any([QUEUE], 5.0)
+    assert [lease.envelope.payload for lease in backend.fetch_many(QUEUE, limit=9)] == [0, 1, 2, 3, 4]
+
+
+def test_a_message_that_comes_wakes_who_waits(clients: Clients) -> None:
+    backend, other = clients.open(), clients.open()
+    with ThreadPoolExecutor(1) as executor:
+        waiter = executor.submit(backend.wait_any, [QUEUE], 10.0)
+        wait_until(lambda: watching(clients))
+        other.enqueue(a_job())
+        assert waiter.result(5.0) == QUEUE
+    assert one(backend).deliveries == 1
+
+
+# --- what nobody fetches -----------------------------------------------------------------------------------------
+
+
+def test_what_nobody_fetches_goes_to_others_and_is_no_crash(clients: Clients) -> None:
+    backend, other = clients.open(), clients.open()
+    ident = backend.enqueue(a_job())
+    assert backend.wait_any([QUEUE], 5.0) == QUEUE
+    [lease] = wait_until(lambda: other.fetch_many(QUEUE, limit=1), 5.0)
+    assert (lease.id, lease.crashes) == (ident, 0)
+    assert backend.fetch_many(QUEUE, limit=1) == []
+    assert other.ack(lease)
+    assert other.reap(QUEUE, AT_ONCE) == []
+
+
+def test_what_comes_when_nobody_waits_any_more_is_released_at_once(clients: Clients) -> None:
+    backend, other = clients.open(), clients.open()
+    wait_until(lambda: backend.wait_any([QUEUE], 0.02) is None and watching(clients))
+    other.enqueue(a_job())  # the reserve goes on for up to a second
+    [lease] = wait_until(lambda: other.fetch_many(QUEUE, limit=1))
+    assert clients.about(lease)["releases"] == lease.deliveries - 1 == 1
+    assert lease.crashes == 0
+    assert backend.wait_any([QUEUE], 0.01) == QUEUE, "a hint, for who waits in glances"
+    assert backend.wait_any([QUEUE], 0.01) is None
+
+
+def test_a_close_gives_back_what_was_found(clients: Clients) -> None:
+    backend, other = clients.open(), clients.open()
+    backend.enqueue(a_job())
+    assert backend.wait_any([QUEUE], 5.0) == QUEUE
+    backend.close()
+    [lease] = wait_until(lambda: other.fetch_many(QUEUE, limit=1))
+    assert (lease.crashes, clients.about(lease)["releases"]) == (0, 1)
+
+
+def test_a_found_message_that_waited_long_has_its_whole_lease_when_it_is_fetched() -> None:
+    with Clients(turned=True) as clients:
+        backend = clients.open(ttr=10)
+        backend.enqueue(a_job())
+        assert clients.clock
+        assert backend.wait_any([QUEUE], 5.0) == QUEUE
+        clients.advance(4.0)
+        assert one(backend).expires_at == clients.clock.boot() + 10.0
+
+
+# --- quiet ---------------------------------------------------------------------------------------------------
+
+
+def test_waits_in_a_row_cost_one_command_a_second(clients: Clients) -> None:
+    backend = clients.open()
+    backend.wait_any([QUEUE], 0.01)
+    before, began, used = reserves(clients), time.monotonic(), time.process_time()
+    while time.monotonic() - began < 0.6:
+        assert backend.wait_any([QUEUE], 0.03) is None
+    assert reserves(clients) - before <= 2
+    assert time.process_time() - used < 0.3 * (time.monotonic() - began)
+
+
+def test_a_lease_in_its_last_second_makes_nobody_spin() -> None:
+    with Clients(turned=True) as clients:  # its last second lasts for as long as the test
+        backend = clients.open(ttr=10)
+        backend.enqueue(a_job())
+        lease = one(backend)
+        clients.advance(9.5)
+        assert soon(backend)
+        before = reserves(clients)
+        for _ in range(5):
+            assert backend.fetch_many(QUEUE, limit=1) == []
+            assert backend.wait_any([QUEUE], 0.03) is None
+        assert reserves(clients) - before <= 5 + 2
+        assert backend.ack(lease)
+
+
+def soon(backend: BeanstalkBackend) -> bool:
+    """Whether the line that holds leases is told that one is about to end."""
+    with backend._lines.fetching() as line:
+        [answer] = line.burst([b"reserve-with-timeout 0"])
+    return isinstance(answer, greenstalk.DeadlineSoonError)
+
+
+def test_a_ready_message_is_fetched_though_a_lease_is_in_its_last_second() -> None:
+    with Clients(turned=True) as clients:
+        backend = clients.open(ttr=10)
+        backend.enqueue(a_job(1))
+        first = one(backend)
+        clients.advance(9.5)
+        backend.enqueue(a_job(2))
+        second = one(backend)
+        assert all(backend.settle_many([(first, Ack()), (second, Ack())]))
+
+
+def test_who_holds_leases_never_waits_behind_a_reserve(clients: Clients) -> None:
+    backend = clients.open()
+    backend.enqueue(a_job())
+    lease = one(backend)
+    with ThreadPoolExecutor(1) as executor:
+        waiter = executor.submit(backend.wait_any, [QUEUE], 1.5)
+        wait_until(lambda: watching(clients))
+        asked_at = time.monotonic()
+        assert all(backend.renew_many([lease], 30.0))
+        assert backend.ack(lease)
+        assert not waiter.done(), f"that took {time.monotonic() - asked_at:.3f} s"
+        backend.close()
+        assert waiter.result(5.0) is None
+
+
+# --- trouble -------------------------------------------------------------------------------------------------
+
+
+def test_who_waits_is_told_of_a_break_and_waits_again_when_it_is_over(clients: Clients) -> None:
+    with Proxy(clients.server.host, clients.server.port) as proxy:
+        backend = clients.open(f"beanstalk://{proxy.host}:{proxy.port}")
+        with ThreadPoolExecutor(2) as executor:
+            waiters = [executor.submit(backend.wait_any, [QUEUE], 10.0) for _ in range(2)]
+            wait_until(lambda: watching(clients))
+            proxy.refuse()
+            proxy.cut()
+            for waiter in waiters:
+                with pytest.raises(BackendUnavailable, match=r"closed the connection|refuses connections"):
+                    waiter.result(5.0)
+        with pytest.raises(BackendUnavailable, match=r"closed the connection|refuses connections"):
+            backend.wait_any([QUEUE], 0.5)
+        proxy.restore()
+        clients.open().enqueue(a_job())
+        assert backend.wait_any([QUEUE], 5.0) == QUEUE
+        assert backend.lost() == [], "nobody had fetched anything"

@@ -1,0 +1,115 @@
+"""When a lease ends, and who holds what: without a broker."""
+
+from __future__ import annotations
+
+import logging
+from typing import cast
+
+import pytest
+
+from jobpool.clock import ManualClock
+from jobpool.lease import JobLease
+from jobpool.settlement import Settled
+from jobpool_backends.servicebus.address import Address
+from jobpool_backends.servicebus.holdings import REMEMBER, Held, Holdings
+from jobpool_backends.servicebus.locks import Asked, Locks
+from jobpool_backends.servicebus.records import Record
+from jobpool_backends.servicebus.taker import Delivery
+
+ASKED = Asked(boot=1000.0, wall=1_800_000_000.0, mono=50.0)
+
+
+class Forgetful:
+    """Counts what a receiver is told to forget."""
+
+    def __init__(self) -> None:
+        self.forgotten = 0
+
+    def forget(self, deliveries: int) -> None:
+        self.forgotten += deliveries
+
+
+def locks(lock: float = 60.0) -> Locks:
+    return Locks(Address("host", lock=lock), ManualClock())
+
+
+@pytest.mark.parametrize(
+    ("told", "length"),
+    [
+        pytest.param(None, 60.0, id="not told"),
+        pytest.param(60.0, 60.0, id="as declared"),
+        pytest.param(59.5, 60.0, id="as far as clocks are alike"),
+        pytest.param(30.0, 30.0, id="shorter locks, or our clock is ahead"),
+        pytest.param(300.0, 60.0, id="longer locks, or our clock is behind"),
+        pytest.param(-5.0, 60.0, id="our clock is ahead by more than a lock"),
+    ],
+)
+def test_a_lease_ends_by_our_clock_and_never_after_the_lock(told: float | None, length: float) -> None:
+    until = None if told is None else ASKED.wall + told
+    assert locks().end("q", ASKED, until) == ASKED.boot + length
+
+
+def test_a_short_lock_is_told_once_and_kept_for_the_doctor(caplog: pytest.LogCaptureFixture) -> None:
+    found = locks()
+    with caplog.at_level(logging.WARNING):
+        for left in (30.0, 20.0, 25.0):
+            found.end("mails", ASKED, ASKED.wall + left)
+    [told] = caplog.records
+    assert "queue mails locked a message for 30.0 s instead of 60 s" in told.getMessage()
+    assert found.noticed["mails"].shortest == 20.0
+
+
+def test_what_was_received_earlier_was_asked_for_earlier() -> None:
+    assert ASKED.earlier(48.0) == Asked(998.0, ASKED.wall - 2.0, 48.0)
+    assert ASKED.earlier(51.0) is ASKED
+
+
+# --- holdings ----------------------------------------------------------------------------------------
+
+
+def held(clock: ManualClock, taker: Forgetful | None = None, sequence: int = 5) -> Held:
+    delivery = cast("Delivery", type("Received", (), {"taker": taker})())
+    return Held(delivery, Record("i", 1, b""), "q", sequence, "a" * 32, clock.boot() + 60.0, 1)
+
+
+def lease(**changes: object) -> JobLease:
+    fields = {"id": "i", "queue": "q", "body": b"", "token": 5, "owner_token": "a" * 32, "expires_at": 0.0}
+    return JobLease(**{**fields, "backend": "servicebus", **changes})  # type: ignore[arg-type]
+
+
+def test_only_the_holder_of_a_lease_that_runs_may_settle_it_once() -> None:
+    clock = ManualClock()
+    holdings = Holdings(clock)
+    holdings.add(mine := held(clock))
+    assert holdings.take(lease(owner_token="b" * 32)) is Settled.NOT_OWNER
+    assert holdings.take(lease(queue="other")) is Settled.NOT_IN_FLIGHT
+    assert holdings.take(lease(token="5")) is Settled.NOT_IN_FLIGHT
+    assert holdings.find(lease()) is mine
+    assert holdings.take(lease()) is mine
+    assert holdings.take(lease()) is Settled.NOT_IN_FLIGHT
+
+
+def test_a_lease_ends_at_its_deadline_and_is_forgotten_later() -> None:
+    clock, taker = ManualClock(), Forgetful()
+    holdings = Holdings(clock)
+    holdings.add(held(clock, taker))
+    assert list(holdings.of("q")) == [5]
+    clock.advance(60.0)
+    assert holdings.take(lease()) is Settled.EXPIRED
+    assert list(holdings.of("q")) == []
+    holdings.prune("q")
+    assert (holdings.take(lease()), taker.forgotten) == (Settled.EXPIRED, 0)
+    clock.advance(REMEMBER + 1)
+    holdings.prune("q")
+    assert (holdings.take(lease()), taker.forgotten) == (Settled.NOT_IN_FLIGHT, 1)
+
+
+def test_what_is_lost_is_held_no_more() -> None:
+    clock, taker = ManualClock(), Forgetful()
+    holdings = Holdings(clock)
+    holdings.add(mine := held(clock, taker))
+    holdings.drop(mine)
+    assert (holdings.find(lease()), taker.forgotten) == (Settled.NOT_IN_FLIGHT, 1)
+    holdings.add(held(clock, taker, 6))
+    assert len(holdings.clear()) == 1
+    assert list(holdings.of("q")) == []

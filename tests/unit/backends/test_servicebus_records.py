@@ -1,0 +1,163 @@
+"""What a message of Service Bus carries: header, envelope, and the epitaph of a dead letter."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from azure.servicebus import ServiceBusReceivedMessage
+
+from jobpool.backend import ReapPolicy
+from jobpool_backends.servicebus import records
+from jobpool_backends.servicebus.charging import Charges, charge
+from jobpool_backends.servicebus.records import Numbers, Record, copy_id, cut, read
+
+NOW = 1_800_000_000.0
+MICRO = 1_000_000
+ENVELOPE = b'{"job":"mail","payload":{"to":"a@b"}}'
+PLAIN = Record("0123456789abcdef", 7, ENVELOPE, "mail", 5)
+FULL = Record("i", 8, ENVELOPE, "mail", 3, 2, 1, 9, 4, "boom", "SIGSEGV")
+
+
+def received(body: object, **fields: Any) -> ServiceBusReceivedMessage:
+    """What the SDK hands out, as far as a record is read from it."""
+    unset = dict.fromkeys(("message_id", "sequence_number", "enqueued_time_utc", "dead_letter_reason"))
+    told = {**unset, "dead_letter_error_description": None, "body": body, **fields}
+    return cast("ServiceBusReceivedMessage", SimpleNamespace(**told))
+
+
+@pytest.mark.parametrize("record", [PLAIN, FULL])
+def test_what_is_written_is_read(record: Record) -> None:
+    assert read(received(iter([record.write()[:9], record.write()[9:]]))) == record
+
+
+def test_a_plain_message_has_a_short_header() -> None:
+    header, _, body = PLAIN.write().partition(b"\n")
+    assert body == ENVELOPE
+    assert len(header) < 80
+
+
+@pytest.mark.parametrize("text", ["\ud800 lone", "tab\tand\nline", "ü€😀"])
+def test_texts_survive_what_they_hold(text: str) -> None:
+    record = Record("i", 1, b"{}", last_error=text)
+    assert read(received([record.write()])).last_error == text.encode("utf-8", "backslashreplace").decode()
+
+
+def test_what_a_later_version_adds_is_left_alone() -> None:
+    later = PLAIN.write().replace(b'{"jobpool":1,', b'{"jobpool":2,"new":[1],')
+    assert read(received([later])) == PLAIN
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff\xfe",
+        ENVELOPE,
+        b'{"jobpool":1}\n{}',
+        b'{"jobpool":1,"id":"x"',
+        b'{"jobpool":1,"id":"x","at":[],"job":"j","p":5}\n{}',
+        b'{"jobpool":[]}',
+    ],
+)
+def test_what_another_program_put_there_keeps_its_body_and_gets_an_id(body: bytes) -> None:
+    sent = datetime.fromtimestamp(NOW, UTC)
+    record = read(received([body], sequence_number=12, enqueued_time_utc=sent))
+    assert (record.id, record.body, record.enqueued_at) == ("seq-12", body, NOW * MICRO)
+    assert read(received([body], message_id="theirs")).id == "theirs"
+
+
+@pytest.mark.parametrize("body", ["a text", {b"a": 1}, [["a", 1]], None])
+def test_a_body_that_is_no_bytes_is_no_error(body: object) -> None:
+    assert isinstance(read(received(body)).body, bytes)
+
+
+def test_a_dead_letter_tells_how_it_died() -> None:
+    told = FULL.epitaph("the end", "SIGKILL", 99)
+    dead = read(received([FULL.write()], dead_letter_reason="timeout", dead_letter_error_description=told))
+    assert (dead.reason, dead.died_at, dead.last_error, dead.cause) == ("timeout", 99, "the end", "SIGKILL")
+    assert (dead.attempts, dead.crashes, dead.deliveries, dead.body) == (2, 1, 4, ENVELOPE)
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [("MaxDeliveryCountExceeded", "crash-limit"), ("TTLExpiredException", "expired"), ("theirs", "theirs")],
+)
+def test_a_death_that_was_not_ours(reason: str, word: str) -> None:
+    dead = read(received([FULL.write()], dead_letter_reason=reason, dead_letter_error_description="{ said so"))
+    assert (dead.reason, dead.last_error, dead.died_at) == (word, "boom", None)
+    bare = read(received([PLAIN.write()], dead_letter_reason=reason, dead_letter_error_description="said so"))
+    assert bare.last_error == "said so"
+
+
+@pytest.mark.parametrize("error", ["x" * 100_000, "\x00" * 100_000, "😀" * 9_000, '"' * 5_000])
+def test_an_epitaph_is_never_too_long(error: str) -> None:
+    told = FULL.epitaph(error, error, 99)
+    assert len(told) <= records.LONGEST_EPITAPH
+    dead = read(received([FULL.write()], dead_letter_reason="r", dead_letter_error_description=told))
+    assert (dead.died_at, dead.attempts) == (99, 2)
+
+
+def test_texts_are_cut_in_the_middle_and_the_body_never() -> None:
+    long = "begin" + "x" * 100_000 + "end"
+    assert (cut(long, 20) or "").startswith("begin")
+    assert (cut(long, 20) or "").endswith("end")
+    assert len(cut(long, 20) or "") <= 20
+    record = Record("i", 1, b"b" * 9_000, last_error=long, cause=long).fits(12_000)
+    assert record.size < 12_000
+    assert record.body == b"b" * 9_000
+    assert PLAIN.fits(1) is PLAIN
+
+
+def test_each_copy_has_an_id_of_its_own() -> None:
+    copies = [copy_id("i", place, number) for place in "qd" for number in (1, 2)] + [copy_id("j", "q", 1)]
+    assert len(set(copies)) == len(copies)
+    assert copy_id("i", "q", 1) == copies[0]
+    assert len(copy_id("x" * 128, "q", 2**63)) <= records.LONGEST_MESSAGE_ID
+    assert copy_id("x" * 128, "q", 1) != copy_id("x" * 127 + "y", "q", 1)
+
+
+def test_a_delay_is_rounded_up_to_a_millisecond_and_never_ends_the_world() -> None:
+    due = PLAIN.message(due=NOW + 0.0001).scheduled_enqueue_time_utc
+    assert due == datetime.fromtimestamp(NOW + 0.001, UTC)
+    assert PLAIN.message().scheduled_enqueue_time_utc is None
+    assert PLAIN.message(due=1e15).scheduled_enqueue_time_utc == datetime(9999, 1, 1, tzinfo=UTC)
+
+
+def test_no_two_messages_are_enqueued_at_the_same_moment() -> None:
+    numbers = Numbers()
+    drawn = [numbers.next(NOW), numbers.next(NOW), numbers.next(NOW - 5), numbers.next(NOW + 1)]
+    assert drawn == [NOW * MICRO, NOW * MICRO + 1, NOW * MICRO + 2, (NOW + 1) * MICRO]
+
+
+# --- crashes -----------------------------------------------------------------------------------------
+
+
+def test_each_crash_waits_longer_until_it_is_the_last() -> None:
+    policy = ReapPolicy(max_crashes=3, back_off=1.0, back_off_cap=60.0)
+    record, delays = PLAIN, []
+    for _ in range(4):
+        charged = charge(record, policy, "SIGSEGV", NOW)
+        record = charged.record
+        delays.append(charged.delay)
+    assert (delays, charged.dead, record.crashes, record.cause) == ([0.0, 1.0, 2.0, 4.0], True, 4, "SIGSEGV")
+
+
+def test_a_crash_long_after_the_last_one_is_the_first() -> None:
+    policy = ReapPolicy(window=100.0)
+    once = charge(FULL, policy, "a", NOW).record
+    assert charge(once, policy, "b", NOW + 100).record.crashes == 2
+    assert charge(once, policy, "b", NOW + 101).record.crashes == 1
+
+
+def test_a_reap_tells_of_each_once_and_its_policy_holds() -> None:
+    charges = Charges()
+    assert charges.reap("q", ReapPolicy(max_crashes=1)) == []
+    charged = charges.charge("q", Record("i", 1, b"", crashes=1, crashed_at=int(NOW) * MICRO), "SIGSEGV", NOW)
+    charges.tell("q", charged)
+    assert charges.reap("other", ReapPolicy()) == []
+    [told] = charges.reap("q", ReapPolicy())
+    assert (told.id, told.crashes, told.cause, told.dead) == ("i", 2, "SIGSEGV", True)
+    assert charges.reap("q", ReapPolicy()) == []

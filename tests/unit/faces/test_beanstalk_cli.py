@@ -1,0 +1,108 @@
+"""The verbs on a real beanstalkd: each tells what that broker can tell, and the rest in a sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from support.servers import fresh_name, shared_beanstalk
+from support.servers.ports import free_port
+
+from jobpool.backend import QueueBackend
+from jobpool.opening import open_backend
+
+Ask = Callable[..., Result]
+
+
+@pytest.fixture
+def url() -> str:
+    return f"{shared_beanstalk().url}?tube_prefix={fresh_name('cli')}."
+
+
+@pytest.fixture
+def broker(url: str) -> Iterator[QueueBackend]:
+    backend = open_backend(url)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def ask(jobpool: Ask, url: str, tmp_path: Path) -> Ask:
+    (tmp_path / "jobpool.toml").write_text(f'backend = "{url}"\n')
+
+    def call(*words: str, code: int = 0) -> Result:
+        result = jobpool(*words)
+        assert result.exit_code == code, result.output
+        assert "Traceback" not in result.output
+        return result
+
+    return call
+
+
+def bury(broker: QueueBackend, queue: str) -> str:
+    lease = broker.fetch(queue)
+    assert lease is not None
+    assert broker.abandon(lease, "timeout", "too slow")
+    return lease.id
+
+
+def test_what_is_enqueued_is_counted_and_dead_letters_are_shown_and_tried_again(ask: Ask, broker: QueueBackend) -> None:
+    for _ in range(3):
+        ask("enqueue", "report", "customer=7", "-Q", "reports")
+    ask("enqueue", "report", "--delay", "1h", "-Q", "mails")
+    ident = bury(broker, "reports")
+    [mails, reports] = json.loads(ask("stats", "--json").stdout)
+    assert (mails["queue"], mails["delayed"]) == ("mails", 1)
+    assert (reports["queue"], reports["waiting"], reports["dead"]) == ("reports", 2, 1)
+
+    listed = ask("list", "--json")
+    assert [row["id"] for row in json.loads(listed.stdout)] == [ident]
+    assert "beanstalk:// shows dead letters alone (Capabilities.lists_live)" in listed.stderr
+    assert "`jobpool stats` counts that" in ask("list", "state:waiting", code=1).stderr
+    assert json.loads(ask("inspect", ident, "--json").stdout)["last_error"] == "too slow"
+    assert "no dead letter is called so" in ask("inspect", "0" * 16, code=1).stderr
+
+    assert "too slow" in ask("dead", "list", "reason:timeout").stdout
+    assert ask("dead", "retry", ident, "--yes").stdout == "1 message retried\n"
+    assert broker.stats("reports").waiting == 3
+
+
+def test_whole_queues_are_purged_and_no_part_of_what_waits(ask: Ask, broker: QueueBackend) -> None:
+    for queue in ("reports", "reports", "mails"):
+        ask("enqueue", "report", "-Q", queue)
+    bury(broker, "reports")
+    assert "leave all terms but queue: and state: out" in ask("purge", "handler:report", "--yes", code=1).stderr
+    told = ask("purge", "-Q", "reports", "--dry-run").stdout
+    assert told == "would purge 2 messages:\n  reports: 1 waiting, 0 delayed, 1 dead\n"
+    assert ask("purge", "-Q", "reports", "--yes").stdout == "2 messages purged\n"
+    assert ask("purge", "--all", "--yes").stdout == "1 message purged\n"
+    assert (broker.stats("reports").dead, broker.stats("mails").waiting) == (0, 0)
+    assert "no message matches" in ask("purge", "--all", "--yes").stderr
+
+
+def test_what_there_is_not_is_a_sentence(ask: Ask) -> None:
+    assert "by itself (Capabilities.native_reap)" in ask("reap", "reports").stderr
+    assert "has no claims (Capabilities.claims)" in ask("claim", "list", code=1).stderr
+    assert "(Capabilities.key_store)" in ask("history", "--rollup", code=1).stderr
+    assert "leave unique and idempotency_key out" in ask("enqueue", "report", "--unique", "--idempotency-key", "k", code=1).stderr
+    assert "knows no ids" in ask("enqueue", "report", "--id", "mine").stderr
+
+
+def test_the_doctor_looks_at_it(ask: Ask) -> None:
+    findings = json.loads(ask("doctor", "--json", "--rate-limit", "reports=5", code=1).stdout)["findings"]
+    found = {row["check"]: row["level"] for row in findings}
+    assert found["broker"] == "ok"
+    told = [row["found"] for row in findings if row["check"] == "broker.fit"]
+    assert any("limits of concurrency and rate need a broker that keeps keys" in text for text in told)
+
+
+@pytest.mark.parametrize("words", [["stats"], ["enqueue", "report"], ["dead", "list"], ["purge", "--all", "--yes"]])
+def test_a_server_that_is_not_there_is_one_sentence(jobpool: Ask, words: list[str]) -> None:
+    port = free_port()
+    result = jobpool("-b", f"beanstalk://127.0.0.1:{port}", *words)
+    assert result.exit_code == 1
+    assert f"127.0.0.1:{port}" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
