@@ -103,6 +103,8 @@ class Capabilities:
     """A lease lasts as long as its fetch or renewal asks; else as long as the queue, or the message, says."""
     settle_anywhere: bool = True
     """Any client that has the lease may settle and renew it; else only the one that fetched it."""
+    lasting_leases: bool = True
+    """A lease outlives the connection that took it; else one that breaks loses its leases at once, and `lost` tells."""
     exact_refusals: bool = True
     """Which of its three refusals a settlement gets is exact; else any of them may stand for another."""
     keeps_place: bool = True
@@ -640,7 +642,7 @@ class QueueBackend(ABC):
     def lost(self) -> list[JobLease]:
         """Leases that ended before their time since the last call, because the connection that owned them broke.
 
-        Nothing where a lease outlives its connection. No I/O; a pool asks often, and ends the attempts.
+        Nothing where `capabilities.lasting_leases` is True. No I/O; a pool asks often, and ends the attempts.
         """
         return []
 

@@ -29,7 +29,7 @@ from jobpool.lease import JobLease
 from jobpool.master.events import Inspected
 from jobpool.master.guarding import Guarding, check_key_store
 from jobpool.master.inspection import Inspector
-from jobpool.master.losses import EVERY, can_break
+from jobpool.master.losses import EVERY
 from jobpool.master.verdicts import checked, outcome_of
 from jobpool.mechanism.frames import Verdict
 from jobpool.outcome import (
@@ -291,7 +291,7 @@ class LeaseKeeper:
 
     def _has_ended(self, pause: float) -> bool:
         """Wait for so many seconds; whether that was cut short: by the end of the attempt, or the lease has broken."""
-        if not can_break(self._backend):
+        if self._backend.capabilities.lasting_leases:
             return self._stop.wait(pause)
         until = time.monotonic() + pause
         while (left := until - time.monotonic()) > 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
+from support.looks import recover
 
 from jobpool.backend import QueueBackend
 from jobpool.lease import JobLease
@@ -58,6 +59,31 @@ def test_a_lease_of_before_says_nothing_about_the_same_client_s_next_one(
     assert backend.renew_many([old, new], 30.0)[0] is None
     assert (backend.stats(QUEUE).leased, backend.stats("mails").pending) == (1, 0)
     assert backend.ack(new) is Settled.OK
+
+
+@pytest.mark.needs("lasting_leases")
+def test_a_client_that_closes_leaves_its_leases_to_expire(harness: Harness) -> None:
+    one, other = harness.open(), harness.open()
+    ident = one.enqueue(a_job())
+    a_lease(one)
+    one.close()
+    assert other.fetch_many(QUEUE, limit=1) == []
+    recover(harness, other, 30.0)
+    again = a_lease(other)
+    assert (again.id, again.attempts, again.deliveries) == (ident, 0, 2)
+
+
+@pytest.mark.lacks("lasting_leases")
+def test_a_client_that_closes_gives_its_leases_back(harness: Harness) -> None:
+    one, other = harness.open(), harness.open()
+    known = one.enqueue_many(numbered(3))
+    leases = one.fetch_many(QUEUE, limit=2)
+    one.close()
+    again = other.fetch_many(QUEUE, limit=9, wait=5.0)
+    assert sorted(lease.id for lease in again) == sorted(known)
+    assert {lease.id: lease.deliveries for lease in again} == dict(zip(known, [2, 2, 1], strict=True))
+    assert not any(other.ack(lease) for lease in leases)
+    assert all(other.ack(lease) for lease in again)
 
 
 @pytest.mark.lacks("exact_refusals")

@@ -56,6 +56,8 @@ class OwnLeases(MemoryBackend):
 class Breakable(MemoryBackend):
     """Its leases end when a test breaks them, as if their connection had: at once, and somebody else may have them."""
 
+    capabilities: ClassVar[Capabilities] = replace(MemoryBackend.capabilities, lasting_leases=False)
+
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock=clock)
         self.looks = 0

@@ -29,7 +29,7 @@ LOCK = 60.0
 """Seconds that locks last: the service's default, and the backend's."""
 
 LARGEST = 2 * 2**20
-"""Bytes of a message: a body of 1 MiB, which is what jobpool takes, and what goes with it. The service's premium tier."""
+"""Bytes of a message: a body of 1 MiB, which is what jobpool takes, and what goes with it: the premium tier."""
 
 QUEUES = (
     *("default", "reports", "mails", "failed-payloads", "big-machines", "third", "empty", "nothing"),
@@ -65,9 +65,7 @@ def rig_peer() -> PeerProcess:
 def make_queues(control: Control, names: Iterable[str] = QUEUES, lock: float = LOCK) -> None:
     """Of the properties that the documentation asks for."""
     for name in names:
-        control.create_queue(
-            name, lock_duration=lock, max_delivery_count=MOST_DELIVERIES, max_message_size=LARGEST
-        )
+        control.create_queue(name, lock_duration=lock, max_delivery_count=MOST_DELIVERIES, max_message_size=LARGEST)
 
 
 def _process(name: str) -> PeerProcess:
@@ -79,7 +77,7 @@ def _process(name: str) -> PeerProcess:
 
 
 def shared_hub(connection_string: str) -> Hub:
-    """This process's connections to a namespace. They stay open for the next one who asks, so nobody may disturb them."""
+    """This process's connections to a namespace. They stay open for the next one, so nobody may disturb them."""
     return _hub(connection_string, os.getpid())
 
 

@@ -72,6 +72,7 @@ class BeanstalkBackend(QueueBackend):
         atomic_enqueue=False,
         chosen_ttl=False,
         settle_anywhere=False,
+        lasting_leases=False,
         exact_refusals=False,
         keeps_place=False,
         lists_live=False,

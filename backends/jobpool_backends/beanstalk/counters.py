@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from jobpool.frozen import maker
 
 _COUNTERS = re.compile(
-    rb'tube: "?([^"\n]+)"?\n.*?state: (\w+)\n.*?pri: (\d+)\n.*?age: (-?\d+)\n.*?delay: (\d+)\n.*?ttr: (\d+)\n'
-    rb".*?time-left: (-?\d+)\n.*?reserves: (\d+)\n.*?timeouts: (\d+)\n.*?releases: (\d+)\n.*?buries: (\d+)\n"
-    rb".*?kicks: (\d+)",
-    re.DOTALL,
+    rb'tube: "?([^"\n]+)"?\nstate: (\w+)\npri: (\d+)\nage: (-?\d+)\ndelay: (\d+)\nttr: (\d+)\ntime-left: (-?\d+)\n'
+    rb"(?:file: \d+\n)?reserves: (\d+)\ntimeouts: (\d+)\nreleases: (\d+)\nburies: (\d+)\nkicks: (\d+)"
 )
+"""In the order in which beanstalkd has told them since they are there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import greenstalk
 
@@ -32,6 +32,21 @@ MOST = 128
 """Reserves in one write, so that nobody who renews waits long for the line."""
 
 _RESERVE = b"reserve-with-timeout 0"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Catch:
+    """Jobs that were reserved together.
+
+    Attributes:
+        line: That has them.
+        before: Boot-clock seconds before their leases began.
+        word: 16 hex characters, fresh: half of each owner token. The other half is the job's number.
+    """
+
+    line: Line
+    before: float
+    word: str
 
 
 class Fetcher:
@@ -91,53 +106,54 @@ class Fetcher:
         """
         touches = [b"touch %d" % job.id for job in jobs] if touch else []
         told = line.burst([*touches, *(b"stats-job %d" % job.id for job in jobs)])[len(touches) :]
+        catch = Catch(line, before, secrets.token_hex(8))
         found = []
         for job, answer in zip(jobs, told, strict=True):
             if isinstance(answer, bytes):
-                held = self._look_at(line, job, read_counters(answer), before)
+                held = self._look_at(catch, job, read_counters(answer))
                 if held is not None:
                     found.append(held)
             else:
                 self._lines.check(answer)  # NOT_FOUND: its lease has ended already, and it was deleted
         return found
 
-    def _look_at(self, line: Line, job: greenstalk.Job[bytes], counters: Counters, before: float) -> Held | None:
+    def _look_at(self, catch: Catch, job: greenstalk.Job[bytes], counters: Counters) -> Held | None:
         record, body = from_bytes(job.body, job.id)
         if not record.ours:
             record = replace(record, enqueued_at=self._clock.wall() - counters.age)
         if not counters.crashes and not record.is_dead:
-            return self._hold(line, job.id, record, body, counters, before)
-        mended = self._mender.mend(line, self._queue(counters), job.id, record, body, counters)
+            return self._hold(catch, job.id, record, body, counters)
+        mended = self._mender.mend(catch.line, self._queue(counters), job.id, record, body, counters)
         if mended is None:
             return None
         number, record = mended
         if number == job.id:
-            return self._hold(line, number, record, body, counters, before)
-        return self._reserve_copy(line, number, record, body)
+            return self._hold(catch, number, record, body, counters)
+        return self._reserve_copy(catch, number, record, body)
 
-    def _reserve_copy(self, line: Line, number: int, record: Record, body: bytes) -> Held | None:
+    def _reserve_copy(self, catch: Catch, number: int, record: Record, body: bytes) -> Held | None:
         """Reserve what was put just now; None where somebody else has."""
-        before = self._clock.boot()
-        job, told = line.burst([b"reserve-job %d" % number, b"stats-job %d" % number])
+        anew = replace(catch, before=self._clock.boot())
+        job, told = catch.line.burst([b"reserve-job %d" % number, b"stats-job %d" % number])
         if not isinstance(job, greenstalk.Job) or not isinstance(told, bytes):
             return None
-        return self._hold(line, number, record, body, read_counters(told), before)
+        return self._hold(anew, number, record, body, read_counters(told))
 
-    def _hold(self, line: Line, number: int, record: Record, body: bytes, counters: Counters, before: float) -> Held:
+    def _hold(self, catch: Catch, number: int, record: Record, body: bytes, counters: Counters) -> Held:
         lease = make_lease(
             record.id,
             self._queue(counters),
             body,
             number,
-            secrets.token_hex(16),
-            before + counters.ttr,
+            f"{catch.word}{number:016x}",
+            catch.before + counters.ttr,
             self._scheme,
             record.attempts,
             record.crashes,
             record.deliveries + counters.reserves,
             record.enqueued_at,
         )
-        held = Held(number, line, lease, record, counters.priority, counters.ttr, stashed=True)
+        held = Held(number, catch.line, lease, record, counters.priority, counters.ttr, stashed=True)
         self._lines.own(held)
         return held
 

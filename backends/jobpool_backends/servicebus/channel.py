@@ -18,7 +18,7 @@ from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.servicebus.address import Address
-from jobpool_backends.servicebus.internals import connection_of, cut_off
+from jobpool_backends.servicebus.internals import connection_of, cut_off, is_broken
 from jobpool_backends.servicebus.trouble import FINAL, LOST, explain
 
 MOST_OPERATIONS = 5000
@@ -144,15 +144,16 @@ class Channel(Generic[H]):
     async def _get(self) -> H:
         if self._closed:
             raise BackendUnavailable(f"{self._address.title}: this backend was closed: open another")
-        if self._handler is not None and self._is_worn():
+        await asyncio.sleep(0)  # so that a connection which has ended is known to have
+        if self._handler is not None and self._is_worn(self._handler):
             self.recycle()
         self._operations += 1
         if self._handler is None:
             self._handler = await self._open()
         return self._handler
 
-    def _is_worn(self) -> bool:
-        return self._operations >= self._most or time.monotonic() - self._born > OLDEST
+    def _is_worn(self, handler: H) -> bool:
+        return is_broken(handler) or self._operations >= self._most or time.monotonic() - self._born > OLDEST
 
     async def _open(self) -> H:
         handler = self._make()

@@ -119,6 +119,13 @@ def largest_message(sender: ServiceBusSender) -> int:
     return int(sender._max_message_size_on_link)
 
 
+def is_broken(handler: ServiceBusSender | ServiceBusReceiver) -> bool:
+    """Whether the other side has ended the connection, as far as is known without asking."""
+    connection = connection_of(handler)
+    reader = getattr(getattr(connection, "_transport", None), "reader", None)
+    return reader is None or reader.at_eof() or reader.exception() is not None
+
+
 def cut_off(connection: Any) -> None:
     """End the connection of a handler that was closed, if closing has not ended it."""
     writer = getattr(getattr(connection, "_transport", None), "writer", None)

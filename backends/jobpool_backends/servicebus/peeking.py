@@ -1,7 +1,7 @@
 """Peeking: reading what is in a queue, or in its dead letters, without taking it. Nothing is locked or changed.
 
-The broker gives the messages in the order of their numbers, some at a time, and may give fewer than it was asked for: only
-when it gives none was that all.
+The broker gives the messages in the order of their numbers, some at a time, and may give fewer than it was asked for:
+only when it gives none was that all.
 """
 
 from __future__ import annotations

@@ -79,15 +79,19 @@ class Producer:
         due = self._clock.wall() + min(delay, LONGEST) if delay > 0 else None
         return Outgoing(queue, record, due, copy_id(record.id, "q", sequence))
 
-    async def send(self, outgoing: Sequence[Outgoing]) -> None:
-        """Send these, queue by queue. On the hub's loop; raises as `add`."""
+    async def send(self, outgoing: Sequence[Outgoing], *, patiently: bool = False) -> None:
+        """Send these, queue by queue. On the hub's loop; raises as `add`.
+
+        With `patiently` a batch whose connection broke is sent again, though it may have arrived: for the copies of a
+        settlement, which whoever settles would send again anyway.
+        """
         by_queue: dict[str, list[Outgoing]] = {}
         for each in outgoing:
             by_queue.setdefault(each.queue, []).append(each)
         sent = 0
         for queue, theirs in by_queue.items():
             try:
-                await _send_outgoing(self._hub.queue(queue), theirs)
+                await _send_outgoing(self._hub.queue(queue), theirs, patiently)
             except BackendUnavailable as error:
                 raise _say_how_many(error, sent, len(outgoing)) from error
             sent += len(theirs)
@@ -103,7 +107,7 @@ async def send(station: Station, messages: Sequence[ServiceBusMessage]) -> None:
     await station.sending.run(lambda sender: _send_from(sender, messages, progress), deadline, patiently=False)
 
 
-async def _send_outgoing(station: Station, outgoing: Sequence[Outgoing]) -> None:
+async def _send_outgoing(station: Station, outgoing: Sequence[Outgoing], patiently: bool) -> None:
     progress = _Progress(len(outgoing))
     deadline = time.monotonic() + station.address.timeout
 
@@ -113,7 +117,7 @@ async def _send_outgoing(station: Station, outgoing: Sequence[Outgoing]) -> None
         await _send_from(sender, messages, progress)
 
     try:
-        await station.sending.run(work, deadline, patiently=False)
+        await station.sending.run(work, deadline, patiently=patiently)
     except BackendUnavailable as error:
         raise _say_how_many(error, progress.sent, len(outgoing)) from error
 

@@ -184,7 +184,7 @@ class Settler:
     async def _send_copies(self, plans: Sequence[Plan]) -> None:
         new = [plan for plan in plans if plan.copies and not plan.held.copied]
         if new:
-            await self._producer.send([copy for plan in new for copy in plan.copies])
+            await self._producer.send([copy for plan in new for copy in plan.copies], patiently=True)
             for plan in new:
                 plan.held.copied = True
 

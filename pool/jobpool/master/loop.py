@@ -19,7 +19,7 @@ from jobpool.master.delivery import Delivery
 from jobpool.master.handout import worth_fetching
 from jobpool.master.inbox import Inbox
 from jobpool.master.lessor import Lessor
-from jobpool.master.losses import Losses, can_break
+from jobpool.master.losses import Losses
 from jobpool.master.plan import CHECK_EVERY, Planner
 from jobpool.master.pool import Pool
 from jobpool.master.produce import produce
@@ -69,7 +69,7 @@ class Master:
         self._settler = settler
         self._publisher = publisher
         self._renewer = Renewer(backend, pool.settings.ttl, lambda: list(pool.held.values()), inbox)
-        self._losses = Losses(backend, inbox) if can_break(backend) else None
+        self._losses = None if backend.capabilities.lasting_leases else Losses(backend, inbox)
         self._sampler = Sampler(self._living, inbox)
         self._watching = watching
         self._attendant = attendant

@@ -1,6 +1,6 @@
 """The thread that asks a broker, by whose connections leases live, which of them have broken.
 
-It runs only where a backend overrides `QueueBackend.lost`, and apart from the renew thread, which a silent broker may
+It runs only where `Capabilities.lasting_leases` is False, and apart from the renew thread, which a silent broker may
 keep for seconds.
 """
 
@@ -13,11 +13,6 @@ from jobpool.master.thread import MasterThread
 
 EVERY = 0.25
 """Seconds between two looks, which cost no I/O."""
-
-
-def can_break(backend: QueueBackend) -> bool:
-    """Whether its leases can end before their time: it says when they do."""
-    return type(backend).lost is not QueueBackend.lost
 
 
 class Losses(MasterThread):

@@ -31,12 +31,8 @@ def test_good_settings_are_told_and_none_is_bad() -> None:
 BAD = [
     pytest.param({"status": "Disabled"}, "servicebus.queue", Level.PROBLEM, "is Disabled", id="disabled"),
     pytest.param({"sessions": True}, "servicebus.queue", Level.PROBLEM, "requires sessions", id="sessions"),
-    pytest.param(
-        {"lock": 30.0}, "servicebus.lock", Level.PROBLEM, "says 60 s", id="shorter lock"
-    ),
-    pytest.param(
-        {"deliveries": 10}, "servicebus.deliveries", Level.WARNING, "MaxDeliveryCount 10", id="few"
-    ),
+    pytest.param({"lock": 30.0}, "servicebus.lock", Level.PROBLEM, "says 60 s", id="shorter lock"),
+    pytest.param({"deliveries": 10}, "servicebus.deliveries", Level.WARNING, "MaxDeliveryCount 10", id="few"),
     pytest.param({"ttl": 3600.0}, "servicebus.expiry", Level.PROBLEM, "vanish unseen", id="expires unseen"),
     pytest.param({"duplicates": 0.0}, "servicebus.duplicates", Level.NOTE, "not detected", id="duplicates"),
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -14,12 +13,11 @@ from support.waiting import wait_until
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.inbox import Inbox
-from jobpool.master.losses import Losses, can_break
+from jobpool.master.losses import Losses
 from jobpool.master.on_messages import REMEMBER_BROKEN
 from jobpool.master.slots import Ending
 from jobpool.master.watch import next_due
 from jobpool.settlement import Ack, Settled
-from jobpool_backends.memory import MemoryBackend
 
 BROKE = "leases ended with their connection to the broker"
 
@@ -53,12 +51,6 @@ def test_the_thread_tells_of_each_once(inbox: Inbox) -> None:
         losses.stop()
         losses.join(10.0)
     assert told == [ev.LeasesBroke(leases)]
-
-
-def test_only_a_backend_that_says_so_is_asked() -> None:
-    assert can_break(Breakable())
-    assert not can_break(MemoryBackend())
-    assert "losses" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_every_attempt_on_a_broken_lease_is_killed_at_once_and_one_line_says_it() -> None:

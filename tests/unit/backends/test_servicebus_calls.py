@@ -1,0 +1,341 @@
+"""The Service Bus backend against the peer: sending, fetching, waiting, settling, and what goes wrong there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+
+import pytest
+from support.servicebus import Counts, PeerThread
+from support.waiting import wait_until
+
+from jobpool.definition import JobDefinition
+from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError
+from jobpool.lease import JobLease
+from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled
+from jobpool_backends.servicebus import ServiceBusBackend
+from jobpool_backends.servicebus.station import PATIENCE
+
+LOCK = 60.0
+KILO = "x" * 1000
+
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[PeerThread]:
+    with PeerThread() as peer:
+        yield peer
+
+
+@pytest.fixture(scope="module")
+def backend(peer: PeerThread) -> Iterator[ServiceBusBackend]:
+    backend = ServiceBusBackend.from_url(peer.connection_string)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def other(peer: PeerThread) -> Iterator[ServiceBusBackend]:
+    """Another client, with two receivers a queue."""
+    backend = ServiceBusBackend.from_url(peer.connection_string, receivers=2)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def queue(peer: PeerThread) -> str:
+    return make_queue(peer)
+
+
+def make_queue(peer: PeerThread, **properties: object) -> str:
+    name = f"jobs-{next(_numbers)}"
+    peer.control.create_queue(name, **{"lock_duration": LOCK, "max_delivery_count": 100, **properties})
+    return name
+
+
+def a_job(queue: str, payload: object = 1) -> JobDefinition:
+    return JobDefinition("report", payload, queue=queue)
+
+
+def fetch_all(backend: ServiceBusBackend, queue: str, limit: int = 100) -> list[JobLease]:
+    return backend.fetch_many(queue, limit=limit)
+
+
+def counts(peer: PeerThread, queue: str) -> Counts:
+    return peer.control.counts(queue)
+
+
+# --- sending -----------------------------------------------------------------------------------------
+
+
+def test_a_call_is_as_many_batches_as_its_size_asks_for(
+    peer: PeerThread, backend: ServiceBusBackend, queue: str
+) -> None:
+    ids = backend.enqueue_many([a_job(queue, [number, 100 * KILO]) for number in range(7)])
+    leases = fetch_all(backend, queue)
+    assert [lease.id for lease in leases] == ids
+    assert backend.settle_many([(lease, Ack()) for lease in leases]) == [Settled.OK] * 7
+    assert counts(peer, queue).locked == 0
+
+
+def test_what_is_too_large_for_a_batch_goes_alone(peer: PeerThread, backend: ServiceBusBackend) -> None:
+    queue = make_queue(peer, max_message_size=600_000)
+    ids = backend.enqueue_many([a_job(queue, size * KILO) for size in (1, 400, 2)])
+    assert [lease.id for lease in fetch_all(backend, queue)] == ids
+
+
+def test_what_is_too_large_for_the_queue_is_refused_before_anything_is_sent(
+    peer: PeerThread, backend: ServiceBusBackend, queue: str
+) -> None:
+    with pytest.raises(InvalidJob, match=rf"has 30\d{{4}} bytes, and queue '{queue}' takes at most 262144 a message"):
+        backend.enqueue_many([a_job(queue), a_job(queue, 300 * KILO)])
+    assert counts(peer, queue).ready == 0
+
+
+def test_an_error_too_long_for_the_queue_is_cut_and_the_body_is_not(backend: ServiceBusBackend, queue: str) -> None:
+    backend.enqueue(a_job(queue, 258 * KILO))
+    [lease] = fetch_all(backend, queue)
+    assert backend.nack(lease, error=12 * KILO) is Settled.OK
+    [again] = fetch_all(backend, queue)
+    assert (again.body, again.attempts) == (lease.body, 1)
+    assert backend.ack(again)
+
+
+def test_a_call_that_reaches_one_queue_only_says_how_many_it_sent(
+    peer: PeerThread, backend: ServiceBusBackend, queue: str
+) -> None:
+    off = make_queue(peer)
+    peer.control.set_status(off, "Disabled")
+    with pytest.raises(BackendUnavailable, match=rf"'{off}' is disabled: enable it .*; 2 of 3 messages were sent"):
+        backend.enqueue_many([a_job(queue), a_job(queue), a_job(off)])
+    assert counts(peer, queue).ready == 2
+
+
+# --- what cannot work, in a sentence -----------------------------------------------------------------
+
+
+def trouble_of(connection_string: str, queue: str) -> str:
+    backend = ServiceBusBackend.from_url(connection_string, timeout=5)
+    try:
+        with pytest.raises(JobpoolError) as caught:
+            backend.enqueue(a_job(queue))
+    finally:
+        backend.close()
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_a_queue_that_is_not_there_is_named_with_the_mend(backend: ServiceBusBackend) -> None:
+    for call in (lambda: backend.enqueue(a_job("gone")), lambda: backend.wait_any(["gone"], 5.0)):
+        with pytest.raises(ConfigurationError, match=r"has no queue 'gone': create it in the emulator's configuration"):
+            call()
+
+
+def test_others_are_waited_for_although_one_is_not_there(backend: ServiceBusBackend, queue: str) -> None:
+    backend.enqueue(a_job(queue))
+    assert backend.wait_any(["not-there", queue], 5.0) == queue
+    assert backend.ack(fetch_all(backend, queue)[0])
+    assert backend.wait_any(["not-there", queue], 0.1) is None
+
+
+def test_a_wrong_key(peer: PeerThread, queue: str) -> None:
+    told = trouble_of(peer.connection_string.replace("AccessKey=", "AccessKey=aGlkZGVu"), queue)
+    assert told.startswith("ConfigurationError")
+    assert "refuses the key: mend SharedAccessKeyName and SharedAccessKey" in told
+    assert "aGlkZGVu" not in told
+
+
+def test_nobody_listens() -> None:
+    nobody = "Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=n;SharedAccessKey=aGlkZGVu;UseDevelopmentEmulator=true"
+    told = trouble_of(nobody, "jobs")
+    assert told.startswith("BackendUnavailable: Service Bus at 127.0.0.1:1 refuses connections: nothing listens there")
+
+
+def test_a_string_for_one_queue_is_good_for_that_one(peer: PeerThread, queue: str) -> None:
+    told = trouble_of(f"{peer.connection_string}EntityPath=orders", queue)
+    assert f"good for queue 'orders' only (EntityPath), not for '{queue}'" in told
+
+
+def test_a_closed_backend_says_so(peer: PeerThread, queue: str) -> None:
+    backend = ServiceBusBackend.from_url(peer.connection_string)
+    backend.close()
+    with pytest.raises(BackendUnavailable, match="was closed: open another"):
+        backend.enqueue(a_job(queue))
+    assert backend.wait_any([queue], 1.0) is None
+
+
+# --- fetching and waiting ----------------------------------------------------------------------------
+
+
+def test_an_empty_fetch_leaves_no_credit_behind(
+    peer: PeerThread, backend: ServiceBusBackend, other: ServiceBusBackend, queue: str
+) -> None:
+    """Else what comes next would be locked in a receiver that nobody reads."""
+    backend.enqueue(a_job(queue))
+    [lease] = fetch_all(backend, queue, 50)
+    assert fetch_all(backend, queue, 50) == []
+    assert backend.wait_any([queue], 0.05) is None
+    other.enqueue_many([a_job(queue)] * 3)
+    assert (counts(peer, queue).ready, counts(peer, queue).locked) == (3, 1)
+    leases = fetch_all(other, queue)
+    assert [each.deliveries for each in leases] == [1, 1, 1]
+    assert fetch_all(backend, queue) == []
+    assert all(other.settle_many([(each, Ack()) for each in leases]))
+    assert backend.ack(lease)
+
+
+def test_what_came_for_a_wait_and_is_not_fetched_goes_back_unharmed(
+    peer: PeerThread, backend: ServiceBusBackend, other: ServiceBusBackend, queue: str
+) -> None:
+    backend.enqueue(a_job(queue))
+    assert backend.wait_any([queue], 5.0) == queue
+    assert counts(peer, queue).locked == 1
+    assert fetch_all(other, queue) == []
+    wait_until(lambda: counts(peer, queue).ready == 1, limit=PATIENCE + 10)
+    [lease] = fetch_all(other, queue)
+    assert lease.deliveries == 1
+    assert other.ack(lease)
+
+
+def test_whoever_waits_gives_way_to_whoever_settles_and_goes_on(backend: ServiceBusBackend, queue: str) -> None:
+    backend.enqueue_many([a_job(queue)] * 2)
+    first, second = fetch_all(backend, queue)
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(backend.wait_any, [queue], 30.0)
+        assert backend.ack(first) is Settled.OK
+        assert backend.renew(second, 30.0).id == second.id
+        assert not waiting.done()
+        assert backend.nack(second) is Settled.OK
+        assert waiting.result(10.0) == queue
+    [again] = fetch_all(backend, queue)
+    assert backend.ack(again)
+
+
+def test_the_first_of_several_queues_ends_the_wait(peer: PeerThread, backend: ServiceBusBackend) -> None:
+    queues = [make_queue(peer) for _ in range(3)]
+    assert backend.wait_any(queues, 0.1) is None
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(backend.wait_any, queues, 30.0)
+        backend.enqueue(a_job(queues[1]))
+        assert waiting.result(10.0) == queues[1]
+    assert [len(fetch_all(backend, queue)) for queue in queues] == [0, 1, 0]
+
+
+def test_two_receivers_share_the_work(other: ServiceBusBackend, queue: str) -> None:
+    ids = other.enqueue_many([a_job(queue, number) for number in range(12)])
+    leases = [lease for _ in range(4) for lease in fetch_all(other, queue, 3)]
+    assert [lease.id for lease in leases] == ids
+    takers = {held.delivery.taker for held in other.holdings.of(queue).values()}
+    assert len(takers) == 2
+    assert other.settle_many([(lease, Ack()) for lease in leases]) == [Settled.OK] * 12
+
+
+# --- settling and renewing ---------------------------------------------------------------------------
+
+
+def test_every_settlement_is_one_round_trip_of_a_mixed_batch(
+    peer: PeerThread, backend: ServiceBusBackend, queue: str
+) -> None:
+    backend.enqueue_many([a_job(queue, number) for number in range(6)])
+    leases = fetch_all(backend, queue)
+    verbs = [Ack(), Nack(3600.0), Nack(), Abandon("rejected", "no"), Release(), Forfeit("SIGSEGV")]
+    assert backend.settle_many(list(zip(leases, verbs, strict=True))) == [Settled.OK] * 6
+    after = counts(peer, queue)
+    assert (after.ready, after.locked, after.scheduled, after.dead) == (3, 0, 1, 1)
+    back = {lease.id: lease for lease in fetch_all(backend, queue)}
+    nacked, released, forfeited = (back[leases[place].id] for place in (2, 4, 5))
+    assert (nacked.attempts, released.attempts, forfeited.crashes) == (1, 0, 1)
+    assert {lease.deliveries for lease in back.values()} == {2}
+    assert [told.cause for told in backend.reap(queue)] == ["SIGSEGV"]
+    assert all(backend.settle_many([(lease, Ack()) for lease in back.values()]))
+
+
+def test_what_an_earlier_connection_received_is_settled_by_its_lock(
+    peer: PeerThread, backend: ServiceBusBackend, queue: str
+) -> None:
+    backend.enqueue_many([a_job(queue, number) for number in range(5)])
+    leases = fetch_all(backend, queue)
+    peer.control.drop_connections()
+    verbs = [Ack(), Nack(), Abandon("rejected"), Release(), Forfeit("x")]
+    assert backend.settle_many(list(zip(leases, verbs, strict=True))) == [Settled.OK] * 5
+    after = counts(peer, queue)
+    assert (after.ready, after.locked, after.dead) == (3, 0, 1)
+
+
+def test_a_lock_that_is_gone_is_a_refusal_and_changes_nothing(
+    peer: PeerThread, backend: ServiceBusBackend, other: ServiceBusBackend, queue: str
+) -> None:
+    backend.enqueue_many([a_job(queue, number) for number in range(2)])
+    gone, mine = fetch_all(backend, queue, 1), fetch_all(backend, queue, 1)
+    peer.control.expire_locks(queue)
+    [theirs] = fetch_all(other, queue, 1)
+    assert theirs.id == gone[0].id
+    [mine] = fetch_all(backend, queue, 1)
+    assert [renewed and renewed.id for renewed in backend.renew_many([*gone, mine], 30.0)] == [None, mine.id]
+    assert not backend.ack(gone[0])
+    assert backend.settle_many([(mine, Ack()), (mine, Ack())]) == [Settled.OK, Settled.NOT_IN_FLIGHT]
+    assert other.ack(theirs) is Settled.OK
+
+
+def test_a_copy_that_cannot_be_sent_leaves_the_lease_as_it_was(
+    peer: PeerThread, backend: ServiceBusBackend, queue: str
+) -> None:
+    backend.enqueue(a_job(queue))
+    [lease] = fetch_all(backend, queue)
+    peer.control.fail("send", "com.microsoft:server-busy", times=100)
+    with pytest.raises(BackendUnavailable):
+        backend.settle_many([(lease, Nack(error="boom"))], call_id="once")
+    peer.control.heal()
+    assert counts(peer, queue).locked == 1
+    assert backend.settle_many([(lease, Nack(error="boom"))], call_id="once") == [Settled.OK]
+    [again] = fetch_all(backend, queue)
+    assert (again.attempts, again.deliveries) == (1, 2)
+    assert backend.ack(again)
+
+
+# --- processes and connections -----------------------------------------------------------------------
+
+
+def test_nothing_is_left_open_and_closing_is_quick(peer: PeerThread, queue: str) -> None:
+    before = peer.control.connections()
+    backend = ServiceBusBackend.from_url(peer.connection_string)
+    backend.enqueue_many([a_job(queue)] * 2)
+    [lease] = fetch_all(backend, queue, 1)
+    assert backend.renew(lease, 30.0)
+    assert backend.wait_any([queue], 5.0) == queue
+    started = time.monotonic()
+    backend.close()
+    assert time.monotonic() - started < 15.0
+    wait_until(lambda: peer.control.connections() <= before, limit=10.0)
+    assert (counts(peer, queue).ready, counts(peer, queue).locked) == (1, 1)
+
+
+_FORKS = """
+import os, sys
+from jobpool.definition import JobDefinition
+from jobpool_backends.servicebus import ServiceBusBackend
+
+url, queue = sys.argv[1:]
+backend = ServiceBusBackend.from_url(url)
+backend.enqueue_many([JobDefinition("report", n, queue=queue) for n in range(3)])
+mine = backend.fetch(queue)
+pid = os.fork()
+if pid == 0:
+    theirs = backend.fetch(queue)
+    done = backend.ack(theirs) and not backend.ack(mine) if theirs.token == mine.token else backend.ack(theirs)
+    backend.close()
+    os._exit(0 if done and theirs.id != mine.id else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert backend.renew(mine, 30.0) and backend.ack(mine)
+assert backend.ack(backend.fetch(queue))
+backend.close()
+"""
+
+
+def test_a_fork_has_connections_of_its_own_and_leaves_the_parents_alone(peer: PeerThread, queue: str) -> None:
+    subprocess.run([sys.executable, "-c", _FORKS, peer.connection_string, queue], check=True, timeout=60)
+    assert (counts(peer, queue).ready, counts(peer, queue).locked) == (0, 0)
