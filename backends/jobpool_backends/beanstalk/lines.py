@@ -256,8 +256,9 @@ class Lines:
         """See `QueueBackend.lost`."""
         self._check_process()
         self.tidy()
-        lost, self._lost = self._lost, []
-        return lost
+        with self._changing:
+            lost, self._lost = self._lost, []
+            return lost
 
     def tidy(self) -> None:
         """Drop lines that have died, or whose leases have all ended unsettled. No I/O that waits."""
@@ -349,14 +350,14 @@ class Lines:
         helds = list(line.held.values())
         for held in helds:
             self.forget(held)
+        line.close()
+        lost = [held.lease for held in helds if not held.stashed and now < held.lease.expires_at and not self.closed]
         with self._changing:
             for lines in (self._idle, self._holding):
                 lines.pop(line, None)
             self._open_lines.discard(line)
-        line.close()
-        lost = [held.lease for held in helds if not held.stashed and now < held.lease.expires_at]
-        if lost and not self.closed:
             self._lost += lost
+        if lost:
             _log.warning(
                 "a connection to %s broke: %d leases that it owned are lost, and their messages go to whoever fetches"
                 " next (%s)",

@@ -28,6 +28,9 @@ from jobpool_backends.beanstalk.stash import Stash
 TURN = 1
 """Whole seconds of one reserve: for so long at most is a line bound when nobody waits any more."""
 
+LATE = 2.0
+"""Seconds after the end of a turn for which its answer may be late, for nothing is lost with a line without leases."""
+
 HOLD = 1.0
 """Seconds for which what was reserved is kept for who waited."""
 
@@ -199,7 +202,7 @@ class Watch:
     def _reserve(self, line: Line) -> None:
         line.watch(self._tubes)
         line.write([b"reserve-with-timeout %d" % TURN])
-        [answer] = line.read(1, limit=TURN + self._lines.address.timeout)
+        [answer] = line.read(1, limit=TURN + min(LATE, self._lines.address.timeout))
         if isinstance(answer, greenstalk.Job):
             self._keep(line, self._fetcher.take_in(line, [answer], self._clock.boot(), touch=True))
         else:

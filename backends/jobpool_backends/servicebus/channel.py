@@ -19,7 +19,7 @@ from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.internals import connection_of, cut_off, is_broken
-from jobpool_backends.servicebus.trouble import FINAL, LOST, explain
+from jobpool_backends.servicebus.trouble import FINAL, LOST, SOUND, explain
 
 MOST_OPERATIONS = 5000
 """Calls a handler: the SDK gives its management link credit for 10,000 replies, and never more."""
@@ -115,7 +115,7 @@ class Channel(Generic[H]):
                 handler = await self._get()
                 result = await work(handler)
         except BaseException as error:
-            if not isinstance(error, LOST):
+            if not isinstance(error, SOUND):
                 self.recycle()
             raise
         self._used = time.monotonic()

@@ -164,7 +164,7 @@ class Taker:
                 batch.answer(place, answer)
             else:
                 batch.tried.add(place)
-        if len(batch.tried) > len(known):
+        if any(place not in batch.answers for place in places):
             raise TimeoutError("the broker did not say what became of a message")
 
     async def _settle_by_token(self, receiver: ServiceBusReceiver, batch: _Batch, place: int) -> None:

@@ -19,6 +19,9 @@ from jobpool_backends.servicebus.address import Address
 LOST = (sdk.MessageLockLostError, sdk.MessageAlreadySettled, sdk.MessageNotFoundError)
 """The message is not ours (any more); for those who asked about it, and nobody else."""
 
+SOUND = (*LOST, sdk.ServiceBusServerBusyError, sdk.ServiceBusQuotaExceededError, sdk.MessageSizeExceededError)
+"""The broker answered, and the handler is as good as before."""
+
 FINAL = (
     *LOST,
     sdk.MessagingEntityNotFoundError,
@@ -104,8 +107,8 @@ def _network(error: BaseException, timeout: float) -> str:
     beneath = _beneath(error)
     if isinstance(beneath, ssl.SSLCertVerificationError):
         return (
-            f"shows a certificate that is not accepted ({beneath.verify_message}): mend the host, or the authorities that"
-            " this machine trusts"
+            f"shows a certificate that is not accepted ({beneath.verify_message}): mend the host, or the authorities"
+            " that this machine trusts"
         )
     if isinstance(beneath, socket.gaierror):
         return "cannot be found: mend the name of the namespace, or the name service of this machine"

@@ -31,19 +31,26 @@ def dead_letter(rig: Rig, ident: str) -> tuple[str | None, int, int, str]:
     return message.reason, message.attempts, message.crashes, message.cause or ""
 
 
+def make_queue(broker: Broker, name: str) -> None:
+    """Where queues must have been made."""
+    if isinstance(broker, ServiceBusBroker):
+        broker.server.control.create_queue(name, lock_duration=broker.lasts, max_delivery_count=1000)
+
+
 # --- what ends one attempt ----------------------------------------------------------------------------
 
 
 @both
-def test_failures_timeouts_and_crashes_count_as_they_do_elsewhere(rig: Rig) -> None:
+def test_failures_timeouts_and_crashes_count_as_they_do_elsewhere(broker: Broker, rig: Rig) -> None:
     """FAULTS 2, 3, 10; and the pool that stops because all is done has counted who died last."""
     failing = rig.enqueue("fail", {"times": 1}, max_retries=1)
     hanging = rig.enqueue("hang", {"how": "hang_in_sum"}, timeout=0.5, max_retries=1)
     crashing = rig.enqueue("die", {"how": "SIGSEGV", "times": 1})
     good = rig.enqueue_many("work", [{"seconds": 0.005}] * 60)
     poison = rig.enqueue("die", {"how": "SIGSEGV", "times": 99})
+    make_queue(broker, "failures")
     flags = ("--until-empty", "--fail-on-dead", "--max-crashes", "1", "--kill-grace", "0.2")
-    pool = rig.run_pool(*flags, workers=2)
+    pool = rig.run_pool(*flags, "--dead-letter-queue", "failures", workers=2)
     assert pool.wait() == 1, "two have died"
     account = rig.account()
     assert account.lost | account.ghosts | account.fences | account.duplicates | account.overlaps == set()
@@ -60,6 +67,7 @@ def test_failures_timeouts_and_crashes_count_as_they_do_elsewhere(rig: Rig) -> N
     assert "hang_in_sum" in cause
     [stopped] = pool.log("stopped")
     assert (stopped["dead"], stopped["reaped"], stopped["succeeded"]) == (2, 3, 62)
+    assert rig.stats("failures").waiting == 2, "the payloads of both: one with its abandon, one behind the reap"
 
 
 # --- what ends a pool ---------------------------------------------------------------------------------

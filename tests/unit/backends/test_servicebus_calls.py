@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import pytest
+from support.peers import let_go
 from support.servicebus import Counts, PeerThread
 from support.waiting import wait_until
 
@@ -47,9 +48,20 @@ def other(peer: PeerThread) -> Iterator[ServiceBusBackend]:
     backend.close()
 
 
-@pytest.fixture
-def queue(peer: PeerThread) -> str:
+@pytest.fixture(scope="module")
+def shared_queue(peer: PeerThread) -> str:
     return make_queue(peer)
+
+
+@pytest.fixture
+def queue(peer: PeerThread, backend: ServiceBusBackend, other: ServiceBusBackend, shared_queue: str) -> str:
+    """The same for all, emptied: to open a handler takes half a second."""
+    for client in (backend, other):
+        let_go(client.hub)
+        client.holdings.clear()
+    for store in (shared_queue, f"{shared_queue}/$DeadLetterQueue"):
+        peer.control.purge(store)
+    return shared_queue
 
 
 def make_queue(peer: PeerThread, **properties: object) -> str:
@@ -286,8 +298,8 @@ def test_a_copy_that_cannot_be_sent_leaves_the_lease_as_it_was(
 ) -> None:
     backend.enqueue(a_job(queue))
     [lease] = fetch_all(backend, queue)
-    peer.control.fail("send", "com.microsoft:server-busy", times=100)
-    with pytest.raises(BackendUnavailable):
+    peer.control.fail("send", "amqp:resource-limit-exceeded", times=100)
+    with pytest.raises(BackendUnavailable, match="is full, or the namespace has no connection left"):
         backend.settle_many([(lease, Nack(error="boom"))], call_id="once")
     peer.control.heal()
     assert counts(peer, queue).locked == 1
@@ -295,6 +307,19 @@ def test_a_copy_that_cannot_be_sent_leaves_the_lease_as_it_was(
     [again] = fetch_all(backend, queue)
     assert (again.attempts, again.deliveries) == (1, 2)
     assert backend.ack(again)
+
+
+def test_who_is_told_that_the_service_is_busy_may_come_again_at_once(
+    peer: PeerThread, backend: ServiceBusBackend, queue: str
+) -> None:
+    backend.enqueue(a_job(queue))
+    generation = backend.hub.queue(queue).sending.generation
+    peer.control.fail("send")
+    with pytest.raises(BackendUnavailable, match="is busy and asks to wait"):
+        backend.enqueue(a_job(queue))
+    backend.enqueue(a_job(queue))
+    assert counts(peer, queue).ready == 2
+    assert backend.hub.queue(queue).sending.generation == generation
 
 
 # --- processes and connections -----------------------------------------------------------------------

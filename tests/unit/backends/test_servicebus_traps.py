@@ -68,7 +68,7 @@ def backend(shared: ServiceBusBackend, control: Control) -> Iterator[ServiceBusB
     """All its channels are open and in order, and its queue is empty."""
     backend = ServiceBusBackend(shared.hub, owns=False)
     persist(lambda: backend.enqueue(a_job()))
-    persist(lambda: backend.fetch_many(QUEUE, limit=9))
+    ack(backend, persist(lambda: backend.fetch_many(QUEUE, limit=9)))
     persist(lambda: backend.stats(QUEUE))
     for name in (QUEUE, f"{QUEUE}/$DeadLetterQueue"):
         control.purge(name)
@@ -250,10 +250,10 @@ def test_deliveries_that_ran_out_do_not_fill_up_the_session(
     clock = ManualClock(wall=time.time())
     forgetful = ServiceBusBackend(shared.hub, owns=False, clock=clock)
     known = backend.enqueue_many([a_job() for _ in range(3)])
-    assert len(forgetful.fetch_many(QUEUE, limit=9)) == 3
+    assert len(forgetful.fetch_many(QUEUE, limit=3)) == 3
     control.expire_locks(QUEUE)
     clock.advance(1000.0)
-    again = wait_until(lambda: persist(lambda: forgetful.fetch_many(QUEUE, limit=9)), LIMIT)
+    again = wait_until(lambda: persist(lambda: forgetful.fetch_many(QUEUE, limit=3)), LIMIT)
     assert sorted(lease.id for lease in again) == sorted(known)
 
 

@@ -1,0 +1,96 @@
+"""Connections that break all the time, under load: nothing is lost, nothing is left over, every lost lease is told."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from beanstalk_clients import AT_ONCE, QUEUE, Clients, a_job
+from support.proxy import Proxy
+from support.waiting import wait_until
+
+from jobpool.backend import MessageFilter, ReapPolicy
+from jobpool.errors import BackendUnavailable
+from jobpool.lease import JobLease
+from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settlement
+from jobpool_backends.beanstalk import BeanstalkBackend
+
+JOBS = 300
+ENDLESS = ReapPolicy(max_crashes=0, back_off=0.0)
+
+
+class Worker:
+    """Fetches, settles this way or that, and keeps count of what was settled for good.
+
+    Attributes:
+        ended: How often each message was acked or abandoned.
+        refused: Leases whose settlement was refused, or is not known.
+        lost: Leases that the backend told as lost.
+    """
+
+    def __init__(self, backend: BeanstalkBackend, over: threading.Event, seed: int) -> None:
+        self._backend = backend
+        self._over = over
+        self._random = random.Random(seed)
+        self.ended: Counter[str] = Counter()
+        self.refused: list[JobLease] = []
+        self.lost: set[str] = set()
+
+    def work(self) -> None:
+        self._backend.reap(QUEUE, ENDLESS)
+        while not self._over.is_set():
+            try:
+                if self._backend.wait_any([QUEUE], 0.05):
+                    self._settle(self._backend.fetch_many(QUEUE, limit=7))
+            except BackendUnavailable:
+                pass  # as a pool does: it comes round again
+            self._tell_lost()
+        self._tell_lost()
+
+    def _settle(self, leases: list[JobLease]) -> None:
+        choices: tuple[Settlement, ...] = (Ack(), Ack(), Nack(), Release(), Forfeit("x"), Abandon("failed"))
+        work: list[tuple[JobLease, Settlement]] = [(lease, self._random.choice(choices)) for lease in leases]
+        try:
+            answers: list[Any] = self._backend.settle_many(work) if work else []
+        except BackendUnavailable:
+            answers = [None] * len(work)
+        for (lease, settlement), answer in zip(work, answers, strict=True):
+            if not answer:
+                self.refused.append(lease)
+            elif isinstance(settlement, Ack | Abandon):
+                self.ended[lease.id] += 1
+
+    def _tell_lost(self) -> None:
+        self.lost |= {lease.owner_token for lease in self._backend.lost()}
+
+
+def test_nothing_is_lost_whatever_breaks() -> None:
+    over = threading.Event()
+    with Clients() as clients, Proxy(clients.server.host, clients.server.port) as proxy:
+        idents = set(clients.open().enqueue_many([a_job(n) for n in range(JOBS)]))
+        url = f"beanstalk://{proxy.host}:{proxy.port}"
+        workers = [Worker(clients.open(url, timeout=1), over, seed) for seed in range(3)]
+        with ThreadPoolExecutor(3) as executor:
+            running = [executor.submit(worker.work) for worker in workers]
+            until = time.monotonic() + 0.8
+            while time.monotonic() < until:
+                proxy.cut()
+                time.sleep(0.03)
+            wait_until(lambda: clients.counts()[:3] == (0, 0, 0), 20.0, "an empty queue")
+            over.set()
+            for each in running:
+                each.result(10.0)
+        known = set().union(*(worker.ended for worker in workers))
+        dead = {message.id for message in clients.open().list_messages(MessageFilter(queue=QUEUE), limit=1000)}
+        unknown = {lease.id for worker in workers for lease in worker.refused}
+        assert idents == known | dead | unknown, "every message was settled, or may have been"
+        assert sum(len(worker.lost) for worker in workers) > 0
+        told = {lease.owner_token for worker in workers for lease in worker.refused}
+        assert told <= set().union(*(worker.lost for worker in workers)), (
+            "refusals are of leases that were told as lost"
+        )
+        clients.open().reap(QUEUE, AT_ONCE)
