@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.harness import HARNESSES, Harness, skip_by_capability
+from support.harness import HARNESSES, Harness, misfit
 from support.harnesses.base import dismiss_crowd
 
 from jobpool.backend import QueueBackend
@@ -17,11 +17,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "lacks(*fields): run only where these fields of Capabilities are false")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Skip what does not fit a backend before any fixture is made: of eight backends each test has a few such."""
+    callspec = getattr(item, "callspec", None)
+    name = callspec.params.get("harness") if callspec else None
+    if name in HARNESSES and (reason := misfit(item, HARNESSES[name])):
+        item.add_marker(pytest.mark.skip(reason=reason))
+
+
 @pytest.fixture(params=list(HARNESSES))
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
-    kind = HARNESSES[request.param]
-    skip_by_capability(request.node, kind)
-    harness = kind(tmp_path)
+    harness = HARNESSES[request.param](tmp_path)
     yield harness
     harness.close()
 

@@ -181,6 +181,6 @@ def test_raised_are_the_oldest_that_match_up_to_the_limit(backend: QueueBackend,
     leases = backend.fetch_many(QUEUE, limit=6)
     backend.settle_many([(lease, Abandon("odd" if place % 2 else "even")) for place, lease in enumerate(leases)])
     assert backend.bulk(MessageFilter(reason="odd"), verb, limit=2) == 2
-    raised: list[object] = [lease.id for lease in backend.fetch_many(QUEUE, limit=6)]
+    raised = [lease.id for lease in backend.fetch_many(QUEUE, limit=6)]
     assert in_order(backend, raised) == in_order(backend, [known[1], known[3]])
     assert backend.bulk(MessageFilter(reason="odd"), verb, limit=2) == 1

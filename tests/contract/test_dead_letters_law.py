@@ -26,7 +26,7 @@ GRAVES = [
 
 def bury(harness: Harness, backend: QueueBackend) -> list[str]:
     """The ids of `GRAVES`; besides them there is a message of each other state."""
-    known = []
+    known: list[str] = []
     for handler, queue, reason, error, cause in GRAVES:
         known.append(backend.enqueue(a_job({"number": len(known)}, handler=handler, queue=queue)))
         [lease] = backend.fetch_many(queue, limit=1)

@@ -40,6 +40,12 @@ def test_a_smaller_priority_comes_sooner_and_within_one_the_enqueue_order_holds(
     assert payloads(backend) == [4, 2, 5, 0, 3, 1, 6]
 
 
+@pytest.mark.lacks("priorities")
+def test_where_there_are_no_priorities_the_enqueue_order_holds(backend: QueueBackend) -> None:
+    backend.enqueue_many([a_job(index, priority=priority) for index, priority in enumerate([5, 255, 1, 5, 0, 1])])
+    assert payloads(backend) == list(range(6))
+
+
 def test_queues_do_not_mix(backend: QueueBackend) -> None:
     backend.enqueue_many([a_job(1), a_job(2, queue="mails"), a_job(3)])
     assert payloads(backend) == [1, 3]
@@ -56,6 +62,14 @@ def test_a_scheduled_message_is_due_at_its_microsecond_and_not_before(harness: H
     harness.advance(10.0 - harness.tick)
     assert backend.fetch_many(QUEUE, limit=1) == []
     harness.advance(harness.tick)
+    assert len(backend.fetch_many(QUEUE, limit=1)) == 1
+
+
+def test_a_time_is_rounded_up_to_what_the_broker_can_tell(harness: Harness, backend: QueueBackend) -> None:
+    backend.enqueue(a_job(scheduled_at=at(harness.now() + 1.5)))
+    harness.advance(1.5 - harness.tick)
+    assert backend.fetch_many(QUEUE, limit=1) == []
+    harness.advance(harness.delayed(1.5) - 1.5 + harness.tick)
     assert len(backend.fetch_many(QUEUE, limit=1)) == 1
 
 

@@ -24,7 +24,7 @@ def test_caps_on_dead_letters_are_refused(harness: Harness, option: str, value: 
         harness.connect(**{option: value})
 
 
-CALLS: list[Callable[[QueueBackend], object]] = [
+CALLS = [
     pytest.param(lambda backend: backend.enqueue(a_job(queue=MISSING)), id="enqueue"),
     pytest.param(lambda backend: backend.fetch_many(MISSING, limit=1), id="fetch"),
     pytest.param(lambda backend: backend.wait_any([MISSING], 0.0), id="wait"),

@@ -130,7 +130,7 @@ def test_a_message_that_comes_back_has_its_old_place(harness: Harness, backend: 
     getattr(backend, verb)(second, delay=1.0)
     getattr(backend, verb)(first)
     harness.advance(1.0)
-    back: list[object] = [lease.envelope.payload for lease in backend.fetch_many(QUEUE, limit=5)]
+    back = [lease.envelope.payload for lease in backend.fetch_many(QUEUE, limit=5)]
     assert in_order(backend, back) == [0, 1, 2, 3]
 
 

@@ -14,6 +14,7 @@ from support.jobs import QUEUE, a_job, at
 
 import jobpool_backends
 from jobpool.backend import QueueBackend
+from jobpool.settlement import Ack, Settled
 
 pytestmark = pytest.mark.needs("leases")
 
@@ -49,7 +50,34 @@ def test_a_fetch_that_waits_returns_the_message(harness: Harness) -> None:
         ident = producing.enqueue(a_job())
         lease = found.result(10.0)
     assert lease is not None
-    assert lease.id == ident
+    assert (lease.id, lease.attempts, lease.crashes, lease.deliveries) == (ident, 0, 0, 1)
+
+
+def test_who_holds_a_lease_waits_for_more_as_well(harness: Harness) -> None:
+    opener = harness.opener()
+    waiting, producing = harness.keep(opener()), harness.keep(opener())
+    producing.enqueue(a_job("held"))
+    [held] = waiting.fetch_many(QUEUE, limit=1)
+    with ThreadPoolExecutor(1) as executor:
+        found = executor.submit(waiting.wait_any, [QUEUE, "mails"], 30.0)
+        producing.enqueue(a_job("more", queue="mails"))
+        assert found.result(10.0) == "mails"
+    [more] = waiting.fetch_many("mails", limit=2)
+    assert more.envelope.payload == "more"
+    assert waiting.settle_many([(held, Ack()), (more, Ack())]) == [Settled.OK, Settled.OK]
+
+
+def test_what_one_was_told_of_another_may_fetch(harness: Harness) -> None:
+    """A hint is no lease: who does not come for the message harms nobody."""
+    opener = harness.opener()
+    told, other = harness.keep(opener()), harness.keep(opener())
+    ident = other.enqueue(a_job())
+    assert told.wait_any([QUEUE], 10.0) == QUEUE
+    lease = other.fetch(QUEUE, ttl=30.0, wait=20.0)
+    assert lease is not None
+    assert (lease.id, lease.attempts, lease.crashes) == (ident, 0, 0)
+    assert told.fetch(QUEUE) is None
+    assert other.ack(lease) is Settled.OK
 
 
 def test_a_delay_that_falls_due_is_not_missed(harness: Harness) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from jobpool.backend import Message, MessageFilter, QueueBackend, ReapPolicy, State, Verb
@@ -65,6 +66,6 @@ def recover(
     backend.reap(queue, policy)
 
 
-def in_order(backend: QueueBackend, found: list[object]) -> list[object]:
+def in_order(backend: QueueBackend, found: Sequence[object]) -> list[object]:
     """`found` as it came where the broker keeps the places of its messages, and sorted where it does not."""
-    return found if backend.capabilities.keeps_place else sorted(found, key=repr)
+    return list(found) if backend.capabilities.keeps_place else sorted(found, key=repr)

@@ -7,6 +7,7 @@ its own.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import multiprocessing
 import os
@@ -16,14 +17,20 @@ import time
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from jobpool_backends.servicebus.address import read_address
+from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.hub import Hub
+from jobpool_backends.servicebus.station import Station
 from support.servicebus import Control, PeerProcess, PeerThread
 from support.servicebus.broker import Broker
 
 MOST_DELIVERIES = 1000
 """So many that the broker makes nothing a dead letter by itself, as the documentation asks for."""
+
+LIMIT = 60.0
+"""Seconds to open all connections."""
 
 LOCK = 60.0
 """Seconds that locks last: the service's default, and the backend's."""
@@ -89,10 +96,30 @@ def _hub(connection_string: str, pid: int) -> Hub:
     return hub
 
 
-def empty(peer: PeerThread) -> None:
-    """Delete all messages, those too that this process has received without handing them out."""
-    let_go(shared_hub(peer.connection_string))
-    peer.call(_purge)
+@cache
+def turned_hub() -> Hub:
+    """The connections to the turned peer, all of them open: together that takes hardly longer than one by itself."""
+    hub = shared_hub(turned_peer().connection_string)
+    stations = [hub.queue(name) for name in QUEUES]
+    hub.call(_open(stations), LIMIT)
+    return hub
+
+
+async def _open(stations: Iterable[Station]) -> None:
+    channels: list[Channel[Any]] = []
+    for station in stations:
+        channels += [station.sending, station.receiving, station.management, station.dead]
+    await asyncio.gather(*(channel.run(_nothing, time.monotonic() + LIMIT) for channel in channels))
+
+
+async def _nothing(_: object) -> None:
+    """What is done with a connection that is only to be open."""
+
+
+def empty_turned() -> None:
+    """Delete all messages of the turned peer, those too that this process has received without handing them out."""
+    let_go(turned_hub())
+    turned_peer().call(_purge)
 
 
 def let_go(hub: Hub) -> None:

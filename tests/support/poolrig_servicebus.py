@@ -26,6 +26,7 @@ class ServiceBusBroker(Broker):
     """The performative `disposition`. Settlements by a management link, and renewals, are transfers as others are."""
 
     server: PeerProcess
+    lasts = LOCK
 
     @classmethod
     def on_shared_server(cls) -> Self:

@@ -157,8 +157,8 @@ class BeanstalkBackend(QueueBackend):
                 if not helds:
                     raise
         for held in helds:
-            held.stashed = False
-        return [held.lease for held in helds]
+            held.stashed = False  # from here on it is told when it is lost; so the look comes after this
+        return [held.lease for held in helds if held.is_owned]
 
     def _stashed(self, queue: str, limit: int) -> list[Held]:
         """What was reserved for whoever waited, with its lease renewed if that is old."""

@@ -15,7 +15,7 @@ import greenstalk
 from jobpool_backends.beanstalk.burst import Answer, put_command
 from jobpool_backends.beanstalk.line import Line
 
-UNTIL_DUE = 3600
+UNTIL_DUE = 30
 """Seconds for which a dead letter that was not buried stays out of the way."""
 
 

@@ -55,8 +55,8 @@ class Line:
         self.held: dict[int, Held] = {}
         self.broken = False
         self._socket = _connect(address)
+        self.client: greenstalk.Client[bytes] = _client(self._socket)
         self._reader = cast(BufferedReader, self._socket.makefile("rb", buffering=_BUFFER))
-        self.client: greenstalk.Client[bytes] = greenstalk.Client(self._socket, encoding=None)
         self._timeout = address.timeout
         self._used = "default"
         self._watched = {"default"}
@@ -124,6 +124,14 @@ class Line:
         self.broken = True
         self._reader.close()
         self.client.close()
+
+
+def _client(connection: socket.socket) -> greenstalk.Client[bytes]:
+    try:
+        return greenstalk.Client(connection, encoding=None)
+    except BaseException:  # it was reset as soon as it was there
+        connection.close()
+        raise
 
 
 def _connect(address: Address) -> socket.socket:

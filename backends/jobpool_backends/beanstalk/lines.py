@@ -85,13 +85,6 @@ class Lines:
             yield line
 
     @contextmanager
-    def owning(self, line: Line) -> Iterator[Line]:
-        """This line, once nobody else speaks on it; it may be broken by then. Errors as in `spare`."""
-        line.lock.acquire()
-        with self.speaking(line):
-            yield line
-
-    @contextmanager
     def speaking(self, line: Line) -> Iterator[Line]:
         """This line, whose lock was taken, for this block; then it is given back. Errors as in `spare`."""
         try:
@@ -188,10 +181,6 @@ class Lines:
     def owner(self, lease: JobLease) -> Held | None:
         """Who has this lease here; None when it was settled, has ended or is lost, or is another client's."""
         return self._owners.get(lease.owner_token)
-
-    def leased(self, queue: str) -> int:
-        """Leases of this queue that are held here."""
-        return sum(held.lease.queue == queue and not held.stashed for held in list(self._owners.values()))
 
     def stashed(self, queue: str) -> int:
         """Jobs of this queue that are reserved here, and wait to be fetched."""

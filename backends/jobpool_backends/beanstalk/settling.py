@@ -11,6 +11,7 @@ A call that failed may be repeated with its id: what it had done by then is reme
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import greenstalk
@@ -167,7 +168,7 @@ class Settler:
             call.answers[call.works[held][0]] = Settled.EXPIRED
         try:
             put = self._put(call, [held for held in call.works if held in touched])
-        except BackendUnavailable as error:
+        except JobpoolError as error:
             call.trouble = error
             return
         self._end(call, put)
@@ -205,7 +206,7 @@ class Settler:
                 self._ledger.note(held.lease.queue, work.charged)
 
     def _undo(self, numbers: Sequence[int]) -> None:
-        """Delete copies again, but for what somebody else has reserved by now."""
+        """Delete copies again, but for what somebody else has reserved by now, or cannot be reached."""
         if numbers:
-            with self._lines.spare() as line:
+            with suppress(BackendUnavailable), self._lines.spare() as line:
                 line.burst([b"delete %d" % number for number in numbers])

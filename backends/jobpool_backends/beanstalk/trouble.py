@@ -60,7 +60,7 @@ _REFUSALS: dict[type[greenstalk.Error], tuple[type[JobpoolError], str]] = {
     ),
 }
 
-TROUBLE = (OSError, AssertionError, greenstalk.UnknownResponseError, ValueError, IndexError)
+TROUBLE = (OSError, AssertionError, greenstalk.UnknownResponseError, ValueError, LookupError)
 """After any of these a connection is of no more use. greenstalk asserts that answers end as they must."""
 
 

@@ -19,7 +19,7 @@ from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.internals import connection_of, cut_off, is_broken
-from jobpool_backends.servicebus.trouble import FINAL, LOST, SOUND, explain
+from jobpool_backends.servicebus.trouble import FINAL, LOST, SOUND, explain, words
 
 MOST_OPERATIONS = 5000
 """Calls a handler: the SDK gives its management link credit for 10,000 replies, and never more."""
@@ -29,6 +29,9 @@ OLDEST = 1500.0
 
 FRESH = 5.0
 """Seconds without use after which a handler may have been detached by the other side without a word."""
+
+PAUSE = 0.02
+"""Seconds without use after which it is looked whether the other side has ended the connection."""
 
 CLOSING = 10.0
 """Seconds for a handler to close."""
@@ -101,7 +104,7 @@ class Channel(Generic[H]):
             except FINAL as error:
                 raise self._explain(error) from error
             except Exception as error:
-                log.info("%s, queue %s: %r", self._address.title, self._queue, error)
+                self._tell(error)
                 late = time.monotonic() + pause >= give_up
                 if late or not (patiently or stale):
                     raise self._explain(error) from error
@@ -144,7 +147,8 @@ class Channel(Generic[H]):
     async def _get(self) -> H:
         if self._closed:
             raise BackendUnavailable(f"{self._address.title}: this backend was closed: open another")
-        await asyncio.sleep(0)  # so that a connection which has ended is known to have
+        if time.monotonic() - self._used > PAUSE:
+            await _hear_news()
         if self._handler is not None and self._is_worn(self._handler):
             self.recycle()
         self._operations += 1
@@ -172,8 +176,25 @@ class Channel(Generic[H]):
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
+    def _tell(self, error: Exception) -> None:
+        """For those who look why there was a pause: the call itself may still succeed."""
+        if not self._closed:
+            log.info(
+                "%s, queue %s: a connection is replaced: %s: %s",
+                self._address.title,
+                self._queue,
+                type(error).__name__,
+                words(error),
+            )
+
     def _explain(self, error: BaseException) -> JobpoolError:
         return explain(error, self._address, self._queue, self._address.timeout)
+
+
+async def _hear_news() -> None:
+    """Let the loop learn which connections have ended: from the socket to the transport to its reader."""
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 async def _bid_farewell(handler: ServiceBusSender | ServiceBusReceiver) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusReceiver
 
-from jobpool_backends.servicebus.internals import Ear, client_of, ear_of, read_until, ready_client
+from jobpool_backends.servicebus.internals import Ear, ear_of, read_until, ready_client
 
 LATE_ECHO = 0.25
 """Seconds for the broker to say that credit is used up that its messages have used up."""
@@ -65,6 +65,11 @@ async def wait(
         return _buffered(receiver), began
     finally:
         receiver._receive_context.clear()
+
+
+def salvage(receiver: ServiceBusReceiver) -> list[ServiceBusReceivedMessage]:
+    """What had arrived before its connection broke: the locks are ours, and hold without the connection."""
+    return [] if receiver._handler is None else _buffered(receiver)
 
 
 async def take(receiver: ServiceBusReceiver, count: int, seconds: float) -> list[ServiceBusReceivedMessage]:
@@ -126,7 +131,7 @@ async def _first(reading: Any, stopped: asyncio.Future[Any]) -> None:
 
 
 def _buffered(receiver: ServiceBusReceiver) -> list[ServiceBusReceivedMessage]:
-    buffer = client_of(receiver)._received_messages
+    buffer: Any = receiver._handler._received_messages
     messages = []
     while not buffer.empty():
         messages.append(receiver._build_received_message(buffer.get()))

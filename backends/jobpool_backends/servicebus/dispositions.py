@@ -16,7 +16,7 @@ from azure.servicebus._pyamqp.error import AMQPError
 from azure.servicebus._pyamqp.outcomes import Accepted, Modified, Rejected, Released
 from azure.servicebus.aio import ServiceBusReceiver
 
-from jobpool_backends.servicebus.internals import ROUND_TRIP, client_of, ear_of, read_until, ready_client
+from jobpool_backends.servicebus.internals import client_of, ear_of, read_until, ready_client
 from jobpool_backends.servicebus.verdicts import Verdict
 
 Answer = BaseException | None
@@ -32,9 +32,9 @@ _DESCRIPTION = "DeadLetterErrorDescription"
 async def settle(
     receiver: ServiceBusReceiver,
     verdicts: Sequence[tuple[ServiceBusReceivedMessage, Verdict]],
-    seconds: float = ROUND_TRIP,
+    seconds: float | None = None,
 ) -> list[Answer]:
-    """Settle messages that this receiver received; an answer each. One round trip.
+    """Settle messages that this receiver received; an answer each. One round trip, for which it waits so long.
 
     Raises what the SDK raises of broken links; nothing is known then.
     """

@@ -97,9 +97,9 @@ async def ready_client(receiver: ServiceBusReceiver) -> Any:
     return client
 
 
-async def read_until(client: Any, done: Callable[[], bool], seconds: float = ROUND_TRIP) -> None:
-    """Read frames until it is done; TimeoutError when it is not within so long."""
-    give_up = time.monotonic() + seconds
+async def read_until(client: Any, done: Callable[[], bool], seconds: float | None = None) -> None:
+    """Read frames until it is done; TimeoutError when it is not within so long (None = `ROUND_TRIP`)."""
+    give_up = time.monotonic() + (ROUND_TRIP if seconds is None else seconds)
     while not done():
         left = give_up - time.monotonic()
         if left <= 0:

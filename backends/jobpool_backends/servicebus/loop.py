@@ -25,7 +25,11 @@ _STOP = 5.0
 
 
 class LoopThread:
-    """Runs coroutines on one event loop, for callers on any thread."""
+    """Runs coroutines on one event loop, for callers on any thread.
+
+    Args:
+        name: What the loop is for, for error texts.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -33,6 +37,7 @@ class LoopThread:
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._stopped = False
 
     @property
     def inherited(self) -> bool:
@@ -43,10 +48,15 @@ class LoopThread:
         """Do it on the loop, and wait for it, `limit` seconds at most.
 
         Raises:
-            BackendUnavailable: It is not done by then; it is cancelled.
+            BackendUnavailable: It is not done by then and was cancelled, or the thread was stopped.
             Whatever it raises.
         """
-        future = asyncio.run_coroutine_threadsafe(work, self._running())
+        try:
+            loop = self._running()
+        except BackendUnavailable:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, loop)
         try:
             return future.result(limit)
         except concurrent.futures.CancelledError:
@@ -61,6 +71,7 @@ class LoopThread:
     def stop(self) -> None:
         """End the thread. Nothing when there is none. Blocks for 5 seconds at most."""
         with self._lock:
+            self._stopped = True
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
         if loop is None or thread is None or self.inherited:
@@ -77,6 +88,8 @@ class LoopThread:
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
+            if self._stopped:
+                raise BackendUnavailable(f"{self._name}: this backend was closed: open another")
             if self._loop is None:
                 loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=_run, args=(loop,), name="jobpool-servicebus", daemon=True)

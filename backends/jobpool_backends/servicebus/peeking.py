@@ -27,7 +27,8 @@ def peek(hub: Hub, queue: str, *, dead: bool, piece: int = PIECE) -> Iterator[Se
 
     Raises `BackendUnavailable`, or `ConfigurationError` when there is no such queue.
     """
-    channel = _channel(hub.queue(queue), dead)
+    station = hub.queue(queue)
+    channel = station.dead if dead else station.management
     first = 1
     while found := hub.call(_piece(channel, first, piece)):
         yield from found
@@ -50,7 +51,8 @@ async def is_there(receiver: ServiceBusReceiver, number: int) -> bool:
 async def _peek_first(
     station: Station, most: int
 ) -> tuple[list[ServiceBusReceivedMessage], list[ServiceBusReceivedMessage]]:
-    return await asyncio.gather(*(_collect(_channel(station, dead), most) for dead in (False, True)))
+    live, dead = await asyncio.gather(_collect(station.management, most), _collect(station.dead, most))
+    return live, dead
 
 
 async def _collect(channel: Channel[ServiceBusReceiver], most: int) -> list[ServiceBusReceivedMessage]:
@@ -67,10 +69,6 @@ async def _piece(channel: Channel[ServiceBusReceiver], first: int, most: int) ->
         return await receiver.peek_messages(most, sequence_number=first)
 
     return await channel.run(ask)
-
-
-def _channel(station: Station, dead: bool) -> Channel[ServiceBusReceiver]:
-    return station.dead if dead else station.management
 
 
 def _behind(found: list[ServiceBusReceivedMessage]) -> int:

@@ -120,9 +120,12 @@ class Record:
 
     def fits(self, limit: int) -> Record:
         """This with its texts cut so that the whole is at most `limit` bytes, as far as cutting them helps."""
-        if not (self.last_error or self.cause) or self.size + _OVERHEAD <= limit:
-            return self
-        return replace(self, last_error=_shorten(self.last_error, limit), cause=_shorten(self.cause, limit))
+        fitting = self
+        for longest in (4096, 1024, 256, 0):
+            if fitting.size + OVERHEAD <= limit:
+                break
+            fitting = replace(self, last_error=cut(self.last_error, longest), cause=cut(self.cause, longest))
+        return fitting
 
     def epitaph(self, error: str | None, cause: str | None, died_at: int) -> str:
         """The description of the dead letter that this becomes: one line of JSON, at most `LONGEST_EPITAPH` long."""
@@ -135,8 +138,11 @@ class Record:
         return told
 
 
-_OVERHEAD = 512
-"""Bytes of properties and annotations around a body, generously."""
+OVERHEAD = 320
+"""Bytes of properties and annotations around a body, at most."""
+
+GROWTH = 256
+"""Bytes by which the header of a copy may be longer than that of the first message, without its texts."""
 
 
 def new_record(message: NewMessage, enqueued_at: int) -> Record:
@@ -183,10 +189,6 @@ def cut(text: str | None, longest: int = LONGEST_TEXT) -> str | None:
         return readable
     half = max(0, longest - len(_CUT)) // 2
     return readable[:half] + _CUT + readable[len(readable) - half :] if half else None
-
-
-def _shorten(text: str | None, limit: int) -> str | None:
-    return cut(text, min(1024, limit // 64))
 
 
 def _moment(due: float) -> datetime:

@@ -21,12 +21,9 @@ from jobpool.definition import LONGEST
 from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool_backends.servicebus.hub import Hub
 from jobpool_backends.servicebus.internals import largest_message
-from jobpool_backends.servicebus.records import Numbers, Record, copy_id, new_record
+from jobpool_backends.servicebus.records import GROWTH, OVERHEAD, Numbers, Record, copy_id, new_record
 from jobpool_backends.servicebus.station import Station
 from jobpool_backends.servicebus.trouble import too_large
-
-ROUND = 512
-"""Bytes of properties and annotations around a body, generously."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +156,10 @@ async def _send_batch(sender: ServiceBusSender, messages: Sequence[ServiceBusMes
 
 
 def _write(outgoing: Outgoing, limit: int) -> ServiceBusMessage:
-    record = outgoing.record.fits(limit)
-    size = record.size + ROUND
+    """What is new leaves room for what its copies need: else it could not be retried."""
+    is_copy = outgoing.message_id is not None
+    record = outgoing.record.fits(limit) if is_copy else outgoing.record
+    size = record.size + OVERHEAD + (0 if is_copy else GROWTH)
     if size > limit:
         raise InvalidJob(too_large(outgoing.queue, size, limit))
     return record.message(message_id=outgoing.message_id, due=outgoing.due)

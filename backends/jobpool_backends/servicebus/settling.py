@@ -182,11 +182,15 @@ class Settler:
                 raise trouble
 
     async def _send_copies(self, plans: Sequence[Plan]) -> None:
+        """Queue by queue, first those that nothing was fetched from: they are more likely not to be there."""
         new = [plan for plan in plans if plan.copies and not plan.held.copied]
-        if new:
-            await self._producer.send([copy for plan in new for copy in plan.copies], patiently=True)
+        own = {plan.held.queue for plan in new}
+        for queue in sorted({copy.queue for plan in new for copy in plan.copies}, key=own.__contains__):
+            theirs = [copy for plan in new for copy in plan.copies if copy.queue == queue]
+            await self._producer.send(theirs, patiently=True)
             for plan in new:
-                plan.held.copied = True
+                plan.copies = [copy for copy in plan.copies if copy.queue != queue]
+                plan.held.copied = not plan.copies
 
     async def _settle_part(
         self, taker: Taker, plans: dict[int, Plan], places: Sequence[int], answers: dict[int, Settled], deadline: float

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusReceiver
 
+from jobpool.errors import BackendUnavailable
 from jobpool_backends.servicebus import credit, dispositions
 from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.dispositions import Answer
@@ -83,7 +84,18 @@ class Taker:
             return await self.channel.run(lambda receiver: self._draw(receiver, most), deadline)
 
     async def wait(self, deadline: float, unwanted: Callable[[], bool]) -> list[Delivery]:
-        """Wait for one message, until the deadline, a nudge, or until somebody wants the receiver."""
+        """Wait for one message, until the deadline, a nudge, or until somebody wants the receiver.
+
+        A connection that breaks meanwhile, as they do, is replaced without a word; the next one's trouble is told.
+        """
+        try:
+            return await self._wait_once(deadline, unwanted)
+        except BackendUnavailable:
+            if unwanted():
+                return []
+            return await self._wait_once(deadline, unwanted)
+
+    async def _wait_once(self, deadline: float, unwanted: Callable[[], bool]) -> list[Delivery]:
         limit = deadline + self.channel.timeout
         return await self.channel.run(lambda receiver: self._wait(receiver, deadline, unwanted), limit, patiently=False)
 
@@ -119,7 +131,14 @@ class Taker:
             self._strays = 0
             raise ConnectionResetError("too many deliveries were never settled: the receiver is replaced")
         before = time.monotonic()
-        return self._deliveries(await credit.draw(receiver, most), before)
+        try:
+            messages = await credit.draw(receiver, most)
+        except Exception:
+            messages = credit.salvage(receiver)
+            if not messages:
+                raise
+            self.channel.recycle()
+        return self._deliveries(messages, before)
 
     async def _wait(
         self, receiver: ServiceBusReceiver, deadline: float, unwanted: Callable[[], bool]
@@ -127,7 +146,14 @@ class Taker:
         self._nudge.clear()
         if self._wanted or unwanted():
             return []
-        messages, before = await credit.wait(receiver, self._nudge, max(0.0, deadline - time.monotonic()))
+        before = time.monotonic()
+        try:
+            messages, before = await credit.wait(receiver, self._nudge, max(0.0, deadline - before))
+        except Exception:
+            messages = credit.salvage(receiver)
+            if not messages:
+                raise
+            self.channel.recycle()
         return self._deliveries(messages, before)
 
     def _deliveries(self, messages: Sequence[ServiceBusReceivedMessage], before: float) -> list[Delivery]:

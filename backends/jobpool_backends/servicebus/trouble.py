@@ -19,8 +19,14 @@ from jobpool_backends.servicebus.address import Address
 LOST = (sdk.MessageLockLostError, sdk.MessageAlreadySettled, sdk.MessageNotFoundError)
 """The message is not ours (any more); for those who asked about it, and nobody else."""
 
-SOUND = (*LOST, sdk.ServiceBusServerBusyError, sdk.ServiceBusQuotaExceededError, sdk.MessageSizeExceededError)
-"""The broker answered, and the handler is as good as before."""
+SOUND = (
+    *LOST,
+    sdk.ServiceBusServerBusyError,
+    sdk.ServiceBusQuotaExceededError,
+    sdk.MessageSizeExceededError,
+    JobpoolError,
+)
+"""The broker answered, or was not asked, and the handler is as good as before."""
 
 FINAL = (
     *LOST,
@@ -61,11 +67,11 @@ def explain(error: BaseException, address: Address, queue: str, timeout: float) 
             return BackendUnavailable(f"{address.title}: queue {queue!r} is disabled: enable it there (status Active)")
         case sdk.ServiceBusAuthorizationError() | sdk.ServiceBusAuthenticationError():
             refused = _REFUSED_KEY if address.connection_string else _REFUSED_IDENTITY
-            return ConfigurationError(f"{address.title} {refused} ({_words(error)})")
+            return ConfigurationError(f"{address.title} {refused} ({words(error)})")
         case sdk.ServiceBusQuotaExceededError():
             return BackendUnavailable(
                 f"{address.title}: queue {queue!r} is full, or the namespace has no connection left: remove what is not"
-                f" needed (its dead letters count too), or raise its size ({_words(error)})"
+                f" needed (its dead letters count too), or raise its size ({words(error)})"
             )
         case sdk.MessageSizeExceededError():
             return InvalidJob(too_large(queue, None, None))
@@ -119,7 +125,7 @@ def _network(error: BaseException, timeout: float) -> str:
             f"did not answer within {timeout:g} s: see whether it is up and no firewall swallows packets, or raise the"
             " option timeout"
         )
-    return f"broke off: the next call connects anew ({_words(error)})"
+    return f"broke off: the next call connects anew ({words(error)})"
 
 
 def _beneath(error: BaseException) -> BaseException | None:
@@ -138,6 +144,6 @@ def _beneath(error: BaseException) -> BaseException | None:
     return None
 
 
-def _words(error: BaseException) -> str:
+def words(error: BaseException) -> str:
     """What it says of itself, on one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from jobpool.cli.session import Session
     from jobpool.definition import JobDefinition
 
-PURE = "`jobpool dead purge` takes any filter"
-
 
 def meet_queues(session: Session, backend: QueueBackend, queue: str | None = None) -> list[str]:
     """The queues that a verb is about which names none; a broker that cannot list them is told of the settings'.
@@ -93,7 +91,7 @@ def goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
         return True
     raise Unsupported(
         f"{backend.scheme}:// deletes what is waiting or delayed by whole queues only (Capabilities.deletes_live):"
-        f" leave all terms but queue: and state: out; {PURE}"
+        " leave all terms but queue: and state: out; `jobpool dead purge` takes any filter"
     )
 
 

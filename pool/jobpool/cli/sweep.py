@@ -106,41 +106,48 @@ class Sweep:
 class WholeQueues(Sweep):
     """Deletes all that is in some states of `queues`, where a broker can pick out no less; as many as were counted.
 
-    `counted`: a line a queue, since `count` was called.
+    Attributes:
+        counted: A line a queue, since `count` was called.
+        is_capped: There may be more than was counted: then all goes, and what comes meanwhile too.
     """
 
     queues: Sequence[str] = ()
     counted: list[str] = field(default_factory=list)
+    is_capped: bool = False
 
     def count(self) -> int:
-        """How many there are now. Blocks for a round trip a queue."""
-        self.counted = []
-        total = 0
+        """How many there are now, or at least how many. Blocks for a round trip a queue."""
+        self.counted, total = [], 0
         for queue in self.queues:
             stats = self.backend.stats(queue)
             numbers = {state.value: getattr(stats, state.value) for state in self.where.states}
-            self.counted.append(f"{queue}: " + ", ".join(f"{number:,} {state}" for state, number in numbers.items()))
+            capped = {state for state, number in numbers.items() if stats.cap and number >= stats.cap}
+            told = [f"{number:,}{'+' * (state in capped)} {state}" for state, number in numbers.items()]
+            self.counted.append(f"{queue}: {', '.join(told)}")
+            self.is_capped |= bool(capped)
             total += sum(numbers.values())
         return total
 
     def _round(self, most: int, tell: Callable[[int], None]) -> bool:
-        """Never so many that there may be more: what comes meanwhile is left."""
-        from jobpool.backend import MessageFilter
-
-        states = () if len(self.where.states) == MOST_STATES else self.where.states
+        """All in one: there is no other round behind it."""
         for queue in self.queues:
-            while most > self.done:
-                whole = MessageFilter(queue=queue, states=states)
-                changed = self.backend.bulk(whole, self.verb, limit=min(BATCH, most - self.done))
+            whole = self._whole(queue)
+            while changed := self.backend.bulk(whole, self.verb, limit=self._batch(most)):
                 self.done += changed
                 tell(changed)
-                if not changed:
-                    break
+                if self.done >= most and not self.is_capped:
+                    return False
         return False
 
+    def _batch(self, most: int) -> int:
+        return BATCH if self.is_capped else min(BATCH, most - self.done)
 
-MOST_STATES = 3
-"""Waiting, delayed, dead: all that can be purged."""
+    def _whole(self, queue: str) -> MessageFilter:
+        """All that is meant of a queue; every state that can be purged is no state named."""
+        from jobpool.backend import MessageFilter, State
+
+        purged = {State.WAITING, State.DELAYED, State.DEAD}
+        return MessageFilter(queue=queue, states=() if purged <= set(self.where.states) else self.where.states)
 
 
 def _bar(count: int) -> contextlib.AbstractContextManager[Any]:

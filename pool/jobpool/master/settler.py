@@ -26,7 +26,7 @@ from jobpool.master.outage import Outage
 from jobpool.master.produce import produce
 from jobpool.master.thread import MasterThread
 from jobpool.mechanism.frames import Ask
-from jobpool.settlement import Abandon, Ack, Forfeit, Settlement
+from jobpool.settlement import Abandon, Ack, Forfeit, Move, Settlement
 
 Work = tuple[Delivery, Settlement]
 
@@ -164,7 +164,8 @@ class Settler(MasterThread):
         """
         if len(batch) == 1:
             [(delivery, settlement)] = batch
-            batch = [(delivery, _without_company(settlement, error))]
+            can_forfeit = self._backend.capabilities.forfeit
+            batch = [(delivery, _without_company(settlement, error, can_forfeit))]
         calls = [([work], secrets.token_hex(8)) for work in batch]
         while calls:
             calls = [(part, call_id) for part, call_id in calls if not self._settle(part, call_id)]
@@ -241,11 +242,16 @@ class Settler(MasterThread):
         self._outage.over()
 
 
-def _without_company(settlement: Settlement, error: JobpoolError) -> Abandon:
+def _without_company(settlement: Settlement, error: JobpoolError, can_forfeit: bool) -> Settlement:
     """What stands in for a settlement that is refused even alone. Raises `error` if it brings nothing along."""
-    if not isinstance(settlement, Abandon):
-        return Abandon("unrecoverable", f"what its settlement sends on is refused by the broker: {error}")
-    if not settlement.follow_ups:
-        raise error
-    logger.warning("a dead letter is not forwarded", extra={"fields": {"error": str(error)}})
-    return replace(settlement, follow_ups=())
+    match settlement:
+        case Abandon(follow_ups=()):
+            raise error
+        case Abandon():
+            logger.warning("a dead letter is not forwarded", extra={"fields": {"error": str(error)}})
+            return replace(settlement, follow_ups=())
+        case Move(crashes=crashes, cause=cause) if crashes and can_forfeit:
+            logger.warning("a crashed message stays in its queue", extra={"fields": {"error": str(error)}})
+            return Forfeit(cause or "")
+        case _:
+            return Abandon("unrecoverable", f"what its settlement sends on is refused by the broker: {error}")

@@ -22,7 +22,7 @@ TRIES = 3
 """Of a measurement: a server that others have used just now may still be at work for itself."""
 
 
-@pytest.mark.also("beanstalk", "servicebus")
+@pytest.mark.also("beanstalk")
 def test_an_idle_pool_asks_its_broker_for_little(broker: Broker, rig: Rig) -> None:
     host = broker.host()
     pool = rig.start_pool(url=host.url).wait_ready(2)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from functools import partial
+from contextlib import closing
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from jobpool.backend import MessageFilter, QueueBackend, Verb
 from jobpool.clock import ManualClock
 from jobpool_backends.servicebus import ServiceBusBackend
 from support.harnesses.base import Harness, Opener, TurnedClock
-from support.peers import LOCK, QUEUES, empty, empty_by, live_peer, shared_hub, turned_peer
+from support.peers import LOCK, QUEUES, empty_by, empty_turned, live_peer, shared_hub, turned_hub, turned_peer
+from support.waiting import wait_until
 
 ADDRESS = "JOBPOOL_TEST_SERVICEBUS"
 """The environment variable."""
@@ -40,14 +42,13 @@ class PeerHarness(TurnedClock):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._peer = turned_peer()
-        empty(self._peer)
+        empty_turned()
         self.clock = ManualClock(wall=self._peer.control.now())
 
     def connect(self, **options: Any) -> QueueBackend:
-        address = self._peer.connection_string
         if options:
-            return ServiceBusBackend.from_url(address, clock=self.clock, **options)
-        return ServiceBusBackend(shared_hub(address), clock=self.clock, owns=False)
+            return ServiceBusBackend.from_url(self._peer.connection_string, clock=self.clock, **options)
+        return ServiceBusBackend(turned_hub(), clock=self.clock, owns=False)
 
     def opener(self) -> Opener:
         peer = live_peer()
@@ -68,31 +69,36 @@ class PeerHarness(TurnedClock):
 
 
 class NamespaceHarness(Harness):
-    """On the machine's clock. The queues are drained before each test: no other work may be in them."""
+    """On the machine's clock, with connections of each test's own: an emulator takes few at a time.
+
+    Its queues are emptied before the first test and after each: no other work may be in them.
+    """
 
     capabilities = ServiceBusBackend.capabilities
     tick = 0.5
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._address = os.environ[ADDRESS]
-        drain(ServiceBusBackend(shared_hub(self._address), owns=False))
+        empty_namespace()
+        self._clients: list[ServiceBusBackend] = []
 
     def connect(self, **options: Any) -> QueueBackend:
-        if options:
-            return ServiceBusBackend.from_url(self._address, **options)
-        return open_live(self._address)
+        self._clients.append(open_namespace(**options))
+        return self._clients[-1]
 
     def opener(self) -> Opener:
-        return partial(open_live, self._address)
+        return open_namespace
+
+    def open_live(self) -> QueueBackend:
+        return self.open()
 
     def advance(self, seconds: float) -> None:
         if seconds > LONGEST_WAIT:
-            pytest.skip(f"would have to wait for {seconds:g} s: the clock of a real namespace is not turned")
+            pytest.skip(f"would have to wait for {seconds:g} s: nobody turns the clock of a real namespace")
         time.sleep(seconds)
 
     def set_clock(self, seconds: float) -> None:
-        pytest.skip(f"would set the broker's clock by {seconds:g} s: at a real namespace nobody can")
+        pytest.skip(f"would set the broker's clock by {seconds:g} s: nobody can at a real namespace")
 
     def now(self) -> float:
         return time.time()
@@ -101,17 +107,42 @@ class NamespaceHarness(Harness):
         del ttl  # the queue says
         return REAL_LOCK
 
+    def close(self) -> None:
+        named = {queue for client in self._clients for queue in client.hub.told() if queue in QUEUES}
+        super().close()
+        for queue in sorted(named):
+            drain(queue)
+
 
 def open_live(address: str) -> QueueBackend:
     """A client on the machine's clock, over the connections that this process has already."""
     return ServiceBusBackend(shared_hub(address), owns=False)
 
 
-def drain(backend: QueueBackend) -> None:
-    """Delete what is in the queues of a real namespace."""
+def open_namespace(**options: Any) -> ServiceBusBackend:
+    """A client of the namespace that the environment names."""
+    return ServiceBusBackend.from_url(os.environ[ADDRESS], **{"lock": REAL_LOCK, **options})
+
+
+@cache
+def empty_namespace() -> None:
+    """What others have left there."""
     for queue in QUEUES:
-        while backend.bulk(MessageFilter(queue=queue), Verb.DELETE):
-            pass
+        drain(queue)
+
+
+def drain(queue: str) -> None:
+    """Delete what is in a queue, and what is leased as soon as it is not."""
+
+    def is_empty() -> bool:
+        stats = backend.stats(queue)
+        if stats.pending or stats.dead:
+            backend.bulk(MessageFilter(queue=queue), Verb.DELETE)
+            return False
+        return True
+
+    with closing(open_namespace()) as backend:
+        wait_until(is_empty, 10 * REAL_LOCK, f"an empty queue {queue}")
 
 
 ServiceBusHarness: type[Harness] = NamespaceHarness if ADDRESS in os.environ else PeerHarness

@@ -15,7 +15,7 @@ from jobpool.backend import QueueBackend
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.lease import JobLease
 from jobpool.settlement import Ack, Nack
-from jobpool_backends.beanstalk.lines import SPARE
+from jobpool_backends.beanstalk.lines import MOST_HELD, SPARE
 
 
 @pytest.fixture
@@ -192,6 +192,16 @@ def test_fetches_prefer_the_line_that_holds_leases_already(clients: Clients, pro
     connections = proxy.counts().connections
     assert sum(len(backend.fetch_many(QUEUE, limit=4)) for _ in range(5)) == 20
     assert proxy.counts().connections <= connections + 1
+
+
+def test_a_line_with_many_leases_gets_no_more(clients: Clients) -> None:
+    backend = clients.open()
+    backend.enqueue_many([a_job(n) for n in range(2 * MOST_HELD)])
+    leases = [lease for _ in range(2) for lease in backend.fetch_many(QUEUE, limit=MOST_HELD)]
+    assert sorted(len(line.held) for line in backend._lines._holding) == [MOST_HELD, MOST_HELD]
+    assert all(backend.renew_many(leases, 30.0))
+    assert all(backend.settle_many([(lease, Ack()) for lease in leases]))
+    assert clients.counts() == (0, 0, 0, 0)
 
 
 # --- the end, and forks ------------------------------------------------------------------------------------------

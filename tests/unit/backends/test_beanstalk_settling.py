@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,9 @@ from support.servers import BeanstalkServer
 
 from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.settlement import Abandon, Ack, Nack, Settled
+from jobpool_backends.beanstalk.held import Held
 from jobpool_backends.beanstalk.records import HEADER_ROOM, from_bytes
+from jobpool_backends.beanstalk.settling import Call
 
 LIMIT = 4096
 """Bytes a job on the small server."""
@@ -58,6 +60,28 @@ def test_what_is_refused_puts_nothing(clients: Clients) -> None:
     for answer in (backend.nack(lease), backend.abandon(lease), backend.settle_many([(lease, Ack((a_job(),)))])[0]):
         assert not answer
     assert clients.raw.stats()["cmd-put"] == puts
+
+
+def test_a_copy_is_taken_back_when_the_lease_ends_before_the_original_is_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Clients(turned=True) as clients:
+        backend = clients.open(ttr=10)
+        backend.enqueue(a_job())
+        lease = one(backend)
+        settler = backend._settler
+        put = settler._put
+
+        def put_slowly(call: Call, helds: Sequence[Held]) -> dict[Held, list[int]]:
+            copies = put(call, helds)
+            assert clients.counts() == (1, 0, 1, 0), "both are there"
+            clients.advance(10.0)
+            return copies
+
+        monkeypatch.setattr(settler, "_put", put_slowly)
+        assert not backend.nack(lease, error="boom")
+        again = one(clients.open())
+        assert (again.id, again.attempts, again.crashes) == (lease.id, 0, 1)
 
 
 def test_the_copies_keep_priority_and_ttr(clients: Clients) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
+from datetime import timedelta
+from typing import Any
 
 import pytest
+from azure.servicebus.management import EntityStatus, QueueProperties
 
 from jobpool.finding import Finding, Level
-from jobpool_backends.servicebus.checks import Facts, judge, judge_lock
+from jobpool_backends.servicebus.address import Address
+from jobpool_backends.servicebus.checks import judge, judge_lock
+from jobpool_backends.servicebus.settings import Facts, ask, read
 
 GOOD = Facts(lock=60.0, deliveries=1000, duplicates=600.0)
 
@@ -65,3 +71,48 @@ def test_a_very_short_lock_leaves_no_time_to_renew_it() -> None:
 @pytest.mark.parametrize(("blur", "level"), [(0.5, Level.PROBLEM), (1.5, Level.OK)])
 def test_a_lock_that_was_measured_may_be_off(blur: float, level: Level) -> None:
     assert judge_lock("queue 'reports'", 60.0, 59.0, blur=blur).level is level
+
+
+# --- where the settings come from -----------------------------------------------------------------------------
+
+
+def described(**told: Any) -> QueueProperties:
+    """What the service tells of a queue: nothing but this."""
+    names = inspect.signature(QueueProperties.__init__).parameters.keys() - {"self", "name"}
+    return QueueProperties("reports", **{**dict.fromkeys(names), **told})
+
+
+def test_what_the_service_leaves_out_is_as_by_default() -> None:
+    facts = read(described())
+    assert (facts.lock, facts.deliveries, facts.duplicates, facts.status) == (60.0, 10, 0.0, "Active")
+    assert facts.ttl == float("inf")
+
+
+def test_what_the_service_tells_is_read() -> None:
+    told = described(
+        lock_duration=timedelta(seconds=30),
+        max_delivery_count=100,
+        requires_duplicate_detection=True,
+        duplicate_detection_history_time_window=timedelta(minutes=5),
+        default_message_time_to_live=timedelta(days=14),
+        dead_lettering_on_message_expiration=True,
+        requires_session=True,
+        status=EntityStatus.DISABLED,
+    )
+    assert read(told) == Facts(30.0, 100, 300.0, 14 * 86400.0, True, True, "Disabled")
+
+
+def test_never_is_never() -> None:
+    assert read(described(default_message_time_to_live=timedelta(days=10675199))).ttl == float("inf")
+
+
+def test_nobody_is_asked_about_an_emulator() -> None:
+    assert "Config.json" in str(ask(Address("127.0.0.1:1", "Endpoint=sb://127.0.0.1:1", emulated=True), "reports"))
+
+
+def test_who_cannot_be_asked_leaves_a_reason_without_the_key() -> None:
+    string = "Endpoint=sb://127.0.0.1;SharedAccessKeyName=Listen;SharedAccessKey=c2VjcmV0LWtleQ=="
+    why = ask(Address("127.0.0.1", string), "reports")
+    assert isinstance(why, str)
+    assert "Manage" in why
+    assert "c2VjcmV0" not in why

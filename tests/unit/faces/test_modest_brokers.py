@@ -12,7 +12,7 @@ from click.testing import Result
 from support.modest import Modest
 
 from jobpool import opening
-from jobpool.backend import QueueBackend
+from jobpool.backend import QueueBackend, QueueStats
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
 from jobpool.definition import JobDefinition
@@ -165,6 +165,16 @@ def test_whole_queues_are_purged_and_what_is_leased_stays(ask: Ask, broker: Memo
 
 def default(broker: MemoryBackend) -> list[object]:
     return [message for message in broker.list_messages() if message.queue == "default"]
+
+
+def test_a_count_that_is_capped_is_no_bound_of_a_purge(
+    ask: Ask, broker: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(broker, count=5)
+    monkeypatch.setattr(Modest, "stats", lambda *_: QueueStats(waiting=3, cap=3))
+    dry = ask("purge", "-Q", "reports", "--dry-run")
+    assert dry.stdout == "would purge 3 messages:\n  reports: 3+ waiting, 0 delayed, 0 dead\n"
+    assert ask("purge", "-Q", "reports", "--yes").stdout == "5 messages purged\n"
 
 
 def test_states_of_a_queue_are_purged_alone(ask: Ask, broker: MemoryBackend) -> None:

@@ -19,7 +19,7 @@ from jobpool.master import events as ev
 from jobpool.master.delivery import Delivery
 from jobpool.master.inbox import Inbox
 from jobpool.master.settler import Settler, Work
-from jobpool.settlement import Abandon, Ack, Move, Nack, Settled, Settlement
+from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Settled, Settlement
 from jobpool_backends.memory import MemoryBackend
 
 
@@ -170,10 +170,17 @@ def test_one_job_that_sends_to_a_queue_that_is_not_there_is_given_up_and_harms_n
     run: Callable[..., Thread],
 ) -> None:
     thread = run(Refusing())
-    good, bad, moved, failed = (thread.held() for _ in range(4))
-    thread.start((good, Ack()), (bad, Ack((NOWHERE,))), (moved, Move("nowhere")), (failed, Nack(5.0, "again")))
-    answers = {delivery: (settlement, answer) for delivery, settlement, answer in thread.answers(4)}
-    assert all(answers[delivery][1] is Settled.OK for delivery in (good, bad, moved, failed))
+    good, bad, moved, failed, crashed = (thread.held() for _ in range(5))
+    thread.start(
+        (good, Ack()),
+        (bad, Ack((NOWHERE,))),
+        (moved, Move("nowhere", attempts=1)),
+        (failed, Nack(5.0, "again")),
+        (crashed, Move("nowhere", crashes=1, cause="killed by SIGSEGV")),
+    )
+    answers = {delivery: (settlement, answer) for delivery, settlement, answer in thread.answers(5)}
+    assert all(answers[delivery][1] is Settled.OK for delivery in (good, bad, moved, failed, crashed))
+    assert answers[crashed][0] == Forfeit("killed by SIGSEGV"), "it stays where it was"
     assert answers[good][0] == Ack()
     assert answers[failed][0] == Nack(5.0, "again")
     for delivery in (bad, moved):

@@ -1,0 +1,139 @@
+"""The administrator's side on a peer: what the contract cannot know of queues that others use, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from support.harnesses.servicebus import PeerHarness
+from support.jobs import QUEUE, a_job, numbered
+from support.peers import turned_hub, turned_peer
+from support.servicebus import Control, MessageLook
+
+from jobpool.backend import MessageFilter, QueueBackend, State, Verb
+from jobpool.errors import Unsupported
+from jobpool.finding import Level
+from jobpool_backends.servicebus import sifting
+from jobpool_backends.servicebus.looking import STATS_CAP
+from jobpool_backends.servicebus.sending import send
+
+DEAD_LETTERS = f"{QUEUE}/$DeadLetterQueue"
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[PeerHarness]:
+    harness = PeerHarness(tmp_path)
+    yield harness
+    harness.close()
+
+
+@pytest.fixture
+def backend(harness: PeerHarness) -> QueueBackend:
+    return harness.open()
+
+
+@pytest.fixture
+def control() -> Control:
+    return turned_peer().control
+
+
+def bury(backend: QueueBackend, reasons: list[str]) -> list[str]:
+    """So many dead letters, the first one first; their ids."""
+    known = backend.enqueue_many(numbered(len(reasons)))
+    for lease, reason in zip(backend.fetch_many(QUEUE, limit=len(reasons)), reasons, strict=True):
+        backend.abandon(lease, reason)
+    return known
+
+
+def test_a_long_queue_is_counted_as_at_least_so_many(backend: QueueBackend) -> None:
+    backend.enqueue_many(numbered(STATS_CAP + 1))
+    stats = backend.stats(QUEUE)
+    assert (stats.waiting, stats.cap) == (STATS_CAP, STATS_CAP)
+    assert backend.count(MessageFilter(queue=QUEUE)) == STATS_CAP + 1
+
+
+def test_what_another_program_put_there_is_shown_as_it_is(backend: QueueBackend) -> None:
+    hub = turned_hub()
+    hub.call(send(hub.queue(QUEUE), [ServiceBusMessage("hello", message_id="theirs")]))
+    backend.stats(QUEUE)  # it is told of the queue
+    [message] = backend.list_messages()
+    assert (message.id, message.handler, message.state, message.body) == ("theirs", "", State.WAITING, b"hello")
+    assert backend.inspect("theirs") == message
+
+
+def test_what_the_broker_itself_gave_up_is_a_dead_letter_of_the_crash_limit(
+    backend: QueueBackend, control: Control
+) -> None:
+    control.create_queue("few", max_delivery_count=2)
+    try:
+        ident = backend.enqueue(a_job(queue="few"))
+        for _ in range(2):
+            [lease] = backend.fetch_many("few", limit=1)
+            backend.release(lease)
+        [dead] = backend.list_messages(MessageFilter(queue="few"))
+        assert (dead.id, dead.state, dead.reason, dead.deliveries) == (ident, State.DEAD, "crash-limit", 2)
+        assert backend.bulk(MessageFilter(queue="few"), Verb.RETRY) == 1
+        [again] = backend.fetch_many("few", limit=1)
+        assert (again.id, again.deliveries) == (ident, 3)
+    finally:
+        control.delete_queue("few")
+
+
+def test_dead_letters_that_were_not_meant_are_as_before(backend: QueueBackend, control: Control) -> None:
+    known = bury(backend, ["odd", "even", "odd", "even"])
+
+    def those() -> list[MessageLook]:
+        return [look for look in control.messages(DEAD_LETTERS) if look.dead_letter_reason == "odd"]
+
+    before = those()
+    assert backend.bulk(MessageFilter(reason="even"), Verb.RETRY) == 2
+    assert those() == before
+    assert not any(look.locked for look in before)
+    assert [message.id for message in backend.list_messages(MessageFilter(states=(State.DEAD,)))] == known[::2]
+
+
+def test_what_stands_behind_too_many_others_is_refused_and_nothing_stays_locked(
+    backend: QueueBackend, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sifting, "MOST_HELD", 3)
+    monkeypatch.setattr(sifting, "PIECE", 2)
+    bury(backend, ["odd"] * 5 + ["even"])
+    before = control.messages(DEAD_LETTERS)
+    with pytest.raises(Unsupported, match="raise or purge what comes before"):
+        backend.bulk(MessageFilter(reason="even"), Verb.RETRY)
+    assert control.messages(DEAD_LETTERS) == before
+    assert backend.bulk(MessageFilter(reason="odd"), Verb.DELETE) == 5
+    assert backend.bulk(MessageFilter(reason="even"), Verb.RETRY) == 1
+
+
+def test_a_delayed_message_is_deleted_by_any_filter(backend: QueueBackend, control: Control) -> None:
+    known = backend.enqueue_many(numbered(2, delay=50.0))
+    where = MessageFilter(ids=(known[0],), states=(State.DELAYED,))
+    assert backend.bulk(where, Verb.DELETE) == 1
+    assert backend.bulk(where, Verb.DELETE) == 0
+    assert control.counts(QUEUE).scheduled == 1
+
+
+def test_the_doctor_is_told_which_queue_is_missing_and_how_long_locks_really_last(
+    harness: PeerHarness, control: Control
+) -> None:
+    backend = harness.open()
+    control.create_queue("short", lock_duration=20.0)
+    try:
+        backend.enqueue(a_job(queue="short"))
+        backend.fetch_many("short", limit=1)
+        with pytest.raises(Exception, match="no-such-queue"):
+            backend.stats("no-such-queue")
+        bad = {finding.check: finding for finding in backend.diagnose() if finding.is_bad}
+    finally:
+        control.delete_queue("short")
+    assert "no-such-queue" in bad["servicebus.queue"].found
+    assert "create" in bad["servicebus.queue"].mend
+    assert (bad["servicebus.lock"].level, "lock=20" in bad["servicebus.lock"].mend) == (Level.PROBLEM, True)
+
+
+def test_ping_needs_no_queue(backend: QueueBackend) -> None:
+    backend.ping()
+    assert backend.queues() == []
