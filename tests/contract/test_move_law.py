@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
@@ -52,6 +54,24 @@ def test_it_is_gone_here_and_waits_there_under_its_id(backend: QueueBackend) -> 
     assert (backend.stats(QUEUE).pending, backend.stats(THERE).waiting) == (0, 1)
     assert backend.fetch_many(QUEUE, limit=1) == []
     assert a_lease(backend, THERE).id == message.id
+
+
+@pytest.mark.needs("lists_live", "atomic_across_queues")
+def test_whoever_looks_finds_it_here_or_there_at_every_moment(harness: Harness) -> None:
+    opener = harness.opener()
+    moving, looking = harness.keep(opener()), harness.keep(opener())
+    ident = moving.enqueue(a_job())
+
+    def to_and_fro() -> None:
+        for _ in range(30):
+            for queue, other in ((QUEUE, THERE), (THERE, QUEUE)):
+                assert move(moving, a_lease(moving, queue), Move(other))
+
+    with ThreadPoolExecutor(1) as executor:
+        done = executor.submit(to_and_fro)
+        while not done.done():
+            assert looking.inspect(ident) is not None
+        done.result()
 
 
 def test_its_handler_payload_priority_and_the_rest_go_with_it(backend: QueueBackend) -> None:

@@ -28,6 +28,7 @@ PIECE = 500
 
 ANY_STATE = tuple(State)
 
+
 _SEQUENCE = 16
 _TIES = 1000
 _LETTERS = {State.WAITING: "w", State.DELAYED: "d", State.LEASED: "l", State.DEAD: "x"}
@@ -121,8 +122,14 @@ class Looker:
         return [row.message(cursor_of(row.queue, row.member)) for row in islice(found, limit)]
 
     def inspect(self, ident: str) -> Message | None:
-        found = next(self.search(MessageFilter(ids=(ident,)), bodies=True), None)
-        return found.message(cursor_of(found.queue, found.member)) if found else None
+        where = MessageFilter(ids=(ident,))
+        before: list[Place] = []
+        # Between the look at its place and that at its record it may have moved to another queue.
+        while (places := self._given([ident])) and places != before:
+            for found in self._read(places, where, bodies=True):
+                return found.message(cursor_of(found.queue, found.member))
+            before = places
+        return None
 
     def search(
         self, where: MessageFilter, *, after: int = 0, piece: int = PIECE, bodies: bool = False

@@ -61,9 +61,7 @@ class LoopThread:
             return future.result(limit)
         except concurrent.futures.CancelledError:
             raise BackendUnavailable(f"{self._name}: this backend was closed meanwhile") from None
-        except concurrent.futures.TimeoutError:
-            if future.done():
-                raise  # its own, not ours
+        except concurrent.futures.TimeoutError:  # ours, or one of the work's own
             raise BackendUnavailable(f"{self._name} did not answer within {limit:g} s") from None
         finally:
             future.cancel()  # does nothing to what is done

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from azure.servicebus import ServiceBusMessage
 from support.harnesses.servicebus import PeerHarness
-from support.jobs import QUEUE, a_job, numbered
+from support.jobs import QUEUE, a_job, at, numbered
 from support.peers import turned_hub, turned_peer
 from support.servicebus import Control, MessageLook
 
@@ -108,8 +108,10 @@ def test_what_stands_behind_too_many_others_is_refused_and_nothing_stays_locked(
     assert backend.bulk(MessageFilter(reason="even"), Verb.RETRY) == 1
 
 
-def test_a_delayed_message_is_deleted_by_any_filter(backend: QueueBackend, control: Control) -> None:
-    known = backend.enqueue_many(numbered(2, delay=50.0))
+def test_a_delayed_message_is_deleted_by_any_filter(
+    harness: PeerHarness, backend: QueueBackend, control: Control
+) -> None:
+    known = backend.enqueue_many(numbered(2, scheduled_at=at(harness.now() + 50.0)))
     where = MessageFilter(ids=(known[0],), states=(State.DELAYED,))
     assert backend.bulk(where, Verb.DELETE) == 1
     assert backend.bulk(where, Verb.DELETE) == 0

@@ -31,7 +31,11 @@ Jobpool = Callable[..., Result]
         (["-A", "no/such.py"], 2, "app 'no/such.py' cannot be found: no such file in"),
         (["-C", "nowhere.toml", "stats"], 2, "configuration file nowhere.toml does not exist"),
         (["-b", "nonsense", "stats"], 2, "backend 'nonsense' is no URL"),
-        (["-b", "pigeon://coop", "stats"], 2, "no backend for pigeon:// is installed; known are beanstalk://, memory://"),
+        (
+            ["-b", "pigeon://coop", "stats"],
+            2,
+            "no backend for pigeon:// is installed; known are beanstalk://, memory://",
+        ),
         (["stats", "odd name"], 2, "queue name 'odd name' is refused"),
         (["enqueue"], 2, "the name of a handler is missing: jobpool enqueue HANDLER [PAYLOAD]"),
         (["enqueue", "a", "{oops"], 2, "the payload '{oops' is neither JSON nor key=value"),
