@@ -245,7 +245,7 @@ class Settler(MasterThread):
 def _without_company(settlement: Settlement, error: JobpoolError, can_forfeit: bool) -> Settlement:
     """What stands in for a settlement that is refused even alone. Raises `error` if it brings nothing along."""
     match settlement:
-        case Abandon(follow_ups=()):
+        case Ack(follow_ups=()) | Abandon(follow_ups=()):
             raise error
         case Abandon():
             logger.warning("a dead letter is not forwarded", extra={"fields": {"error": str(error)}})
