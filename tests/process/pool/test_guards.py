@@ -14,9 +14,10 @@ from support.waiting import wait_until
 TTL = 2.0
 
 
-def start_two_pools(rig: Rig, *flags: str, workers: int = 2) -> tuple[PoolProcess, PoolProcess]:
-    first, second = (rig.start_pool("--ttl", str(TTL), *flags, workers=workers) for _ in range(2))
-    return first.wait_ready(workers), second.wait_ready(workers)
+def start_two_pools(rig: Rig) -> tuple[PoolProcess, PoolProcess]:
+    """Whose leases no pause of the machine's can end."""
+    first, second = (rig.start_pool(workers=2) for _ in range(2))
+    return first.wait_ready(2), second.wait_ready(2)
 
 
 def sums(*pools: PoolProcess) -> Counter[str]:
