@@ -1,7 +1,8 @@
 """`beanstalk://`: one beanstalkd; any number of machines share it.
 
 * `address`: what URLs and options mean; `trouble`: what errors mean
-* `line`, `burst`: a connection, and many commands in one write; `lines`: the set of them, and which owns what
+* `line`, `burst`: a connection, and many commands in one write; `lines`: the set of them, and which owns what;
+  `telling`: commands on the lines that own what they are about
 * `records`, `held`, `counters`: a message, a lease, and what the server counts
 * `producing`, `fetching`, `settling`: the life of a message; `copying`, `dying`: where it goes on as a copy
 * `charging`, `mending`: crashes, and what else a fetch puts right

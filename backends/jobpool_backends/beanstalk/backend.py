@@ -149,6 +149,7 @@ class BeanstalkBackend(QueueBackend):
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         del ttl, fetch_id
+        self._lines.check_usable()  # what a parent process has stashed is the parent's
         helds = self._stashed(queue, limit)
         if len(helds) < limit:
             try:

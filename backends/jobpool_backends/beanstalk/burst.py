@@ -7,6 +7,7 @@ cut into pieces: then neither side waits for the other for ever.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from io import BufferedReader
 from typing import cast
 
@@ -14,6 +15,9 @@ import greenstalk
 
 PIECE = 500
 """Commands in one write."""
+
+PIECE_BYTES = 2**20
+"""Bytes in one write, but for a single command that has more: a write has to be over in the time of an answer."""
 
 Words = tuple[bytes, ...]
 
@@ -30,6 +34,20 @@ _WORDS = frozenset((b"INSERTED", b"DELETED", b"TOUCHED", b"RELEASED", b"BURIED",
 def put_command(priority: int, delay: int, ttr: int, packed: bytes) -> bytes:
     """The command that puts a job; delay and ttr in whole seconds."""
     return b"put %d %d %d %d\r\n%b" % (priority, delay, ttr, len(packed), packed)
+
+
+def pieces(commands: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """The commands, in their order, as they are written at once."""
+    if len(commands) <= PIECE and sum(map(len, commands)) <= PIECE_BYTES:
+        yield commands
+        return
+    start = size = 0
+    for place, command in enumerate(commands):
+        if place - start >= PIECE or (place > start and size + len(command) > PIECE_BYTES):
+            yield commands[start:place]
+            start, size = place, 0
+        size += len(command)
+    yield commands[start:]
 
 
 def read_answer(reader: BufferedReader) -> Answer:

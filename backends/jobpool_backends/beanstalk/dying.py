@@ -31,20 +31,28 @@ class Copy:
     dead: bool = False
 
 
-def put_copies(line: Line, copies: Sequence[Copy]) -> list[Answer]:
-    """Put these jobs, and bury the dead ones; to each the answer to its put, or its refusal as a value.
+def put_copies(line: Line, copies: Sequence[Copy], answers: dict[int, Answer]) -> None:
+    """Put these jobs, and bury the dead ones.
+
+    Args:
+        line: Its lock is taken.
+        copies: Of any tubes.
+        answers: Takes the answer to each put, its refusal as a value, by the copy's place. After a break those that
+            came before it are there.
 
     One round trip, two more for dead ones, and one for each tube after the first.
     """
-    answers: dict[int, Answer] = {}
     by_tube: dict[str, list[int]] = {}
     for place, copy in enumerate(copies):
         by_tube.setdefault(copy.tube, []).append(place)
     for tube, places in by_tube.items():
         line.use(tube)
-        answers |= zip(places, line.burst([_put(copies[place]) for place in places]), strict=True)
+        told: list[Answer] = []
+        try:
+            line.burst([_put(copies[place]) for place in places], told)
+        finally:
+            answers |= zip(places, told, strict=False)
     _bury(line, [(copy, number_of(answers[place])) for place, copy in enumerate(copies) if copy.dead])
-    return [answers[place] for place in range(len(copies))]
 
 
 def number_of(answer: Answer) -> int | None:

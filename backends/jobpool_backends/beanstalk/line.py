@@ -19,7 +19,7 @@ from typing import cast
 import greenstalk
 
 from jobpool_backends.beanstalk.address import Address
-from jobpool_backends.beanstalk.burst import PIECE, Answer, read_answer
+from jobpool_backends.beanstalk.burst import Answer, pieces, read_answer
 from jobpool_backends.beanstalk.held import Held
 
 _KEEPALIVE = (
@@ -79,17 +79,23 @@ class Line:
                 raise answer
         self._watched = wanted
 
-    def burst(self, commands: Sequence[bytes]) -> list[Answer]:
-        """Send all commands at once and return their answers, among which refusals are values, not raised."""
-        answers: list[Answer] = []
-        for start in range(0, len(commands), PIECE):
-            piece = commands[start : start + PIECE]
+    def burst(self, commands: Sequence[bytes], answers: list[Answer] | None = None) -> list[Answer]:
+        """Send all commands at once and return their answers, among which refusals are values, not raised.
+
+        Args:
+            commands: Many, or large ones, go in several writes.
+            answers: Where they are put one by one, for whom wants those that came before a break.
+        """
+        answers = [] if answers is None else answers
+        reader = self._reader
+        for piece in pieces(commands):
             self.write(piece)
-            answers += self.read(len(piece))
+            for _ in piece:
+                answers.append(read_answer(reader))
         return answers
 
     def write(self, commands: Sequence[bytes]) -> None:
-        """Send up to `PIECE` commands at once; `read` their answers."""
+        """Send one piece; `read` the answers."""
         if commands:
             self._socket.sendall(b"\r\n".join(commands) + b"\r\n")
 

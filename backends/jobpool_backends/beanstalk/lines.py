@@ -5,7 +5,7 @@ whoever settles or renews goes to it, and more is fetched on it. A line that bre
 the server gives them to others; they are remembered until somebody asks (`lost`), and told in the log. Nothing is tried
 again: a kept line that has died meanwhile is noticed before it is used.
 
-A thread waits for the lock of a line only while it has none, but for `tell`, which takes those of several in their
+A thread waits for the lock of a line only while it has none, but for telling.py, which takes those of several in their
 order.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import greenstalk
@@ -23,7 +23,7 @@ from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
 from jobpool.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
-from jobpool_backends.beanstalk.burst import PIECE, Answer
+from jobpool_backends.beanstalk.burst import Answer
 from jobpool_backends.beanstalk.held import Held
 from jobpool_backends.beanstalk.line import Line
 from jobpool_backends.beanstalk.trouble import TROUBLE, explain_break, explain_unreached, refusal
@@ -35,10 +35,6 @@ MOST_HELD = 256
 """Leases on one line beyond which the next are fetched on another: the server looks through all of a line's leases for
 the one that ends first, again and again."""
 
-Told = dict[Held, Answer | BackendUnavailable]
-"""What came of a command about each lease. Missing: it had ended before. An error: whether the server did it, nobody
-knows; the lease is lost."""
-
 _log = logging.getLogger("jobpool.beanstalk")
 
 
@@ -48,11 +44,14 @@ class Lines:
     Args:
         address: Where they lead to.
         clock: Its boot clock tells when leases end.
+
+    Attributes:
+        closed: Nothing is opened any more.
     """
 
     def __init__(self, address: Address, clock: Clock) -> None:
         self.address = address
-        self._clock = clock
+        self.clock = clock
         self._pid = os.getpid()
         self._changing = threading.Lock()
         self._open_lines: set[Line] = set()
@@ -89,20 +88,20 @@ class Lines:
         """This line, whose lock was taken, for this block; then it is given back. Errors as in `spare`."""
         try:
             yield line
+        except JobpoolError:  # some are ValueErrors besides, and the line is as good as before
+            raise
         except TROUBLE as error:
-            raise self._broken(line, error) from error
+            raise self.broken(line, error) from error
         except greenstalk.Error as error:
             meaning = refusal(error, self.address)
             if meaning is None:
                 raise
             raise meaning from error
-        except JobpoolError:
-            raise
         except BaseException as error:  # in the middle of an exchange: what comes next would be the wrong answer
             self._drop(line, error)
             raise
         finally:
-            self._give_back(line)
+            self.give_back(line)
 
     def take_idle(self) -> Line:
         """A line without leases, its lock taken; `speaking` gives it back. Raises and blocks as `spare`."""
@@ -114,18 +113,23 @@ class Lines:
             line.lock.release()
         return self._open()
 
+    def discard(self, line: Line) -> None:
+        """Close a line that is of no more use, whose lock was taken; `give_back` releases that."""
+        self._drop(line, None)
+
     def check_usable(self) -> None:
         """Raise when this was closed, or inherited by a fork."""
         if self.closed:
             raise BackendUnavailable(f"the connection to {self.address.title} was closed: open the backend again")
-        self._check_process()
+        self.check_process()
 
     @property
     def is_inherited(self) -> bool:
         """Whether the lines are those of a parent process."""
         return os.getpid() != self._pid
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Raise when this was inherited by a fork."""
         if self.is_inherited:
             raise ConfigurationError(
                 f"the connections to {self.address.title} were opened by process {self._pid}, before a fork, and cannot"
@@ -147,12 +151,18 @@ class Lines:
         error = answer if isinstance(answer, greenstalk.Error) else greenstalk.BuriedError()
         return refusal(error, self.address) or explain_break(error, self.address)
 
-    def max_job_size(self) -> int:
-        """Bytes that a job may have; asked for once. Raises and blocks as `spare`."""
-        if not self._max_job_size:
-            with self.spare() as line:
-                self._max_job_size = int(line.client.stats()["max-job-size"])
-        return self._max_job_size
+    def max_job_size(self, line: Line | None = None, *, anew: bool = False) -> int:
+        """Bytes that a job may have; asked for once, or `anew`.
+
+        On this line, or a spare one: then it raises and blocks as `spare`.
+        """
+        if self._max_job_size and not anew:
+            return self._max_job_size
+        if line is None:
+            with self.spare() as spare:
+                return self.max_job_size(spare, anew=True)
+        largest = self._max_job_size = int(line.client.stats()["max-job-size"])
+        return largest
 
     def close(self) -> None:
         """Close all lines; who waits on one comes back. The server gives their leases to others. Safe to call twice."""
@@ -186,64 +196,9 @@ class Lines:
         """Jobs of this queue that are reserved here, and wait to be fetched."""
         return sum(held.lease.queue == queue and held.stashed for held in list(self._owners.values()))
 
-    def tell(self, helds: Sequence[Held], command: Callable[[Held], bytes], *, ends: bool) -> Told:
-        """Send a command about each lease on the line that owns it, and not for those that have ended by then.
-
-        Args:
-            helds: On any number of lines: all are written to before any is read from.
-            command: About one of them.
-            ends: Whether the command ends the lease.
-
-        Blocks for a round trip, and for those that others have under way on these lines.
-        """
-        self._check_process()
-        works: dict[Line, list[Held]] = {}
-        for held in helds:
-            works.setdefault(held.line, []).append(held)
-        order = sorted(works, key=lambda line: line.serial)
-        for line in order:
-            line.lock.acquire()
-        told: Told = {}
-        try:
-            for start in range(0, max(map(len, works.values()), default=0), PIECE):
-                pieces = {line: self._still_owned(works[line][start : start + PIECE]) for line in order}
-                self._exchange(pieces, command, told)
-            self._note(told, ends=ends)
-        finally:
-            for line in order:
-                self._give_back(line)
-        return told
-
-    def _still_owned(self, helds: list[Held]) -> list[Held]:
-        now = self._clock.boot()
-        return [held for held in helds if held.is_owned and now < held.lease.expires_at]
-
-    def _exchange(self, pieces: dict[Line, list[Held]], command: Callable[[Held], bytes], told: Told) -> None:
-        """Write to all lines, then read from all. One that breaks spoils its own leases only."""
-        sent = []
-        for line, helds in pieces.items():
-            try:
-                line.write([command(held) for held in helds])
-                sent.append(line)
-            except TROUBLE as error:
-                told |= dict.fromkeys(helds, self._broken(line, error))
-        limit = self.address.timeout
-        for line in sent:
-            helds = pieces[line]
-            try:
-                told |= zip(helds, line.read(len(helds), limit), strict=True)
-            except TROUBLE as error:
-                told |= dict.fromkeys(helds, self._broken(line, error))
-                limit = _HURRY if isinstance(error, TimeoutError) else limit
-
-    def _note(self, told: Told, *, ends: bool) -> None:
-        for held, answer in told.items():
-            if ends or isinstance(answer, greenstalk.NotFoundError):
-                self.forget(held)
-
     def lost(self) -> list[JobLease]:
         """See `QueueBackend.lost`."""
-        self._check_process()
+        self.check_process()
         self.tidy()
         with self._changing:
             lost, self._lost = self._lost, []
@@ -257,7 +212,7 @@ class Lines:
             if line.lock.acquire(blocking=False):  # else who speaks on it notices
                 if not line.broken and line.has_died():
                     self._drop(line, None)
-                self._give_back(line)
+                self.give_back(line)
 
     # --- the set ---------------------------------------------------------------------------------------
 
@@ -296,8 +251,8 @@ class Lines:
             self.check_usable()
         return line
 
-    def _give_back(self, line: Line) -> None:
-        """Put a line where it belongs now, and release its lock.
+    def give_back(self, line: Line) -> None:
+        """Put a line where it belongs now, and release its lock; for who took the lock himself.
 
         One whose leases have all ended unsettled is closed: beanstalkd 1.12 may not notice that a lease has run out
         before its line speaks again.
@@ -316,7 +271,7 @@ class Lines:
 
     def _forget_ended(self, line: Line) -> bool:
         """Leases that nobody settled in time are the server's again; whether there were any."""
-        now = self._clock.boot()
+        now = self.clock.boot()
         if now < line.ends_first:
             return False
         before = len(line.held)
@@ -326,8 +281,8 @@ class Lines:
         line.ends_first = min((held.lease.expires_at for held in line.held.values()), default=now) + _LAZINESS
         return len(line.held) < before
 
-    def _broken(self, line: Line, error: BaseException) -> BackendUnavailable:
-        """Drop a line, and say what its break means."""
+    def broken(self, line: Line, error: BaseException) -> BackendUnavailable:
+        """Drop a line, whose lock was taken, and say what its break means."""
         self._drop(line, error)
         if self.closed:
             return BackendUnavailable(f"the connection to {self.address.title} was closed: open the backend again")
@@ -335,7 +290,7 @@ class Lines:
 
     def _drop(self, line: Line, error: BaseException | None) -> None:
         """A line has broken, or is not needed any more: its leases are lost. Called with its lock taken."""
-        now = self._clock.boot()
+        now = self.clock.boot()
         helds = list(line.held.values())
         for held in helds:
             self.forget(held)
@@ -355,9 +310,6 @@ class Lines:
                 error or "it was closed by the other side",
             )
 
-
-_HURRY = 0.1
-"""Seconds for an answer when another line's has not come in time, and both were asked at once."""
 
 _LAZINESS = 1.0
 """Seconds for which a lease that has ended may still be remembered: it is refused by its deadline all the same."""

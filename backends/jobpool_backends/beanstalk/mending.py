@@ -58,15 +58,19 @@ class Mender:
                 line.burst([b"bury %d %d" % (job, counters.priority)])  # another program's, without room for a header
                 return None
             return self._put_off(line, job, record, charged, counters)
-        line.burst([b"delete %d" % job])
+        [gone] = line.burst([b"delete %d" % job])
+        if isinstance(gone, greenstalk.NotFoundError):  # the lease has ended meanwhile: who has it now charges it
+            line.burst([b"delete %d" % copy])
+            return None
         self._ledger.note(queue, charged)
         return None if charged.record.is_dead or charged.delay else (copy, charged.record)
 
     def _put(self, line: Line, charged: Charge, body: bytes, counters: Counters) -> Answer:
-        packed = to_bytes(charged.record, body, self._lines.max_job_size())
+        packed = to_bytes(charged.record, body, self._lines.max_job_size(line))
         dead = charged.record.is_dead
-        copy = Copy(counters.tube, counters.priority, charged.delay, counters.ttr, packed, dead)
-        return put_copies(line, [copy])[0]
+        answers: dict[int, Answer] = {}
+        put_copies(line, [Copy(counters.tube, counters.priority, charged.delay, counters.ttr, packed, dead)], answers)
+        return answers[0]
 
     def _put_off(
         self, line: Line, job: int, record: Record, charged: Charge, counters: Counters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jobpool.backend import NewMessage
 from jobpool.clock import Clock
@@ -12,9 +12,6 @@ from jobpool_backends.beanstalk.charging import whole_seconds
 from jobpool_backends.beanstalk.dying import Copy, number_of, put_copies
 from jobpool_backends.beanstalk.lines import Lines
 from jobpool_backends.beanstalk.records import HEADER_ROOM, new_bytes
-
-PIECE = 500
-"""Messages in one write."""
 
 
 class Producer:
@@ -37,18 +34,19 @@ class Producer:
             BackendUnavailable: The text says how many are there for certain.
         """
         copies = self.copies(messages)
-        done = 0
-        for start in range(0, len(copies), PIECE):
-            try:
-                with self._lines.spare() as line:
-                    answers = put_copies(line, copies[start : start + PIECE])
-            except BackendUnavailable as error:
-                raise _partly(error, done, len(messages)) from error
-            done += self._check(answers, done, len(messages))
+        answers: dict[int, Answer] = {}
+        try:
+            with self._lines.spare() as line:
+                put_copies(line, copies, answers)
+        except BackendUnavailable as error:
+            raise _partly(error, _number_put(answers), len(messages)) from error
+        self._check(answers, len(messages))
 
     def copies(self, messages: Sequence[NewMessage], since: float | None = None) -> list[Copy]:
         """What is put for these messages, enqueued at this Unix time, or now. Raises as `add`."""
         largest = self._lines.max_job_size()
+        if any(len(message.body) + HEADER_ROOM > largest for message in messages):
+            largest = self._lines.max_job_size(anew=True)  # somebody may have heeded what was said about -z
         now = self._clock.wall()
         return [self._copy(message, now, now if since is None else since, largest) for message in messages]
 
@@ -64,13 +62,15 @@ class Producer:
         packed = new_bytes(message, since, now, largest)
         return Copy(address.tube(message.queue), message.priority, delay, address.ttr, packed)
 
-    def _check(self, answers: Sequence[Answer], done: int, total: int) -> int:
-        """How many were put; raises where any was refused."""
-        put = sum(number_of(answer) is not None for answer in answers)
-        if put < len(answers):
-            refused = next(answer for answer in answers if number_of(answer) is None)
-            raise _partly(self._lines.put_refusal(refused), done + put, total)
-        return put
+    def _check(self, answers: Mapping[int, Answer], total: int) -> None:
+        """Raise where any was refused."""
+        refused = [answer for answer in answers.values() if number_of(answer) is None]
+        if refused:
+            raise _partly(self._lines.put_refusal(refused[0]), _number_put(answers), total)
+
+
+def _number_put(answers: Mapping[int, Answer]) -> int:
+    return sum(number_of(answer) is not None for answer in answers.values())
 
 
 def _partly(error: JobpoolError, done: int, total: int) -> JobpoolError:

@@ -17,6 +17,7 @@ import orjson
 
 from jobpool.backend import NewMessage
 from jobpool.frozen import maker
+from jobpool.names import IDENTIFIER
 
 VERSION = 1
 
@@ -75,9 +76,12 @@ _KEYS = {
 }
 """Key in the header → field; `jobpool` (the version), `id` and `at` come first, and are always there."""
 
-_INTEGERS = ("attempts", "crashes", "deliveries")
+_MOST = {"attempts": 2**31, "crashes": 2**31, "deliveries": 2**62}
 _TEXTS = ("error", "cause", "reason")
 _TIMES = ("crashed_at", "died_at")
+_may_be_id = IDENTIFIER.fullmatch
+_LATEST = 253402300799.0
+"""The end of the year 9999. Whoever reaches the broker can write headers, and no number of his may stop a pool."""
 
 
 def record_of(message: NewMessage, since: float, now: float) -> Record:
@@ -131,6 +135,8 @@ def _header(record: Record) -> bytes:
     values: dict[str, Any] = {"jobpool": VERSION, "id": record.id, "at": round(record.enqueued_at, 6)}
     for key, field in _KEYS.items():
         value = getattr(record, field)
+        if key in _MOST:
+            value = min(value, _MOST[key] - 1)
         if value or (field == "died_at" and value is not None):
             values[key] = _writable(value) if isinstance(value, str) else value
     return orjson.dumps(values)
@@ -143,19 +149,20 @@ def _read(head: bytes) -> Record | None:
         return None
     if values.get("jobpool") != VERSION:
         return None
-    if len(values) == 3 and type(values.get("id")) is str and type(values.get("at")) is float:
-        return _make_record(values["id"], values["at"])  # most have been put once, and nothing more
+    ident, at = values.get("id"), values.get("at")
+    if type(ident) is not str or not _may_be_id(ident) or not _is_time(at):
+        return None
+    if len(values) == 3:
+        return _make_record(ident, float(at))  # most have been put once, and nothing more
     return _checked(values)
 
 
 def _checked(values: dict[str, Any]) -> Record | None:
-    """The record in these values; None where one is of a wrong kind."""
+    """The record in these values; None where one is of a wrong kind, or out of any range."""
     good = (
-        isinstance(values.get("id"), str)
-        and _is_number(values.get("at"))
-        and all(type(values.get(key, 0)) is int for key in _INTEGERS)
+        all(_is_count(values.get(key, 0), most) for key, most in _MOST.items())
         and all(isinstance(values.get(key, ""), str) for key in _TEXTS)
-        and all(_is_number(values.get(key, 0.0)) for key in _TIMES)
+        and all(_is_time(values.get(key, 0.0)) for key in _TIMES)
     )
     if not good:
         return None
@@ -163,8 +170,12 @@ def _checked(values: dict[str, Any]) -> Record | None:
     return Record(id=values["id"], enqueued_at=float(values["at"]), **told)
 
 
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float)
+def _is_count(value: object, most: int) -> bool:
+    return type(value) is int and 0 <= value < most
+
+
+def _is_time(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value <= _LATEST  # type: ignore[operator]
 
 
 def _cut(text: str | None, room: int) -> str | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import greenstalk
 
@@ -27,6 +28,7 @@ from jobpool_backends.beanstalk.copying import Copier, Work
 from jobpool_backends.beanstalk.dying import number_of, put_copies
 from jobpool_backends.beanstalk.held import Held
 from jobpool_backends.beanstalk.lines import Lines
+from jobpool_backends.beanstalk.telling import tell
 
 Brought = Mapping[int, Sequence[NewMessage]]
 """What settlements of a call add, by their place in it."""
@@ -87,7 +89,7 @@ class Settler:
     def touch(self, helds: Sequence[Held]) -> dict[Held, JobLease]:
         """The leases that go on, each for its job's TTR from now."""
         before = self._clock.boot()
-        told = self._lines.tell(helds, lambda held: b"touch %d" % held.job, ends=False)
+        told = tell(self._lines, helds, lambda held: b"touch %d" % held.job, ends=False)
         renewed = {}
         for held, answer in told.items():
             if isinstance(answer, tuple):
@@ -136,7 +138,7 @@ class Settler:
             call.works[held] = (place, self._copier.work(held, settlement, brought))
 
     def _settle_plainly(self, call: Call) -> None:
-        told = self._lines.tell(list(call.plain), lambda held: call.plain[held][1], ends=True)
+        told = tell(self._lines, list(call.plain), lambda held: call.plain[held][1], ends=True)
         for held, (place, command) in call.plain.items():
             answer = told.get(held)
             if isinstance(answer, JobpoolError):
@@ -166,33 +168,49 @@ class Settler:
         touched = self.touch(list(call.works))
         for held in call.works.keys() - touched.keys():
             call.answers[call.works[held][0]] = Settled.EXPIRED
-        try:
-            put = self._put(call, [held for held in call.works if held in touched])
-        except JobpoolError as error:
-            call.trouble = error
-            return
-        self._end(call, put)
+        self._end(call, self._put(call, [held for held in call.works if held in touched]))
 
     def _put(self, call: Call, helds: Sequence[Held]) -> dict[Held, list[int]]:
-        """Put the copies: of each lease that may now be deleted, the numbers of its own."""
+        """Put the copies: of each lease that may now be deleted, the numbers of its own.
+
+        After a break in the middle those are done whose copies are there for certain, so that a repeated call makes no
+        more of them.
+        """
         copies = [copy for held in helds for copy in call.works[held][1].copies]
-        with self._lines.spare() as line:
-            answers = iter(put_copies(line, copies))
-        put = {}
+        answers: dict[int, Answer] = {}
+        try:
+            with self._lines.spare() as line:
+                put_copies(line, copies, answers)
+        except JobpoolError as error:
+            call.trouble = error
+        return self._take_stock(call, helds, answers)
+
+    def _take_stock(self, call: Call, helds: Sequence[Held], answers: Mapping[int, Answer]) -> dict[Held, list[int]]:
+        """Of each lease all of whose copies are there the numbers of these; copies that are not all are deleted again.
+
+        Args:
+            call: Is told of refusals.
+            helds: Whose copies were put, one lease after the other.
+            answers: To each put, by the copy's place; after a break there are none to the last ones.
+        """
+        places = count()
+        put, alone = {}, []
         for held in helds:
-            own = [next(answers) for _ in call.works[held][1].copies]
-            numbers = [number for answer in own if (number := number_of(answer)) is not None]
+            own = [answers.get(next(places)) for _ in call.works[held][1].copies]
+            numbers = [number for answer in own if answer and (number := number_of(answer)) is not None]
             if len(numbers) == len(own):
                 put[held] = numbers
             else:
-                refused = next(answer for answer in own if number_of(answer) is None)
-                call.trouble = self._lines.put_refusal(refused)
-                self._undo(numbers)
+                alone += numbers
+                refused = next((answer for answer in own if answer and number_of(answer) is None), None)
+                call.trouble = self._lines.put_refusal(refused) if refused else call.trouble
+        self._undo(alone)
         return put
 
     def _end(self, call: Call, put: dict[Held, list[int]]) -> None:
         """End the originals. Where a line breaks meanwhile, the copies stand for the message all the same."""
-        told = self._lines.tell(list(put), lambda held: call.works[held][1].end, ends=True)
+        told = tell(self._lines, list(put), lambda held: call.works[held][1].end, ends=True)
+        alone = []
         for held, numbers in put.items():
             place, work = call.works[held]
             answer = told.get(held)
@@ -201,9 +219,10 @@ class Settler:
             else:
                 self._note(call, place, work.end, answer)
             if call.answers.get(place) is not Settled.OK:
-                self._undo(numbers)
+                alone += numbers
             elif work.charged is not None:
                 self._ledger.note(held.lease.queue, work.charged)
+        self._undo(alone)
 
     def _undo(self, numbers: Sequence[int]) -> None:
         """Delete copies again, but for what somebody else has reserved by now, or cannot be reached."""

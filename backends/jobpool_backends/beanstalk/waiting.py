@@ -24,6 +24,7 @@ from jobpool_backends.beanstalk.held import Held
 from jobpool_backends.beanstalk.line import Line
 from jobpool_backends.beanstalk.lines import Lines
 from jobpool_backends.beanstalk.stash import Stash
+from jobpool_backends.beanstalk.telling import tell
 
 TURN = 1
 """Whole seconds of one reserve: for so long at most is a line bound when nobody waits any more."""
@@ -205,6 +206,8 @@ class Watch:
         [answer] = line.read(1, limit=TURN + min(LATE, self._lines.address.timeout))
         if isinstance(answer, greenstalk.Job):
             self._keep(line, self._fetcher.take_in(line, [answer], self._clock.boot(), touch=True))
+        elif isinstance(answer, greenstalk.DeadlineSoonError):
+            self._lines.discard(line)  # it has a lease that nobody knows of, and would be answered so again and again
         else:
             self._lines.check(answer)
 
@@ -243,4 +246,4 @@ def release(held: Held) -> bytes:
 def give_back(lines: Lines, helds: Sequence[Held]) -> None:
     """Release what nobody fetched."""
     if helds:
-        lines.tell(helds, release, ends=True)
+        tell(lines, helds, release, ends=True)

@@ -8,7 +8,9 @@ The SDK's asynchronous client, on one thread and event loop of the backend's own
 | `trouble` | what the SDK's errors mean: cause and mend in one sentence |
 | `records` | what a message carries, and how counters ride on it |
 | `loop` | the thread and its event loop: started at the first call, never inherited by a fork |
+| `sdklog` | what the SDK logs, and we tell ourselves |
 | `channel` | one sender or receiver of the SDK: one coroutine at a time, thrown away on any doubt |
+| `version` | which SDK it must be |
 | `internals` | the few things that the SDK keeps to itself and this package needs |
 | `credit` | asking for what there is now, and waiting, with no credit left behind |
 | `dispositions`, `verdicts` | settling on the link that received, many at once |
@@ -27,4 +29,10 @@ The SDK's asynchronous client, on one thread and event loop of the backend's own
 
 from __future__ import annotations
 
-from jobpool_backends.servicebus.backend import ServiceBusBackend as ServiceBusBackend
+import azure.servicebus
+
+from jobpool_backends.servicebus.version import check
+
+check(azure.servicebus.__version__)
+
+from jobpool_backends.servicebus.backend import ServiceBusBackend as ServiceBusBackend  # noqa: E402 - after the check

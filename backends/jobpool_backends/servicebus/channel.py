@@ -12,13 +12,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.servicebus.address import Address
-from jobpool_backends.servicebus.internals import connection_of, cut_off, is_broken
+from jobpool_backends.servicebus.internals import connections_of, cut_off, is_broken, remember_clients
 from jobpool_backends.servicebus.trouble import FINAL, LOST, SOUND, explain, words
 
 MOST_OPERATIONS = 5000
@@ -33,7 +33,7 @@ FRESH = 5.0
 PAUSE = 0.02
 """Seconds without use after which it is looked whether the other side has ended the connection."""
 
-CLOSING = 10.0
+CLOSING = 5.0
 """Seconds for a handler to close."""
 
 H = TypeVar("H", bound=ServiceBusSender | ServiceBusReceiver)
@@ -58,6 +58,7 @@ class Channel(Generic[H]):
         self._queue = queue
         self._most = most
         self._handler: H | None = None
+        self._clients: list[Any] = []
         self._born = 0.0
         self._used = 0.0
         self._operations = 0
@@ -91,6 +92,8 @@ class Channel(Generic[H]):
         """
         give_up = time.monotonic() + self._address.timeout if deadline is None else deadline
         async with self.lock:
+            if time.monotonic() >= give_up:  # others took all the time: no fault of the handler's
+                raise self._explain(TimeoutError())
             return await self._persist(work, give_up, patiently)
 
     async def _persist(self, work: Callable[[H], Awaitable[T]], give_up: float, patiently: bool) -> T:
@@ -104,7 +107,6 @@ class Channel(Generic[H]):
             except FINAL as error:
                 raise self._explain(error) from error
             except Exception as error:
-                self._tell(error)
                 late = time.monotonic() + pause >= give_up
                 if late or not (patiently or stale):
                     raise self._explain(error) from error
@@ -119,6 +121,7 @@ class Channel(Generic[H]):
                 result = await work(handler)
         except BaseException as error:
             if not isinstance(error, SOUND):
+                self._tell(error)
                 self.recycle()
             raise
         self._used = time.monotonic()
@@ -132,7 +135,7 @@ class Channel(Generic[H]):
         """Throw the handler away."""
         if self._handler is not None:
             handler, self._handler = self._handler, None
-            self._close(handler)
+            self._close(handler, self._clients)
 
     async def close(self) -> None:
         """Close the handler, for good, and wait for those that are closing. Bounded by `CLOSING` and a little."""
@@ -161,30 +164,33 @@ class Channel(Generic[H]):
 
     async def _open(self) -> H:
         handler = self._make()
+        clients = remember_clients(handler)
         try:
             await handler.__aenter__()
         except BaseException:
-            self._close(handler)
+            self._close(handler, clients)
             raise
+        self._clients = clients
         self._born = time.monotonic()
         self._operations = 1
         self.generation += 1
         return handler
 
-    def _close(self, handler: H) -> None:
-        task = asyncio.ensure_future(_bid_farewell(handler))
+    def _close(self, handler: H, clients: list[Any]) -> None:
+        task = asyncio.ensure_future(_bid_farewell(handler, clients))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def _tell(self, error: Exception) -> None:
-        """For those who look why there was a pause: the call itself may still succeed."""
-        if not self._closed:
+    def _tell(self, error: BaseException) -> None:
+        """For those who look why there was a pause: the call may still succeed. If none is open, the call tells it."""
+        if self.is_open and isinstance(error, Exception) and not self._closed:
             log.info(
                 "%s, queue %s: a connection is replaced: %s: %s",
                 self._address.title,
                 self._queue,
                 type(error).__name__,
                 words(error),
+                extra={"limit": f"replaced: {self._queue}"},
             )
 
     def _explain(self, error: BaseException) -> JobpoolError:
@@ -197,12 +203,13 @@ async def _hear_news() -> None:
         await asyncio.sleep(0)
 
 
-async def _bid_farewell(handler: ServiceBusSender | ServiceBusReceiver) -> None:
-    connection = connection_of(handler)
+async def _bid_farewell(handler: ServiceBusSender | ServiceBusReceiver, clients: list[Any]) -> None:
+    connections = connections_of(clients)
     try:
         async with asyncio.timeout(CLOSING):
             await handler.close()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is cut off
         log.debug("closing: %r", error)
     finally:
-        cut_off(connection)
+        for connection in connections:
+            cut_off(connection)

@@ -6,6 +6,7 @@ somebody else than the holder, never reaches it.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class Holdings:
         self._clock = clock
         self._lock = threading.Lock()
         self._held: dict[str, dict[int, Held]] = {}
+        self._pid = os.getpid()
 
     def of(self, queue: str) -> Mapping[int, Held]:
         """The leases of a queue that still run, by the messages' sequence numbers."""
@@ -58,8 +60,21 @@ class Holdings:
             return {number: held for number, held in self._held.get(queue, {}).items() if held.expires_at > now}
 
     def add(self, held: Held) -> None:
+        """A new lease. One on the same message ran out, or else this could not have come."""
         with self._lock:
-            self._held.setdefault(held.queue, {})[held.sequence] = held
+            leases = self._held.setdefault(held.queue, {})
+            old = leases.get(held.sequence)
+            leases[held.sequence] = held
+        if old is not None:
+            old.delivery.taker.forget(1)
+
+    def put_back(self, held: Held) -> None:
+        """What was taken to be settled, and was not; unless its message was fetched again meanwhile."""
+        with self._lock:
+            leases = self._held.setdefault(held.queue, {})
+            superseded = leases.setdefault(held.sequence, held) is not held
+        if superseded:
+            held.delivery.taker.forget(1)
 
     def find(self, lease: JobLease) -> Held | Settled:
         """What is held under this lease, or why nothing is."""
@@ -75,10 +90,11 @@ class Holdings:
             return held
 
     def drop(self, held: Held) -> None:
-        """It is lost."""
+        """It is lost; whoever is settling it is told by the broker."""
         with self._lock:
-            if self._held.get(held.queue, {}).get(held.sequence) is held:
-                del self._held[held.queue][held.sequence]
+            if self._held.get(held.queue, {}).get(held.sequence) is not held:
+                return
+            del self._held[held.queue][held.sequence]
         held.delivery.taker.forget(1)
 
     def prune(self, queue: str) -> None:
@@ -100,6 +116,9 @@ class Holdings:
         return everything
 
     def _find(self, lease: JobLease) -> Held | Settled:
+        if self._pid != os.getpid():  # forked: these are the parent's, and so are the connections that settle them
+            self._pid = os.getpid()
+            self._held.clear()
         held = self._held.get(lease.queue, {}).get(lease.token) if isinstance(lease.token, int) else None
         if held is None:
             return Settled.NOT_IN_FLIGHT

@@ -19,6 +19,7 @@ from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.channel import CLOSING
 from jobpool_backends.servicebus.identity import credential
 from jobpool_backends.servicebus.loop import LoopThread
+from jobpool_backends.servicebus.sdklog import leave_out
 from jobpool_backends.servicebus.station import Station
 
 T = TypeVar("T")
@@ -104,6 +105,7 @@ class Hub:
 
     def _get_client(self) -> ServiceBusClient:
         if self._client is None:
+            leave_out()
             options: dict[str, Any] = {"retry_total": 0, "try_timeout": TRY}
             if self.address.connection_string is None:
                 self._client = ServiceBusClient(self.address.host, credential(), **options)

@@ -126,6 +126,25 @@ def is_broken(handler: ServiceBusSender | ServiceBusReceiver) -> bool:
     return reader is None or reader.at_eof() or reader.exception() is not None
 
 
+def remember_clients(handler: ServiceBusSender | ServiceBusReceiver) -> list[Any]:
+    """All AMQP clients that it is going to make: it forgets one whose opening was cut short, and leaves it open."""
+    inside: Any = handler
+    made: list[Any] = []
+    create = inside._create_handler
+
+    def create_and_remember(*arguments: Any) -> None:
+        create(*arguments)
+        made.append(inside._handler)
+
+    inside._create_handler = create_and_remember
+    return made
+
+
+def connections_of(clients: Sequence[Any]) -> list[Any]:
+    """What they have open, to be cut off later."""
+    return [client._connection for client in clients if client._connection is not None]
+
+
 def cut_off(connection: Any) -> None:
     """End the connection of a handler that was closed, if closing has not ended it."""
     writer = getattr(getattr(connection, "_transport", None), "writer", None)
@@ -134,5 +153,5 @@ def cut_off(connection: Any) -> None:
 
 
 def connection_of(handler: ServiceBusSender | ServiceBusReceiver) -> Any:
-    """Its connection, to be cut off later; None when it has none."""
+    """Its connection; None when it has none."""
     return getattr(getattr(handler, "_handler", None), "_connection", None)

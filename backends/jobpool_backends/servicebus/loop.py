@@ -17,6 +17,9 @@ from jobpool.errors import BackendUnavailable
 
 T = TypeVar("T")
 
+THREAD = "jobpool-servicebus"
+"""The thread's name."""
+
 _INHERITED: list[object] = []
 """What came over a fork: kept, so that nothing of it is ever closed by being forgotten."""
 
@@ -90,7 +93,7 @@ class LoopThread:
                 raise BackendUnavailable(f"{self._name}: this backend was closed: open another")
             if self._loop is None:
                 loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_run, args=(loop,), name="jobpool-servicebus", daemon=True)
+                self._thread = threading.Thread(target=_run, args=(loop,), name=THREAD, daemon=True)
                 self._thread.start()
                 self._loop = loop
             return self._loop

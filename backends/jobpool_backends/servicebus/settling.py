@@ -163,7 +163,7 @@ class Settler:
         """What was not answered is still held; what was charged is told."""
         for place, plan in plans.items():
             if place not in answers:
-                self._holdings.add(plan.held)
+                self._holdings.put_back(plan.held)
             elif plan.charged is not None and answers[place]:
                 self._charges.tell(plan.held.queue, plan.charged)
 

@@ -1,7 +1,7 @@
 """The station: all channels of one queue, and the messages that were received while waiting.
 
 Three connections a queue, opened when they are needed: one sends, one (or more) fetches and settles, one manages:
-renews and peeks, and is never given credit. A fourth, for the dead letters, only while somebody looks after them.
+renews and peeks, and is never given credit. A fourth, for the dead letters, once somebody counts or looks after them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from jobpool_backends.servicebus.verdicts import RELEASE
 
 PATIENCE = 1.0
 """Seconds that a message which came while somebody waited is kept for the fetch that follows."""
+
+GIVING_BACK = 3.0
+"""Seconds to give such messages back; their locks run out in any case."""
 
 log = logging.getLogger("jobpool.servicebus")
 
@@ -102,12 +105,11 @@ class Station:
             self._giving_back = asyncio.ensure_future(self._give_back_later())
 
     async def give_back(self) -> None:
-        """Give the kept ones back now."""
+        """Give the kept ones back now. Blocks for `GIVING_BACK` seconds at most; what is not done by then, runs out."""
         kept, self._kept = list(self._kept), deque()
-        for taker in self.takers:
-            mine = [(delivery, RELEASE) for delivery in kept if delivery.taker is taker]
-            if mine:
-                await taker.settle(mine, time.monotonic() + self.address.timeout)
+        deadline = time.monotonic() + min(GIVING_BACK, self.address.timeout)
+        parts = [[each for each in kept if each.taker is taker] for taker in self.takers]
+        await asyncio.gather(*(self._give_back(mine, deadline) for mine in parts if mine))
 
     async def close(self) -> None:
         """Give back what is kept, and close all channels, at the same time."""
@@ -115,8 +117,7 @@ class Station:
         if self._giving_back is not None:
             self._giving_back.cancel()
         self.stop_waiting()
-        if self._kept:
-            await self._try_to_give_back()
+        await self.give_back()
         channels: list[Channel[Any]] = [self.sending, self.management, self.dead]
         channels += [taker.channel for taker in self.takers]
         await asyncio.gather(*(channel.close() for channel in channels))
@@ -126,14 +127,18 @@ class Station:
             while self._kept:
                 left = self._kept[0].received + PATIENCE - time.monotonic()
                 if left <= 0:
-                    await self._try_to_give_back()
+                    await self.give_back()
                 else:
                     await asyncio.sleep(left)
         finally:
             self._giving_back = None
 
-    async def _try_to_give_back(self) -> None:
+    async def _give_back(self, deliveries: list[Delivery], deadline: float) -> None:
+        """These of one taker."""
+        taker = deliveries[0].taker
         try:
-            await self.give_back()
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
+                await taker.settle([(delivery, RELEASE) for delivery in deliveries], deadline)
         except Exception as error:  # noqa: BLE001 - whatever it is, their locks will run out
+            taker.forget(len(deliveries))
             log.info("%s, queue %s: messages were not given back: %r", self.address.title, self.name, error)

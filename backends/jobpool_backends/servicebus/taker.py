@@ -37,6 +37,7 @@ class Delivery:
         received: `time.monotonic()` from before its lock began.
         locked_until: Unix time on the broker's clock.
         generation: Of the channel's handler.
+        asked: It may be settled already: the broker was asked for it, and did not answer.
     """
 
     message: ServiceBusReceivedMessage
@@ -44,6 +45,7 @@ class Delivery:
     generation: int
     received: float
     locked_until: float | None
+    asked: bool = False
 
 
 class Doubt(Exception):
@@ -52,18 +54,17 @@ class Doubt(Exception):
 
 @dataclass(slots=True)
 class _Batch:
-    """Settlements on their way: what was answered, and what was asked for before."""
+    """Settlements on their way, and what was answered."""
 
     verdicts: Sequence[tuple[Delivery, Verdict]]
     answers: dict[int, Answer] = field(default_factory=dict)
-    tried: set[int] = field(default_factory=set)
 
     @property
     def open(self) -> list[int]:
         return [place for place in range(len(self.verdicts)) if place not in self.answers]
 
     def answer(self, place: int, answer: Answer) -> None:
-        doubtful = isinstance(answer, LOST) and place in self.tried
+        doubtful = isinstance(answer, LOST) and self.verdicts[place][0].asked
         self.answers[place] = Doubt() if doubtful else answer
 
 
@@ -180,16 +181,15 @@ class Taker:
         return here, elsewhere
 
     async def _settle_here(self, receiver: ServiceBusReceiver, batch: _Batch, places: Sequence[int]) -> None:
-        batch_part = [(batch.verdicts[place][0].message, batch.verdicts[place][1]) for place in places]
-        known = batch.tried.copy()
-        batch.tried.update(places)
-        answers = await dispositions.settle(receiver, batch_part)
-        batch.tried = known
-        for place, answer in zip(places, answers, strict=True):
+        part = [batch.verdicts[place] for place in places]
+        before = [delivery.asked for delivery, _ in part]
+        for delivery, _ in part:
+            delivery.asked = True
+        answers = await dispositions.settle(receiver, [(delivery.message, verdict) for delivery, verdict in part])
+        for place, asked, answer in zip(places, before, answers, strict=True):
             if answer is None or isinstance(answer, LOST):
+                batch.verdicts[place][0].asked = asked
                 batch.answer(place, answer)
-            else:
-                batch.tried.add(place)
         if any(place not in batch.answers for place in places):
             raise TimeoutError("the broker did not say what became of a message")
 
@@ -201,7 +201,7 @@ class Taker:
         except LOST as error:
             batch.answer(place, error)
         except BaseException:
-            batch.tried.add(place)
+            delivery.asked = True
             raise
         else:
             batch.answer(place, None)

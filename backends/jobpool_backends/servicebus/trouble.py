@@ -10,7 +10,9 @@ import asyncio
 import errno
 import socket
 import ssl
+from collections.abc import Iterator
 
+from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import exceptions as sdk
 
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError
@@ -50,6 +52,10 @@ _REFUSED_KEY = (
     "refuses the key: mend SharedAccessKeyName and SharedAccessKey in the connection string (the Azure portal shows"
     " them under shared access policies); the policy needs the rights Send and Listen"
 )
+_NOBODY = (
+    "cannot be entered, for azure-identity found nobody to be here: run `az login`, use a managed identity, or set"
+    " AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET"
+)
 _REFUSED_IDENTITY = (
     "refuses this identity: give it the role 'Azure Service Bus Data Owner' (or Sender and Receiver) on the namespace"
 )
@@ -62,6 +68,8 @@ def explain(error: BaseException, address: Address, queue: str, timeout: float) 
     missing = missing_queue(error, address, queue)
     if missing is not None:
         return missing
+    if any(isinstance(each, ClientAuthenticationError) for each in _wrapped(error)):
+        return ConfigurationError(f"{address.title} {_NOBODY}")
     match error:
         case sdk.MessagingEntityDisabledError():
             return BackendUnavailable(f"{address.title}: queue {queue!r} is disabled: enable it there (status Active)")
@@ -128,20 +136,23 @@ def _network(error: BaseException, timeout: float) -> str:
     return f"broke off: the next call connects anew ({words(error)})"
 
 
-def _beneath(error: BaseException) -> BaseException | None:
+def _beneath(error: BaseException) -> OSError | None:
     """The operating system's error that the SDK wrapped, as deep as it may be."""
+    found = (each for each in _wrapped(error) if isinstance(each, OSError) and not isinstance(each, TimeoutError))
+    return next((each for each in found if each.errno is not None), None)
+
+
+def _wrapped(error: BaseException) -> Iterator[BaseException]:
+    """The error, and all that it was made from: the SDK keeps those in many places."""
     seen: set[int] = set()
     waiting: list[object] = [error]
     while waiting:
         current = waiting.pop(0)
-        if not isinstance(current, BaseException) or id(current) in seen:
-            continue
-        seen.add(id(current))
-        if isinstance(current, OSError) and not isinstance(current, TimeoutError) and current.errno is not None:
-            return current
-        inner = [getattr(current, name, None) for name in ("inner_exception", "error", "__cause__", "__context__")]
-        waiting += [*inner, *current.args]
-    return None
+        if isinstance(current, BaseException) and id(current) not in seen:
+            seen.add(id(current))
+            yield current
+            inner = [getattr(current, name, None) for name in ("inner_exception", "error", "__cause__", "__context__")]
+            waiting += [*inner, *current.args]
 
 
 def words(error: BaseException) -> str:

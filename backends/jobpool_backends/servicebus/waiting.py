@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.servicebus.hub import Hub
-from jobpool_backends.servicebus.station import Station
+from jobpool_backends.servicebus.station import GIVING_BACK, Station
 
 ALIVE = 10.0
 """Seconds after which a receiver that waits is asked for an answer: one that is deaf is found out then."""
@@ -51,7 +51,7 @@ class Waiter:
         waited, self._waited = self._waited, set()
         if waited:
             with suppress(BackendUnavailable):
-                self._hub.call(self._leave([self._hub.queue(name) for name in waited]))
+                self._hub.call(self._leave([self._hub.queue(name) for name in waited]), GIVING_BACK)
 
     async def _leave(self, stations: Sequence[Station]) -> None:
         for station in stations:

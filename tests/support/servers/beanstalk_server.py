@@ -35,6 +35,7 @@ class BeanstalkServer(Server):
 
     Attributes:
         url: beanstalk://127.0.0.1:PORT.
+        max_job_size: Of the next start.
     """
 
     name = "beanstalkd"
@@ -42,7 +43,7 @@ class BeanstalkServer(Server):
     def __init__(self, folder: Path, *, turned: bool = False, binlog: bool = False, max_job_size: int = ROOMY) -> None:
         super().__init__(folder)
         self._binlog = self.folder / "binlog" if binlog else None
-        self._max_job_size = max_job_size
+        self.max_job_size = max_job_size
         self._asked = 0
         self._time = TurnedTime(folder / "time", 1_800_000_000.0) if turned else None
         self.start()
@@ -90,7 +91,7 @@ class BeanstalkServer(Server):
 
     def _command(self, port: int) -> list[str]:
         self._asked = port
-        command = [_program(), "-l", self.host, "-p", str(port), "-z", str(self._max_job_size)]
+        command = [_program(), "-l", self.host, "-p", str(port), "-z", str(self.max_job_size)]
         if self._binlog is None:
             return command
         self._binlog.mkdir(exist_ok=True)

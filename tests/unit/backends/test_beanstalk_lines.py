@@ -12,7 +12,7 @@ from support.proxy import Proxy
 from support.waiting import wait_until
 
 from jobpool.backend import QueueBackend
-from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob
 from jobpool.lease import JobLease
 from jobpool.settlement import Ack, Nack
 from jobpool_backends.beanstalk.lines import MOST_HELD, SPARE
@@ -163,6 +163,16 @@ def test_a_lease_lasts_from_before_the_reserve_for_the_jobs_own_ttr() -> None:
 # --- many lines ------------------------------------------------------------------------------------------------
 
 
+def test_a_refusal_of_ours_is_told_as_it_is_and_the_line_is_kept(clients: Clients) -> None:
+    backend = clients.open()
+    backend.ping()
+    before = clients.raw.stats()["total-connections"]
+    with pytest.raises(InvalidJob, match="too large for me"), backend._lines.spare():
+        raise InvalidJob("too large for me")
+    backend.ping()
+    assert clients.raw.stats()["total-connections"] == before
+
+
 def test_settlements_of_one_call_go_to_the_lines_that_own_them(clients: Clients) -> None:
     backend = clients.open()
     leases = []
@@ -223,11 +233,15 @@ def test_after_a_fork_the_child_is_refused_and_the_parents_leases_stand(clients:
     backend = clients.open()
     backend.enqueue(a_job())
     lease = one(backend)
+    held = backend._lines.owner(lease)
+    assert held
+    backend._stash.put([held])  # as it is when somebody waited for it
     child = os.fork()
     if child == 0:  # whatever happens here, it must not return into pytest
         os._exit(_told(backend, lease))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert backend.lost() == []
+    assert backend.fetch_many(QUEUE, limit=1) == [lease]
     assert backend.ack(lease)
 
 

@@ -9,6 +9,10 @@ from beanstalk_clients import AT_ONCE, QUEUE, Clients, a_job, one
 from support.waiting import wait_until
 
 from jobpool.backend import Reaped, ReapPolicy
+from jobpool_backends.beanstalk.burst import Answer
+from jobpool_backends.beanstalk.charging import Charge
+from jobpool_backends.beanstalk.counters import Counters
+from jobpool_backends.beanstalk.line import Line
 from jobpool_backends.beanstalk.records import from_bytes
 
 
@@ -44,6 +48,29 @@ def test_each_crash_is_charged_once_whoever_meets_it(clients: Clients) -> None:
     assert (lease.crashes, lease.deliveries) == (3, 6)
     assert first.reap(QUEUE) == [Reaped(ident, QUEUE, 1, "lease expired", False)]
     assert second.reap(QUEUE) == [Reaped(ident, QUEUE, 3, "lease expired", False)]
+
+
+def test_a_charge_is_taken_back_when_the_lease_ends_before_the_original_is_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Clients(turned=True) as clients:
+        backend = clients.open(ttr=10)
+        backend.reap(QUEUE, AT_ONCE)
+        backend.enqueue(a_job())
+        lose(clients)
+        mender = backend._fetcher._mender
+        put = mender._put
+
+        def put_slowly(line: Line, charged: Charge, body: bytes, counters: Counters) -> Answer:
+            answer = put(line, charged, body, counters)
+            clients.advance(10.0)
+            assert clients.raw.reserve(timeout=0).id < clients.raw.peek_ready().id, "somebody has the original"
+            return answer
+
+        monkeypatch.setattr(mender, "_put", put_slowly)
+        assert backend.fetch_many(QUEUE, limit=1) == []
+        assert clients.counts() == (0, 0, 1, 0)
+        assert backend.reap(QUEUE) == []
 
 
 def test_past_the_limit_nothing_is_handed_out_and_the_others_are(clients: Clients) -> None:

@@ -65,12 +65,28 @@ def test_what_a_message_brings_from_another_queue_is_in_its_header() -> None:
         b'{"jobpool":1,"id":"x","at":1.0,"attempts":1.5}\nbody',
         b'{"jobpool":1,"id":"x","at":1.0,"error":[]}\nbody',
         b'{"jobpool":1,"id":"x","at":1.0,"died_at":null}\nbody',
+        b'{"jobpool":1,"id":"","at":1.0}\nbody',
+        b'{"jobpool":1,"id":"a b","at":1.0}\nbody',
+        b'{"jobpool":1,"id":"\\u001b[2J","at":1.0}\nbody',
+        b'{"jobpool":1,"id":"x","at":-1.0}\nbody',
+        b'{"jobpool":1,"id":"x","at":1e300}\nbody',
+        b'{"jobpool":1,"id":"x","at":1.0,"attempts":-1}\nbody',
+        b'{"jobpool":1,"id":"x","at":1.0,"attempts":4294967296}\nbody',
+        b'{"jobpool":1,"id":"x","at":1.0,"crashes":2147483648}\nbody',
+        b'{"jobpool":1,"id":"x","at":1.0,"deliveries":-5}\nbody',
+        b'{"jobpool":1,"id":"x","at":1.0,"deliveries":18446744073709551615}\nbody',
+        b'{"jobpool":1,"id":"x","at":1.0,"died_at":1e18}\nbody',
         b'{"jobpool":1,\nbody',
         b'{"jobpool":' + b"[" * 10**5 + b"\nbody",
     ],
 )
 def test_what_has_no_good_header_is_all_body(packed: bytes) -> None:
     assert from_bytes(packed, 41) == (Record("beanstalkd-41", 0.0, ours=False), packed)
+
+
+def test_counters_at_their_bounds_stay_readable() -> None:
+    record, _ = from_bytes(to_bytes(Record("x", 1.0, 2**31, 2**32, 2**63), b"", LARGEST), 1)
+    assert record == Record("x", 1.0, 2**31 - 1, 2**31 - 1, 2**62 - 1)
 
 
 def test_a_header_of_a_later_version_with_more_in_it_is_read() -> None:

@@ -149,6 +149,16 @@ def test_a_body_that_is_too_large_is_refused_before_anything_is_put(small: Beans
         assert clients.counts() == (0, 0, 0, 0)
 
 
+def test_a_server_that_was_started_again_with_room_is_asked_again(tmp_path: Path) -> None:
+    with BeanstalkServer(tmp_path, max_job_size=LIMIT) as server, Clients(server) as clients:
+        backend = clients.open()
+        with pytest.raises(InvalidJob, match="at most"):
+            backend.enqueue(a_job("x" * LIMIT))
+        server.max_job_size = 2 * LIMIT
+        server.restart()
+        assert backend.enqueue(a_job("x" * LIMIT))
+
+
 def test_follow_ups_that_are_too_large_are_refused_before_anything_is_settled(small: BeanstalkServer) -> None:
     with Clients(small) as clients:
         backend = clients.open()

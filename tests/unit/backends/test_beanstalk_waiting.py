@@ -142,6 +142,17 @@ def soon(backend: BeanstalkBackend) -> bool:
     return isinstance(answer, greenstalk.DeadlineSoonError)
 
 
+def test_a_lease_that_nobody_knows_of_makes_nobody_spin(clients: Clients) -> None:
+    backend = clients.open()
+    clients.raw.put(b"x", ttr=1)
+    with backend._lines.spare() as line:
+        line.watch([clients.prefix + QUEUE])
+        line.burst([b"reserve-with-timeout 0"])
+    before = reserves(clients)
+    assert backend.wait_any([QUEUE], 5.0) == QUEUE, "the line was closed, and the next one found it"
+    assert reserves(clients) <= before + 2
+
+
 def test_a_ready_message_is_fetched_though_a_lease_is_in_its_last_second() -> None:
     with Clients(turned=True) as clients:
         backend = clients.open(ttr=10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -396,6 +397,21 @@ def test_who_is_told_that_the_service_is_busy_may_come_again_at_once(
 
 
 # --- connections -----------------------------------------------------------------------
+
+
+def test_whose_time_was_taken_by_others_costs_no_connection(backend: ServiceBusBackend, queue: str) -> None:
+    backend.enqueue(a_job(queue))
+    sending = backend.hub.queue(queue).sending
+
+    async def come_too_late() -> None:
+        async with sending.lock:
+            late = asyncio.ensure_future(sending.run(lambda _: asyncio.sleep(0), time.monotonic()))
+            await asyncio.sleep(0)
+        await late
+
+    with pytest.raises(BackendUnavailable, match="did not answer"):
+        backend.hub.call(come_too_late())
+    assert sending.is_open
 
 
 def test_nothing_is_left_open_and_closing_is_quick(peer: PeerThread, queue: str) -> None:

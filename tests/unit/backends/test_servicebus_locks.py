@@ -104,10 +104,33 @@ def test_a_lease_ends_at_its_deadline_and_is_forgotten_later() -> None:
     assert (holdings.take(lease()), taker.forgotten) == (Settled.NOT_IN_FLIGHT, 1)
 
 
+def test_what_came_again_meanwhile_is_not_replaced_by_the_lease_before_it() -> None:
+    """A settlement that was not answered is put back; if it took too long, the message may have come again."""
+    clock, taker = ManualClock(), Forgetful()
+    holdings = Holdings(clock)
+    old, new = held(clock, taker), held(clock, taker)
+    holdings.add(old)
+    assert holdings.take(lease()) is old
+    holdings.put_back(old)
+    assert (holdings.take(lease()), taker.forgotten) == (old, 0)
+    holdings.add(new)
+    holdings.put_back(old)
+    assert (holdings.find(lease()), taker.forgotten) == (new, 1)
+
+
+def test_a_lease_that_ran_out_and_came_again_is_forgotten_once() -> None:
+    clock, taker = ManualClock(), Forgetful()
+    holdings = Holdings(clock)
+    holdings.add(held(clock, taker))
+    holdings.add(new := held(clock, taker))
+    assert (holdings.find(lease()), taker.forgotten) == (new, 1)
+
+
 def test_what_is_lost_is_held_no_more() -> None:
     clock, taker = ManualClock(), Forgetful()
     holdings = Holdings(clock)
     holdings.add(mine := held(clock, taker))
+    holdings.drop(mine)
     holdings.drop(mine)
     assert (holdings.find(lease()), taker.forgotten) == (Settled.NOT_IN_FLIGHT, 1)
     holdings.add(held(clock, taker, 6))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import pytest
 from support.waiting import wait_until
@@ -48,10 +50,14 @@ def test_what_fails_fails_for_the_caller(loop: LoopThread) -> None:
         loop.run(fail(ZeroDivisionError()), 5.0)
 
 
-@pytest.mark.parametrize("work", [asyncio.sleep(60), fail(TimeoutError())], ids=["ours", "its own"])
-def test_what_takes_too_long_is_an_outage_and_is_cancelled(loop: LoopThread, work: object) -> None:
+@pytest.mark.parametrize(
+    "work", [partial(asyncio.sleep, 60), partial(fail, TimeoutError())], ids=["by our limit", "by its own"]
+)
+def test_what_takes_too_long_is_an_outage_and_is_cancelled(
+    loop: LoopThread, work: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
     with pytest.raises(BackendUnavailable, match=r"the service did not answer within 0\.05 s"):
-        loop.run(work, 0.05)  # type: ignore[arg-type]
+        loop.run(work(), 0.05)
 
 
 def test_it_ends_with_all_that_is_under_way(loop: LoopThread) -> None:

@@ -6,16 +6,20 @@ same time, before the first test, and each test looks at one of them.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from functools import partial
 from typing import TypeVar
 
 import pytest
+from azure.servicebus._pyamqp.aio import Connection
 from azure.servicebus.aio import ServiceBusClient
 from support.jobs import QUEUE, a_job
 from support.servicebus import Control, PeerThread
@@ -26,7 +30,7 @@ from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable
 from jobpool.lease import JobLease
 from jobpool.settlement import Settled
-from jobpool_backends.servicebus import ServiceBusBackend, internals, taker
+from jobpool_backends.servicebus import ServiceBusBackend, channel, internals, station, taker
 from jobpool_backends.servicebus.channel import Channel
 
 pytestmark = pytest.mark.xdist_group("servicebus-traps")  # the scenes are played once
@@ -193,6 +197,18 @@ def lost_reply_to_an_ack(backend: ServiceBusBackend, control: Control) -> None:
     assert control.counts(QUEUE).empty
 
 
+@scene("a reply lost in a call that ended without an answer is no lost lease for the next")
+def lost_reply_and_no_answer(backend: ServiceBusBackend, control: Control) -> None:
+    backend.enqueue(a_job())
+    with closing(ServiceBusBackend.from_url(str(backend.hub.address.connection_string), timeout=1.0)) as impatient:
+        [lease] = persist(lambda: impatient.fetch_many(QUEUE, limit=1))
+        control.lose_replies("settle")
+        with pytest.raises(BackendUnavailable, match="did not answer within 1 s"):
+            impatient.ack(lease)
+        assert control.counts(QUEUE).empty
+        assert persist(partial(impatient.ack, lease))
+
+
 @scene("a lost reply to a nack makes no second copy")
 def lost_reply_to_a_nack(backend: ServiceBusBackend, control: Control) -> None:
     ident = backend.enqueue(a_job())
@@ -250,14 +266,14 @@ def replies_end(backend: ServiceBusBackend, control: Control) -> None:
     """The SDK gives its management link credit for 10,000 replies, once; after these every call times out."""
     address = backend.hub.address
     client = ServiceBusClient.from_connection_string(str(address.connection_string), retry_total=0)
-    channel = Channel(lambda: client.get_queue_receiver(QUEUE), address, QUEUE, most=8)
+    often = Channel(lambda: client.get_queue_receiver(QUEUE), address, QUEUE, most=8)
     control.limit_management_replies(8)
 
     async def peek_often() -> int:
         for _ in range(20):
-            await channel.run(lambda receiver: receiver.peek_messages(1, sequence_number=1), time.monotonic() + LIMIT)
-        generation = channel.generation
-        await channel.close()
+            await often.run(lambda receiver: receiver.peek_messages(1, sequence_number=1), time.monotonic() + LIMIT)
+        generation = often.generation
+        await often.close()
         await client.close()
         return generation
 
@@ -337,6 +353,61 @@ def test_deliveries_that_ran_out_do_not_fill_up_the_session(
     assert sorted(lease.id for lease in again) == sorted(known)
 
 
+def test_a_broken_connection_is_one_line_of_ours_and_none_of_the_sdks(
+    backend: ServiceBusBackend, peer: PeerThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It logs them as warnings, and as errors with a traceback; both are got over."""
+    management = backend.hub.queue(QUEUE).management
+    with caplog.at_level(logging.INFO):
+        peer.control.detach_links(management=True)
+        assert backend.hub.call(management.run(lambda receiver: receiver.peek_messages(1, sequence_number=1))) == []
+        peer.control.close_connections()
+        assert backend.fetch_many(QUEUE, limit=1) == []
+    sdks = [record for record in caplog.records if record.name.startswith("azure") and record.levelno > logging.INFO]
+    assert [record.getMessage() for record in sdks] == []
+    assert [record for record in caplog.records if record.name == "jobpool.servicebus"]
+
+
+def test_an_outage_is_told_by_who_calls_and_not_by_each_attempt(
+    peer: PeerThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(ServiceBusBackend.from_url(peer.connection_string, timeout=0.5)) as backend:
+        peer.control.refuse()
+        with caplog.at_level(logging.INFO), pytest.raises(BackendUnavailable):
+            backend.fetch_many(QUEUE, limit=1)
+    assert [record.getMessage() for record in caplog.records if record.name == "jobpool.servicebus"] == []
+
+
+def test_a_connection_that_was_cut_short_while_it_was_opened_is_not_left_behind(
+    peer: PeerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SDK forgets it, and it would stay open for as long as the other side likes."""
+    before = peer.control.connections()
+
+    async def hang(_: object) -> None:
+        await asyncio.sleep(LIMIT)
+
+    monkeypatch.setattr(Connection, "_outgoing_open", hang)
+    with closing(ServiceBusBackend.from_url(peer.connection_string, timeout=0.3)) as backend:
+        with pytest.raises(BackendUnavailable, match="did not answer"):
+            backend.fetch_many(QUEUE, limit=1)
+        wait_until(lambda: peer.control.connections() <= before, LIMIT, "as many connections as before")
+
+
+def test_closing_does_not_wait_for_a_service_that_is_silent(peer: PeerThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long its calls may take: what it got while it waited is not given back then, and runs out."""
+    monkeypatch.setattr(station, "GIVING_BACK", SHORT)
+    monkeypatch.setattr(channel, "CLOSING", SHORT)
+    backend = ServiceBusBackend.from_url(peer.connection_string, timeout=3600.0)
+    backend.enqueue(a_job())
+    assert backend.wait_any([QUEUE], LIMIT) == QUEUE
+    peer.control.stall()
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(backend.close).result(LIMIT)
+    peer.control.stall(False)
+    wait_until(lambda: peer.control.connections() == 0, LIMIT, "no connection left open")
+
+
 # --- fork ---------------------------------------------------------------------------------------------------
 
 
@@ -350,7 +421,7 @@ def test_a_forked_child_has_connections_of_its_own_and_disturbs_nobody(
         warnings.simplefilter("ignore", DeprecationWarning)  # that the parent has threads is what this is about
         pid = os.fork()
     if pid == 0:
-        os._exit(in_child(backend, lease.id))
+        os._exit(in_child(backend, lease))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     wait_until(lambda: peer.control.connections() <= before, LIMIT, "the child's connections are gone")
     assert peer.control.counts("mails").empty
@@ -359,12 +430,13 @@ def test_a_forked_child_has_connections_of_its_own_and_disturbs_nobody(
     assert peer.control.counts(QUEUE).empty
 
 
-def in_child(backend: ServiceBusBackend, held: str) -> int:
+def in_child(backend: ServiceBusBackend, held: JobLease) -> int:
     """The exit status of a child that works on another queue, and closes what it has."""
     try:
+        refused = not backend.ack(held)
         backend.enqueue(a_job("theirs", queue="mails"))
         [lease] = backend.fetch_many("mails", limit=9)
-        works = backend.ack(lease) is Settled.OK and lease.id != held
+        works = refused and backend.ack(lease) is Settled.OK and lease.id != held.id
         backend.hub.close()
     except Exception:  # noqa: BLE001 - whatever it is, the parent is to see its status
         return 2

@@ -7,6 +7,7 @@ import socket
 import ssl
 
 import pytest
+from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import exceptions as sdk
 
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError
@@ -69,6 +70,13 @@ def test_an_error_is_a_sentence(error: Exception, kind: type[JobpoolError], text
 def test_who_has_no_key_is_told_of_roles() -> None:
     told = explain(sdk.ServiceBusAuthorizationError(), WITH_IDENTITY, "mails", 7.0)
     assert "give it the role 'Azure Service Bus Data Owner'" in str(told)
+
+
+def test_who_has_no_identity_either_is_told_how_to_get_one() -> None:
+    unknown = sdk.ServiceBusError("Handler failed", error=ClientAuthenticationError("no credential in the chain"))
+    told = explain(unknown, WITH_IDENTITY, "mails", 7.0)
+    assert type(told) is ConfigurationError
+    assert "run `az login`, use a managed identity, or set" in str(told)
 
 
 def test_an_emulators_queues_stand_in_its_configuration() -> None:
