@@ -27,7 +27,7 @@ from jobpool_backends.beanstalk.address import Address, read_address
 from jobpool_backends.beanstalk.charging import Ledger
 from jobpool_backends.beanstalk.copying import Copier
 from jobpool_backends.beanstalk.fetching import Fetcher
-from jobpool_backends.beanstalk.held import Held
+from jobpool_backends.beanstalk.line import Held
 from jobpool_backends.beanstalk.lines import Lines
 from jobpool_backends.beanstalk.looking import Looker
 from jobpool_backends.beanstalk.producing import Producer

@@ -14,7 +14,7 @@ from jobpool.clock import Clock
 from jobpool.settlement import Abandon, Forfeit, Move, Nack, Settlement
 from jobpool_backends.beanstalk.charging import EXPIRED, Charge, Ledger, charge, whole_seconds
 from jobpool_backends.beanstalk.dying import Copy
-from jobpool_backends.beanstalk.held import Held
+from jobpool_backends.beanstalk.line import Held
 from jobpool_backends.beanstalk.lines import Lines
 from jobpool_backends.beanstalk.producing import Producer
 from jobpool_backends.beanstalk.records import Record, to_bytes

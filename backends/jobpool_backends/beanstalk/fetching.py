@@ -19,8 +19,7 @@ from jobpool.lease import make_lease
 from jobpool_backends.beanstalk.burst import Answer
 from jobpool_backends.beanstalk.charging import Ledger
 from jobpool_backends.beanstalk.counters import Counters, read_counters
-from jobpool_backends.beanstalk.held import Held
-from jobpool_backends.beanstalk.line import Line
+from jobpool_backends.beanstalk.line import Held, Line
 from jobpool_backends.beanstalk.lines import Lines
 from jobpool_backends.beanstalk.mending import Mender
 from jobpool_backends.beanstalk.records import Record, from_bytes

@@ -12,15 +12,17 @@ import socket
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from io import BufferedReader
 from itertools import count
 from typing import cast
 
 import greenstalk
 
+from jobpool.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
 from jobpool_backends.beanstalk.burst import Answer, pieces, read_answer
-from jobpool_backends.beanstalk.held import Held
+from jobpool_backends.beanstalk.records import Record
 
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -138,6 +140,34 @@ def _client(connection: socket.socket) -> greenstalk.Client[bytes]:
     except BaseException:  # it was reset as soon as it was there
         connection.close()
         raise
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A lease, and all that is needed to settle it.
+
+    Attributes:
+        job: The server's number.
+        line: The owner.
+        lease: As it was handed out, or renewed last.
+        record: The header of the job.
+        priority: The server's.
+        ttr: Whole seconds that it lasts after each renewal.
+        stashed: It was reserved by somebody who waited, and nobody has fetched it yet.
+    """
+
+    job: int
+    line: Line
+    lease: JobLease
+    record: Record
+    priority: int
+    ttr: int
+    stashed: bool = False
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether its line still has it; then nobody else can have settled it here."""
+        return self.line.held.get(self.job) is self
 
 
 def _connect(address: Address) -> socket.socket:

@@ -24,8 +24,7 @@ from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
 from jobpool.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
 from jobpool_backends.beanstalk.burst import Answer
-from jobpool_backends.beanstalk.held import Held
-from jobpool_backends.beanstalk.line import Line
+from jobpool_backends.beanstalk.line import Held, Line
 from jobpool_backends.beanstalk.trouble import TROUBLE, explain_break, explain_unreached, refusal
 
 SPARE = 4

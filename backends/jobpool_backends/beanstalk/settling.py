@@ -26,7 +26,7 @@ from jobpool_backends.beanstalk.burst import Answer
 from jobpool_backends.beanstalk.charging import Ledger, whole_seconds
 from jobpool_backends.beanstalk.copying import Copier, Work
 from jobpool_backends.beanstalk.dying import number_of, put_copies
-from jobpool_backends.beanstalk.held import Held
+from jobpool_backends.beanstalk.line import Held
 from jobpool_backends.beanstalk.lines import Lines
 from jobpool_backends.beanstalk.telling import tell
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from jobpool_backends.beanstalk.held import Held
+from jobpool_backends.beanstalk.line import Held
 
 
 class Stash:

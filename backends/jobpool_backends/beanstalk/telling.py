@@ -11,8 +11,7 @@ import greenstalk
 
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.beanstalk.burst import PIECE, Answer
-from jobpool_backends.beanstalk.held import Held
-from jobpool_backends.beanstalk.line import Line
+from jobpool_backends.beanstalk.line import Held, Line
 from jobpool_backends.beanstalk.lines import Lines
 from jobpool_backends.beanstalk.trouble import TROUBLE
 

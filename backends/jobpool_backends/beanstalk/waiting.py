@@ -20,8 +20,7 @@ import greenstalk
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.beanstalk.fetching import Fetcher
-from jobpool_backends.beanstalk.held import Held
-from jobpool_backends.beanstalk.line import Line
+from jobpool_backends.beanstalk.line import Held, Line
 from jobpool_backends.beanstalk.lines import Lines
 from jobpool_backends.beanstalk.stash import Stash
 from jobpool_backends.beanstalk.telling import tell

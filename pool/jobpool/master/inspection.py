@@ -14,6 +14,9 @@ from jobpool.master.events import Inspected
 from jobpool.outcome import Expired, HandlerNotAllowed, NewerWire, Outcome, Rejected
 from jobpool.signing import EnvelopeSigner
 
+MOST = 2**32 - 1
+"""Of any counter: what a frame to a child can carry. Who reaches the broker may have written another one there."""
+
 
 class Inspector:
     """Looks at each lease once. Pure but for the clock reading it is given."""
@@ -32,6 +35,11 @@ class Inspector:
             verify(lease.body, envelope, self._signer, lease.queue)
         except MalformedEnvelope as error:
             return Rejected(str(error), signature=isinstance(error, BadSignature))
+        if not (0 <= lease.attempts <= MOST and 0 <= lease.crashes <= MOST and 0 <= lease.deliveries <= MOST):
+            return Rejected(
+                f"its counters cannot be true (attempts {lease.attempts}, crashes {lease.crashes}, deliveries"
+                f" {lease.deliveries}): somebody has changed it at the broker"
+            )
         if envelope.meta:
             if envelope.version > WIRE_VERSION:
                 return NewerWire(envelope.version)

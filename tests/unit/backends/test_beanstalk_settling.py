@@ -11,7 +11,7 @@ from support.servers import BeanstalkServer
 
 from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.settlement import Abandon, Ack, Nack, Settled
-from jobpool_backends.beanstalk.held import Held
+from jobpool_backends.beanstalk.line import Held
 from jobpool_backends.beanstalk.records import HEADER_ROOM, from_bytes
 from jobpool_backends.beanstalk.settling import Call
 
