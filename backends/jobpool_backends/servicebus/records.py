@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -26,6 +27,7 @@ import orjson
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
 from jobpool.backend import NewMessage
+from jobpool.names import IDENTIFIER
 from jobpool_backends.shared import MICRO, micros
 
 VERSION = 1
@@ -208,26 +210,60 @@ def _read_body(message: ServiceBusReceivedMessage) -> Record:
             return _read_header(orjson.loads(line), body)
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
             pass  # it only looks like one of ours
-    ident = str(message.message_id or f"seq-{message.sequence_number}")
+    ident = str(message.message_id or "")
+    if not IDENTIFIER.fullmatch(ident):
+        ident = f"seq-{message.sequence_number}"
     sent = message.enqueued_time_utc
     return Record(ident, micros(sent.timestamp()) if sent else 0, raw)
 
 
+_MOST = 2**31
+"""Beyond any counter, and below what a frame to a child can carry."""
+
+_LATEST = 253402300799 * 10**6
+"""Microseconds: the end of the year 9999."""
+
+
 def _read_header(header: dict[str, Any], body: bytes) -> Record:
-    """Later versions only add to it: what they add is of no use here."""
-    return Record(
-        str(header["id"]),
-        int(header["at"]),
-        body,
-        str(header["job"]),
-        int(header["p"]),
-        int(header.get("a", 0)),
-        int(header.get("c", 0)),
-        header.get("x"),
-        int(header.get("d", 0)),
-        header.get("e"),
-        header.get("k"),
+    """Later versions only add to it: what they add is of no use here. Raises ValueError for what we never write."""
+    return _checked(
+        Record(
+            header["id"],
+            header["at"],
+            body,
+            header["job"],
+            header["p"],
+            header.get("a", 0),
+            header.get("c", 0),
+            header.get("x"),
+            header.get("d", 0),
+            header.get("e"),
+            header.get("k"),
+        )
     )
+
+
+def _checked(record: Record) -> Record:
+    """The record; ValueError where whoever sent it has written what cannot be."""
+    good = (
+        isinstance(record.id, str)
+        and IDENTIFIER.fullmatch(record.id)
+        and isinstance(record.handler, str)
+        and all(map(_is_count, (record.priority, record.attempts, record.crashes, record.deliveries)))
+        and all(map(_is_moment, (record.enqueued_at, record.crashed_at or 0, record.died_at or 0)))
+        and all(text is None or isinstance(text, str) for text in (record.last_error, record.cause))
+    )
+    if not good:
+        raise ValueError("a header that jobpool has not written")
+    return record
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _MOST
+
+
+def _is_moment(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _LATEST
 
 
 def body_of(message: ServiceBusReceivedMessage) -> bytes:
@@ -246,17 +282,19 @@ def _buried(record: Record, message: ServiceBusReceivedMessage) -> Record:
     reason = str(message.dead_letter_reason or "")
     told = str(message.dead_letter_error_description or "")
     facts = _read_epitaph(told)
-    if facts is None:
-        return replace(record, reason=REASONS.get(reason, reason), last_error=record.last_error or told or None)
-    return replace(
-        record,
-        reason=reason,
-        died_at=facts.get("died_at"),
-        attempts=facts.get("attempts", record.attempts),
-        crashes=facts.get("crashes", record.crashes),
-        last_error=facts.get("error", record.last_error),
-        cause=facts.get("cause", record.cause),
-    )
+    if facts is not None:
+        buried = replace(
+            record,
+            reason=reason,
+            died_at=facts["died_at"],
+            attempts=facts.get("attempts", record.attempts),
+            crashes=facts.get("crashes", record.crashes),
+            last_error=facts.get("error", record.last_error),
+            cause=facts.get("cause", record.cause),
+        )
+        with suppress(ValueError):  # it is somebody else's, then
+            return _checked(buried)
+    return replace(record, reason=REASONS.get(reason, reason), last_error=record.last_error or told or None)
 
 
 def _read_epitaph(told: str) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
+import orjson
 import pytest
 from azure.servicebus import ServiceBusReceivedMessage
 
@@ -67,6 +68,37 @@ def test_what_another_program_put_there_keeps_its_body_and_gets_an_id(body: byte
     record = read(received([body], sequence_number=12, enqueued_time_utc=sent))
     assert (record.id, record.body, record.enqueued_at) == ("seq-12", body, NOW * MICRO)
     assert read(received([body], message_id="theirs")).id == "theirs"
+
+
+HOSTILE = [
+    *[{name: value} for name in ("a", "c", "d", "p") for value in (-1, 2**31, 1.5, "1", None, True)],
+    *[{name: value} for name in ("at", "x") for value in (-1, 1e300, 2**62, "now")],
+    *[{name: 7} for name in ("e", "k", "job", "id")],
+    {"id": ""},
+    {"id": "a\x1b[2J"},
+]
+
+
+@pytest.mark.parametrize("change", HOSTILE, ids=str)
+def test_a_header_that_we_would_not_write_is_none(change: dict[str, Any]) -> None:
+    """Nobody signs it: who reaches the queue can send any."""
+    line, _, body = FULL.write().partition(b"\n")
+    forged = orjson.dumps(orjson.loads(line) | change) + b"\n" + body
+    record = read(received([forged], message_id="from-outside"))
+    assert (record.id, record.body, record.attempts, record.last_error) == ("from-outside", forged, 0, None)
+
+
+@pytest.mark.parametrize("change", [{"attempts": -1}, {"crashes": 2**40}, {"error": 7}, {"died_at": "x"}], ids=str)
+def test_an_epitaph_that_we_would_not_write_is_a_text(change: dict[str, Any]) -> None:
+    epitaph = orjson.dumps(orjson.loads(PLAIN.epitaph("boom", None, 9)) | change).decode()
+    dead = received([PLAIN.write()], dead_letter_reason="failed", dead_letter_error_description=epitaph)
+    record = read(dead)
+    assert (record.died_at, record.attempts, record.last_error) == (None, 0, epitaph)
+
+
+@pytest.mark.parametrize("ident", ["a b", "\x1b[2J", "", None])
+def test_an_odd_id_of_another_program_s_is_replaced(ident: str | None) -> None:
+    assert read(received([b"{}"], message_id=ident, sequence_number=7)).id == "seq-7"
 
 
 @pytest.mark.parametrize("body", ["a text", {b"a": 1}, [["a", 1]], None])
