@@ -16,7 +16,7 @@ NOTES = [
     "`SDK alone`: azure-servicebus in one process: receive up to 50, complete one after the other, with so many "
     "receivers in one event loop. `backend alone`: one process that fetches 64 and acks them; no pool, no handler.",
     "CPU in seconds a thousand jobs. `workers`: all processes but the broker, so the sum of `master`, `client` and "
-    "`children`.",
+    "`children`. The SDK has a thread of its own, which is in `master`.",
 ]
 POOL = "pool"
 RECEIVERS = (1, 2, 4)
