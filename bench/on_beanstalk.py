@@ -18,8 +18,8 @@ NOTES = [
     "`children`.",
 ]
 POOL = "pool"
-CONNECTIONS = (1, 2, 3)
-"""Of the bare loops: a pool that is busy has one that holds its leases, one for its producers, and one more in turn."""
+CONNECTIONS = (1, 2, 4)
+"""Of the bare loops. A pool has four: that hold leases, wait, count and put, whichever is free."""
 
 SHARE = Target("≥", 0.6)
 THOUSANDS = Target("≥", 1000)
