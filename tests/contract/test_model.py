@@ -294,4 +294,4 @@ class Comparison(SideBySide):
 def test_it_answers_as_memory_does(request: pytest.FixtureRequest, name: str) -> None:
     kind = HARNESSES[name]
     skip_by_capability(request.node, kind)
-    compare(Comparison, kind, examples=100)
+    compare(Comparison, kind, examples=60)
