@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from jobpool.backend import Reaped, ReapPolicy
 from jobpool_backends.beanstalk.records import Record
+from jobpool_backends.reaping import NativeReaping
 
 CRASH_LIMIT = "crash-limit"
 EXPIRED = "lease expired"
-
-REAP_LIMIT = 1000
-"""Messages that one `reap` returns."""
-
-MOST_REMEMBERED = 10_000
-"""Charges that are remembered until somebody asks for them."""
 
 LONGEST_DELAY = 2**32 - 1
 """Seconds that beanstalkd takes."""
@@ -63,28 +56,10 @@ def whole_seconds(delay: float) -> int:
     return math.ceil(min(delay, LONGEST_DELAY)) if delay > 0 else 0
 
 
-class Ledger:
-    """The policy of each queue, and the charges that nobody has asked for yet; any number of threads at once."""
-
-    def __init__(self) -> None:
-        self._changing = threading.Lock()
-        self._policies: dict[str, ReapPolicy] = {}
-        self._charged: defaultdict[str, deque[Reaped]] = defaultdict(lambda: deque(maxlen=MOST_REMEMBERED))
-
-    def policy(self, queue: str) -> ReapPolicy:
-        """That of the last `reap` of this queue; the default before."""
-        return self._policies.get(queue) or ReapPolicy()
+class Ledger(NativeReaping):
+    """The policy of each queue, and the charges that nobody has asked for yet."""
 
     def note(self, queue: str, charged: Charge) -> None:
         """The charge has been made."""
         record = charged.record
-        reaped = Reaped(record.id, queue, record.crashes, record.cause, record.is_dead)
-        with self._changing:
-            self._charged[queue].append(reaped)
-
-    def reap(self, queue: str, policy: ReapPolicy) -> list[Reaped]:
-        """From now on this policy applies; what was charged since the last call, `REAP_LIMIT` at most."""
-        with self._changing:
-            self._policies[queue] = policy
-            charged = self._charged[queue]
-            return [charged.popleft() for _ in range(min(len(charged), REAP_LIMIT))]
+        self.add(Reaped(record.id, queue, record.crashes, record.cause, record.is_dead))

@@ -1,0 +1,42 @@
+"""Reaping where the broker frees expired leases itself: a reap tells the policy, and is told what was charged since.
+
+The backends charge a crash when they meet its message, by the policy that was told last.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+
+from jobpool.backend import Reaped, ReapPolicy
+
+REAP_LIMIT = 1000
+"""Messages that one reap returns."""
+
+MOST_REMEMBERED = 10_000
+"""Charges a queue that are remembered until somebody asks for them; when nobody reaps, the oldest are forgotten."""
+
+
+class NativeReaping:
+    """The policy of each queue, and the charges that nobody has asked for yet; any number of threads at once."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._policies: dict[str, ReapPolicy] = {}
+        self._charged: defaultdict[str, deque[Reaped]] = defaultdict(lambda: deque(maxlen=MOST_REMEMBERED))
+
+    def policy(self, queue: str) -> ReapPolicy:
+        """That of the last `reap` of this queue; the default before."""
+        return self._policies.get(queue) or ReapPolicy()
+
+    def add(self, reaped: Reaped) -> None:
+        """It was charged: the next reap of its queue tells of it."""
+        with self._changing:
+            self._charged[reaped.queue].append(reaped)
+
+    def reap(self, queue: str, policy: ReapPolicy) -> list[Reaped]:
+        """From now on this policy applies; what was charged since the last call, `REAP_LIMIT` at most."""
+        with self._changing:
+            self._policies[queue] = policy
+            charged = self._charged[queue]
+            return [charged.popleft() for _ in range(min(len(charged), REAP_LIMIT))]
