@@ -15,6 +15,7 @@ from bench import (
     dispatch,
     efficiency,
     enqueue,
+    faults,
     guards,
     latency,
     limits,
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[[Plan], Section]] = {
     "latency": latency.run,
     "timeouts": timeouts.run,
     "restart": restart.run,
+    "faults": faults.run,
     "memory": memory.run,
     "efficiency": efficiency.run,
 }
@@ -82,7 +84,7 @@ def main(
     """Run the benchmarks named, or all.
 
     throughput, dispatch, redis, postgres, beanstalkd, servicebus, enqueue, scale, guards, limits, claims, latency,
-    timeouts, restart, memory, efficiency.
+    timeouts, restart, faults, memory, efficiency.
     """
     if write and (quick or no_peers):
         raise click.UsageError("--write is for what others may compare with: leave --quick and --no-peers out")

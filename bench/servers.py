@@ -162,12 +162,12 @@ class PostgresServer(Server):
 
 
 @contextmanager
-def redis(directory: Path, options: Sequence[str] = IN_MEMORY) -> Iterator[Server]:
-    """A Redis with these options, its files in `directory`."""
+def redis(directory: Path, options: Sequence[str] = IN_MEMORY, port: int = 0) -> Iterator[Server]:
+    """A Redis with these options, its files in `directory`; `port` 0 = a free one."""
     program = shutil.which("redis-server")
     if program is None:
         raise ServerMissing("there is no redis-server: scripts/services up installs it")
-    port = free_port()
+    port = port or free_port()
     words = [program, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory), *options]
     url = f"redis://127.0.0.1:{port}/0"
     with running(words, directory / "redis.log", signal.SIGTERM, lambda: _redis_answers(url)) as process:
@@ -175,12 +175,13 @@ def redis(directory: Path, options: Sequence[str] = IN_MEMORY) -> Iterator[Serve
 
 
 @contextmanager
-def postgres(directory: Path, settings: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """A Postgres with these settings beside `DURABLE`, its files in `directory`."""
+def postgres(directory: Path, settings: Mapping[str, str] | None = None, port: int = 0) -> Iterator[Server]:
+    """A Postgres with these settings beside `DURABLE`, its files in `directory`: those that are there, or new ones."""
     programs = _postgres_programs()
-    port = free_port()
+    port = port or free_port()
     data = directory / "postgres"
-    _make_cluster(programs, data)
+    if not data.exists():
+        _make_cluster(programs, data)
     words = [str(programs / "postgres"), "-D", str(data), "-p", str(port), "-k", str(data)]
     for name, value in {"listen_addresses": "127.0.0.1", **DURABLE, **(settings or {})}.items():
         words += ["-c", f"{name}={value}"]

@@ -53,7 +53,7 @@ from jobpool.settingtypes import (
 from jobpool.units import parse_duration, parse_size
 
 PREFIX = "JOBPOOL_"
-NOT_SETTINGS = frozenset({"CONFIG", "DEBUG"})
+NOT_SETTINGS = frozenset({"CONFIG", "DEBUG", "FAILPOINT", "LEDGER"})
 """JOBPOOL_* variables that are no settings."""
 
 KUBERNETES = re.compile(r"(SERVICE_HOST|SERVICE_PORT|PORT)(_.*)?")

@@ -204,4 +204,4 @@ class Comparison(SideBySide):
 def test_it_does_what_it_promises_as_memory_does(request: pytest.FixtureRequest, name: str) -> None:
     kind = HARNESSES[name]
     skip_by_capability(request.node, kind)
-    compare(Comparison, kind, examples=30 if kind.capabilities.exact_stats else 12)
+    compare(Comparison, kind, examples=45 if kind.capabilities.exact_stats else 18)

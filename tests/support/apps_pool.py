@@ -1,6 +1,6 @@
 """The app of the pool's process tests: every handler writes what it does to the ledger, and many of them misbehave.
 
-The ledger is the file POOLTEST_LEDGER, opened with O_APPEND, one write a line; see `support.poolrig_ledger`.
+The ledger is the file JOBPOOL_LEDGER; see `jobpool.torture.ledger`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import ctypes
+import gc
 import hashlib
 import itertools
-import json
 import os
 import random
 import signal
@@ -19,12 +20,14 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jobpool
+from jobpool.torture.ledger import LEDGER, Line, append
 
 LONG = 600
 HELD: list[bytearray] = []
@@ -34,11 +37,9 @@ VERSION = os.environ.get("POOLTEST_VERSION", "")
 
 def note(ctx: jobpool.JobContext, event: str, **more: Any) -> None:
     """One line to the ledger."""
-    line = {"event": event, "id": ctx.id, "fence": ctx.fence, "pid": os.getpid()}
-    line |= {"at": time.monotonic(), "wall": time.time(), "attempt": ctx.attempt, "crashes": ctx.crashes, **more}
-    fd = os.open(os.environ["POOLTEST_LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
-    os.write(fd, json.dumps(line).encode() + b"\n")
-    os.close(fd)
+    told: dict[str, Any] = {"fence": ctx.fence, "attempt": ctx.attempt, "crashes": ctx.crashes}
+    line = Line(event, ctx.id, pid=os.getpid(), at=time.monotonic(), wall=time.time(), **told, **more)
+    append(os.environ[LEDGER], [line])
 
 
 # --- handlers that behave ---------------------------------------------------------------------------
@@ -144,8 +145,10 @@ def tell_version(ctx: jobpool.JobContext) -> None:
 # --- handlers that die ------------------------------------------------------------------------------
 
 
-def _fork_both_return() -> None:
-    os.fork()
+def _leave_the_rest_to_a_fork() -> None:
+    """The child ends; its fork goes on, as if it were the child, and returns."""
+    if os.fork():
+        os._exit(0)
 
 
 DEATHS: dict[str, Callable[[], object]] = {
@@ -155,6 +158,7 @@ DEATHS: dict[str, Callable[[], object]] = {
     "exec that stays": lambda: os.execv("/bin/sleep", ["sleep", str(LONG)]),
     "abort": os.abort,
     "close all": lambda: os.closerange(0, 4096),
+    "fork": _leave_the_rest_to_a_fork,
 }
 
 
@@ -201,7 +205,7 @@ def hang_in_pbkdf2() -> None:
 
 
 def hang_in_zlib() -> None:
-    zlib.compress(random.Random(0).randbytes(1 << 20) * 300, 9)
+    zlib.compress(random.Random(0).randbytes(1 << 20) * 600, 9)
 
 
 def hang_in_sqlite() -> None:
@@ -273,12 +277,41 @@ def hang_in_del() -> None:
         time.sleep(0.01)
 
 
+def hang_in_gc() -> None:
+    gc.callbacks.append(lambda *_: time.sleep(LONG))
+    gc.collect()
+    while True:
+        time.sleep(0.01)
+
+
+def hang_in_weakref() -> None:
+    doomed = set[int]()
+    kept = weakref.ref(doomed, lambda _: time.sleep(LONG))
+    del doomed
+    while kept:
+        time.sleep(0.01)
+
+
+def hang_in_ctypes() -> None:
+    ctypes.CFUNCTYPE(None)(lambda: time.sleep(LONG))()
+    while True:
+        time.sleep(0.01)
+
+
+def ignore_the_alarm_in_c() -> None:
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal(int(signal.SIGALRM), int(signal.SIG_IGN))
+    time.sleep(LONG)
+
+
 HANGS: dict[str, Callable[[], None]] = {
     f.__name__: f
     for f in (
         *(hang_in_sum, hang_in_deque, hang_in_pbkdf2, hang_in_zlib, hang_in_sqlite, hang_in_sleep, hang_in_lock),
         *(hang_in_read, hang_in_subprocess, hang_in_del, swallow_exception, swallow_everything),
-        *(ignore_the_alarm, replace_the_alarm, mask_the_alarm, clear_the_alarm),
+        *(hang_in_gc, hang_in_weakref, hang_in_ctypes),
+        *(ignore_the_alarm, ignore_the_alarm_in_c, replace_the_alarm, mask_the_alarm, clear_the_alarm),
     )
 }
 IN_C = ("hang_in_sum", "hang_in_deque", "hang_in_pbkdf2", "hang_in_zlib", "hang_in_sqlite")
@@ -340,22 +373,6 @@ def write_rubbish(ctx: jobpool.JobContext) -> None:
 def return_much(ctx: jobpool.JobContext, mebibytes: int) -> str:
     note(ctx, "end")
     return "x" * (mebibytes << 20)
-
-
-@jobpool.handler
-def print_much(ctx: jobpool.JobContext, mebibytes: int) -> None:
-    """A quarter each by print, to stderr, to the raw descriptor and by a subprocess."""
-    note(ctx, "start")
-    line = "x" * 1023
-    quarter = mebibytes << 8
-    for _ in range(quarter):
-        print(line)
-        print(line, file=sys.stderr)
-    block = (line + "\n").encode() * 1024
-    for _ in range(mebibytes >> 2):
-        os.write(2, block)
-    subprocess.run(["head", "-c", str(mebibytes << 18), "/dev/zero"], check=True)
-    note(ctx, "end")
 
 
 @jobpool.handler

@@ -86,9 +86,16 @@ class DrivenSleeper:
             self._page.put(_DONE + self._number, self._page.get(_PASSED))
 
 
-def a_scheduler() -> Scheduler:
-    """What all of them have: each minute a message, every seven minutes of the hour something inline."""
+def a_scheduler(folder: Path) -> Scheduler:
+    """What all of them have: each minute a message, every seven minutes of the hour something inline.
+
+    Or, where the test has schedules of its own: a message for each of these.
+    """
     scheduler = Scheduler()
+    if (own := folder / "schedules").exists():
+        for name, expression, zone in json.loads(own.read_text()):
+            scheduler.define("work").named(name).queue("work").cron(expression).zone(zone).misfire("all(1000)")
+        return scheduler
     scheduler.define("work").named("each-minute").queue("work").every_minute().misfire("all(1000)")
     scheduler.define("note").named("inline").every_minute(7).misfire("all(1000)")
     return scheduler
@@ -110,7 +117,7 @@ def main(folder: Path, number: int) -> None:
     backend = open_backend(way["url"], clock=DrivenClock(page, number), **way["options"])
     if "schema" in way["options"]:
         backend.broker_time = turned_postgres(way["url"], way["options"]["schema"])  # type: ignore[method-assign]
-    runner = CronRunner(a_scheduler(), backend, registry=registry, grace=GRACE, name=f"machine-{number}")
+    runner = CronRunner(a_scheduler(folder), backend, registry=registry, grace=GRACE, name=f"machine-{number}")
     CronLoop(runner, DrivenSleeper(page, number), len).run()
 
 
@@ -136,10 +143,23 @@ class Drive:
         folder: A private directory.
         url, options: How they reach the broker.
         base: Unix time at which it begins.
+        count: Of schedulers, up to 8.
+        schedules: Name, expression and zone of each; None = those of `a_scheduler`.
     """
 
-    def __init__(self, folder: Path, url: str, options: dict[str, Any], base: float, count: int = 3) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        url: str,
+        options: dict[str, Any],
+        base: float,
+        *,
+        count: int = 3,
+        schedules: list[tuple[str, str, str]] | None = None,
+    ) -> None:
         (folder / "broker").write_text(json.dumps({"url": url, "options": options}))
+        if schedules is not None:
+            (folder / "schedules").write_text(json.dumps(schedules))
         self._folder = folder
         self._page = Page(folder)
         self._page.put(_BASE, base)

@@ -28,12 +28,17 @@ from jobpool.mechanism.scoreboard import Scoreboard
 from jobpool.opening import open_backend
 from jobpool.runtime_dir import PoolFile, discover
 from jobpool.signing import EnvelopeSigner
-from support import poolrig_ledger
-from support.poolrig_ledger import Account, Ledger, Line
+from jobpool.torture import processes
+from jobpool.torture.ledger import LEDGER, Ledger, Line
+from jobpool.torture.oracle import Account, count
+from jobpool.torture.processes import is_alive
 from support.waiting import wait_ended, wait_until
 
 LIMIT = 30.0
 """Seconds: far more than anything here takes on an idle machine."""
+
+PAGE = 1000
+"""Messages that a backend lists at once."""
 
 APP = Path(__file__).with_name("apps_pool.py")
 
@@ -41,8 +46,11 @@ APP = Path(__file__).with_name("apps_pool.py")
 class PoolProcess:
     """One `jobpool` program that was started."""
 
-    def __init__(self, rig: Rig, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(
+        self, rig: Rig, name: str, process: subprocess.Popen[bytes], log: Path, *, witnessed: bool = False
+    ) -> None:
         self._rig = rig
+        self.witnessed = witnessed
         self.name = name
         self.process = process
         self.log_path = log
@@ -111,11 +119,11 @@ class PoolProcess:
         return self
 
     def fork_servers(self) -> list[int]:
-        return [pid for pid in _children_of(self.pid) if "fork server" in _command(pid)]
+        return processes.fork_servers_of(self.pid)
 
     def children(self) -> list[int]:
         """The children of all its fork servers, youngest last."""
-        return [child for server in self.fork_servers() for child in _children_of(server)]
+        return processes.pool_children_of(self.pid)
 
     def open_fds(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
@@ -143,11 +151,13 @@ class Rig:
     """A directory with a queue, a ledger and any number of pools. `end` kills what is left.
 
     `url`: of the broker; the rig enqueues and looks there, and so do pools that are not given another way to it.
+    `witness`: whether pools run under the witness (jobpool.torture.witness) that are not told otherwise.
     """
 
-    def __init__(self, directory: Path, url: str | None = None) -> None:
+    def __init__(self, directory: Path, url: str | None = None, *, witness: bool = False) -> None:
         self.directory = directory
         self.url = url or f"sqlite:///{directory}/jobpool.db"
+        self.witness = witness
         self.ledger = Ledger(directory / "ledger")
         self.runtime = directory / "run"
         self.pools: list[PoolProcess] = []
@@ -192,26 +202,30 @@ class Rig:
         app: Path | str = APP,
         through: tuple[str, ...] = (),
         url: str | None = None,
+        witness: bool | None = None,
         **environment: str,
     ) -> PoolProcess:
         """Start one, `through` a program that executes it, and come back at once.
 
-        It leads a process group of its own, as a shell's job does. `url`: its own way to the broker.
+        It leads a process group of its own, as a shell's job does. `url`: its own way to the broker. `witness`: None =
+        as the rig's pools do.
         """
         name = f"pool{len(self.pools) + 1}"
         words = ["-A", str(app), "-b", url or self.url, "-w", str(workers), "-n", name, "--log-format", "json", *flags]
+        witnessed = self.witness if witness is None else witness
+        program = "tortured" if witnessed else "main"
         log = self.directory / f"{name}.log"
         with log.open("ab") as stream:
             process = subprocess.Popen(
-                [*through, sys.executable, "-m", "jobpool.cli.main", *words],
+                [*through, sys.executable, "-m", f"jobpool.cli.{program}", *words],
                 cwd=self.directory,
-                env=self._environment() | environment,
+                env=self._environment() | {"JOBPOOL_NAME": name} | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
                 process_group=0,
             )
-        pool = PoolProcess(self, name, process, log)
+        pool = PoolProcess(self, name, process, log, witnessed=witnessed)
         self.pools.append(pool)
         return pool
 
@@ -225,7 +239,7 @@ class Rig:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("JOBPOOL_", "JOBS_"))}
         mine = {
             "JOBPOOL_RUNTIME_DIR": str(self.runtime),
-            "POOLTEST_LEDGER": str(self.ledger.path),
+            LEDGER: str(self.ledger.path),
             "POOLTEST_MARK": self._mark,
             "PYTHONDONTWRITEBYTECODE": "1",
         }
@@ -269,21 +283,27 @@ class Rig:
         """Wait until nothing is waiting, delayed or leased."""
         wait_until(lambda: self.stats(queue).pending == 0, limit, "the queue is empty")
 
+    def kept(self) -> list[Message]:
+        """Everything that the backend has, live (where it shows that) or dead."""
+        found = page = self.backend.list_messages(limit=PAGE)
+        while len(page) == PAGE:
+            page = self.backend.list_messages(after=page[-1].cursor, limit=PAGE)
+            found = found + page
+        return found
+
     def account(self) -> Account:
-        """The oracle's count, now."""
-        kept = [m.id for m in self.backend.list_messages(limit=1000)]
-        return poolrig_ledger.count(self.lines(), self.enqueued, kept)
+        """The oracle's count, now: by what the witness saw, where all pools ran under one."""
+        return count(
+            self.lines(),
+            self.enqueued,
+            self.kept(),
+            can=self.backend.capabilities,
+            witnessed=bool(self.pools) and all(pool.witnessed for pool in self.pools),
+        )
 
     def processes(self) -> dict[int, str]:
         """Pid → command of all that is alive of this rig."""
-        mark = f"POOLTEST_MARK={self._mark}".encode()
-        found = {}
-        for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-            with contextlib.suppress(OSError):
-                if _lives_in(pid, self.directory) or mark in Path(f"/proc/{pid}/environ").read_bytes():
-                    found[pid] = _command(pid)
-        found.pop(os.getpid(), None)
-        return found
+        return processes.marked(f"POOLTEST_MARK={self._mark}", self.directory)
 
     def assert_no_processes_left(self, limit: float = 1.0) -> None:
         """ORPHANS: every process of every pool, and whatever handlers started, is dead within the limit."""
@@ -318,14 +338,6 @@ class Rig:
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-def is_alive(pid: int) -> bool:
-    """Whether it runs: neither collected nor a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 def wait_gone(pids: Iterable[int], limit: float) -> None:
     """Wait until none of these processes runs."""
     wait_until(lambda: not [pid for pid in pids if is_alive(pid)], limit, "the processes are dead")
@@ -333,19 +345,7 @@ def wait_gone(pids: Iterable[int], limit: float) -> None:
 
 def kill_child(pool: PoolProcess, pid: int) -> bool:
     """SIGKILL, never to a process that has taken over the pid; False: it was not there any more."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return False
-    try:
-        if pid not in pool.children():
-            return False
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except ProcessLookupError:
-        return False
-    finally:
-        os.close(pidfd)
-    return True
+    return processes.send(pid, signal.SIGKILL, lambda pid: pid in pool.children())
 
 
 def measured(action: Callable[[], object]) -> float:
@@ -353,22 +353,3 @@ def measured(action: Callable[[], object]) -> float:
     begun = time.monotonic()
     action()
     return time.monotonic() - begun
-
-
-def _children_of(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError):
-                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
-    return [child for child in found if is_alive(child)]
-
-
-def _command(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    return ""
-
-
-def _lives_in(pid: int, directory: Path) -> bool:
-    return Path(os.readlink(f"/proc/{pid}/cwd")).is_relative_to(directory)

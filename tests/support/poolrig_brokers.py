@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Self
 
 import psycopg
 from redis import Redis
+from redis.crc import key_slot
 
-from support.proxy import Proxy
+from jobpool.torture.network import Proxy
 from support.servers import (
     BeanstalkServer,
     PostgresServer,
@@ -20,9 +21,12 @@ from support.servers import (
     shared_beanstalk,
     shared_postgres,
     shared_redis,
+    shared_redis_cluster,
 )
 from support.servers.postgres_server import DURABLE as DURABLE_POSTGRES
+from support.servers.redis_cluster import ClusterNode, RedisCluster
 from support.servers.redis_server import DURABLE as DURABLE_REDIS
+from support.waiting import wait_until
 
 TTR = 2
 """Seconds that a lease lasts on beanstalkd, whatever a pool asks for."""
@@ -43,11 +47,12 @@ class Broker(ABC):
         server: What runs; shared by many tests unless it was made by `on_its_own`.
         place: The prefix or schema.
         hosts: Those that were asked for.
-        settle_calls: A regular expression that finds settlements among a host's requests.
+        settle_calls, fetch_calls: Regular expressions that find these among a host's requests.
         lasts: Seconds that a lease lasts where a pool cannot choose that; 0 = as long as it asks for.
     """
 
     settle_calls: ClassVar[str]
+    fetch_calls: ClassVar[str]
     lasts: ClassVar[float] = 0.0
 
     def __init__(self, server: Server, *, shared: bool = True) -> None:
@@ -81,6 +86,10 @@ class Broker(ABC):
         self.hosts.append(Host(proxy, self.url_at(proxy.host, proxy.port)))
         return self.hosts[-1]
 
+    def bring_back(self) -> None:
+        """Start the server again, and return when it serves."""
+        self.server.start()
+
     @abstractmethod
     def commands(self) -> int:
         """How many commands, or transactions, the server has carried out for anybody."""
@@ -98,6 +107,7 @@ class Broker(ABC):
 
 class RedisBroker(Broker):
     settle_calls = ":call:settle:"
+    fetch_calls = ":call:fetch:"
 
     @classmethod
     def on_shared_server(cls) -> Self:
@@ -128,6 +138,9 @@ class RedisBroker(Broker):
 class PostgresBroker(Broker):
     settle_calls = r'\{"default"'
     """An array of queues' names, which renewals have too; the statement itself is sent but twice a connection."""
+
+    fetch_calls = r"\x00\x07default\x00\x00\x00[\x02\x04\x08]"
+    """A queue's name and a number, which reaps have too."""
 
     @classmethod
     def on_shared_server(cls) -> Self:
@@ -165,6 +178,8 @@ class BeanstalkBroker(Broker):
     settle_calls = r"(?m)^(delete|release|bury) \d+"
     """What settles is also what ends a job that was copied."""
 
+    fetch_calls = "(?m)^reserve"
+
     lasts = TTR
 
     server: BeanstalkServer
@@ -192,7 +207,70 @@ class BeanstalkBroker(Broker):
         return closed
 
 
-BROKERS: dict[str, type[Broker]] = {"redis": RedisBroker, "postgres": PostgresBroker, "beanstalk": BeanstalkBroker}
+class ClusterBroker(Broker):
+    """Three masters. `server` is the one that holds the queue `default`; kill, stop and start that one.
+
+    Nodes name each other by their own addresses, so no proxy stands between them and who knows one of them.
+    """
+
+    settle_calls = RedisBroker.settle_calls
+    fetch_calls = RedisBroker.fetch_calls
+
+    server: ClusterNode
+
+    def __init__(self, cluster: RedisCluster, *, shared: bool = True) -> None:
+        super().__init__(cluster.holder(key_slot(b"{default}")), shared=shared)
+        self.cluster = cluster
+
+    @classmethod
+    def on_shared_server(cls) -> Self:
+        return cls(shared_redis_cluster())
+
+    @classmethod
+    def on_its_own(cls, folder: Path) -> Self:
+        return cls(RedisCluster(folder, config=DURABLE_REDIS), shared=False)
+
+    @property
+    def url(self) -> str:
+        return f"{self.cluster.url}?prefix={self.place}"
+
+    def url_at(self, host: str, port: int) -> str:
+        """By way of one node, which names the others."""
+        return f"redis+cluster://{host}:{port}?prefix={self.place}"
+
+    def host(self) -> Host:
+        raise AssertionError("a proxy does not reach the nodes of a cluster: kill, stop or pause `server`")
+
+    def is_whole(self) -> bool:
+        """Whether every node takes calls, and knows the holder of each slot."""
+        return all(node.is_ready(len(self.cluster.nodes)) for node in self.cluster.nodes)
+
+    def bring_back(self) -> None:
+        super().bring_back()
+        wait_until(self.is_whole, what="the cluster is whole")
+
+    def commands(self) -> int:
+        return sum(int(self._stats(node)["total_commands_processed"]) for node in self.cluster.masters)
+
+    def disconnect_all(self) -> int:
+        return sum(node.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes") for node in self.cluster.masters)
+
+    def end(self) -> None:
+        super().end()
+        if not self._shared:
+            self.cluster.close()
+
+    def _stats(self, node: ClusterNode) -> dict[str, str]:
+        lines = node.ask("INFO", "stats").decode().splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+BROKERS: dict[str, type[Broker]] = {
+    "redis": RedisBroker,
+    "redis-cluster": ClusterBroker,
+    "postgres": PostgresBroker,
+    "beanstalk": BeanstalkBroker,
+}
 
 USUAL = ("redis", "postgres")
 """What can do all that a pool may ask for, and a test may look at."""

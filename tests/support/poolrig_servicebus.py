@@ -25,6 +25,9 @@ class ServiceBusBroker(Broker):
     settle_calls = r"\x00S\x15"
     """The performative `disposition`. Settlements by a management link, and renewals, are transfers as others are."""
 
+    fetch_calls = r"\x00S\x13"
+    """The performative `flow`: the reply that is lost is the messages."""
+
     server: PeerProcess
     lasts = LOCK
 

@@ -9,7 +9,22 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from jobpool.cli import bulk, claims, cron, doctor, enqueue, health, history, init, messages, posts, queues, run, top
+from jobpool.cli import (
+    bulk,
+    claims,
+    cron,
+    doctor,
+    enqueue,
+    health,
+    history,
+    init,
+    messages,
+    posts,
+    queues,
+    run,
+    top,
+    torture,
+)
 from jobpool.cli.arrange import arrange
 from jobpool.cli.failures import guarded
 from jobpool.cli.options import write_sections
@@ -117,6 +132,7 @@ dead.add_command(bulk.dead_purge)
 for command in (
     *(run.run, enqueue.enqueue, queues.stats, messages.list_, messages.inspect, bulk.purge),
     *(queues.reap, top.top, health.health, history.history, doctor.doctor, init.init),
+    torture.torture,
 ):
     cli.add_command(command)
 

@@ -17,6 +17,7 @@ from jobpool.cli.options import Command, option
 from jobpool.cli.session import Session
 
 if TYPE_CHECKING:
+    from jobpool.backend import QueueBackend
     from jobpool.cli.startup import Start
     from jobpool.logs import LineHandler
     from jobpool.master.settings import PoolSettings
@@ -70,7 +71,7 @@ def run(
         progress = sys.stderr.isatty() and start.log_format == "text" and bool(until_empty or pool.max_total)
     _announce(pool)
     with _published(pool, start.runtime_dir) as published:
-        ctx.exit(_run(published, lines if progress else None))
+        ctx.exit(_run(published, lines if progress else None, ctx.obj))
 
 
 def _read(session: Session, flags: dict[str, Any], mode: dict[str, Any]) -> Start:
@@ -127,16 +128,18 @@ def _published(pool: PoolSettings, directory: str | None) -> Iterator[PoolSettin
         unregister(path)
 
 
-def _run(pool: PoolSettings, lines: LineHandler | None) -> int:
-    """Run it; with `lines`, under a progress bar."""
+def _run(
+    pool: PoolSettings, lines: LineHandler | None, wrap: Callable[[QueueBackend], QueueBackend] | None
+) -> int:
+    """Run it; with `lines`, under a progress bar; with `wrap` round its broker (tortured.py hands it down)."""
     from jobpool.master.run import run_pool
 
     if lines is None or pool.board_path is None:
-        return run_pool(pool)
+        return run_pool(pool, wrap=wrap)
     from jobpool.cli.progress import Progress
     from jobpool.cli.startup import backlog
 
     waiting = backlog(pool)
     total = min(waiting, pool.max_total) if pool.max_total and pool.until_empty else pool.max_total or waiting
     with Progress(pool.board_path, total, lines):
-        return run_pool(pool)
+        return run_pool(pool, wrap=wrap)

@@ -85,7 +85,9 @@ class Crew:
         if self._ended:
             timeout = min(timeout, COLLECT_EVERY)
         events: list[ev.Event] = []
-        for fd, _ in self._poll.poll(max(0.0, timeout)):
+        # Who was stopped (SIGSTOP) for longer than its wait comes back from it with nothing, whatever has come in the
+        # meantime, and would kill a child for a result that it has not read: it looks again.
+        for fd, _ in self._poll.poll(max(0.0, timeout)) or self._poll.poll(0.0):
             reader = self._readers.get(fd)
             if reader is not None:
                 events.extend(reader())
@@ -152,17 +154,14 @@ class Crew:
 
     def _collect_orphan(self, child: int) -> list[ev.Event]:
         pid = self._pids.get(child, 0)
-        try:
-            if pid:
-                linux.kill_group(pid)
-                done, status, usage = os.wait4(pid, os.WNOHANG)
-                if not done:
-                    return []
-                exited = _exited(child, pid, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
-                return self._died(exited, ORPHANED)
-        except ChildProcessError:
-            pass  # the fork server had collected it before it died itself
-        return self._died(Exited(child, pid, None, signal.SIGKILL), ORPHANED)
+        if not (pid and linux.is_child(pid)):  # the fork server had collected it: the pid may be another's by now
+            return self._died(Exited(child, pid, None, signal.SIGKILL), ORPHANED)
+        linux.kill_group(pid)
+        done, status, usage = os.wait4(pid, os.WNOHANG)
+        if not done:
+            return []
+        exited = _exited(child, pid, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+        return self._died(exited, ORPHANED)
 
     def _sweep(self) -> None:
         servers = {server.pid for server in (*self._servers.values(), *self._ended.values())}

@@ -14,6 +14,7 @@ from jobpool.master import events as ev
 from jobpool.master.apply import apply
 from jobpool.master.attendant import Attendant
 from jobpool.master.batch import Batch
+from jobpool.master.circles import Circles
 from jobpool.master.crew import Crew
 from jobpool.master.delivery import Delivery
 from jobpool.master.handout import worth_fetching
@@ -74,6 +75,7 @@ class Master:
         self._watching = watching
         self._attendant = attendant
         self._batch = Batch()
+        self._circles = Circles(time.monotonic())
         self._stacks_due = 0.0
         self._unpublished = True
         crew.watch(inbox.fd, inbox.take)
@@ -139,6 +141,7 @@ class Master:
                 for child, _, share in samples:
                     self._publisher.note_cpu(child, share)
                 self._crew.bound_outputs()
+                self._circles.look(time.monotonic())
             case ev.ChildReady():
                 self._publish_at = min(self._publish_at, self._published_at + SOON)
 

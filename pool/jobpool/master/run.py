@@ -59,6 +59,7 @@ def run_pool(
     backend: QueueBackend | None = None,
     on_start: Callable[[Scoreboard], None] | None = None,
     collector: MetricsCollector | None = None,
+    wrap: Callable[[QueueBackend], QueueBackend] | None = None,
 ) -> int:
     """Run a pool until it is told to stop; its exit status: 0, or 1 with `fail_on_dead`.
 
@@ -68,6 +69,7 @@ def run_pool(
             may still wait in it for a hint; it only ends then, whether the backend was closed meanwhile or not.
         on_start: Called once with the scoreboard, before the first child.
         collector: Is told what the pool's own metrics count, as it happens.
+        wrap: Called once with the broker; the pool works with what it returns, and closes it with the broker.
 
     Raises:
         ConfigurationError: The machine or a setting cannot work.
@@ -81,6 +83,7 @@ def run_pool(
     signer = EnvelopeSigner(list(settings.signing_keys) or None)
     broker = backend or open_backend(settings.backend, signer=signer, timeout=settings.broker_timeout)
     try:
+        broker = wrap(broker) if wrap else broker
         check_demands(settings, broker)
         for unserved in unserved_limits(settings):
             log.warning("a limit limits nothing here", extra={"fields": {"limit": unserved}})

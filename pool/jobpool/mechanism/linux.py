@@ -97,6 +97,15 @@ def has_children() -> bool:
     return True
 
 
+def is_child(pid: int) -> bool:
+    """Whether it is a child of this process, alive or dead and not collected: so long, its pid cannot be another's."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
 def sweep_strays(keep: Collection[int], limit_s: float) -> int:
     """Kill and collect every child of this process that is not in `keep`, until no stranger remains.
 

@@ -1,4 +1,4 @@
-"""Gives each test a rig on a real server, which it may harm when it is marked `own_server`."""
+"""Gives each test a rig on a real server that others share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from support.poolrig_brokers import BROKERS, USUAL, Broker
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "own_server: on a server of the test's own, which keeps what it has answered")
     config.addinivalue_line("markers", "only(*brokers): on these, and not on the usual ones")
     config.addinivalue_line("markers", "also(*brokers): on the usual ones, and on these that can do less")
 
@@ -24,10 +23,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
-    kind = _kind(request.param)
-    alone = request.node.get_closest_marker("own_server")
-    broker = kind.on_its_own(tmp_path / "server") if alone else kind.on_shared_server()
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    broker = _kind(request.param).on_shared_server()
     try:
         yield broker
     finally:

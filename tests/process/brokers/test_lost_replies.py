@@ -1,11 +1,14 @@
-"""Replies that are lost on the way: the broker has done what it was asked, and nobody heard of it (FAULTS 9)."""
+"""What a client of a broker is told, and gets, when the reply to its call was lost on the way.
+
+Pools whose replies are lost: tests/faults/test_dropped_replies.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
 
 import pytest
+from support.outages import insist
 from support.poolrig import Rig
 from support.poolrig_brokers import Broker, Host
 
@@ -14,8 +17,6 @@ from jobpool.definition import JobDefinition
 from jobpool.errors import BackendUnavailable
 from jobpool.opening import open_backend
 from jobpool.settlement import Abandon, Ack, Nack, Release, Settled, Settlement
-
-T = TypeVar("T")
 
 NOW_AND_THEN = 0.2
 """The share of replies that are lost."""
@@ -35,16 +36,6 @@ def client(host: Host) -> Iterator[QueueBackend]:
     backend.ack(lease)
     yield backend
     backend.close()
-
-
-def insist(call: Callable[[], T]) -> T:
-    """What the call answers, once it does."""
-    for _ in range(3):
-        try:
-            return call()
-        except BackendUnavailable:
-            continue
-    return call()
 
 
 def test_a_repeated_settlement_is_answered_already(rig: Rig, host: Host, client: QueueBackend) -> None:
@@ -92,43 +83,3 @@ def test_an_enqueue_whose_reply_is_lost_is_there_once_or_says_so(rig: Rig, host:
             told += 1
     assert host.proxy.counts().dropped > 3
     assert told <= rig.stats().waiting <= told + untold
-
-
-def test_a_pool_that_is_not_told_of_its_settlements_repeats_none_of_its_jobs(
-    broker: Broker, host: Host, rig: Rig
-) -> None:
-    pool = rig.start_pool(url=host.url).wait_ready(2)
-    host.proxy.drop_replies(share=NOW_AND_THEN, seed=3, match=broker.settle_calls)
-    rig.enqueue_many("work", [{"seconds": 0.02}] * 150)
-    failing = rig.enqueue_many("fail", [{"times": 2}] * 20, max_retries=2)
-    rig.wait_drained()
-    assert host.proxy.counts().dropped >= 5
-    rig.account().assert_once_each()
-    assert not any(rig.account().crashes.values())
-    assert all([line.attempt for line in rig.starts(ident)] == [1, 2, 3] for ident in failing)
-    assert pool.stop() == 0
-
-
-def test_a_pool_that_loses_replies_of_all_kinds_does_its_work(host: Host, rig: Rig) -> None:
-    pool = rig.start_pool(url=host.url).wait_ready(2)
-    host.proxy.drop_replies(share=NOW_AND_THEN / 2, seed=5)
-    rig.enqueue_many("work", [{"seconds": 0.02}] * 120)
-    rig.enqueue_many("follow_up", [{}] * 20)
-    rig.wait_drained()
-    assert host.proxy.counts().dropped >= 5
-    rig.enqueued |= {line.tag for line in rig.ends() if line.tag not in ("", "follow-up")}
-    rig.account().assert_once_each()
-    assert len([line for line in rig.ends() if line.tag == "follow-up"]) == 20
-    assert pool.stop() == 0
-
-
-def test_replies_that_are_lost_in_silence_are_waited_for_and_no_longer(host: Host, rig: Rig) -> None:
-    """The connection stays open, and nothing comes: a fetch's message must not be frozen until its lease ends."""
-    pool = rig.start_pool(url=host.url).wait_ready(2)
-    host.proxy.drop_replies(2, then="silent")
-    rig.enqueue_many("work", [{"seconds": 0.005}] * 100)
-    rig.wait_drained(20)
-    assert host.proxy.counts().dropped == 2
-    rig.account().assert_once_each()
-    assert not any(rig.account().crashes.values()), "no lease of 30 s had to run out"
-    assert pool.stop() == 0

@@ -58,22 +58,6 @@ def measure(broker: Broker, host: Host, pool: PoolProcess) -> Cost:
 
 
 @pytest.mark.only("redis")
-def test_scripts_that_are_flushed_in_the_middle_of_the_work_are_sent_again(broker: RedisBroker, rig: Rig) -> None:
-    pool = rig.start_pool().wait_ready(2)
-    rig.enqueue_many("work", [{"seconds": 0.01}] * 200)
-    with broker.client() as client:
-        for _ in range(10):
-            ended = len(rig.ends())
-            client.script_flush()
-            wait_until(lambda e=ended: len(rig.ends()) > e or rig.stats().pending == 0)  # type: ignore[misc]
-    rig.wait_drained()
-    rig.account().assert_once_each()
-    assert not any(rig.account().crashes.values())
-    assert not pool.log("the broker does not answer; trying again until it does")
-    assert pool.stop() == 0
-
-
-@pytest.mark.only("redis")
 def test_a_bell_that_somebody_removes_is_missed_for_some_seconds_at_most(broker: RedisBroker, rig: Rig) -> None:
     rig.start_pool(workers=1).wait_ready(1)
     with broker.client() as client:

@@ -74,6 +74,22 @@ linux.sweep_strays((), 10.0)
 """)
 
 
+def test_a_pid_is_a_childs_until_it_is_collected_and_no_grandchilds() -> None:
+    assert passes("""
+child = sleeper()
+assert linux.is_child(child)
+linux.kill(child)
+os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+assert linux.is_child(child)
+os.waitpid(child, 0)
+assert not linux.is_child(child)
+assert not linux.is_child(os.getppid())
+stranger = daemon()
+assert not linux.is_child(stranger)
+os.kill(stranger, signal.SIGKILL)
+""")
+
+
 def test_children_of_any_thread_are_seen() -> None:
     assert passes("""
 import threading

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from support.poolrig import PoolProcess, Rig
+from support.poolrig import Rig
 from support.poolrig_brokers import BROKERS, USUAL
 
 EMBEDDED = "sqlite"
@@ -37,26 +37,12 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
             broker.end()
 
 
-@pytest.fixture(scope="module")
-def one_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, PoolProcess]]:
-    """A pool for the tests of one file that leave it as they find it, however badly their jobs behave."""
-    rig = Rig(tmp_path_factory.mktemp("pool"))
-    try:
-        pool = rig.start_pool("--ttl", "5", "--default-timeout", "20").wait_ready(2)
-        yield rig, pool
-        assert pool.stop() == 0
-        rig.assert_no_processes_left()
-    finally:
-        rig.end()
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    values = getattr(item, "funcargs", {})
-    rig = values.get("rig") or values.get("one_pool", (None,))[0]
+    rig = getattr(item, "funcargs", {}).get("rig")
     if report.failed and isinstance(rig, Rig):
         report.sections.append(("pools", rig.describe()))
     return report

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from support.poolrig import PoolProcess, Rig
-from support.poolrig_ledger import Line
 from support.waiting import wait_until
+
+from jobpool.torture.ledger import Line
 
 
 def start_two_pools(rig: Rig, *flags: str, workers: int) -> tuple[PoolProcess, PoolProcess]:

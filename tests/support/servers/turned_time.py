@@ -9,12 +9,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
+from jobpool.torture import clocks
 from support.servers.process import ServerFailed
-
-SHARED_MEMORY = Path("/dev/shm")
 
 
 class TurnedTime:
@@ -58,9 +56,7 @@ class TurnedTime:
 
     def clear(self, pid: int) -> None:
         """Remove what libfaketime leaves in shared memory when its process is killed."""
-        for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
-            with suppress(FileNotFoundError):
-                (SHARED_MEMORY / name).unlink()
+        clocks.clear(pid)
 
     def _show(self, micros: int) -> None:
         self._micros = micros
@@ -75,7 +71,6 @@ class TurnedTime:
 
 def library() -> Path:
     """Where libfaketime is. Raises `ServerFailed` when it is not installed."""
-    for folder in [*sorted(Path("/usr/lib").glob("*-linux-gnu*/faketime")), Path("/usr/lib/faketime")]:
-        if (found := folder / "libfaketime.so.1").exists():
-            return found
+    if found := clocks.find_library():
+        return found
     raise ServerFailed("libfaketime is not installed; scripts/services up installs what tests need")

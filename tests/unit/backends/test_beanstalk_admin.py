@@ -11,11 +11,11 @@ from pathlib import Path
 import greenstalk
 import pytest
 from beanstalk_rig import NOW, QUEUE, Administrator, BeanstalkRig, body, died
-from support.proxy import Proxy
 from support.servers import BeanstalkServer
 
 from jobpool.backend import MessageFilter, QueueStats, State, Verb
 from jobpool.errors import BackendUnavailable, Unsupported
+from jobpool.torture.network import Proxy
 from jobpool_backends.beanstalk import BeanstalkBackend
 from jobpool_backends.beanstalk.dead import Walk
 from jobpool_backends.beanstalk.raising import PIECE, Work

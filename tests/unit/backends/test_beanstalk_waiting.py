@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import greenstalk
 import pytest
 from beanstalk_clients import AT_ONCE, QUEUE, Clients, a_job, one
-from support.proxy import Proxy
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable
 from jobpool.settlement import Ack
+from jobpool.torture.network import Proxy
 from jobpool_backends.beanstalk import BeanstalkBackend
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.proxy import Proxy
 from support.servers import RedisServer, free_port, shared_redis
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
+from jobpool.torture.network import Proxy
 from jobpool_backends.redis.link import Link, Script, ServerLink
 from jobpool_backends.redis.wire import Endpoint
 

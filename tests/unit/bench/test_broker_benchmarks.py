@@ -1,17 +1,62 @@
 """Benchmarks of brokers and peers, as small as they get: every figure is there. No test looks at how large it is.
 
-The peers take part where their environment has been made; `scripts/bench redis` makes it.
+The peers take part where their environment has been made; `scripts/bench redis` makes it. The benchmarks share a Redis
+and a Postgres here, and a program of theirs that only calls a broker runs as a process of its own once, and from then
+on in this one: to start either takes longer than all that they do with it.
 """
 
 from __future__ import annotations
 
-from bench import claims, enqueue, guards, latency, limits, on_postgres, on_redis, scale
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import claims, enqueue, guards, latency, limits, on_postgres, on_redis, programs, scale, servers
 from bench.figures import Section
 from bench.peers import environment
 from bench.plan import Plan
 
 PEERS = environment.exists()
 PLAN = Plan(tiny=True, workers=2, peers=PEERS)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[servers.Server, servers.Server]]:
+    """A Redis that keeps nothing, and a Postgres."""
+    folders = Plan().scratch(), Plan().scratch()  # where Postgres's user can come
+    with folders[0] as one, folders[1] as two, servers.redis(one) as redis, servers.postgres(two) as postgres:
+        yield redis, postgres
+
+
+@pytest.fixture(autouse=True)
+def economy(shared: tuple[servers.Server, servers.Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    """See the module. A Redis with other options is still the benchmark's own."""
+    redis, own_redis = shared[0], servers.redis
+
+    def a_redis(directory: Path, options: Sequence[str] = servers.IN_MEMORY) -> AbstractContextManager[servers.Server]:
+        return nullcontext(redis) if options == servers.IN_MEMORY else own_redis(directory, options)
+
+    monkeypatch.setattr(servers, "redis", a_redis)
+    monkeypatch.setattr(servers, "postgres", lambda _: nullcontext(shared[1]))
+    for module in (scale, claims):
+        monkeypatch.setattr(module, "sample", sample)
+
+
+PROGRAMS: set[str] = set()
+"""Those that have run as processes, with the words of what was asked of them."""
+
+
+def sample(module: str, **spec: Any) -> dict[str, Any]:
+    """As `bench.programs.sample`; the same program, asked with the same words, is but one process."""
+    program = " ".join([module, *sorted(spec)])
+    if program in PROGRAMS:
+        found: dict[str, Any] = import_module(f"bench.{module}").run(**spec)
+        return found
+    PROGRAMS.add(program)
+    return programs.sample(module, **spec)
 
 
 def names(section: Section) -> set[str]:

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "scripts"
-COMMANDS = [SCRIPTS / name for name in ("setup", "check", "fix", "test", "demo", "bench", "services")]
+COMMANDS = [SCRIPTS / name for name in ("setup", "check", "fix", "test", "demo", "bench", "services", "soak")]
 
 
 @pytest.mark.parametrize("path", [*COMMANDS, ROOT / ".ci" / "run"], ids=lambda path: path.name)

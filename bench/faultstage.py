@@ -1,0 +1,173 @@
+"""What faults are struck on: two pools under the witness, each behind a network of its own, and their ledger.
+
+All times are read from the ledger, whose lines hold CLOCK_MONOTONIC: how often this process looks does not matter.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from bench import servers
+from bench.livepool import wait_for
+from bench.plan import Plan
+from jobpool.backend import QueueBackend
+from jobpool.definition import JobDefinition
+from jobpool.opening import open_backend
+from jobpool.torture.fleet import Fleet
+from jobpool.torture.ledger import LEDGER, Ledger, Line
+from jobpool.torture.network import Proxy
+from jobpool.torture.pool import Pool
+from jobpool.torture.routes import through
+
+WORKERS = 2
+LIMIT = 60.0
+
+SYNCED = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
+"""Redis that loses nothing when it is killed."""
+
+
+class Mortal:
+    """A server that may be killed, and is started again where it was."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self._name = name
+        self._directory = directory
+        self._port = servers.free_port()
+        self._life = ExitStack()
+        self._server: servers.Server | None = None
+
+    def start(self) -> str:
+        """Its URL, once it answers."""
+        self._server = self._life.enter_context(self._program())
+        return self._server.url
+
+    def _program(self) -> AbstractContextManager[servers.Server]:
+        if self._name == "redis":
+            return servers.redis(self._directory, SYNCED, self._port)
+        return servers.postgres(self._directory, port=self._port)
+
+    def kill(self) -> None:
+        """SIGKILL; to Postgres SIGQUIT, upon which it ends as in a crash, and takes its processes along."""
+        if self._server is not None:
+            os.kill(self._server.pid, signal.SIGKILL if self._name == "redis" else signal.SIGQUIT)
+        self._life.close()
+
+    def close(self) -> None:
+        self._life.close()
+
+
+class Stage:
+    """Two pools of two children, on one broker.
+
+    Attributes:
+        ttl: Seconds, of their leases.
+        server: None on SQLite.
+        proxies: Of each pool; none on SQLite.
+        pools: Both.
+    """
+
+    def __init__(self, directory: Path, broker: str, ttl: float) -> None:
+        self.ttl = ttl
+        self.server = None if broker == "sqlite" else Mortal(broker, _made(directory / "server"))
+        url = self.server.start() if self.server else f"sqlite:///{directory}/bench.db"
+        self.proxies = [_network(url) for _ in range(2)] if self.server else []
+        urls = [_routed(url, proxy) for proxy in self.proxies] or [url, url]
+        words = ["-A", "jobpool.torture.handlers", "-w", str(WORKERS), "--ttl", f"{ttl:g}", "--stop-grace", "1"]
+        self._ledger = Ledger(directory / "ledger")
+        self._fleet = Fleet(directory, urls, words, environment={LEDGER: str(self._ledger.path)})
+        self._backend: QueueBackend = open_backend(url)
+        self.pools: list[Pool] = self._fleet.pools
+        self.start()
+
+    # --- the pools ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start those that do not run, and wait until all children of both are ready."""
+        self._fleet.collect()
+        self._fleet.start()
+        for pool in self.pools:
+            self.wait_ready(pool)
+
+    def wait_ready(self, pool: Pool) -> float:
+        """CLOCK_MONOTONIC, when its master said so of all children, none of which is dead."""
+        wait_for(lambda: (pool.ready() == WORKERS and len(pool.children()) == WORKERS) or None, f"{pool.name} is ready")
+        return time.monotonic()
+
+    def pool_of(self, child: int) -> Pool:
+        return wait_for(lambda: next((p for p in self.pools if child in p.children()), None), f"the pool of {child}")
+
+    # --- the queue ----------------------------------------------------------------------------------
+
+    def enqueue(self, count: int, seconds: float, timeout: float | None = None) -> list[str]:
+        """Jobs that sleep."""
+        job = JobDefinition("torture.work", {"seconds": seconds}, timeout=timeout)
+        return self._backend.enqueue_many([job] * count)
+
+    def drain(self) -> None:
+        """Wait until nothing is waiting, delayed or leased."""
+        wait_for(lambda: self._backend.stats("default").pending == 0 or None, "an empty queue")
+
+    # --- the ledger ---------------------------------------------------------------------------------
+
+    def line(self, event: str, fits: Callable[[Line], bool], after: float = 0.0) -> Line:
+        """The first such line that was written after that moment, as soon as it is there."""
+
+        def found() -> Line | None:
+            lines = self._ledger.read()
+            return next((line for line in lines if line.event == event and line.at > after and fits(line)), None)
+
+        return wait_for(found, f"a line {event!r}")
+
+    def started(self, ident: str, fence: int = 1) -> Line:
+        """When that delivery's handler began."""
+        return self.line("start", lambda line: line.id == ident and line.fence >= fence)
+
+    def acked(self, after: float) -> Line:
+        """The first ack whose call began after that moment, and was accepted."""
+        return self.line("settled", lambda line: line.since > after and line.answer == "ok", after)
+
+    def close(self) -> None:
+        for proxy in self.proxies:
+            proxy.restore()
+        self._fleet.stop_all(15.0)
+        self._fleet.kill_all()
+        self._backend.close()
+        for proxy in self.proxies:
+            proxy.close()
+        if self.server:
+            self.server.close()
+
+
+@contextmanager
+def stage(plan: Plan, broker: str, ttl: float) -> Iterator[Stage]:
+    """One on `sqlite`, `redis` or `postgres`, gone afterwards. `ttl`: seconds."""
+    with plan.scratch() as directory:
+        directory.chmod(0o711)  # Postgres has to get to its files
+        made = Stage(directory, broker, ttl)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
+
+
+def _network(url: str) -> Proxy:
+    place = urlsplit(url)
+    return Proxy(str(place.hostname), int(place.port or 0))
+
+
+def _routed(url: str, proxy: Proxy) -> str:
+    routed, why_not = through(url, proxy.host, proxy.port)
+    if why_not:
+        raise ValueError(why_not)
+    return routed

@@ -1,0 +1,27 @@
+"""`python -m jobpool.cli.tortured …`: the command `jobpool` itself, whose pool runs under the witness of a torture.
+
+JOBPOOL_LEDGER names the file that the witness writes; JOBPOOL_FAILPOINT may say where the pool's master kills itself
+(jobpool.torture.failpoint). Every other word and variable is as for `jobpool`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from jobpool.backend import QueueBackend
+from jobpool.cli.main import cli
+from jobpool.torture.witness import watched
+
+
+def wrap(backend: QueueBackend) -> QueueBackend:
+    """Put the witness round the pool's broker. Raises `ConfigurationError`."""
+    return watched(backend, os.environ)
+
+
+def main() -> None:
+    """The entry point."""
+    cli(obj=wrap)
+
+
+if __name__ == "__main__":
+    main()

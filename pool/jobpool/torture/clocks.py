@@ -1,0 +1,99 @@
+"""A wall clock of a pool's own, which is set while the pool runs: by libfaketime, which its processes are started with.
+
+What a file says is added to Unix time, and every reading of the clock reads the file: so all processes of the pool see
+a jump at the same moment, as they do on a machine whose clock is set. The monotonic clocks (and CLOCK_BOOTTIME) stay
+as they are, and so do time-outs; so does what the kernel says of a file's times.
+
+Facts about libfaketime 0.9.10 that this stands on: `FAKETIME_*` and LD_PRELOAD are inherited by forks and through exec;
+a shift that is written "+SECONDS" needs no lock; a reading costs some 15 µs. The first process leaves a piece of shared
+memory and a semaphore behind when it is killed, named by its pid; a later process with that pid and a libfaketime would
+refuse to start: hence `clear`. And its clock_nanosleep answers EINVAL to every sleep until a monotonic time, which is
+how Python sleeps since 3.11: hence `SLEEP`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+LIBRARY = "libfaketime.so.1"
+SLEEP = '''"""With this machine's libfaketime, time.sleep fails; select waits as long, and is left alone by it."""
+
+import select
+import time
+
+
+def sleep(seconds):
+    select.select((), (), (), seconds)
+
+
+time.sleep = sleep
+'''
+"""A `sitecustomize`, which every Python program imports first."""
+
+_ELSEWHERE = tuple(map(Path, ("/usr/lib/faketime", "/usr/lib64/faketime", "/usr/local/lib/faketime")))
+
+
+def find_library() -> Path | None:
+    """Where libfaketime is installed; None = it is not."""
+    folders = [*sorted(Path("/usr/lib").glob("*-linux-gnu*/faketime")), *_ELSEWHERE]
+    return next((folder / LIBRARY for folder in folders if (folder / LIBRARY).exists()), None)
+
+
+def missing() -> str:
+    """Why no clock can be moved here, as half a sentence; "" = it can."""
+    return "" if find_library() else "libfaketime is not installed (Debian's package libfaketime)"
+
+
+def clear(pid: int) -> None:
+    """Remove what libfaketime has left in shared memory of a process that has ended."""
+    for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
+        with contextlib.suppress(OSError):
+            (SHARED_MEMORY / name).unlink()
+
+
+class PoolClock:
+    """The wall clock of one pool's processes; right until it is shifted.
+
+    Attributes:
+        shifted: Seconds that it is ahead of the machine's; < 0: behind.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """`file`: made here, in a folder that exists; it belongs to this clock, and so does `file`.site beside it.
+
+        Raises:
+            FileNotFoundError: libfaketime is not installed; see `missing`.
+        """
+        library = find_library()
+        if library is None:
+            raise FileNotFoundError(missing())
+        self._library = library
+        self._file = file
+        self._site = file.with_suffix(".site")
+        self._site.mkdir(exist_ok=True)
+        (self._site / "sitecustomize.py").write_text(SLEEP)
+        self.shifted = 0.0
+        self.shift(0.0)
+
+    def shift(self, seconds: float) -> None:
+        """Show the machine's time plus `seconds`, to the millisecond; < 0 = less. In force when this returns."""
+        self.shifted = round(seconds, 3)
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{self.shifted:+.3f}\n")
+        os.replace(new, self._file)
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """`base`, so that a program started with it, and all that it starts, goes by this clock."""
+        kept = {name: value for name, value in base.items() if not name.startswith("FAKETIME")}
+        return kept | {
+            "LD_PRELOAD": " ".join(filter(None, (str(self._library), base.get("LD_PRELOAD", "")))),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(self._site), base.get("PYTHONPATH", "")))),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "XNO_FAKE_STAT": "1",
+        }

@@ -1,0 +1,193 @@
+"""From options to a result: the checks, the folder's files, the place, the schedule and the run; and shorter runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.finding import Finding
+from jobpool.opening import open_backend
+from jobpool.torture import schedule
+from jobpool.torture.options import FAULTS_A_SECOND, Options, check_broker, check_kinds
+from jobpool.torture.place import Place
+from jobpool.torture.result import Result
+from jobpool.torture.run import Moment, Run
+from jobpool.torture.schedule import KINDS, Fault
+from jobpool.torture.shrink import shrink
+
+SCHEDULE = "schedule.json"
+
+SHRINK_RUNS = 20
+"""Runs, at most, that look for a shorter schedule."""
+
+SHRINK_TAIL = 3.0
+"""Seconds for which jobs still arrive after the last fault of a shorter schedule."""
+
+REPLAYED = ("seed", "seconds", "pools", "workers", "ttl", "rate")
+"""Options that a schedule file brings along."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run is about to do.
+
+    Attributes:
+        left_out: Kinds that were asked for and cannot be had → why.
+        broker: What the broker says of itself: its version, where it tells, and settings that can lose jobs.
+    """
+
+    options: Options
+    folder: Path
+    faults: Sequence[Fault]
+    left_out: Mapping[str, str]
+    broker: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Who is told what. `planned`: before the pools are started; `begun`: may be interrupted from then on."""
+
+    planned: Callable[[Plan], None]
+    begun: Callable[[Run], None]
+    tell: Callable[[Moment], None]
+
+
+def conduct(options: Options, folder: Path, watcher: Watcher, faults: Sequence[Fault] | None = None) -> Result:
+    """Run once. Blocks for as long as that takes; no process is left afterwards.
+
+    Args:
+        folder: Empty; what the run wrote stays there.
+        faults: To be struck; None = they are planned from the seed.
+
+    Raises:
+        ConfigurationError: Nothing was done; the text has the mend.
+        BackendUnavailable: The broker does not answer; the same.
+        JobpoolError: The pools did not come up, or the torture's own parts failed.
+    """
+    with ExitStack() as stack:
+        wanted = _wanted(options, faults)
+        backend = open_backend(options.backend, timeout=options.timeout)
+        try:
+            check_broker(backend, options)
+            options = options.on_its_queue()
+            told = [str(finding) for finding in backend.diagnose() if _is_worth_telling(finding)]
+            place = Place(options, folder, backend, wanted)
+        finally:
+            backend.close()
+        stack.callback(place.close)
+        left_out = {kind: why for kind, why in place.nemesis.cannot().items() if kind in wanted}
+        chosen = _plan(options, place) if faults is None else list(faults)
+        (folder / SCHEDULE).write_text(schedule.dump(chosen, about(options)))
+        run = Run(options, folder, place, chosen, watcher.tell)
+        run.result.left_out = left_out
+        watcher.planned(Plan(options, folder, chosen, left_out, told))
+        watcher.begun(run)
+        return run.go()
+
+
+def _is_worth_telling(finding: Finding) -> bool:
+    return finding.is_bad or finding.check.endswith(".server")
+
+
+def _plan(options: Options, place: Place) -> list[Fault]:
+    there = place.nemesis.kinds()
+    kinds = [kind for kind in options.faults or there if kind in there]
+    if not kinds:
+        reasons = {place.nemesis.cannot()[kind] for kind in options.faults or KINDS}
+        raise ConfigurationError(f"none of these faults can be had here: {'; '.join(sorted(reasons))}")
+    return schedule.plan(
+        options.seed,
+        seconds=options.seconds,
+        pools=options.pools,
+        kinds=kinds,
+        ttl=options.ttl,
+        rate=FAULTS_A_SECOND,
+    )
+
+
+def _wanted(options: Options, faults: Sequence[Fault] | None) -> Collection[str]:
+    """Kinds of fault that are asked for."""
+    if faults is not None:
+        return {fault.kind for fault in faults}
+    return options.faults or tuple(KINDS)
+
+
+def about(options: Options) -> dict[str, Any]:
+    """What a schedule file says of its run."""
+    return {name: getattr(options, name) for name in REPLAYED}
+
+
+def read_schedule(path: Path) -> tuple[list[Fault], dict[str, Any]]:
+    """The faults of a file, and the options that it brings along.
+
+    Raises:
+        ConfigurationError: It cannot be read, or is no schedule.
+    """
+    try:
+        faults, told = schedule.load(path.read_text())
+    except OSError as error:
+        raise ConfigurationError(f"--replay {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"--replay {path}: {error}") from error
+    missing = [name for name in REPLAYED if not isinstance(told.get(name), int | float)]
+    if missing:
+        raise ConfigurationError(f"--replay {path}: it does not say the {missing[0]} of its run")
+    if outside := [fault for fault in faults if fault.pool >= told["pools"]]:
+        raise ConfigurationError(f"--replay {path}: fault {outside[0].number} strikes a pool that is not there")
+    check_kinds([fault.kind for fault in faults])
+    return faults, {name: told[name] for name in REPLAYED}
+
+
+# --- a shorter one ------------------------------------------------------------------------------------------------
+
+
+def find_shorter(
+    options: Options, folder: Path, faults: Sequence[Fault], watcher: Watcher, tell: Callable[[str], None]
+) -> Path:
+    """Replay parts of a schedule that has failed, each in a queue of its own; the file of the shortest that fails too.
+
+    Args:
+        options: Of the run that failed, its queue left out where one is made for each.
+        folder: Of that run; the runs' folders are made in it.
+        tell: Called with a line before and after each run.
+
+    Blocks for `SHRINK_RUNS` runs at most, each as long as its last fault needs.
+    """
+    tried = 0
+
+    def fails(part: list[Fault]) -> bool:
+        nonlocal tried
+        tried += 1
+        return _fails(options, folder / f"shrink{tried:02d}", part, watcher, lambda text: tell(f"run {tried}: {text}"))
+
+    longest = SHRINK_RUNS * _seconds(faults) / 60
+    tell(f"looking for a shorter schedule: at most {SHRINK_RUNS} runs, of {longest:.0f} minutes of faults in all")
+    shortest = shrink(list(faults), fails, most=SHRINK_RUNS)
+    path = folder / "shortest.json"
+    path.write_text(schedule.dump(shortest, about(replace(options, seconds=_seconds(shortest)))))
+    return path
+
+
+def _fails(options: Options, folder: Path, part: list[Fault], watcher: Watcher, tell: Callable[[str], None]) -> bool:
+    folder.mkdir()
+    begun = time.monotonic()
+    tell(f"{len(part)} faults in {_seconds(part):.0f} s")
+    try:
+        result = conduct(replace(options, seconds=_seconds(part)), folder, watcher, part)
+    except JobpoolError as error:
+        tell(f"did not come to its end: {error}")
+        return False
+    found = ", ".join(f"{len(ids)} {count}" for count, ids in result.counts.items()) or "clean"
+    tell(f"{found}, in {time.monotonic() - begun:.0f} s")
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return not result.is_clean
+
+
+def _seconds(faults: Sequence[Fault]) -> float:
+    return max((fault.ends for fault in faults), default=0.0) + SHRINK_TAIL

@@ -1,0 +1,135 @@
+"""The ledger: what handlers, producers and pools did, one JSON object a line, in one file for all of them.
+
+Every line, and every batch of lines, is one `write` to a descriptor that was opened with O_APPEND: so lines of many
+processes never mix, a process that is killed leaves whole lines, and the file's order is the order of the writes.
+
+Events:
+
+* Handlers write `start`; `end` (about to return); `fail` (about to raise); `effect`; `left` (a process that it leaves
+  behind); `follow` (a follow-up: its id in `tag`).
+* The producer writes `try` (before an enqueue) and `enq` (it was answered).
+* The witness (witness.py) writes what the broker answered to a pool: `fetched`; `asked` (before a settle call) and then
+  `settled` or `unknown` (it raised: nobody knows); `lost` (a lease that was not renewed, or broke); `reaped`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+
+import orjson
+
+LEDGER = "JOBPOOL_LEDGER"
+"""The environment variable that holds the file's path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One event of one message. What an event does not know keeps its default, and is not written.
+
+    Attributes:
+        event: See the module.
+        id: Of the message.
+        fence: The delivery's number; 0 = of no delivery that is known.
+        pool: The pool's name, as far as its writer knows it.
+        slot, pid: Of the child, or the pid of the master, or of the producer.
+        at: CLOCK_MONOTONIC seconds.
+        wall: Unix time.
+        since: Of what the broker answered: CLOCK_MONOTONIC seconds, just before it was asked.
+        attempt: The number of the attempt that this delivery would be: failures so far, and 1. Of a `move`: the
+            failures that it adds.
+        crashes: As the handler, or the pool, was told. Of a `move`: those that it adds.
+        owner: The lease's owner token.
+        verb: Of a settlement: `ack`, `nack`, …; how a lease was lost: `renew` or `connection`.
+        answer: To a settlement: a `Settled` value, or the error's name; of `reaped`: `dead` or `back`.
+        tag: Whatever else belongs to the event: a follow-up's id, a cause of death, a queue.
+    """
+
+    event: str
+    id: str
+    fence: int = 0
+    pool: str = ""
+    slot: int = -1
+    pid: int = 0
+    at: float = 0.0
+    wall: float = 0.0
+    since: float = 0.0
+    attempt: int = 0
+    crashes: int = 0
+    owner: str = ""
+    verb: str = ""
+    answer: str = ""
+    tag: str = ""
+
+
+_DEFAULTS = tuple((field.name, None if field.default is MISSING else field.default) for field in fields(Line))
+
+
+def encode(lines: Iterable[Line]) -> bytes:
+    """The bytes of these lines, each with its line end."""
+    return b"".join(_encode(line) for line in lines)
+
+
+def _encode(line: Line) -> bytes:
+    values = ((name, default, getattr(line, name)) for name, default in _DEFAULTS)
+    present = {name: value for name, default, value in values if value != default}
+    return orjson.dumps(present, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def open_ledger(path: str | os.PathLike[str]) -> int:
+    """A descriptor to append to; the file is made where it is missing. Not handed on to programs that are started."""
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def append(target: int | str | os.PathLike[str], lines: Sequence[Line]) -> None:
+    """Write these lines in one piece, to a descriptor of `open_ledger` or to the file of that name.
+
+    Raises `OSError`. Blocks for one write to a file.
+    """
+    if not lines:
+        return
+    if isinstance(target, int):
+        os.write(target, encode(lines))
+        return
+    descriptor = open_ledger(target)
+    try:
+        os.write(descriptor, encode(lines))
+    finally:
+        os.close(descriptor)
+
+
+class Ledger:
+    """Reads the file; its lines are only ever added to, so each is read once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lines: list[Line] = []
+        self._read = 0
+
+    def read(self) -> list[Line]:
+        """All whole lines so far, in the order of the writes; none where there is no file yet.
+
+        Raises `ValueError` for a line that nobody of ours has written.
+        """
+        self._lines += self._new()
+        return list(self._lines)
+
+    def _new(self) -> list[Line]:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._read)
+                new = file.read()
+        except FileNotFoundError:
+            return []
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return [_decode(line) for line in whole.splitlines()]
+
+
+def _decode(text: bytes) -> Line:
+    try:
+        return Line(**orjson.loads(text))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"no line of a ledger: {text[:200]!r}") from error

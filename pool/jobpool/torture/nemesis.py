@@ -1,0 +1,378 @@
+"""Strikes the faults of a schedule at a fleet, undoes each when its time is over, and writes down what it really did.
+
+A fault names no process: when it strikes, its `pick` chooses among those that are there. Where there is none, it is
+missed, which is no error. A pool that a fault has ended is started again; a pool that ends by itself is, too, and
+stays in `fleet.unexpected`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobpool.torture import processes
+from jobpool.torture.clocks import PoolClock
+from jobpool.torture.fleet import Fleet
+from jobpool.torture.network import NetworkFailed, Proxy
+from jobpool.torture.pool import Pool
+from jobpool.torture.schedule import KINDS, Fault
+from jobpool.torture.stops import Stops
+from jobpool.torture.weather import Weather
+
+PASSES = 5
+"""Looks at a pool that is to be stopped whole: what it forks between two of them is found by the next."""
+
+PAUSE = 0.02
+
+
+class Missed(Exception):
+    """There is nothing that the fault could strike now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """What a fault has done: a sentence without its subject, and to which processes."""
+
+    said: str
+    pids: tuple[int, ...] = ()
+
+
+class Nemesis:
+    """Strikes faults. For one thread; the sentences that it returns are for people, `record` is for programs.
+
+    Attributes:
+        problems: What went wrong with the means of the nemesis itself: a command that failed, a proxy that died.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        networks: Sequence[Proxy | None] = (),
+        clocks: Sequence[PoolClock | None] = (),
+        restart_broker: str = "",
+        *,
+        record: Path,
+        no_network: str = "",
+        no_clock: str = "",
+    ) -> None:
+        """
+        Args:
+            fleet: Its `excuse` is set here: a pool may fail to come up while its broker is out of reach.
+            networks: By pool; empty, or None among them = no network fault can strike.
+            clocks: By pool; the same.
+            restart_broker: A command for the shell; "" = the broker is left alone.
+            record: A file; one JSON line is appended for each thing that happens.
+            no_network, no_clock: Why there is none, as half a sentence.
+        """
+        self._fleet = fleet
+        self._weather = [Weather(proxy) for proxy in networks if proxy is not None]
+        self._clocks = [clock for clock in clocks if clock is not None]
+        self._command = restart_broker
+        self._reasons = {
+            "net": "" if len(self._weather) == len(fleet.pools) else no_network or "no network was given",
+            "clock": "" if len(self._clocks) == len(fleet.pools) else no_clock or "no clock was given",
+            "broker": "" if restart_broker else "it needs a command that restarts the broker",
+        }
+        self._record_path = record
+        self._stops = Stops()
+        self._pending: dict[int, tuple[float, Fault]] = {}
+        self._restart: subprocess.Popen[bytes] | None = None
+        self._restarted_at = 0.0
+        self.problems: list[str] = []
+        fleet.excuse = self._excuse
+        self._means: dict[str, Callable[[Fault, Pool], Deed]] = {
+            "child.kill": self._kill_child,
+            "child.stop": self._stop_child,
+            "forkserver.kill": self._kill_fork_server,
+            "forkserver.stop": self._stop_fork_server,
+            "master.kill": self._kill_master,
+            "master.stop": self._stop_master,
+            "group.stop": self._stop_group,
+            "pool.term": self._term,
+            "pool.hup": self._hup,
+            "broker.restart": self._restart_broker,
+            "clock.jump": self._jump,
+            **dict.fromkeys(("net.cut", "net.hole", "net.refuse", "net.delay", "net.drop"), self._trouble),
+        }
+
+    # --- what it can do -----------------------------------------------------------------------------
+
+    def kinds(self) -> list[str]:
+        """The kinds of fault that it can strike here."""
+        return [kind for kind in KINDS if not self._why_not(kind)]
+
+    def cannot(self) -> dict[str, str]:
+        """The other kinds, and why not, as half a sentence."""
+        return {kind: why for kind in KINDS if (why := self._why_not(kind))}
+
+    def _why_not(self, kind: str) -> str:
+        return self._reasons.get(kind.partition(".")[0], "")
+
+    # --- striking -----------------------------------------------------------------------------------
+
+    def strike(self, fault: Fault, now: float | None = None) -> str:
+        """Strike one fault, now; `due` undoes it when it is over.
+
+        Args:
+            fault: Of a pool that there is; its kind one of `kinds()`.
+            now: CLOCK_MONOTONIC seconds; None = read it.
+
+        Returns:
+            A sentence: what was done to which process, or "missed: …". Blocks for milliseconds.
+
+        Raises:
+            ValueError: Its kind cannot be struck here, or there is no such pool.
+        """
+        if why := self._why_not(fault.kind):
+            raise ValueError(f"{fault.kind} cannot be struck here: {why}")
+        if fault.pool >= len(self._fleet.pools):
+            raise ValueError(f"fault {fault.number} is for pool {fault.pool}, and there are {len(self._fleet.pools)}")
+        pool = self._fleet.pools[fault.pool]
+        try:
+            deed = self._means[fault.kind](fault, pool)
+        except Missed as missed:
+            return self._note("missed", fault, Deed(f"missed: {missed}"))
+        except NetworkFailed as error:
+            self.problems.append(f"{pool.name}: {error}")
+            return self._note("missed", fault, Deed(f"missed: {error}"))
+        if fault.seconds and not fault.kind.endswith(_OVER_AT_ONCE):
+            self._pending[fault.number] = ((time.monotonic() if now is None else now) + fault.seconds, fault)
+        return self._note("struck", fault, deed)
+
+    # children and fork servers
+
+    def _kill_child(self, fault: Fault, pool: Pool) -> Deed:
+        pid, what = self._pick_child(fault, pool)
+        self._send(pid, signal.SIGKILL, lambda pid: pid in pool.children())
+        return Deed(f"{what} killed, pid {pid}", (pid,))
+
+    def _stop_child(self, fault: Fault, pool: Pool) -> Deed:
+        pid, what = self._pick_child(fault, pool)
+        return self._stop(fault, what, [pid], lambda pid: pid in pool.children())
+
+    def _pick_child(self, fault: Fault, pool: Pool) -> tuple[int, str]:
+        """An odd pick wants one at work, if there is any."""
+        _there(pool)
+        busy = pool.busy() if fault.pick % 2 else []
+        children = busy or pool.children()
+        return _pick(children, fault.pick // 2, "no child"), "a busy child" if busy else "a child"
+
+    def _kill_fork_server(self, fault: Fault, pool: Pool) -> Deed:
+        pid = self._pick_fork_server(fault, pool)
+        self._send(pid, signal.SIGKILL, lambda pid: pid in pool.fork_servers())
+        return Deed(f"a fork server killed, pid {pid}", (pid,))
+
+    def _stop_fork_server(self, fault: Fault, pool: Pool) -> Deed:
+        pid = self._pick_fork_server(fault, pool)
+        return self._stop(fault, "a fork server", [pid], lambda pid: pid in pool.fork_servers())
+
+    def _pick_fork_server(self, fault: Fault, pool: Pool) -> int:
+        _there(pool)
+        return _pick(pool.fork_servers(), fault.pick, "no fork server")
+
+    # masters and pools
+
+    def _kill_master(self, fault: Fault, pool: Pool) -> Deed:
+        pid = self._order_end(pool, signal.SIGKILL, fault.seconds)
+        return Deed(f"the master killed, pid {pid}; another after {fault.seconds:g} s", (pid,))
+
+    def _stop_master(self, fault: Fault, pool: Pool) -> Deed:
+        return self._stop(fault, "the master", [_there(pool)], pool.is_master)
+
+    def _stop_group(self, fault: Fault, pool: Pool) -> Deed:
+        """Its master first, so that it forks nothing more; its fork servers may have, until they stand."""
+        master = _there(pool)
+        stopped: list[int] = []
+        for _ in range(PASSES):
+            fresh = [pid for pid in processes.tree_of(master) if pid not in stopped]
+            if not fresh:
+                break
+            stopped += self._stops.stop(fault.number, fresh, lambda pid: pid in processes.tree_of(master))
+        if not stopped:
+            raise Missed(f"{pool.name} has ended just now")
+        return Deed(f"all {len(stopped)} processes stopped for {fault.seconds:g} s", tuple(stopped))
+
+    def _term(self, fault: Fault, pool: Pool) -> Deed:
+        self._check_ready(pool)
+        pid = self._order_end(pool, signal.SIGTERM, fault.seconds)
+        return Deed(f"told to stop, pid {pid}; another {fault.seconds:g} s after its end", (pid,))
+
+    def _hup(self, _: Fault, pool: Pool) -> Deed:
+        self._check_ready(pool)
+        pid = _there(pool)
+        self._send(pid, signal.SIGHUP, pool.is_master)
+        return Deed(f"told to load its app anew, pid {pid}", (pid,))
+
+    def _check_ready(self, pool: Pool) -> None:
+        """A program that has just been started does not know these signals yet, and would die of them."""
+        _there(pool)
+        if not pool.is_ready():
+            raise Missed(f"{pool.name} is not up yet")
+
+    def _order_end(self, pool: Pool, how: signal.Signals, away: float) -> int:
+        _there(pool)
+        pid = self._fleet.order_end(pool.number, how, away)
+        if not pid:
+            raise Missed(f"{pool.name} has ended just now")
+        return pid
+
+    # networks, clocks, the broker
+
+    def _trouble(self, fault: Fault, _: Pool) -> Deed:
+        told = self._weather[fault.pool].begin(fault)
+        return Deed(f"{told}{f', for {fault.seconds:g} s' if fault.seconds else ''}")
+
+    def _jump(self, fault: Fault, _: Pool) -> Deed:
+        self._clocks[fault.pool].shift(fault.amount)
+        return Deed(f"the wall clock {fault.amount:+g} s, for {fault.seconds:g} s")
+
+    def _restart_broker(self, _fault: Fault, _pool: Pool) -> Deed:
+        if self._restart is not None:
+            raise Missed("the broker is still being restarted")
+        with self._record_path.with_suffix(".broker.log").open("ab") as log:
+            self._restart = subprocess.Popen(
+                self._command, shell=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+            )
+        return Deed(f"the broker is being restarted by {self._command!r}", (self._restart.pid,))
+
+    # how signals go out
+
+    def _send(self, pid: int, number: signal.Signals, is_it: Callable[[int], bool]) -> None:
+        if not processes.send(pid, number, is_it):
+            raise Missed(f"process {pid} has ended just now")
+
+    def _stop(self, fault: Fault, what: str, pids: Sequence[int], is_it: Callable[[int], bool]) -> Deed:
+        stopped = self._stops.stop(fault.number, pids, is_it)
+        if not stopped:
+            raise Missed(f"process {pids[0]} has ended just now")
+        return Deed(f"{what} stopped for {fault.seconds:g} s, pid {stopped[0]}", tuple(stopped))
+
+    # --- undoing ------------------------------------------------------------------------------------
+
+    def next_due(self) -> float | None:
+        """When `due` next has something to do (CLOCK_MONOTONIC); None: nothing that is known beforehand."""
+        moments = [due for due, _ in self._pending.values()]
+        moments += [pool.start_at for pool in self._fleet.pools if not pool.pid and pool.start_at is not None]
+        return min(moments, default=None)
+
+    def due(self, now: float | None = None) -> list[str]:
+        """Undo what is over, collect what has ended, start what is to run again. Call it every some 0.1 s.
+
+        Returns:
+            A sentence for each. Blocks for milliseconds. Raises OSError: no process can be started any more.
+        """
+        moment = time.monotonic() if now is None else now
+        over = [fault for due, fault in self._pending.values() if due <= moment]
+        told = [self._undo(fault) for fault in over]
+        told += self._look_at_broker()
+        told += [self._say("ended", end.why, end.pid, expected=end.expected) for end in self._fleet.collect()]
+        return told + [self._say("started", said) for said in self._fleet.revive(moment)]
+
+    def heal(self, limit: float = 30.0) -> list[str]:
+        """Undo everything, and wait until all pools are up again. Safe at any time, and twice.
+
+        Args:
+            limit: Seconds, >= 0, to wait for pools and for a command that restarts the broker; 0 = undo, and that is
+                all.
+
+        Returns:
+            A sentence for each thing that was undone, and for each pool that is not up after the limit.
+        """
+        give_up = time.monotonic() + limit
+        told = [self._undo(fault) for _, fault in list(self._pending.values())]
+        self._stops.go_all()
+        self._fleet.hurry()
+        while (self._restart is not None or self._are_some_down()) and time.monotonic() < give_up:
+            told += self.due()
+            time.sleep(PAUSE)
+        if limit:
+            told += [f"{name} is not up" for name in self._fleet.wait_ready(max(0.0, give_up - time.monotonic()))]
+        return told
+
+    def _are_some_down(self) -> bool:
+        """Pools that a fault has ended, or that are about to end as ordered."""
+        return any(pool.start_at is not None or (pool.pid and pool.awaited) for pool in self._fleet.pools)
+
+    def _undo(self, fault: Fault) -> str:
+        self._pending.pop(fault.number, None)
+        try:
+            said = self._undone(fault)
+        except NetworkFailed as error:
+            self.problems.append(f"{self._fleet.pools[fault.pool].name}: {error}")
+            said = str(error)
+        return self._note("over", fault, Deed(f"over: {said}"))
+
+    def _undone(self, fault: Fault) -> str:
+        if fault.kind.startswith("net."):
+            self._weather[fault.pool].end(fault.number)
+            return "the network is as before"
+        if fault.kind == "clock.jump":
+            left = [other.amount for _, other in self._pending.values() if _same_clock(other, fault)]
+            self._clocks[fault.pool].shift(left[-1] if left else 0.0)
+            return f"the wall clock {left[-1] if left else 0.0:+g} s"
+        gone_on = self._stops.go(fault.number)
+        return f"{len(gone_on)} processes go on" if gone_on else "what was stopped is gone, or held by another fault"
+
+    def _look_at_broker(self) -> Iterable[str]:
+        if self._restart is None or (status := self._restart.poll()) is None:
+            return []
+        self._restart, self._restarted_at = None, time.monotonic()
+        said = f"the broker was restarted, with status {status}"
+        if status:
+            self.problems.append(f"{self._command!r} has ended with status {status}")
+        return [self._say("restarted", said)]
+
+    def _excuse(self, pool: Pool) -> str:
+        """Why a pool that was never up may have ended."""
+        if self._restart is not None or self._restarted_at >= pool.begun:
+            return "the broker was being restarted"
+        if self._weather and self._weather[pool.number].was_bad_since(pool.begun):
+            return "its network was bad"
+        return ""
+
+    # --- the record -----------------------------------------------------------------------------------
+
+    def _note(self, event: str, fault: Fault, deed: Deed) -> str:
+        about = {"number": fault.number, "kind": fault.kind, "pool": fault.pool, "pids": deed.pids}
+        self._write(event, deed.said, about)
+        return f"{self._fleet.pools[fault.pool].name}: {fault.kind}: {deed.said}"
+
+    def _say(self, event: str, said: str, *pids: int, **about: Any) -> str:
+        self._write(event, said, {"pids": pids, **about})
+        return said
+
+    def _write(self, event: str, said: str, about: dict[str, Any]) -> None:
+        """One write: whoever is interrupted leaves no half of a line."""
+        line = json.dumps({"event": event, "at": time.monotonic(), "wall": time.time(), "said": said, **about}) + "\n"
+        descriptor = os.open(self._record_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+
+_OVER_AT_ONCE = (".kill", ".term", ".hup", ".cut", ".restart")
+"""Kinds whose `seconds` are not theirs to undo: the fleet starts the pool again."""
+
+
+def _pick(found: Sequence[int], pick: int, nothing: str) -> int:
+    if not found:
+        raise Missed(f"there is {nothing}")
+    return found[pick % len(found)]
+
+
+def _there(pool: Pool) -> int:
+    if not pool.pid:
+        raise Missed(f"{pool.name} is not running")
+    return pool.pid
+
+
+def _same_clock(one: Fault, other: Fault) -> bool:
+    return one.kind == other.kind and one.pool == other.pool

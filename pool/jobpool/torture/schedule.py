@@ -1,0 +1,211 @@
+"""Which faults strike when: a list made from a seed, before anything runs. Pure: no clock, no I/O.
+
+The same seed with the same parameters gives the same list, on every machine and version of Python: it is made with
+`random.Random(seed).random()` alone, whose sequence is promised not to change. A longer run begins as a shorter one.
+
+A fault names no process: at that time nobody knows which there will be. It has a number, `pick`, that chooses among
+what is there when it strikes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+VERSION = 1
+"""Of the schedule file."""
+
+HOUR = 3600.0
+LARGEST_PICK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of fault.
+
+    Attributes:
+        about: What it does, in a few words.
+        weight: How often it is chosen, compared with others.
+        lasts: For how long, from and to, in leases (ttl); 0 = it is over at once.
+        amount: From and to; the unit is the kind's own, see `Fault`.
+    """
+
+    about: str
+    weight: float
+    lasts: tuple[float, float] = (0.0, 0.0)
+    amount: tuple[float, float] = (0.0, 0.0)
+
+
+KINDS: Mapping[str, Kind] = {
+    "child.kill": Kind("SIGKILL to a child", 8),
+    "child.stop": Kind("SIGSTOP to a child, SIGCONT later", 4, (0.1, 2.0)),
+    "forkserver.kill": Kind("SIGKILL to a fork server", 2),
+    "forkserver.stop": Kind("SIGSTOP to a fork server, SIGCONT later", 2, (0.1, 1.5)),
+    "master.kill": Kind("SIGKILL to a master, another pool in its place later", 2, (0.0, 1.0)),
+    "master.stop": Kind("SIGSTOP to a master, SIGCONT later", 3, (0.2, 2.0)),
+    "group.stop": Kind("SIGSTOP to all processes of a pool, SIGCONT later", 2, (0.2, 2.0)),
+    "pool.term": Kind("SIGTERM to a pool, which drains, another in its place later", 2, (0.0, 0.5)),
+    "pool.hup": Kind("SIGHUP to a pool, which loads its app anew", 2),
+    "net.cut": Kind("all connections of a pool reset", 3),
+    "net.hole": Kind("nothing gets through, to or from the broker or both; held back, or lost", 3, (0.2, 2.0)),
+    "net.refuse": Kind("new connections of a pool refused", 2, (0.2, 1.5)),
+    "net.delay": Kind("everything between a pool and the broker comes later", 3, (0.5, 3.0), (0.02, 0.5)),
+    "net.drop": Kind(
+        "a share of the broker's replies lost, the connection cut or left silent", 3, (0.5, 3.0), (0.1, 0.5)
+    ),
+    "broker.restart": Kind("the broker restarted by the command that was given", 1),
+    "clock.jump": Kind("a pool's wall clock set, and set back later", 2, (0.5, 4.0), (-HOUR, HOUR)),
+}
+"""Every kind, in the order in which they are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        number: From 0; kept when a schedule is shrunk, so that it names the same fault.
+        at: Seconds since the faults began, >= 0.
+        kind: One of `KINDS`.
+        pool: Which pool, from 0.
+        pick: >= 0; which child, direction or way: taken modulo what is there.
+        seconds: For how long, or how long the ended pool stays away; 0 = it is over at once.
+        amount: `net.delay`: seconds; `net.drop`: share of the replies, 0 to 1; `clock.jump`: seconds, < 0 is back.
+    """
+
+    number: int
+    at: float
+    kind: str
+    pool: int = 0
+    pick: int = 0
+    seconds: float = 0.0
+    amount: float = 0.0
+
+    @property
+    def ends(self) -> float:
+        """Seconds since the faults began."""
+        return self.at + self.seconds
+
+
+def plan(seed: int, *, seconds: float, pools: int, kinds: Sequence[str], ttl: float, rate: float) -> list[Fault]:
+    """The faults of a run, by time.
+
+    Args:
+        seed: Any whole number.
+        seconds: For how long faults begin, > 0; the last ones may end later.
+        pools: How many pools there are, >= 1.
+        kinds: Those that may be chosen; their order is of no meaning.
+        ttl: Seconds of a lease, > 0: faults last for shares and multiples of it.
+        rate: Faults a second, on average, > 0.
+
+    Raises:
+        ValueError: One of these is out of its range, or a kind is unknown; the text is for the user.
+    """
+    _check(seconds, pools, kinds, ttl, rate)
+    chosen = [kind for kind in KINDS if kind in kinds]
+    draw = random.Random(seed).random
+    faults: list[Fault] = []
+    at = 0.0
+    while True:
+        at += -math.log(1.0 - draw()) / rate
+        fault = _fault(len(faults), at, chosen, pools, ttl, [draw() for _ in range(5)])
+        if at >= seconds:
+            return faults
+        faults.append(fault)
+
+
+def _check(seconds: float, pools: int, kinds: Sequence[str], ttl: float, rate: float) -> None:
+    for name, value in (("seconds", seconds), ("pools", pools), ("ttl", ttl), ("rate", rate)):
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} of a schedule must be more than 0, not {value!r}")
+    if not kinds:
+        raise ValueError("a schedule needs at least one kind of fault")
+    if unknown := sorted(set(kinds).difference(KINDS)):
+        raise ValueError(f"{unknown[0]!r} is no kind of fault; there are {', '.join(KINDS)}")
+
+
+def _fault(number: int, at: float, kinds: Sequence[str], pools: int, ttl: float, draws: Sequence[float]) -> Fault:
+    """Always of the same number of draws, whatever the kind: so one fault's kind does not move all later ones."""
+    which, where, pick, lasts, amount = draws
+    name = _weighed(kinds, which)
+    kind = KINDS[name]
+    return Fault(
+        number,
+        at=round(at, 3),
+        kind=name,
+        pool=int(where * pools),
+        pick=int(pick * LARGEST_PICK),
+        seconds=round(_between(kind.lasts, lasts) * ttl, 3),
+        amount=round(_between(kind.amount, amount), 3),
+    )
+
+
+def _weighed(kinds: Sequence[str], draw: float) -> str:
+    left = draw * sum(KINDS[kind].weight for kind in kinds)
+    for kind in kinds:
+        left -= KINDS[kind].weight
+        if left < 0:
+            return kind
+    return kinds[-1]
+
+
+def _between(bounds: tuple[float, float], draw: float) -> float:
+    return bounds[0] + (bounds[1] - bounds[0]) * draw
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def dump(faults: Sequence[Fault], about: Mapping[str, Any]) -> str:
+    """The text of a schedule file: what the run was given, and a line a fault.
+
+    Args:
+        about: What a replay must know beside the faults: seed, pools, ttl, …; anything that JSON can hold.
+    """
+    lines = ",\n".join(f"    {json.dumps(asdict(fault))}" for fault in faults)
+    return f'{{\n  "version": {VERSION},\n  "about": {json.dumps(dict(about))},\n  "faults": [\n{lines}\n  ]\n}}\n'
+
+
+def load(text: str) -> tuple[list[Fault], dict[str, Any]]:
+    """The faults in a schedule file, by time, and what it says `about` the run.
+
+    Raises:
+        ValueError: It is none; one sentence for the user.
+    """
+    try:
+        read = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"it is no schedule: not JSON ({error})") from error
+    if not isinstance(read, dict) or read.get("version") != VERSION or not isinstance(read.get("about"), dict):
+        raise ValueError(f'it is no schedule of version {VERSION}: it has no "version", "about" and "faults"')
+    return sorted(_faults(read.get("faults")), key=lambda fault: fault.at), read["about"]
+
+
+def _faults(found: object) -> Iterator[Fault]:
+    if not isinstance(found, list):
+        raise ValueError('it is no schedule: "faults" is no list')
+    for index, entry in enumerate(found):
+        fault = _read(entry)
+        if fault is None:
+            raise ValueError(f"fault {index} of the schedule is none: {json.dumps(entry)[:200]}")
+        yield fault
+
+
+def _read(entry: object) -> Fault | None:
+    """None: it is no fault."""
+    names = {field.name for field in fields(Fault)}
+    if not isinstance(entry, dict) or not {"number", "at", "kind"} <= entry.keys() <= names:
+        return None
+    if entry["kind"] not in list(KINDS):  # a list: what was read may be anything, and a key must be hashable
+        return None
+    numbers = [value for name, value in entry.items() if name != "kind"]
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in numbers):
+        return None
+    fault = Fault(**entry)
+    whole = all(isinstance(value, int) and value >= 0 for value in (fault.number, fault.pool, fault.pick))
+    sane = all(math.isfinite(value) for value in numbers) and min(fault.at, fault.seconds) >= 0
+    return fault if whole and sane else None

@@ -1,0 +1,329 @@
+"""Networks between pools and their broker that fail: black holes, resets, half-open connections (row 8)."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.faultmoves import Figure, let_pass, start_pools, stop_all
+from support.outages import (
+    BACK,
+    NO_ANSWER,
+    costing,
+    part,
+    wait_begun_after,
+    wait_one_more,
+)
+from support.poolrig import PoolProcess, Rig, wait_gone
+from support.poolrig_brokers import Broker
+from support.waiting import wait_until
+
+from jobpool.backend import State
+
+if TYPE_CHECKING:
+    from support.poolrig_servicebus import ServiceBusBroker
+
+TTL = 1.5
+HOLE = float(os.environ.get("POOLTEST_HOLE", 2 * TTL))
+"""Seconds that a black hole lasts; the figures of docs/faults.md name those of 30 s too."""
+
+LEASES = ("--ttl", str(TTL), "--max-crashes", "0")
+NEVER_GIVEN_UP = ("--max-crashes", "0", "--crash-back-off", "0")
+REFUSED = "a settlement was refused"
+LONG_LOCK = 30.0
+COOLDOWN = 600.0
+"""Seconds: nobody would wait for its end."""
+
+OPENED = "the circuit breaker of a queue is open: nothing is fetched from it for now"
+CLOSED = "the circuit breaker of a queue is closed again"
+
+
+def start_apart(broker: Broker, rig: Rig, count: int, *flags: str) -> list[PoolProcess]:
+    """So many pools, each on a host of its own, all ready."""
+    pools = [rig.start_pool(*flags, url=broker.host().url) for _ in range(count)]
+    return [pool.wait_ready(2) for pool in pools]
+
+
+# --- black holes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.row(8)
+@pytest.mark.on("redis", "postgres")
+def test_a_pool_behind_a_black_hole_loses_what_it_holds_and_nobody_else_notices(
+    broker: Broker, rig: Rig, figure: Figure
+) -> None:
+    """Three hosts; one is cut off for two ttls while it holds a job that is done and one that runs."""
+    hosts = [broker.host() for _ in range(3)]
+    lonely = rig.start_pool(*LEASES, url=hosts[0].url).wait_ready(2)
+    cut_off, heard = rig.directory / "cut off", rig.directory / "heard"
+    done = rig.enqueue("again", {"first": 0.0, "later": 0.1, "until": str(cut_off), "then": str(heard)})
+    running = rig.enqueue("again", {"first": 60, "later": 0.1})
+    held = [line.pid for line in rig.wait_started(done, running)]
+    others = [rig.start_pool(*LEASES, url=host.url) for host in hosts[1:]]
+    for pool in others:
+        pool.wait_ready(2)
+    begun = time.monotonic()
+    hosts[0].proxy.black_hole()
+    cut_off.touch()
+    feed(rig)
+    before = settled(*others)
+
+    wait_gone(held[1:], TTL + 1.0)
+    assert time.monotonic() - begun > TTL / 2, "not before its lease had ended"
+    assert rig.ends(done)
+    wait_until(lambda: len(rig.starts(running)) == len(rig.starts(done)) == 2, TTL + 1.0, "redelivered")
+    assert {line.pid for ident in (running, done) for line in rig.starts(ident)[1:]} <= children(*others)
+    assert settled(*others) > before
+    halfway = settled(*others)
+    with costing([lonely]) as cost:
+        let_pass(begun + HOLE - time.monotonic())
+    assert cost.cpu < 0.1 + 0.05 * cost.seconds, "no busy loop"
+    feed(rig)
+    assert settled(*others) > halfway
+
+    hosts[0].proxy.restore()
+    back = time.monotonic()
+    family = set(lonely.children())
+    assert not family & set(held[1:])
+    # More than the others' children can take at once: something is left for it, however late it comes.
+    rig.enqueue_many("again", [{"first": 0, "later": 0, "until": str(heard)}] * 5, priority=1)
+    wait_until(lambda: any(line.at > back and line.pid in family for line in rig.starts()), BACK, "it works again")
+    figure("work goes on after", min(ln.at for ln in rig.starts() if ln.at > back and ln.pid in family) - back, "s")
+    message = rig.inspect(done)
+    assert (message.state, message.deliveries) == (State.LEASED, 2), "the late ack of the first delivery was refused"
+    heard.touch()
+    rig.wait_drained()
+    account = rig.account()
+    account.assert_clean()
+    assert account.duplicates <= {done}
+    assert [len(rig.starts(ident)) for ident in (done, running)] == [2, 2]
+    assert [rig.starts(ident)[1].crashes for ident in (done, running)] == [1, 1]
+    assert len([ident for ident in rig.enqueued if len(rig.starts(ident)) > 1]) <= 2 + 4, "and what it had looked ahead"
+    assert lonely.header().lost >= 2
+    assert lonely.log("a lease ended before the broker answered its settlement") or lonely.log(REFUSED)
+    stop_all(rig, rig.pools)
+
+
+def settled(*pools: PoolProcess) -> int:
+    """How many jobs these pools have settled."""
+    return sum(pool.header().succeeded for pool in pools)
+
+
+def feed(rig: Rig) -> None:
+    """Short jobs for some two seconds."""
+    rig.enqueue_many("work", [{"seconds": 0.05}] * 150)
+
+
+def children(*pools: PoolProcess) -> set[int]:
+    return {pid for pool in pools for pid in pool.children()}
+
+
+@pytest.mark.row(8)
+@pytest.mark.on("beanstalk", "servicebus")
+def test_behind_a_black_hole_an_attempt_ends_with_its_lease_and_the_pool_goes_on(
+    broker: Broker, rig: Rig, figure: Figure
+) -> None:
+    """By this machine's clock; nothing that it did is settled. The other pool may get its job before it is back."""
+    host = broker.host()
+    pool = rig.start_pool("--max-crashes", "0", url=host.url).wait_ready(2)
+    back_again = str(rig.directory / "back again")
+    long = rig.enqueue("again", {"first": 0, "later": 0, "until": back_again, "then": back_again})
+    [line] = rig.wait_started(long)
+    start_apart(broker, rig, 1, "--max-crashes", "0")
+    host.proxy.black_hole()
+    cut = time.monotonic()
+    wait_gone([line.pid], broker.lasts + 1.5)
+    assert time.monotonic() - cut > broker.lasts / 4, "not before its lease had ended"
+    figure("the attempt ends after", time.monotonic() - cut, "s")
+    Path(back_again).touch()
+    host.proxy.restore()
+    back = time.monotonic()
+    rig.enqueue_many("work", [{"seconds": 0.05}] * 60)
+    family = set(pool.children())
+    wait_until(lambda: any(line.at > back and line.pid in family for line in rig.starts()), BACK, "it works again")
+    wait_until(lambda: len(rig.starts(long)) >= 2, BACK + broker.lasts, "redelivered")
+    rig.wait_drained()
+    account = rig.account()
+    assert account.lost | account.ghosts | account.wrong_attempts | account.fences | account.overlaps == set()
+    assert pool.header().lost >= 1
+    stop_all(rig, rig.pools)
+
+
+# --- connections that end -----------------------------------------------------------------------------------
+
+
+@pytest.mark.row(8)
+@pytest.mark.on("redis", "postgres")
+def test_connections_that_are_reset_again_and_again(broker: Broker, rig: Rig) -> None:
+    start_apart(broker, rig, 2)
+    rig.enqueue_many("work", [{"seconds": 0.01}] * 400)
+    for _ in range(10):
+        wait_one_more(rig)
+        for host in broker.hosts:
+            host.proxy.cut()
+    rig.wait_drained()
+    account = rig.account()
+    account.assert_once_each()
+    assert not any(account.crashes.values())
+    assert all(host.proxy.counts().connections > 10 for host in broker.hosts)
+    stop_all(rig, rig.pools)
+
+
+@pytest.mark.row(8)
+@pytest.mark.on("beanstalk", "servicebus")
+def test_connections_that_hold_leases_are_reset_and_nothing_is_lost(broker: Broker, rig: Rig) -> None:
+    """What was not settled when its lease went runs again, maybe beside the attempt that has lost it."""
+    start_apart(broker, rig, 2, *NEVER_GIVEN_UP)
+    rig.enqueue_many("work", [{"seconds": 0.01}] * 160)
+    for _ in range(4):
+        wait_one_more(rig)
+        for host in broker.hosts:
+            host.proxy.cut()
+    rig.wait_drained()
+    account = rig.account()
+    assert account.lost | account.ghosts | account.wrong_attempts == set()
+    assert account.fences <= account.duplicates, "of two copies, where the second of its two steps was cut off"
+    assert len(account.duplicates) < 160 / 2
+    stop_all(rig, rig.pools)
+
+
+@pytest.mark.row(8)
+@pytest.mark.on("redis", "redis-cluster", "postgres")
+def test_a_server_that_closes_every_connection_under_load(broker: Broker, rig: Rig) -> None:
+    """CLIENT KILL, pg_terminate_backend: what an administrator does, and what a failover does to those who wait."""
+    start_pools(rig, 2)
+    rig.enqueue_many("work", [{"seconds": 0.01}] * 400)
+    closed = 0
+    for _ in range(8):
+        wait_one_more(rig)
+        closed += broker.disconnect_all()
+    rig.wait_drained()
+    account = rig.account()
+    account.assert_once_each()
+    assert not any(account.crashes.values())
+    assert closed >= 16
+    stop_all(rig, rig.pools)
+
+
+@pytest.mark.row(8)
+@pytest.mark.on("redis", "postgres")
+def test_half_open_connections_are_left_behind(broker: Broker, rig: Rig, figure: Figure) -> None:
+    """Whatever was sent into the hole is lost, and nobody closes the connections that it was sent on."""
+    pools = start_apart(broker, rig, 2, "--broker-timeout", "1")
+    rig.enqueue_many("work", [{"seconds": 0.02}] * 200)
+    wait_until(lambda: len(rig.ends()) > 20)
+    for host in broker.hosts:
+        host.proxy.black_hole(keep=False)
+    wait_until(lambda: all(pool.log(NO_ANSWER) for pool in pools), BACK)
+    assert all(host.proxy.counts().bytes_lost for host in broker.hosts)
+    for host in broker.hosts:
+        host.proxy.restore()
+    figure("work goes on after", wait_begun_after(rig, time.monotonic()), "s")
+    rig.wait_drained()
+    account = rig.account()
+    account.assert_once_each()
+    assert not any(account.crashes.values())
+    stop_all(rig, rig.pools)
+
+
+# --- no way to the broker at all ----------------------------------------------------------------------------
+
+
+@pytest.mark.row(8)
+@pytest.mark.on("redis", "postgres")
+def test_leases_that_end_in_an_outage_are_neither_lost_nor_settled_late(
+    broker: Broker, rig: Rig, figure: Figure
+) -> None:
+    """Two pools behind one network hold a job for each child and nothing else: no other settlement is on its way.
+
+    Their circuit breakers open in plain sight, and end with the outage, however long they were to cool down.
+    """
+    host = broker.host()
+    breaker = ("--breaker-threshold", "2", "--breaker-cooldown", str(COOLDOWN), "--breaker-max-cooldown", str(COOLDOWN))
+    pools = [rig.start_pool("--ttl", "1", "--max-crashes", "0", *breaker, workers=1, url=host.url) for _ in range(2)]
+    for pool in pools:
+        pool.wait_ready(1)
+    cut = rig.directory / "cut"
+    ends_then = {"first": 0, "later": 0.1, "until": str(cut)}
+    held = rig.enqueue_many("again", [{"first": 60, "later": 0.1}, ends_then], priority=1)
+    pids = [line.pid for line in rig.wait_started(*held)]
+    waiting = rig.enqueue_many("work", [{"seconds": 0.02}] * 20)
+    part(host)
+    cut.touch()
+    wait_gone(pids[:1], 1.0 + 1.0)
+    wait_until(lambda: all(pool.header().lost >= 1 for pool in pools), 1.0 + BACK, "the other one's result is dropped")
+    wait_until(lambda: all(pool.log(OPENED) for pool in pools), BACK, "the breakers are open")
+    assert not any(rig.starts(ident) for ident in waiting)
+    host.proxy.restore()
+    back = time.monotonic()
+    wait_until(lambda: all(len(rig.starts(ident)) == 2 for ident in held), BACK, "redelivered")
+    figure("work goes on after", wait_begun_after(rig, back), "s")
+    rig.wait_drained()
+    account = rig.account()
+    account.assert_clean()
+    assert account.duplicates <= {held[1]}
+    for pool in pools:
+        wait_until(lambda p=pool: len(p.log(CLOSED)) == 1, what="closed")  # type: ignore[misc]
+        [opened] = pool.log(OPENED)
+        assert (opened["queue"], opened["cooldown"]) == ("default", COOLDOWN)
+    stop_all(rig, rig.pools)
+
+
+@pytest.mark.row(8)
+@pytest.mark.on("redis", "postgres")
+def test_pools_can_be_stopped_while_their_broker_is_away(broker: Broker, rig: Rig) -> None:
+    host = broker.host()
+    pools = [rig.start_pool("--stop-grace", "1", workers=1, url=host.url) for _ in range(2)]
+    for pool in pools:
+        pool.wait_ready(1)
+    ids = rig.enqueue_many("work", [{"seconds": 0.5}, {"seconds": 60}])
+    rig.wait_started(*ids)
+    part(host)
+    begun = time.monotonic()
+    stop_all(rig, rig.pools)
+    assert time.monotonic() - begun < 1.0 + 2 * BACK
+    assert all(pool.log("leases are left to expire: the broker did not answer") for pool in pools)
+    assert set(ids) == {message.id for message in rig.backend.list_messages()}
+
+
+@pytest.mark.row(8)
+@pytest.mark.on("servicebus")
+def test_locks_outlive_an_outage_that_is_shorter_than_they_are(
+    broker: ServiceBusBroker, rig: Rig, figure: Figure
+) -> None:
+    """They are the broker's, and no connection's; so they outlive its restart too."""
+    steady = {"queue": "steady"}
+    broker.control.create_queue("steady", lock_duration=LONG_LOCK, max_delivery_count=1000)
+    lock = (f"lock={broker.lasts:g}", f"lock={LONG_LOCK:g}")
+    hosts = [broker.host() for _ in range(2)]
+    pools = [rig.start_pool("-Q", "steady", "--broker-timeout", "2", url=host.url.replace(*lock)) for host in hosts]
+    for pool in pools:
+        pool.wait_ready(2)
+    long = rig.enqueue("work", {"seconds": 3.0}, **steady)
+    rig.wait_started(long)
+    rig.enqueue_many("work", [{"seconds": 0.02}] * 120, **steady)
+    wait_until(lambda: len(rig.ends()) > 10)
+    broker.restart()
+    wait_begun_after(rig, time.monotonic(), 2 * BACK)
+    for host in hosts:
+        part(host)
+    wait_until(lambda: all(pool.log(NO_ANSWER) for pool in pools), BACK, "it is told")
+    with costing(pools) as cost:
+        let_pass(1.0)
+    assert cost.cpu < 0.4, "no busy loop"
+    for host in hosts:
+        host.proxy.restore()
+    back = time.monotonic()
+    last = rig.enqueue("work", **steady)
+    rig.wait_started(last, limit=2 * BACK)
+    figure("work goes on after", wait_begun_after(rig, back), "s")
+    wait_until(lambda: rig.ends(long), what="the attempt has gone on")
+    assert len(rig.starts(long)) == 1
+    wait_until(lambda: settled(*pools) == 122, what="what had ended is settled under its old lease")
+    account = rig.account()
+    assert account.lost | account.ghosts | account.wrong_attempts | account.overlaps == set()
+    assert account.duplicates == set()
+    stop_all(rig, rig.pools)

@@ -1,0 +1,132 @@
+"""What can happen to an SQLite file: another program locks it, its disk is full, a writer dies in a commit (row 27)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from support.faultmoves import Figure, let_pass, start_pools, stop_all
+from support.outages import BACK, NO_ANSWER, costing, wait_begun_after
+from support.poolrig import Rig
+from support.small_disk import SmallDisk, small_disk
+from support.waiting import wait_until
+
+LOCKED = 2.5
+"""Seconds."""
+
+SIZE = 64
+"""MiB of a disk that is to be full: room for the journal, which grows to 16 MiB before it is begun anew."""
+
+WRITERS = 60
+WRITERS_PROGRAM = Path(__file__).parents[1] / "support" / "dying_writers.py"
+
+
+@pytest.mark.row(27)
+@pytest.mark.on("sqlite")
+def test_a_file_that_another_program_locks_is_waited_for(rig: Rig, figure: Figure) -> None:
+    """For longer than a call waits; what ends meanwhile is settled under its old lease."""
+    pools = start_pools(rig, 2, "--broker-timeout", "0.5")
+    long = rig.enqueue_many("work", [{"seconds": LOCKED / 2}] * 2)
+    rig.wait_started(*long)
+    rig.enqueue_many("work", [{"seconds": 0.01}] * 200)
+    wait_until(lambda: len(rig.ends()) > 20)
+    with closing(sqlite3.connect(rig.directory / "jobpool.db", isolation_level=None, timeout=30.0)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        with costing(pools) as cost:
+            let_pass(LOCKED)
+        assert all(pool.log(NO_ANSWER) for pool in pools)
+        assert "locked by another process" in pools[0].log(NO_ANSWER)[0]["error"]
+        assert all(rig.ends(ident) for ident in long)
+        holder.execute("ROLLBACK")
+    figure("work goes on after", wait_begun_after(rig, time.monotonic()), "s")
+    figure("CPU of a master a second of lock", cost.cpu / cost.seconds * 1000, "ms")
+    assert cost.cpu < 0.25 * cost.seconds, "no busy loop"
+    rig.wait_drained()
+    stop_all(rig, pools)
+    account = rig.account()
+    account.assert_once_each()
+    assert not any(account.crashes.values())
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small disk")
+    try:
+        mounted = small_disk(tmp_path / "disk", SIZE)
+        disk = mounted.__enter__()
+    except OSError as error:
+        pytest.skip(f"no small disk can be mounted here: {error}")
+    try:
+        yield disk
+    finally:
+        mounted.__exit__(None, None, None)
+
+
+@pytest.mark.row(27)
+@pytest.mark.on("sqlite")
+def test_a_disk_that_is_full_is_waited_for(disk: SmallDisk, tmp_path: Path, figure: Figure) -> None:
+    """Nothing is lost but time: what has ended is settled when there is room again."""
+    rig = Rig(tmp_path, f"sqlite:///{disk.path}/jobpool.db", witness=True)
+    try:
+        pools = start_pools(rig, 2, "--broker-timeout", "1")
+        rig.enqueue_many("work", [{"seconds": 0.01, "tag": "x" * 500}] * 300)
+        wait_until(lambda: len(rig.ends()) > 20)
+        disk.fill()
+        wait_until(lambda: all(pool.log(NO_ANSWER) for pool in pools), BACK, "it is told")
+        assert "free some space" in pools[0].log(NO_ANSWER)[0]["error"]
+        begun = len(rig.starts())
+        with costing(pools) as cost:
+            let_pass(1.0)
+        assert cost.cpu < 0.25 * cost.seconds, "no busy loop"
+        assert len(rig.starts()) <= begun + 4 + 4, "what had been leased"
+        disk.free()
+        figure("work goes on after", wait_begun_after(rig, time.monotonic()), "s")
+        rig.wait_drained()
+        stop_all(rig, pools)
+        account = rig.account()
+        account.assert_once_each()
+        assert not any(account.crashes.values())
+    finally:
+        rig.end()
+
+
+@pytest.mark.row(27)
+@pytest.mark.on("sqlite")
+def test_writers_killed_in_mid_commit_lose_nothing_that_was_answered(rig: Rig, figure: Figure) -> None:
+    """Two pools commit to the same file all the while, and are killed once too."""
+    flags = ("--ttl", "1.5", "--max-crashes", "0", "--crash-back-off", "0")
+    start_pools(rig, 2, *flags)
+    notes = rig.directory / "notes"
+    words = [sys.executable, str(WRITERS_PROGRAM), str(rig.directory / "jobpool.db"), str(notes), str(WRITERS), "7"]
+    with subprocess.Popen(words, cwd=rig.directory, stdout=subprocess.PIPE, text=True) as writers:
+        wait_until(lambda: len(rig.ends()) > 50)
+        for pool in rig.pools:
+            pool.stop(signal.SIGKILL)
+        start_pools(rig, 2, *flags)
+        told, _ = writers.communicate(timeout=60)
+    assert (writers.returncode, told) == (0, ""), "integrity_check after each kill"
+    rig.wait_drained()
+    stop_all(rig, rig.pools[2:])
+    ids = defaultdict(set)
+    for line in notes.read_text().splitlines():
+        word, *named = line.split()
+        ids[word].update(named)
+    rig.enqueued |= ids["enq"]
+    account = rig.account()
+    assert account.ghosts <= ids["try"] - ids["enq"], "committed, and killed before it was noted"
+    account.ghosts.clear()
+    account.assert_clean()
+    assert len(account.duplicates) <= 4 + 4, "what the killed pools had under way"
+    figure("kills", WRITERS + 2, "")
+    figure("jobs answered", len(ids["enq"]), "")
+    figure("jobs lost", len(account.lost), "")

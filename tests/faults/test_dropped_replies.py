@@ -1,0 +1,196 @@
+"""Replies that are lost on the way: the broker has done what it was asked, and nobody heard of it (row 9)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import pytest
+from support.faultmoves import Figure, start_pools, stop_all
+from support.outages import Producer
+from support.poolrig import PoolProcess, Rig
+from support.poolrig_brokers import Broker, Host
+
+from jobpool.backend import QueueBackend
+from jobpool.opening import open_backend
+
+NOW_AND_THEN = 0.2
+"""The share of replies that are lost."""
+
+LIMIT = 2
+
+
+@pytest.fixture
+def hosts(broker: Broker) -> list[Host]:
+    """Two machines, whose networks lose replies when they are told to."""
+    return [broker.host() for _ in range(2)]
+
+
+def start_on(hosts: Sequence[Host], rig: Rig, *flags: str) -> list[PoolProcess]:
+    """A pool on each host."""
+    pools = [rig.start_pool(*flags, url=host.url) for host in hosts]
+    return [pool.wait_ready(2) for pool in pools]
+
+
+def lose(hosts: Sequence[Host], share: float, match: str = "", seed: int = 3) -> None:
+    for number, host in enumerate(hosts):
+        host.proxy.drop_replies(share=share, seed=seed + number, match=match)
+
+
+def dropped(hosts: Sequence[Host]) -> int:
+    return sum(host.proxy.counts().dropped for host in hosts)
+
+
+# --- of settlements -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.row(9)
+@pytest.mark.on("redis", "postgres")
+def test_settlements_that_are_asked_again_repeat_no_job(
+    broker: Broker, hosts: list[Host], rig: Rig, figure: Figure
+) -> None:
+    pools = start_on(hosts, rig)
+    lose(hosts, NOW_AND_THEN, broker.settle_calls)
+    rig.enqueue_many("work", [{"seconds": 0.02}] * 200)
+    failing = rig.enqueue_many("fail", [{"times": 2}] * 20, max_retries=2)
+    rig.wait_drained()
+    stop_all(rig, pools)
+    assert dropped(hosts) >= 5
+    account = rig.account()
+    account.assert_once_each()
+    assert not any(account.crashes.values())
+    assert all([line.attempt for line in rig.starts(ident)] == [1, 2, 3] for ident in failing)
+    figure("settle calls whose replies were lost", dropped(hosts), "calls")
+    figure("their settlements answered ALREADY", len(rig.lines("settled")) - answers(rig)["ok"], "messages")
+    assert set(answers(rig)) <= {"ok", "already"}
+    assert answers(rig)["already"]
+
+
+def answers(rig: Rig) -> Counter[str]:
+    """What the broker answered to settlements, as the witnesses have seen it."""
+    return Counter(line.answer for line in rig.lines("settled"))
+
+
+@pytest.mark.row(9)
+@pytest.mark.on("beanstalk", "servicebus")
+def test_settlements_that_nobody_answers_lose_nothing(broker: Broker, hosts: list[Host], rig: Rig) -> None:
+    """Such a job may run again, with its counters as they were."""
+    pools = start_on(hosts, rig, "--max-crashes", "0", "--crash-back-off", "0")
+    lose(hosts, NOW_AND_THEN, broker.settle_calls)
+    rig.enqueue_many("work", [{"seconds": 0.01}] * 120)
+    failing = rig.enqueue_many("fail", [{"times": 1}] * 5, max_retries=1)
+    rig.wait_drained()
+    stop_all(rig, pools)
+    assert dropped(hosts) >= 2
+    account = rig.account()
+    assert account.lost | account.ghosts == set()
+    assert {line.id for line in rig.ends()} == rig.enqueued
+    assert all({line.attempt for line in rig.starts(ident)} == {1, 2} for ident in failing)
+
+
+# --- of fetches ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.row(9)
+@pytest.mark.on("redis", "postgres")
+def test_a_fetch_that_is_asked_again_gets_the_same_leases(
+    broker: Broker, hosts: list[Host], rig: Rig, figure: Figure
+) -> None:
+    """None of them has to run out; nor where a reply is lost in silence, and the connection stays open."""
+    pools = start_on(hosts, rig, "--broker-timeout", "1")
+    lose(hosts, NOW_AND_THEN, broker.fetch_calls)
+    rig.enqueue_many("work", [{"seconds": 0.01}] * 200)
+    rig.wait_drained()
+    figure("fetches whose replies were lost", dropped(hosts), "calls")
+    lost = dropped(hosts)
+    assert lost >= 3
+    for host in hosts:
+        host.proxy.drop_replies(2, match=broker.fetch_calls, then="silent")
+    rig.enqueue_many("work", [{"seconds": 0.01}] * 200)
+    rig.wait_drained()
+    stop_all(rig, pools)
+    assert dropped(hosts) > lost
+    account = rig.account()
+    account.assert_once_each()
+    assert not any(account.crashes.values()), "no lease of 30 s had to run out"
+    assert {line.fence for line in rig.starts()} == {1}
+
+
+@pytest.mark.row(9)
+@pytest.mark.on("beanstalk", "servicebus")
+def test_what_a_lost_fetch_has_leased_comes_back(broker: Broker, hosts: list[Host], rig: Rig) -> None:
+    """With its connection on beanstalkd, when its lock ends on Service Bus."""
+    pools = start_on(hosts, rig, "--max-crashes", "0", "--crash-back-off", "0")
+    for host in hosts:
+        host.proxy.drop_replies(3, match=broker.fetch_calls)
+    rig.enqueue_many("work", [{"seconds": 0.01}] * 100)
+    rig.wait_drained()
+    stop_all(rig, pools)
+    assert dropped(hosts) >= 2
+    account = rig.account()
+    assert account.lost | account.ghosts | account.wrong_attempts == set()
+    assert {line.id for line in rig.ends()} == rig.enqueued
+
+
+# --- of enqueues --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(broker: Broker) -> Iterator[tuple[Host, QueueBackend]]:
+    """A producer's machine."""
+    host = broker.host()
+    backend = open_backend(host.url)
+    yield host, backend
+    backend.close()
+
+
+@pytest.mark.row(9)
+@pytest.mark.on("redis", "postgres")
+def test_an_enqueue_that_is_asked_again_with_its_id_makes_no_second_job(
+    elsewhere: tuple[Host, QueueBackend], rig: Rig, figure: Figure
+) -> None:
+    """Also when the first one has been run and is gone."""
+    host, backend = elsewhere
+    pools = start_pools(rig, 2)
+    host.proxy.drop_replies(share=NOW_AND_THEN, seed=5)
+    producer = Producer(rig, every=0.002, backend=backend, most=250)
+    producer.run()
+    rig.wait_drained()
+    stop_all(rig, pools)
+    assert len(producer.answered) == 250
+    assert producer.refused >= 3, "asked again by the producer, and not only within a call"
+    figure("enqueues that were asked again", producer.refused, "calls")
+    rig.account().assert_once_each()
+
+
+# --- of all kinds -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.row(9)
+@pytest.mark.on("redis", "postgres")
+def test_pools_that_lose_replies_of_all_kinds_keep_what_was_promised(hosts: list[Host], rig: Rig) -> None:
+    """Keys, limits and follow-ups: what was granted, done, sent or counted twice over must not show."""
+    pools = start_on(hosts, rig, "--concurrency-limit", f"default={LIMIT}")
+    lose(hosts, NOW_AND_THEN / 4)
+    keys = [f"order {number}" for number in range(30)]
+    rig.enqueue_many("work", [{"seconds": 0.02, "tag": "plain"}] * 60)
+    rig.enqueue_many("follow_up", [{}] * 20)
+    for key in keys * 2:
+        rig.enqueue("work", {"seconds": 0.01, "tag": key}, idempotency_key=key)
+    rig.wait_drained(60.0)
+    stop_all(rig, pools)
+    assert dropped(hosts) >= 5
+    began = {line.id for line in rig.starts()}
+    told = Counter(line.tag for line in rig.ends() if line.id in began)
+    assert told == {"plain": 60, "follow-up": 20, **dict.fromkeys(keys, 1)}
+    assert not rig.account().duplicates
+    assert most_at_once(rig, began) == LIMIT
+
+
+def most_at_once(rig: Rig, idents: set[str]) -> int:
+    running = most = 0
+    for line in sorted(rig.lines("start") + rig.lines("end"), key=lambda line: line.at):
+        if line.id in idents:
+            running += 1 if line.event == "start" else -1
+            most = max(most, running)
+    return most

@@ -1,0 +1,156 @@
+"""Row 5: a master is stopped past its leases while a second pool runs, and goes on."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support.faultmoves import Figure, let_pass, runner_of, start_pools, stop_all, wait_runs
+from support.poolrig import LIMIT, PoolProcess, Rig, is_alive, wait_gone
+from support.poolrig_brokers import BeanstalkBroker
+from support.waiting import wait_until
+
+from jobpool.torture.ledger import Line
+from jobpool.torture.processes import state
+
+TTL = 1.0
+FLAGS = ("--ttl", str(TTL), "--max-crashes", "0", "--crash-back-off", "0")
+REFUSALS = {"not-owner", "expired", "not-in-flight", "BackendUnavailable"}
+"""The last: its client has given the connection up meanwhile, and by now there is nothing left to try again."""
+
+QUIET = 0.3
+"""Seconds after which a pool that waits for its only job writes nothing: stopped in the middle of a write, a process
+would hold SQLite's lock, and with it every other pool."""
+
+
+KILLED = 1.5
+"""Seconds within which the child of a lost lease is dead."""
+
+
+def gated(rig: Rig, first: Path, later: Path) -> str:
+    """A job whose first delivery ends when the first file is there, and one after it with the other."""
+    return rig.enqueue("again", {"first": 0, "later": 0, "until": str(first), "then": str(later)})
+
+
+@pytest.mark.row(5)
+@pytest.mark.on("sqlite", "redis", "postgres", "servicebus")
+def test_a_master_that_slept_past_its_leases_settles_none_and_goes_on(rig: Rig, figure: Figure) -> None:
+    """One job still runs when it wakes: its child is killed. One ended meanwhile: its result is dropped."""
+    never, ended, later = (rig.directory / name for name in ("never", "ended", "later"))
+    [sleeper] = start_pools(rig, 1, *FLAGS, workers=3)
+    running, finished = gated(rig, never, later), gated(rig, ended, later)
+    [holder], [finisher] = ([line.pid] for line in rig.wait_started(running, finished))
+    [bystander] = set(sleeper.children()) - {holder, finisher}
+    let_pass(QUIET)
+    sleeper.send(signal.SIGSTOP)
+    ended.touch()
+    wait_until(lambda: rig.ends(finished), what="the first child has ended, and nobody hears it")
+    [other] = start_pools(rig, 1, *FLAGS, workers=3)
+    for ident in (running, finished):
+        wait_runs(rig, ident, 2, LIMIT)
+
+    sleeper.send(signal.SIGCONT)
+    awake = time.monotonic()
+    wait_gone([holder], KILLED)
+    figure("child of a lost lease killed", time.monotonic() - awake, "s")
+    sleeper.wait_ready(3)
+    assert {bystander, finisher} <= set(sleeper.children()), "no healthy child is killed"
+    assert is_alive(bystander)
+    later.touch()
+    rig.wait_drained()
+    for ident in (running, finished):
+        [accepted] = [line for line in rig.lines("settled", ident) if (line.verb, line.answer) == ("ack", "ok")]
+        assert accepted.fence > 1, "not the first delivery"
+        assert accepted.pid == other.pid
+    assert sleeper.header().lost >= 2
+    _check_that_it_goes_on(rig, sleeper, workers=6)
+    rig.account().assert_clean()
+    assert not rig.dead()
+    stop_all(rig, [sleeper, other])
+
+
+@pytest.mark.row(5)
+@pytest.mark.on("sqlite", "redis-cluster", "postgres")
+def test_a_settlement_that_reaches_the_broker_too_late_is_refused(rig: Rig) -> None:
+    """The master stops between its decision and its call; by the time of the call the message is another pool's."""
+    first, later = rig.directory / "first", rig.directory / "later"
+    [sleeper] = start_pools(rig, 1, *FLAGS, JOBPOOL_FAILPOINT="before-settle/ack:1=stop")
+    ident = gated(rig, first, later)
+    rig.wait_started(ident)
+    let_pass(QUIET)
+    first.touch()
+    wait_until(lambda: state(sleeper.pid) == "T", LIMIT, "it has stopped itself")
+    [other] = start_pools(rig, 1, *FLAGS)
+    wait_runs(rig, ident, 2, LIMIT)
+    sleeper.send(signal.SIGCONT)
+    [late] = wait_until(lambda: _answers_to(rig, ident, sleeper), LIMIT, "it is answered")
+    assert (late.fence, late.verb) == (1, "ack")
+    assert late.answer in REFUSALS
+    later.touch()
+    rig.wait_drained()
+    rig.account().assert_clean()
+    [accepted] = [line for line in rig.lines("settled", ident) if line.answer == "ok"]
+    assert accepted.pid == other.pid
+    stop_all(rig, [sleeper, other])
+
+
+def _answers_to(rig: Rig, ident: str, pool: PoolProcess) -> list[Line]:
+    return [line for line in rig.lines(ident=ident) if line.pid == pool.pid and line.event in ("settled", "unknown")]
+
+
+@pytest.mark.row(5)
+@pytest.mark.on("sqlite")
+def test_a_pause_that_its_leases_outlive_costs_nothing(rig: Rig) -> None:
+    """It renews before it acts, though every renewal is late; and it hears a result before it kills for time."""
+    pools = start_pools(rig, 2, "--ttl", "4", "--kill-grace", "0.2", "--max-crashes", "0")
+    timed = rig.enqueue("work", {"seconds": 0.2}, timeout=1.5)
+    [begun] = rig.wait_started(timed)
+    sleeper, [other] = runner_of(begun.pid, pools)
+    long = rig.enqueue_many("work", [{"seconds": 4.5}] * 3)  # as many as are idle: one of them is the sleeper's
+    starts = rig.wait_started(*long)
+    assert {line.pid for line in starts} & set(sleeper.children())
+    sleeper.send(signal.SIGSTOP)
+    let_pass(2.0)  # past when renewals were due, at a third of the ttl, and past the timeout and its grace
+    assert rig.ends(timed)
+    sleeper.send(signal.SIGCONT)
+    rig.wait_drained()
+    assert len(rig.starts(timed)) == 1
+    rig.account().assert_once_each()
+    assert not rig.lines("lost")
+    assert not sleeper.log("a child died")
+    stop_all(rig, [sleeper, other])
+
+
+@pytest.mark.row(5)
+@pytest.mark.on("beanstalk")
+def test_a_master_that_slept_on_beanstalkd_settles_none_and_goes_on(broker: BeanstalkBroker, rig: Rig) -> None:
+    """The server may free a silent client's lease late, so nobody is waited for who has it meanwhile."""
+    never, later = rig.directory / "never", rig.directory / "later"
+    pools = start_pools(rig, 2, *FLAGS)
+    ident = gated(rig, never, later)
+    [line] = rig.wait_started(ident)
+    sleeper, [other] = runner_of(line.pid, pools)
+    healthy = set(sleeper.children()) - {line.pid}
+    sleeper.send(signal.SIGSTOP)
+    let_pass(broker.lasts + 1.0)
+    sleeper.send(signal.SIGCONT)
+    wait_gone([line.pid], KILLED + 0.5)
+    assert healthy <= set(sleeper.children()), "no healthy child is killed"
+    later.touch()
+    wait_runs(rig, ident, 2, LIMIT)
+    rig.wait_drained()
+    rig.account().assert_clean()
+    assert [one.fence for one in rig.ends(ident)] == [2]
+    _check_that_it_goes_on(rig, sleeper, workers=4)
+    stop_all(rig, [sleeper, other])
+
+
+def _check_that_it_goes_on(rig: Rig, pool: PoolProcess, workers: int) -> None:
+    """As many jobs as both pools have children, and none ends before all have begun."""
+    end = rig.directory / "end"
+    late = rig.wait_started(*[gated(rig, end, end) for _ in range(workers)])
+    assert {line.pid for line in late} & set(pool.children())
+    end.touch()
+    rig.wait_drained()

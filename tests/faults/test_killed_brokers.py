@@ -1,0 +1,221 @@
+"""A broker that is killed under load and comes back, or stands still (row 8)."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from support.faultmoves import Figure, let_pass, stop_all
+from support.faultrig import fault_rig
+from support.outages import BACK, Producer, costing, wait_begun_after
+from support.poolrig import PoolProcess, Rig, wait_gone
+from support.poolrig_brokers import BeanstalkBroker, Broker, ClusterBroker, RedisBroker
+from support.servers import RedisServer
+from support.waiting import wait_until
+
+from jobpool.health import MISSED, look
+from jobpool.history.places import InFile
+from jobpool.master.run import BROKER_INTERVAL
+from jobpool.metrics.reader import rollups
+from jobpool.metrics.rollup import HOUR
+
+OUTAGE = MISSED * BROKER_INTERVAL + 0.5
+"""Seconds: long enough for health to see it."""
+
+IDLE_CPU = 0.03
+"""Share of a processor that a master may take while its broker is away."""
+
+KILLS = 3
+BEHIND = 2.0
+"""Seconds that Redis may be behind in writing to the kernel, with `appendfsync everysec` and a disk that lags."""
+
+
+# --- a broker that keeps what it has answered ---------------------------------------------------------------
+
+
+@pytest.mark.row(8, 27)
+@pytest.mark.on("redis", "redis-cluster", "postgres")
+@pytest.mark.own_server
+def test_a_broker_that_is_killed_under_load_and_comes_back(broker: Broker, rig: Rig, figure: Figure) -> None:
+    """And then restarted as an administrator does."""
+    flags = ("--metrics-port", "0", "--broker-timeout", "1")
+    pools = [rig.start_pool(*flags, "--history", f"file:history{number}") for number in (1, 2)]
+    for pool in pools:
+        pool.wait_ready(2)
+    rig.enqueue_many("work", [{"seconds": 0.02}] * 300)
+    long = rig.enqueue("work", {"seconds": OUTAGE / 2}, priority=1)
+    with Producer(rig, every=0.05).running() as producer:
+        rig.wait_started(long)
+        wait_until(lambda: len(rig.ends()) > 50)
+        broker.server.kill()
+        with costing(pools) as cost:
+            down = time.monotonic()
+            wait_until(lambda: not any(pool.is_healthy() for pool in pools), OUTAGE + 1.0, "health tells")
+            figure("health tells after", time.monotonic() - down, "s")
+        assert cost.cpu < IDLE_CPU * OUTAGE, "no busy loop"
+        assert cost.lines <= 3, "and no flood of its log"
+        figure("CPU of a master a second of outage", cost.cpu / cost.seconds * 1000, "ms")
+        for pool in pools:
+            assert_degraded_and_not_dead(pool)
+        broker.bring_back()
+        back = time.monotonic()
+        figure("work goes on after", wait_begun_after(rig, back), "s")
+        wait_until(lambda: all(pool.is_healthy() for pool in pools), BACK, "and health tells")
+        broker.server.stop()
+        broker.bring_back()
+        figure("after a restart", wait_begun_after(rig, time.monotonic()), "s")
+    rig.wait_drained()
+    assert producer.refused
+    account = rig.account()
+    account.assert_once_each()
+    assert not any(account.crashes.values()), "every lease outlived the outage"
+    assert len(rig.starts(long)) == 1
+    stop_all(rig, rig.pools)
+    assert_all_is_counted(rig)
+
+
+def assert_degraded_and_not_dead(pool: PoolProcess) -> None:
+    """What is seen from outside: health names the broker and nothing else, and all but readiness goes on."""
+    [complaint] = [check for check in look(pool.note()).checks if not check.ok and check.name != "reaper"]
+    assert complaint.name == "broker"
+    assert "127.0.0.1" in complaint.text
+    assert pool.ready() == 2, "its children stay"
+    status, text = get(pool, "/readyz")
+    assert (status, text.startswith("degraded: the broker last answered")) == (503, True)
+    assert get(pool, "/livez") == (200, "live\n")
+    status, scraped = get(pool, "/metrics")
+    assert status == 200, "a scrape never asks the broker"
+    assert 'outcome="succeeded",queue="default"}' in scraped
+
+
+def get(pool: PoolProcess, path: str) -> tuple[int, str]:
+    port = int(pool.log("metrics are served")[0]["port"])
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def assert_all_is_counted(rig: Rig) -> None:
+    """Neither metrics nor history have lost a job to the outage."""
+    now, ended = time.time(), len(rig.ends())
+    rows = rollups(rig.backend.keys, now - HOUR, now + HOUR)
+    assert sum(row.outcomes.get("succeeded", 0) for row in rows) == ended
+    files = [InFile(rig.directory / f"history{number}", 10_000) for number in (1, 2)]
+    assert sum(len(file.read("work", 10_000)) for file in files) == ended
+
+
+# --- one that may not ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.row(8)
+@pytest.mark.on("redis")
+def test_what_kills_take_from_a_redis_that_flushes_every_second(tmp_path: Path, figure: Figure) -> None:
+    """A kill takes what had not reached the kernel; a power cut would take up to two seconds more.
+
+    Redis writes to the kernel before it answers, unless an fsync lags: then it may answer for two seconds first.
+    """
+    server = RedisServer(tmp_path / "server", config={"appendonly": "yes", "appendfsync": "everysec"})
+    with server, fault_rig(tmp_path, RedisBroker(server)) as rig:
+        for pool in [rig.start_pool() for _ in range(2)]:
+            pool.wait_ready(2)
+        killed, enough = [], 0
+        with Producer(rig, every=0.002).running() as producer:
+            for _ in range(KILLS):
+                enough = len(rig.ends()) + 40
+                wait_until(lambda e=enough: len(rig.ends()) > e)  # type: ignore[misc]
+                server.kill()
+                killed.append(time.monotonic())
+                server.start()
+                wait_begun_after(rig, time.monotonic())
+        rig.wait_drained()
+        account = rig.account()
+        assert account.ghosts == set()
+        late = {ident for ident in account.lost if not was_just_answered(producer.answered[ident], killed)}
+        assert late == set(), "older than Redis may be behind"
+        figure(f"lost by {KILLS} kills with everysec", len(account.lost), "jobs")
+        figure("and run again", len(account.duplicates), "jobs")
+        stop_all(rig, rig.pools)
+
+
+def was_just_answered(at: float, killed: list[float]) -> bool:
+    return any(at < moment < at + BEHIND + 0.5 for moment in killed)
+
+
+# --- a node that stands still -------------------------------------------------------------------------------
+
+
+@pytest.mark.row(8)
+@pytest.mark.on("redis-cluster")
+def test_a_node_that_stands_still_is_waited_for(broker: ClusterBroker, rig: Rig, figure: Figure) -> None:
+    """To its clients that is a black hole: no proxy can make one there."""
+    pools = [rig.start_pool("--broker-timeout", "1") for _ in range(2)]
+    for pool in pools:
+        pool.wait_ready(2)
+    rig.enqueue_many("work", [{"seconds": 0.02}] * 200)
+    wait_until(lambda: len(rig.ends()) > 20)
+    broker.server.pause()
+    try:
+        let_pass(0.5)  # what was begun has ended, and calls hang
+        with costing(pools) as cost:
+            let_pass(1.5)
+    finally:
+        broker.server.resume()
+    assert cost.cpu < 0.2, "no busy loop"
+    wait_until(broker.is_whole, what="the cluster is whole")
+    back = time.monotonic()
+    rig.enqueue_many("work", [{}] * 20)  # all the others may be done by now
+    figure("work goes on after", wait_begun_after(rig, back), "s")
+    rig.wait_drained()
+    account = rig.account()
+    account.assert_once_each()
+    assert not any(account.crashes.values())
+    stop_all(rig, rig.pools)
+
+
+# --- brokers whose leases are their connections' ------------------------------------------------------------
+
+
+@pytest.mark.row(8, 27)
+@pytest.mark.on("beanstalk")
+@pytest.mark.own_server
+def test_leases_are_lost_with_a_beanstalkd_that_is_killed_and_nothing_else_is(
+    broker: BeanstalkBroker, rig: Rig, figure: Figure
+) -> None:
+    """With the binlog: the attempts are killed at once, and their messages run again.
+
+    How often a job was reserved is not in the binlog: after it no crash is charged, and fences begin anew.
+    """
+    pools = [rig.start_pool("--max-crashes", "0", url=broker.host().url) for _ in range(2)]
+    for pool in pools:
+        pool.wait_ready(2)
+    rig.enqueue_many("work", [{"seconds": 0.02}] * 150)
+    back_again = str(rig.directory / "back again")
+    waits = {"first": 0, "later": 0, "until": back_again, "then": back_again}
+    long = rig.enqueue_many("again", [waits] * 2, priority=1)
+    pids = [line.pid for line in rig.wait_started(*long)]
+    wait_until(lambda: len(rig.ends()) > 30)
+    broker.server.kill()
+    down = time.monotonic()
+    wait_gone(pids, 1.5)
+    figure("attempts are killed after", time.monotonic() - down, "s")
+    wait_until(lambda: any(pool.log("leases ended with their connection to the broker") for pool in pools), 1.0)
+    with costing(pools) as cost:
+        let_pass(1.0)
+    assert cost.cpu < 0.2, "no busy loop"
+    assert cost.lines <= 12, "and no flood of its log"
+    Path(back_again).touch()
+    broker.bring_back()
+    back = time.monotonic()
+    wait_until(lambda: all(len(rig.starts(ident)) >= 2 for ident in long), BACK, "redelivered")
+    figure("work goes on after", wait_begun_after(rig, back), "s")
+    rig.wait_drained()
+    account = rig.account()
+    assert account.lost | account.ghosts | account.wrong_attempts == set()
+    assert len(account.duplicates) <= 4 + 4, "what was done, and not yet settled"
+    assert [len(rig.ends(ident)) for ident in long] == [1, 1]
+    assert sum(pool.header().lost for pool in pools) >= 2
+    stop_all(rig, rig.pools)

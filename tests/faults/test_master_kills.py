@@ -1,0 +1,101 @@
+"""Row 4: masters are killed under load, while another pool is there and a third is started."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from support.faultmoves import Figure, start_pools, stop_all
+from support.poolrig import PoolProcess, Rig, wait_gone
+from support.poolrig_brokers import BeanstalkBroker, Broker
+from support.waiting import wait_until
+
+TTL = 1.0
+REAP = TTL / 3 * 1.2
+"""Seconds between two reaps of a pool at most."""
+
+LATE = 1.0
+"""Seconds beyond a bound that a busy machine may cost."""
+
+FLAGS = ("--ttl", str(TTL), "--max-crashes", "0", "--crash-back-off", "0")
+CHILDREN_GONE = 1.0
+
+
+@pytest.mark.row(4)
+@pytest.mark.on("sqlite", "redis", "redis-cluster", "postgres", "beanstalk", "servicebus")
+def test_a_master_killed_under_load_leaves_nothing_alive_and_loses_nothing(
+    broker: Broker | None, rig: Rig, figure: Figure
+) -> None:
+    """Its messages go to the pool that is there, and to the one that is started in its stead."""
+    gate = rig.directory / "gate"
+    [victim] = start_pools(rig, 1, *FLAGS, workers=3)
+    long = [rig.enqueue("again", {"first": 60, "later": 0, "then": str(gate)}) for _ in range(2)]
+    rig.wait_started(*long)
+    others = start_pools(rig, 1, *FLAGS, workers=3)
+    rig.enqueue_many("work", [{"seconds": 0.02}] * 200)
+    wait_until(lambda: len(_ended_by(rig, victim)) > 10, what="it works")
+    family = [*victim.fork_servers(), *victim.children()]
+    victim.send(signal.SIGKILL)
+    killed = time.monotonic()
+    wait_gone(family, CHILDREN_GONE + LATE / 2)
+    figure("children gone", time.monotonic() - killed, "s")
+    assert victim.wait() == -signal.SIGKILL
+    in_flight = _in_flight(rig, victim)
+    assert set(long) <= in_flight
+
+    others += start_pools(rig, 1, *FLAGS, workers=3)
+    wait_until(lambda: all(len(rig.starts(ident)) == 2 for ident in long), what="redelivered")
+    redelivered = max(rig.starts(ident)[1].at for ident in long) - killed
+    figure("redelivered", redelivered, "s")
+    assert redelivered < _lasts(broker) + REAP + LATE
+    gate.touch()
+    rig.wait_drained()
+    account = rig.account()
+    account.assert_clean()
+    assert not account.overlaps
+    again = {ident for ident in rig.enqueued if len(rig.starts(ident)) > 1}
+    assert again <= in_flight, "DUP: only what it held"
+    figure("run again", len(again), "messages")
+    stop_all(rig, others)
+
+
+def _lasts(broker: Broker | None) -> float:
+    """Seconds until the broker frees what a dead pool held."""
+    if isinstance(broker, BeanstalkBroker):
+        return 0.0  # with its connections
+    return max(TTL, broker.lasts if broker else 0.0)
+
+
+def _ended_by(rig: Rig, pool: PoolProcess) -> list[str]:
+    return [line.id for line in rig.lines("settled") if line.pid == pool.pid and line.answer == "ok"]
+
+
+def _in_flight(rig: Rig, pool: PoolProcess) -> set[str]:
+    """What it had been given, and was not answered to have settled."""
+    fetched = {(line.id, line.fence) for line in rig.lines("fetched") if line.pid == pool.pid}
+    settled = {(line.id, line.fence) for line in rig.lines("settled") if line.pid == pool.pid}
+    return {ident for ident, _ in fetched - settled}
+
+
+@pytest.mark.row(4)
+@pytest.mark.on("sqlite")
+def test_masters_killed_again_and_again(rig: Rig) -> None:
+    """Two pools on one queue, one of them killed and started anew five times."""
+    [stable] = start_pools(rig, 1, *FLAGS)
+    for number in range(5):
+        [victim] = start_pools(rig, 1, *FLAGS)
+        family = victim.children()
+        gate = rig.directory / f"gate {number}"
+        # First one for each child of both: else the other pool might do it all before this one has looked.
+        rig.wait_started(*rig.enqueue_many("again", [{"first": 0, "later": 0, "until": str(gate)}] * 4, priority=1))
+        rig.enqueue_many("work", [{"seconds": 0.01}] * 200)
+        gate.touch()
+        wait_until(lambda f=family: {line.pid for line in rig.ends()} & set(f), what="it works")  # type: ignore[misc]
+        victim.stop(signal.SIGKILL)
+        wait_gone(family, CHILDREN_GONE + LATE / 2)
+    rig.wait_drained()
+    account = rig.account()
+    account.assert_clean()
+    assert not account.overlaps
+    stop_all(rig, [stable])

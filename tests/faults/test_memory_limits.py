@@ -1,0 +1,107 @@
+"""Handlers that grow past the memory limit, or leak slowly, on two pools with one queue."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from support.faultmoves import Figure, start_pools, stop_all
+from support.poolrig import APP, Rig, wait_gone
+
+MISUSE = str(APP.with_name("apps_misuse.py"))
+SAMPLE = 1.0
+"""Seconds between two looks at a child's memory."""
+
+SLACK = 1.0
+"""Seconds on top for the kill itself, on a busy machine."""
+
+
+@pytest.mark.row(17)
+@pytest.mark.on("sqlite")
+def test_a_job_that_grows_past_the_limit_is_killed_as_a_failed_attempt(rig: Rig, figure: Figure) -> None:
+    pools = start_pools(rig, 2, "--memory-limit", "120M", app=MISUSE)
+    steady = rig.enqueue("work", {"seconds": 2.5})
+    rig.wait_started(steady)
+    ids = rig.enqueue_many("outgrow", [{"mebibytes": 150}] * 2, max_retries=1)
+    rig.wait_drained()
+    for ident in ids:
+        assert [(line.attempt, line.crashes) for line in rig.starts(ident)] == [(1, 0), (2, 0)]
+        message = rig.inspect(ident)
+        assert (message.reason, message.crashes) == ("memory-limit", 0)
+        assert "its limit is 120 MiB" in (message.last_error or "")
+        for seconds in seen_after(rig, ident):
+            figure("killed and settled after it had grown", seconds, "s")
+            assert seconds < SAMPLE + SLACK
+    assert len(rig.starts(steady)) == len(rig.ends(steady)) == 1, "its neighbours go on"
+    wait_gone([line.pid for ident in ids for line in rig.starts(ident)], 1.0)
+    rig.account().assert_once_each()
+    stop_all(rig, [pool.wait_ready(2) for pool in pools])
+
+
+def seen_after(rig: Rig, ident: str) -> list[float]:
+    """Seconds from where an attempt had all its memory to its settlement; one that was killed earlier is left out."""
+    asked = {line.fence: line.at for line in rig.lines("asked", ident)}
+    return [asked[line.fence] - line.at for line in rig.lines("effect", ident)]
+
+
+def runs_by_child(rig: Rig) -> list[int]:
+    """How many attempts each child ran that is dead by now, when the queue has drained."""
+    alive = {pid for pool in rig.pools for pid in pool.children()}
+    return [count for pid, count in Counter(line.pid for line in rig.ends()).items() if pid not in alive]
+
+
+@pytest.mark.row(17)
+@pytest.mark.on("sqlite")
+def test_children_are_recycled_by_jobs_not_all_at_once(rig: Rig, figure: Figure) -> None:
+    """20 jobs a child, more or less a half: drawn anew for each child."""
+    pools = start_pools(rig, 2, "--recycle-jobs", "20", "--recycle-jitter", "0.5")
+    rig.enqueue_many("work", [{}] * 400)
+    rig.wait_drained()
+    runs = runs_by_child(rig)
+    for count in runs:
+        figure("jobs of a child", count, "")
+    assert len(runs) >= 8
+    assert 10 <= min(runs) < max(runs) <= 30
+    rig.account().assert_once_each()
+    stop_all(rig, [pool.wait_ready(2) for pool in pools])
+    assert not [entry for pool in pools for entry in pool.log("a child died")], "to be recycled is no death"
+
+
+@pytest.mark.row(17)
+@pytest.mark.on("sqlite")
+def test_children_that_leak_are_recycled_by_memory(rig: Rig, figure: Figure) -> None:
+    """Nobody is killed for it: 10 MiB a job, gone above 100 MiB."""
+    pools = start_pools(rig, 2, "--recycle-memory", "100M", "--memory-limit", "400M", workers=1)
+    rig.enqueue_many("leak", [{"mebibytes": 10}] * 50)
+    rig.wait_drained()
+    runs = runs_by_child(rig)
+    for count in runs:
+        figure("jobs of a child that leaks 10 MiB a job, above 100 MiB", count, "")
+    assert len(runs) >= 3
+    assert max(runs) <= 10
+    assert not rig.dead()
+    rig.account().assert_once_each()
+    stop_all(rig, [pool.wait_ready(1) for pool in pools])
+
+
+@pytest.mark.row(17)
+@pytest.mark.on("sqlite")
+def test_the_out_of_memory_killer_takes_children_before_the_master(rig: Rig, figure: Figure) -> None:
+    """By what the kernel goes by, `oom_score`: of the sizes that they have, and while a child has grown."""
+    pools = start_pools(rig, 2, app=MISUSE)
+    ident = rig.enqueue("outgrow", {"mebibytes": 200})
+    rig.wait_started(ident)
+    for pool in pools:
+        [server] = pool.fork_servers()
+        children = pool.wait_ready(2).children()
+        adjusted = [_number(pid, "oom_score_adj") for pid in (pool.pid, server, *children)]
+        assert adjusted[0] < adjusted[1] < min(adjusted[2:]), adjusted
+        scores = [_number(pid, "oom_score") for pid in (pool.pid, server, *children)]
+        figure("score of a master", scores[0], "")
+        figure("lowest score of a child", min(scores[2:]), "")
+        assert scores[0] < min(scores[2:]), scores
+
+
+def _number(pid: int, name: str) -> int:
+    return int(Path(f"/proc/{pid}/{name}").read_text())

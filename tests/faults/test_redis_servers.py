@@ -1,0 +1,97 @@
+"""What a Redis can do to its clients: throw their messages away, be full, forget their scripts (row 27)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from redis import Redis
+from support.faultmoves import start_pools, stop_all
+from support.outages import NO_ANSWER, wait_one_more
+from support.poolrig import PoolProcess, Rig
+from support.poolrig_brokers import Broker, ClusterBroker
+
+from jobpool.errors import BackendUnavailable
+
+PAYLOAD = "x" * 10_000
+ROOM = 1_500_000
+"""Bytes above what the server uses."""
+
+MOST = 1000
+"""Jobs of that payload: far more than there is room for."""
+
+
+def tell(broker: Broker, *words: str | int) -> None:
+    """One command to every server."""
+    for server in broker.cluster.masters if isinstance(broker, ClusterBroker) else [broker.server]:
+        with Redis(host=server.host, port=server.port) as client:
+            client.execute_command(*words)
+
+
+@pytest.fixture
+def unbounded(broker: Broker) -> Iterator[Broker]:
+    """Its bounds are as they were when the test is over."""
+    yield broker
+    tell(broker, "CONFIG", "SET", "maxmemory", 0, "maxmemory-policy", "noeviction")
+
+
+def cautions(pool: PoolProcess) -> str:
+    return " ".join(entry["caution"] for entry in pool.log("the broker's settings"))
+
+
+@pytest.mark.row(27)
+@pytest.mark.on("redis", "redis-cluster")
+def test_pools_warn_at_their_start_of_a_redis_that_throws_messages_away(unbounded: Broker, rig: Rig) -> None:
+    tell(unbounded, "CONFIG", "SET", "maxmemory", 1 << 30, "maxmemory-policy", "allkeys-lru")
+    pools = start_pools(rig, 2)
+    for pool in pools:
+        assert "maxmemory-policy allkeys-lru: when memory runs out, messages are thrown away unseen" in cautions(pool)
+        assert "set noeviction" in cautions(pool)
+    stop_all(rig, pools)
+
+
+@pytest.mark.row(27)
+@pytest.mark.on("redis")
+def test_a_redis_whose_memory_is_full_refuses_jobs_and_is_worked_down(unbounded: Broker, rig: Rig) -> None:
+    tell(unbounded, "CONFIG", "SET", "maxmemory", 1 << 30, "maxmemory-policy", "noeviction")
+    pools = start_pools(rig, 2)
+    assert not any("evict" in cautions(pool) for pool in pools)
+    opened = rig.directory / "opened"
+    waits = {"first": 0, "later": 0, "until": str(opened), "then": str(opened)}
+    rig.wait_started(*rig.enqueue_many("again", [waits] * 4))
+    with Redis(host=unbounded.server.host, port=unbounded.server.port) as client:
+        used: int = client.info("memory")["used_memory"]  # type: ignore[index,assignment]
+    tell(unbounded, "CONFIG", "SET", "maxmemory", used + ROOM)
+    with pytest.raises(BackendUnavailable, match="memory"):
+        fill(rig)
+    assert 10 < len(rig.enqueued) < MOST
+    opened.touch()
+    rig.wait_drained()
+    rig.enqueue("work", {"tag": PAYLOAD})
+    rig.wait_drained()
+    stop_all(rig, pools)
+    account = rig.account()
+    account.assert_once_each()
+    assert not any(account.crashes.values())
+
+
+def fill(rig: Rig) -> None:
+    for _ in range(MOST):
+        rig.enqueue("work", {"tag": PAYLOAD})
+
+
+@pytest.mark.row(27)
+@pytest.mark.on("redis", "redis-cluster")
+def test_scripts_that_are_flushed_in_the_middle_of_the_work_are_sent_again(broker: Broker, rig: Rig) -> None:
+    """NOSCRIPT is no trouble, and nobody is told of it."""
+    pools = start_pools(rig, 2)
+    rig.enqueue_many("work", [{"seconds": 0.01}] * 300)
+    for _ in range(10):
+        tell(broker, "SCRIPT", "FLUSH")
+        wait_one_more(rig)
+    rig.wait_drained()
+    stop_all(rig, pools)
+    account = rig.account()
+    account.assert_once_each()
+    assert not any(account.crashes.values())
+    assert not any(pool.log(NO_ANSWER) for pool in pools)

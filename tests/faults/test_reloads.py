@@ -1,0 +1,96 @@
+"""Reloads, with good code and with broken code, beside a pool that is not reloaded (row 22)."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from support.changing_app import BROKEN, an_app, version_seen
+from support.faultmoves import Figure, stop_all
+from support.poolrig import PoolProcess, Rig, is_alive, kill_child, wait_gone
+from support.waiting import wait_until
+
+
+def runs(rig: Rig, version: str, times: int = 6) -> bool:
+    """Whether that many jobs in a row run this version; the other pool's says "other"."""
+    return {version_seen(rig) for _ in range(times)} <= {version, "other"}
+
+
+def start(rig: Rig, *flags: str, workers: int = 2) -> tuple[PoolProcess, PoolProcess]:
+    """The pool that is reloaded, and the other, which takes part in its queue."""
+    pool = rig.start_pool(*flags, workers=workers, app=an_app(rig, "old"))
+    other = rig.start_pool(*flags, workers=1, app=an_app(rig, "other", name="other_app"))
+    return pool.wait_ready(workers), other.wait_ready(1)
+
+
+def reload_as(rig: Rig, pool: PoolProcess, version: str) -> None:
+    an_app(rig, version)
+    pool.send(signal.SIGHUP)
+
+
+@pytest.mark.row(22)
+def test_hup_brings_new_code_and_disturbs_no_running_job(rig: Rig, figure: Figure) -> None:
+    end = rig.directory / "end"
+    running = rig.enqueue("again", {"first": 0, "later": 0, "until": str(end)})
+    pool = rig.start_pool(workers=3, app=an_app(rig, "old")).wait_ready(3)
+    [start_line] = rig.wait_started(running)
+    assert version_seen(rig) == "old"
+    other = rig.start_pool(workers=1, app=an_app(rig, "other", name="other_app")).wait_ready(1)
+    undisturbed = other.children()
+    rig.enqueue_many("work", [{"seconds": 0.005}] * 200)
+    asked = time.monotonic()
+    reload_as(rig, pool, "new")
+    wait_until(lambda: version_seen(rig) == "new", 10.0)
+    figure("new code runs", time.monotonic() - asked, "s")
+    wait_until(lambda: runs(rig, "new"), 10.0)
+    assert is_alive(start_line.pid)
+    end.touch()
+    rig.wait_drained()
+    rig.account().assert_once_each()
+    assert set(rig.account().crashes.values()) == {0}
+    wait_gone([start_line.pid], 2.0)
+    wait_until(lambda: len(pool.fork_servers()) == 1, 5.0, "the old fork server has gone with its last child")
+    pool.wait_ready(3)
+    assert other.children() == undisturbed
+    stop_all(rig, [pool, other])
+
+
+@pytest.mark.row(22)
+def test_hup_with_broken_code_leaves_the_old_code_at_work(rig: Rig) -> None:
+    pool, other = start(rig)
+    before = set(pool.children())
+    (rig.directory / "the_app.py").write_text(BROKEN)
+    pool.send(signal.SIGHUP)
+    wait_until(lambda: pool.log("the app does not load; what runs goes on"))
+    assert runs(rig, "old")
+    assert set(pool.children()) == before
+    assert pool.is_healthy()
+    assert kill_child(pool, before.pop()), "and the old fork server still fills places"
+    pool.wait_ready(2)
+    assert runs(rig, "old")
+    wait_until(lambda: len(pool.fork_servers()) == 1)
+    reload_as(rig, pool, "new")
+    wait_until(lambda: version_seen(rig) == "new", 10.0)
+    rig.wait_drained()
+    rig.account().assert_clean()
+    stop_all(rig, [pool, other])
+
+
+@pytest.mark.row(22)
+def test_many_hups_under_load(rig: Rig) -> None:
+    pool, other = start(rig, "--max-crashes", "0")
+    rig.enqueue_many("work", [{"seconds": 0.005}] * 500)
+    for number in range(6):
+        done = len(rig.ends())
+        reload_as(rig, pool, f"v{number}")
+        wait_until(lambda d=done: len(rig.ends()) > d + 20 or rig.stats().pending == 0)  # type: ignore[misc]
+    rig.wait_drained()
+    wait_until(lambda: version_seen(rig) == "v5", 20.0, "the last version runs")
+    wait_until(lambda: len(pool.fork_servers()) == 1, 10.0, "one fork server is left")
+    account = rig.account()
+    account.assert_once_each()
+    assert set(account.crashes.values()) == {0}
+    assert not pool.log("a child died")
+    pool.wait_ready(2)
+    stop_all(rig, [pool, other])

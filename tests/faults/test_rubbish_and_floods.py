@@ -1,0 +1,213 @@
+"""Handlers that break or flood what leads from them to their master, on two pools with one queue.
+
+Their neighbours must not notice: jobs that run beside them go on, and new ones are as quick as before.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support.faultmoves import Figure, start_pools, stop_all
+from support.faultrig import fault_broker, fault_rig
+from support.poolrig import APP, PoolProcess, Rig, wait_gone
+from support.poolrig_brokers import Broker
+from support.waiting import wait_until
+
+pytestmark = pytest.mark.xdist_group("fault-floods")  # two pools for all of them
+
+MISUSE = str(APP.with_name("apps_misuse.py"))
+WORKERS = 3
+FLAT = 16 << 20
+"""Bytes by which a master may grow."""
+
+FLOOD = 1024 if os.environ.get("POOLTEST_FULL") else 128
+"""MiB of output."""
+
+BREAKS = [
+    ("die", {"how": "close all"}),
+    ("write_everywhere", {}),
+    *[("break_frame", {"how": how}) for how in ("half", "announced", "of another attempt", "not a frame")],
+]
+"""What costs a child, and the delivery."""
+
+
+@pytest.fixture(scope="module")
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker | None]:
+    with fault_broker(request.param, tmp_path_factory.mktemp("server")) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def rig(broker: Broker | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with fault_rig(tmp_path_factory.mktemp("pools"), broker) as rig:
+        yield rig
+
+
+@pytest.fixture(scope="module")
+def pools(rig: Rig) -> Iterator[list[PoolProcess]]:
+    """Tests leave them as they find them, however badly their jobs behave."""
+    pools = start_pools(rig, 2, "--max-crashes", "0", workers=WORKERS, app=MISUSE)
+    latencies(rig, lambda: len(rig.ends()) < 20)
+    yield pools
+    account = rig.account()
+    account.assert_clean()
+    assert not account.overlaps
+    stop_all(rig, pools)
+
+
+def latencies(rig: Rig, go_on: Callable[[], bool]) -> list[float]:
+    """Seconds from the enqueue of a job to its end, of one after the other."""
+    found: list[float] = []
+    while not found or go_on():
+        begun = time.monotonic()
+        ident = rig.enqueue("work", {"tag": "neighbour"})
+        [end] = wait_until(lambda ident=ident: rig.ends(ident))  # type: ignore[misc]
+        found.append(end.at - begun)
+    return found
+
+
+class Neighbourhood:
+    """What the neighbours of badly behaved jobs see: quick jobs, one that lasts in each pool, and the masters."""
+
+    def __init__(self, rig: Rig, pools: list[PoolProcess]) -> None:
+        self._rig = rig
+        self._pools = pools
+        until = time.monotonic() + 0.7
+        self.quiet = latencies(rig, lambda: time.monotonic() < until)
+        self.sizes = [pool.rss() for pool in pools]
+        self.descriptors = [pool.open_fds() for pool in pools]
+        self.children = [pool.slots() for pool in pools]
+        self.busy: list[float] = []
+
+    def watch_beside(self, *jobs: Any, **options: Any) -> str:
+        """Enqueue a job, as `Rig.enqueue` does, and run quick ones until it is done; its id."""
+        ident = self._rig.enqueue(*jobs, **options)
+        self.watch(lambda: not self._is_done(ident))
+        return ident
+
+    def watch(self, go_on: Callable[[], bool]) -> None:
+        """Run quick jobs as long as that."""
+        self.busy += latencies(self._rig, go_on)
+
+    def _is_done(self, ident: str) -> bool:
+        return any(line.verb in ("ack", "abandon") for line in self._rig.lines("settled", ident))
+
+    def tell(self, figure: Figure) -> None:
+        for now, size in zip((pool.rss() for pool in self._pools), self.sizes, strict=True):
+            figure("a master's memory before", size / 2**20, "MiB")
+            figure("after", now / 2**20, "MiB")
+        for seconds in self.quiet:
+            figure("latency of a quick job before", seconds, "s")
+        for seconds in self.busy:
+            figure("meanwhile", seconds, "s")
+
+    def assert_undisturbed(self, culprits: set[int]) -> None:
+        """Masters as large as before; quick jobs as quick, within what the culprits take of two cores.
+
+        And every child that ran none of those jobs is the same as before.
+        """
+        for pool in self._pools:
+            pool.wait_ready(WORKERS)
+        grown = [pool.rss() - size for pool, size in zip(self._pools, self.sizes, strict=True)]
+        assert max(grown) < FLAT, grown
+        assert statistics.median(self.busy) < statistics.median(self.quiet) * 3 + 0.05
+        for pool, before in zip(self._pools, self.children, strict=True):
+            others = {slot: pid for slot, pid in before.items() if pid not in culprits}
+            assert others.items() <= pool.slots().items()
+
+    def assert_no_descriptor_left(self) -> None:
+        counts = [pool.open_fds() for pool in self._pools]
+        assert all(now <= before for now, before in zip(counts, self.descriptors, strict=True)), counts
+
+
+def steady_jobs(rig: Rig, seconds: float) -> list[str]:
+    ids = rig.enqueue_many("work", [{"seconds": seconds, "tag": "steady"}] * 2)
+    rig.wait_started(*ids)
+    return ids
+
+
+def assert_ran_once(rig: Rig, ids: list[str]) -> None:
+    for ident in ids:
+        [start] = rig.starts(ident)
+        [end] = rig.ends(ident)
+        assert start.pid == end.pid
+
+
+@pytest.mark.row(15)
+@pytest.mark.on("sqlite", "redis")
+def test_a_child_that_breaks_its_channel_is_replaced_and_nobody_else_notices(
+    rig: Rig, pools: list[PoolProcess], figure: Figure
+) -> None:
+    around = Neighbourhood(rig, pools)
+    steady = steady_jobs(rig, 1.5)
+    ids = [around.watch_beside(handler, payload) for handler, payload in BREAKS * 2]
+    rig.wait_drained()
+    culprits = set()
+    for ident in ids:
+        runs = rig.starts(ident)
+        assert [(line.attempt, line.crashes) for line in runs] == [(1, 0), (1, 1)], rig.lines(ident=ident)
+        assert len(rig.ends(ident)) == 1
+        culprits.add(runs[0].pid)
+    wait_gone(culprits, 2.0)
+    around.tell(figure)
+    around.assert_undisturbed(culprits)
+    around.assert_no_descriptor_left()
+    assert_ran_once(rig, steady)
+    assert all(pool.is_healthy() for pool in pools), "and the scoreboards can be read"
+
+
+@pytest.mark.row(15)
+@pytest.mark.on("sqlite")
+def test_a_job_that_returns_much_costs_its_own_child_and_nobody_else(
+    rig: Rig, pools: list[PoolProcess], figure: Figure
+) -> None:
+    around = Neighbourhood(rig, pools)
+    steady = steady_jobs(rig, 1.5)
+    ids = [around.watch_beside("return_text", {"mebibytes": 100}) for _ in range(3)]
+    rig.wait_drained()
+    around.tell(figure)
+    around.assert_undisturbed({line.pid for ident in ids for line in rig.starts(ident)})
+    assert_ran_once(rig, [*ids, *steady])
+
+
+@pytest.mark.row(15)
+@pytest.mark.on("sqlite")
+@pytest.mark.parametrize("handler", ["write_rubbish", "leave_thread"])
+def test_a_child_that_is_worn_when_its_job_ends_is_replaced(rig: Rig, pools: list[PoolProcess], handler: str) -> None:
+    """One has written rubbish right before its result, which may still count; one has left a thread behind."""
+    around = Neighbourhood(rig, pools)
+    ident = rig.enqueue(handler)
+    wait_until(lambda: rig.ends(ident))
+    rig.wait_drained()
+    first = rig.lines(ident=ident, event="start" if handler == "write_rubbish" else "end")[0]
+    wait_gone([first.pid], 2.0)
+    around.watch(lambda: False)
+    around.assert_undisturbed({first.pid})
+
+
+@pytest.mark.row(16)
+@pytest.mark.on("sqlite")
+def test_a_flood_of_output_is_bounded_and_blocks_nothing(rig: Rig, pools: list[PoolProcess], figure: Figure) -> None:
+    """A quarter by each of four ways out; with `POOLTEST_FULL`, 1 GiB in all."""
+    around = Neighbourhood(rig, pools)
+    steady = steady_jobs(rig, 1.5)
+    begun = time.monotonic()
+    good = around.watch_beside("flood", {"mebibytes": FLOOD})
+    figure(f"a job that prints {FLOOD} MiB", time.monotonic() - begun, "s")
+    bad = around.watch_beside("flood", {"mebibytes": FLOOD // 4, "then": "fail"})
+    rig.wait_drained()
+    around.tell(figure)
+    ends = [*rig.ends(good), *rig.lines("fail", bad)]
+    for line in ends:
+        figure("a child's memory at the most", int(line.tag) / 2**20, "MiB")
+        assert int(line.tag) < 100 << 20
+    message = rig.inspect(bad)
+    assert len((message.last_error or "") + (message.cause or "")) < 80_000
+    assert "ValueError: all that is printed" in (message.last_error or "")
+    around.assert_undisturbed({line.pid for line in ends})
+    assert_ran_once(rig, [good, *steady])

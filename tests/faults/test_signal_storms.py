@@ -1,0 +1,104 @@
+"""Signals in great number, and all children of a pool dying at once, beside a pool that nobody touches (row 22)."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from support.faultmoves import Figure, start_pools, stop_all
+from support.poolrig import PoolProcess, Rig, kill_child, wait_gone
+from support.stalls import Stalls
+from support.waiting import wait_until
+
+MANY = 50
+FIRST = MANY // 2
+"""Children at the start: TTIN at most doubles them."""
+
+AT_ONCE = 1.0
+"""Seconds in which the dead are gone."""
+
+READY_AGAIN = 5.0
+"""Seconds in which all of them have successors, each some 10 ms of a processor's work."""
+
+
+def fed(rig: Rig, until: Callable[[], bool]) -> bool:
+    """Whether it is so; meanwhile there is always work."""
+    if rig.stats().waiting < 100:
+        rig.enqueue_many("work", [{"seconds": 0.01}] * 100)
+    return until()
+
+
+def bring_to(pool: PoolProcess, number: signal.Signals, count: int) -> None:
+    """Send as many as are lacking, at once; then what is still lacking, because signals that meet are one."""
+    while lacking := abs(count - pool.header().workers):
+        for _ in range(lacking):
+            pool.send(number)
+        published_again(pool)
+
+
+def published_again(pool: PoolProcess) -> None:
+    """Wait until the scoreboard shows what was sent until now: it is written four times a second."""
+    for _ in range(2):
+        last = pool.header().loop_at
+        wait_until(lambda seen=last: pool.header().loop_at > seen)  # type: ignore[misc]
+
+
+@pytest.mark.row(22)
+def test_fifty_children_by_ttin_are_killed_at_once_and_end_by_ttou(rig: Rig, figure: Figure) -> None:
+    pool = rig.start_pool("--max-crashes", "0", workers=FIRST)
+    other = rig.start_pool("--max-crashes", "0", workers=1)
+    for one, count in ((pool, FIRST), (other, 1)):
+        one.wait_ready(count)
+    wait_until(lambda: fed(rig, lambda: len(rig.ends()) > 20))
+    bring_to(pool, signal.SIGTTIN, MANY)
+    for _ in range(FIRST):
+        pool.send(signal.SIGTTIN)  # one more is too many
+    wait_until(lambda: fed(rig, lambda: pool.ready() == MANY), 60.0, f"{MANY} children")
+
+    with Stalls() as stalls:
+        doomed = pool.children()
+        assert len(doomed) == MANY
+        killed = time.monotonic()
+        assert sum(kill_child(pool, pid) for pid in doomed) == MANY
+        wait_gone(doomed, AT_ONCE + stalls.seconds)
+        wait_until(lambda: not set(pool.slots().values()) & set(doomed) and pool.ready() == MANY, 30.0)
+        took = time.monotonic() - killed
+    figure(f"{MANY} children ready again", took, "s")
+    assert took < READY_AGAIN + stalls.seconds
+
+    bring_to(pool, signal.SIGTTOU, 1)
+    pool.send(signal.SIGTTOU)  # one stays, whatever comes
+    published_again(pool)
+    wait_until(lambda: pool.header().workers == pool.ready() == len(pool.children()) == 1, 30.0, "one is left")
+    pool.send(signal.SIGTTIN)
+    pool.wait_ready(2)
+    rig.wait_drained()
+    account = rig.account()
+    account.assert_clean()
+    assert {line.attempt for line in rig.starts()} == {1}
+    assert sum(account.crashes.values()) <= MANY, "what left in good order has crashed nothing"
+    assert not other.log("a child died")
+    stop_all(rig, [pool, other])
+
+
+@pytest.mark.row(22)
+def test_a_storm_of_signals(rig: Rig) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    pools = start_pools(rig, 2, "--max-crashes", "0")
+    rig.enqueue_many("work", [{"seconds": 0.01}] * 200)
+    storm = (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGQUIT, signal.SIGCHLD, signal.SIGWINCH)
+    for _ in range(300):
+        rng.choice(pools).send(rng.choice(storm))
+    rig.wait_drained()
+    account = rig.account()
+    account.assert_once_each()
+    assert set(account.crashes.values()) == {0}
+    for pool in pools:
+        wait_until(lambda p=pool: len(p.fork_servers()) == 1, 20.0)  # type: ignore[misc]
+        pool.wait_ready(pool.header().workers)
+    stop_all(rig, pools)

@@ -1,0 +1,173 @@
+"""Stops under load: by a supervisor, by a person at a terminal, twice; another pool goes on with what is given back.
+
+With POOLTEST_FULL=1 jobs take 1 s, 10 s and an hour and the grace is 5 s; else 0.3 of that.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.faultmoves import Figure, start_pools, stop_all
+from support.poolrig import PoolProcess, Rig
+from support.stalls import Stalls
+from support.waiting import wait_until
+
+SCALE = 1.0 if os.environ.get("POOLTEST_FULL") else 0.3
+GRACE = 5.0 * SCALE
+SHORT, LONG, HOUR = 1.0 * SCALE, 10.0 * SCALE, 3600.0
+AT_ONCE = 1.0
+"""Seconds."""
+
+GOODBYE = 2.0
+"""Seconds that the client of Service Bus may take to close its links."""
+
+
+def job(seconds: float, go: Path) -> dict[str, object]:
+    """For `again`: its first delivery takes so long once the file is there; any other ends at once."""
+    return {"first": seconds, "later": 0, "until": str(go)}
+
+
+def open_deliveries(rig: Rig, pool: PoolProcess) -> set[tuple[str, int]]:
+    """What a pool was given and has not settled."""
+    lines = [line for line in rig.lines() if line.pool == pool.name]
+    fetched, settled = ({(line.id, line.fence) for line in lines if line.event == e} for e in ("fetched", "settled"))
+    return fetched - settled
+
+
+def assert_untouched(rig: Rig, ident: str) -> None:
+    """No counter that leads to a dead letter has moved, whoever has the message now."""
+    told = [line for line in rig.lines("fetched", ident)]
+    assert {(line.attempt, line.crashes) for line in told} == {(1, 0)}, told
+
+
+def fed(rig: Rig, until: Callable[[], bool]) -> bool:
+    """Whether it is so; meanwhile the stream of short jobs never ends."""
+    if rig.stats().waiting < 200:
+        rig.enqueue_many("work", [{"seconds": 0.002}] * 300)
+    return until()
+
+
+@pytest.mark.row(21)
+@pytest.mark.on("sqlite", "redis", "postgres", "beanstalk", "servicebus")
+def test_a_stop_lets_short_jobs_end_and_another_pool_goes_on_with_the_long_ones(rig: Rig, figure: Figure) -> None:
+    [leaving] = start_pools(rig, 1, "--stop-grace", f"{GRACE}", workers=3)
+    go = rig.directory / "go"
+    short, long, hour = (rig.enqueue("again", job(seconds, go)) for seconds in (SHORT, LONG, HOUR))
+    rig.wait_started(short, long, hour)
+    [staying] = start_pools(rig, 1)
+    rig.enqueue_many("work", [{"seconds": 0.01}] * 200)
+    with Stalls() as stalls:
+        asked = time.monotonic()
+        leaving.send(signal.SIGTERM)
+        wait_until(lambda: leaving.header().draining)
+        go.touch()  # not before: its children would take what waits
+        assert leaving.wait() == 0
+        took = time.monotonic() - asked
+    figure("the stop beyond its grace", took - GRACE, "s")
+    goodbye = GOODBYE if rig.url.startswith("Endpoint=") else 0.0
+    assert GRACE <= took < GRACE + AT_ONCE + goodbye + stalls.seconds
+    rig.wait_drained()
+
+    assert {line.verb for line in rig.lines("settled", short)} == {"ack"}
+    assert len(rig.starts(short)) == 1
+    for ident in (long, hour):
+        [released] = [line for line in rig.lines("settled", ident) if line.verb == "release"]
+        [_, second] = rig.lines("fetched", ident)
+        assert (released.pool, second.pool, second.fence) == (leaving.name, staying.name, 2)
+        assert second.at - released.at < AT_ONCE + stalls.seconds
+        figure("fetched again after", second.at - released.at, "s")
+        assert_untouched(rig, ident)
+    assert not open_deliveries(rig, leaving)
+    rig.account().assert_once_each()
+    assert not rig.dead()
+    stop_all(rig, [staying])
+
+
+@pytest.mark.row(21)
+@pytest.mark.on("sqlite", "redis", "postgres")
+def test_stops_in_a_stream_of_short_jobs_lose_and_repeat_none(rig: Rig, figure: Figure) -> None:
+    pools = start_pools(rig, 2)
+    for number in (1, 2):
+        done = len(rig.ends())
+        wait_until(lambda d=done: fed(rig, lambda: len(rig.ends()) > d + 150), 30.0, "the stream")  # type: ignore[misc]
+        leaving = pools.pop(0)
+        with Stalls() as stalls:
+            asked = time.monotonic()
+            assert leaving.stop() == 0
+            took = time.monotonic() - asked
+        figure("a stop in a stream", took, "s")
+        assert took < AT_ONCE + 0.5 + stalls.seconds
+        assert not open_deliveries(rig, leaving)
+        if number == 1:
+            pools.append(rig.start_pool())
+            wait_until(lambda: fed(rig, lambda: pools[-1].ready() == 2), 30.0, "a third pool is there")
+    rig.wait_drained()
+    account = rig.account()
+    account.assert_once_each()
+    assert set(account.crashes.values()) == {0}
+    stop_all(rig, pools)
+
+
+@pytest.mark.row(21)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_kills_and_gives_back_at_once(rig: Rig, number: signal.Signals) -> None:
+    [leaving] = start_pools(rig, 1, "--stop-grace", "60")
+    go = rig.directory / "go"
+    go.touch()
+    ids = [rig.enqueue("again", job(HOUR, go)) for _ in range(2)]
+    rig.wait_started(*ids)
+    [staying] = start_pools(rig, 1)
+    leaving.send(number)
+    wait_until(lambda: leaving.header().draining)
+    with Stalls() as stalls:
+        asked = time.monotonic()
+        assert leaving.stop(number) == 0
+        assert time.monotonic() - asked < AT_ONCE + stalls.seconds
+    rig.wait_drained()
+    for ident in ids:
+        assert [line.pool for line in rig.lines("fetched", ident)] == [leaving.name, staying.name]
+        assert_untouched(rig, ident)
+    rig.account().assert_once_each()
+    stop_all(rig, [staying])
+
+
+@pytest.mark.row(21)
+def test_an_interrupt_of_the_whole_group_lets_children_go_on(rig: Rig) -> None:
+    """As a terminal does it."""
+    [leaving] = start_pools(rig, 1, "--stop-grace", "10")
+    go = rig.directory / "go"
+    idents = [rig.enqueue("again", job(0.2, go)) for _ in range(2)]
+    started = rig.wait_started(*idents)
+    [staying] = start_pools(rig, 1)
+    others = rig.enqueue_many("work", [{"seconds": 0.01}] * 50)
+    os.killpg(leaving.pid, signal.SIGINT)
+    wait_until(lambda: leaving.header().draining)
+    go.touch()
+    assert leaving.wait() == 0
+    rig.wait_drained()
+    assert {line.pid for ident in idents for line in rig.ends(ident)} == {line.pid for line in started}
+    assert {line.pool for ident in others for line in rig.lines("settled", ident)} <= {leaving.name, staying.name}
+    rig.account().assert_once_each()
+    stop_all(rig, [staying])
+
+
+@pytest.mark.row(21)
+def test_a_term_to_every_process_of_a_pool_costs_no_attempt_and_no_message(rig: Rig) -> None:
+    """What a supervisor does that signals a whole control group: children die of it, as of any signal."""
+    leaving, staying = start_pools(rig, 2, "--stop-grace", "5", "--max-crashes", "0")
+    ids = rig.enqueue_many("work", [{"seconds": 0.3}] * 12)
+    rig.wait_started(ids[0])
+    for pid in (leaving.pid, *leaving.fork_servers(), *leaving.children()):
+        os.kill(pid, signal.SIGTERM)
+    assert leaving.wait() == 0
+    assert not open_deliveries(rig, leaving)
+    rig.wait_drained()
+    rig.account().assert_clean()
+    assert {line.attempt for line in rig.starts()} == {1}
+    assert not rig.dead()
+    stop_all(rig, [staying])

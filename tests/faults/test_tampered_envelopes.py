@@ -1,0 +1,224 @@
+"""Envelopes that were tampered with, put straight into the broker of two pools that know a key.
+
+Each is dead and never run, or it is the very same job and is run once. That this holds for every byte replaced by every
+other, and for every field, is shown without a broker in `unit/values/test_signing_attacks.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.faultmoves import Figure
+from support.poolrig import PoolProcess, Rig
+from support.poolrig_brokers import Broker
+from support.waiting import wait_until
+
+from jobpool.backend import NewMessage
+from jobpool.definition import JobDefinition
+from jobpool.envelope import MAX_BODY_BYTES, decode, encode, verify
+from jobpool.errors import MalformedEnvelope
+from jobpool.opening import open_backend
+from jobpool.signing import EnvelopeSigner
+
+KEY, OLD = "a key of the pool's own, long enough", "the key before it, still listed"
+KNOWN = EnvelopeSigner([KEY, OLD])
+EVIL = {"tag": "evil"}
+DEEP = 100_000
+HUGE = 16 << 20
+PATIENCE = 60.0
+"""Seconds for a broker to take a huge body, on a busy machine."""
+
+MOST, KEPT = 6.0, 1.25
+"""Times the body: at the peak (SQLite: 4.3), and afterwards (Postgres: 1, the buffer of its library, which stays)."""
+
+LINES_OF_A_FLOOD = 50
+"""At most, of one pool: five lines in ten seconds, and how many were left out."""
+
+IMPORTED = """
+from pathlib import Path
+Path({marker!r}).touch()
+import jobpool
+
+@jobpool.handler("evil")
+def run(ctx: jobpool.JobContext) -> None:
+    Path({marker!r}).touch()
+"""
+
+
+def genuine(ident: str, handler: str = "work", payload: Any = None, *, queue: str = "default", key: str = KEY) -> bytes:
+    """The body of a message as its producer signed it."""
+    job = JobDefinition(handler, payload or {"tag": "good"}, queue=queue, identifier=ident, max_retries=1)
+    return encode(job, identifier=ident, queue=queue, signer=EnvelopeSigner(key), now=time.time())
+
+
+def wire(ident: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(genuine(ident))
+    return found
+
+
+def forgeries() -> dict[str, bytes]:
+    """Id → body; none of them may run."""
+    changes: dict[str, dict[str, Any]] = {
+        "payload": {"payload": EVIL},
+        "handler": {"job": "noop"},
+        "module": {"job": "evil:run"},
+        "evil": {"job": "evil"},
+        "retries": {"maxRetries": 99},
+        "priority": {"priority": 0},
+        "name": {"name": "other"},
+        "identifier": {"identifier": "somebody-else"},
+        "meta": {"meta": {"_timeout": 0}},
+        "for-ever": {"meta": {"_timeout": 1e300}},
+        "null-signature": {"payload": EVIL, "_sig": None},
+        "empty-signature": {"payload": EVIL, "_sig": ""},
+        "short-signature": {"_sig": wire("short-signature")["_sig"][:-1]},
+        "upper-case": {"_sig": wire("upper-case")["_sig"].upper()},
+        "zeros": {"payload": EVIL, "_sig": "0" * 64},
+    }
+    bodies = {ident: json.dumps(wire(ident) | change).encode() for ident, change in changes.items()}
+    bodies["no-signature"] = json.dumps(
+        {key: each for key, each in wire("no-signature").items() if key != "_sig"}
+    ).encode()
+    bodies["other-key"] = genuine("other-key", key="a key that nobody lists any more")
+    bodies["other-queue"] = genuine("other-queue", queue="other")
+    bodies["not-json"] = b"{not json"
+    bodies["no-object"] = b"[1, 2]"
+    bodies["empty"] = b""
+    bodies["deep"] = b'{"job":"work","payload":' + b"[" * DEEP + b"]" * DEEP + b"}"
+    bodies["open"] = b'{"job":"work","payload":' + b"[" * DEEP
+    bodies["twice"] = genuine("twice")[:-1] + b',"payload":{"tag":"evil"}}'
+    return bodies
+
+
+def flipped(dice: random.Random) -> dict[str, bytes]:
+    """A genuine message for each byte of its body, with one bit of that byte the other way round."""
+    bodies = {}
+    for place in range(len(genuine("flip-000"))):
+        body = bytearray(genuine(ident := f"flip-{place:03}"))
+        body[place] ^= 1 << dice.randrange(8)
+        bodies[ident] = bytes(body)
+    return bodies
+
+
+def is_genuine(body: bytes) -> bool:
+    """Whether it says what its producer signed: a flip in a field that is not signed changes nothing that counts."""
+    try:
+        verify(body, decode(body, attempts=0), KNOWN, "default")
+    except MalformedEnvelope:
+        return False
+    return True
+
+
+def put(rig: Rig, bodies: dict[str, bytes]) -> None:
+    """Straight into the broker, as who has its URL and its tables can, and has the patience."""
+    messages = [NewMessage(ident, True, "default", "work", 5, None, body) for ident, body in bodies.items()]
+    with closing(open_backend(rig.url, timeout=PATIENCE)) as backend:
+        backend._enqueue(messages)
+    rig.enqueued.update(bodies)
+
+
+def start_two(rig: Rig, *flags: str) -> list[PoolProcess]:
+    pools = [rig.start_pool(*flags, JOBPOOL_SIGNING_KEY=json.dumps([KEY, OLD])) for _ in range(2)]
+    return [pool.wait_ready(2) for pool in pools]
+
+
+def with_other_attempts() -> dict[str, bytes]:
+    """Whose field of that name, which is not signed, says that they have all their attempts yet, or none."""
+    return {
+        ident: json.dumps(json.loads(genuine(ident, "fail", {"times": 9})) | {"attempts": attempts}).encode()
+        for ident, attempts in (("reset", 0), ("raised", 10**6))
+    }
+
+
+@pytest.mark.row(26)
+@pytest.mark.on("sqlite", "redis", "postgres", "beanstalk")
+def test_what_was_tampered_with_is_rejected_or_the_very_same_job(rig: Rig) -> None:
+    """Nothing of it is run or imported, nothing runs twice, attempts are the broker's, and the logs are not flooded."""
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    marker = rig.directory / "imported"
+    (rig.directory / "evil.py").write_text(IMPORTED.format(marker=str(marker)))
+    flips = flipped(random.Random(seed))
+    same = {ident for ident, body in flips.items() if is_genuine(body)} | {"old-key"}
+    failing = with_other_attempts()
+    bodies = forgeries() | flips | failing | {"old-key": genuine("old-key", key=OLD)}
+    put(rig, bodies)
+    pools = start_two(rig)
+    rig.wait_drained(limit=60.0)
+    assert {line.id for line in rig.starts()} == {*same, *failing}, f"seed {seed}"
+    assert {line.tag for line in rig.starts() if line.id in same} == {"good"}
+    assert not marker.exists()
+    dead = rig.dead()
+    assert set(dead) == set(bodies) - same
+    for ident in failing:
+        assert [line.attempt for line in rig.starts(ident)] == [1, 2]
+        assert dead.pop(ident).reason == "failed"
+    assert {message.reason for message in dead.values()} == {"rejected"}
+    assert not any(message.attempts or message.crashes for message in dead.values())
+    rig.account().assert_once_each()
+    wait_until(lambda: sum(pool.header().rejected for pool in pools) == len(dead), 30.0, "all of them are counted")
+    assert [pool.stop() for pool in pools] == [0, 0]
+    for pool in pools:
+        told = pool.log("a message is rejected")
+        assert len(told) <= LINES_OF_A_FLOOD
+        assert {entry["level"] for entry in told} <= {"critical"}
+        assert {entry["id"] for entry in pool.log("a message is dead")} <= set(failing)
+    rig.assert_no_processes_left()
+
+
+def begin_peak(pool: PoolProcess) -> int:
+    """From here on its peak is counted anew; bytes that its master has now."""
+    Path(f"/proc/{pool.pid}/clear_refs").write_text("5")
+    return pool.rss()
+
+
+def peak(pool: PoolProcess) -> int:
+    """Most bytes that its master has had at a time."""
+    [line] = [line for line in Path(f"/proc/{pool.pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) << 10
+
+
+def size_of_a_huge_body(broker: Broker | None) -> int:
+    """POOLTEST_FULL=1: about the largest that SQLite and Redis take, and for Postgres as much as for Redis."""
+    if not os.environ.get("POOLTEST_FULL"):
+        return HUGE
+    return (500 if broker else 900) << 20
+
+
+@pytest.mark.row(26)
+@pytest.mark.on("sqlite", "redis", "postgres")
+def test_a_huge_body_is_rejected_unread_and_costs_a_master_a_few_times_its_size(
+    rig: Rig, broker: Broker | None, figure: Figure
+) -> None:
+    """The broker's own bound decides what reaches a master at all. What was fetched is let go with the next job."""
+    size = size_of_a_huge_body(broker)
+    pools = start_two(rig, "--broker-timeout", "20")  # for the fetch, on a busy machine
+    before = [begin_peak(pool) for pool in pools]
+    put(rig, {"huge": b"[" * size})
+    rig.sign_with(KEY)
+    rig.wait_drained(limit=120.0)
+    dead = rig.inspect("huge")
+    assert (dead.reason, dead.attempts, dead.crashes) == ("rejected", 0, 0)
+    assert f"the body has {size} bytes; at most {MAX_BODY_BYTES}" in (dead.last_error or "")
+    assert rig.starts() == []
+    grown = max(peak(pool) - rss for pool, rss in zip(pools, before, strict=True))
+    figure("memory of a master at its peak", grown / size, "bodies")
+    assert grown < MOST * size
+
+    def is_let_go() -> bool:
+        """Once the master that had it has met another job."""
+        rig.enqueue_many("work", [{}] * 4)
+        rig.wait_drained()
+        return all(pool.rss() - rss < KEPT * size for pool, rss in zip(pools, before, strict=True))
+
+    wait_until(is_let_go, 30.0, "it is let go")
+    assert [pool.stop() for pool in pools] == [0, 0]
+    rig.account().assert_once_each()

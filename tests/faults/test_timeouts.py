@@ -1,0 +1,193 @@
+"""The hard timeout over two pools, whatever the handler does against it: how late a kill is, and what it costs."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+
+import pytest
+from support.apps_pool import HANGS, IN_C
+from support.faultmoves import Figure, start_pools, stop_all
+from support.faultrig import fault_broker, fault_rig
+from support.poolrig import PoolProcess, Rig, wait_gone
+from support.poolrig_brokers import Broker
+from support.waiting import wait_until
+
+pytestmark = pytest.mark.xdist_group("fault-timeouts")  # two pools for all of them
+
+TIMEOUT = 0.5
+GRACE = 1.0
+"""Seconds, the default. Within it a process in C code needs a core for a moment, to write its stack."""
+
+SLACK = 0.5
+"""Seconds from timeout + grace to the death, and to the settlement of its message, and to a successor."""
+
+ROUNDS = 10 if os.environ.get("POOLTEST_FULL") else 1
+
+WORKERS = 2
+
+LARGE = "hang_in_zlib"
+FREEING = 0.5
+"""Seconds more for its 600 MiB: the kernel takes some tenths of a second of a core to free them, and others want it."""
+
+BY_ALARM = ("hang_in_sleep", "hang_in_lock", "hang_in_read", "hang_in_subprocess", "swallow_exception")
+"""What the alarm ends, so that no kill is needed."""
+
+
+@pytest.fixture(scope="module")
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker | None]:
+    with fault_broker(request.param, tmp_path_factory.mktemp("server")) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def rig(broker: Broker | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with fault_rig(tmp_path_factory.mktemp("pools"), broker) as rig:
+        yield rig
+
+
+@pytest.fixture(scope="module")
+def pools(rig: Rig) -> Iterator[list[PoolProcess]]:
+    """Tests leave them as they find them, however badly their jobs behave."""
+    pools = start_pools(rig, 2, "--kill-grace", str(GRACE), "--metrics-port", "0", workers=WORKERS)
+    yield pools
+    rig.account().assert_clean()
+    stop_all(rig, pools)
+
+
+def ended_after(rig: Rig, ident: str) -> float:
+    """Seconds from the first line of its last attempt to where its settlement was asked for."""
+    return rig.lines("asked", ident)[-1].at - rig.starts(ident)[-1].at
+
+
+def wait_replaced(pools: Sequence[PoolProcess]) -> float:
+    """The time at which every slot has a child that is ready."""
+    for pool in pools:
+        pool.wait_ready(WORKERS)
+    return time.monotonic()
+
+
+def overruns(pools: Sequence[PoolProcess]) -> tuple[float, float]:
+    """Of all kills at a timeout so far, by the pools' own measure: their seconds after the timeout, and their count."""
+    return sum(_metric(pool, "sum") for pool in pools), sum(_metric(pool, "count") for pool in pools)
+
+
+def _metric(pool: PoolProcess, what: str) -> float:
+    port = wait_until(lambda: pool.log("metrics are served"))[0]["port"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        found = re.search(rf"^jobpool_kill_overrun_seconds_{what} (\S+)$", answer.read().decode(), re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+@pytest.mark.row(10)
+@pytest.mark.on("sqlite")
+def test_a_loop_in_c_is_killed_and_replaced_in_time(rig: Rig, pools: list[PoolProcess], figure: Figure) -> None:
+    """`POOLTEST_FULL` does all of it ten times."""
+    for how in IN_C * ROUNDS:
+        before = overruns(pools)
+        ids = rig.enqueue_many("hang", [{"how": how}] * (1 if how == LARGE else 2), timeout=TIMEOUT)
+        begun = max(line.at for line in rig.wait_started(*ids))
+        wait_until(lambda ids=ids: all(map(rig.is_dead, ids)))  # type: ignore[misc]
+        replaced = wait_replaced(pools) - begun - TIMEOUT - GRACE
+        late = [ended_after(rig, ident) - TIMEOUT - GRACE for ident in ids]
+        said, count = (after - old for after, old in zip(overruns(pools), before, strict=True))
+        assert count == len(ids)
+        for seconds in late:
+            figure(f"killed and settled after timeout + grace, {how.removeprefix('hang_in_')}", seconds, "s")
+        figure("killed after timeout + grace, by the pools' own measure", said / count - GRACE, "s")
+        figure("all killed, settled and replaced after timeout + grace", replaced, "s")
+        assert min(late) > 0.0
+        assert max(*late, replaced) < SLACK + (FREEING if how == LARGE else 0.0), (how, late, replaced)
+        for ident in ids:
+            assert_failed_once(rig, ident)
+            assert_named(rig, ident, how)
+
+
+def assert_failed_once(rig: Rig, ident: str) -> None:
+    """It was its only attempt, no crash, and the dead letter says why."""
+    message = rig.inspect(ident)
+    assert [(line.attempt, line.crashes) for line in rig.starts(ident)] == [(1, 0)]
+    assert (message.reason, message.crashes) == ("timeout", 0)
+
+
+def assert_named(rig: Rig, ident: str, how: str) -> None:
+    error = rig.inspect(ident).last_error or ""
+    assert error.startswith(f"Job 'hang' exceeded maximum execution time of {TIMEOUT:g} seconds."), error
+    assert re.search(rf'File ".*apps_pool\.py", line \d+ in {how}', error), error
+    assert "jobpool/child/" not in error, "only the user's own lines"
+
+
+@pytest.mark.row(10, 11)
+@pytest.mark.on("sqlite", "postgres")
+@pytest.mark.parametrize("how", ["hang_in_sum", "swallow_everything"])
+def test_a_timeout_burns_an_attempt_and_no_crash(rig: Rig, pools: list[PoolProcess], how: str) -> None:
+    ident = rig.enqueue("hang", {"how": how}, timeout=TIMEOUT, max_retries=1)
+    wait_until(lambda: rig.is_dead(ident))
+    first, second = rig.starts(ident)
+    assert [(line.attempt, line.crashes) for line in (first, second)] == [(1, 0), (2, 0)]
+    assert (rig.inspect(ident).reason, rig.inspect(ident).crashes) == ("timeout", 0)
+    wait_gone([first.pid, second.pid], 0.5)
+    wait_replaced(pools)
+    rig.wait_started(rig.enqueue("work"))
+
+
+@pytest.mark.row(11)
+@pytest.mark.on("sqlite")
+def test_every_way_to_resist_the_alarm_ends_in_time(rig: Rig, pools: list[PoolProcess], figure: Figure) -> None:
+    ids = {how: rig.enqueue("hang", {"how": how}, timeout=TIMEOUT) for how in HANGS if how not in IN_C}
+    rig.wait_drained()
+    ended = {how: ended_after(rig, ident) for how, ident in ids.items()}
+    for how, ident in ids.items():
+        assert_failed_once(rig, ident)
+        assert how in (rig.inspect(ident).last_error or ""), "the record names the line"
+    early = [seconds - TIMEOUT for how, seconds in ended.items() if how in BY_ALARM]
+    late = [seconds - TIMEOUT - GRACE for how, seconds in ended.items() if how not in BY_ALARM]
+    for seconds in early:
+        figure("ended after the timeout where the alarm is met", seconds, "s")
+    figure("killed and settled after timeout + grace, the latest", max(late), "s")
+    assert max(early) < SLACK, ended
+    assert max(late) < SLACK, ended
+    wait_replaced(pools)
+
+
+@pytest.mark.row(10)
+@pytest.mark.on("sqlite")
+def test_a_hanging_job_makes_no_other_job_late(rig: Rig, pools: list[PoolProcess], figure: Figure) -> None:
+    hanging = rig.enqueue("hang", {"how": "hang_in_sum"}, timeout=3.0)
+    [start] = rig.wait_started(hanging)
+    ids = rig.enqueue_many("noop", [{}] * 300) + rig.enqueue_many("work", [{"seconds": 0.005}] * 100)
+    wait_until(lambda: rig.stats().pending == 1, 2.8, "all but the hanging one are done")
+    figure(f"{len(ids)} others done beside it", time.monotonic() - start.at, "s")
+    assert len([line for line in rig.ends() if line.id in ids]) == 100
+    rig.wait_drained()
+    wait_replaced(pools)
+
+
+@pytest.mark.row(12)
+@pytest.mark.on("sqlite", "postgres")
+def test_handlers_that_end_at_their_timeout_are_one_thing_or_the_other(
+    rig: Rig, pools: list[PoolProcess], figure: Figure
+) -> None:
+    """Success or timeout, never both, and nothing gets into the next job: those between them have all the time.
+
+    5,000 in one child are in `tests/process/child/test_alarm.py`; here each timeout costs a child.
+    """
+    timeout = 0.02
+    racing, next_ones = [], []
+    for step in range(-10 * ROUNDS, 10 * ROUNDS):
+        seconds = timeout + step * 0.0002 / ROUNDS
+        racing += rig.enqueue_many("work", [{"seconds": seconds}] * 3, timeout=timeout)
+        next_ones += rig.enqueue_many("work", [{"seconds": 0.001}] * 2)
+    rig.wait_drained()
+    dead = {ident: message for ident, message in rig.dead().items() if ident in racing or ident in next_ones}
+    assert set(dead) <= set(racing), "nothing leaks into the next job"
+    assert {(message.reason, message.crashes) for message in dead.values()} <= {("timeout", 0)}
+    ended = {line.id for line in rig.ends()}
+    assert {*racing, *next_ones} - set(dead) <= ended
+    assert all(len(rig.starts(ident)) <= 1 for ident in racing), "none at all: it had no time for its first line"
+    assert all(len(rig.starts(ident)) == 1 for ident in next_ones)
+    figure("share that timed out", len(dead) / len(racing) * 100, "%")
+    wait_replaced(pools)

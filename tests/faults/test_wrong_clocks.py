@@ -1,0 +1,98 @@
+"""Three `jobpool cron run`; one machine is an hour ahead and one an hour behind: the broker's clock decides."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from support.poolrig import Rig
+from support.waiting import wait_until
+
+from jobpool.torture.clocks import PoolClock, clear
+
+HOUR = 3600.0
+
+APP = """
+import jobpool
+
+scheduler = jobpool.Scheduler()
+scheduler.define("work").queue("default").every_minute()
+"""
+
+
+class Program:
+    """One of them, on a machine whose clock is so many seconds ahead."""
+
+    def __init__(self, rig: Rig, number: int, ahead: float) -> None:
+        self.folder = rig.directory / f"machine{number}"
+        self.folder.mkdir()
+        (self.folder / "the_app.py").write_text(APP)
+        self.clock = PoolClock(self.folder / "clock")
+        self.clock.shift(ahead)
+        words = ["cron", "run", "-b", rig.url, "--app", "the_app.py", "--log-format", "json", "--name", f"cron{number}"]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("JOBPOOL_", "JOBS_"))}
+        with (self.folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "jobpool.cli.main", *words],
+                cwd=self.folder,
+                env=self.clock.environment(kept),
+                stdout=log,
+                stderr=log,
+            )
+
+    def said(self, event: str) -> list[dict[str, Any]]:
+        lines = (self.folder / "log").read_text().splitlines()
+        entries = [json.loads(line) for line in lines if line.startswith("{")]
+        return [entry for entry in entries if entry["event"] == event]
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(10.0)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        clear(self.process.pid)
+
+
+@contextmanager
+def three_programs(rig: Rig) -> Iterator[list[Program]]:
+    """A right one, and two whose clocks are wrong; all of them are ready."""
+    with ExitStack() as stack:
+        programs = []
+        for number, ahead in enumerate((0.0, HOUR, -HOUR)):
+            programs.append(Program(rig, number, ahead))
+            stack.callback(programs[-1].end)
+        for program in programs:
+            wait_until(lambda program=program: program.said("cron is ready"), 30.0, "it is ready")  # type: ignore[misc]
+        yield programs
+
+
+@pytest.mark.row(29)
+@pytest.mark.on("redis", "postgres")
+def test_programs_on_wrong_clocks_fire_by_the_brokers(rig: Rig) -> None:
+    """Each minute of the broker's once, and none of theirs. POOLTEST_FULL=1: over two minutes, and clocks that jump."""
+    begun = datetime.now(UTC)
+    with three_programs(rig) as programs:
+        if os.environ.get("POOLTEST_FULL"):
+            programs[1].clock.shift(-HOUR)
+            programs[2].clock.shift(HOUR)
+            time.sleep(130.0)
+        assert [program.stop() for program in programs] == [0, 0, 0]
+        fired = [str(entry["at"]) for program in programs for entry in program.said("schedule fired")]
+    ended = datetime.now(UTC)
+    assert fired
+    assert set(Counter(fired).values()) == {1}, "each minute by one of them"
+    minutes = [datetime.fromisoformat(instant) for instant in fired]
+    assert min(minutes) > begun - timedelta(minutes=1)
+    assert max(minutes) <= ended
+    assert rig.stats().waiting == len(fired)

@@ -1,0 +1,153 @@
+"""`jobpool torture` as a program: clean where nothing is wrong, and not where something is; the same faults again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_shell import Shell, wait_until
+from support.servers import fresh_name, shared_redis
+
+from jobpool.backend import QueueStats
+from jobpool.opening import open_backend
+from jobpool.torture.result import MEANINGS
+from jobpool.torture.schedule import KINDS, Fault, dump
+
+LIMIT = 120.0
+"""Seconds: a run drains before it counts."""
+
+SHORT = {"seed": 5, "seconds": 4.0, "pools": 2, "workers": 2, "ttl": 1.0, "rate": 10.0}
+LOCAL = [Fault(0, 0.5, "child.kill", 0, 1), Fault(1, 1.5, "master.kill", 1, 0, 0.2)]
+REMOTE = [Fault(2, 0.8, "net.drop", 0, 0, 1.0, 0.5), Fault(3, 1.0, "net.hole", 1, 0, 1.0), Fault(4, 2.5, "net.cut", 0)]
+
+
+@pytest.fixture
+def schedule(tmp_path: Path) -> Path:
+    """Of faults that strike within seconds."""
+    path = tmp_path / "schedule.json"
+    path.write_text(dump(sorted([*LOCAL, *REMOTE], key=lambda fault: fault.at), SHORT))
+    return path
+
+
+def tortured(shell: Shell, *words: str, **environment: str) -> tuple[dict[str, Any], int]:
+    """The document, and the exit code."""
+    done = subprocess.run(
+        [sys.executable, "-m", "jobpool.cli.main", "torture", "--json", *words],
+        cwd=shell.directory,
+        env=shell.environment | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout), done.returncode
+
+
+def assert_clean(document: dict[str, Any], code: int) -> None:
+    assert document["violations"] == {}
+    assert code == 0
+    assert document["counts"] == dict.fromkeys(MEANINGS, 0)
+    assert document["jobs"]["done"] > 30
+
+
+def test_a_run_on_redis_is_clean_and_leaves_nothing_behind(shell: Shell, schedule: Path) -> None:
+    server = shared_redis()
+    url = f"redis://{server.host}:{server.port}/0?prefix={fresh_name('torture')}"
+    document, code = tortured(shell, "-b", url, "--replay", str(schedule))
+
+    assert_clean(document, code)
+    assert document["faults"]["struck"] >= 4
+    assert document["left_out"] == {}
+    assert document["folder"] is None
+    backend = open_backend(url)
+    assert backend.queues() == []
+    assert backend.stats(document["queue"]) == QueueStats()
+    backend.close()
+
+
+def test_a_run_on_sqlite_strikes_what_it_can_of_the_same_schedule(shell: Shell, schedule: Path) -> None:
+    document, code = tortured(shell, "-b", "sqlite:///q.db", "--replay", str(schedule), "--directory", "run")
+
+    assert_clean(document, code)
+    assert document["faults"] == {"struck": 2, "missed": 3, "by_kind": {"child.kill": 1, "master.kill": 1}}
+    assert document["left_out"] == dict.fromkeys(("net.cut", "net.drop", "net.hole"), "sqlite:// has no network")
+    folder = shell.directory / "run"
+    assert json.loads((folder / "schedule.json").read_text()) == json.loads(schedule.read_text())
+    first = (folder / "strikes.jsonl").read_text().splitlines()[0]
+    assert json.loads(first)["kind"] == "child.kill"
+    assert document["again"].endswith(f"--replay {folder / 'schedule.json'}")
+
+
+LIAR = '''
+"""The broker of tortured pools says that it has taken some first acks, and has not."""
+import sys
+
+if "jobpool.cli.tortured" in sys.orig_argv:
+    import jobpool.torture.witness as witness
+    from jobpool.settlement import Ack, Settled
+
+    class Liar:
+        def __init__(self, backend):
+            self._backend = backend
+
+        def __getattr__(self, name):
+            return getattr(self._backend, name)
+
+        def settle_many(self, settlements, call_id=None):
+            lost = [type(what) is Ack and lease.id[-1] == "7" and lease.deliveries == 1 for lease, what in settlements]
+            kept = [pair for pair, gone in zip(settlements, lost) if not gone]
+            answers = iter(self._backend.settle_many(kept, call_id))
+            return [Settled.OK if gone else next(answers) for gone in lost]
+
+    honest = witness.watched
+    witness.watched = lambda backend, environ: honest(Liar(backend), environ)
+'''
+
+
+def test_a_broker_that_forgets_acks_is_found_out(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "lies").mkdir()
+    (tmp_path / "lies" / "sitecustomize.py").write_text(LIAR)
+    path = tmp_path / "none.json"
+    path.write_text(dump([], SHORT | {"seconds": 2.0}))
+    document, code = tortured(shell, "-b", "sqlite:///q.db", "--replay", str(path), PYTHONPATH=str(tmp_path / "lies"))
+    assert code == 1
+    assert document["counts"]["RERUN"] > 0
+    assert all(ident.split(":")[0].endswith("7") for ident in document["violations"]["RERUN"])
+    folder = Path(document["folder"])
+    assert (folder / "ledger.jsonl").exists()
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.unlink() if not path.is_dir() else path.rmdir()
+    folder.rmdir()
+
+
+def test_an_interrupt_ends_it_early_and_it_counts_all_the_same(shell: Shell) -> None:
+    words = ["torture", "-b", "sqlite:///q.db", "--pools", "2", "-w", "1", "--rate", "5", "--json", "--faults"]
+    log = shell.directory / "log"
+    with log.open("w") as stderr, (shell.directory / "answer").open("w") as stdout:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jobpool.cli.main", *words, ",".join(k for k in KINDS if k.startswith("child."))],
+            cwd=shell.directory,
+            env=shell.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+        )
+    try:
+        wait_until(lambda: "\nfaults " in log.read_text(), "faults strike", LIMIT)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(LIMIT) == 0
+    finally:
+        process.kill()
+        process.wait()
+    document = json.loads((shell.directory / "answer").read_text())
+    assert document["interrupted"]
+    assert document["violations"] == {}
+    assert document["seconds"]["faults"] < document["minutes"] * 60

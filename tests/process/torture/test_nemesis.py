@@ -1,0 +1,236 @@
+"""Every fault of processes and clocks is struck at two real pools on SQLite; it really happens, and is undone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+from support.fleetrig import LIMIT, FleetRig, fleet_rig
+from support.waiting import wait_until
+
+from jobpool.torture import clocks, processes
+from jobpool.torture.schedule import KINDS
+
+SKEW = 5.0
+"""Seconds that may lie between two readings of two clocks, one after the other, on a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetRig]:
+    directory = tmp_path_factory.mktemp("fleet")
+    with fleet_rig(directory, f"sqlite:///{directory}/jobpool.db", moved=True, restart_broker="exit 3") as rig:
+        yield rig
+        assert rig.fleet.stop_all(LIMIT) == {"pool1": 0, "pool2": 0}
+        wait_until(lambda: not rig.fleet.processes(), 2.0, "no process is left")
+
+
+@pytest.fixture
+def rig(shared: FleetRig) -> Iterator[FleetRig]:
+    """Two pools that are well, and are so again afterwards, without an end that nobody had ordered."""
+    before = len(shared.fleet.unexpected)
+    yield shared
+    shared.assert_healed()
+    assert "T" not in states(shared)
+    assert shared.fleet.unexpected[before:] == []
+    wait_until(lambda: not shared.fleet.orphans(), 2.0, "no process is left without a master")
+
+
+def states(rig: FleetRig) -> str:
+    return "".join(processes.state(pid) for pid in rig.fleet.processes())
+
+
+def pid_in(said: str) -> int:
+    return int(said.partition("pid ")[2].partition(";")[0])
+
+
+def test_it_says_what_it_can_do_and_why_not_the_rest(rig: FleetRig) -> None:
+    cannot = rig.nemesis.cannot()
+    assert sorted([*rig.nemesis.kinds(), *cannot]) == sorted(KINDS)
+    assert {kind for kind in cannot if kind.startswith("net.")} == {kind for kind in KINDS if kind.startswith("net.")}
+    assert cannot["net.cut"] == "sqlite:// has no network"
+    with pytest.raises(ValueError, match="no network"):
+        rig.strike("net.cut")
+    with pytest.raises(ValueError, match="there are 2"):
+        rig.strike("child.kill", 2)
+
+
+def ahead(told: dict[str, float]) -> float:
+    """Seconds that a process was ahead of this one's wall clock; its monotonic clock is everybody's."""
+    return (told["wall"] - told["mono"]) - (time.time() - time.monotonic())
+
+
+# --- children and fork servers ----------------------------------------------------------------------------------------
+
+
+def test_a_child_is_killed(rig: FleetRig) -> None:
+    children = rig.pool().children()
+    killed = pid_in(rig.strike("child.kill", pick=2))
+    assert killed == children[1]
+    rig.until(lambda: not processes.is_alive(killed), "it is dead")
+    rig.until(lambda: len(rig.pool().children()) == 2, "another has taken its place")
+
+
+def test_an_odd_pick_takes_a_busy_child(rig: FleetRig) -> None:
+    rig.enqueue(3, seconds=1.0)  # of four children three are busy, so one pool has an idle one
+    busy = {entry["pid"] for entry in rig.wait_told_by("pool1", "pool2").values()}
+    rig.until(lambda: rig.pool(0).busy() or rig.pool(1).busy(), "somebody is at work")
+    assert busy <= {*rig.pool(0).children(), *rig.pool(1).children()}
+    number = 0 if rig.pool(0).busy() else 1
+    assert "a busy child killed" in rig.strike("child.kill", number, pick=1)
+
+
+def test_a_child_is_stopped_and_goes_on(rig: FleetRig) -> None:
+    pid = pid_in(rig.strike("child.stop", 1, seconds=0.5))
+    rig.until(lambda: processes.state(pid) == "T", "it is stopped")
+    told = rig.until(lambda: processes.state(pid) != "T", "it goes on")
+    assert "pool2: child.stop: over: 1 processes go on" in told
+    assert processes.is_alive(pid)
+
+
+def test_a_stopped_child_may_be_killed_meanwhile(rig: FleetRig) -> None:
+    pid = pid_in(rig.strike("child.stop", seconds=0.5))
+    assert processes.send(pid, signal.SIGKILL, lambda _: True)
+    rig.until(lambda: rig.nemesis.next_due() is None, "the fault is over")
+    assert "gone" in rig.record("over")[-1]["said"]
+
+
+def test_a_process_that_two_faults_hold_goes_on_after_the_second(rig: FleetRig) -> None:
+    pid = pid_in(rig.strike("child.stop", seconds=0.3))
+    group = rig.a_fault("group.stop", seconds=60.0)
+    rig.nemesis.strike(group)
+    before = len(rig.record("over"))
+    rig.until(lambda: len(rig.record("over")) > before, "the first is over")
+    assert "held by another fault" in rig.record("over")[-1]["said"]
+    assert processes.state(pid) == "T"
+    rig.nemesis.due(time.monotonic() + 61.0)
+    rig.until(lambda: processes.state(pid) != "T", "it goes on")
+
+
+def test_a_fork_server_is_killed_and_its_children_with_it(rig: FleetRig) -> None:
+    children = rig.pool(1).children()
+    killed = pid_in(rig.strike("forkserver.kill", 1))
+    rig.until(lambda: not any(map(processes.is_alive, [killed, *children])), "it and its children are dead")
+
+
+def test_a_fork_server_is_stopped_and_goes_on(rig: FleetRig) -> None:
+    pid = pid_in(rig.strike("forkserver.stop", seconds=0.5))
+    rig.until(lambda: processes.state(pid) == "T", "it is stopped")
+    rig.until(lambda: processes.state(pid) not in ("T", ""), "it goes on")
+
+
+# --- masters and pools ------------------------------------------------------------------------------------------------
+
+
+def test_a_master_is_killed_and_another_started(rig: FleetRig) -> None:
+    pool = rig.pool()
+    tree = processes.tree_of(pool.pid)
+    killed = pid_in(rig.strike("master.kill", seconds=2.0))
+    assert killed == tree[0]
+    rig.until(lambda: not pool.pid and not any(map(processes.is_alive, tree)), "its processes are dead")
+    assert "missed: pool1 is not running" in rig.strike("child.kill")
+    told = rig.until(lambda: pool.pid not in (0, killed), "another is started")
+    assert "pool1 has ended as ordered, with status -9" in [*told, *(end.why for end in rig.fleet.ends)]
+    assert "missed: pool1 is not up yet" in rig.strike("pool.term")
+
+
+def test_a_master_is_stopped_and_goes_on(rig: FleetRig) -> None:
+    pid = pid_in(rig.strike("master.stop", seconds=0.5))
+    rig.until(lambda: processes.state(pid) == "T", "it is stopped")
+    assert not any(processes.state(child) == "T" for child in rig.pool().children())
+    rig.until(lambda: processes.state(pid) not in ("T", ""), "it goes on")
+    assert rig.pool().pid == pid
+
+
+def test_all_processes_of_a_pool_are_stopped_and_go_on(rig: FleetRig) -> None:
+    rig.strike("group.stop", 1, seconds=0.5)
+    tree = processes.tree_of(rig.pool(1).pid)
+    assert len(tree) >= 4
+    rig.until(lambda: {processes.state(pid) for pid in tree} == {"T"}, "all are stopped")
+    rig.until(lambda: "T" not in states(rig), "all go on")
+    assert processes.tree_of(rig.pool(1).pid) == tree
+
+
+def test_a_pool_drains_and_is_replaced(rig: FleetRig) -> None:
+    pool = rig.pool(1)
+    stopped = pid_in(rig.strike("pool.term", 1))
+    rig.until(lambda: pool.pid not in (0, stopped), "another is started")
+    assert rig.fleet.ends[-1].pid == stopped
+    assert rig.fleet.ends[-1].status == 0
+
+
+def test_a_pool_loads_its_app_anew(rig: FleetRig) -> None:
+    pool = rig.pool()
+    pid, generation, servers = pool.pid, pool.generation(), pool.fork_servers()
+    assert pid_in(rig.strike("pool.hup")) == pid
+    rig.until(lambda: pool.generation() == generation + 1, "it has another generation")
+    rig.until(lambda: not any(map(processes.is_alive, servers)), "the old fork server is gone")
+    assert pool.pid == pid
+
+
+def test_a_pool_that_ends_by_itself_is_told_of_and_started_again(shared: FleetRig) -> None:
+    pool = shared.pool()
+    pid = pool.pid
+    os.kill(pid, signal.SIGKILL)
+    told = shared.until(lambda: pool.pid not in (0, pid), "another is started")
+    [end] = [end for end in shared.fleet.unexpected if end.pid == pid]
+    assert (end.pool, end.status) == ("pool1", -signal.SIGKILL)
+    assert "app loaded" in end.log_end
+    assert f"pool1 (pid {pid}) has ended with status -9, and nobody had told it to" in told
+    assert any(entry["expected"] is False for entry in shared.record("ended"))
+    shared.fleet.ends.remove(end)
+
+
+# --- clocks, the broker, and all at once ------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(bool(clocks.missing()), reason=clocks.missing() or "libfaketime is there")
+@pytest.mark.parametrize("seconds", [3600.0, -3600.0])
+def test_the_clock_of_one_pool_jumps_and_comes_back(rig: FleetRig, seconds: float) -> None:
+    rig.strike("clock.jump", seconds=60.0, amount=seconds)
+    told = rig.wait_told_by("pool1", "pool2")
+    assert ahead(told["pool1"]) == pytest.approx(seconds, abs=SKEW)
+    assert ahead(told["pool2"]) == pytest.approx(0.0, abs=SKEW)
+    rig.nemesis.heal(LIMIT)
+    assert ahead(rig.wait_told_by("pool1")["pool1"]) == pytest.approx(0.0, abs=SKEW)
+
+
+@pytest.mark.skipif(bool(clocks.missing()), reason=clocks.missing() or "libfaketime is there")
+def test_jumps_may_overlap(rig: FleetRig) -> None:
+    rig.strike("clock.jump", seconds=60.0, amount=100.0)
+    rig.strike("clock.jump", seconds=0.01, amount=200.0)
+    assert rig.clocks[0].shifted == 200.0
+    rig.until(lambda: rig.clocks[0].shifted == 100.0, "the first is in force again")
+
+
+def test_a_command_that_restarts_the_broker_is_run_and_its_failure_told(rig: FleetRig) -> None:
+    rig.strike("broker.restart")
+    told = rig.until(lambda: rig.nemesis.problems, "its end was seen")
+    assert "the broker was restarted, with status 3" in told
+    assert rig.nemesis.problems == ["'exit 3' has ended with status 3"]
+    rig.nemesis.problems.clear()
+
+
+def test_healing_in_the_midst_of_everything_lets_nothing_stand(rig: FleetRig) -> None:
+    for kind in ("child.stop", "forkserver.stop", "master.stop", "group.stop"):
+        rig.strike(kind, seconds=600.0)
+    rig.strike("master.kill", 1, seconds=600.0)
+    wait_until(lambda: "T" in states(rig), LIMIT, "something is stopped")
+    rig.nemesis.heal(0)
+    wait_until(lambda: "T" not in states(rig), LIMIT, "nothing is")
+    rig.nemesis.heal(LIMIT)
+    assert rig.pool(1).is_ready()
+
+
+def test_the_record_has_a_line_for_all_that_happened(rig: FleetRig) -> None:
+    begun = len(rig.record()) if (rig.directory / "record").exists() else 0
+    rig.strike("child.kill", 1, pick=4)
+    rig.strike("child.stop", seconds=0.1)
+    rig.until(lambda: rig.nemesis.next_due() is None, "all is over")
+    struck, stopped, over = [entry for entry in rig.record()[begun:] if "kind" in entry]
+    assert (struck["event"], struck["kind"], struck["pool"], len(struck["pids"])) == ("struck", "child.kill", 1, 1)
+    assert (stopped["event"], over["event"], stopped["number"]) == ("struck", "over", over["number"])
+    assert struck["at"] <= stopped["at"] < over["at"]
+    assert abs(struck["wall"] - time.time()) < 60

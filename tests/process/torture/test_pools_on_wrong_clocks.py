@@ -1,0 +1,57 @@
+"""One of two pools is an hour off, and then an hour the other way: leases hold, and are taken over, as ever."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.fleetrig import LIMIT, FleetRig, fleet_rig
+from support.servers import fresh_name, shared_redis
+from support.waiting import wait_until
+
+from jobpool.torture import clocks
+
+pytestmark = pytest.mark.skipif(bool(clocks.missing()), reason=clocks.missing() or "libfaketime is there")
+
+TTL = 2.0
+HOUR = 3600.0
+
+
+def url_of(broker: str, directory: Path) -> str:
+    if broker == "redis":
+        server = shared_redis()
+        return f"redis://{server.host}:{server.port}/0?prefix={fresh_name('clock')}"
+    return f"sqlite:///{directory}/jobpool.db"
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FleetRig]:
+    with fleet_rig(tmp_path, url_of(request.param, tmp_path), moved=True, ttl=TTL) as rig:
+        yield rig
+
+
+def runs(rig: FleetRig, *idents: str) -> list[tuple[str, int]]:
+    """Pool and fence of each run of these jobs."""
+    return [(entry["pool"], entry["fence"]) for entry in rig.told() if entry["id"] in idents]
+
+
+def test_a_job_longer_than_its_lease_runs_once_and_a_dead_pools_jobs_are_taken_over(rig: FleetRig) -> None:
+    idents = rig.enqueue(4, seconds=1.5 * TTL)
+    wait_until(lambda: len(runs(rig, *idents)) == 4, LIMIT, "all run")
+    for seconds in (HOUR, -HOUR):
+        rig.strike("clock.jump", seconds=600.0, amount=seconds)
+        time.sleep(TTL / 4)  # renewals go on at a third of the ttl: under both clocks
+    wait_until(lambda: rig.backend.stats("default").pending == 0, LIMIT, "all are done")
+    assert sorted(runs(rig, *idents)) == [("pool1", 1)] * 2 + [("pool2", 1)] * 2
+
+    idents = rig.enqueue(4, seconds=0.5)
+    wait_until(lambda: len(runs(rig, *idents)) == 4, LIMIT, "all run")
+    rig.strike("master.kill", 1, seconds=600.0)
+    killed = time.monotonic()
+    wait_until(lambda: rig.backend.stats("default").pending == 0, LIMIT, "the pool on the wrong clock has done all")
+    assert time.monotonic() - killed < 3 * TTL + 3.0
+    again = [fence for pool, fence in runs(rig, *idents) if fence > 1]
+    assert again == [2] * len(again)
+    assert rig.fleet.unexpected == []

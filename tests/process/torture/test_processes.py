@@ -1,0 +1,111 @@
+"""What /proc says of real processes, and that no signal reaches one that was not meant."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.waiting import wait_until
+
+from jobpool.torture import processes
+
+SLEEPER = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a folder of its own, with a mark in its environment."""
+    env = os.environ | {"SLEEPERS_MARK": "here"}
+    with subprocess.Popen(SLEEPER, cwd=tmp_path, env=env, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def test_a_process_lives_stops_and_ends(sleeper: subprocess.Popen[bytes]) -> None:
+    pid = sleeper.pid
+    assert processes.is_alive(pid)
+    assert processes.state(pid) in "SRD"
+    assert processes.parent_of(pid) == os.getpid()
+    assert pid in processes.children_of(os.getpid())
+    assert "time.sleep(600)" in processes.command(pid)
+    sleeper.send_signal(signal.SIGSTOP)
+    wait_until(lambda: processes.state(pid) == "T", what="it is stopped")
+    assert processes.is_alive(pid)
+    sleeper.kill()
+    wait_until(lambda: processes.state(pid) == "Z", what="it is dead")
+    assert not processes.is_alive(pid)
+    assert pid not in processes.children_of(os.getpid())
+    sleeper.wait()
+    assert (processes.state(pid), processes.parent_of(pid), processes.started_at(pid)) == ("", 0, 0)
+    assert processes.command(pid) == ""
+
+
+def test_a_name_may_hold_anything(tmp_path: Path) -> None:
+    program = tmp_path / "a) S 1 (b"
+    program.symlink_to(sys.executable)
+    with subprocess.Popen([program, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert processes.parent_of(process.pid) == os.getpid()
+        process.kill()
+
+
+def test_a_later_process_began_later(sleeper: subprocess.Popen[bytes]) -> None:
+    with subprocess.Popen(SLEEPER, stdout=subprocess.PIPE) as later:
+        assert 0 < processes.started_at(sleeper.pid) <= processes.started_at(later.pid)
+        later.kill()
+
+
+def test_processes_are_found_by_their_mark_or_folder(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    assert list(processes.marked("SLEEPERS_MARK=here")) == [sleeper.pid]
+    assert list(processes.marked("SLEEPERS_MARK=nobody's", tmp_path)) == [sleeper.pid]
+    assert processes.marked("SLEEPERS_MARK=nobody's", tmp_path / "elsewhere") == {}
+
+
+def test_its_tree_holds_all_below_it() -> None:
+    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", code]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        below = int(process.stdout.readline())
+        assert processes.tree_of(process.pid) == [process.pid, below]
+        assert processes.send(below, signal.SIGKILL, lambda pid: processes.parent_of(pid) == process.pid)
+        process.kill()
+
+
+def test_descriptors_are_counted_by_kind(sleeper: subprocess.Popen[bytes]) -> None:
+    counted = processes.descriptors(sleeper.pid)
+    assert counted["pipe"] == 1
+    with pytest.raises(OSError, match=r"No such file"):
+        processes.descriptors(2**30)
+
+
+def test_a_signal_reaches_only_what_was_meant(sleeper: subprocess.Popen[bytes]) -> None:
+    assert not processes.send(sleeper.pid, signal.SIGKILL, lambda _: False)
+    assert sleeper.poll() is None
+    assert processes.send(sleeper.pid, signal.SIGKILL, lambda pid: pid == sleeper.pid)
+    assert sleeper.wait(10) == -signal.SIGKILL
+    assert not processes.send(sleeper.pid, signal.SIGKILL, lambda _: True)
+    assert not processes.send(0, signal.SIGKILL, lambda _: True)
+
+
+def test_no_signal_goes_to_a_dead_one_that_was_not_collected(sleeper: subprocess.Popen[bytes]) -> None:
+    sleeper.kill()
+    wait_until(lambda: processes.state(sleeper.pid) == "Z", what="it is dead")
+    assert not processes.send(sleeper.pid, signal.SIGTERM, lambda _: True)
+
+
+def test_what_takes_over_the_pid_between_the_look_and_the_signal_is_not_hit(sleeper: subprocess.Popen[bytes]) -> None:
+    """The process ends while it is being looked at: the look is right, and the signal reaches nobody."""
+
+    def ends_meanwhile(pid: int) -> bool:
+        sleeper.kill()
+        sleeper.wait()  # from here on its pid is free
+        return pid == sleeper.pid
+
+    assert not processes.send(sleeper.pid, signal.SIGKILL, ends_meanwhile)

@@ -1,0 +1,119 @@
+"""The app of tests of faults whose handlers break what a child needs: its frames, its output, its memory.
+
+Beside `apps_pool`, and with its handlers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from apps_pool import HELD, LONG, note
+
+import jobpool
+from jobpool.mechanism.frames import Result, Verdict
+
+
+def sockets() -> Iterator[socket.socket]:
+    """Those that lead to the master, as a handler finds them that looks for them; it owns none of them."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            sock = socket.socket(fileno=fd)
+            if sock.type == socket.SOCK_SEQPACKET:
+                sock.setblocking(False)
+                yield sock
+            sock.detach()
+
+
+def genuine() -> bytes:
+    """A result that says success, of an attempt with a low number."""
+    return Result(1, Verdict.SUCCEEDED, time.monotonic(), 0.0, output="x" * 1000).encode()
+
+
+FRAMES = {
+    "half": lambda: genuine()[: len(genuine()) // 2],
+    "announced": lambda: b"\xfe",
+    "of another attempt": genuine,
+    "not a frame": lambda: os.urandom(20_000),
+}
+
+
+@jobpool.handler
+def break_frame(ctx: jobpool.JobContext, how: str) -> None:
+    """In its first delivery it writes such a frame to the master, and dies before there is more of it."""
+    note(ctx, "start")
+    if ctx.fence == 1:
+        for sock in sockets():
+            with contextlib.suppress(OSError):
+                sock.send(FRAMES[how]())
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(LONG)
+    note(ctx, "end")
+
+
+@jobpool.handler
+def write_everywhere(ctx: jobpool.JobContext) -> None:
+    """In its first delivery it writes rubbish to every descriptor that takes it, and stays."""
+    note(ctx, "start")
+    if ctx.fence == 1:
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):
+                os.set_blocking(fd, False)
+                os.write(fd, b"rubbish " * 20)
+        time.sleep(LONG)
+    note(ctx, "end")
+
+
+@jobpool.handler
+def return_text(ctx: jobpool.JobContext, mebibytes: int) -> str:
+    """Returns so much."""
+    note(ctx, "start")
+    note(ctx, "end")
+    return "x" * (mebibytes << 20)
+
+
+def peak_memory() -> int:
+    """Bytes of resident memory at the most."""
+    with open("/proc/self/status") as status:
+        [line] = [line for line in status if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024
+
+
+@jobpool.handler
+def flood(ctx: jobpool.JobContext, mebibytes: int, then: str = "") -> None:
+    """Prints so much: a quarter each by print, to stderr, to the raw descriptor and by a subprocess.
+
+    The tag of its last line: the highest resident size that its process had meanwhile, in bytes. `then`: `fail`.
+    """
+    note(ctx, "start")
+    with open("/proc/self/clear_refs", "w") as refs:
+        refs.write("5")  # what the process had at its highest counts anew
+    line = "x" * 1023
+    for _ in range(mebibytes << 8):
+        print(line)
+        print(line, file=sys.stderr)
+    block = (line + "\n").encode() * 1024
+    for _ in range(mebibytes >> 2):
+        os.write(2, block)
+    subprocess.run(["head", "-c", str(mebibytes << 18), "/dev/zero"], check=True)
+    note(ctx, "fail" if then else "end", tag=str(peak_memory()))
+    if then:
+        raise ValueError("all that is printed, and nothing is said")
+
+
+@jobpool.handler
+def outgrow(ctx: jobpool.JobContext, mebibytes: int) -> None:
+    """Takes that much memory and keeps it; the line `effect` is written when all of it is there."""
+    note(ctx, "start")
+    held = bytearray(mebibytes << 20)
+    for page in range(0, len(held), 4096):
+        held[page] = 1
+    note(ctx, "effect")
+    HELD.append(held)
+    time.sleep(LONG)

@@ -1,0 +1,46 @@
+"""What a test of a fault stands on: a rig whose pools run under the witness, on a broker of a name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.poolrig import Rig
+from support.poolrig_brokers import BROKERS, Broker
+
+EMBEDDED = "sqlite"
+
+
+@contextmanager
+def fault_broker(name: str, folder: Path, *, alone: bool = False) -> Iterator[Broker | None]:
+    """A place on that broker, None for SQLite; `alone`: on a server of its own, which may be killed."""
+    if name == EMBEDDED:
+        yield None
+        return
+    kind = _kind(name)
+    broker = kind.on_its_own(folder / "server") if alone else kind.on_shared_server()
+    try:
+        yield broker
+    finally:
+        broker.end()
+
+
+@contextmanager
+def fault_rig(folder: Path, broker: Broker | None) -> Iterator[Rig]:
+    """A rig in that folder, straight at the broker; every process of it is gone at the end."""
+    directory = folder / "rig"
+    directory.mkdir()
+    rig = Rig(directory, broker.url if broker else None, witness=True)
+    try:
+        yield rig
+    finally:
+        rig.end()
+
+
+def _kind(name: str) -> type[Broker]:
+    if name != "servicebus":
+        return BROKERS[name]
+    from support.poolrig_servicebus import ServiceBusBroker  # brings the SDK, which takes half a second to import
+
+    return ServiceBusBroker

@@ -1,0 +1,29 @@
+"""The benchmark of faults, as small as it gets: every figure of what it strikes is there, and makes sense."""
+
+from __future__ import annotations
+
+from bench import faults
+from bench.plan import Plan
+
+
+def test_times_to_notice_and_to_recover() -> None:
+    section = faults.run(Plan(tiny=True))
+
+    assert {figure.name for figure in section.figures} == {
+        f"{name}, p{percent}"
+        for percent in (50, 99)
+        for name in (
+            *("child killed: its end is noted", "child killed: its message runs again"),
+            "connections cut, redis: the next ack is accepted",
+            "reply of a settlement lost, redis: that settlement is known",
+            "black hole, redis: after it, the first ack is accepted",
+        )
+    }
+    assert all(0 < figure.value < 60_000 for figure in section.figures)
+
+
+def test_each_fault_strikes_often_enough_for_a_percentile_or_says_so() -> None:
+    struck = [fault for _, _, on in faults.STAGES for fault in on]
+
+    assert all(fault.full >= fault.quick >= 1 for fault in struck)
+    assert any(fault.full < faults.ENOUGH for fault in struck) == any("fewer than" in note for note in faults.NOTES)

@@ -1,0 +1,76 @@
+"""How the end of a torture reads: every count, the first ids of what is wrong, the files and how to see it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobpool.cli.tortureview import SHOWN, document, head, line, report
+from jobpool.torture.conduct import Plan
+from jobpool.torture.options import Options
+from jobpool.torture.result import MEANINGS, Result
+from jobpool.torture.run import Moment
+from jobpool.torture.schedule import Fault
+from jobpool.torture.tally import Tally
+
+PLAN = Plan(
+    Options("redis://:secret@host/0", seed=17, queue="torture-1", seconds=60.0),
+    Path("/somewhere"),
+    [Fault(0, 1.5, "child.kill"), Fault(1, 2.0, "master.stop", 1, 0, 3.0)],
+    {"net.cut": "no network", "net.hole": "no network", "clock.jump": "no clock"},
+)
+
+
+def test_the_head_says_what_is_done_and_what_is_left_out_and_no_password(capsys: pytest.CaptureFixture[str]) -> None:
+    head(PLAN, with_schedule=True)
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[0] == "torture of redis://:***@host/0, queue torture-1, seed 17"
+    assert shown[1].startswith("3 pools with 4 workers each, ttl 5 s, 20 jobs/s, 2 faults in 1m00s: child.kill")
+    assert shown[2:4] == ["left out: net.cut, net.hole: no network", "left out: clock.jump: no clock"]
+    assert [row.split()[2] for row in shown[4:]] == ["child.kill", "master.stop"]
+
+
+def test_a_moment_is_one_line() -> None:
+    moment = Moment("drain", 61.0, Tally(enqueued=1200, done=1000, dead=3), 197, 1)
+    assert line(moment) == (
+        "drain 1m01s left: 1,200 enqueued, 1,000 done, 3 dead, 197 to do; 0 failures, 0 crashes, 0 refused,"
+        " 0 unanswered; 1 fault"
+    )
+
+
+def test_a_clean_report_has_every_count(capsys: pytest.CaptureFixture[str]) -> None:
+    report(PLAN, Result(late=[0.5, 1.0]), None, None, "jobpool torture --seed 17")
+    shown = capsys.readouterr().out
+    for name in MEANINGS:
+        assert f"\n{name} " in shown
+    assert "\nclean.  jobpool " in shown
+    assert "timeouts: 2 in pools that nothing held up, given their verdict 0.50 s (p50), 1.00 s (p99)" in shown
+    assert shown.endswith("\nagain: jobpool torture --seed 17\n")
+    assert "ledger" not in shown
+
+
+def test_a_violation_is_named_with_the_first_ids_and_the_files(capsys: pytest.CaptureFixture[str]) -> None:
+    result = Result()
+    result.add("LOST", [f"job-{number:02d}" for number in range(SHOWN + 2)])
+    result.add("FD", [])
+    report(PLAN, result, Path("/somewhere"), Path("/somewhere/shortest.json"), "again")
+    shown = capsys.readouterr().out
+    assert shown.count("\nLOST: job-") == SHOWN
+    assert "\nLOST: … and 2 more\n" in shown
+    assert "FD:" not in shown
+    assert f"\n{SHOWN + 2} violations.  jobpool " in shown
+    assert "left.jsonl: /somewhere\n" in shown
+    assert "/somewhere/shortest.json\n" in shown
+
+
+def test_the_document_has_all_of_it() -> None:
+    result = Result(interrupted=True, left=3)
+    result.add("STUCK", ["b", "a"])
+    told = document(PLAN, result, None, None, "again")
+    assert told["backend"] == "redis://:***@host/0"
+    assert told["counts"] == dict.fromkeys(MEANINGS, 0) | {"STUCK": 2}
+    assert told["violations"] == {"STUCK": ["a", "b"]}
+    assert (told["clean"], told["interrupted"], told["left"]) == (False, True, 3)
+    assert [fault["kind"] for fault in told["schedule"]] == ["child.kill", "master.stop"]
+    assert {"jobpool", "python"} == set(told["versions"])

@@ -1,0 +1,126 @@
+"""`jobpool torture` refuses in one sentence, with the mend, what cannot work; nothing is started for that."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from jobpool.cli import torture
+from jobpool.definition import JobDefinition
+from jobpool.errors import ConfigurationError
+from jobpool.opening import open_backend
+from jobpool.torture import options as limits
+from jobpool.torture.options import Options, check_machine
+from jobpool.torture.schedule import KINDS, Fault, dump
+
+Jobpool = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where folders of runs are made that nobody named."""
+    folder = tmp_path / "folders"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["--minutes", "0"], 2, "0.0 is not in the range x>0"),
+        (["--minutes", "0.01"], 2, "the run must be 1 to 604800 seconds, not 0.6"),
+        (["--pools", "0"], 2, "--pools must be 1 to 16, not 0"),
+        (["--workers", "65"], 2, "--workers must be 1 to 64, not 65"),
+        (["--ttl", "0.5"], 2, "--ttl must be 1 to 60 seconds, not 0.5"),
+        (["--ttl", "soon"], 2, "'soon' is not a duration"),
+        (["--rate", "0"], 2, "--rate must be 0.1 to 500 jobs a second, not 0"),
+        (["--faults", "child.kill,earthquake"], 2, "'earthquake' is no kind of fault: child.kill"),
+        (["--faults", "net.cut"], 2, "none of these faults can be had here: sqlite:// has no network"),
+        (["--queue", "a b"], 2, "queue"),
+        (["--replay", "absent.json"], 2, "--replay absent.json: No such file or directory"),
+        (["-b", "sync://"], 2, "sync:// lives in one process"),
+        (["-b", "memory://"], 2, "name a broker that they share, such as --backend sqlite:///torture.db"),
+        (["-b", "redis://127.0.0.1:1"], 1, "nothing listens there"),
+        (["-b", "sqlite:////nowhere/at/all.db"], 2, "does not exist: create it"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_cannot_work_is_a_sentence(
+    jobpool: Jobpool, own_folders: Path, words: list[str], code: int, text: str
+) -> None:
+    result = jobpool("torture", *words)
+    assert result.exit_code == code, result.output
+    assert text in result.output
+    assert "fault in jobpool" not in result.output
+    assert list(own_folders.iterdir()) == []
+
+
+def test_a_queue_that_is_not_empty_is_left_alone(jobpool: Jobpool, tmp_path: Path) -> None:
+    backend = open_backend(f"sqlite:///{tmp_path}/q.db")
+    backend.enqueue(JobDefinition("report", queue="mine"))
+    result = jobpool("torture", "-b", f"sqlite:///{tmp_path}/q.db", "-Q", "mine")
+    assert result.exit_code == 2
+    assert "queue 'mine' is not empty (1 waiting)" in result.output
+    assert backend.stats("mine").waiting == 1
+    backend.close()
+
+
+def test_a_folder_that_is_not_empty_is_left_alone(jobpool: Jobpool, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter").write_text("dear")
+    result = jobpool("torture", "--directory", "full")
+    assert result.exit_code == 2
+    assert "--directory full is not empty: name a new one" in result.output
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["letter"]
+
+
+ABOUT = {"seed": 1, "seconds": 2.0, "pools": 2, "workers": 2, "ttl": 1.0, "rate": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        ("hello", [], "it is no schedule"),
+        (dump([Fault(0, 1.0, "child.kill")], {"seed": 1}), [], "it does not say the seconds of its run"),
+        (dump([Fault(0, 1.0, "child.kill", pool=2)], ABOUT), [], "fault 0 strikes a pool that is not there"),
+        (dump([], ABOUT), ["--seed", "3"], "--replay takes --seed from its file: leave it out"),
+    ],
+    ids=["no schedule", "nothing about the run", "no such pool", "options besides"],
+)
+def test_a_schedule_that_cannot_be_replayed(
+    jobpool: Jobpool, tmp_path: Path, text: str, words: list[str], said: str
+) -> None:
+    (tmp_path / "s.json").write_text(text)
+    result = jobpool("torture", "--replay", "s.json", *words)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_too_little_memory_is_told_before_anything_is_started(tmp_path: Path) -> None:
+    options = Options("sqlite:///q.db", pools=3, workers=4)
+    needed = (3 * (limits.POOL_BYTES + 4 * limits.CHILD_BYTES)) >> 10
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable: {needed} kB\n")
+    check_machine(options, meminfo)
+    meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable: {needed - 1} kB\n")
+    with pytest.raises(ConfigurationError, match=r"3 pools with 4 workers each take about .* ask for fewer"):
+        check_machine(options, meminfo)
+    check_machine(options, tmp_path / "absent")
+
+
+def test_help_lists_every_kind_of_fault(jobpool: Jobpool) -> None:
+    result = jobpool("torture", "--faults", "help")
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in result.output.splitlines()[1:]] == list(KINDS)
+
+
+def test_every_option_of_the_run_is_one_of_the_command() -> None:
+    names = {param.name for param in torture.torture.params}
+    assert set(torture.OF_THE_RUN) <= names
+    assert json.loads(dump([], ABOUT))["about"] == ABOUT

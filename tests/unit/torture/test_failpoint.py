@@ -1,0 +1,91 @@
+"""Fail-points: how they are written, and that the process dies at exactly the call that is named."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+from support.waiting import wait_until
+
+from jobpool.errors import ConfigurationError
+from jobpool.torture.failpoint import POINTS, FailPoint, parse_points
+from jobpool.torture.processes import state
+
+
+@pytest.mark.parametrize(
+    ("text", "points"),
+    [
+        ("", []),
+        ("after-fetch", [FailPoint("after-fetch")]),
+        ("after-fetch:3", [FailPoint("after-fetch", "", 3)]),
+        ("before-settle/nack:2", [FailPoint("before-settle", "nack", 2)]),
+        ("before-renew, after-reap:1", [FailPoint("before-renew"), FailPoint("after-reap")]),
+        ("before-settle/ack:2=stop", [FailPoint("before-settle", "ack", 2, "stop")]),
+    ],
+)
+def test_how_they_are_written(text: str, points: list[FailPoint]) -> None:
+    assert parse_points(text) == points
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fetch",
+        "during-fetch",
+        "after-fetch:0",
+        "after-fetch:x",
+        "after-fetch/ack",
+        "before-settle/eat",
+        ":",
+        "after-fetch=eat",
+    ],
+)
+def test_what_is_none_is_said(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"fail-point|verb"):
+        parse_points(text)
+
+
+PROGRAM = """
+import sys
+from jobpool.torture.failpoint import FailPoints, parse_points
+points = FailPoints(parse_points(sys.argv[1]))
+for call in sys.argv[2:]:
+    print(call, flush=True)
+    point, _, verbs = call.partition("/")
+    points.at(point, verbs.split("+"))
+"""
+
+
+def survived(points: str, *calls: str) -> int | None:
+    """At which call (1-based) it died; None = at none."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, points, *calls], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return len(done.stdout.splitlines()) if done.returncode else None
+
+
+def test_it_dies_at_the_call_that_is_named_and_at_no_other() -> None:
+    calls = ("before-settle/ack", "before-settle/nack+ack", "after-settle/ack", "before-settle/nack", "after-fetch")
+
+    assert survived("before-settle:3", *calls) == 4
+    assert survived("before-settle/nack:2", *calls) == 4
+    assert survived("before-settle:3,after-settle", *calls) == 3
+    assert survived("before-renew,after-fetch:2", *calls) is None
+
+
+def test_there_is_a_point_before_and_after_everything_that_a_pool_asks() -> None:
+    calls = ("fetch", "settle", "renew", "reap")
+    assert set(POINTS) == {f"{when}-{call}" for when in ("before", "after") for call in calls}
+
+
+def test_it_stops_where_it_is_told_to_and_goes_on() -> None:
+    words = [sys.executable, "-c", PROGRAM, "after-fetch:2=stop", *["after-fetch"] * 3]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as program:
+        wait_until(lambda: state(program.pid) == "T", 30.0, "it has stopped")
+        program.send_signal(signal.SIGCONT)
+        assert program.stdout
+        assert program.stdout.read().splitlines() == ["after-fetch"] * 3
+    assert program.returncode == 0

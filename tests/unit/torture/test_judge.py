@@ -1,0 +1,126 @@
+"""What a run judges itself: late timeouts, poison that ran too often, keys that were not kept, descriptors."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from jobpool.torture.judge import AFTER, Window, broken_keys, copied, overruns, unpoisoned
+from jobpool.torture.ledger import Line
+from jobpool.torture.remains import OTHERS_TOLERATED, TOLERATED, grown
+from jobpool.torture.result import quantiles
+from jobpool.torture.tally import Tally
+from jobpool.torture.workload import TIMEOUT, Item
+
+
+def item(kind: str, **options: object) -> Item:
+    return Item(0, 0.0, kind, "torture.work", {}, 0.0, dict(options))
+
+
+HANG = {"a": item("hang")}
+STORY = [Line("start", "a", fence=2, at=10.0), Line("asked", "a", fence=2, at=12.5, verb="nack", pool="pool1")]
+
+
+@pytest.mark.parametrize(
+    ("window", "excused"),
+    [
+        (Window("pool1", "master.stop", 11.0, 11.5), True),
+        (Window("", "broker.restart", 11.0, 11.5), True),
+        (Window("pool2", "master.stop", 11.0, 11.5), False),
+        (Window("pool1", "child.stop", 11.0, 11.5), False),
+        (Window("pool1", "net.hole", 10.0 - AFTER, 10.0 - AFTER), True),
+        (Window("pool1", "net.hole", 9.9 - AFTER, 9.9 - AFTER), False),
+        (Window("pool1", "net.hole", 12.6, 20.0), False),
+    ],
+    ids=["stopped", "all of them", "another pool", "the child alone", "just before", "long before", "after"],
+)
+def test_a_timeout_is_late_by_the_verdict_unless_its_pool_was_held_up(window: Window, excused: bool) -> None:
+    assert overruns(STORY, HANG, []) == {"a": pytest.approx(1.5 - (TIMEOUT - 1.0))}
+    assert (overruns(STORY, HANG, [window]) == {}) is excused
+
+
+def test_only_verdicts_on_jobs_that_hang_count() -> None:
+    assert overruns(STORY, {"a": item("work")}, []) == {}
+    forfeited = [STORY[0], Line("asked", "a", fence=2, at=12.5, verb="forfeit", pool="pool1")]
+    assert overruns(forfeited, HANG, []) == {}
+
+
+def test_poison_runs_once_more_than_the_budget_and_released_runs_are_not_charged() -> None:
+    items = {"p": item("poison")}
+    starts = [Line("start", "p", fence=number) for number in range(1, 5)]
+    assert unpoisoned(starts[:3], items, max_crashes=2) == set()
+    assert unpoisoned(starts, items, max_crashes=2) == {"p"}
+    released = Line("settled", "p", fence=3, verb="release", answer="ok")
+    assert unpoisoned([*starts, released], items, max_crashes=2) == set()
+    assert unpoisoned(starts, {"p": item("crash")}, max_crashes=2) == set()
+
+
+KEYED = {"a": item("keyed", idempotency_key="k"), "b": item("keyed", idempotency_key="k")}
+DONE = [Line("start", "a", fence=1, at=1.0), Line("settled", "a", fence=1, at=2.0, verb="ack", answer="ok")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "broken"),
+    [
+        ([*DONE, Line("start", "b", fence=1, at=2.1)], {"b"}),
+        ([*DONE, Line("start", "b", fence=1, at=1.9)], set()),
+        ([*DONE, Line("settled", "b", fence=1, at=2.1, verb="ack", answer="ok")], set()),
+        ([DONE[0], Line("unknown", "a", fence=1, at=2.0, verb="ack"), Line("start", "b", fence=1, at=2.1)], set()),
+        ([DONE[1], Line("start", "b", fence=1, at=2.1)], set()),
+    ],
+    ids=["after the ack", "before it", "skipped", "the ack was not answered", "the ack was a skip"],
+)
+def test_after_an_accepted_ack_no_other_job_of_the_key_begins(lines: list[Line], broken: set[str]) -> None:
+    assert broken_keys(lines, KEYED) == broken
+
+
+def test_a_unique_key_has_one_message() -> None:
+    items = {ident: item("unique", idempotency_key="k") for ident in "ab"}
+    first, again = Line("enq", "a", tag="a"), Line("enq", "a", tag="b")
+    assert broken_keys([first, again], items) == set()
+    assert broken_keys([first, Line("enq", "b", tag="b")], items) == {"b"}
+
+
+def test_descriptors_may_grow_by_a_few_connections_and_no_more() -> None:
+    most = TOLERATED["socket"]
+    before = {"pool1": Counter(socket=10, pipe=3)}
+    assert grown(before, {"pool1": Counter(socket=10 + most, pipe=3 + OTHERS_TOLERATED)}) == []
+    assert grown(before, {"pool1": Counter(socket=11 + most, pipe=3)}) == [
+        f"pool1: {1 + most} socket more than the 13 before"
+    ]
+    assert grown(before, {"pool1": Counter(socket=5, pipe=4 + OTHERS_TOLERATED)}) == [
+        f"pool1: {1 + OTHERS_TOLERATED} pipe more than the 13 before"
+    ]
+    assert grown(before, {"pool2": Counter(socket=50)}) == []
+
+
+def test_quantiles() -> None:
+    assert quantiles([]) == {"n": 0}
+    assert quantiles([3.0]) == {"n": 1, "p50": 3.0, "p99": 3.0, "max": 3.0}
+    assert quantiles([float(number) for number in range(1, 101)]) == {"n": 100, "p50": 50.0, "p99": 99.0, "max": 100.0}
+
+
+def test_the_tally_counts_what_was_accepted() -> None:
+    tally = Tally()
+    answers = [("ack", "ok"), ("ack", "expired"), ("nack", "already"), ("abandon", "ok"), ("release", "ok")]
+    tally.add([Line("settled", "a", verb=verb, answer=answer) for verb, answer in answers])
+    tally.add([Line("enq", "a"), Line("start", "a"), Line("unknown", "a", verb="ack")])
+    tally.add([Line("reaped", "a", answer="back"), Line("reaped", "a", answer="dead")])
+    assert tally == Tally(enqueued=1, runs=1, done=1, failed=1, crashed=2, dead=2, refused=1, unknown=1, written=10)
+
+
+@pytest.mark.parametrize(
+    ("line", "window", "may_be"),
+    [
+        (Line("settled", "a", verb="forfeit", pool="pool1", since=4.9, at=5.1), Window("pool1", "net.cut", 5, 5), True),
+        (Line("unknown", "a", verb="nack", pool="pool1", since=1, at=9), Window("", "broker.restart", 5, 5), True),
+        (Line("settled", "a", verb="ack", pool="pool1", since=4.9, at=5.1), Window("pool1", "net.cut", 5, 5), False),
+        (Line("settled", "a", verb="nack", pool="pool2", since=4.9, at=5.1), Window("pool1", "net.cut", 5, 5), False),
+        (Line("settled", "a", verb="nack", pool="pool1", since=4.9, at=5.1), Window("pool1", "pool.term", 5, 5), False),
+        (Line("settled", "a", verb="nack", pool="pool1", since=4, at=4.9), Window("pool1", "net.cut", 5, 5), False),
+    ],
+    ids=["cut in the call", "restarted in the call", "an ack", "another pool", "another fault", "before it"],
+)
+def test_a_copy_may_be_left_where_the_way_to_the_broker_was_bad(line: Line, window: Window, may_be: bool) -> None:
+    assert (copied([line], [window]) == {"a"}) is may_be

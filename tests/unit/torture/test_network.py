@@ -1,0 +1,343 @@
+"""The proxy does to a connection what its docstrings say: a real server behind it, and real sockets before it."""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+from support.servers import fresh_name, shared_redis
+from support.waiting import wait_until
+
+from jobpool.torture.network import Direction, Proxy
+
+SOON = 0.15
+"""Seconds in which nothing must come."""
+
+
+class Echo(socketserver.ThreadingTCPServer):
+    """Answers each line with itself, and keeps what it was told. `reset`: clients that went without a goodbye."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answering)
+        self.heard: list[bytes] = []
+        self.left = 0
+        self.reset = 0
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+
+class Answering(socketserver.StreamRequestHandler):
+    server: Echo
+
+    def handle(self) -> None:
+        try:
+            for line in self.rfile:
+                self.server.heard.append(line)
+                self.wfile.write(line)
+            self.server.left += 1
+        except ConnectionResetError:
+            self.server.reset += 1
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    with Echo() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def proxy(echo: Echo) -> Iterator[Proxy]:
+    with Proxy("127.0.0.1", echo.port) as proxy:
+        yield proxy
+
+
+class Client:
+    """One connection through the proxy."""
+
+    def __init__(self, proxy: Proxy, timeout: float = 5.0) -> None:
+        self.socket = socket.create_connection((proxy.host, proxy.port), timeout)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def say(self, line: bytes) -> None:
+        self.socket.sendall(line)
+
+    def hear(self, count: int, within: float = 5.0) -> bytes:
+        """So many bytes; fewer when the other side has closed. Raises TimeoutError, ConnectionResetError."""
+        self.socket.settimeout(within)
+        heard = b""
+        while len(heard) < count and (data := self.socket.recv(65536)):
+            heard += data
+        return heard
+
+    def ask(self, line: bytes, within: float = 5.0) -> bytes:
+        self.say(line)
+        return self.hear(len(line), within)
+
+    def hears_nothing(self) -> bool:
+        with suppress(TimeoutError):
+            self.hear(1, SOON)
+            return False
+        return True
+
+
+def test_it_carries_both_ways_and_counts(proxy: Proxy) -> None:
+    with Client(proxy) as one, Client(proxy) as other:
+        assert one.ask(b"first\n") == b"first\n"
+        assert other.ask(b"second\n") == b"second\n"
+        assert one.ask(b"third\n") == b"third\n"
+        counts = proxy.counts()
+        assert (counts.connections, counts.open, counts.requests) == (2, 2, 3)
+        assert counts.bytes_up == counts.bytes_down == 19
+    wait_until(lambda: proxy.counts().open == 0)
+
+
+def test_it_carries_much_at_once(proxy: Proxy) -> None:
+    line = b"x" * (8 << 20) + b"\n"
+    with Client(proxy) as client:
+        sender = threading.Thread(target=client.say, args=(line,))
+        sender.start()
+        assert client.hear(len(line)) == line
+        sender.join()
+
+
+def test_a_side_that_is_done_is_done_behind_the_proxy_too(proxy: Proxy, echo: Echo) -> None:
+    with Client(proxy) as client:
+        client.say(b"last\n")
+        client.socket.shutdown(socket.SHUT_WR)
+        assert client.hear(99) == b"last\n"
+    wait_until(lambda: echo.left == 1)
+
+
+def test_a_server_that_is_not_there_resets() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as dead:
+        port = dead.getsockname()[1]
+    with Proxy("127.0.0.1", port) as proxy, pytest.raises(ConnectionResetError), Client(proxy) as client:
+        client.hear(1)
+
+
+@pytest.mark.parametrize("directions", [(), ("up",), ("down",)])
+def test_a_black_hole_holds_everything_back_and_closes_nothing(
+    proxy: Proxy, echo: Echo, directions: tuple[Direction, ...]
+) -> None:
+    with Client(proxy) as client:
+        client.ask(b"before\n")
+        proxy.black_hole(*directions)
+        client.say(b"held\n")
+        assert client.hears_nothing()
+        assert (b"held\n" in echo.heard) is (directions == ("down",))
+        proxy.restore()
+        assert client.hear(5) == b"held\n"
+        assert client.ask(b"after\n") == b"after\n"
+    assert echo.heard == [b"before\n", b"held\n", b"after\n"]
+
+
+def test_the_end_of_a_connection_does_not_get_through_a_black_hole(proxy: Proxy, echo: Echo) -> None:
+    with Client(proxy) as client:
+        client.ask(b"before\n")
+        proxy.black_hole()
+        client.say(b"late\n")
+    assert echo.left == 0
+    assert proxy.counts().open == 1
+    proxy.restore()
+    wait_until(lambda: echo.left == 1)
+    assert echo.heard == [b"before\n", b"late\n"], "what was sent before it still arrives"
+
+
+def test_new_connections_hang_in_a_black_hole(proxy: Proxy) -> None:
+    proxy.black_hole("down")
+    with pytest.raises(TimeoutError):
+        Client(proxy, SOON)
+    proxy.restore()
+    with Client(proxy) as client:
+        assert client.ask(b"after\n") == b"after\n"
+    assert proxy.counts().connections <= 2, "its own connections are not counted, one that was given up may be"
+
+
+def test_what_a_losing_hole_swallows_is_lost_and_its_connection_is_half_open(proxy: Proxy, echo: Echo) -> None:
+    with Client(proxy) as speaker, Client(proxy) as silent:
+        speaker.ask(b"before\n")
+        silent.ask(b"before\n")
+        proxy.black_hole(keep=False)
+        speaker.say(b"lost\n")
+        wait_until(lambda: proxy.counts().bytes_lost == 5)
+        proxy.restore()
+        speaker.say(b"lost too\n")
+        assert speaker.hears_nothing()
+        assert silent.ask(b"unharmed\n") == b"unharmed\n"
+    wait_until(lambda: echo.left == 1)
+    assert proxy.counts().open == 1, "the server is not told"
+    assert echo.heard == [b"before\n"] * 2 + [b"unharmed\n"]
+
+
+def test_a_cut_resets_both_sides(proxy: Proxy, echo: Echo) -> None:
+    with Client(proxy) as client:
+        client.ask(b"before\n")
+        proxy.cut()
+        with pytest.raises(ConnectionResetError):
+            client.hear(1)
+    wait_until(lambda: echo.reset == 1)
+    with Client(proxy) as client:
+        assert client.ask(b"after\n") == b"after\n"
+
+
+def test_refused_are_the_new_ones(proxy: Proxy) -> None:
+    with Client(proxy) as client:
+        client.ask(b"before\n")
+        proxy.refuse()
+        with pytest.raises(ConnectionRefusedError):
+            Client(proxy)
+        assert client.ask(b"still\n") == b"still\n"
+        proxy.restore()
+        with Client(proxy) as other:
+            assert other.ask(b"after\n") == b"after\n"
+
+
+def test_it_can_refuse_after_a_black_hole(proxy: Proxy) -> None:
+    proxy.black_hole()
+    proxy.refuse()
+    with pytest.raises(ConnectionRefusedError):
+        Client(proxy)
+    proxy.restore()
+    with Client(proxy) as client:
+        assert client.ask(b"after\n") == b"after\n"
+
+
+def test_a_delay_is_met_in_each_direction_and_ends(proxy: Proxy) -> None:
+    with Client(proxy) as client:
+        proxy.delay(SOON)
+        client.say(b"slow\n")
+        assert client.hears_nothing()
+        assert client.hear(5) == b"slow\n"
+        client.say(b"one\n")
+        proxy.delay(0)
+        client.say(b"two\n")
+        assert client.hear(8) == b"one\ntwo\n", "nothing overtakes"
+
+
+def test_a_dropped_reply_cuts_its_connection_and_the_server_has_done_it(proxy: Proxy, echo: Echo) -> None:
+    with Client(proxy) as client:
+        client.ask(b"before\n")
+        proxy.drop_replies(1)
+        client.say(b"dropped\n")
+        with pytest.raises(ConnectionResetError):
+            client.hear(1)
+    with Client(proxy) as client:
+        assert client.ask(b"after\n") == b"after\n"
+    assert echo.heard == [b"before\n", b"dropped\n", b"after\n"]
+    wait_until(lambda: proxy.counts().open == 0)
+    assert proxy.counts().dropped == 1
+
+
+def test_a_dropped_reply_may_leave_its_connection_half_open(proxy: Proxy, echo: Echo) -> None:
+    proxy.drop_replies(1, then="silent")
+    with Client(proxy) as client, Client(proxy) as other:
+        client.say(b"dropped\n")
+        assert client.hears_nothing()
+        assert other.ask(b"fine\n") == b"fine\n"
+        client.say(b"lost\n")
+        assert client.hears_nothing()
+    assert echo.heard == [b"dropped\n", b"fine\n"]
+
+
+def test_only_replies_to_matching_requests_are_dropped(proxy: Proxy) -> None:
+    proxy.drop_replies(match="^settle .*7", then="silent")
+    with Client(proxy) as client:
+        assert client.ask(b"fetch 7\n") == b"fetch 7\n"
+        assert client.ask(b"settle 6\n") == b"settle 6\n"
+        client.say(b"settle 17\n")
+        assert client.hears_nothing()
+
+
+def test_a_share_of_the_replies_is_dropped_and_its_seed_repeats_it(proxy: Proxy) -> None:
+    stories = [_story(proxy, seed) for seed in (1, 1, 2)]
+    assert stories[0] == stories[1] != stories[2]
+    assert 5 < stories[0].count("dropped") < 35
+
+
+def _story(proxy: Proxy, seed: int) -> list[str]:
+    proxy.drop_replies(share=0.3, seed=seed)
+    return [_fate(proxy) for _ in range(60)]
+
+
+def _fate(proxy: Proxy) -> str:
+    with Client(proxy) as client:
+        try:
+            return client.ask(b"?\n").decode()
+        except ConnectionResetError:
+            return "dropped"
+
+
+def test_closing_it_ends_every_connection(echo: Echo) -> None:
+    proxy = Proxy("127.0.0.1", echo.port)
+    with Client(proxy) as client:
+        client.ask(b"before\n")
+        proxy.close()
+        proxy.close()
+        with suppress(ConnectionResetError):
+            assert client.hear(1) == b""
+    wait_until(lambda: echo.left + echo.reset == 1)
+
+
+@pytest.fixture
+def redis() -> Iterator[tuple[Proxy, Redis]]:
+    """A network to a Redis, and a client that does not try again."""
+    server = shared_redis()
+    with (
+        Proxy(server.host, server.port) as proxy,
+        Redis(
+            host=proxy.host,
+            port=proxy.port,
+            socket_timeout=SOON,
+            socket_connect_timeout=SOON,
+            retry=Retry(NoBackoff(), 0),
+        ) as client,
+    ):
+        yield proxy, client
+
+
+def test_a_redis_has_done_what_its_dropped_reply_would_have_said(redis: tuple[Proxy, Redis]) -> None:
+    proxy, client = redis
+    name = fresh_name("proxy")
+    client.ping()
+    proxy.drop_replies(1, match="INCR.*proxy")
+    client.set(name, 7)
+    with pytest.raises(RedisConnectionError):
+        client.incr(name)
+    assert client.get(name) == b"8"
+    assert proxy.counts().dropped == 1
+
+
+def test_what_a_redis_was_told_in_a_black_hole_it_does_afterwards(redis: tuple[Proxy, Redis]) -> None:
+    proxy, client = redis
+    name = fresh_name("proxy")
+    client.ping()
+    proxy.black_hole()
+    with pytest.raises(RedisTimeoutError):
+        client.incr(name)
+    with pytest.raises(RedisTimeoutError):
+        client.incr(name)
+    proxy.restore()
+    wait_until(lambda: client.get(name) == b"1", what="the first arrives; the second had no connection")

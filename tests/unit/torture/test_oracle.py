@@ -1,0 +1,324 @@
+"""Each count of the oracle: stories that must be clean, and those of pools and brokers with a fault, which it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from stories import ID, asked, cut_short, enq, failed, fetched, kept, ran, reaped, run, settled, unknown
+
+from jobpool.backend import Capabilities, Message, State
+from jobpool.torture.ledger import Line
+from jobpool.torture.oracle import Account, count
+
+COPYING = Capabilities(atomic_nack=False, idempotent_settle=False)
+INEXACT = Capabilities(atomic_nack=False, exact_crashes=False)
+
+COUNTS = (
+    *("lost", "ghosts", "double_settles", "reruns", "fences", "wrong_attempts", "wrong_crashes"),
+    *("duplicates", "overlaps"),
+)
+
+
+def counted(
+    lines: Sequence[Line],
+    messages: Sequence[Message] = (),
+    can: Capabilities = Capabilities(),  # noqa: B008 - a value
+    *,
+    promised: bool = True,
+    witnessed: bool = True,
+) -> Account:
+    return count(lines, [ID] if promised else [], messages, can=can, witnessed=witnessed)
+
+
+def named(account: Account) -> set[str]:
+    """The counts that are not 0."""
+    return {name for name in COUNTS if getattr(account, name)}
+
+
+# --- under a witness ---------------------------------------------------------------------------------------------
+
+CLEAN = [
+    pytest.param(ran(1), [], id="done at once"),
+    pytest.param([], [kept(State.WAITING, 0)], id="waits"),
+    pytest.param([*failed(1), *ran(2, 1)], [], id="failed, done"),
+    pytest.param(failed(1, verb="abandon"), [kept(State.DEAD, 1)], id="failed for good"),
+    pytest.param([*cut_short(1), reaped(1), *ran(2, 0, 1)], [], id="crashed, done"),
+    pytest.param([*cut_short(1, verb=""), *ran(2, 0, 1)], [], id="its pool was killed"),
+    pytest.param([*cut_short(1), reaped(1, "dead")], [kept(State.DEAD, 1, 0, 1)], id="dead at the crash limit"),
+    pytest.param([*cut_short(1, verb="release"), *ran(2)], [], id="stopped, released"),
+    pytest.param([*cut_short(1, verb="nack"), *ran(2, 1)], [], id="timed out"),
+    pytest.param([fetched(1), run("start"), run("end"), asked(1, "ack")], [], id="killed in its ack, which was made"),
+    pytest.param(
+        [fetched(1), run("start"), run("end"), asked(1, "ack"), *ran(2, 0, 1)], [], id="killed before its ack was made"
+    ),
+    pytest.param([fetched(1), run("start"), run("end"), *unknown(1, "ack")], [], id="its ack was not answered"),
+    pytest.param([fetched(1), run("start"), run("fail"), *unknown(1, "nack"), *ran(2, 1)], [], id="its nack was made"),
+    pytest.param(
+        [fetched(1), run("start"), run("fail"), *unknown(1, "nack"), *ran(2, 0, 1)], [], id="its nack was not made"
+    ),
+    pytest.param([*cut_short(1, verb=""), *ran(3, 0, 2)], [], id="a reply of a fetch was lost"),
+    pytest.param([fetched(1), *settled(1, "ack")], [], id="skipped: its key was done already"),
+    pytest.param(
+        [
+            fetched(1),
+            run("start"),
+            run("end"),
+            fetched(2, 0, 1),
+            *settled(1, "ack", "not-owner"),
+            *settled(2, "release"),
+        ],
+        [kept(State.WAITING, 2, 0, 1)],
+        id="a late ack was refused",
+    ),
+    pytest.param([*ran(2, 0, 1), fetched(1)][-1:] + ran(2, 0, 1), [], id="an earlier line"),
+]
+
+
+@pytest.mark.parametrize(("lines", "messages"), CLEAN)
+def test_what_is_right(lines: list[Line], messages: list[Message]) -> None:
+    account = counted(lines, messages)
+
+    assert account.is_clean, account.notes
+    account.assert_clean()
+
+
+CAUGHT = [
+    # LOST
+    pytest.param([], [], {"lost"}, id="nobody knows of it"),
+    pytest.param([enq()], [], {"lost"}, id="the ledger promised it"),
+    pytest.param(cut_short(1, verb=""), [], {"lost"}, id="gone in mid-run"),
+    pytest.param([fetched(1), run("start"), run("end")], [], {"lost"}, id="ended, never settled, gone"),
+    pytest.param([*failed(1)], [], {"lost"}, id="gone after a nack"),
+    pytest.param(cut_short(1, verb="release"), [], {"lost"}, id="gone after a release"),
+    pytest.param(failed(1, verb="abandon"), [], {"lost"}, id="its dead letter is gone"),
+    pytest.param([*cut_short(1), reaped(1, "dead")], [], {"lost"}, id="its dead letter of the reaper is gone"),
+    pytest.param(failed(1, verb="ack"), [], {"lost"}, id="acked though it failed"),
+    pytest.param(cut_short(1, verb="ack"), [], {"lost"}, id="acked though it died"),
+    pytest.param(
+        [fetched(1), run("start"), run("end"), *settled(1, "ack", "expired")], [], {"lost"}, id="its ack was refused"
+    ),
+    # DOUBLE-SETTLE
+    pytest.param([*ran(1), *settled(1, "ack")], [], {"double_settles"}, id="acked twice"),
+    pytest.param([*ran(1), *settled(1, "nack")], [], {"double_settles", "lost"}, id="acked, and nacked"),
+    pytest.param([*ran(1), *ran(2)], [], {"double_settles", "reruns", "duplicates"}, id="done twice"),
+    pytest.param(
+        [*ran(1), reaped(1, "dead")], [kept(State.DEAD, 1)], {"double_settles", "reruns"}, id="done, and reaped"
+    ),
+    pytest.param(
+        [*cut_short(1), reaped(1, "dead"), reaped(1, "dead")],
+        [kept(State.DEAD, 1, 0, 1)],
+        {"double_settles"},
+        id="died twice",
+    ),
+    pytest.param(
+        [fetched(1), run("start"), run("end"), fetched(2, 0, 1), *settled(1, "release"), *settled(2, "release")],
+        [kept(State.WAITING, 2, 0, 1)],
+        {"double_settles", "wrong_crashes"},
+        id="a late release was accepted",
+    ),
+    pytest.param(
+        [fetched(1), run("start"), run("end"), fetched(2, 0, 1), *settled(1, "ack")],
+        [],
+        {"double_settles", "reruns"},
+        id="a late ack was accepted",
+    ),
+    # RERUN
+    pytest.param([*ran(1), fetched(2, 0, 1)], [], {"reruns"}, id="delivered after its ack"),
+    pytest.param(ran(1), [kept(State.DEAD, 1)], {"reruns"}, id="acked, and dead"),
+    pytest.param(ran(1), [kept(State.WAITING, 1)], {"reruns"}, id="acked, and waiting"),
+    # FENCE
+    pytest.param(
+        [fetched(1), fetched(1, owner="another"), run("start"), run("end"), *settled(1, "ack")],
+        [],
+        {"fences"},
+        id="one number, two owners",
+    ),
+    pytest.param(
+        [fetched(1), run("start"), run("start"), run("end"), *settled(1, "ack")], [], {"fences"}, id="begun twice"
+    ),
+    pytest.param(
+        [fetched(1), run("start", 2), run("end", 2), *settled(1, "ack")],
+        [],
+        {"fences", "reruns"},
+        id="told another number",
+    ),
+    pytest.param(
+        [*cut_short(2, 0, 1, verb="release"), fetched(1), *settled(1, "release")],
+        [kept(State.WAITING, 2, 0, 1)],
+        {"fences", "double_settles", "wrong_crashes"},
+        id="the numbers begin anew",
+    ),
+    # ATT
+    pytest.param([*failed(1), *ran(2, 0)], [], {"wrong_attempts"}, id="a failure forgotten"),
+    pytest.param([*failed(1), *ran(2, 2)], [], {"wrong_attempts"}, id="a failure counted twice"),
+    pytest.param([*cut_short(1), *ran(2, 1)], [], {"wrong_attempts"}, id="a crash taken for a failure"),
+    pytest.param([*cut_short(1, verb="release"), *ran(2, 1)], [], {"wrong_attempts"}, id="a release counted"),
+    pytest.param([*failed(1, verb="release"), *ran(2)], [], {"wrong_attempts"}, id="a failure released"),
+    pytest.param(
+        [fetched(1), run("start", attempt=2), run("end"), *settled(1, "ack")],
+        [],
+        {"wrong_attempts"},
+        id="told another attempt",
+    ),
+    pytest.param(failed(1), [kept(State.DELAYED, 1, 0)], {"wrong_attempts"}, id="a failure forgotten in the queue"),
+    pytest.param(failed(1, verb="abandon"), [kept(State.DEAD, 1, 3)], {"wrong_attempts"}, id="in the dead letter"),
+    # CR
+    pytest.param([*cut_short(1), *ran(2)], [], {"wrong_crashes"}, id="a crash forgotten"),
+    pytest.param([*cut_short(1), *ran(2, 0, 2)], [], {"wrong_crashes"}, id="a crash charged twice"),
+    pytest.param([*cut_short(1, verb=""), *ran(2)], [], {"wrong_crashes"}, id="an expiry not charged"),
+    pytest.param([*cut_short(1, verb="release"), *ran(2, 0, 1)], [], {"wrong_crashes"}, id="a release charged"),
+    pytest.param([*failed(1), *ran(2, 1, 1)], [], {"wrong_crashes"}, id="a failure charged as a crash, too"),
+    pytest.param(
+        [fetched(1), run("start", crashes=4), run("end"), *settled(1, "ack")],
+        [],
+        {"wrong_crashes"},
+        id="told other crashes",
+    ),
+    pytest.param([*cut_short(1)], [kept(State.DEAD, 1, 0, 0)], {"wrong_crashes"}, id="a dead letter without its crash"),
+    # DUP, OVERLAP
+    pytest.param(
+        [fetched(1), run("start"), run("end"), *cut_short(1)[3:], *ran(2, 0, 1)], [], {"duplicates"}, id="ended twice"
+    ),
+    pytest.param(
+        [fetched(1), run("start"), *ran(2, 0, 1), run("end")],
+        [],
+        {"duplicates", "overlaps"},
+        id="ran beside itself",
+    ),
+    pytest.param(
+        [fetched(1), fetched(2, 0, 1), run("start", 2, 1, 1), run("end", 2, 1, 1), *settled(2, "ack"), run("start")],
+        [],
+        {"overlaps"},
+        id="began late",
+    ),
+]
+
+
+@pytest.mark.parametrize(("lines", "messages", "counts"), CAUGHT)
+def test_what_is_wrong(lines: list[Line], messages: list[Message], counts: set[str]) -> None:
+    account = counted(lines, messages)
+
+    assert named(account) == counts, account.notes
+    assert account.notes[ID]
+
+
+def test_ghosts() -> None:
+    assert named(counted(ran(1), promised=False)) == {"ghosts"}
+    assert named(counted([], [kept(State.DEAD, 1, ident="x")], promised=False)) == {"ghosts"}
+    assert named(counted([reaped(1)], promised=False)) == {"ghosts"}
+
+
+def test_what_was_tried_is_no_ghost_and_nobody_misses_it() -> None:
+    tried = Line("try", ID)
+
+    assert named(counted([tried], promised=False)) == set()
+    assert named(counted([tried, *ran(1)], promised=False)) == set()
+
+
+# --- follow-ups --------------------------------------------------------------------------------------------------
+
+
+def parent(*calls: Line) -> list[Line]:
+    return [fetched(1), run("start"), run("follow", tag="child"), run("end"), *calls]
+
+
+def of_child(lines: Sequence[Line]) -> list[Line]:
+    return [replace(line, id="child") for line in lines]
+
+
+def test_a_follow_up_of_an_acked_run_is_promised() -> None:
+    assert named(counted([*parent(*settled(1, "ack")), *of_child(ran(1))])) == set()
+    assert counted(parent(*settled(1, "ack"))).lost == {"child"}
+
+
+def test_a_follow_up_of_a_run_whose_ack_is_not_known_may_be_there_or_not() -> None:
+    assert named(counted(parent(*unknown(1, "ack")))) == set()
+    assert named(counted([*parent(*unknown(1, "ack")), *of_child(ran(1))])) == set()
+
+
+def test_a_follow_up_of_a_run_that_was_not_acked_is_a_ghost() -> None:
+    lines = [*parent(*settled(1, "nack")), *of_child(ran(1))]
+
+    assert counted(lines, [kept(State.DELAYED, 1, 1)]).ghosts == {"child"}
+
+
+# --- what brokers cannot do --------------------------------------------------------------------------------------
+
+HALF_DONE = [
+    *(fetched(1), run("start"), run("fail"), *unknown(1, "nack")),
+    *(fetched(2, 1), run("start", 2, 2), run("end", 2, 2), *settled(2, "ack")),
+    *(fetched(2, 0, 1, owner="copy"), run("start", 2, 1, 1), run("end", 2, 1, 1), *settled(2, "ack")),
+]
+"""A nack put its copy and did not delete the original: both were delivered, and done."""
+
+
+def test_a_broker_that_copies_may_leave_one_more_for_each_call_that_was_not_answered() -> None:
+    account = counted(HALF_DONE, can=COPYING)
+
+    assert named(account) <= {"duplicates", "overlaps", "double_settles"}
+    assert account.excused == {ID}
+    assert not counted(ran(1), can=COPYING).excused
+
+
+def test_and_no_more_than_that() -> None:
+    third = [*cut_short(3, 0, 1), *ran(4, 0, 2), *ran(5, 0, 2)]
+
+    assert counted([*HALF_DONE, *third], can=COPYING).double_settles == {ID}
+    assert counted(HALF_DONE).double_settles == {ID}, "no other broker may"
+
+
+def test_a_broker_that_is_not_exact_may_forget_a_crash() -> None:
+    lines = [*cut_short(1, verb=""), *ran(2)]
+
+    assert named(counted(lines, can=INEXACT)) == set()
+    assert named(counted([*cut_short(1, verb=""), *ran(2, 0, 2)], can=INEXACT)) == {"wrong_crashes"}
+
+
+# --- without a witness -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "counts"),
+    [
+        pytest.param([run("start"), run("end")], set(), id="done"),
+        pytest.param([run("start"), run("fail"), run("start", 2, 2), run("end", 2, 2)], set(), id="failed, done"),
+        pytest.param([run("start"), run("start", 2, 1, 1), run("end", 2, 1, 1)], set(), id="crashed, done"),
+        pytest.param([run("start")], {"lost"}, id="gone"),
+        pytest.param([run("start"), run("end"), run("start"), run("end")], {"fences", "duplicates"}, id="one number"),
+        pytest.param([run("start", 2), run("end", 2), run("start")], {"fences", "overlaps"}, id="back"),
+        pytest.param([run("start"), run("fail"), run("start", 2), run("end", 2)], {"wrong_attempts"}, id="forgotten"),
+        pytest.param([run("start"), run("start", 2), run("end", 2)], {"wrong_crashes"}, id="uncharged"),
+    ],
+)
+def test_without_a_witness_it_goes_by_what_handlers_wrote(lines: list[Line], counts: set[str]) -> None:
+    assert named(counted(lines, witnessed=False)) == counts
+
+
+def test_it_sees_by_itself_whether_there_was_a_witness() -> None:
+    done = [run("start"), run("end")]
+
+    assert count(done, [ID]).is_clean
+    assert count([fetched(1), *done], [ID]).lost == {ID}, "ended, and never acked"
+
+
+# --- the account -------------------------------------------------------------------------------------------------
+
+
+def test_an_account_tells_what_is_wrong_with_whom() -> None:
+    with pytest.raises(AssertionError, match=r"LOST.*m.*never acked"):
+        counted([]).assert_clean()
+
+
+def test_duplicates_are_no_fault_unless_each_must_run_once() -> None:
+    account = counted([fetched(1), run("start"), run("end"), *ran(2, 0, 1)])
+
+    account.assert_clean()
+    with pytest.raises(AssertionError, match="DUP"):
+        account.assert_once_each()
+
+
+def test_crashes_are_those_that_the_last_run_was_told() -> None:
+    assert counted([*cut_short(1), *ran(2, 0, 1)]).crashes == {ID: 1}
+    assert counted([fetched(1), *settled(1, "ack")]).crashes == {}

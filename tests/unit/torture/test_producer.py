@@ -1,0 +1,120 @@
+"""The producer repeats an enqueue until it is answered, and writes down what it can count on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from support.waiting import wait_until
+
+from jobpool.backend import Capabilities, QueueBackend
+from jobpool.definition import JobDefinition
+from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.opening import open_backend
+from jobpool.torture import producer
+from jobpool.torture.ledger import Ledger
+from jobpool.torture.producer import Producer
+from jobpool.torture.workload import Item
+
+QUEUE = "torture-1"
+LIMIT = 20.0
+
+
+class LosesAnswers:
+    """A real broker, of whose answers to enqueues the first `times` are lost on the way."""
+
+    def __init__(self, backend: QueueBackend, times: int, capabilities: Capabilities) -> None:
+        self._backend = backend
+        self.times = times
+        self.capabilities = capabilities
+        self.sizes: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def enqueue_many(self, definitions: Iterable[JobDefinition]) -> list[str]:
+        jobs = list(definitions)
+        self.sizes.append(len(jobs))
+        answers = self._backend.enqueue_many(jobs)
+        if len(self.sizes) <= self.times:
+            raise BackendUnavailable("the answer is lost")
+        return answers
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[QueueBackend]:
+    monkeypatch.setattr(producer, "PAUSE", 0.001)
+    backend = open_backend("memory://")
+    yield backend
+    backend.close()
+
+
+def items(*at: float, **options: Any) -> list[Item]:
+    return [
+        Item(number, moment, "work", "torture.work", {"seconds": 0}, 0.0, options) for number, moment in enumerate(at)
+    ]
+
+
+def produce(broker: LosesAnswers, chosen: list[Item], ledger: Path) -> Producer:
+    made = Producer(lambda: cast(QueueBackend, broker), QUEUE, "ab12", ledger)
+    made.start(chosen)
+    wait_until(lambda: not made.is_busy, LIMIT, "all is enqueued")
+    assert made.finish(0.0)
+    return made
+
+
+def events(ledger: Path) -> list[tuple[str, str, str]]:
+    return [(line.event, line.id, line.tag) for line in Ledger(ledger).read()]
+
+
+def test_a_lost_answer_is_asked_for_again_under_the_same_ids(backend: QueueBackend, tmp_path: Path) -> None:
+    broker = LosesAnswers(backend, 2, backend.capabilities)
+    made = produce(broker, items(0.0, 0.0), tmp_path / "ledger")
+    tries = [("try", f"ab12-00000{number}", f"ab12-00000{number}") for number in (0, 1)]
+    answered = [("enq", ident, tag) for _, ident, tag in tries]
+    assert events(tmp_path / "ledger") == [*tries, *tries, *tries, *answered]
+    assert broker.sizes == [2, 2, 2]
+    assert backend.stats(QUEUE).waiting == made.enqueued == 2
+
+
+def test_where_no_ids_are_known_each_try_is_another_job(backend: QueueBackend, tmp_path: Path) -> None:
+    can = replace(backend.capabilities, known_ids=False, atomic_enqueue=False)
+    made = produce(LosesAnswers(backend, 2, can), items(0.0, 0.0), tmp_path / "ledger")
+    assert [(event, ident) for event, ident, _ in events(tmp_path / "ledger")] == [
+        *(("try", "ab12-000000"), ("try", "ab12-000000r2"), ("try", "ab12-000000r3"), ("enq", "ab12-000000r3")),
+        *(("try", "ab12-000001"), ("enq", "ab12-000001")),
+    ]
+    assert backend.stats(QUEUE).waiting == 4
+    assert {item.number for item in made.items.values()} == {0, 1}
+
+
+def test_the_answer_of_a_unique_job_names_the_one_that_is_there(backend: QueueBackend, tmp_path: Path) -> None:
+    chosen = items(0.0, 0.0, idempotency_key="k", unique=True)
+    produce(LosesAnswers(backend, 0, backend.capabilities), chosen, tmp_path / "ledger")
+    answers = [(ident, tag) for event, ident, tag in events(tmp_path / "ledger") if event == "enq"]
+    assert answers == [("ab12-000000", "ab12-000000"), ("ab12-000000", "ab12-000001")]
+
+
+def test_what_is_not_due_is_left_at_a_finish_and_what_was_tried_is_answered(
+    backend: QueueBackend, tmp_path: Path
+) -> None:
+    broker = LosesAnswers(backend, 5, backend.capabilities)
+    made = Producer(lambda: cast(QueueBackend, broker), QUEUE, "ab12", tmp_path / "ledger")
+    made.start(items(0.0, 3600.0))
+    wait_until(lambda: bool(broker.sizes), LIMIT, "the first is tried")
+    assert made.finish(LIMIT)
+    assert events(tmp_path / "ledger")[-1][:2] == ("enq", "ab12-000000")
+    assert backend.stats(QUEUE).waiting == 1
+
+
+def test_what_ends_the_thread_is_told_at_the_finish(tmp_path: Path) -> None:
+    def refuse() -> QueueBackend:
+        raise ConfigurationError("no such broker")
+
+    made = Producer(refuse, QUEUE, "ab12", tmp_path / "ledger")
+    made.start(items(0.0))
+    with pytest.raises(ConfigurationError, match="no such broker"):
+        made.finish(LIMIT)

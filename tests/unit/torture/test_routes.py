@@ -1,0 +1,84 @@
+"""Which URLs can be led through a proxy, and how; for the others, why not."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobpool.torture.routes import Route, find_route, through
+
+KEY = "SharedAccessKeyName=root;SharedAccessKey=a=b;"
+
+
+@pytest.mark.parametrize(
+    ("url", "server", "led"),
+    [
+        ("redis://broker", ("broker", 6379), "redis://127.0.0.1:99"),
+        ("redis://broker:7000/3?prefix=a", ("broker", 7000), "redis://127.0.0.1:99/3?prefix=a"),
+        ("redis://me:p%40ss@broker:7000/0", ("broker", 7000), "redis://me:p%40ss@127.0.0.1:99/0"),
+        ("redis://me:pa:ss@10.0.0.1?prefix=x/y@z", ("10.0.0.1", 6379), "redis://me:pa:ss@127.0.0.1:99?prefix=x/y@z"),
+        ("redis://[::1]:7000/0", ("::1", 7000), "redis://127.0.0.1:99/0"),
+        ("REDIS://broker", ("broker", 6379), "REDIS://127.0.0.1:99"),
+        ("postgresql://u:p@db/app?schema=s", ("db", 5432), "postgresql://u:p@127.0.0.1:99/app?schema=s"),
+        ("postgres://u@db.example:5433/app", ("db.example", 5433), "postgres://u@127.0.0.1:99/app"),
+        ("postgresql://u@db/app?sslmode=require", ("db", 5432), "postgresql://u@127.0.0.1:99/app?sslmode=require"),
+        ("beanstalk://queue?ttr=5", ("queue", 11300), "beanstalk://127.0.0.1:99?ttr=5"),
+        (
+            f"Endpoint=sb://127.0.0.1:5673;{KEY}UseDevelopmentEmulator=true?lock=5",
+            ("127.0.0.1", 5673),
+            f"Endpoint=sb://127.0.0.1:99;{KEY}UseDevelopmentEmulator=true?lock=5",
+        ),
+        (
+            f" endpoint=SB://localhost/;usedevelopmentemulator = TRUE ;{KEY}",
+            ("localhost", 5672),
+            f" endpoint=SB://127.0.0.1:99/;usedevelopmentemulator = TRUE ;{KEY}",
+        ),
+    ],
+)
+def test_a_server_in_a_url_is_found_and_replaced(url: str, server: tuple[str, int], led: str) -> None:
+    route = find_route(url)
+    assert isinstance(route, Route)
+    assert (route.host, route.port) == server
+    assert through(url, "127.0.0.1", 99) == (led, "")
+    assert find_route(led) == Route(route.before, "127.0.0.1", 99, route.after)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("rediss://broker:6380/0", "TLS"),
+        ("redis+cluster://a:7000,b:7000", "cluster"),
+        ("rediss+cluster://a", "cluster"),
+        ("redis+sentinel://a,b/service", "sentinels"),
+        ("redis+unix:///run/redis.sock", "Unix socket"),
+        ("redis://a,b", "several servers"),
+        ("redis:///0", "names no host"),
+        ("postgresql://u@db1,db2:5433/app", "several servers"),
+        ("postgresql://u@db/app?sslmode=verify-full", "TLS"),
+        ("postgresql:///app", "Unix socket"),
+        ("postgresql://%2Fvar%2Frun/app", "Unix socket"),
+        ("postgresql://u@db/app?host=/var/run", "option host"),
+        ("postgresql://u@db/app?hostaddr=10.0.0.1", "option hostaddr"),
+        ("beanstalk://a,b:11301", "several servers"),
+        ("beanstalk://", "names no host"),
+        ("servicebus://shop", "TLS"),
+        (f"Endpoint=sb://shop.servicebus.windows.net/;{KEY}", "TLS"),
+        (f"Endpoint=sb://127.0.0.1:5673;{KEY}UseDevelopmentEmulator=false", "TLS"),
+        ("sqlite:////tmp/jobpool.db", "no network"),
+        ("memory://", "no network"),
+        ("sync://", "no network"),
+        ("kafka://broker", "kafka:// URL"),
+        ("/tmp/jobpool.db", "no URL"),
+    ],
+)
+def test_what_no_proxy_can_stand_before_has_a_reason(url: str, why: str) -> None:
+    led, reason = through(url, "127.0.0.1", 99)
+    assert led == ""
+    assert why in reason
+
+
+def test_an_ipv6_proxy_is_written_in_brackets() -> None:
+    assert through("redis://broker/0", "::1", 99) == ("redis://[::1]:99/0", "")
+
+
+def test_no_reason_repeats_a_password() -> None:
+    assert "secret" not in through("postgresql://u:secret@a,b/app?password=secret", "127.0.0.1", 99)[1]

@@ -1,0 +1,103 @@
+"""What a run enqueues: the same for the same seed, nothing that the broker cannot do, and some of everything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
+from inspect import signature
+
+import pytest
+
+from jobpool.backend import Capabilities
+from jobpool.child.registry import DEFAULT
+from jobpool.torture import handlers
+from jobpool.torture.workload import KEYS, KINDS, SLOW, SPAN, Item, taste, workload
+
+ALL = Capabilities(key_store=True)
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+
+
+def made(seed: int = 1, *, seconds: float = 100.0, can: Capabilities = ALL) -> list[Item]:
+    return workload(seed, seconds=seconds, rate=20.0, ttl=5.0, capabilities=can)
+
+
+def test_a_seed_makes_the_same_jobs_again_and_another_one_others() -> None:
+    assert made(7) == made(7)
+    assert made(7) != made(8)
+
+
+def test_a_longer_run_begins_with_the_jobs_of_the_shorter() -> None:
+    short = made(3, seconds=20.0)
+    assert made(3, seconds=60.0)[: len(short)] == short
+
+
+def test_they_arrive_one_after_the_other_at_the_rate() -> None:
+    items = made(seconds=200.0)
+    assert [item.number for item in items] == list(range(len(items)))
+    assert [item.at for item in items] == sorted(item.at for item in items)
+    assert items[0].at > 0
+    assert items[-1].at < 200.0
+    assert 3600 < len(items) < 4400  # 4000 ± 6 standard deviations
+
+
+def test_a_long_run_has_every_kind_in_its_share() -> None:
+    items = made(seconds=400.0)
+    counts = Counter(item.kind for item in items)
+    whole = sum(kind.share for kind in KINDS.values())
+    assert set(counts) == set(KINDS)
+    for name, kind in KINDS.items():
+        expected = len(items) * kind.share / whole
+        assert abs(counts[name] - expected) < 6 * expected**0.5, name
+
+
+@pytest.mark.parametrize(
+    ("can", "without"),
+    [
+        (Capabilities(key_store=False), {"keyed", "unique", "single"}),
+        (Capabilities(key_store=True, priorities=False), {"ranked"}),
+    ],
+    ids=["no key store", "no priorities"],
+)
+def test_what_a_broker_cannot_do_is_plain_work_there_and_the_rest_is_the_same(
+    can: Capabilities, without: set[str]
+) -> None:
+    for there, here in zip(made(), made(can=can), strict=True):
+        assert here.kind == ("work" if there.kind in without else there.kind)
+        assert here.at == there.at
+        if there.kind not in without:
+            assert here == there
+        here.definition("torture", "a1").require(can.key_store, "test")
+
+
+def test_every_job_is_a_valid_one_for_a_handler_that_takes_its_payload() -> None:
+    assert handlers.work.name == "torture.work"
+    for item in [*made(), *taste(1, ttl=5.0, capabilities=ALL)]:
+        job = item.definition("torture-1", "a1", NOW)
+        handler = DEFAULT.resolve(job.handler, "torture-1")
+        assert set(job.payload) == set(signature(handler.function).parameters) - {"ctx"}, item
+        assert (job.queue, job.identifier) == ("torture-1", "a1")
+        assert (job.scheduled_at is not None) == (item.kind == "delayed")
+
+
+def test_the_taste_has_each_quick_kind_so_often_and_no_number_of_the_workload() -> None:
+    items = taste(1, ttl=5.0, capabilities=ALL, times=3)
+    assert Counter(item.kind for item in items) == dict.fromkeys(set(KINDS) - set(SLOW), 3)
+    assert len({item.number for item in items}) == len(items)
+    assert all(item.number < 0 for item in items)
+
+
+def test_a_few_jobs_share_a_key_and_no_two_runs_do() -> None:
+    keyed = [item for item in made(seconds=300.0) if item.kind == "keyed"]
+    shared = Counter(item.options["idempotency_key"] for item in keyed)
+    assert max(shared.values()) > 1
+    assert max(item.number for item in keyed) // SPAN < len(shared) <= KEYS * (1 + max(i.number for i in keyed) // SPAN)
+    one = keyed[0]
+    assert one.definition("torture-1", "a").idempotency_key != one.definition("torture-2", "a").idempotency_key
+
+
+def test_an_item_does_not_change_when_it_is_enqueued() -> None:
+    item = made()[0]
+    assert replace(item) == item
+    item.definition("torture", "a1")
+    assert replace(item) == made()[0]
