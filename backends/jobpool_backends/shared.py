@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl
 
 from jobpool.backend import NewMessage, QueueBackend, State, Verb
 from jobpool.definition import LONGEST
+from jobpool.envelope import OVERSIZED
 from jobpool.errors import ConfigurationError
 from jobpool.guards import Rate
 from jobpool.lease import JobLease
@@ -55,6 +56,12 @@ def micros(seconds: float) -> int:
 def delay_micros(delay: float) -> int:
     """A delay in seconds as microseconds: 0 for anything that is not above 0, a hundred years at most."""
     return round(min(delay, LONGEST) * MICRO) if delay > 0 else 0
+
+
+def stand_in(body: bytes | int | None) -> bytes:
+    """The body of what a broker delivers. An int, its length, tells of one that is too large and was not brought; None
+    of one that somebody's hand has taken away."""
+    return body if isinstance(body, bytes) else b"" if body is None else OVERSIZED
 
 
 def check_page(limit: int) -> int:

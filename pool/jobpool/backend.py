@@ -489,7 +489,8 @@ class QueueBackend(ABC):
         """Lease up to `limit` messages, in the order (priority, enqueue sequence), in one atomic step.
 
         Takes ready and due messages only. Each gets a fresh owner token, a deadline `ttl` seconds from now and
-        deliveries + 1. The deadline in the lease is counted from before the request was sent.
+        deliveries + 1. The deadline in the lease is counted from before the request was sent. A body of more than
+        MAX_BODY_BYTES is leased and not brought: `OVERSIZED` stands for it, and `envelope` refuses that.
 
         Args:
             queue: Its name.

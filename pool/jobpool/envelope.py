@@ -25,6 +25,11 @@ from jobpool.wirerules import RULES, complaint, is_meta, is_name, shown
 from jobpool.wirerules import WIRE_VERSION as WIRE_VERSION
 
 MAX_BODY_BYTES = 1024 * 1024
+
+OVERSIZED = bytes(MAX_BODY_BYTES + 1)
+"""Stands for a body that is too large to be brought from its broker. `decode` refuses it by its length, so it is never
+read, and there is one for all."""
+
 _ALL_FIELDS = itemgetter(
     "job", "payload", "queue", "priority", "maxRetries", "attempts", "name", "identifier", "idempotencyKey", "schedule"
 )
@@ -188,7 +193,7 @@ def decode(body: bytes, *, attempts: int) -> JobEnvelope:
             type; the text names it.
     """
     if len(body) > MAX_BODY_BYTES:
-        raise MalformedEnvelope(f"the body has {len(body)} bytes; at most {MAX_BODY_BYTES}")
+        raise MalformedEnvelope(f"the body has more than {MAX_BODY_BYTES} bytes")
     # Counting is far cheaper than measuring, and most bodies have fewer brackets than may be open at once.
     if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
         raise MalformedEnvelope(f"the body is nested more than {MAX_DEPTH} deep")

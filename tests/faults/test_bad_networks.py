@@ -299,7 +299,7 @@ def test_locks_outlive_an_outage_that_is_shorter_than_they_are(
     broker.control.create_queue("steady", lock_duration=LONG_LOCK, max_delivery_count=1000)
     lock = (f"lock={broker.lasts:g}", f"lock={LONG_LOCK:g}")
     hosts = [broker.host() for _ in range(2)]
-    pools = [rig.start_pool("-Q", "steady", "--broker-timeout", "2", url=host.url.replace(*lock)) for host in hosts]
+    pools = [rig.start_pool("-Q", "steady", "--broker-timeout", "4", url=host.url.replace(*lock)) for host in hosts]
     for pool in pools:
         pool.wait_ready(2)
     long = rig.enqueue("work", {"seconds": 3.0}, **steady)
@@ -310,7 +310,7 @@ def test_locks_outlive_an_outage_that_is_shorter_than_they_are(
     wait_begun_after(rig, time.monotonic(), 2 * BACK)
     for host in hosts:
         part(host)
-    wait_until(lambda: all(pool.log(NO_ANSWER) for pool in pools), BACK, "it is told")
+    wait_until(lambda: all(pool.log(NO_ANSWER) for pool in pools), 2 * BACK, "it is told")
     with costing(pools) as cost:
         let_pass(1.0)
     assert cost.cpu < 0.4, "no busy loop"

@@ -20,6 +20,7 @@ pytestmark = [
 
 WORKERS = 2
 GRACE = 0.4
+AGAIN = 2.0
 GONE = 1.0
 """Seconds from the end of an attempt within which what it left behind is dead."""
 
@@ -89,6 +90,18 @@ def test_no_way_of_dying_is_a_success(rig: Rig, pools: list[PoolProcess], how: s
     wait_until(lambda: rig.lines("reaped", ident))
     assert len(rig.lines("reaped", ident)) == 1, "charged once, whichever pool reaped it"
     wait_until(lambda: any(cause in death for pool in pools for death in pool.last_deaths()), 2.0, f"{cause} is shown")
+
+
+@pytest.mark.row(13)
+@pytest.mark.usefixtures("pools")
+def test_what_died_runs_again_at_once(rig: Rig, figure: Figure) -> None:
+    """No timer is waited for, and not the end of the lease (5 s)."""
+    for how in ("exit 0", "exec", "SIGKILL", "abort") * 2:
+        ident = rig.enqueue("die", {"how": how})
+        wait_until(lambda ident=ident: rig.ends(ident), 5.0, "it ran again")  # type: ignore[misc]
+        first, second = rig.starts(ident)
+        figure("ran again after", second.at - first.at, "s")
+        assert second.at - first.at < AGAIN
 
 
 @pytest.mark.row(13)

@@ -25,7 +25,7 @@ def kill_fork_server(pool: PoolProcess, server: int) -> None:
 
 
 @pytest.mark.row(19)
-@pytest.mark.on("sqlite", "redis", "postgres")
+@pytest.mark.on("sqlite", "redis")
 def test_a_fork_server_that_is_killed_is_replaced_and_nothing_is_lost(rig: Rig, figure: Figure) -> None:
     pools = start_pools(rig, 2, "--max-crashes", "0")
     for harmed in pools:

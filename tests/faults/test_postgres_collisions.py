@@ -28,11 +28,8 @@ SERIALIZABLE = "-c default_transaction_isolation=serializable"
 IMPATIENT = "-c deadlock_timeout=10ms"
 """Of the producers'."""
 
-TOGETHER = 100
-"""Jobs of one enqueue."""
-
-ENOUGH = 3
-"""Collisions of each kind."""
+TOGETHER = 300
+"""Jobs of one enqueue: the more, the likelier the two meet."""
 
 
 @pytest.mark.row(27)
@@ -50,8 +47,8 @@ def test_serialization_failures_and_dead_locks_are_tried_again(
 
     producers = [open_backend(with_options(broker, IMPATIENT)) for _ in range(2)]
     with closing(producers[0]), closing(producers[1]):
-        rounds, give_up = 0, time.monotonic() + LIMIT
-        while min(collisions().values()) < ENOUGH:
+        rounds, give_up = 0, time.monotonic() + 2 * LIMIT
+        while not all(collisions().values()):
             assert time.monotonic() < give_up, collisions()
             rounds += 1
             enqueue_crosswise(producers, [f"{rounds}-{number}" for number in range(TOGETHER)], rig)

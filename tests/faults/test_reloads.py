@@ -8,8 +8,10 @@ import time
 import pytest
 from support.changing_app import BROKEN, an_app, version_seen
 from support.faultmoves import Figure, stop_all
-from support.poolrig import PoolProcess, Rig, is_alive, kill_child, wait_gone
+from support.poolrig import PoolProcess, Rig, kill_child, wait_gone
 from support.waiting import wait_until
+
+from jobpool.torture.processes import is_alive
 
 
 def runs(rig: Rig, version: str, times: int = 6) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from support.faultmoves import Figure, start_pools, stop_all
+from support.faultmoves import Figure, let_pass, start_pools, stop_all
 from support.poolrig import PoolProcess, Rig, kill_child, wait_gone
 from support.stalls import Stalls
 from support.waiting import wait_until
@@ -16,6 +16,9 @@ from support.waiting import wait_until
 MANY = 50
 FIRST = MANY // 2
 """Children at the start: TTIN at most doubles them."""
+
+APART = 0.01
+"""Seconds between two signals, so that most do not meet."""
 
 AT_ONCE = 1.0
 """Seconds in which the dead are gone."""
@@ -27,15 +30,16 @@ READY_AGAIN = 5.0
 def fed(rig: Rig, until: Callable[[], bool]) -> bool:
     """Whether it is so; meanwhile there is always work."""
     if rig.stats().waiting < 100:
-        rig.enqueue_many("work", [{"seconds": 0.01}] * 100)
+        rig.enqueue_many("work", [{"seconds": 0.1}] * 100)
     return until()
 
 
 def bring_to(pool: PoolProcess, number: signal.Signals, count: int) -> None:
-    """Send as many as are lacking, at once; then what is still lacking, because signals that meet are one."""
+    """Send as many as are lacking; then what is still lacking, because signals that meet are one."""
     while lacking := abs(count - pool.header().workers):
         for _ in range(lacking):
             pool.send(number)
+            let_pass(APART)
         published_again(pool)
 
 

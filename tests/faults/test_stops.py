@@ -41,7 +41,7 @@ def open_deliveries(rig: Rig, pool: PoolProcess) -> set[tuple[str, int]]:
 
 def assert_untouched(rig: Rig, ident: str) -> None:
     """No counter that leads to a dead letter has moved, whoever has the message now."""
-    told = [line for line in rig.lines("fetched", ident)]
+    told = rig.lines("fetched", ident)
     assert {(line.attempt, line.crashes) for line in told} == {(1, 0)}, told
 
 
@@ -80,7 +80,7 @@ def test_a_stop_lets_short_jobs_end_and_another_pool_goes_on_with_the_long_ones(
         [_, second] = rig.lines("fetched", ident)
         assert (released.pool, second.pool, second.fence) == (leaving.name, staying.name, 2)
         assert second.at - released.at < AT_ONCE + stalls.seconds
-        figure("fetched again after", second.at - released.at, "s")
+        figure("fetched again after", max(0.0, second.at - released.at), "s")  # lines are written behind the answers
         assert_untouched(rig, ident)
     assert not open_deliveries(rig, leaving)
     rig.account().assert_once_each()

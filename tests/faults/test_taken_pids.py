@@ -9,15 +9,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 from support import taken_pids
 from support.faultmoves import Figure, start_pools
-from support.poolrig import Rig, is_alive
+from support.poolrig import Rig
 from support.waiting import wait_until
 
-from jobpool.torture.processes import send
+from jobpool.torture.processes import is_alive, send
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (ROOT / "pool" / "jobpool", ROOT / "backends" / "jobpool_backends")
@@ -60,15 +61,16 @@ def calls_in(file: Path) -> Iterator[tuple[str, str, ast.Call]]:
     return walk(ast.parse(file.read_text("utf-8")), ())
 
 
+@cache
+def all_calls() -> list[tuple[str, str, str, ast.Call]]:
+    """The file too, of all calls in the packages that are installed."""
+    files = [(package, file) for package in PACKAGES for file in package.rglob("*.py")]
+    return [(str(file.relative_to(package.parent)), *call) for package, file in files for call in calls_in(file)]
+
+
 def places(is_meant: Callable[[str, ast.Call], bool]) -> set[tuple[str, str]]:
-    """File and function of all such calls in the packages that are installed."""
-    return {
-        (str(file.relative_to(package.parent)), function)
-        for package in PACKAGES
-        for file in sorted(package.rglob("*.py"))
-        for function, name, call in calls_in(file)
-        if is_meant(name, call)
-    }
+    """File and function of all such calls."""
+    return {(file, function) for file, function, name, call in all_calls() if is_meant(name, call)}
 
 
 def sends_by_number(name: str, call: ast.Call) -> bool:

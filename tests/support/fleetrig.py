@@ -23,7 +23,7 @@ from jobpool.torture.routes import Route, find_route
 from jobpool.torture.schedule import Fault
 from support.waiting import wait_until
 
-LIMIT = 30.0
+LIMIT = 60.0
 """Seconds: far more than anything here takes on an idle machine."""
 
 APP = '''

@@ -56,7 +56,7 @@ class SideBySide(RuleBasedStateMachine):
         return self.clients[self.turn % 2]
 
     def is_time_to_look(self) -> bool:
-        """Asked after each step, whether to compare all there is: on a server, which that asks often, each third time."""
+        """Asked after each step, whether to compare all there is: after each third where that asks a server often."""
         self.steps += 1
         return self.kind in EMBEDDED or self.steps % 3 == 0
 

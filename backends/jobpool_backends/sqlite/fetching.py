@@ -13,8 +13,9 @@ import sqlite3
 from typing import Any
 
 from jobpool.clock import Clock
+from jobpool.envelope import MAX_BODY_BYTES
 from jobpool.lease import JobLease, make_lease
-from jobpool_backends.shared import MICRO, micros
+from jobpool_backends.shared import MICRO, micros, stand_in
 from jobpool_backends.sqlite import calls
 from jobpool_backends.sqlite.calls import Sweeper
 from jobpool_backends.sqlite.database import Database
@@ -36,8 +37,14 @@ UPDATE messages SET state = 0 WHERE seq IN (
     WHERE queue = ? AND state = 1 AND available_at <= ? ORDER BY available_at LIMIT {PROMOTE_LIMIT}
 )
 """
-_COLUMNS = """
-seq, priority, id, (SELECT body FROM bodies WHERE bodies.seq = messages.seq),
+BODY = f"""
+(SELECT CASE WHEN typeof(body) <> 'blob' THEN x'' WHEN length(body) > {MAX_BODY_BYTES} THEN length(body) ELSE body END
+ FROM bodies WHERE bodies.seq = messages.seq)
+"""
+"""A message's body, for `stand_in`. The length of a blob is known without reading it; text was never ours."""
+
+_COLUMNS = f"""
+seq, priority, id, {BODY},
 attempts, crashes, deliveries, enqueued_at, deadline
 """
 _TAKE = f"""
@@ -115,7 +122,7 @@ class Fetcher:
             make_lease(
                 ident,
                 queue,
-                body,
+                body if type(body) is bytes else stand_in(body),
                 seq,
                 owner_token(holder, seq),
                 deadline / MICRO if expires_at is None else expires_at,

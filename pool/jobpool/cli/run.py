@@ -128,9 +128,7 @@ def _published(pool: PoolSettings, directory: str | None) -> Iterator[PoolSettin
         unregister(path)
 
 
-def _run(
-    pool: PoolSettings, lines: LineHandler | None, wrap: Callable[[QueueBackend], QueueBackend] | None
-) -> int:
+def _run(pool: PoolSettings, lines: LineHandler | None, wrap: Callable[[QueueBackend], QueueBackend] | None) -> int:
     """Run it; with `lines`, under a progress bar; with `wrap` round its broker (tortured.py hands it down)."""
     from jobpool.master.run import run_pool
 

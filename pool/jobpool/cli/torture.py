@@ -53,7 +53,7 @@ def torture(
     """Run pools under kills, stops, bad networks and moved clocks on your own broker; count what became of each job.
 
     It works in a queue of its own and empties it at the end; no other queue is touched, and the broker is neither
-    configured nor flushed. Exits 0: nothing was lost, run twice or left behind; 1: something was, and where to look.
+    configured nor flushed. Exits 0: nothing was lost, ended twice or left behind; 1: something was, and where to look.
     """
     if given["faults"] == "help":
         _list_faults()

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from jobpool.torture.conduct import Plan
+    from jobpool.torture.pace import Moment
     from jobpool.torture.result import Result
-    from jobpool.torture.run import Moment
 
 EVERY = 10.0
 """Seconds between two lines of progress in a pipe."""

@@ -1,8 +1,8 @@
 """Collects the garbage that refers to itself, now and then: a broker's connections that have broken, above all.
 
-The collector of the master runs rarely (run.py, `_rare_collections`), which a stream of jobs does not mind: nothing of a
-job is in a circle. A client's connection is, and its read buffer of 64 KiB, with the frames of the error that ended it:
-a master on a bad network would hold hundreds of them until the collector's turn comes.
+The collector of the master runs rarely (run.py, `_rare_collections`), which a stream of jobs does not mind: nothing of
+a job is in a circle. A client's connection is, and its read buffer of 64 KiB, with the frames of the error that ended
+it: a master on a bad network would hold hundreds of them until the collector's turn comes.
 """
 
 from __future__ import annotations

@@ -5,10 +5,11 @@ a jump at the same moment, as they do on a machine whose clock is set. The monot
 as they are, and so do time-outs; so does what the kernel says of a file's times.
 
 Facts about libfaketime 0.9.10 that this stands on: `FAKETIME_*` and LD_PRELOAD are inherited by forks and through exec;
-a shift that is written "+SECONDS" needs no lock; a reading costs some 15 µs. The first process leaves a piece of shared
-memory and a semaphore behind when it is killed, named by its pid; a later process with that pid and a libfaketime would
-refuse to start: hence `clear`. And its clock_nanosleep answers EINVAL to every sleep until a monotonic time, which is
-how Python sleeps since 3.11: hence `SLEEP`.
+a reading costs some 15 µs. The first process makes a piece of shared memory and a semaphore, named by its pid, and
+leaves them behind when it is killed; a later process with that pid and a libfaketime would refuse to start: hence
+`clear`. Who reads a shift that is written "+SECONDS" needs no lock; a program takes the semaphore for a moment when it
+is executed, and killed in that moment would hold up the next one that is. Its clock_nanosleep answers EINVAL to every
+sleep until a monotonic time, which is how Python sleeps since 3.11: hence `SLEEP`.
 """
 
 from __future__ import annotations
@@ -95,5 +96,5 @@ class PoolClock:
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "XNO_FAKE_STAT": "1",
+            "NO_FAKE_STAT": "1",
         }

@@ -14,9 +14,10 @@ from jobpool.finding import Finding
 from jobpool.opening import open_backend
 from jobpool.torture import schedule
 from jobpool.torture.options import FAULTS_A_SECOND, Options, check_broker, check_kinds
+from jobpool.torture.pace import Moment
 from jobpool.torture.place import Place
 from jobpool.torture.result import Result
-from jobpool.torture.run import Moment, Run
+from jobpool.torture.run import Run
 from jobpool.torture.schedule import KINDS, Fault
 from jobpool.torture.shrink import shrink
 

@@ -13,6 +13,9 @@ from jobpool.torture.workload import TIMEOUT, Item
 AFTER = 10.0
 """Seconds after its end for which a fault excuses what is late."""
 
+SOON = 1.0
+"""Seconds after its end within which a call may still meet a connection that a fault has spoilt."""
+
 HARMLESS = ("child.kill", "child.stop")
 """Faults that hold up no timeout: a child that is stopped is killed all the same."""
 
@@ -29,10 +32,11 @@ class Window:
     begun: float
     ended: float
 
-    def covers(self, pool: str, begun: float, ended: float) -> bool:
+    def covers(self, pool: str, begun: float, ended: float, after: float = AFTER) -> bool:
+        """Whether something in that pool and between these moments was disturbed, or within `after` seconds of it."""
         if self.kind in HARMLESS or self.pool not in ("", pool):
             return False
-        return self.begun <= ended and begun <= self.ended + AFTER
+        return self.begun <= ended and begun <= self.ended + after
 
 
 def overruns(lines: Iterable[Line], items: Mapping[str, Item], windows: Iterable[Window]) -> dict[str, float]:
@@ -82,14 +86,17 @@ def copied(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
     """Messages of which a copy too many may be left where a broker copies (`Capabilities.atomic_nack` is False).
 
     Those that were settled by a copy while the pool had no good way to the broker: the put of a copy that was not
-    answered is repeated, within the call.
+    answered is repeated, within the call. And those whose ack brought follow-ups: these are put first, and the ack
+    stands though the connection breaks before the message is deleted.
     """
+    story = list(lines)
+    brought = {(line.id, line.fence) for line in story if line.event == "follow"}
     bad = [window for window in windows if window.kind.startswith(("net.", "broker."))]
     return {
         line.id
-        for line in lines
-        if line.event in ("settled", "unknown") and line.verb != "ack"
-        if any(window.covers(line.pool, line.since, line.at) for window in bad)
+        for line in story
+        if line.event in ("settled", "unknown") and (line.verb != "ack" or (line.id, line.fence) in brought)
+        if any(window.covers(line.pool, line.since, line.at, SOON) for window in bad)
     }
 
 

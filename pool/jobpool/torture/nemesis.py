@@ -142,7 +142,7 @@ class Nemesis:
         except NetworkFailed as error:
             self.problems.append(f"{pool.name}: {error}")
             return self._note("missed", fault, Deed(f"missed: {error}"))
-        if fault.seconds and not fault.kind.endswith(_OVER_AT_ONCE):
+        if not fault.kind.endswith(_OVER_AT_ONCE):
             self._pending[fault.number] = ((time.monotonic() if now is None else now) + fault.seconds, fault)
         return self._note("struck", fault, deed)
 

@@ -160,7 +160,7 @@ def double_settle(case: Case) -> str:
 def _settled_twice(case: Case) -> str:
     for delivery in case.story.deliveries:
         done = delivery.known.done
-        if len(done) > 1:
+        if len(done) > 1 + case.copies:
             return f"delivery {delivery.fence} was settled {len(done)} times: {_verbs(done)}"
     return ""
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from jobpool.backend import QueueBackend
-from jobpool.opening import open_backend
+from jobpool.opening import LOCAL, open_backend
 from jobpool.signing import EnvelopeSigner
 from jobpool.torture.clocks import PoolClock, missing
 from jobpool.torture.fleet import Fleet
@@ -88,7 +88,7 @@ class Place:
         return [(network, route.to(network.host, network.port)) for network in networks], ""
 
     def _no_clock(self, backend: QueueBackend, wanted: Collection[str]) -> str:
-        if backend.broker_time() is None:
+        if backend.scheme in LOCAL:
             return OWN_CLOCK
         return missing() if "clock.jump" in wanted else "it was not asked for"
 

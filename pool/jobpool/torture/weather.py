@@ -49,7 +49,7 @@ class Weather:
     def begin(self, fault: Fault) -> str:
         """Put it in force; what it does."""
         told = self._begin[fault.kind](fault)
-        if fault.seconds:
+        if fault.kind != "net.cut":
             self._active[fault.number] = fault
         self._cleared_at = time.monotonic()
         return told

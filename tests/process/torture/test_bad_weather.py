@@ -14,6 +14,8 @@ from support.waiting import wait_until
 
 from jobpool.torture.schedule import KINDS
 
+pytestmark = pytest.mark.xdist_group("bad-weather")  # two pools for all of them
+
 SOON = 0.3
 """Seconds in which nothing must come."""
 
@@ -107,6 +109,12 @@ def test_new_connections_are_refused(rig: FleetRig) -> None:
             dial(rig)
         assert ask(connection) == b"+PONG\r\n"
         rig.until(lambda: rig.nemesis.next_due() is None, "it is over")
+    assert pings(rig) == b"+PONG\r\n"
+
+
+def test_bad_weather_of_no_length_is_over_at_the_next_look(rig: FleetRig) -> None:
+    rig.strike("net.refuse")
+    rig.nemesis.due()
     assert pings(rig) == b"+PONG\r\n"
 
 

@@ -14,6 +14,8 @@ from support.waiting import wait_until
 from jobpool.torture import clocks, processes
 from jobpool.torture.schedule import KINDS
 
+pytestmark = pytest.mark.xdist_group("nemesis")  # two pools for all of them
+
 SKEW = 5.0
 """Seconds that may lie between two readings of two clocks, one after the other, on a busy machine."""
 
@@ -88,6 +90,12 @@ def test_a_child_is_stopped_and_goes_on(rig: FleetRig) -> None:
     told = rig.until(lambda: processes.state(pid) != "T", "it goes on")
     assert "pool2: child.stop: over: 1 processes go on" in told
     assert processes.is_alive(pid)
+
+
+def test_a_fault_of_no_length_is_over_at_the_next_look(rig: FleetRig) -> None:
+    pid = pid_in(rig.strike("child.stop"))
+    assert "pool1: child.stop: over: 1 processes go on" in rig.nemesis.due()
+    rig.until(lambda: processes.state(pid) != "T", "it goes on")
 
 
 def test_a_stopped_child_may_be_killed_meanwhile(rig: FleetRig) -> None:

@@ -9,8 +9,8 @@ import pytest
 from jobpool.cli.tortureview import SHOWN, document, head, line, report
 from jobpool.torture.conduct import Plan
 from jobpool.torture.options import Options
+from jobpool.torture.pace import Moment
 from jobpool.torture.result import MEANINGS, Result
-from jobpool.torture.run import Moment
 from jobpool.torture.schedule import Fault
 from jobpool.torture.tally import Tally
 

@@ -21,6 +21,7 @@ from jobpool.torture.processes import state
         ("after-fetch", [FailPoint("after-fetch")]),
         ("after-fetch:3", [FailPoint("after-fetch", "", 3)]),
         ("before-settle/nack:2", [FailPoint("before-settle", "nack", 2)]),
+        ("before-renew=kill", [FailPoint("before-renew")]),
         ("before-renew, after-reap:1", [FailPoint("before-renew"), FailPoint("after-reap")]),
         ("before-settle/ack:2=stop", [FailPoint("before-settle", "ack", 2, "stop")]),
     ],

@@ -124,3 +124,9 @@ def test_the_tally_counts_what_was_accepted() -> None:
 )
 def test_a_copy_may_be_left_where_the_way_to_the_broker_was_bad(line: Line, window: Window, may_be: bool) -> None:
     assert (copied([line], [window]) == {"a"}) is may_be
+
+
+def test_an_ack_that_brings_follow_ups_counts_as_a_copy() -> None:
+    ack = Line("settled", "a", fence=2, verb="ack", pool="pool1", since=4.9, at=5.1)
+    assert copied([Line("follow", "a", fence=2), ack], [Window("", "net.cut", 5, 5)]) == {"a"}
+    assert copied([Line("follow", "a", fence=1), ack], [Window("", "net.cut", 5, 5)]) == set()

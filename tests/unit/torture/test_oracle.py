@@ -257,7 +257,7 @@ HALF_DONE = [
 def test_a_broker_that_copies_may_leave_one_more_for_each_call_that_was_not_answered() -> None:
     account = counted(HALF_DONE, can=COPYING)
 
-    assert named(account) <= {"duplicates", "overlaps", "double_settles"}
+    assert named(account) <= {"duplicates", "overlaps"}
     assert account.excused == {ID}
     assert not counted(ran(1), can=COPYING).excused
 

@@ -1,0 +1,55 @@
+"""The end of a run: everything that is known is judged, and what the broker still has is written down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jobpool.backend import Capabilities, Message
+from jobpool.torture import judge, oracle, remains
+from jobpool.torture.ledger import Line
+from jobpool.torture.result import Result
+from jobpool.torture.workload import Item
+
+MAX_CRASHES = 5
+"""What the pools are given."""
+
+
+def reach(
+    result: Result,
+    lines: Sequence[Line],
+    kept: Sequence[Message],
+    items: Mapping[str, Item],
+    windows: Sequence[judge.Window],
+    can: Capabilities,
+    kill_grace: float,
+) -> None:
+    """Fill in what ledger and broker tell.
+
+    Args:
+        result: Gets counts and figures.
+        lines: The whole ledger.
+        kept: What the broker still has.
+        items: What was enqueued, by id.
+        windows: When faults struck which pools.
+        can: Of the broker.
+        kill_grace: Seconds that the pools were given.
+    """
+    result.dead = remains.reasons(kept)
+    copied = () if can.atomic_nack else judge.copied(lines, windows)
+    result.take(oracle.count(lines, kept=kept, can=can, witnessed=True), copied)
+    late = judge.overruns(lines, items, windows)
+    result.late = sorted(late.values())
+    bound = kill_grace + judge.FAR_OUT
+    result.add("LATE", [f"{ident}: {seconds:.1f} s" for ident, seconds in late.items() if seconds > bound])
+    result.add("KEY", judge.broken_keys(lines, items))
+    if can.exact_crashes and can.atomic_nack:
+        result.add("POISON", judge.unpoisoned(lines, items, MAX_CRASHES))
+
+
+def dump(kept: Sequence[Message], file: Path) -> None:
+    """One JSON line a message: what is purged cannot be looked at any more. Raises OSError."""
+    with file.open("w") as stream:
+        for message in kept:
+            stream.write(json.dumps(remains.described(message)) + "\n")
