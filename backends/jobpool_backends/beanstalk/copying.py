@@ -28,11 +28,14 @@ class Work:
         copies: What is put before the original is ended.
         end: The command that ends it.
         charged: Of a forfeit.
+        stands: One of the copies is the message itself: once they are there, it does not matter what becomes of the
+            original. Else they are what an end brings with it, and nothing is known until the original is ended.
     """
 
     copies: list[Copy]
     end: bytes
     charged: Charge | None = None
+    stands: bool = True
 
 
 class Copier:
@@ -67,7 +70,7 @@ class Copier:
             case Move():
                 return Work([self._move(held, _moved(message, record)) for message in brought], _delete(held))
             case _:
-                return Work(self._producer.copies(brought), _delete(held))
+                return Work(self._producer.copies(brought), _delete(held), stands=False)
 
     def _forfeit(self, held: Held, record: Record, cause: str) -> Work:
         policy = self._ledger.policy(held.lease.queue)
@@ -81,7 +84,7 @@ class Copier:
         """
         copy = self._copy(held, record, delay)
         if record.is_dead and len(copy.packed) > self._lines.max_job_size():
-            return Work(list(brought), b"bury %d %d" % (held.job, held.priority))
+            return Work(list(brought), b"bury %d %d" % (held.job, held.priority), stands=False)
         return Work([copy, *brought], _delete(held))
 
     def _move(self, held: Held, message: NewMessage) -> Copy:

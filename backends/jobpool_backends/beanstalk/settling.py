@@ -208,13 +208,17 @@ class Settler:
         return put
 
     def _end(self, call: Call, put: dict[Held, list[int]]) -> None:
-        """End the originals. Where a line breaks meanwhile, the copies stand for the message all the same."""
+        """End the originals. Where a line breaks meanwhile, copies that stand for the message do so all the same; other
+        copies stay too, for the original may be gone, and what became of it is not known."""
         told = tell(self._lines, list(put), lambda held: call.works[held][1].end, ends=True)
         alone = []
         for held, numbers in put.items():
             place, work = call.works[held]
             answer = told.get(held)
             if isinstance(answer, JobpoolError | greenstalk.InternalError):
+                if not work.stands:
+                    call.trouble = answer if isinstance(answer, JobpoolError) else self._lines.put_refusal(answer)
+                    continue
                 call.answers[place] = Settled.OK
             else:
                 self._note(call, place, work.end, answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -30,7 +31,11 @@ EVERY = 10.0
 SHOWN = 10
 """Ids of one count that are shown; --json has them all."""
 
-WIDTH = 30
+SCHEDULED = 200
+"""Faults of the schedule that are shown."""
+
+LINE = 110
+"""Characters of a line of the schedule."""
 
 
 # --- head ---------------------------------------------------------------------------------------------------------
@@ -131,6 +136,8 @@ def report(plan: Plan, result: Result, folder: Path | None, shortest: Path | Non
             say(f"{name}: … and {len(found) - SHOWN} more")
     for text in _figures(plan, result):
         say(text)
+    for text in _schedule(plan):
+        say(text)
     say(f"{_verdict(result)}  {_versions()}")
     for text in _places(folder, shortest):
         say(text)
@@ -158,6 +165,15 @@ def _figures(plan: Plan, result: Result) -> Iterator[str]:
     yield f"seconds: {', '.join(f'{name} {seconds:.0f}' for name, seconds in result.seconds.items())}"
     yield from left_out(plan)
     yield from (f"problem: {text}" for text in result.problems)
+
+
+def _schedule(plan: Plan) -> list[str]:
+    """What was to be struck, and when, as lines."""
+    moments = [f"{fault.at:.1f} s {fault.kind} pool{fault.pool + 1}" for fault in plan.faults[:SCHEDULED]]
+    more = len(plan.faults) - len(moments)
+    if more:
+        moments.append(f"and {more} more: see -v, --json or schedule.json")
+    return textwrap.wrap(f"schedule: {', '.join(moments) or 'nothing'}", LINE, subsequent_indent="  ")
 
 
 def _verdict(result: Result) -> str:

@@ -85,19 +85,21 @@ def broken_keys(lines: Iterable[Line], items: Mapping[str, Item]) -> set[str]:
 def copied(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
     """Messages of which a copy too many may be left where a broker copies (`Capabilities.atomic_nack` is False).
 
-    Those that were settled by a copy while the pool had no good way to the broker: the put of a copy that was not
-    answered is repeated, within the call. And those whose ack brought follow-ups: these are put first, and the ack
-    stands though the connection breaks before the message is deleted.
+    Those that were settled by a copy, and follow-ups that were put with an ack, while the pool had no good way to the
+    broker: the put of a copy that was not answered is repeated, within the call.
     """
     story = list(lines)
-    brought = {(line.id, line.fence) for line in story if line.event == "follow"}
+    follow_ups = defaultdict(set)
+    for line in story:
+        if line.event == "follow":
+            follow_ups[line.id, line.fence].add(line.tag)
     bad = [window for window in windows if window.kind.startswith(("net.", "broker."))]
-    return {
-        line.id
-        for line in story
-        if line.event in ("settled", "unknown") and (line.verb != "ack" or (line.id, line.fence) in brought)
-        if any(window.covers(line.pool, line.since, line.at, SOON) for window in bad)
-    }
+    found: set[str] = set()
+    for line in story:
+        settled = line.event in ("settled", "unknown")
+        if settled and any(window.covers(line.pool, line.since, line.at, SOON) for window in bad):
+            found |= follow_ups[line.id, line.fence] if line.verb == "ack" else {line.id}
+    return found
 
 
 def _begun_after_done(story: list[Line], items: Mapping[str, Item]) -> set[str]:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobpool.errors import BackendUnavailable
-from jobpool.settlement import Abandon, Nack, Settled
+from jobpool.settlement import Abandon, Ack, Nack, Settled
 from jobpool_backends.beanstalk import line
 from jobpool_backends.beanstalk.burst import PIECE, PIECE_BYTES, Answer, pieces, read_answer
 from jobpool_backends.beanstalk.records import from_bytes
@@ -70,6 +70,22 @@ def test_a_settlement_whose_copy_is_there_for_certain_is_not_repeated(
             clients.raw.delete(job)
     assert [found[ident] for ident in idents[:3]] == [1, 1, 1]
     assert set(found) == set(idents)
+
+
+def test_an_ack_whose_follow_ups_are_there_and_whose_delete_is_not_answered_is_not_known(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease went with the connection: had the delete not been done, the message would run again."""
+    backend = clients.open()
+    backend.enqueue(a_job(1))
+    [lease] = backend.fetch_many(QUEUE, limit=1)
+    ack = [(lease, Ack(follow_ups=(a_job(2),)))]
+    lose_answers_after(1, monkeypatch)
+    with pytest.raises(BackendUnavailable, match="closed the connection"):
+        backend.settle_many(ack, "call")
+    assert backend.settle_many(ack, "call") == [Settled.NOT_IN_FLIGHT]
+    assert clients.counts()[0] == 1
+    assert from_bytes(clients.raw.peek_ready().body, 0)[0].id != lease.id
 
 
 @given(

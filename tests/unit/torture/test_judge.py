@@ -126,7 +126,7 @@ def test_a_copy_may_be_left_where_the_way_to_the_broker_was_bad(line: Line, wind
     assert (copied([line], [window]) == {"a"}) is may_be
 
 
-def test_an_ack_that_brings_follow_ups_counts_as_a_copy() -> None:
+def test_follow_ups_of_an_ack_count_as_copies_and_the_acked_does_not() -> None:
     ack = Line("settled", "a", fence=2, verb="ack", pool="pool1", since=4.9, at=5.1)
-    assert copied([Line("follow", "a", fence=2), ack], [Window("", "net.cut", 5, 5)]) == {"a"}
-    assert copied([Line("follow", "a", fence=1), ack], [Window("", "net.cut", 5, 5)]) == set()
+    assert copied([Line("follow", "a", fence=2, tag="b"), ack], [Window("", "net.cut", 5, 5)]) == {"b"}
+    assert copied([Line("follow", "a", fence=1, tag="b"), ack], [Window("", "net.cut", 5, 5)]) == set()
