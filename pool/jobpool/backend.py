@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from jobpool.brokertime import BrokerTime
 from jobpool.claimstore import ClaimStore
 from jobpool.clock import Clock, SystemClock
 from jobpool.death import Death
@@ -351,6 +352,7 @@ class QueueBackend(ABC):
     def __init__(self, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None) -> None:
         self.signer = signer or EnvelopeSigner()
         self.clock: Clock = clock or SystemClock()
+        self.time = BrokerTime(self.broker_time, self.clock)
 
     # --- producing ---------------------------------------------------------------------------------
 
@@ -422,7 +424,11 @@ class QueueBackend(ABC):
         return _ids(messages, self._enqueue_in(connection, messages) if messages else None)
 
     def pack(self, definition: JobDefinition) -> NewMessage:
-        """The wire form of `definition`, signed; the same rules as `enqueue_many`, and no I/O."""
+        """The wire form of `definition`, signed; the same rules as `enqueue_many`.
+
+        No I/O, but for the broker's clock, which is asked once a minute at most and only for what has an `expires_in`:
+        raises `BackendUnavailable` while it has never answered.
+        """
         return self._pack(definition, definition.identifier or secrets.token_hex(8))
 
     def _pack_all(self, definitions: Iterable[JobDefinition]) -> list[NewMessage]:
@@ -437,7 +443,8 @@ class QueueBackend(ABC):
     def _pack(self, definition: JobDefinition, ident: str) -> NewMessage:
         definition.require(self.capabilities.key_store, self.scheme)
         queue = check_queue(definition.queue or "default")
-        body = encode(definition, identifier=ident, queue=queue, signer=self.signer, now=self.clock.wall())
+        now = 0.0 if definition.expires_in is None else self.time.now()
+        body = encode(definition, identifier=ident, queue=queue, signer=self.signer, now=now)
         if len(body) > MAX_BODY_BYTES:
             raise InvalidJob(f"the body of job {definition.handler!r} has {len(body)} bytes; at most {MAX_BODY_BYTES}")
         due = definition.scheduled_at.timestamp() if definition.scheduled_at else None

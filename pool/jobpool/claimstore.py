@@ -83,7 +83,8 @@ class QueueMessage:
     """A message as claims and lists show it. Wall-clock times are Unix seconds on the broker's clock.
 
     Attributes:
-        body: What was posted, or a job's wire bytes.
+        body: What was posted, or a job's wire bytes. One of more than MAX_BODY_BYTES, which `post` refuses, is shown by
+            lists only: `OVERSIZED` stands for it in a claim, and where it is popped.
         handler: Of a job; "" for a posted message.
         claims: How often it was claimed; neither a renewal nor a release resets it.
         claim: Id of the live claim that holds it; None = no claim does.

@@ -16,8 +16,8 @@ class JobLease:
     Attributes:
         id: The message's id: 16 hex characters, or what its producer gave.
         queue: The queue it was fetched from.
-        body: The wire bytes exactly as they were enqueued; `OVERSIZED` for those that are more than MAX_BODY_BYTES, which
-            no producer of ours sends: they stay at the broker.
+        body: The wire bytes exactly as they were enqueued; `OVERSIZED` for those that are more than MAX_BODY_BYTES,
+            which no producer of ours sends: they stay at the broker.
         token: The backend's own handle (a row id, a lock token).
         owner_token: 32 hex characters, fresh for every delivery; proof of this lease and no other.
         expires_at: Seconds on this machine's CLOCK_BOOTTIME, taken from before the request was sent. At

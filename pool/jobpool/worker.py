@@ -138,7 +138,7 @@ class QueueWorker:
         if lease is None:
             return WorkerResult(Status.EMPTY)
         self._count(queue, ("jobs_fetched",))
-        inspected = self._inspector.inspect(lease, self._clock.wall())
+        inspected = self._inspector.inspect(lease, self._backend.time.guess)
         self._guard(inspected)
         lease = inspected.lease
         if inspected.outcome is not None:

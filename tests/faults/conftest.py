@@ -6,11 +6,10 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+from support.faultmoves import Figure
 from support.faultrig import EMBEDDED, fault_broker, fault_rig
 from support.poolrig import Rig
 from support.poolrig_brokers import Broker
-
-Figure = Callable[[str, float, str], None]
 
 
 def pytest_configure(config: pytest.Config) -> None:

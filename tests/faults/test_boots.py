@@ -14,8 +14,11 @@ from datetime import datetime
 import pytest
 from support.changing_app import BROKEN, an_app
 from support.faultmoves import Figure, start_pools, stop_all
-from support.poolrig import PoolProcess, Rig, kill_child
+from support.poolrig import LIMIT, PoolProcess, Rig, kill_child
 from support.waiting import wait_until
+
+BOOT = 2.0
+"""Seconds that a boot may take: enough for one that succeeds, on a busy machine."""
 
 THREAD = "threading.Thread(target=time.sleep, args=(600,), daemon=True, name='ticker').start()\n"
 
@@ -64,7 +67,7 @@ def test_an_app_that_does_not_import_at_the_start_ends_the_pool_with_one_sentenc
         pytest.param(
             "raise RuntimeError('the disk is gone')", "a child could not boot", "the disk is gone", 5, id="raises"
         ),
-        pytest.param("time.sleep(600)", "", "not ready after 1 s", 3, id="hangs"),
+        pytest.param("time.sleep(600)", "", f"not ready after {BOOT:g} s", 2, id="hangs"),
     ],
 )
 def test_children_that_can_boot_no_more_are_tried_again_until_they_can_and_another_pool_works_meanwhile(
@@ -73,7 +76,7 @@ def test_children_that_can_boot_no_more_are_tried_again_until_they_can_and_anoth
     """Each child imports the app, because it leaves a thread; from some time on that fails."""
     switch = rig.directory / "broken"
     app = an_app(rig, extra=f"{THREAD}if os.path.exists({str(switch)!r}): {what}")
-    harmed = rig.start_pool("--metrics-port", "0", "--boot-timeout", "1", app=app)
+    harmed = rig.start_pool("--metrics-port", "0", "--boot-timeout", f"{BOOT:g}", app=app)
     good = rig.start_pool()
     for pool in (harmed, good):
         pool.wait_ready(2)
@@ -83,7 +86,7 @@ def test_children_that_can_boot_no_more_are_tried_again_until_they_can_and_anoth
         kill_child(harmed, pid)
     wait_until(lambda: harmed.ready() == 0)
     ids = rig.enqueue_many("work", [{"seconds": 0.01}] * 100)
-    wait_until(lambda: harmed.header().boot_failures >= failures, 20.0, "it has tried")
+    wait_until(lambda: harmed.header().boot_failures >= failures, LIMIT, "it has tried")
     rig.wait_drained()
     ids += rig.enqueue_many("work", [{}] * 20)
     rig.wait_drained()
@@ -111,10 +114,11 @@ def test_an_import_that_hangs_is_ended_and_tried_again_and_another_pool_works_me
     """It is the fork server that hangs: the app is to be preloaded."""
     mended = rig.directory / "mended"
     app = an_app(rig, extra=f"if not os.path.exists({str(mended)!r}): time.sleep(600)")
-    harmed = rig.start_pool("--boot-timeout", "1", app=app)
+    harmed = rig.start_pool("--boot-timeout", f"{BOOT:g}", app=app)
     [good] = start_pools(rig, 1)
     killed = "the fork server is killed"
-    wait_until(lambda: any("was not imported after 1 s" in entry["error"] for entry in harmed.log(killed)), 20.0)
+    why = f"was not imported after {BOOT:g} s"
+    wait_until(lambda: any(why in entry["error"] for entry in harmed.log(killed)), LIMIT)
     ids = rig.enqueue_many("work", [{"seconds": 0.01}] * 50)
     rig.wait_drained()
     assert fetchers(rig, ids) == {good.name}

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from support import apps_pool
-from support.faultmoves import Figure, start_pools, stop_all
+from support.faultmoves import Figure, gated, start_pools, stop_all
 from support.poolrig import PoolProcess, Rig, kill_child
+from support.stalls import Stalls
 from support.waiting import wait_until
 
 APP = Path(apps_pool.__file__).with_name("apps_phases.py")
@@ -46,13 +47,14 @@ def test_children_killed_at_every_phase_of_a_job(rig: Rig, figure: Figure, reque
     print(f"seed {seed}")
     gate = rig.directory / "gate"
     pools = start_pools(rig, 2, *FLAGS, workers=3, app=str(APP))
-    steady = [rig.enqueue("again", {"first": 0, "later": 0, "until": str(gate), "then": str(gate)}) for _ in range(2)]
+    steady = [gated(rig, gate, gate) for _ in range(2)]
     runners = {line.pid for line in rig.wait_started(*steady)}
-    doomed = _enqueue_doomed(rig, random.Random(seed), OF_EACH.get(request.node.callspec.params["broker"], FEW))
-    wait_until(lambda: {line.id for line in rig.ends()} >= set(doomed), 60.0, "each has run again")
-    wait_until(lambda: rig.stats().pending <= len(steady), what="all are settled")
-    wait_until(lambda: _killed(rig) == doomed, what="each died at its phase")
-    _kill_idle_children(rig, pools, runners)
+    with Stalls() as stalls:
+        doomed = _enqueue_doomed(rig, random.Random(seed), OF_EACH.get(request.node.callspec.params["broker"], FEW))
+        wait_until(lambda: {line.id for line in rig.ends()} >= set(doomed), 60.0, "each has run again")
+        wait_until(lambda: rig.stats().pending <= len(steady), what="all are settled")
+        wait_until(lambda: _killed(rig) == doomed, what="each died at its phase")
+        _kill_idle_children(rig, pools, runners)
     assert runners <= {pid for pool in pools for pid in pool.slots().values()}, "no other slot is disturbed"
     gate.touch()
     rig.wait_drained()
@@ -67,7 +69,7 @@ def test_children_killed_at_every_phase_of_a_job(rig: Rig, figure: Figure, reque
     assert not account.overlaps
     assert sum(account.crashes.values()) == sum(phase in CHARGED for phase in doomed.values()), "CR = kills of runs"
     assert not rig.dead()
-    _check_successors(_events(rig), figure)
+    _check_successors(_events(rig), stalls.longest, figure)
     stop_all(rig, pools)
 
 
@@ -120,7 +122,7 @@ def _killed(rig: Rig) -> dict[str, str]:
     return {event["id"]: event["phase"] for event in _events(rig) if event["event"] == "killed" and event["id"]}
 
 
-def _check_successors(events: list[dict[str, Any]], figure: Figure) -> None:
+def _check_successors(events: list[dict[str, Any]], stalled: float, figure: Figure) -> None:
     """From each kill to the next child of that slot that is about to say that it is ready."""
     births: dict[tuple[int, int], list[float]] = defaultdict(list)
     for event in events:
@@ -133,8 +135,8 @@ def _check_successors(events: list[dict[str, Any]], figure: Figure) -> None:
     ]
     for seconds in took:
         figure("successor ready", seconds, "s")
-    assert statistics.median(took) < SUCCESSOR / 2
-    assert statistics.quantiles(took, n=10)[-1] < SUCCESSOR, sorted(took)[-10:]
+    assert statistics.median(took) < SUCCESSOR / 2 + stalled
+    assert statistics.quantiles(took, n=10)[-1] < SUCCESSOR + stalled, (sorted(took)[-10:], stalled)
 
 
 @pytest.mark.row(2)

@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.faultmoves import Figure, let_pass, start_pools, stop_all
+from support.faultmoves import Figure, gated, let_pass, start_pools, stop_all
 from support.outages import BACK, NO_ANSWER, costing, wait_begun_after
 from support.poolrig import Rig
 from support.small_disk import SmallDisk, small_disk
@@ -35,17 +35,19 @@ WRITERS_PROGRAM = Path(__file__).parents[1] / "support" / "dying_writers.py"
 def test_a_file_that_another_program_locks_is_waited_for(rig: Rig, figure: Figure) -> None:
     """For longer than a call waits; what ends meanwhile is settled under its old lease."""
     pools = start_pools(rig, 2, "--broker-timeout", "0.5")
-    long = rig.enqueue_many("work", [{"seconds": LOCKED / 2}] * 2)
+    locked = rig.directory / "locked"
+    long = [gated(rig, locked) for _ in range(2)]
     rig.wait_started(*long)
     rig.enqueue_many("work", [{"seconds": 0.01}] * 200)
     wait_until(lambda: len(rig.ends()) > 20)
     with closing(sqlite3.connect(rig.directory / "jobpool.db", isolation_level=None, timeout=30.0)) as holder:
         holder.execute("BEGIN IMMEDIATE")
+        locked.touch()
         with costing(pools) as cost:
             let_pass(LOCKED)
-        assert all(pool.log(NO_ANSWER) for pool in pools)
+        wait_until(lambda: all(pool.log(NO_ANSWER) for pool in pools), what="it is told")
         assert "locked by another process" in pools[0].log(NO_ANSWER)[0]["error"]
-        assert all(rig.ends(ident) for ident in long)
+        wait_until(lambda: all(rig.ends(ident) for ident in long), what="they have ended")
         holder.execute("ROLLBACK")
     figure("work goes on after", wait_begun_after(rig, time.monotonic()), "s")
     figure("CPU of a master a second of lock", cost.cpu / cost.seconds * 1000, "ms")
@@ -113,7 +115,7 @@ def test_writers_killed_in_mid_commit_lose_nothing_that_was_answered(rig: Rig, f
         for pool in rig.pools:
             pool.stop(signal.SIGKILL)
         start_pools(rig, 2, *flags)
-        told, _ = writers.communicate(timeout=60)
+        told, _ = writers.communicate(timeout=180)
     assert (writers.returncode, told) == (0, ""), "integrity_check after each kill"
     rig.wait_drained()
     stop_all(rig, rig.pools[2:])

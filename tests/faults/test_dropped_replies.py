@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pytest
-from support.faultmoves import Figure, start_pools, stop_all
+from support.faultmoves import Figure, most_at_once, start_on, start_pools, stop_all
 from support.outages import Producer
-from support.poolrig import PoolProcess, Rig
+from support.poolrig import Rig
 from support.poolrig_brokers import Broker, Host
 
 from jobpool.backend import QueueBackend
@@ -24,12 +24,6 @@ LIMIT = 2
 def hosts(broker: Broker) -> list[Host]:
     """Two machines, whose networks lose replies when they are told to."""
     return [broker.host() for _ in range(2)]
-
-
-def start_on(hosts: Sequence[Host], rig: Rig, *flags: str) -> list[PoolProcess]:
-    """A pool on each host."""
-    pools = [rig.start_pool(*flags, url=host.url) for host in hosts]
-    return [pool.wait_ready(2) for pool in pools]
 
 
 def lose(hosts: Sequence[Host], share: float, match: str = "", seed: int = 3) -> None:
@@ -82,8 +76,7 @@ def test_settlements_that_nobody_answers_lose_nothing(broker: Broker, hosts: lis
     rig.wait_drained()
     stop_all(rig, pools)
     assert dropped(hosts) >= 2
-    account = rig.account()
-    assert account.lost | account.ghosts == set()
+    rig.account().assert_clean()
     assert {line.id for line in rig.ends()} == rig.enqueued
     assert all({line.attempt for line in rig.starts(ident)} == {1, 2} for ident in failing)
 
@@ -127,8 +120,7 @@ def test_what_a_lost_fetch_has_leased_comes_back(broker: Broker, hosts: list[Hos
     rig.wait_drained()
     stop_all(rig, pools)
     assert dropped(hosts) >= 2
-    account = rig.account()
-    assert account.lost | account.ghosts | account.wrong_attempts == set()
+    rig.account().assert_clean()
     assert {line.id for line in rig.ends()} == rig.enqueued
 
 
@@ -183,14 +175,5 @@ def test_pools_that_lose_replies_of_all_kinds_keep_what_was_promised(hosts: list
     began = {line.id for line in rig.starts()}
     told = Counter(line.tag for line in rig.ends() if line.id in began)
     assert told == {"plain": 60, "follow-up": 20, **dict.fromkeys(keys, 1)}
-    assert not rig.account().duplicates
-    assert most_at_once(rig, began) == LIMIT
-
-
-def most_at_once(rig: Rig, idents: set[str]) -> int:
-    running = most = 0
-    for line in sorted(rig.lines("start") + rig.lines("end"), key=lambda line: line.at):
-        if line.id in idents:
-            running += 1 if line.event == "start" else -1
-            most = max(most, running)
-    return most
+    rig.account().assert_once_each()
+    assert most_at_once(line for line in rig.lines() if line.id in began) == LIMIT

@@ -11,11 +11,12 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.faultmoves import Figure, start_on, stop_all
 from support.poolrig import PoolProcess, Rig, kill_child
 from support.poolrig_brokers import Broker
 from support.waiting import wait_until
@@ -109,15 +110,11 @@ def kill_one(pool: PoolProcess, rng: random.Random) -> bool:
 
 @pytest.mark.row(23)
 @pytest.mark.on("redis", "postgres")
-def test_nothing_is_left_of_jobs_deaths_and_broken_connections(
-    rig: Rig, broker: Broker, figure: Callable[[str, float, str], None]
-) -> None:
+def test_nothing_is_left_of_jobs_deaths_and_broken_connections(rig: Rig, broker: Broker, figure: Figure) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    pools = [rig.start_pool("--max-crashes", "0", url=broker.host().url) for _ in range(2)]
-    for pool in pools:
-        pool.wait_ready(2)
+    pools = start_on([broker.host() for _ in range(2)], rig, "--max-crashes", "0")
     go_through(rig, broker, pools, UNHARMED, rng)
     connected = [held_by(pool).kinds for pool in pools]
     go_through(rig, broker, pools, WARM_UP, rng)
@@ -142,8 +139,7 @@ def test_nothing_is_left_of_jobs_deaths_and_broken_connections(
         assert now.shared <= was.shared + MOST_GROWTH // 8
     rig.account().assert_clean()
     assert not rig.dead()
-    assert [pool.stop() for pool in pools] == [0, 0]
-    rig.assert_no_processes_left()
+    stop_all(rig, pools)
     assert list(rig.runtime.iterdir()) == []
 
 

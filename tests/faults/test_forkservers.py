@@ -12,16 +12,9 @@ from contextlib import contextmanager
 
 import pytest
 from support import ordinary_user
-from support.faultmoves import Figure, start_pools, stop_all
-from support.poolrig import PoolProcess, Rig, kill_child, wait_gone
-from support.stalls import Stalls
+from support.faultmoves import Figure, kill_fork_server, seconds_until_gone, start_pools, stop_all
+from support.poolrig import LIMIT, Rig, kill_child
 from support.waiting import wait_until
-
-from jobpool.torture.processes import send
-
-
-def kill_fork_server(pool: PoolProcess, server: int) -> None:
-    assert send(server, signal.SIGKILL, lambda pid: pid in pool.fork_servers())
 
 
 @pytest.mark.row(19)
@@ -34,14 +27,11 @@ def test_a_fork_server_that_is_killed_is_replaced_and_nothing_is_lost(rig: Rig, 
         wait_until(lambda d=done: len(rig.ends()) > d + 10)  # type: ignore[misc]
         [other] = [pool for pool in pools if pool is not harmed]
         undisturbed = other.children()
-        [server] = harmed.fork_servers()
         doomed = harmed.children()
-        with Stalls() as stalls:
-            killed = time.monotonic()
-            kill_fork_server(harmed, server)
-            wait_gone([server, *doomed], 1.0 + stalls.seconds)
-            figure("its children dead", time.monotonic() - killed, "s")
-            wait_until(lambda h=harmed, s=server: h.fork_servers() not in ([], [s]), 5.0, "another")  # type: ignore[misc]
+        killed = time.monotonic()
+        server = kill_fork_server(harmed)
+        figure("its children dead", seconds_until_gone([server, *doomed], 1.0), "s")
+        wait_until(lambda h=harmed, s=server: h.fork_servers() not in ([], [s]), LIMIT, "another")  # type: ignore[misc]
         harmed.wait_ready(2)
         figure("children ready again", time.monotonic() - killed, "s")
         assert other.children() == undisturbed

@@ -12,18 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.faultmoves import Figure, stop_all
-from support.poolrig import PoolProcess, Rig
+from support.faultmoves import Figure, start_pools, stop_all
+from support.poolrig import Rig
 from support.poolrig_brokers import Broker, PostgresBroker
 from support.tls_echo import TlsEcho
 
-APP = Path(__file__).parents[1] / "support" / "apps_imports.py"
+APP = str(Path(__file__).parents[1] / "support" / "apps_imports.py")
 FORKS = 5_000 if os.environ.get("POOLTEST_FULL") else 150
-
-
-def start(rig: Rig, *flags: str, **environment: str) -> list[PoolProcess]:
-    pools = [rig.start_pool(*flags, app=APP, **environment) for _ in range(2)]
-    return [pool.wait_ready(2) for pool in pools]
 
 
 def seen(rig: Rig) -> list[dict[str, Any]]:
@@ -38,7 +33,8 @@ def test_no_child_shares_a_socket_or_a_random_state_and_the_hook_opens_them_anew
 ) -> None:
     assert isinstance(broker, PostgresBroker)
     with TlsEcho(tmp_path) as echo:
-        pools = start(rig, "--recycle-jobs", "3", IMPORT_TLS=echo.address, IMPORT_POSTGRES=broker.server_url)
+        servers = {"IMPORT_TLS": echo.address, "IMPORT_POSTGRES": broker.server_url}
+        pools = start_pools(rig, 2, "--recycle-jobs", "3", app=APP, **servers)
         rig.enqueue_many("look", [{}] * 60)
         rig.wait_drained()
         found = seen(rig)
@@ -61,7 +57,7 @@ def test_no_child_shares_a_socket_or_a_random_state_and_the_hook_opens_them_anew
 @pytest.mark.row(20)
 def test_thousands_of_forks_of_an_app_with_locks_and_a_database_lock_nobody_up(rig: Rig, figure: Figure) -> None:
     """A child for each job."""
-    pools = start(rig, "--recycle-jobs", "1", "--recycle-jitter", "0")
+    pools = start_pools(rig, 2, "--recycle-jobs", "1", "--recycle-jitter", "0", app=APP)
     begun = time.monotonic()
     rig.enqueue_many("look", [{}] * FORKS)
     rig.wait_drained(60 + FORKS / 10)

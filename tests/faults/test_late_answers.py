@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from support.faultmoves import stop_all, wait_runs
-from support.poolrig import PoolProcess, Rig
+from support.faultmoves import gated, stop_all, wait_runs
+from support.poolrig import LIMIT, PoolProcess, Rig
 from support.poolrig_brokers import BeanstalkBroker, Broker
 from support.waiting import wait_until
 
@@ -28,12 +28,12 @@ def test_a_first_child_whose_pool_does_not_know_of_its_loss_is_refused(rig: Rig)
     """The broker knows: the message is the second child's, though both are the same pool's."""
     first, later, free = (rig.directory / name for name in ("first", "later", "free"))
     pools = [_start_busy_pool(rig, free), rig.start_pool(*FLAGS, "--ttl", "30").wait_ready(2)]
-    ident = _gated(rig, first, later)
+    ident = gated(rig, first, later)
     rig.wait_started(ident)
     rig.backend.reap_expired("default", AGO)
-    wait_runs(rig, ident, 2, 10.0)
+    wait_runs(rig, ident, 2, LIMIT)
     first.touch()
-    wait_until(lambda: _answers(rig, ident), 10.0, "the first child's answer has reached the broker")
+    wait_until(lambda: _answers(rig, ident), LIMIT, "the first child's answer has reached the broker")
     assert _answers(rig, ident) == [(1, "ack", "not-owner")]
     _end_once(rig, ident, later, free, pools)
 
@@ -44,12 +44,12 @@ def test_a_first_child_that_its_pool_has_given_up_is_not_heard(broker: Broker | 
     """It may finish, in its own slot. What it says is for no other delivery, and its slot goes on."""
     first, later, free = (rig.directory / name for name in ("first", "later", "free"))
     url = broker.host().url if isinstance(broker, BeanstalkBroker) else None
-    pools = [_start_busy_pool(rig, free), rig.start_pool(*FLAGS, "--ttl", "1", url=url).wait_ready(2)]
-    ident = _gated(rig, first, later)
+    pools = [_start_busy_pool(rig, free), rig.start_pool(*FLAGS, "--ttl", "3", url=url).wait_ready(2)]
+    ident = gated(rig, first, later)
     [start] = rig.wait_started(ident)
     _take_away(broker, rig)
-    wait_runs(rig, ident, 2, 10.0)
-    wait_until(lambda: rig.lines("lost", ident), 10.0, "its pool knows")
+    wait_runs(rig, ident, 2, LIMIT)
+    wait_until(lambda: rig.lines("lost", ident), LIMIT, "its pool knows")
     first.touch()
     next_one = rig.enqueue("work")
     [heard] = rig.wait_started(next_one)
@@ -58,14 +58,9 @@ def test_a_first_child_that_its_pool_has_given_up_is_not_heard(broker: Broker | 
     _end_once(rig, ident, later, free, pools)
 
 
-def _gated(rig: Rig, first: Path, later: Path, queue: str | None = None) -> str:
-    """A job whose first delivery ends when the first file is there, and one after it with the other."""
-    return rig.enqueue("again", {"first": 0, "later": 0, "until": str(first), "then": str(later)}, queue=queue)
-
-
 def _start_busy_pool(rig: Rig, until: Path) -> PoolProcess:
     pool = rig.start_pool(*FLAGS, "-Q", "default", "-Q", ASIDE, workers=1).wait_ready(1)
-    rig.wait_started(_gated(rig, until, until, ASIDE))
+    rig.wait_started(gated(rig, until, until, queue=ASIDE))
     return pool
 
 
@@ -86,7 +81,7 @@ def _answers(rig: Rig, ident: str) -> list[tuple[int, str, str]]:
 
 def _end_once(rig: Rig, ident: str, later: Path, free: Path, pools: list[PoolProcess]) -> None:
     """The second child is not disturbed: its end is the message's."""
-    wait_until(lambda: rig.stats().pending == 1, 5.0, "it is there, and nothing else is")
+    wait_until(lambda: rig.stats().pending == 1, LIMIT, "it is there, and nothing else is")
     assert [line.fence for line in rig.ends(ident)] == [1]
     later.touch()
     free.touch()
@@ -94,8 +89,8 @@ def _end_once(rig: Rig, ident: str, later: Path, free: Path, pools: list[PoolPro
     rig.wait_drained(queue=ASIDE)
     _, second = rig.starts(ident)
     end = (second.fence, "ack", "ok")
-    wait_until(lambda: end in _answers(rig, ident), 5.0, "the second child's answer is the message's end")
+    wait_until(lambda: end in _answers(rig, ident), LIMIT, "the second child's answer is the message's end")
     assert [answer for answer in _answers(rig, ident) if answer[1:] == ("ack", "ok")] == [end]
     assert 1 <= second.crashes < second.fence or not rig.backend.capabilities.exact_crashes
-    rig.account().assert_clean()
+    rig.account(lasting_leases=False).assert_clean()
     stop_all(rig, pools)

@@ -6,12 +6,14 @@ import signal
 import time
 
 import pytest
-from support.faultmoves import Figure, start_pools, stop_all
-from support.poolrig import PoolProcess, Rig, wait_gone
+from support.faultmoves import Figure, gated, seconds_until_gone, start_pools, stop_all
+from support.poolrig import PoolProcess, Rig
 from support.poolrig_brokers import BeanstalkBroker, Broker
 from support.waiting import wait_until
 
-TTL = 1.0
+TTL = 2.5
+"""Seconds: the leases of those that live must bear the pauses of a busy machine."""
+
 REAP = TTL / 3 * 1.2
 """Seconds between two reaps of a pool at most."""
 
@@ -38,8 +40,7 @@ def test_a_master_killed_under_load_leaves_nothing_alive_and_loses_nothing(
     family = [*victim.fork_servers(), *victim.children()]
     victim.send(signal.SIGKILL)
     killed = time.monotonic()
-    wait_gone(family, CHILDREN_GONE + LATE / 2)
-    figure("children gone", time.monotonic() - killed, "s")
+    figure("children gone", seconds_until_gone(family, CHILDREN_GONE), "s")
     assert victim.wait() == -signal.SIGKILL
     in_flight = _in_flight(rig, victim)
     assert set(long) <= in_flight
@@ -88,12 +89,12 @@ def test_masters_killed_again_and_again(rig: Rig) -> None:
         family = victim.children()
         gate = rig.directory / f"gate {number}"
         # First one for each child of both: else the other pool might do it all before this one has looked.
-        rig.wait_started(*rig.enqueue_many("again", [{"first": 0, "later": 0, "until": str(gate)}] * 4, priority=1))
+        rig.wait_started(*[gated(rig, gate, priority=1) for _ in range(4)])
         rig.enqueue_many("work", [{"seconds": 0.01}] * 200)
         gate.touch()
         wait_until(lambda f=family: {line.pid for line in rig.ends()} & set(f), what="it works")  # type: ignore[misc]
         victim.stop(signal.SIGKILL)
-        wait_gone(family, CHILDREN_GONE + LATE / 2)
+        seconds_until_gone(family, CHILDREN_GONE)
     rig.wait_drained()
     account = rig.account()
     account.assert_clean()

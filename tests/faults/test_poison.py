@@ -52,7 +52,7 @@ def _check_dead(rig: Rig, poison: str) -> None:
     starts = rig.starts(poison)
     assert [line.crashes for line in starts] == list(range(MAX_CRASHES + 1))
     assert {line.attempt for line in starts} == {1}
-    wait_until(lambda: rig.is_dead(poison), 5.0)
+    wait_until(lambda: rig.is_dead(poison))
     message = rig.inspect(poison)
     assert (message.reason, message.attempts, message.crashes) == ("crash-limit", 0, MAX_CRASHES + 1)
     death = Death.from_text(message.cause or "")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from redis import Redis
-from support.faultmoves import start_pools, stop_all
+from support.faultmoves import gated, start_pools, stop_all
 from support.outages import NO_ANSWER, wait_one_more
 from support.poolrig import PoolProcess, Rig
 from support.poolrig_brokers import Broker, ClusterBroker
@@ -57,8 +57,7 @@ def test_a_redis_whose_memory_is_full_refuses_jobs_and_is_worked_down(unbounded:
     pools = start_pools(rig, 2)
     assert not any("evict" in cautions(pool) for pool in pools)
     opened = rig.directory / "opened"
-    waits = {"first": 0, "later": 0, "until": str(opened), "then": str(opened)}
-    rig.wait_started(*rig.enqueue_many("again", [waits] * 4))
+    rig.wait_started(*[gated(rig, opened, opened) for _ in range(4)])
     with Redis(host=unbounded.server.host, port=unbounded.server.port) as client:
         used: int = client.info("memory")["used_memory"]  # type: ignore[index,assignment]
     tell(unbounded, "CONFIG", "SET", "maxmemory", used + ROOM)

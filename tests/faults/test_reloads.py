@@ -8,7 +8,7 @@ import time
 import pytest
 from support.changing_app import BROKEN, an_app, version_seen
 from support.faultmoves import Figure, stop_all
-from support.poolrig import PoolProcess, Rig, kill_child, wait_gone
+from support.poolrig import LIMIT, PoolProcess, Rig, kill_child, wait_gone
 from support.waiting import wait_until
 
 from jobpool.torture.processes import is_alive
@@ -43,16 +43,16 @@ def test_hup_brings_new_code_and_disturbs_no_running_job(rig: Rig, figure: Figur
     rig.enqueue_many("work", [{"seconds": 0.005}] * 200)
     asked = time.monotonic()
     reload_as(rig, pool, "new")
-    wait_until(lambda: version_seen(rig) == "new", 10.0)
+    wait_until(lambda: version_seen(rig) == "new", LIMIT)
     figure("new code runs", time.monotonic() - asked, "s")
-    wait_until(lambda: runs(rig, "new"), 10.0)
+    wait_until(lambda: runs(rig, "new"), LIMIT)
     assert is_alive(start_line.pid)
     end.touch()
     rig.wait_drained()
     rig.account().assert_once_each()
     assert set(rig.account().crashes.values()) == {0}
-    wait_gone([start_line.pid], 2.0)
-    wait_until(lambda: len(pool.fork_servers()) == 1, 5.0, "the old fork server has gone with its last child")
+    wait_gone([start_line.pid], LIMIT)
+    wait_until(lambda: len(pool.fork_servers()) == 1, LIMIT, "the old fork server has gone with its last child")
     pool.wait_ready(3)
     assert other.children() == undisturbed
     stop_all(rig, [pool, other])
@@ -73,7 +73,7 @@ def test_hup_with_broken_code_leaves_the_old_code_at_work(rig: Rig) -> None:
     assert runs(rig, "old")
     wait_until(lambda: len(pool.fork_servers()) == 1)
     reload_as(rig, pool, "new")
-    wait_until(lambda: version_seen(rig) == "new", 10.0)
+    wait_until(lambda: version_seen(rig) == "new", LIMIT)
     rig.wait_drained()
     rig.account().assert_clean()
     stop_all(rig, [pool, other])
@@ -88,8 +88,8 @@ def test_many_hups_under_load(rig: Rig) -> None:
         reload_as(rig, pool, f"v{number}")
         wait_until(lambda d=done: len(rig.ends()) > d + 20 or rig.stats().pending == 0)  # type: ignore[misc]
     rig.wait_drained()
-    wait_until(lambda: version_seen(rig) == "v5", 20.0, "the last version runs")
-    wait_until(lambda: len(pool.fork_servers()) == 1, 10.0, "one fork server is left")
+    wait_until(lambda: version_seen(rig) == "v5", LIMIT, "the last version runs")
+    wait_until(lambda: len(pool.fork_servers()) == 1, LIMIT, "one fork server is left")
     account = rig.account()
     account.assert_once_each()
     assert set(account.crashes.values()) == {0}

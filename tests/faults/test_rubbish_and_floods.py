@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 from support.faultmoves import Figure, start_pools, stop_all
-from support.faultrig import fault_broker, fault_rig
+from support.faultrig import broker_of_file, rig_of_file
 from support.poolrig import APP, PoolProcess, Rig, wait_gone
-from support.poolrig_brokers import Broker
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.xdist_group("fault-floods")  # two pools for all of them
@@ -36,16 +35,7 @@ BREAKS = [
 """What costs a child, and the delivery."""
 
 
-@pytest.fixture(scope="module")
-def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker | None]:
-    with fault_broker(request.param, tmp_path_factory.mktemp("server")) as broker:
-        yield broker
-
-
-@pytest.fixture(scope="module")
-def rig(broker: Broker | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with fault_rig(tmp_path_factory.mktemp("pools"), broker) as rig:
-        yield rig
+broker, rig = broker_of_file, rig_of_file
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +158,7 @@ def test_a_job_that_returns_much_costs_its_own_child_and_nobody_else(
 ) -> None:
     around = Neighbourhood(rig, pools)
     steady = steady_jobs(rig, 1.5)
-    ids = [around.watch_beside("return_text", {"mebibytes": 100}) for _ in range(3)]
+    ids = [around.watch_beside("return_much", {"mebibytes": 100}) for _ in range(3)]
     rig.wait_drained()
     around.tell(figure)
     around.assert_undisturbed({line.pid for ident in ids for line in rig.starts(ident)})

@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
-from support.faultmoves import Figure, let_pass, start_pools, stop_all
-from support.poolrig import PoolProcess, Rig, kill_child, wait_gone
+from support.faultmoves import Figure, fed, let_pass, seconds_until_gone, start_pools, stop_all
+from support.poolrig import PoolProcess, Rig, kill_child
 from support.stalls import Stalls
 from support.waiting import wait_until
 
@@ -25,13 +24,6 @@ AT_ONCE = 1.0
 
 READY_AGAIN = 5.0
 """Seconds in which all of them have successors, each some 10 ms of a processor's work."""
-
-
-def fed(rig: Rig, until: Callable[[], bool]) -> bool:
-    """Whether it is so; meanwhile there is always work."""
-    if rig.stats().waiting < 100:
-        rig.enqueue_many("work", [{"seconds": 0.1}] * 100)
-    return until()
 
 
 def bring_to(pool: PoolProcess, number: signal.Signals, count: int) -> None:
@@ -56,18 +48,18 @@ def test_fifty_children_by_ttin_are_killed_at_once_and_end_by_ttou(rig: Rig, fig
     other = rig.start_pool("--max-crashes", "0", workers=1)
     for one, count in ((pool, FIRST), (other, 1)):
         one.wait_ready(count)
-    wait_until(lambda: fed(rig, lambda: len(rig.ends()) > 20))
+    wait_until(lambda: fed(rig, lambda: len(rig.ends()) > 20, 0.1, 100))
     bring_to(pool, signal.SIGTTIN, MANY)
     for _ in range(FIRST):
         pool.send(signal.SIGTTIN)  # one more is too many
-    wait_until(lambda: fed(rig, lambda: pool.ready() == MANY), 60.0, f"{MANY} children")
+    wait_until(lambda: fed(rig, lambda: pool.ready() == MANY, 0.1, 100), 60.0, f"{MANY} children")
 
     with Stalls() as stalls:
         doomed = pool.children()
         assert len(doomed) == MANY
         killed = time.monotonic()
         assert sum(kill_child(pool, pid) for pid in doomed) == MANY
-        wait_gone(doomed, AT_ONCE + stalls.seconds)
+        seconds_until_gone(doomed, AT_ONCE)
         wait_until(lambda: not set(pool.slots().values()) & set(doomed) and pool.ready() == MANY, 30.0)
         took = time.monotonic() - killed
     figure(f"{MANY} children ready again", took, "s")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from support import taken_pids
-from support.faultmoves import Figure, start_pools
-from support.poolrig import Rig
+from support.faultmoves import Figure, kill_fork_server, start_pools
+from support.poolrig import LIMIT, Rig
 from support.waiting import wait_until
 
-from jobpool.torture.processes import is_alive, send
+from jobpool.torture.processes import is_alive
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (ROOT / "pool" / "jobpool", ROOT / "backends" / "jobpool_backends")
@@ -128,7 +127,7 @@ def test_who_takes_over_a_pid_is_not_hit_by_what_was_meant_for_its_former_owner(
     """Children under a deadline, a fork server and its orphans, a reload, TTOU, a timeout in C; see the program."""
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
     words = [*unshare, sys.executable, taken_pids.__file__, str(tmp_path)]
-    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     strangers = int(ended.stdout)
     figure("pids taken over, strangers hit: 0 of", strangers, "")
@@ -142,11 +141,10 @@ def test_children_that_a_master_was_started_with_are_left_alone(rig: Rig) -> Non
     script.write_text(f'{shutil.which("sleep")} 300 &\nexec "$@"\n')
     [other] = start_pools(rig, 1)
     pool = rig.start_pool(through=("/bin/sh", str(script)))
-    wait_until(lambda: pool.process.poll() is None and pool.ready() == 2, 15.0)
+    wait_until(lambda: pool.process.poll() is None and pool.ready() == 2, LIMIT)
     [stranger] = [pid for pid, command in rig.processes().items() if command.endswith("sleep 300")]
-    [server] = pool.fork_servers()
-    assert send(server, signal.SIGKILL, lambda pid: pid in pool.fork_servers())
-    wait_until(lambda: pool.fork_servers() not in ([], [server]) and pool.ready() == 2)
+    server = kill_fork_server(pool)
+    wait_until(lambda: pool.fork_servers() not in ([], [server]) and pool.ready() == 2, LIMIT)
     assert is_alive(stranger)
     assert [one.stop() for one in (pool, other)] == [0, 0]
     assert is_alive(stranger)

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 from support.apps_pool import HANGS, IN_C
 from support.faultmoves import Figure, start_pools, stop_all
-from support.faultrig import fault_broker, fault_rig
+from support.faultrig import broker_of_file, rig_of_file
 from support.poolrig import PoolProcess, Rig, wait_gone
-from support.poolrig_brokers import Broker
+from support.stalls import Stalls
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.xdist_group("fault-timeouts")  # two pools for all of them
@@ -37,16 +37,7 @@ BY_ALARM = ("hang_in_sleep", "hang_in_lock", "hang_in_read", "hang_in_subprocess
 """What the alarm ends, so that no kill is needed."""
 
 
-@pytest.fixture(scope="module")
-def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker | None]:
-    with fault_broker(request.param, tmp_path_factory.mktemp("server")) as broker:
-        yield broker
-
-
-@pytest.fixture(scope="module")
-def rig(broker: Broker | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with fault_rig(tmp_path_factory.mktemp("pools"), broker) as rig:
-        yield rig
+broker, rig = broker_of_file, rig_of_file
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +79,11 @@ def test_a_loop_in_c_is_killed_and_replaced_in_time(rig: Rig, pools: list[PoolPr
     """`POOLTEST_FULL` does all of it ten times."""
     for how in IN_C * ROUNDS:
         before = overruns(pools)
-        ids = rig.enqueue_many("hang", [{"how": how}] * (1 if how == LARGE else 2), timeout=TIMEOUT)
-        begun = max(line.at for line in rig.wait_started(*ids))
-        wait_until(lambda ids=ids: all(map(rig.is_dead, ids)))  # type: ignore[misc]
-        replaced = wait_replaced(pools) - begun - TIMEOUT - GRACE
+        with Stalls() as stalls:
+            ids = rig.enqueue_many("hang", [{"how": how}] * (1 if how == LARGE else 2), timeout=TIMEOUT)
+            begun = max(line.at for line in rig.wait_started(*ids))
+            wait_until(lambda ids=ids: all(map(rig.is_dead, ids)))  # type: ignore[misc]
+            replaced = wait_replaced(pools) - begun - TIMEOUT - GRACE
         late = [ended_after(rig, ident) - TIMEOUT - GRACE for ident in ids]
         said, count = (after - old for after, old in zip(overruns(pools), before, strict=True))
         assert count == len(ids)
@@ -100,7 +92,8 @@ def test_a_loop_in_c_is_killed_and_replaced_in_time(rig: Rig, pools: list[PoolPr
         figure("killed after timeout + grace, by the pools' own measure", said / count - GRACE, "s")
         figure("all killed, settled and replaced after timeout + grace", replaced, "s")
         assert min(late) > 0.0
-        assert max(*late, replaced) < SLACK + (FREEING if how == LARGE else 0.0), (how, late, replaced)
+        bound = SLACK + (FREEING if how == LARGE else 0.0) + stalls.seconds
+        assert max(*late, replaced) < bound, (how, late, replaced, stalls.seconds)
         for ident in ids:
             assert_failed_once(rig, ident)
             assert_named(rig, ident, how)
@@ -137,8 +130,9 @@ def test_a_timeout_burns_an_attempt_and_no_crash(rig: Rig, pools: list[PoolProce
 @pytest.mark.row(11)
 @pytest.mark.on("sqlite")
 def test_every_way_to_resist_the_alarm_ends_in_time(rig: Rig, pools: list[PoolProcess], figure: Figure) -> None:
-    ids = {how: rig.enqueue("hang", {"how": how}, timeout=TIMEOUT) for how in HANGS if how not in IN_C}
-    rig.wait_drained()
+    with Stalls() as stalls:
+        ids = {how: rig.enqueue("hang", {"how": how}, timeout=TIMEOUT) for how in HANGS if how not in IN_C}
+        rig.wait_drained()
     ended = {how: ended_after(rig, ident) for how, ident in ids.items()}
     for how, ident in ids.items():
         assert_failed_once(rig, ident)
@@ -148,18 +142,18 @@ def test_every_way_to_resist_the_alarm_ends_in_time(rig: Rig, pools: list[PoolPr
     for seconds in early:
         figure("ended after the timeout where the alarm is met", seconds, "s")
     figure("killed and settled after timeout + grace, the latest", max(late), "s")
-    assert max(early) < SLACK, ended
-    assert max(late) < SLACK, ended
+    assert max(early) < SLACK + stalls.seconds, (ended, stalls.seconds)
+    assert max(late) < SLACK + stalls.seconds, (ended, stalls.seconds)
     wait_replaced(pools)
 
 
 @pytest.mark.row(10)
 @pytest.mark.on("sqlite")
 def test_a_hanging_job_makes_no_other_job_late(rig: Rig, pools: list[PoolProcess], figure: Figure) -> None:
-    hanging = rig.enqueue("hang", {"how": "hang_in_sum"}, timeout=4.0)
+    hanging = rig.enqueue("hang", {"how": "hang_in_sum"}, timeout=6.0)
     [start] = rig.wait_started(hanging)
     ids = rig.enqueue_many("noop", [{}] * 100) + rig.enqueue_many("work", [{"seconds": 0.005}] * 50)
-    wait_until(lambda: rig.stats().pending == 1, 3.8, "all but the hanging one are done")
+    wait_until(lambda: rig.stats().pending == 1, 5.8, "all but the hanging one are done")
     figure(f"{len(ids)} others done beside it", time.monotonic() - start.at, "s")
     assert len([line for line in rig.ends() if line.id in ids]) == 50
     rig.wait_drained()

@@ -56,7 +56,7 @@ class Program:
 
     def stop(self) -> int:
         self.process.terminate()
-        return self.process.wait(10.0)
+        return self.process.wait(60.0)
 
     def end(self) -> None:
         self.process.kill()
@@ -73,7 +73,7 @@ def three_programs(rig: Rig) -> Iterator[list[Program]]:
             programs.append(Program(rig, number, ahead))
             stack.callback(programs[-1].end)
         for program in programs:
-            wait_until(lambda program=program: program.said("cron is ready"), 30.0, "it is ready")  # type: ignore[misc]
+            wait_until(lambda program=program: program.said("cron is ready"), 90.0, "it is ready")  # type: ignore[misc]
         yield programs
 
 

@@ -70,14 +70,6 @@ def write_everywhere(ctx: jobpool.JobContext) -> None:
     note(ctx, "end")
 
 
-@jobpool.handler
-def return_text(ctx: jobpool.JobContext, mebibytes: int) -> str:
-    """Returns so much."""
-    note(ctx, "start")
-    note(ctx, "end")
-    return "x" * (mebibytes << 20)
-
-
 def peak_memory() -> int:
     """Bytes of resident memory at the most."""
     with open("/proc/self/status") as status:
@@ -109,11 +101,13 @@ def flood(ctx: jobpool.JobContext, mebibytes: int, then: str = "") -> None:
 
 @jobpool.handler
 def outgrow(ctx: jobpool.JobContext, mebibytes: int) -> None:
-    """Takes that much memory and keeps it; the line `effect` is written when all of it is there."""
+    """Takes that much memory and keeps it: a line `effect` after the first third, and another when all of it is there.
+
+    Who may kill it on the way sees to it that a third is too little for that.
+    """
     note(ctx, "start")
-    held = bytearray(mebibytes << 20)
-    for page in range(0, len(held), 4096):
-        held[page] = 1
-    note(ctx, "effect")
-    HELD.append(held)
+    third = (mebibytes << 20) // 3
+    for size, tag in ((third, "a third"), (2 * third, "all")):
+        HELD.append(bytearray(size))
+        note(ctx, "effect", tag=tag)
     time.sleep(LONG)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
 
-from support.poolrig import PoolProcess, Rig
+from jobpool.torture.ledger import Line
+from jobpool.torture.processes import send
+from support.poolrig import LIMIT, PoolProcess, Rig, wait_gone
+from support.poolrig_brokers import Host
+from support.stalls import Stalls
 from support.waiting import wait_until
 
 Figure = Callable[[str, float, str], None]
@@ -18,6 +26,25 @@ def start_pools(rig: Rig, count: int, *flags: str, workers: int = 2, **options: 
     return [pool.wait_ready(workers) for pool in pools]
 
 
+def start_on(hosts: Sequence[Host], rig: Rig, *flags: str, workers: int = 2, **options: str) -> list[PoolProcess]:
+    """A pool on each of these hosts, all ready."""
+    pools = [rig.start_pool(*flags, workers=workers, url=host.url, **options) for host in hosts]
+    return [pool.wait_ready(workers) for pool in pools]
+
+
+def gated(rig: Rig, first: Path, later: Path | None = None, **options: Any) -> str:
+    """A job whose first delivery ends when that file is there, and any other with the second file, or at once."""
+    files = {"until": str(first), "then": str(later or "")}
+    return rig.enqueue("again", {"first": 0, "later": 0, **files}, **options)
+
+
+def fed(rig: Rig, until: Callable[[], Any], seconds: float, least: int) -> bool:
+    """Whether it is so; meanwhile there are always so many jobs, of so many seconds each, that wait."""
+    if rig.stats().waiting < least:
+        rig.enqueue_many("work", [{"seconds": seconds}] * (least + 100))
+    return bool(until())
+
+
 def runner_of(pid: int, pools: Sequence[PoolProcess]) -> tuple[PoolProcess, list[PoolProcess]]:
     """The pool that this child belongs to, and the others."""
     [running] = [pool for pool in pools if pid in pool.children()]
@@ -27,6 +54,29 @@ def runner_of(pid: int, pools: Sequence[PoolProcess]) -> tuple[PoolProcess, list
 def wait_runs(rig: Rig, ident: str, count: int, limit: float) -> None:
     """Wait until a message has begun so many times."""
     wait_until(lambda: len(rig.starts(ident)) >= count, limit, f"{ident} began {count} times")
+
+
+def seconds_until_gone(pids: Iterable[int], bound: float) -> float:
+    """How long these processes still run: less than the bound, and what the machine keeps this one waiting."""
+    with Stalls() as stalls:
+        begun = time.monotonic()
+        wait_gone(list(pids), LIMIT)
+        took = time.monotonic() - begun
+    assert took < bound + stalls.seconds, f"dead after {took:.2f} s, and {stalls.seconds:.2f} s were the machine's"
+    return took
+
+
+def kill_fork_server(pool: PoolProcess) -> int:
+    """SIGKILL to the one that it has; its pid."""
+    [server] = pool.fork_servers()
+    assert send(server, signal.SIGKILL, lambda pid: pid in pool.fork_servers())
+    return server
+
+
+def most_at_once(lines: Iterable[Line]) -> int:
+    """The most runs at the same time, by the `start` and `end` lines among these."""
+    events = sorted((line.at, line.event) for line in lines if line.event in ("start", "end"))
+    return max(accumulate(1 if event == "start" else -1 for _, event in events))
 
 
 def let_pass(seconds: float) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from support.poolrig import Rig
 from support.poolrig_brokers import BROKERS, Broker
 
@@ -36,6 +38,23 @@ def fault_rig(folder: Path, broker: Broker | None) -> Iterator[Rig]:
         yield rig
     finally:
         rig.end()
+
+
+# --- fixtures of a file whose tests share their pools: `broker, rig = broker_of_file, rig_of_file` --------------------
+
+
+@pytest.fixture(scope="module")
+def broker_of_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker | None]:
+    """In the place of `broker`; None on SQLite."""
+    with fault_broker(request.param, tmp_path_factory.mktemp("server")) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def rig_of_file(broker: Broker | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """In the place of `rig`."""
+    with fault_rig(tmp_path_factory.mktemp("pools"), broker) as rig:
+        yield rig
 
 
 def _kind(name: str) -> type[Broker]:

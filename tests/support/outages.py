@@ -12,8 +12,9 @@ from typing import TypeVar
 from jobpool.backend import QueueBackend
 from jobpool.definition import JobDefinition
 from jobpool.errors import BackendUnavailable
-from support.poolrig import PoolProcess, Rig
+from support.poolrig import LIMIT, PoolProcess, Rig
 from support.poolrig_brokers import Host
+from support.stalls import Stalls
 from support.waiting import wait_until
 
 T = TypeVar("T")
@@ -102,15 +103,20 @@ def part(host: Host) -> None:
 
 
 def wait_one_more(rig: Rig, limit: float = BACK) -> None:
-    """Wait until one more job has ended, or none is left."""
-    ended = len(rig.ends())
-    wait_until(lambda: len(rig.ends()) > ended or rig.stats().pending == 0, limit, "one more has ended")
+    """Wait until one more job has ended, or none is left: within the limit, and what the machine keeps all waiting."""
+    ended, begun = len(rig.ends()), time.monotonic()
+    with Stalls() as stalls:
+        wait_until(lambda: len(rig.ends()) > ended or rig.stats().pending == 0, LIMIT, "one more has ended")
+    assert time.monotonic() - begun < limit + stalls.seconds
 
 
 def wait_begun_after(rig: Rig, moment: float, limit: float = BACK) -> float:
-    """Wait until a job begins after that moment; how long after it the first did."""
-    wait_until(lambda: any(line.at > moment for line in rig.starts()), limit, "work goes on")
-    return min(line.at for line in rig.starts() if line.at > moment) - moment
+    """Wait until a job begins after that moment; how long after it the first did: within the limit, as above."""
+    with Stalls() as stalls:
+        wait_until(lambda: any(line.at > moment for line in rig.starts()), LIMIT, "work goes on")
+    after = min(line.at for line in rig.starts() if line.at > moment) - moment
+    assert after < limit + stalls.seconds
+    return after
 
 
 def insist(call: Callable[[], T]) -> T:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from jobpool.torture.oracle import Account, count
 from jobpool.torture.processes import is_alive
 from support.waiting import wait_ended, wait_until
 
-LIMIT = 30.0
+LIMIT = 90.0
 """Seconds: far more than anything here takes on an idle machine."""
 
 PAGE = 1000
@@ -272,32 +273,46 @@ class Rig:
 
     def dead(self) -> dict[str, Message]:
         """The dead letters, by id."""
-        found = self.backend.list_messages(MessageFilter(states=(State.DEAD,)), limit=1000)
-        return {message.id: message for message in found}
+        return {message.id: message for message in self._listed(MessageFilter(states=(State.DEAD,)))}
 
     def is_dead(self, ident: str) -> bool:
         message = self.backend.inspect(ident)
         return message is not None and message.state is State.DEAD
 
     def wait_drained(self, limit: float = LIMIT, queue: str = "default") -> None:
-        """Wait until nothing is waiting, delayed or leased."""
+        """Wait until nothing is waiting, delayed or leased, and every pool that runs has heard what became of it."""
         wait_until(lambda: self.stats(queue).pending == 0, limit, "the queue is empty")
+        wait_until(lambda: not any(self._unheard().values()), limit, "every pool has heard what became of its calls")
+
+    def _unheard(self) -> dict[int, int]:
+        """Pid of a pool that runs → settlements that it has asked for, and has written no answer to."""
+        open_calls = {pool.pid: 0 for pool in self.pools if processes.state(pool.pid) not in ("", "T", "Z", "X")}
+        for line in self.lines():
+            if line.pid in open_calls and line.event in ("asked", "settled", "unknown"):
+                open_calls[line.pid] += 1 if line.event == "asked" else -1
+        return open_calls
 
     def kept(self) -> list[Message]:
         """Everything that the backend has, live (where it shows that) or dead."""
-        found = page = self.backend.list_messages(limit=PAGE)
+        return self._listed(None)
+
+    def _listed(self, which: MessageFilter | None) -> list[Message]:
+        found = page = self.backend.list_messages(which, limit=PAGE)
         while len(page) == PAGE:
-            page = self.backend.list_messages(after=page[-1].cursor, limit=PAGE)
+            page = self.backend.list_messages(which, after=page[-1].cursor, limit=PAGE)
             found = found + page
         return found
 
-    def account(self) -> Account:
-        """The oracle's count, now: by what the witness saw, where all pools ran under one."""
+    def account(self, **less: bool) -> Account:
+        """The oracle's count, now: by what the witness saw, where all pools ran under one.
+
+        `less`: capabilities that the test has taken from the broker, as `lasting_leases=False` who took leases away.
+        """
         return count(
             self.lines(),
             self.enqueued,
             self.kept(),
-            can=self.backend.capabilities,
+            can=replace(self.backend.capabilities, **less),
             witnessed=bool(self.pools) and all(pool.witnessed for pool in self.pools),
         )
 

@@ -48,7 +48,7 @@ def start(name: str, folder: Path) -> tuple[Broker, list[str]]:
         case "servicebus":
             from support.poolrig_servicebus import ServiceBusBroker  # brings the SDK
 
-            return ServiceBusBroker.on_its_own(folder / "server"), ["--queue=default"]
+            return ServiceBusBroker.on_its_own(folder / "server"), ["--queue=default", "--broker-timeout=4"]
     raise SystemExit(f"no broker {name!r}: sqlite, redis, redis-everysec, postgres, beanstalk or servicebus")
 
 

@@ -16,10 +16,11 @@ class Stalls:
 
     Attributes:
         seconds: So far, all such waits together.
+        longest: The longest of them.
     """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = self.longest = 0.0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._tick, daemon=True)
 
@@ -37,4 +38,5 @@ class Stalls:
             now = time.monotonic()
             late = now - last - TICK
             self.seconds += late if late > LATE else 0.0
+            self.longest = max(self.longest, late)
             last = now

@@ -21,7 +21,7 @@ from support.poolrig import PoolProcess, Rig, kill_child
 from support.waiting import wait_until
 
 NEXT_PID = Path("/proc/sys/kernel/ns_last_pid")
-LIMIT = 20.0
+LIMIT = 60.0
 TIMEOUT = 1.0
 FAR = 20_000
 """Where the numbers of all others go on, so that no freed one is the next."""

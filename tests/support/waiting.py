@@ -18,7 +18,7 @@ LONGEST = 0.02
 """The same, after a look that itself took as long: who waits must not take the processor from what is waited for."""
 
 
-def wait_until(condition: Callable[[], T], limit: float = 10.0, what: str = "") -> T:
+def wait_until(condition: Callable[[], T], limit: float = 30.0, what: str = "") -> T:
     """What `condition` returned as soon as that is true; `AssertionError` after `limit` seconds."""
     give_up = time.monotonic() + limit
     while True:

@@ -25,6 +25,7 @@ from jobpool.backend import (
     Verb,
 )
 from jobpool.clock import Clock
+from jobpool.envelope import MAX_BODY_BYTES, OVERSIZED
 from jobpool.errors import ConfigurationError
 from jobpool.finding import Finding
 from jobpool.lease import JobLease, make_lease
@@ -156,7 +157,7 @@ class MemoryBackend(QueueBackend):
         return make_lease(
             entry.id,
             entry.queue,
-            entry.body,
+            entry.body if len(entry.body) <= MAX_BODY_BYTES else OVERSIZED,
             entry.seq,
             entry.owner,
             expires_at,

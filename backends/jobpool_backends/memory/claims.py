@@ -9,6 +9,7 @@ from threading import Condition
 from jobpool.backend import State
 from jobpool.claimstore import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.clock import Clock
+from jobpool.envelope import MAX_BODY_BYTES, OVERSIZED
 from jobpool_backends.memory.claiming import Claiming
 from jobpool_backends.memory.store import Store
 from jobpool_backends.memory.values import Claim, Entry, Queue
@@ -94,7 +95,8 @@ class MemoryClaims(ClaimStore):
         with self._lock:
             self.tidy(queue)
             listed = (entry for entry in self._store.entries.values() if entry.queue == queue and entry.seq > first)
-            return [_told(entry) for entry in islice((entry for entry in listed if entry.state in states), limit)]
+            found = islice((entry for entry in listed if entry.state in states), limit)
+            return [_told(entry, whole=True) for entry in found]
 
     def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]:
         with self._lock:
@@ -122,11 +124,12 @@ def _held(queue: str, claim: Claim, now: int, listed: bool = False) -> HeldClaim
     )
 
 
-def _told(entry: Entry) -> QueueMessage:
+def _told(entry: Entry, *, whole: bool = False) -> QueueMessage:
+    """`whole`: with its body, whatever the size of that."""
     return QueueMessage(
         id=entry.id,
         queue=entry.queue,
-        body=entry.body,
+        body=entry.body if whole or len(entry.body) <= MAX_BODY_BYTES else OVERSIZED,
         handler=entry.handler,
         priority=entry.priority,
         enqueued_at=entry.enqueued_at / MICRO,

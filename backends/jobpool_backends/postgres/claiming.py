@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from jobpool.claimstore import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
+from jobpool.envelope import OVERSIZED
 from jobpool_backends.postgres.calls import Sweeper
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.fetching import HOLDERS
@@ -198,7 +199,7 @@ def _message(queue: str, claim: str | None, row: Sequence[Any]) -> QueueMessage:
     return QueueMessage(
         ident,
         queue,
-        body,
+        OVERSIZED if body is None else body,
         handler,
         priority,
         enqueued_at / MICRO,

@@ -6,6 +6,7 @@ import secrets
 from typing import Any
 
 from jobpool.clock import Clock
+from jobpool.envelope import OVERSIZED
 from jobpool.lease import JobLease
 from jobpool_backends.postgres.calls import Sweeper
 from jobpool_backends.postgres.database import Database
@@ -51,7 +52,7 @@ class Fetcher:
             JobLease(
                 ident,
                 queue,
-                body,
+                OVERSIZED if body is None else body,
                 seq,
                 f"{holder}{seq:016x}",
                 before + remaining / MICRO,

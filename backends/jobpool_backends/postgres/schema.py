@@ -116,6 +116,7 @@ from importlib.resources import files
 
 from jobpool.backend import ENQUEUE_MEMORY, REMEMBER_CALLS
 from jobpool.claimstore import CLAIM_LIMIT, MOST_LIFE, POST_PRIORITY
+from jobpool.envelope import MAX_BODY_BYTES
 from jobpool.guards import IDEMPOTENCY_TTL
 from jobpool_backends.shared import MICRO, micros
 
@@ -231,7 +232,11 @@ _SHOWN = {
     "ends_at bigint": "m.ends_at",
 }
 
+# Its length is known without reading it, where it lies outside the row.
+_BODY = f"CASE WHEN octet_length(m.body) <= {MAX_BODY_BYTES} THEN m.body END"
+
 _WORDS = {
+    "{body}": _BODY,
     "{planner}": " ".join(_PLANNER.split()),
     "{no_lease}": _NO_LEASE,
     "{patience}": _PATIENCE,
@@ -293,7 +298,8 @@ _FUNCTIONS = (
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (_read("tables"),),
     (_read("tables_2"),),
-    tuple(_read(name) for name in ("tables_3", *_FUNCTIONS)),
+    (_read("tables_3"),),
+    tuple(_read(name) for name in _FUNCTIONS),
 )
 """From each version to the next: statements, to be run in one transaction; `{schema}` is the quoted name.
 

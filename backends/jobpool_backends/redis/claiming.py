@@ -38,7 +38,7 @@ from jobpool_backends.redis.scripts import (
     Verb,
 )
 from jobpool_backends.redis.wire import Word
-from jobpool_backends.shared import MICRO, DeadCaps, micros, read_cursor
+from jobpool_backends.shared import MICRO, DeadCaps, micros, read_cursor, stand_in
 
 _AGAIN = 1
 """Answer of a script that found nothing, but has not looked at everything."""
@@ -149,7 +149,11 @@ def _read_claim(
 
 
 def _messages(
-    queue: str, claim_id: str | None, members: list[bytes], records: list[bytes | None], bodies: list[bytes | None]
+    queue: str,
+    claim_id: str | None,
+    members: list[bytes],
+    records: list[bytes | None],
+    bodies: list[bytes | int | None],
 ) -> Iterator[QueueMessage]:
     for name, record, body in zip(members, records, bodies, strict=True):
         if record is None or body is None:  # somebody's hand was here
@@ -160,7 +164,7 @@ def _messages(
         yield _make_message(
             ident[1:],
             queue,
-            body,
+            stand_in(body),
             handler,
             int(member[:3]),
             int(enqueued) / MICRO,

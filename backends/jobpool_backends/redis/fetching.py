@@ -18,7 +18,7 @@ from jobpool_backends.redis.keys import Keys
 from jobpool_backends.redis.link import Link
 from jobpool_backends.redis.records import HOLDER, TAG
 from jobpool_backends.redis.scripts import FETCH
-from jobpool_backends.shared import MICRO, micros
+from jobpool_backends.shared import MICRO, micros, stand_in
 
 MOST = 2000
 """Messages a fetch, whatever was asked for: some 10 ms of the server's time."""
@@ -61,7 +61,7 @@ class Fetcher:
                 make_lease(
                     ident[1:],
                     queue,
-                    body,
+                    body if type(body) is bytes else stand_in(body),
                     member if ident[0] == "m" else member + ident[0],
                     text[:HOLDER] + member[3:],
                     expires_at,

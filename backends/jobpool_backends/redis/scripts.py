@@ -56,7 +56,7 @@ def _read(piece: str) -> str:
     return (_FOLDER / f"{piece}.lua").read_text("utf-8")
 
 
-_SWEEPING = "remember bell beside unique erase promote tail claims"
+_SWEEPING = "remember bell beside unique erase promote tail bodies claims"
 _SWEPT = (
     "record body notes ids ended ready delayed later bell"
     " posts postsdelayed postslater postsclaimed claimed lives claims claimids checkouts expired"
@@ -66,7 +66,7 @@ _SWEPT = (
 _ENQUEUED = "ids ended queues ready delayed later record body bell"
 
 ENQUEUE = _verb("enqueue", "clock bell remember beside unique add", _ENQUEUED, "last")
-FETCH = _verb("fetch", "clock promote judge remember", "ready delayed later leased record body bell", "memory")
+FETCH = _verb("fetch", "clock promote judge remember bodies", "ready delayed later leased record body bell", "memory")
 SETTLE = _verb(
     "settle",
     "clock judge remember bell beside unique places rates letgo add notes erase bury",

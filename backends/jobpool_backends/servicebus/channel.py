@@ -19,7 +19,7 @@ from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.internals import connections_of, cut_off, is_broken, remember_clients
-from jobpool_backends.servicebus.trouble import FINAL, LOST, SOUND, explain, words
+from jobpool_backends.servicebus.trouble import FINAL, LOST, NOT_LET_IN, SOUND, explain, words
 
 MOST_OPERATIONS = 5000
 """Calls a handler: the SDK gives its management link credit for 10,000 replies, and never more."""
@@ -99,13 +99,14 @@ class Channel(Generic[H]):
     async def _persist(self, work: Callable[[H], Awaitable[T]], give_up: float, patiently: bool) -> T:
         pause = 0.05
         while True:
-            stale = self._is_stale()
+            was_let_in, stale = self.is_open, self._is_stale()
             try:
                 return await self.attempt(work, give_up)
             except LOST:
                 raise
             except FINAL as error:
-                raise self._explain(error) from error
+                if not (was_let_in and isinstance(error, NOT_LET_IN)):
+                    raise self._explain(error) from error
             except Exception as error:
                 late = time.monotonic() + pause >= give_up
                 if late or not (patiently or stale):

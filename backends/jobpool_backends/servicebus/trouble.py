@@ -21,6 +21,10 @@ from jobpool_backends.servicebus.address import Address
 LOST = (sdk.MessageLockLostError, sdk.MessageAlreadySettled, sdk.MessageNotFoundError)
 """The message is not ours (any more); for those who asked about it, and nobody else."""
 
+NOT_LET_IN = (sdk.ServiceBusAuthorizationError, sdk.ServiceBusAuthenticationError)
+"""From a handler that had been let in: its token has ended, as it does when this machine slept or its clock was set; a
+new handler brings a new token. From a new handler: the key is wrong."""
+
 SOUND = (
     *LOST,
     sdk.ServiceBusServerBusyError,
@@ -34,8 +38,7 @@ FINAL = (
     *LOST,
     sdk.MessagingEntityNotFoundError,
     sdk.MessagingEntityDisabledError,
-    sdk.ServiceBusAuthorizationError,
-    sdk.ServiceBusAuthenticationError,
+    *NOT_LET_IN,
     sdk.ServiceBusQuotaExceededError,
     sdk.MessageSizeExceededError,
     JobpoolError,

@@ -8,17 +8,19 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from jobpool.claimstore import ClaimStats, HeldClaim, QueueMessage
-from jobpool_backends.shared import MICRO
+from jobpool_backends.shared import MICRO, stand_in
+from jobpool_backends.sqlite.fetching import BODY
 from jobpool_backends.sqlite.filters import living
 from jobpool_backends.sqlite.looking import STATS_CAP
 from jobpool_backends.sqlite.moment import Moment
 
 LIVING = living(":wall")
 
-COLUMNS = """
-seq, id, queue, (SELECT body FROM bodies WHERE bodies.seq = messages.seq), handler, priority, enqueued_at, claims,
-claim, ends_at
-"""
+_COLUMNS = "seq, id, queue, {body}, handler, priority, enqueued_at, claims, claim, ends_at"
+COLUMNS = _COLUMNS.replace("{body}", BODY)
+LISTED = _COLUMNS.replace("{body}", "(SELECT body FROM bodies WHERE bodies.seq = messages.seq)")
+"""`COLUMNS`, whatever the size of a body."""
+
 _IN_CLAIM = f"messages INDEXED BY messages_claimed WHERE queue = :queue AND claim = :claim AND {LIVING}"
 _MESSAGES = f"SELECT {COLUMNS} FROM {_IN_CLAIM} ORDER BY priority, seq"
 _CLAIM = "SELECT id, ttl, grace, boot, deadline, deadline_wall FROM claims WHERE queue = ? AND id = ?"
@@ -121,7 +123,7 @@ def message(row: tuple[Any, ...]) -> QueueMessage:
     return QueueMessage(
         id=ident,
         queue=queue,
-        body=body,
+        body=stand_in(body),
         handler=handler,
         priority=priority,
         enqueued_at=enqueued_at / MICRO,

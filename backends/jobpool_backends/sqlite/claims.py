@@ -109,7 +109,7 @@ class SqliteClaims(ClaimStore):
         with self._read_cleared(queue) as step:
             where = MessageFilter(queue=queue, states=_FREE_OR_HELD if with_held else _FREE)
             wanted = search(where, [], step.now.wall)
-            rows = find(step.connection, wanted, claimed.COLUMNS, first, limit)
+            rows = find(step.connection, wanted, claimed.LISTED, first, limit)
         return [claimed.message(row) for row in rows]
 
     def _stats(self, queue: str) -> ClaimStats:

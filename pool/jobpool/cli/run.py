@@ -133,11 +133,11 @@ def _run(pool: PoolSettings, lines: LineHandler | None, wrap: Callable[[QueueBac
     from jobpool.master.run import run_pool
 
     if lines is None or pool.board_path is None:
-        return run_pool(pool, wrap=wrap)
+        return run_pool(pool, wrap=wrap, last=True)
     from jobpool.cli.progress import Progress
     from jobpool.cli.startup import backlog
 
     waiting = backlog(pool)
     total = min(waiting, pool.max_total) if pool.max_total and pool.until_empty else pool.max_total or waiting
     with Progress(pool.board_path, total, lines):
-        return run_pool(pool, wrap=wrap)
+        return run_pool(pool, wrap=wrap, last=True)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jobpool.torture.schedule import Fault
 
 FAILED = 1
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OF_THE_RUN = ("minutes", "seed", "pools", "workers", "ttl", "rate", "faults")
 """Options that a schedule file brings along."""
 
@@ -60,7 +61,8 @@ def torture(
         return
     options, faults = _read(session, replay, given)
     folder, is_named = _folder(given["directory"])
-    face = _Face(folder, session.log_level("warning") in ("info", "debug"), json_, given["restart_broker"] or "")
+    is_verbose = session.log_level("warning") in ("info", "debug")
+    face = _Face(folder, is_verbose, json_, given["restart_broker"] or "", given["queue"] or "")
     try:
         result = face.run(options, faults)
     except BaseException:
@@ -102,7 +104,7 @@ def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[
         keep=given["keep_all"],
         broker_timeout=settings.broker_timeout,
     )
-    check_machine(options)
+    check_machine(options, folder=Path(given["directory"] or tempfile.gettempdir()))
     return options, faults
 
 
@@ -120,6 +122,8 @@ def _translated(run: dict[str, Any]) -> dict[str, Any]:
             raise click.UsageError(f"--ttl: {error}") from None
     if "faults" in run:
         words = [word.strip() for word in run["faults"].split(",") if word.strip()]
+        if not words:
+            raise click.UsageError("--faults names no kind: leave it out for all of them")
         run["faults"] = () if "all" in words else tuple(dict.fromkeys(words))
     return run
 
@@ -151,14 +155,16 @@ def _forget(folder: Path, really: bool) -> None:
 class _Face:
     """What the user sees of runs, and how they are interrupted."""
 
-    def __init__(self, folder: Path, verbose: bool, json_: bool, restart: str) -> None:
+    def __init__(self, folder: Path, verbose: bool, json_: bool, restart: str, queue: str) -> None:
         self._folder = folder
         self._verbose = verbose
         self._json = json_
         self._restart = restart
+        self._queue = queue
         self._plan: Plan | None = None
         self._run: Run | None = None
         self._shortest: Path | None = None
+        self._gives_up = False
 
     def run(self, options: Options, faults: Sequence[Fault] | None) -> Result:
         """The one that was asked for, with its progress shown."""
@@ -198,7 +204,10 @@ class _Face:
         self._run = run
 
     def _interrupt(self) -> None:
+        if self._gives_up:  # processes are being killed: whoever ended that would leave them behind
+            return
         if self._run is None or self._run.result.interrupted:
+            self._gives_up = True
             raise KeyboardInterrupt
         note("\ninterrupted: healing, draining for a short time, and counting; again = give up")
         self._run.interrupt()
@@ -218,14 +227,17 @@ class _Face:
             words += ["--pools", str(options.pools), "--workers", str(options.workers)]
             words += ["--ttl", f"{options.ttl:g}", "--rate", f"{options.rate:g}"]
             words += ["--faults", ",".join(options.faults)] if options.faults else []
+        words += ["--queue", self._queue] if self._queue else []
+        words += ["--broker-timeout", f"{options.broker_timeout:g}"] if options.broker_timeout else []
         words += ["--restart-broker", self._restart] if self._restart else []
         return shlex.join(words)
 
 
 @contextmanager
 def _interrupts(handle: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C, and TERM, call `handle` within the block."""
-    old = {number: signal.signal(number, lambda *_: handle()) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Ctrl-C, TERM, and HUP of a closed terminal call `handle` within the block, unless they are ignored (nohup)."""
+    heard = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
+    old = {number: signal.signal(number, lambda *_: handle()) for number in heard}
     try:
         yield
     finally:

@@ -1,7 +1,8 @@
 """`python -m jobpool.cli.tortured …`: the command `jobpool` itself, whose pool runs under the witness of a torture.
 
 JOBPOOL_LEDGER names the file that the witness writes; JOBPOOL_FAILPOINT may say where the pool's master kills itself
-(jobpool.torture.failpoint). Every other word and variable is as for `jobpool`.
+(jobpool.torture.failpoint). Every other word and variable is as for `jobpool`. One that a fleet has started is killed
+when the fleet's process ends: so none stays behind, stopped or not.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import os
 
 from jobpool.backend import QueueBackend
 from jobpool.cli.main import cli
+from jobpool.mechanism import linux
+from jobpool.torture.fleet import MARK
 from jobpool.torture.witness import watched
 
 
@@ -20,6 +23,8 @@ def wrap(backend: QueueBackend) -> QueueBackend:
 
 def main() -> None:
     """The entry point."""
+    if mark := os.environ.get(MARK):
+        linux.die_with_parent(int(mark.partition("-")[0]))
     cli(obj=wrap)
 
 

@@ -47,7 +47,7 @@ def head(plan: Plan, *, with_schedule: bool) -> None:
     note(f"torture of {redact(options.backend)}, queue {options.queue}, seed {options.seed}")
     kinds = sorted({fault.kind for fault in plan.faults})
     note(
-        f"{options.pools} pools with {plural(options.workers, 'worker')} each, ttl {options.ttl:g} s,"
+        f"{plural(options.pools, 'pool')} with {plural(options.workers, 'worker')} each, ttl {options.ttl:g} s,"
         f" {options.rate:g} jobs/s, {plural(len(plan.faults), 'fault')} in {format_duration(options.seconds)}"
         f": {', '.join(kinds) or 'none'}"
     )

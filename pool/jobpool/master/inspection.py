@@ -5,7 +5,7 @@ The handler is never imported, and the body of what is rejected is never shown t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from jobpool.envelope import WIRE_VERSION, verify
 from jobpool.errors import BadSignature, MalformedEnvelope
@@ -19,17 +19,20 @@ MOST = 2**32 - 1
 
 
 class Inspector:
-    """Looks at each lease once. Pure but for the clock reading it is given."""
+    """Looks at each lease once. Pure but for the clock that it is given."""
 
     def __init__(self, signer: EnvelopeSigner, queue_handlers: Mapping[str, list[str]]) -> None:
         self._signer = signer
         self._allowed = {queue: frozenset(names) for queue, names in queue_handlers.items()}
 
-    def inspect(self, lease: JobLease, wall: float) -> Inspected:
-        """The lease with the outcome it has already, or None. `wall`: Unix time now."""
-        return Inspected(lease, self._outcome(lease, wall))
+    def inspect(self, lease: JobLease, now: Callable[[], float]) -> Inspected:
+        """The lease with the outcome it has already, or None.
 
-    def _outcome(self, lease: JobLease, wall: float) -> Outcome | None:
+        `now`: Unix time on the broker's clock, by which jobs expire. Only asked for a job that does.
+        """
+        return Inspected(lease, self._outcome(lease, now))
+
+    def _outcome(self, lease: JobLease, now: Callable[[], float]) -> Outcome | None:
         try:
             envelope = lease.envelope
             verify(lease.body, envelope, self._signer, lease.queue)
@@ -43,7 +46,7 @@ class Inspector:
         if envelope.meta:
             if envelope.version > WIRE_VERSION:
                 return NewerWire(envelope.version)
-            if envelope.expires is not None and wall >= envelope.expires:
+            if envelope.expires is not None and now() >= envelope.expires:
                 return Expired()
         allowed = self._allowed.get(lease.queue) if self._allowed else None
         if allowed is not None and envelope.job not in allowed:

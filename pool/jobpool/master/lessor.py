@@ -184,8 +184,7 @@ class Lessor(MasterThread):
         """`asked_at`: CLOCK_BOOTTIME seconds."""
         lasts = 0.0 if self._chosen_ttl else min(lease.expires_at for lease in leases) - asked_at
         in_time = self._admission.in_time(leases)
-        wall = self._clock.wall()
-        found = [self._inspector.inspect(lease, wall) for lease in in_time]
+        found = [self._inspector.inspect(lease, self._backend.time.guess) for lease in in_time]
         admitted, started = self._admission.admit(
             queue, found, lambda plain: self._put(Leased(plain, took, lasts=lasts))
         )

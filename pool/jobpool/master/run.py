@@ -60,6 +60,7 @@ def run_pool(
     on_start: Callable[[Scoreboard], None] | None = None,
     collector: MetricsCollector | None = None,
     wrap: Callable[[QueueBackend], QueueBackend] | None = None,
+    last: bool = False,
 ) -> int:
     """Run a pool until it is told to stop; its exit status: 0, or 1 with `fail_on_dead`.
 
@@ -70,13 +71,14 @@ def run_pool(
         on_start: Called once with the scoreboard, before the first child.
         collector: Is told what the pool's own metrics count, as it happens.
         wrap: Called once with the broker; the pool works with what it returns, and closes it with the broker.
+        last: The process ends with the pool: from its end on, signals do nothing but for QUIT.
 
     Raises:
         ConfigurationError: The machine or a setting cannot work.
         BackendUnavailable: The broker does not answer at the start. Later outages are waited out.
         JobpoolError: The app does not load at the start, or a thread of the master failed.
 
-    Blocks. Installs signal handlers when called on the main thread, and puts the old ones back.
+    Blocks. Installs signal handlers when called on the main thread, and puts the old ones back unless it is the `last`.
     """
     linux.check_kernel()
     _allow_descriptors(settings.workers)
@@ -91,7 +93,7 @@ def run_pool(
         for caution in broker.cautions():
             log.warning("the broker's settings", extra={"fields": {"caution": caution}})
         with Scoreboard.create(settings.board_path, slot_count(settings.workers)) as board:
-            return _run(settings, broker, signer, board, on_start, collector)
+            return _run(settings, broker, signer, board, Signals(last=last), on_start, collector)
     finally:
         if backend is None:
             broker.close()
@@ -102,13 +104,14 @@ def _run(
     backend: QueueBackend,
     signer: EnvelopeSigner,
     board: Scoreboard,
+    signals: Signals,
     on_start: Callable[[Scoreboard], None] | None,
     collector: MetricsCollector | None,
 ) -> int:
     linux.become_subreaper()
     setproctitle(f"jobpool: master [{settings.name}] {' '.join(settings.queue_names)}")
     pool = Pool(settings, now=backend.clock.mono(), acks_in_transaction=backend.capabilities.ack_in_transaction)
-    signals, inbox = Signals(), Inbox()
+    inbox = Inbox()
     watched = watching(settings, backend, board, inbox, _version(), collector)
     crew = Crew(fork_server_config(settings), board, os.environ)
     try:

@@ -21,9 +21,14 @@ class Signals:
     """Routes the signals that the pool knows into events, and puts the old handlers back.
 
     Elsewhere than on the main thread, where Python has no signals, nothing is installed.
+
+    Args:
+        last: The process ends with the pool: signals do nothing any more after it, QUIT excepted. A second TERM while
+            the broker is being closed would otherwise make a death by TERM of a clean stop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, last: bool = False) -> None:
+        self._last = last
         self._here, self._there = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before: dict[int, Any] = {}
         self._fd_before = -1
@@ -48,7 +53,7 @@ class Signals:
 
     def close(self) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self._last and number != signal.SIGQUIT else handler)
         if self._before:
             signal.set_wakeup_fd(self._fd_before)
         os.close(self._here)

@@ -100,6 +100,10 @@ class Delivery:
     run: list[Line] = field(default_factory=list)
     known: Known = Known()
 
+    def refused(self) -> list[Line]:
+        """The calls that were answered with a refusal."""
+        return [line for line in self.calls if line.event == "settled" and line.answer not in ACCEPTED]
+
     def wrote(self, event: str) -> list[Line]:
         """The handler's lines of that event."""
         return [line for line in self.run if line.event == event]
@@ -147,8 +151,9 @@ class Story:
         return [line for line in self.run if line.event == event]
 
     def copies(self) -> int:
-        """Settlements that were not answered and which a broker that copies may have left half done."""
-        return sum(call.verb != "ack" for delivery in self.deliveries for call in delivery.known.unanswered)
+        """Settlements which a broker that copies may have left half done: not answered, or refused after the copy."""
+        calls = (call for delivery in self.deliveries for call in (*delivery.known.unanswered, *delivery.refused()))
+        return sum(call.verb != "ack" for call in calls)
 
 
 # --- counters ---------------------------------------------------------------------------------------------------------

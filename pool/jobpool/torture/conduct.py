@@ -29,8 +29,8 @@ SHRINK_RUNS = 20
 SHRINK_TAIL = 3.0
 """Seconds for which jobs still arrive after the last fault of a shorter schedule."""
 
-REPLAYED = ("seed", "seconds", "pools", "workers", "ttl", "rate")
-"""Options that a schedule file brings along."""
+REPLAYED = {"seed": int, "seconds": int | float, "pools": int, "workers": int, "ttl": int | float, "rate": int | float}
+"""Options that a schedule file brings along → what they must be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +135,11 @@ def read_schedule(path: Path) -> tuple[list[Fault], dict[str, Any]]:
         raise ConfigurationError(f"--replay {path}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigurationError(f"--replay {path}: {error}") from error
-    missing = [name for name in REPLAYED if not isinstance(told.get(name), int | float)]
-    if missing:
-        raise ConfigurationError(f"--replay {path}: it does not say the {missing[0]} of its run")
+    for name, kinds in REPLAYED.items():
+        if isinstance(told.get(name), bool) or not isinstance(told.get(name), kinds):
+            raise ConfigurationError(f"--replay {path}: it does not say the {name} of its run")
+        if name != "seed" and not -schedule.LARGEST <= told[name] <= schedule.LARGEST:
+            raise ConfigurationError(f"--replay {path}: no run has such a number of {name}")
     if outside := [fault for fault in faults if fault.pool >= told["pools"]]:
         raise ConfigurationError(f"--replay {path}: fault {outside[0].number} strikes a pool that is not there")
     check_kinds([fault.kind for fault in faults])

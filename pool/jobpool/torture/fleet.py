@@ -25,6 +25,7 @@ from jobpool.torture.pool import Pool
 
 PROGRAM = (sys.executable, "-m", "jobpool.cli.tortured")
 MARK = "TORTURE_MARK"
+"""The environment variable by which a fleet knows its own: the pid of who runs it, and what nobody else has."""
 AGAIN = 1.0
 """Seconds until a pool is started again that has ended by itself."""
 PAUSE = 0.02
@@ -82,7 +83,7 @@ class Fleet:
             program: The command itself.
         """
         self._words = [*program, *flags]
-        self._mark = f"{MARK}={secrets.token_hex(8)}"
+        self._mark = f"{MARK}={os.getpid()}-{secrets.token_hex(8)}"
         self._folder = directory / f"work-{secrets.token_hex(4)}"
         self._folder.mkdir()
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("JOBPOOL_", "JOBS_"))}
@@ -102,7 +103,10 @@ class Fleet:
     # --- starting -----------------------------------------------------------------------------------
 
     def start(self, number: int | None = None) -> None:
-        """Start one pool, or all that are not running. Blocks for the start of a process each. Raises OSError."""
+        """Start one pool, or all that are not running. Blocks for the start of a process each. Raises OSError.
+
+        A tortured pool is killed when the thread ends that has started it, however that ends.
+        """
         for pool in self.pools if number is None else [self.pools[number]]:
             if not pool.pid:
                 pool.start(self._words, self._environment, self._folder)
@@ -221,7 +225,7 @@ class Fleet:
 
     def _owns(self, pid: int) -> bool:
         with contextlib.suppress(OSError):
-            return processes.lives_in(pid, self._folder) or processes.has_mark(pid, self._mark)
+            return processes.works_for_us(pid, self._folder) or processes.has_mark(pid, self._mark)
         return False
 
     def orphans(self) -> dict[int, str]:

@@ -16,6 +16,9 @@ AFTER = 10.0
 SOON = 1.0
 """Seconds after its end within which a call may still meet a connection that a fault has spoilt."""
 
+QUICK = 0.2
+"""Seconds of an enqueue in which no connection is made anew, and so nothing sent again."""
+
 HARMLESS = ("child.kill", "child.stop")
 """Faults that hold up no timeout: a child that is stopped is killed all the same."""
 
@@ -73,6 +76,14 @@ def unpoisoned(lines: Iterable[Line], items: Mapping[str, Item], max_crashes: in
     return {ident for ident, fences in starts.items() if len(fences - excused[ident]) > max_crashes + 1}
 
 
+def unrun(lines: Iterable[Line], items: Mapping[str, Item]) -> set[str]:
+    """Jobs that were acked by a delivery whose handler had never begun. One with a key may be: its key was done."""
+    story = list(lines)
+    ran = {(line.id, line.fence) for line in story if line.event == "start"}
+    acked = (line for line in story if line.event == "settled" and line.verb == "ack" and line.answer in ACCEPTED)
+    return {line.id for line in acked if (line.id, line.fence) not in ran and not _key(line.id, items)}
+
+
 def broken_keys(lines: Iterable[Line], items: Mapping[str, Item]) -> set[str]:
     """Jobs that should not be, by the key that they share with others.
 
@@ -100,6 +111,52 @@ def copied(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
         if settled and any(window.covers(line.pool, line.since, line.at, SOON) for window in bad):
             found |= follow_ups[line.id, line.fence] if line.verb == "ack" else {line.id}
     return found
+
+
+def repeated(lines: Iterable[Line]) -> set[str]:
+    """Messages whose enqueue took so long that the client may have sent them twice, where the broker knows no ids."""
+    story = [line for line in lines if line.event in ("try", "enq")]
+    tried = {line.id: line.at for line in story if line.event == "try"}
+    return {line.id for line in story if line.event == "enq" and line.at - tried.get(line.id, line.at) > QUICK}
+
+
+def recounted(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
+    """Messages whose crashes may have been charged by half, where who fetches a message charges them by a copy.
+
+    That is a broker that counts deliveries itself (`Capabilities.native_reap` and `exact_crashes`, not `atomic_nack`).
+    Between two fetches a delivery had ended without a verdict, and some pool was cut off, stopped or killed: it may
+    have put the copy and not deleted the original. A restart of such a broker forgets deliveries that no copy counts.
+    """
+    story = sorted((line for line in lines if line.event in ("try", "fetched", "settled")), key=lambda line: line.at)
+    bad = [window for window in windows if window.kind.startswith(("net.", "broker.", "master.", "group."))]
+    restarts = [window for window in bad if window.kind == "broker.restart"]
+    held: dict[str, _Held] = {}
+    found: set[str] = set()
+    for line in story:
+        now = held.setdefault(line.id, _Held(line.at))
+        if line.event == "settled":
+            now.settle(line)
+        elif line.event == "fetched":
+            disturbed = bad if now.is_open or line.crashes > now.crashes else restarts if now.is_released else []
+            found |= {line.id for window in disturbed if window.covers(window.pool, now.since, line.at, SOON)}
+            held[line.id] = _Held(line.since, line.crashes, is_open=True)
+    ends = ((ident, now.since) for ident, now in held.items() if now.is_open)
+    return found.union(ident for ident, since in ends if any(since <= window.ended + SOON for window in bad))
+
+
+@dataclass(slots=True)
+class _Held:
+    """Since when a message has been as it was fetched last, and what has become of that delivery."""
+
+    since: float
+    crashes: int = 0
+    is_open: bool = False
+    is_released: bool = False
+
+    def settle(self, line: Line) -> None:
+        if line.answer in ACCEPTED and self.is_open:
+            self.is_open, self.is_released = False, line.verb == "release"
+            self.crashes += line.verb == "forfeit"
 
 
 def _begun_after_done(story: list[Line], items: Mapping[str, Item]) -> set[str]:

@@ -14,6 +14,7 @@ Events:
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -21,8 +22,14 @@ from pathlib import Path
 
 import orjson
 
+from jobpool.errors import JobpoolError
+
 LEDGER = "JOBPOOL_LEDGER"
 """The environment variable that holds the file's path."""
+
+
+class LedgerBroken(JobpoolError):
+    """A line of the file is none: nobody can count by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,7 @@ class Line:
         at: CLOCK_MONOTONIC seconds.
         wall: Unix time.
         since: Of what the broker answered: CLOCK_MONOTONIC seconds, just before it was asked.
+        holds: Of `fetched`: seconds after `since` for which the lease holds, at least; 0 = not known.
         attempt: The number of the attempt that this delivery would be: failures so far, and 1. Of a `move`: the
             failures that it adds.
         crashes: As the handler, or the pool, was told. Of a `move`: those that it adds.
@@ -56,6 +64,7 @@ class Line:
     at: float = 0.0
     wall: float = 0.0
     since: float = 0.0
+    holds: float = 0.0
     attempt: int = 0
     crashes: int = 0
     owner: str = ""
@@ -86,18 +95,23 @@ def open_ledger(path: str | os.PathLike[str]) -> int:
 def append(target: int | str | os.PathLike[str], lines: Sequence[Line]) -> None:
     """Write these lines in one piece, to a descriptor of `open_ledger` or to the file of that name.
 
-    Raises `OSError`. Blocks for one write to a file.
+    Raises `OSError`, also where only a part of it was written. Blocks for one write to a file.
     """
     if not lines:
         return
     if isinstance(target, int):
-        os.write(target, encode(lines))
+        _write(target, encode(lines))
         return
     descriptor = open_ledger(target)
     try:
-        os.write(descriptor, encode(lines))
+        _write(descriptor, encode(lines))
     finally:
         os.close(descriptor)
+
+
+def _write(descriptor: int, text: bytes) -> None:
+    if os.write(descriptor, text) < len(text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Ledger:
@@ -111,7 +125,7 @@ class Ledger:
     def read(self) -> list[Line]:
         """All whole lines so far, in the order of the writes; none where there is no file yet.
 
-        Raises `ValueError` for a line that nobody of ours has written.
+        Raises `LedgerBroken` for a line that is none. Blocks for one read of what is new.
         """
         self._lines += self._new()
         return list(self._lines)
@@ -125,11 +139,12 @@ class Ledger:
             return []
         whole = new[: new.rfind(b"\n") + 1]
         self._read += len(whole)
-        return [_decode(line) for line in whole.splitlines()]
+        return [self._decode(line) for line in whole.splitlines()]
 
-
-def _decode(text: bytes) -> Line:
-    try:
-        return Line(**orjson.loads(text))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"no line of a ledger: {text[:200]!r}") from error
+    def _decode(self, text: bytes) -> Line:
+        try:
+            return Line(**orjson.loads(text))
+        except (TypeError, ValueError) as error:
+            raise LedgerBroken(
+                f"{self.path} holds no line of a ledger: {text[:100]!r}. It is half a line where the disk was full"
+            ) from error

@@ -49,6 +49,7 @@ class Nemesis:
 
     Attributes:
         problems: What went wrong with the means of the nemesis itself: a command that failed, a proxy that died.
+        restarts: When the broker's restarts had been ordered, and were over (CLOCK_MONOTONIC).
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class Nemesis:
         self._stops = Stops()
         self._pending: dict[int, tuple[float, Fault]] = {}
         self._restart: subprocess.Popen[bytes] | None = None
+        self._restart_begun = 0.0
         self._restarted_at = 0.0
+        self.restarts: list[tuple[float, float]] = []
         self.problems: list[str] = []
         fleet.excuse = self._excuse
         self._means: dict[str, Callable[[Fault, Pool], Deed]] = {
@@ -236,6 +239,7 @@ class Nemesis:
     def _restart_broker(self, _fault: Fault, _pool: Pool) -> Deed:
         if self._restart is not None:
             raise Missed("the broker is still being restarted")
+        self._restart_begun = time.monotonic()
         with self._record_path.with_suffix(".broker.log").open("ab") as log:
             self._restart = subprocess.Popen(
                 self._command, shell=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
@@ -292,6 +296,8 @@ class Nemesis:
         while (self._restart is not None or self._are_some_down()) and time.monotonic() < give_up:
             told += self.due()
             time.sleep(PAUSE)
+        if limit and self._restart is not None:
+            self.problems.append(f"{self._command!r} has not ended after {limit:g} s")
         if limit:
             told += [f"{name} is not up" for name in self._fleet.wait_ready(max(0.0, give_up - time.monotonic()))]
         return told
@@ -324,6 +330,7 @@ class Nemesis:
         if self._restart is None or (status := self._restart.poll()) is None:
             return []
         self._restart, self._restarted_at = None, time.monotonic()
+        self.restarts.append((self._restart_begun, self._restarted_at))
         said = f"the broker was restarted, with status {status}"
         if status:
             self.problems.append(f"{self._command!r} has ended with status {status}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,12 @@ FAULTS_A_SECOND = 0.5
 POOL_BYTES = 90 << 20
 CHILD_BYTES = 12 << 20
 """What a pool with its fork server, and each of its children, takes of the machine's memory; measured, rounded up."""
+
+JOB_BYTES = 16 << 10
+"""Of memory, that the count takes for each job."""
+
+FOLDER_BYTES = 2 << 10
+"""Of the folder's disk, that each job takes, in the ledger above all; measured, rounded up."""
 
 BUSY_SCHEMES = ("sync", "memory")
 """Brokers that live in one process: no second pool can reach them."""
@@ -137,14 +144,36 @@ def check_empty(backend: QueueBackend, queue: str) -> None:
         )
 
 
-def check_machine(options: Options, meminfo: Path = Path("/proc/meminfo")) -> None:
-    """Raises `ConfigurationError`: there is too little memory free for so many processes."""
+def check_machine(options: Options, meminfo: Path = Path("/proc/meminfo"), folder: Path | None = None) -> None:
+    """Raises `ConfigurationError`: there is too little memory free for so many processes or jobs, or disk for a ledger.
+
+    Args:
+        folder: Where the run will write, or a folder in which that will be made; None = its disk is not looked at.
+    """
     needed = options.pools * (POOL_BYTES + options.workers * CHILD_BYTES)
     free = _available(meminfo)
     if free is not None and free < needed:
         raise ConfigurationError(
             f"{options.pools} pools with {options.workers} workers each take about {format_size(needed)} of memory, and"
             f" {format_size(free)} are free: ask for fewer with --pools and --workers"
+        )
+    jobs = round(options.seconds * options.rate)
+    if free is not None and free < needed + jobs * JOB_BYTES:
+        raise ConfigurationError(
+            f"to count {jobs:,} jobs takes about {format_size(jobs * JOB_BYTES)} of memory, and"
+            f" {format_size(free - needed)} are free beside the pools: ask for fewer with --minutes or --rate"
+        )
+    if folder is not None:
+        _check_disk(folder, jobs * FOLDER_BYTES)
+
+
+def _check_disk(folder: Path, needed: int) -> None:
+    there = next((place for place in (folder, *folder.absolute().parents) if place.exists()), Path("/"))
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise ConfigurationError(
+            f"the ledger takes about {format_size(needed)}, and {format_size(free)} are free at {there}: name a folder"
+            " on another disk with --directory, or ask for less with --minutes or --rate"
         )
 
 

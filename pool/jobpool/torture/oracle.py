@@ -12,12 +12,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from jobpool.backend import Capabilities, Message
-from jobpool.torture.chain import Delivery, Link, Story, links
+from jobpool.backend import Capabilities, Message, State
+from jobpool.torture.chain import ACCEPTED, Delivery, Link, Story, links
 from jobpool.torture.ledger import Line
 
 ALL = Capabilities()
+
+CLOCKS = 0.1
+"""Seconds by which a broker's clock may run ahead of this machine's within one lease."""
 
 
 @dataclass(slots=True)
@@ -25,10 +29,11 @@ class Account:
     """What was counted: ids, so that a failure names them.
 
     Attributes:
-        lost: Enqueued, and neither acked nor kept; or acked though their handler had not ended; or dead, and gone.
+        lost: Enqueued, and neither acked nor kept; or acked though their handler had not ended; or dead, and gone; or
+            dead, and given up by nobody.
         ghosts: Delivered, run or kept, and never enqueued.
         double_settles: Ended more often than once, or settled by one whose lease was over.
-        reruns: Delivered again, or kept, after an accepted ack.
+        reruns: Delivered again, or kept alive, after an accepted end; or delivered while another delivery held it.
         fences: Delivered or begun under a number that had been another's, or that was not the next.
         wrong_attempts: Another number of failures than they had.
         wrong_crashes: Another number of crashes than deliveries without a verdict.
@@ -120,7 +125,7 @@ Rule = Callable[[Case], str]
 def lost(case: Case) -> str:
     """Enqueued, and gone without an ack; or acked before its time."""
     if case.witnessed:
-        return _unearned(case) or _vanished(case)
+        return _unearned(case) or _vanished(case) or _died_of_nothing(case)
     if case.promised and not case.kept and not case.story.wrote("end"):
         return "it was enqueued, no run of it ended, and the broker does not have it"
     return ""
@@ -136,10 +141,37 @@ def _unearned(case: Case) -> str:
 def _vanished(case: Case) -> str:
     if not case.promised or case.kept:
         return ""
-    if any(delivery.known.may_be("ack") for delivery in case.story.deliveries):
+    if _may_be_acked(case):
         return ""
     died = any(delivery.known.verb == "abandon" for delivery in case.story.deliveries) or _deaths(case.story)
     return "it became a dead letter, and that is gone" if died else "it was never acked, and the broker has it not"
+
+
+def _may_be_acked(case: Case) -> bool:
+    """An ack that was not answered was none if the message was delivered, or reaped, after it."""
+    deliveries = case.story.deliveries
+    if any(delivery.known.verb == "ack" for delivery in deliveries):
+        return True
+    last = deliveries if case.copies else deliveries[-1:]
+    return any(delivery.known.may_be("ack") and not _was_reaped(case, delivery) for delivery in last)
+
+
+def _was_reaped(case: Case, delivery: Delivery) -> bool:
+    """A reaper took it back from that delivery, or from a later one."""
+    if not case.can.exact_crashes or case.copies or not delivery.fetched:
+        return False
+    return any(line.crashes > delivery.fetched[0].crashes for line in case.story.reaped)
+
+
+def _died_of_nothing(case: Case) -> str:
+    """A message that nobody holds is no reaper's business: after a nack or a release it cannot become a dead letter."""
+    deliveries, dead = case.story.deliveries, [message for message in case.kept if message.state is State.DEAD]
+    if not (deliveries and dead and case.can.atomic_nack) or case.can.native_reap or _deaths(case.story):
+        return ""
+    last = deliveries[-1]
+    if last.known.verb in ("nack", "release") and dead[0].deliveries == last.fence:
+        return f"it is dead, and delivery {last.fence}, its last, ended in a {last.known.verb}"
+    return ""
 
 
 def ghost(case: Case) -> str:
@@ -162,6 +194,8 @@ def _settled_twice(case: Case) -> str:
         done = delivery.known.done
         if len(done) > 1 + case.copies:
             return f"delivery {delivery.fence} was settled {len(done)} times: {_verbs(done)}"
+        if done and delivery.known.verb not in {call.verb for call in done} and not case.copies:
+            return f"delivery {delivery.fence} ended in {_verbs(done)}, and {delivery.known.verb} was answered as done"
     return ""
 
 
@@ -196,15 +230,41 @@ def _later(story: Story, fence: int) -> Iterator[Delivery]:
 
 
 def rerun(case: Case) -> str:
-    """An accepted ack was not the end of it."""
+    """An accepted end was not the end of it; or it was delivered to one while another held it."""
     if case.copies:
         return ""
+    return _after_its_end(case) or _after_its_death(case.story) or _too_soon(case)
+
+
+def _after_its_end(case: Case) -> str:
     for delivery in case.story.deliveries:
-        if delivery.known.verb == "ack":
+        end = delivery.known.verb
+        if end in ("ack", "abandon"):
             for later in _later(case.story, delivery.fence):
-                return f"delivery {later.fence} came after the ack of delivery {delivery.fence}"
-            if case.kept:
-                return f"delivery {delivery.fence} was acked, and the broker has it: {case.kept[0].state}"
+                return f"delivery {later.fence} came after the {end} of delivery {delivery.fence}"
+            for message in case.kept:
+                if end == "ack" or message.state is not State.DEAD:
+                    return f"delivery {delivery.fence} ended in an {end}, and the broker has it: {message.state.value}"
+    return ""
+
+
+def _after_its_death(story: Story) -> str:
+    for death in (line for line in story.reaped if line.answer == "dead"):
+        for delivery in story.deliveries:
+            if any(line.since > death.at for line in delivery.fetched):
+                return f"delivery {delivery.fence} came after its crash-limit"
+    return ""
+
+
+def _too_soon(case: Case) -> str:
+    """A lease that nobody has tried to settle lasts as long as it was given for, whatever became of its pool."""
+    if not (case.can.lasting_leases and case.can.exact_crashes):
+        return ""
+    for held, later in pairwise(d for d in case.story.deliveries if d.fetched):
+        lease, came = held.fetched[0], min(line.at for line in later.fetched)
+        left = lease.since + lease.holds - CLOCKS - came
+        if left > 0 and not held.calls:
+            return f"delivery {later.fence} came {left:.2f} s before the lease of delivery {held.fence} was over"
     return ""
 
 
@@ -372,7 +432,7 @@ def count(
     if witnessed is None:
         witnessed = any(line.event == "fetched" for story in by_id.values() for line in story)
     stories = {ident: Story(ident, by_id.get(ident, ()), can) for ident in {*by_id, *kept_by_id, *enqueued}}
-    promised, tried = _known_ids(by_id, enqueued, stories, witnessed)
+    promised, tried = _known_ids(by_id, enqueued, stories, can, witnessed)
     stories |= {ident: Story(ident, (), can) for ident in promised - stories.keys()}  # follow-ups nobody has seen
     account = Account(messages=len(stories))
     for ident, story in stories.items():
@@ -382,7 +442,11 @@ def count(
 
 
 def _known_ids(
-    by_id: dict[str, list[Line]], enqueued: Collection[str], stories: dict[str, Story], witnessed: bool
+    by_id: dict[str, list[Line]],
+    enqueued: Collection[str],
+    stories: dict[str, Story],
+    can: Capabilities,
+    witnessed: bool,
 ) -> tuple[set[str], set[str]]:
     """Ids whose enqueue was answered, and ids whose enqueue was tried."""
     promised = {*enqueued, *(ident for ident, story in by_id.items() if any(line.event == "enq" for line in story))}
@@ -392,9 +456,17 @@ def _known_ids(
             delivery = story.at(follow.fence)
             if not witnessed or delivery is None or delivery.known.may_be("ack"):
                 tried.add(follow.tag)
-            if witnessed and delivery is not None and delivery.known.verb == "ack":
+            elif not can.atomic_follow_ups and any(call.verb == "ack" for call in delivery.calls):
+                tried.add(follow.tag)  # put before it was known that the ack is refused
+            if witnessed and delivery is not None and _is_each_run_acked(delivery):
                 promised.add(follow.tag)
     return promised, tried
+
+
+def _is_each_run_acked(delivery: Delivery) -> bool:
+    """A number that was given twice leaves open whose run an accepted ack has ended."""
+    acks = sum(call.verb == "ack" and call.answer in ACCEPTED for call in delivery.calls if call.event == "settled")
+    return delivery.known.verb == "ack" and acks >= len({line.owner for line in delivery.fetched})
 
 
 def _judge(case: Case, account: Account) -> None:

@@ -20,6 +20,8 @@ from jobpool.torture.routes import find_route
 from jobpool.torture.workload import APP
 
 OWN_CLOCK = "the broker keeps time by this machine's clock, which no pool has for itself"
+MOMENTS = "the broker is told until when a job is put off: a pool whose clock is an hour ahead puts it off for an hour"
+TOLD_MOMENTS = ("servicebus",)
 KILL_GRACE = 1.0
 STOP_GRACE = 5.0
 KEYS_KEPT = "3h"
@@ -90,6 +92,8 @@ class Place:
     def _no_clock(self, backend: QueueBackend, wanted: Collection[str]) -> str:
         if backend.scheme in LOCAL:
             return OWN_CLOCK
+        if backend.scheme in TOLD_MOMENTS:
+            return MOMENTS
         return missing() if "clock.jump" in wanted else "it was not asked for"
 
     def _clocks(self, none: bool) -> Sequence[PoolClock | None]:

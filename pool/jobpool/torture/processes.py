@@ -83,6 +83,14 @@ def lives_in(pid: int, directory: Path) -> bool:
     return Path(os.readlink(f"/proc/{pid}/cwd")).is_relative_to(directory)
 
 
+def works_for_us(pid: int, directory: Path) -> bool:
+    """Whether it `lives_in` the directory and is no older than this process: not a shell that looks round there.
+
+    Raises OSError: it is gone, or another user's.
+    """
+    return lives_in(pid, directory) and started_at(pid) >= started_at(os.getpid())
+
+
 def has_mark(pid: int, mark: str) -> bool:
     """Whether it was started with `mark` (NAME=value) in its environment. Raises OSError: it is gone, or not ours."""
     return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()
@@ -92,7 +100,7 @@ def marked(mark: str, directory: Path | None = None) -> dict[int, str]:
     """Pid → command of all living processes that were started with `mark` (NAME=value) in their environment.
 
     Whatever session or parent they have by now; a program may have been started with a clean environment, and is found
-    by its working directory then. The caller itself is left out.
+    by its working directory then, if it is no older than the caller. The caller itself is left out.
 
     Args:
         mark: What nobody else's environment has.
@@ -101,7 +109,7 @@ def marked(mark: str, directory: Path | None = None) -> dict[int, str]:
     found = {}
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         with contextlib.suppress(OSError):
-            if is_alive(pid) and ((directory and lives_in(pid, directory)) or has_mark(pid, mark)):
+            if is_alive(pid) and (has_mark(pid, mark) or (directory and works_for_us(pid, directory))):
                 found[pid] = command(pid)
     found.pop(os.getpid(), None)
     return found

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from jobpool.backend import QueueBackend
 from jobpool.definition import JobDefinition
-from jobpool.errors import BackendUnavailable
+from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.torture.ledger import Line, append
-from jobpool.torture.workload import Item
+from jobpool.torture.workload import Item, smaller
 
 BATCH = 50
 """Jobs in one call, at most, where one call is all or none and may be repeated."""
@@ -97,7 +97,7 @@ class Producer:
             self.error = error
 
     def _send(self, due: list[Item]) -> int:
-        """Enqueue what fits in one call, until it is answered; how many those are."""
+        """Enqueue what fits in one call, until it is answered; how many those are. Refused, what is big is halved."""
         tried = 0
         while time.monotonic() < self._give_up:
             tried += 1
@@ -106,6 +106,10 @@ class Producer:
                 return self._call(backend, due, tried)
             except BackendUnavailable:
                 time.sleep(PAUSE)
+            except InvalidJob:
+                if (fitting := list(map(smaller, due))) == due:
+                    raise
+                due = fitting
         return 0
 
     def _call(self, backend: QueueBackend, due: list[Item], tried: int) -> int:

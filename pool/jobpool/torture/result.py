@@ -14,7 +14,7 @@ MEANINGS = {
     "LOST": "enqueued, and neither done nor kept by the broker",
     "GHOST": "ran, and was never enqueued",
     "DOUBLE-SETTLE": "came to an end more than once",
-    "RERUN": "ran again after an accepted ack",
+    "RERUN": "came again after an accepted end, or while it was held",
     "ATT": "was delivered with a wrong count of failed attempts",
     "CR": "was delivered with a wrong count of crashes",
     "FENCE": "was delivered with a fence that did not grow",

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from jobpool.backend import QueueBackend
 from jobpool.errors import BackendUnavailable, JobpoolError
@@ -43,6 +44,10 @@ CALM = 3
 
 BETWEEN_LOOKS = 0.25
 ORPHANS_LIMIT = 1.0
+ANSWER_LIMIT = 30.0
+"""Seconds in which a broker may come back that is asked for what it has."""
+
+T = TypeVar("T")
 
 LINE = 500
 """Characters of a log's last line that are shown."""
@@ -116,7 +121,7 @@ class Run:
         options, can = self._options, self._place.capabilities
         with self._pace.phase("warm up", WARM_UP_LIMIT):
             producer.start(taste(options.seed, ttl=options.ttl, capabilities=can, times=options.pools))
-            self._pace.wait(lambda: not producer.is_busy)
+            self._pace.wait(lambda: not producer.is_busy, WARM_UP_LIMIT)
             if not producer.finish(WARM_UP_LIMIT) or not self._is_drained(backend, WARM_UP_LIMIT):
                 left = self._pace.pending
                 raise JobpoolError(f"the pools did not do {left} jobs without any fault: see {self._folder}")
@@ -172,7 +177,7 @@ class Run:
             if self.result.interrupted:
                 self.result.left = self._pace.pending or 0
             else:
-                self.result.add("STUCK", remains.stuck(backend, self._options.queue))
+                self.result.add("STUCK", self._ask(lambda: remains.stuck(backend, self._options.queue)) or ())
 
     def _idle(self, before: dict[str, Counter[str]]) -> None:
         """Descriptors are compared once nothing runs; children that were replaced last need a moment."""
@@ -196,14 +201,24 @@ class Run:
 
     def _count(self, backend: QueueBackend, producer: Producer) -> None:
         with self._pace.phase("count", None):
-            kept = remains.kept(backend, self._options.queue)
-            verdict.dump(kept, self._folder / "left.jsonl")
-            lines, can, grace = self._ledger.read(), backend.capabilities, self._place.kill_grace
-            verdict.reach(self.result, lines, kept, producer.items, self._windows, can, grace)
             self.result.tally = self._tallier.look()
             self.result.problems += self._place.nemesis.problems
+            kept = self._ask(lambda: remains.kept(backend, self._options.queue))
+            if kept is None:
+                return
+            verdict.dump(kept, self._folder / "left.jsonl")
+            lines, can, grace = self._ledger.read(), backend.capabilities, self._place.kill_grace
+            restarts = [Window("", "broker.restart", *when) for when in self._place.nemesis.restarts]
+            verdict.reach(self.result, lines, kept, producer.items, [*self._windows, *restarts], can, grace)
             if not self._options.keep:
-                remains.purge(backend, self._options.queue)
+                self._purge(backend)
+
+    def _purge(self, backend: QueueBackend) -> None:
+        """What was counted is told even if the broker ends now."""
+        try:
+            remains.purge(backend, self._options.queue)
+        except BackendUnavailable as error:
+            self.result.problems.append(f"queue {self._options.queue} was not emptied: {error}")
 
     # --- what they share ------------------------------------------------------------------------------
 
@@ -222,6 +237,21 @@ class Run:
                 return False
             self._pace.rest(BETWEEN_LOOKS)
         return True
+
+    def _ask(self, call: Callable[[], T]) -> T | None:
+        """What the call returns, which is repeated while the broker does not answer; blocks for about `ANSWER_LIMIT` s.
+
+        None: it did not answer. Nobody can say what has become of the jobs then, which is a count of its own.
+        """
+        give_up = time.monotonic() + ANSWER_LIMIT
+        while True:
+            try:
+                return call()
+            except BackendUnavailable as error:
+                if time.monotonic() > give_up:
+                    self.result.add("STUCK", [f"no job could be counted: {error}"])
+                    return None
+            self._pace.rest(BETWEEN_LOOKS)
 
     def _log_end(self, name: str) -> str:
         path = self._folder / f"{name}.log"

@@ -21,6 +21,11 @@ VERSION = 1
 
 HOUR = 3600.0
 LARGEST_PICK = 1 << 16
+LARGEST = 1e9
+"""No number of a schedule file is beyond it: seconds, or a pick."""
+
+AMOUNTS = {"net.delay": (0.0, 60.0), "net.drop": (0.0, 1.0), "clock.jump": (-24 * HOUR, 24 * HOUR)}
+"""What a schedule file may ask for, by kind; see `Fault`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +183,16 @@ def load(text: str) -> tuple[list[Fault], dict[str, Any]]:
     """
     try:
         read = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"it is no schedule: not JSON ({error})") from error
-    if not isinstance(read, dict) or read.get("version") != VERSION or not isinstance(read.get("about"), dict):
-        raise ValueError(f'it is no schedule of version {VERSION}: it has no "version", "about" and "faults"')
-    return sorted(_faults(read.get("faults")), key=lambda fault: fault.at), read["about"]
+    if not isinstance(read, dict) or "version" not in read or not isinstance(read.get("about"), dict):
+        raise ValueError('it is no schedule: it has no "version", "about" and "faults"')
+    if read["version"] != VERSION:
+        raise ValueError(f"it is a schedule of version {str(read['version'])[:20]}, and this jobpool reads {VERSION}")
+    faults = list(_faults(read.get("faults")))
+    if len({fault.number for fault in faults}) < len(faults):
+        raise ValueError("two faults of the schedule have one number, by which each is undone")
+    return sorted(faults, key=lambda fault: fault.at), read["about"]
 
 
 def _faults(found: object) -> Iterator[Fault]:
@@ -205,7 +215,10 @@ def _read(entry: object) -> Fault | None:
     numbers = [value for name, value in entry.items() if name != "kind"]
     if any(isinstance(value, bool) or not isinstance(value, int | float) for value in numbers):
         return None
+    if not all(-LARGEST <= value <= LARGEST for value in numbers):  # not even NaN is
+        return None
     fault = Fault(**entry)
     whole = all(isinstance(value, int) and value >= 0 for value in (fault.number, fault.pool, fault.pick))
-    sane = all(math.isfinite(value) for value in numbers) and min(fault.at, fault.seconds) >= 0
+    least, most = AMOUNTS.get(fault.kind, (0.0, 0.0))
+    sane = min(fault.at, fault.seconds) >= 0 and (not most or least <= fault.amount <= most)
     return fault if whole and sane else None

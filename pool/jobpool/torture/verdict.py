@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from jobpool.backend import Capabilities, Message
 from jobpool.torture import judge, oracle, remains
 from jobpool.torture.ledger import Line
 from jobpool.torture.result import Result
+from jobpool.torture.tally import ACCEPTED
 from jobpool.torture.workload import Item
 
 MAX_CRASHES = 5
@@ -37,8 +38,15 @@ def reach(
         kill_grace: Seconds that the pools were given.
     """
     result.dead = remains.reasons(kept)
-    copied = () if can.atomic_nack else judge.copied(lines, windows)
-    result.take(oracle.count(lines, kept=kept, can=can, witnessed=True), copied)
+    copied = set() if can.atomic_nack else judge.copied(lines, windows)
+    copied |= set() if can.known_ids else judge.repeated(lines)
+    if can.native_reap and can.exact_crashes and not can.atomic_nack:
+        copied |= judge.recounted(lines, windows)
+    account = oracle.count(lines, kept=kept, can=can, witnessed=True)
+    if not can.lists_live:
+        account.lost -= _not_listed(lines, account.lost, result.left)
+    result.take(account, copied)
+    result.add("LOST", [f"{ident}: it was acked, and had not begun" for ident in judge.unrun(lines, items)])
     late = judge.overruns(lines, items, windows)
     result.late = sorted(late.values())
     bound = kill_grace + judge.FAR_OUT
@@ -46,6 +54,18 @@ def reach(
     result.add("KEY", judge.broken_keys(lines, items))
     if can.exact_crashes and can.atomic_nack:
         result.add("POISON", judge.unpoisoned(lines, items, MAX_CRASHES))
+
+
+def _not_listed(lines: Sequence[Line], missing: Collection[str], left: int) -> set[str]:
+    """Of the missing those without an end, where so many were left when a person ended the drain.
+
+    A broker that lists no live messages tells how many they are, and not which.
+    """
+    ends = ("ack", "abandon")
+    ended = {line.id for line in lines if line.event == "settled" and line.verb in ends and line.answer in ACCEPTED}
+    ended |= {line.id for line in lines if line.event == "reaped" and line.answer == "dead"}
+    open_ = set(missing) - ended
+    return open_ if len(open_) <= left else set()
 
 
 def dump(kept: Sequence[Message], file: Path) -> None:

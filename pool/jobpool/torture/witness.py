@@ -64,7 +64,13 @@ class Witness:
         since = time.monotonic()
         leases = self._backend.fetch_many(queue, limit=limit, ttl=ttl, wait=wait, fetch_id=fetch_id)
         if leases:
-            self._write([self._of_lease("fetched", lease, since=since, tag=queue) for lease in leases])
+            begun = time.clock_gettime(time.CLOCK_BOOTTIME) - (time.monotonic() - since)
+            self._write(
+                [
+                    self._of_lease("fetched", lease, since=since, holds=max(0.0, lease.expires_at - begun), tag=queue)
+                    for lease in leases
+                ]
+            )
             self._points.at("after-fetch")
         return leases
 

@@ -60,9 +60,12 @@ def assert_clean(document: dict[str, Any], code: int) -> None:
 def test_a_run_on_redis_is_clean_and_leaves_nothing_behind(shell: Shell, schedule: Path) -> None:
     server = shared_redis()
     url = f"redis://{server.host}:{server.port}/0?prefix={fresh_name('torture')}"
-    document, code = tortured(shell, "-b", url, "--replay", str(schedule))
+    named = ("--queue", "mine", "--broker-timeout", "2")
+    document, code = tortured(shell, "-b", url, "--replay", str(schedule), *named)
 
     assert_clean(document, code)
+    assert document["queue"] == "mine"
+    assert document["again"].endswith(" ".join(named))
     assert document["faults"]["struck"] >= 4
     assert document["left_out"] == {}
     assert document["folder"] is None

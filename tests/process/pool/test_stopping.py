@@ -17,6 +17,17 @@ def test_an_idle_pool_stops_at_once(rig: Rig) -> None:
     assert list(rig.runtime.iterdir()) == []
 
 
+def test_signals_that_come_until_the_very_end_change_no_exit_status(rig: Rig) -> None:
+    """The last of them meet a pool that has stopped, and is closing its broker."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        pool = rig.start_pool(workers=1).wait_ready(1)
+        pool.send(signal.SIGTERM)
+        while pool.process.poll() is None:
+            pool.send(number)
+            time.sleep(0.001)
+        assert pool.wait() == 0, number
+
+
 def test_a_stop_before_the_app_is_loaded(rig: Rig) -> None:
     app = rig.directory / "slow_app.py"
     app.write_text("import time\nimport jobpool\n\ntime.sleep(30)\n\n@jobpool.handler\ndef noop(ctx): ...\n")

@@ -11,6 +11,7 @@ from support.fleetrig import LIMIT, FleetRig, fleet_rig
 from support.servers import fresh_name, shared_redis
 from support.waiting import wait_until
 
+from jobpool.definition import JobDefinition
 from jobpool.torture import clocks
 
 pytestmark = pytest.mark.skipif(bool(clocks.missing()), reason=clocks.missing() or "libfaketime is there")
@@ -40,11 +41,16 @@ def runs(rig: FleetRig, *idents: str) -> list[tuple[str, int]]:
 def test_a_job_longer_than_its_lease_runs_once_and_a_dead_pools_jobs_are_taken_over(rig: FleetRig) -> None:
     idents = rig.enqueue(4, seconds=1.5 * TTL)
     wait_until(lambda: len(runs(rig, *idents)) == 4, LIMIT, "all run")
+    expiring: list[JobDefinition] = []
     for seconds in (HOUR, -HOUR):
         rig.strike("clock.jump", seconds=600.0, amount=seconds)
+        if rig.backend.broker_time() is not None:  # else expiry goes by the clock of the machine, which is one
+            expiring += [JobDefinition("tell", {"seconds": 0.1}, expires_in=300.0) for _ in range(20)]
+            rig.backend.enqueue_many(expiring[-20:])
         time.sleep(TTL / 4)  # renewals go on at a third of the ttl: under both clocks
     wait_until(lambda: rig.backend.stats("default").pending == 0, LIMIT, "all are done")
     assert sorted(runs(rig, *idents)) == [("pool1", 1)] * 2 + [("pool2", 1)] * 2
+    assert len(rig.told()) == len(idents) + len(expiring)
 
     idents = rig.enqueue(4, seconds=0.5)
     wait_until(lambda: len(runs(rig, *idents)) == 4, LIMIT, "all run")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +66,47 @@ def test_processes_are_found_by_their_mark_or_folder(sleeper: subprocess.Popen[b
     assert list(processes.marked("SLEEPERS_MARK=here")) == [sleeper.pid]
     assert list(processes.marked("SLEEPERS_MARK=nobody's", tmp_path)) == [sleeper.pid]
     assert processes.marked("SLEEPERS_MARK=nobody's", tmp_path / "elsewhere") == {}
+
+
+def test_who_was_there_before_works_for_nobody(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    assert processes.works_for_us(sleeper.pid, tmp_path)
+    code = f"print(processes.marked('NOBODYS_MARK=1', Path({str(tmp_path)!r})))"
+    words = [sys.executable, "-c", f"from pathlib import Path; from jobpool.torture import processes; {code}"]
+    begun = processes.started_at(sleeper.pid)
+    wait_until(lambda: clock_ticks() > begun, what="a later process is younger")
+    assert subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout == b"{}\n"
+
+
+def clock_ticks() -> int:
+    """Since boot, as `started_at` counts."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from jobpool.torture.fleet import Fleet
+from jobpool.torture.ledger import LEDGER
+
+folder = Path(sys.argv[1])
+words = ["-A", "jobpool.torture.handlers", "-w", "1"]
+fleet = Fleet(folder, [f"sqlite:///{folder}/q.db"], words, environment={LEDGER: f"{folder}/ledger"})
+fleet.start()
+assert not fleet.wait_ready(60.0)
+print(fleet.pools[0].pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_tortured_pools_do_not_outlive_who_runs_them(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout
+        master = int(owner.stdout.readline())
+        pids = processes.tree_of(master)
+        assert len(pids) >= 3
+        os.kill(master, signal.SIGSTOP)
+        owner.kill()
+    wait_until(lambda: not any(map(processes.is_alive, pids)), what="a stopped pool is gone")
 
 
 def test_its_tree_holds_all_below_it() -> None:

@@ -121,6 +121,16 @@ def test_threads_that_migrate_at_once_wait_for_each_other(rig: Rig, isolation: s
     assert versions(rig) == list(range(1, VERSION + 1))
 
 
+def test_the_last_step_replaces_all_functions_by_those_of_today(rig: Rig) -> None:
+    backend = rig.open()
+    backend.enqueue(a_job())
+    rig.ask("DELETE FROM {schema}.migrations WHERE version = %s", VERSION)
+    newer = rig.open()
+    [lease] = newer.fetch_many(QUEUE, limit=1)
+    assert versions(rig) == list(range(1, VERSION + 1))
+    assert backend.ack(lease)
+
+
 def test_an_older_schema_is_migrated_with_what_is_missing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.open().enqueue(a_job())
     newer = (

@@ -337,6 +337,23 @@ def test_a_receiver_whose_token_link_is_gone_does_not_go_deaf(
     assert backend.ack(lease)
 
 
+def test_a_token_that_ended_while_this_machine_slept_is_brought_anew(backend: ServiceBusBackend) -> None:
+    """The SDK renews its tokens in time, by the wall clock; and refuses to go on when the time has been leapt over."""
+    station = backend.hub.queue(QUEUE)
+
+    def end_tokens() -> None:
+        for opened in (station.sending, station.management, station.receiving):
+            opened._clients[-1]._cbs_authenticator._expires_on = time.time() - 1
+
+    end_tokens()
+    ident = backend.enqueue(a_job())
+    [lease] = wait_until(lambda: backend.fetch_many(QUEUE, limit=1), LIMIT)
+    assert lease.id == ident
+    end_tokens()
+    assert backend.renew(lease, 30.0) is not None
+    assert backend.ack(lease)
+
+
 def test_deliveries_that_ran_out_do_not_fill_up_the_session(
     backend: ServiceBusBackend, peer: PeerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,8 +7,9 @@ from datetime import datetime
 import pytest
 from support.cronrig import START
 
+from jobpool.brokertime import ASK_EVERY
 from jobpool.clock import ManualClock
-from jobpool.cron.timing import ASK_EVERY, LOOK_EVERY, CronTime
+from jobpool.cron.timing import LOOK_EVERY, CronTime
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.memory import MemoryBackend
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import Result
@@ -41,6 +43,8 @@ def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (["--ttl", "soon"], 2, "'soon' is not a duration"),
         (["--rate", "0"], 2, "--rate must be 0.1 to 500 jobs a second, not 0"),
         (["--faults", "child.kill,earthquake"], 2, "'earthquake' is no kind of fault: child.kill"),
+        (["--faults", ","], 2, "--faults names no kind"),
+        (["--minutes", "10000", "--rate", "500"], 2, "to count 300,000,000 jobs takes about"),
         (["--faults", "net.cut"], 2, "none of these faults can be had here: sqlite:// has no network"),
         (["--queue", "a b"], 2, "queue"),
         (["--replay", "absent.json"], 2, "--replay absent.json: No such file or directory"),
@@ -89,9 +93,23 @@ ABOUT = {"seed": 1, "seconds": 2.0, "pools": 2, "workers": 2, "ttl": 1.0, "rate"
         ("hello", [], "it is no schedule"),
         (dump([Fault(0, 1.0, "child.kill")], {"seed": 1}), [], "it does not say the seconds of its run"),
         (dump([Fault(0, 1.0, "child.kill", pool=2)], ABOUT), [], "fault 0 strikes a pool that is not there"),
+        (dump([], ABOUT | {"pools": 2.5}), [], "it does not say the pools of its run"),
+        (dump([], ABOUT | {"rate": True}), [], "it does not say the rate of its run"),
+        (dump([], ABOUT | {"seconds": 10**400}), [], "no run has such a number of seconds"),
+        (dump([], ABOUT | {"ttl": float("nan")}), [], "no run has such a number of ttl"),
+        (dump([], ABOUT).replace('"version": 1', '"version": 9'), [], "it is a schedule of version 9"),
+        (
+            dump([Fault(0, 1.0, "pool.hup"), Fault(0, 2.0, "net.hole")], ABOUT),
+            [],
+            "two faults of the schedule have one",
+        ),
+        ("[" * 100_000, [], "not JSON"),
         (dump([], ABOUT), ["--seed", "3"], "--replay takes --seed from its file: leave it out"),
     ],
-    ids=["no schedule", "nothing about the run", "no such pool", "options besides"],
+    ids=[
+        *("no schedule", "nothing about the run", "no such pool", "half a pool", "a rate of yes", "too long", "no ttl"),
+        *("another version", "one number twice", "deep", "options besides"),
+    ],
 )
 def test_a_schedule_that_cannot_be_replayed(
     jobpool: Jobpool, tmp_path: Path, text: str, words: list[str], said: str
@@ -106,12 +124,47 @@ def test_too_little_memory_is_told_before_anything_is_started(tmp_path: Path) ->
     options = Options("sqlite:///q.db", pools=3, workers=4)
     needed = (3 * (limits.POOL_BYTES + 4 * limits.CHILD_BYTES)) >> 10
     meminfo = tmp_path / "meminfo"
-    meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable: {needed} kB\n")
+    jobs = round(options.seconds * options.rate) * limits.JOB_BYTES >> 10
+    meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable: {needed + jobs} kB\n")
     check_machine(options, meminfo)
+    meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable: {needed + jobs - 1} kB\n")
+    with pytest.raises(ConfigurationError, match=r"to count 6,000 jobs takes about .* --minutes or --rate"):
+        check_machine(options, meminfo)
     meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable: {needed - 1} kB\n")
     with pytest.raises(ConfigurationError, match=r"3 pools with 4 workers each take about .* ask for fewer"):
         check_machine(options, meminfo)
-    check_machine(options, tmp_path / "absent")
+    check_machine(options, tmp_path / "absent", tmp_path / "not" / "yet")
+
+
+def test_a_disk_that_cannot_hold_the_ledger_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, asked = Options("sqlite:///q.db"), []
+
+    def usage(path: Path) -> SimpleNamespace:
+        asked.append(path)
+        return SimpleNamespace(free=6000 * limits.FOLDER_BYTES - 1)
+
+    monkeypatch.setattr("jobpool.torture.options.shutil.disk_usage", usage)
+    with pytest.raises(ConfigurationError, match=r"the ledger takes about 12M, and .* are free at .*: name a folder"):
+        check_machine(options, tmp_path / "absent", tmp_path / "not" / "yet")
+    assert asked == [tmp_path]
+
+
+def test_whoever_interrupts_what_gives_up_already_is_not_heard(tmp_path: Path) -> None:
+    face = torture._Face(tmp_path, verbose=False, json_=False, restart="")
+    with torture._interrupts(face._interrupt):
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGHUP)
+        for number in torture.ENDS:
+            signal.raise_signal(number)
+
+
+def test_what_was_ignored_stays_ignored(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with torture._interrupts(torture._Face(tmp_path, verbose=False, json_=False, restart="")._interrupt):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_help_lists_every_kind_of_fault(jobpool: Jobpool) -> None:

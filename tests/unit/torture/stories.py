@@ -24,11 +24,12 @@ class Clock:
 CLOCK = Clock()
 
 
-def fetched(fence: int, failures: int = 0, crashes: int = 0, *, owner: str = "") -> Line:
+def fetched(fence: int, failures: int = 0, crashes: int = 0, *, owner: str = "", holds: float = 0.0) -> Line:
     """A delivery, with what the broker counts; its call began half a second before its line."""
     at = CLOCK.tick()
     begun, holder = at - 0.5, owner or f"o{fence}"
-    return Line("fetched", ID, fence, at=at, since=begun, owner=holder, attempt=failures + 1, crashes=crashes)
+    told = {"attempt": failures + 1, "crashes": crashes}
+    return Line("fetched", ID, fence, at=at, since=begun, holds=holds, owner=holder, **told)
 
 
 def asked(fence: int, verb: str, *, adds: tuple[int, int] = (0, 0)) -> Line:

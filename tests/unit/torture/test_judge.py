@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from jobpool.torture.judge import AFTER, Window, broken_keys, copied, overruns, unpoisoned
+from jobpool.torture.judge import AFTER, Window, broken_keys, copied, overruns, recounted, repeated, unpoisoned, unrun
 from jobpool.torture.ledger import Line
 from jobpool.torture.remains import OTHERS_TOLERATED, TOLERATED, grown
 from jobpool.torture.result import quantiles
@@ -75,6 +75,14 @@ def test_after_an_accepted_ack_no_other_job_of_the_key_begins(lines: list[Line],
     assert broken_keys(lines, KEYED) == broken
 
 
+def test_an_ack_of_a_job_that_never_began_is_right_only_where_a_key_was_done() -> None:
+    assert unrun([DONE[1]], KEYED) == set()
+    assert unrun([DONE[1]], {}) == {"a"}
+    assert unrun(DONE, {}) == set()
+    assert unrun([DONE[0], Line("settled", "a", fence=2, verb="ack", answer="already")], {}) == {"a"}
+    assert unrun([Line("settled", "a", fence=1, verb="ack", answer="expired")], {}) == set()
+
+
 def test_a_unique_key_has_one_message() -> None:
     items = {ident: item("unique", idempotency_key="k") for ident in "ab"}
     first, again = Line("enq", "a", tag="a"), Line("enq", "a", tag="b")
@@ -130,3 +138,34 @@ def test_follow_ups_of_an_ack_count_as_copies_and_the_acked_does_not() -> None:
     ack = Line("settled", "a", fence=2, verb="ack", pool="pool1", since=4.9, at=5.1)
     assert copied([Line("follow", "a", fence=2, tag="b"), ack], [Window("", "net.cut", 5, 5)]) == {"b"}
     assert copied([Line("follow", "a", fence=1, tag="b"), ack], [Window("", "net.cut", 5, 5)]) == set()
+
+
+def test_a_crash_may_have_been_charged_by_half_where_a_pool_was_cut_off_between_two_fetches() -> None:
+    first, again = Line("fetched", "a", since=1.0, at=1.1), Line("fetched", "a", crashes=1, since=9.0, at=9.1)
+    story = [Line("try", "a", at=0.5), first, again, Line("settled", "a", verb="ack", answer="ok", at=9.2)]
+    assert recounted(story, [Window("pool2", "net.drop", 4.0, 5.0)]) == {"a"}
+    assert recounted(story, [Window("pool2", "master.kill", 4.0, 5.0)]) == {"a"}
+    assert recounted(story, [Window("pool2", "child.kill", 4.0, 5.0), Window("pool2", "net.cut", 9.3, 9.3)]) == set()
+    unseen = [Line("try", "a", at=0.5), again, Line("settled", "a", verb="ack", answer="ok", at=9.2)]
+    assert recounted(unseen, [Window("pool2", "net.drop", 4.0, 5.0)]) == {"a"}, "a fetch that was not answered"
+    assert recounted(story[:2], [Window("pool2", "net.drop", 4.0, 5.0)]) == {"a"}, "it may be dead by now"
+
+
+def test_a_crash_that_was_settled_is_charged_whole() -> None:
+    forfeited = Line("settled", "a", verb="forfeit", answer="ok", at=2.0)
+    story = [Line("fetched", "a", since=1.0, at=1.1), forfeited, Line("fetched", "a", crashes=1, since=9.0, at=9.1)]
+    over = Line("settled", "a", verb="ack", answer="ok", at=9.2)
+    assert recounted([*story, over], [Window("", "broker.restart", 4.0, 5.0)]) == set()
+
+
+@pytest.mark.parametrize(("kind", "forgotten"), [("broker.restart", {"a"}), ("net.cut", set())])
+def test_a_restart_forgets_what_was_released(kind: str, forgotten: set[str]) -> None:
+    released = Line("settled", "a", verb="release", answer="ok", at=2.0)
+    over = Line("settled", "a", verb="ack", answer="ok", at=9.2)
+    story = [Line("fetched", "a", since=1.0, at=1.1), released, Line("fetched", "a", since=9.0, at=9.1), over]
+    assert recounted(story, [Window("", kind, 4.0, 5.0)]) == forgotten
+
+
+@pytest.mark.parametrize(("took", "may_be"), [(0.1, set()), (1.7, {"a"})])
+def test_an_enqueue_that_took_long_may_have_been_sent_twice(took: float, may_be: set[str]) -> None:
+    assert repeated([Line("try", "a", at=5.0), Line("enq", "a", at=5.0 + took), Line("try", "b", at=5.0)]) == may_be

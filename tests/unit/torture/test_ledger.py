@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from pathlib import Path
 
 import pytest
 
-from jobpool.torture.ledger import Ledger, Line, append, encode, open_ledger
+from jobpool.torture.ledger import Ledger, LedgerBroken, Line, append, encode, open_ledger
 
 LINES = [
     Line("start", "a", fence=1, pid=7, at=1.5, wall=2.5, attempt=1),
@@ -56,7 +57,19 @@ def test_a_line_that_is_not_whole_yet_waits(path: Path) -> None:
 def test_what_nobody_of_ours_wrote_is_an_error(path: Path, text: bytes) -> None:
     path.write_bytes(text)
 
-    with pytest.raises(ValueError, match="no line of a ledger"):
+    with pytest.raises(LedgerBroken, match="no line of a ledger"):
+        Ledger(path).read()
+
+
+def test_half_a_write_is_an_error(path: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            append(path, [Line("start", "a" * 100)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    append(path, [Line("start", "b")])
+    with pytest.raises(LedgerBroken, match="half a line where the disk was full"):
         Ledger(path).read()
 
 

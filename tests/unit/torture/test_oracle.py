@@ -21,6 +21,11 @@ COUNTS = (
 )
 
 
+def unknown_lease(fence: int, verb: str) -> list[Line]:
+    """A lease of nine seconds, and a settlement of which nobody knows."""
+    return [fetched(fence, holds=9.0), *unknown(fence, verb)]
+
+
 def counted(
     lines: Sequence[Line],
     messages: Sequence[Message] = (),
@@ -73,6 +78,20 @@ CLEAN = [
         id="a late ack was refused",
     ),
     pytest.param([*ran(2, 0, 1), fetched(1)][-1:] + ran(2, 0, 1), [], id="an earlier line"),
+    pytest.param([fetched(1, holds=1.5), *ran(2, 0, 1)], [], id="delivered again after its lease"),
+    pytest.param([*unknown_lease(1, "release"), *ran(2)], [], id="given back before its lease was over, perhaps"),
+    pytest.param(
+        [*failed(1), *failed(2, 1, verb="abandon")], [kept(State.DEAD, 2, 1)], id="dead at the second failure"
+    ),
+    pytest.param(
+        [*failed(1), *cut_short(2, 1), reaped(1, "dead")], [kept(State.DEAD, 2, 1, 1)], id="failed, then died"
+    ),
+    pytest.param(cut_short(1, verb="release"), [kept(State.DEAD, 2, 0, 1)], id="died in a delivery that nobody saw"),
+    pytest.param(
+        [fetched(1), run("start"), run("end"), *unknown(1, "ack"), *settled(1, "ack", "already")],
+        [],
+        id="its ack was known when it was repeated",
+    ),
 ]
 
 
@@ -99,6 +118,20 @@ CAUGHT = [
     pytest.param(
         [fetched(1), run("start"), run("end"), *settled(1, "ack", "expired")], [], {"lost"}, id="its ack was refused"
     ),
+    pytest.param(
+        [fetched(1), run("start"), run("end"), *unknown(1, "ack"), *failed(2, 0, 1)],
+        [],
+        {"lost"},
+        id="gone after a nack, and an ack before that which was not made",
+    ),
+    pytest.param(
+        [fetched(1), run("start"), run("end"), asked(1, "ack"), reaped(1)],
+        [],
+        {"lost"},
+        id="its pool was killed in its ack, it was reaped, and is gone",
+    ),
+    pytest.param(failed(1), [kept(State.DEAD, 1, 1)], {"lost"}, id="dead after a nack"),
+    pytest.param(cut_short(1, verb="release"), [kept(State.DEAD, 1)], {"lost"}, id="dead after a release"),
     # DOUBLE-SETTLE
     pytest.param([*ran(1), *settled(1, "ack")], [], {"double_settles"}, id="acked twice"),
     pytest.param([*ran(1), *settled(1, "nack")], [], {"double_settles", "lost"}, id="acked, and nacked"),
@@ -124,7 +157,19 @@ CAUGHT = [
         {"double_settles", "reruns"},
         id="a late ack was accepted",
     ),
+    pytest.param(
+        [*failed(1), *settled(1, "ack", "already")],
+        [],
+        {"double_settles", "lost"},
+        id="nacked, and an ack answered as done",
+    ),
     # RERUN
+    pytest.param([*failed(1, verb="abandon"), fetched(2), *unknown(2, "ack")], [], {"reruns"}, id="given up, and back"),
+    pytest.param(failed(1, verb="abandon"), [kept(State.WAITING, 1)], {"reruns"}, id="given up, and waiting"),
+    pytest.param(
+        [*cut_short(1), reaped(1, "dead"), fetched(2, 0, 1), *unknown(2, "ack")], [], {"reruns"}, id="died, and back"
+    ),
+    pytest.param([fetched(1, holds=9.0), *ran(2, 0, 1)], [], {"reruns"}, id="delivered while it was held"),
     pytest.param([*ran(1), fetched(2, 0, 1)], [], {"reruns"}, id="delivered after its ack"),
     pytest.param(ran(1), [kept(State.DEAD, 1)], {"reruns"}, id="acked, and dead"),
     pytest.param(ran(1), [kept(State.WAITING, 1)], {"reruns"}, id="acked, and waiting"),
@@ -244,6 +289,22 @@ def test_a_follow_up_of_a_run_that_was_not_acked_is_a_ghost() -> None:
     assert counted(lines, [kept(State.DELAYED, 1, 1)]).ghosts == {"child"}
 
 
+def test_a_follow_up_of_a_refused_ack_may_be_there_where_it_is_put_first() -> None:
+    lines = [*parent(*settled(1, "ack", "expired")), *of_child(ran(1))]
+    account = counted(lines, [kept(State.DELAYED, 1, 1)], can=replace(COPYING, atomic_follow_ups=False))
+    assert account.ghosts == set()
+    assert account.lost == set()
+    assert counted(lines, [kept(State.DELAYED, 1, 1)]).ghosts == {"child"}
+
+
+def test_a_number_that_was_given_twice_promises_follow_ups_when_both_were_acked() -> None:
+    """As after a restart of a broker that forgets deliveries."""
+    first = parent(*settled(1, "ack", "expired"))
+    again = [fetched(1, owner="later"), run("start"), run("end"), *settled(1, "ack")]
+    assert counted([*first, *again], can=COPYING).lost == set()
+    assert counted([*parent(*settled(1, "ack")), *again], can=COPYING).lost == {"child"}
+
+
 # --- what brokers cannot do --------------------------------------------------------------------------------------
 
 HALF_DONE = [
@@ -260,6 +321,13 @@ def test_a_broker_that_copies_may_leave_one_more_for_each_call_that_was_not_answ
     assert named(account) <= {"duplicates", "overlaps"}
     assert account.excused == {ID}
     assert not counted(ran(1), can=COPYING).excused
+
+
+@pytest.mark.parametrize(("verb", "excused"), [("nack", {ID}), ("forfeit", {ID}), ("ack", set())])
+def test_nor_is_it_known_whether_a_refused_one_had_put_its_copy(verb: str, excused: set[str]) -> None:
+    lines = [fetched(1), run("start"), *settled(1, verb, "expired"), *ran(2, 0, 1)]
+    assert counted(lines, can=COPYING).excused == excused
+    assert not counted(lines).excused
 
 
 def test_and_no_more_than_that() -> None:

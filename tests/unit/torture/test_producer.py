@@ -12,7 +12,7 @@ from support.waiting import wait_until
 
 from jobpool.backend import Capabilities, QueueBackend
 from jobpool.definition import JobDefinition
-from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob
 from jobpool.opening import open_backend
 from jobpool.torture import producer
 from jobpool.torture.ledger import Ledger
@@ -68,6 +68,40 @@ def produce(broker: LosesAnswers, chosen: list[Item], ledger: Path) -> Producer:
 
 def events(ledger: Path) -> list[tuple[str, str, str]]:
     return [(line.event, line.id, line.tag) for line in Ledger(ledger).read()]
+
+
+class TakesLittle(LosesAnswers):
+    """A broker that takes no job whose payload is longer than `most`."""
+
+    most = 30_000
+
+    def enqueue_many(self, definitions: Iterable[JobDefinition]) -> list[str]:
+        jobs = list(definitions)
+        if any(len(job.payload["filling"]) > self.most for job in jobs):
+            raise InvalidJob("too long")
+        return super().enqueue_many(jobs)
+
+
+def big(size: int) -> Item:
+    return Item(0, 0.0, "big", "torture.weigh", {"filling": "x" * size, "size": size})
+
+
+def test_what_is_too_big_for_the_broker_is_halved_until_it_is_taken(backend: QueueBackend, tmp_path: Path) -> None:
+    broker = TakesLittle(backend, 0, backend.capabilities)
+    made = produce(broker, [big(100_000), big(20_000)], tmp_path / "ledger")
+    taken = [item.payload for item in made.items.values()]
+    assert made.enqueued == 2
+    assert all(len(payload["filling"]) == payload["size"] <= broker.most for payload in taken)
+
+
+def test_a_broker_that_takes_nothing_at_all_ends_the_producer(backend: QueueBackend, tmp_path: Path) -> None:
+    broker = TakesLittle(backend, 0, backend.capabilities)
+    broker.most = 10
+    made = Producer(lambda: cast(QueueBackend, broker), QUEUE, "ab12", tmp_path / "ledger")
+    made.start([big(100_000)])
+    wait_until(lambda: not made.is_busy, LIMIT, "it has given up")
+    with pytest.raises(InvalidJob, match="too long"):
+        made.finish(0.0)
 
 
 def test_a_lost_answer_is_asked_for_again_under_the_same_ids(backend: QueueBackend, tmp_path: Path) -> None:

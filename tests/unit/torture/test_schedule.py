@@ -121,6 +121,11 @@ def test_a_file_written_by_hand_may_leave_out_what_does_not_matter_and_needs_no_
         {"number": 0, "at": 1, "kind": "child.kill", "pid": 1},
         {"number": 0, "at": float("nan"), "kind": "child.kill"},
         {"number": 0, "at": 1, "kind": ["child.kill"]},
+        {"number": 0, "at": 10**400, "kind": "child.kill"},
+        {"number": 0, "at": 1, "kind": "child.stop", "seconds": 1e10},
+        {"number": 0, "at": 1, "kind": "net.drop", "amount": 1.1},
+        {"number": 0, "at": 1, "kind": "net.delay", "amount": -0.1},
+        {"number": 0, "at": 1, "kind": "clock.jump", "amount": 1e6},
     ],
 )
 def test_what_is_no_fault_is_refused(entry: object) -> None:
@@ -128,10 +133,23 @@ def test_what_is_no_fault_is_refused(entry: object) -> None:
         load(json.dumps({"version": 1, "about": {}, "faults": [entry]}))
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"faults": []}', '{"version": 2, "about": {}, "faults": []}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"faults": []}', '{"version": 1, "about": [], "faults": []}', "[" * 100_000]
+)
 def test_what_is_no_schedule_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="it is no schedule"):
         load(text)
+
+
+def test_a_schedule_of_another_version_is_refused_by_its_version() -> None:
+    with pytest.raises(ValueError, match="of version 2, and this jobpool reads 1"):
+        load('{"version": 2, "about": {}, "faults": []}')
+
+
+def test_a_number_names_one_fault() -> None:
+    entry = {"number": 0, "at": 1, "kind": "child.kill"}
+    with pytest.raises(ValueError, match="have one number"):
+        load(json.dumps({"version": 1, "about": {}, "faults": [entry, entry]}))
 
 
 def test_faults_must_be_a_list() -> None:

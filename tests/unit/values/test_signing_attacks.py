@@ -350,7 +350,7 @@ def test_who_moves_signs_again_and_only_its_own_queue_is_new() -> None:
 @pytest.mark.parametrize("filling", [b" ", b"[", b'"', b"\\", b"\xff", b"9", b'{"a":'], ids=ascii)
 def test_a_body_above_the_bound_is_not_even_parsed(filling: bytes) -> None:
     body = (filling * (MAX_BODY_BYTES + 1))[: 16 * MAX_BODY_BYTES]
-    with pytest.raises(MalformedEnvelope, match=rf"the body has {len(body)} bytes; at most {MAX_BODY_BYTES}"):
+    with pytest.raises(MalformedEnvelope, match=rf"the body has more than {MAX_BODY_BYTES} bytes"):
         decode(body, attempts=0)
 
 

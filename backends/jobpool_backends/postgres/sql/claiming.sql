@@ -31,8 +31,8 @@ BEGIN
             holder = CASE m.state WHEN 0 THEN new_holder END, claim = ident, claims = m.claims + 1,
             deliveries = m.deliveries + 1, ends_at = {prolonged}
         WHERE m.ctid = ANY (free.places)
-        RETURNING length, new_grace, now, now, m.seq, m.id, m.body, m.handler, m.priority, m.enqueued_at, m.claims,
-            m.ends_at;
+        RETURNING length, new_grace, now, now, m.seq, m.id, {body}, m.handler, m.priority,
+            m.enqueued_at, m.claims, m.ends_at;
     ELSIF free.busy THEN
         RETURN NEXT;
     END IF;
@@ -144,7 +144,8 @@ BEGIN
     SELECT f.places, f.busy INTO free FROM {schema}.find_free(name, most, 0, now) f;
     IF free.places IS NOT NULL THEN
         RETURN QUERY
-        SELECT m.seq, m.id, m.body, m.handler, m.priority, m.enqueued_at, m.claims, m.ends_at
+        SELECT m.seq, m.id, {body}, m.handler, m.priority, m.enqueued_at, m.claims,
+            m.ends_at
         FROM {schema}.messages m WHERE m.ctid = ANY (free.places);
         PERFORM {schema}.remove(free.places, true, now);
     ELSIF free.busy THEN

@@ -1,5 +1,6 @@
 -- Lease up to `most` messages for `length` microseconds; or, when this call was answered within the last minute, return
--- those of its leases that are still held. The rows are in no order; they begin with what orders them.
+-- those of its leases that are still held. The rows are in no order; they begin with what orders them. A body that is too
+-- large is NULL, and stays where it is.
 CREATE OR REPLACE FUNCTION {schema}.fetch(name text, most integer, length bigint, call text, new_holder bigint)
 RETURNS TABLE (
     priority smallint, seq bigint, id text, body bytea, attempts integer, crashes integer, deliveries bigint,
@@ -15,8 +16,8 @@ DECLARE
 BEGIN
     IF earlier IS NOT NULL THEN
         RETURN QUERY
-        SELECT m.priority, m.seq, m.id, m.body, m.attempts, m.crashes, m.deliveries, m.enqueued_at, m.holder,
-            m.deadline - now
+        SELECT m.priority, m.seq, m.id, {body}, m.attempts, m.crashes,
+            m.deliveries, m.enqueued_at, m.holder, m.deadline - now
         FROM {schema}.messages m
         WHERE m.queue = name AND m.state = 2 AND m.deadline > now AND m.holder = earlier::bigint;
         RETURN;
@@ -41,7 +42,8 @@ BEGIN
     SET state = 2, fresh = false, holder = new_holder, deadline = now + length, ttl = length,
         deliveries = m.deliveries + 1
     WHERE m.ctid = ANY (places)
-    RETURNING m.priority, m.seq, m.id, m.body, m.attempts, m.crashes, m.deliveries, m.enqueued_at, m.holder, length;
+    RETURNING m.priority, m.seq, m.id, {body}, m.attempts, m.crashes,
+        m.deliveries, m.enqueued_at, m.holder, length;
     PERFORM {schema}.remember(known_as, new_holder::text, now);
 END $$;
 

@@ -11,7 +11,7 @@ BEGIN
     SELECT c.ttl, c.grace, c.since, now, l.*
     FROM (SELECT y.* FROM {schema}.claims y WHERE y.queue = name AND y.id = ident OFFSET 0) c LEFT JOIN LATERAL (
         SELECT x.* FROM unnest(c.states, c.seqs) AS s (state, seq), LATERAL (
-            SELECT m.seq, m.id, m.body, m.handler, m.priority, m.enqueued_at, m.claims, m.ends_at
+            SELECT m.seq, m.id, {body} AS body, m.handler, m.priority, m.enqueued_at, m.claims, m.ends_at
             FROM {schema}.messages m
             WHERE m.queue = name AND m.state = s.state AND m.seq = s.seq AND m.claim = ident OFFSET 0) x) l ON true
     WHERE c.until > now;

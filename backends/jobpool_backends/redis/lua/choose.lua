@@ -47,21 +47,16 @@ end
 
 -- Take the first of these, as many as may be sent at once; they are added to those that are `over`.
 local function take_free(q, free, records, found, over)
-    local at, step = 0, 5
-    while at < #free and found.bytes < BYTES do
-        local first, last = at + 1, math.min(at + step, #free)
-        step = 20
-        for i, body in ipairs(call('HMGET', q.body, unpack(free, first, last))) do
-            if found.bytes >= BYTES then
-                break
-            end
-            at = first + i - 1
-            over[#over + 1] = free[at]
-            if body then
-                local size = #found.members + 1
-                found.members[size], found.records[size], found.bodies[size] = free[at], records[at], body
-                found.bytes = found.bytes + #body
-            end
+    local last, large, bytes = measure(q, free, BYTES - found.bytes)
+    for i = #free, last + 1, -1 do
+        free[i] = nil
+    end
+    found.bytes = found.bytes + bytes
+    for i, body in ipairs(read_bodies(q, free, large)) do
+        over[#over + 1] = free[i]
+        if body then
+            local size = #found.members + 1
+            found.members[size], found.records[size], found.bodies[size] = free[i], records[i], body
         end
     end
 end

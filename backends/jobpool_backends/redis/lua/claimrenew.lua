@@ -25,4 +25,4 @@ many('HSET', q.record, changes)
 text = checkout(ends, ttl, grace, members)
 call('HSET', q.checkouts, id, text)
 call('ZADD', q.claims, ends, id)
-return {digits(now), sub(text, 1, HEAD - 1), members, records, ask('HMGET', q.body, members)}
+return {digits(now), sub(text, 1, HEAD - 1), members, records, bodies_of(q, members)}

@@ -28,7 +28,7 @@ end
 -- A claim as it is answered: the time, the head of its checkout, and of its messages the members, records and bodies.
 local function shown(q, text)
     local members = members_of(text)
-    return {digits(now), sub(text, 1, HEAD - 1), members, ask('HMGET', q.record, members), ask('HMGET', q.body, members)}
+    return {digits(now), sub(text, 1, HEAD - 1), members, ask('HMGET', q.record, members), bodies_of(q, members)}
 end
 
 -- These members are free, those that are still held by the claims of the same places; how many.

@@ -19,24 +19,16 @@ local function fetch_again(known)
             held[#held + 1], kept[#kept + 1], left[#left + 1] = member, records[i], deadlines[i] - now
         end
     end
-    return {held, kept, ask('HMGET', q.body, held), left}
+    return {held, kept, bodies_of(q, held), left}
 end
 
 -- The bodies of the first members, as many as may be sent at once; the other members are dropped from the list.
 local function take_bodies(members)
-    local bodies, bytes, taken, step = {}, 0, 0, 8
-    while taken < #members and bytes < BYTES do
-        local last = math.min(taken + step, #members)
-        for i, text in ipairs(call('HMGET', q.body, unpack(members, taken + 1, last))) do
-            bodies[taken + i] = text
-            bytes = bytes + (text and #text or 0)
-        end
-        taken, step = last, math.min(2 * step, 64)
-    end
+    local taken, large = measure(q, members, BYTES)
     for i = #members, taken + 1, -1 do
         members[i] = nil
     end
-    return bodies
+    return read_bodies(q, members, large)
 end
 
 -- The records of leased messages: the holder before them, and one delivery more. A member that has no message (somebody's
