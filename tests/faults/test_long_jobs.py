@@ -50,7 +50,7 @@ def test_jobs_that_are_longer_than_their_leases_run_once(tmp_path: Path, figure:
             if stalls.longest < TTL / 3 or all(_ran_once(rigs[name][0], mine) for name, mine in ids.items()):
                 break
         for name, (rig, seconds) in rigs.items():
-            _check_one_run_each(name, rig, ids[name], seconds, figure)
+            _check_one_run_each(name, rig, dict(zip(ids[name], BROKERS[name], strict=True)), seconds, figure)
 
 
 def _run(rig: Rig, handlers: tuple[str, ...], seconds: float) -> list[str]:
@@ -61,11 +61,14 @@ def _ran_once(rig: Rig, idents: list[str]) -> bool:
     return all([(line.fence, line.crashes) for line in rig.starts(ident)] == [(1, 0)] for ident in idents)
 
 
-def _check_one_run_each(name: str, rig: Rig, idents: list[str], seconds: float, figure: Figure) -> None:
+def _check_one_run_each(name: str, rig: Rig, handlers: dict[str, str], seconds: float, figure: Figure) -> None:
+    """`handlers`: of the messages, by their ids."""
+    idents = list(handlers)
     assert _ran_once(rig, idents), f"on {name}\n{rig.describe()}"
-    for ident in idents:
+    for ident, handler in handlers.items():
         [start], [end] = rig.starts(ident), rig.ends(ident)
-        assert end.at - start.at > 0.8 * seconds, "it was longer than its lease"
+        least = 2 * TTL if handler == "hold_gil" else seconds  # who reckons in loops goes by how busy the machine was
+        assert end.at - start.at >= least, "it was longer than its lease"
         figure(f"the run, on {name}", end.at - start.at, "s")
     account = rig.account()
     account.assert_clean()

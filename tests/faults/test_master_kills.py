@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from support.faultmoves import Figure, gated, seconds_until_gone, start_pools, stop_all
+from support.faultmoves import Figure, gated, seconds_until_gone, start_pools, stop_all, under_way
 from support.poolrig import PoolProcess, Rig
 from support.poolrig_brokers import BeanstalkBroker, Broker
 from support.waiting import wait_until
@@ -42,7 +42,7 @@ def test_a_master_killed_under_load_leaves_nothing_alive_and_loses_nothing(
     killed = time.monotonic()
     figure("children gone", seconds_until_gone(family, CHILDREN_GONE), "s")
     assert victim.wait() == -signal.SIGKILL
-    in_flight = _in_flight(rig, victim)
+    in_flight = under_way(rig, victim)
     assert set(long) <= in_flight
 
     others += start_pools(rig, 1, *FLAGS, workers=3)
@@ -70,13 +70,6 @@ def _lasts(broker: Broker | None) -> float:
 
 def _ended_by(rig: Rig, pool: PoolProcess) -> list[str]:
     return [line.id for line in rig.lines("settled") if line.pid == pool.pid and line.answer == "ok"]
-
-
-def _in_flight(rig: Rig, pool: PoolProcess) -> set[str]:
-    """What it had been given, and was not answered to have settled."""
-    fetched = {(line.id, line.fence) for line in rig.lines("fetched") if line.pid == pool.pid}
-    settled = {(line.id, line.fence) for line in rig.lines("settled") if line.pid == pool.pid}
-    return {ident for ident, _ in fetched - settled}
 
 
 @pytest.mark.row(4)

@@ -56,6 +56,13 @@ def wait_runs(rig: Rig, ident: str, count: int, limit: float) -> None:
     wait_until(lambda: len(rig.starts(ident)) >= count, limit, f"{ident} began {count} times")
 
 
+def under_way(rig: Rig, pool: PoolProcess) -> set[str]:
+    """What it had been given, and was not answered to have settled."""
+    fetched = {(line.id, line.fence) for line in rig.lines("fetched") if line.pid == pool.pid}
+    settled = {(line.id, line.fence) for line in rig.lines("settled") if line.pid == pool.pid}
+    return {ident for ident, _ in fetched - settled}
+
+
 def seconds_until_gone(pids: Iterable[int], bound: float) -> float:
     """How long these processes still run: less than the bound, and what the machine keeps this one waiting."""
     with Stalls() as stalls:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import threading
@@ -63,7 +62,9 @@ class FailPoints:
     def at(self, point: str, verbs: Collection[str] = ()) -> None:
         """The program is at `point`, with these verbs in the call."""
         for action in self._reached(point, verbs) if self._left else ():
-            os.kill(os.getpid(), _SIGNALS[action])
+            signal.pthread_kill(
+                threading.get_ident(), _SIGNALS[action]
+            )  # sent to the process, it may hit this thread late
 
     def _reached(self, point: str, verbs: Collection[str]) -> list[str]:
         """What is to be done now."""

@@ -186,6 +186,7 @@ class Dying:
         if self.breaks is not None and self.calls == self.at:
             raise self.breaks
         changed = self.real.bulk(where, verb, limit=limit)
+        time.sleep(0.1)  # the sweep goes by ages: what dies at its very start may look as old as what was dead before
         while (lease := self.real.fetch("default")) is not None:
             self.real.abandon(lease, "again")
         return changed

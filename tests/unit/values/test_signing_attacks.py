@@ -458,8 +458,8 @@ ATTACKS: dict[str, tuple[Callable[[bytes], bytes], bool]] = {
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_inspector_tells_a_wrong_signature_from_a_wrong_body(attack: str) -> None:
     change, about_signature = ATTACKS[attack]
-    assert Inspector(SIGNER, {}).inspect(a_lease(BODY), 0.0).outcome is None
-    outcome = Inspector(SIGNER, {}).inspect(a_lease(change(BODY)), 0.0).outcome
+    assert Inspector(SIGNER, {}).inspect(a_lease(BODY), float).outcome is None
+    outcome = Inspector(SIGNER, {}).inspect(a_lease(change(BODY)), float).outcome
     assert isinstance(outcome, Rejected)
     assert outcome.signature is about_signature
 
