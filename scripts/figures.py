@@ -60,7 +60,8 @@ def _summary(values: list[str]) -> str:
     numbers = sorted(float(value.split(" ", 1)[0]) for value in values)
     unit = values[0].partition(" ")[2]
     middle = _short(statistics.median(numbers))
-    return f"{middle} {unit}" if len(numbers) == 1 else f"{middle} … {_short(numbers[-1])} {unit}"
+    text = middle if len(numbers) == 1 else f"{middle} … {_short(numbers[-1])}"
+    return f"{text} {unit}".rstrip()
 
 
 def _short(number: float) -> str:
