@@ -32,8 +32,8 @@ class Fault:
 
 PROCESSES = (
     Fault("child killed", strikes.child_killed, 100, 10, {"its message runs again": 0.5}),
-    Fault("child stopped", strikes.child_stopped, 10, 1, {"killed, after its timeout": 1.5}),
-    Fault("fork server killed", strikes.fork_server_killed, 30, 3, {}),
+    Fault("child stopped", strikes.child_stopped, 5, 1, {"killed, after its timeout": 1.5}),
+    Fault("fork server killed", strikes.fork_server_killed, 20, 3, {}),
 )
 """No broker's matter."""
 
@@ -41,22 +41,22 @@ MASTERS = (
     Fault(
         "master killed",
         strikes.master_killed,
-        *(8, 1),
+        *(5, 1),
         {"its children are gone": 1.0, "all messages are redelivered": 3.0},
     ),
-    Fault("master stopped", strikes.master_stopped, 5, 1, {"its message is redelivered": 3.0}),
+    Fault("master stopped", strikes.master_stopped, 3, 1, {"its message is redelivered": 3.0}),
 )
 """A lease of 2 s, and what is left of 0.8 s until the next reap."""
 
 BACK = 5.0
 
 BROKERS = (
-    Fault("connections cut", strikes.connections_cut, 100, 5, {"the next ack is accepted": BACK}),
-    Fault("reply of a settlement lost", strikes.reply_cut, 100, 5, {"that settlement is known": BACK}),
-    Fault("reply of a settlement swallowed", strikes.reply_swallowed, 5, 1, {"that settlement is known": BACK}),
-    Fault("black hole of 3 s", strikes.black_hole, 8, 1, {"after it, the first ack is accepted": BACK}),
-    Fault("half-open", strikes.half_open, 8, 1, {"the next ack is accepted": BACK}),
-    Fault("broker killed", strikes.broker_killed, 8, 1, {"since it answers, the first ack is accepted": BACK}),
+    Fault("connections cut", strikes.connections_cut, 50, 5, {"the next ack is accepted": BACK}),
+    Fault("reply of a settlement lost", strikes.reply_cut, 50, 5, {"that settlement is known": BACK}),
+    Fault("reply of a settlement swallowed", strikes.reply_swallowed, 3, 1, {"that settlement is known": BACK}),
+    Fault("black hole of 3 s", strikes.black_hole, 5, 1, {"after it, the first ack is accepted": BACK}),
+    Fault("half-open", strikes.half_open, 5, 1, {"the next ack is accepted": BACK}),
+    Fault("broker killed", strikes.broker_killed, 5, 1, {"since it answers, the first ack is accepted": BACK}),
 )
 
 TINY = (

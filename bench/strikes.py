@@ -163,7 +163,7 @@ def _reply_dropped(stage: Stage, *, silent: bool) -> dict[str, float]:
             calls = SETTLE_CALLS[pool.url.partition(":")[0]]
             proxy.drop_replies(1, match=calls, then="silent" if silent else "cut")
         known = stage.line("settled", lambda line: line.answer == "already", struck)
-        asked = stage.line("asked", lambda line: (line.id, line.fence) == (known.id, known.fence), struck)
+        asked = stage.line("asked", lambda line: (line.id, line.fence) == (known.id, known.fence))
         for proxy in stage.proxies:
             proxy.drop_replies(0)
         return {"that settlement is known": known.at - asked.at}
