@@ -182,7 +182,7 @@ def test_connections_that_hold_leases_are_reset_and_nothing_is_lost(broker: Brok
             host.proxy.cut()
     rig.wait_drained()
     account = rig.account()
-    # A crash is charged by a copy: a connection that is cut between copy and delete leaves two, with numbers of their own.
+    # A crash is charged by a copy: a cut between copy and delete leaves two, each with numbers of its own.
     assert not account.lost | account.ghosts | account.wrong_attempts
     assert len(account.double_settles | account.reruns | account.fences) < 160 / 10
     assert len(account.duplicates) < 160 / 2
