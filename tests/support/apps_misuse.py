@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from apps_pool import HELD, LONG, note
+from apps_pool import HELD, LONG, note, rubbish_to_all
 
 import jobpool
 from jobpool.mechanism.frames import Result, Verdict
@@ -62,10 +62,7 @@ def write_everywhere(ctx: jobpool.JobContext) -> None:
     """In its first delivery it writes rubbish to every descriptor that takes it, and stays."""
     note(ctx, "start")
     if ctx.fence == 1:
-        for fd in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(OSError):
-                os.set_blocking(fd, False)
-                os.write(fd, b"rubbish " * 20)
+        rubbish_to_all()
         time.sleep(LONG)
     note(ctx, "end")
 

@@ -361,15 +361,19 @@ def leave_thread(ctx: jobpool.JobContext) -> None:
     note(ctx, "end")
 
 
+def rubbish_to_all() -> None:
+    """To every descriptor that takes it."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            os.set_blocking(fd, False)
+            os.write(fd, b"rubbish " * 20)
+
+
 @jobpool.handler
 def write_rubbish(ctx: jobpool.JobContext) -> None:
-    """To every descriptor that takes it."""
     note(ctx, "start")
     if ctx.fence == 1:
-        for fd in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(OSError):
-                os.set_blocking(fd, False)
-                os.write(fd, b"rubbish " * 20)
+        rubbish_to_all()
     note(ctx, "end")
 
 

@@ -65,7 +65,7 @@ def torture(
     face = _Face(folder, is_verbose, json_, given["restart_broker"] or "", given["queue"] or "")
     try:
         result = face.run(options, faults)
-    except BaseException:
+    except BaseException:  # an interrupt too: whatever ends it, what was written is told of, and the error goes on
         has_begun = any(folder.glob("*.log"))
         _forget(folder, not is_named and not has_begun)
         if has_begun:
