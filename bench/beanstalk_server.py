@@ -55,12 +55,15 @@ class BeanstalkServer(Server):
 
 
 @contextmanager
-def beanstalkd(directory: Path, *, binlog: bool = False) -> Iterator[BeanstalkServer]:
-    """One in memory; with `binlog` it writes a log, and syncs it every 50 ms, as it does by itself."""
+def beanstalkd(directory: Path, *, binlog: bool = False, port: int = 0) -> Iterator[BeanstalkServer]:
+    """One in memory; with `binlog` it writes a log, and syncs it every 50 ms, as it does by itself.
+
+    `port`: 0 = a free one.
+    """
     program = shutil.which("beanstalkd")
     if program is None:
         raise ServerMissing("there is no beanstalkd: scripts/services up installs it")
-    port = free_port()
+    port = port or free_port()
     words = [program, "-l", HOST, "-p", str(port), "-z", str(2 * BODIES)]
     if binlog:
         words += ["-b", str(directory)]

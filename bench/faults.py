@@ -32,7 +32,7 @@ class Fault:
 
 PROCESSES = (
     Fault("child killed", strikes.child_killed, 100, 10, {"its message runs again": 0.5}),
-    Fault("child stopped", strikes.child_stopped, 5, 1, {"killed, after its timeout": 1.5}),
+    Fault("child stopped", strikes.child_stopped, 20, 1, {"killed, after its timeout": 1.5}),
     Fault("fork server killed", strikes.fork_server_killed, 20, 3, {}),
 )
 """No broker's matter."""
@@ -41,10 +41,10 @@ MASTERS = (
     Fault(
         "master killed",
         strikes.master_killed,
-        *(5, 1),
+        *(10, 1),
         {"its children are gone": 1.0, "all messages are redelivered": 3.0},
     ),
-    Fault("master stopped", strikes.master_stopped, 3, 1, {"its message is redelivered": 3.0}),
+    Fault("master stopped", strikes.master_stopped, 10, 1, {"its message is redelivered": 3.0}),
 )
 """A lease of 2 s, and what is left of 0.8 s until the next reap."""
 
@@ -53,11 +53,15 @@ BACK = 5.0
 BROKERS = (
     Fault("connections cut", strikes.connections_cut, 50, 5, {"the next ack is accepted": BACK}),
     Fault("reply of a settlement lost", strikes.reply_cut, 50, 5, {"that settlement is known": BACK}),
-    Fault("reply of a settlement swallowed", strikes.reply_swallowed, 3, 1, {"that settlement is known": BACK}),
-    Fault("black hole of 3 s", strikes.black_hole, 5, 1, {"after it, the first ack is accepted": BACK}),
-    Fault("half-open", strikes.half_open, 5, 1, {"the next ack is accepted": BACK}),
-    Fault("broker killed", strikes.broker_killed, 5, 1, {"since it answers, the first ack is accepted": BACK}),
+    Fault("reply of a settlement swallowed", strikes.reply_swallowed, 10, 1, {"that settlement is known": BACK}),
+    Fault("black hole of 3 s", strikes.black_hole, 10, 1, {"after it, the first ack is accepted": BACK}),
+    Fault("half-open", strikes.half_open, 10, 1, {"the next ack is accepted": BACK}),
+    Fault("broker killed", strikes.broker_killed, 10, 1, {"since it answers, the first ack is accepted": BACK}),
 )
+
+OWNED = ("connections cut", "black hole of 3 s", "broker killed")
+"""What beanstalkd is struck by, besides a killed master, whose leases end with its connection. It does not know the
+repeat of a settlement, and its server may forget when the lease of a silent holder ends."""
 
 TINY = (
     PROCESSES[0],
@@ -74,6 +78,8 @@ STAGES = (
     ("sqlite", SHORT, (*PROCESSES, *MASTERS)),
     *((broker, SHORT, MASTERS) for broker in ("redis", "postgres")),
     *((broker, LONG, BROKERS) for broker in ("redis", "postgres")),
+    ("beanstalkd", SHORT, MASTERS[:1]),
+    ("beanstalkd", LONG, tuple(fault for fault in BROKERS if fault.name in OWNED)),
 )
 
 

@@ -14,11 +14,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from bench import servers
+from bench.beanstalk_server import beanstalkd
 from bench.livepool import wait_for
 from bench.plan import Plan
 from jobpool.backend import QueueBackend
 from jobpool.definition import JobDefinition
 from jobpool.opening import open_backend
+from jobpool.torture import processes
 from jobpool.torture.fleet import Fleet
 from jobpool.torture.ledger import LEDGER, Ledger, Line
 from jobpool.torture.network import Proxy
@@ -50,12 +52,14 @@ class Mortal:
     def _program(self) -> AbstractContextManager[servers.Server]:
         if self._name == "redis":
             return servers.redis(self._directory, SYNCED, self._port)
+        if self._name == "beanstalkd":
+            return beanstalkd(self._directory, binlog=True, port=self._port)
         return servers.postgres(self._directory, port=self._port)
 
     def kill(self) -> None:
         """SIGKILL; to Postgres SIGQUIT, upon which it ends as in a crash, and takes its processes along."""
         if self._server is not None:
-            os.kill(self._server.pid, signal.SIGKILL if self._name == "redis" else signal.SIGQUIT)
+            os.kill(self._server.pid, signal.SIGQUIT if self._name == "postgres" else signal.SIGKILL)
         self._life.close()
 
     def close(self) -> None:
@@ -102,6 +106,17 @@ class Stage:
     def pool_of(self, child: int) -> Pool:
         return wait_for(lambda: next((p for p in self.pools if child in p.children()), None), f"the pool of {child}")
 
+    def send(self, pid: int, number: signal.Signals) -> float:
+        """Send a signal to a process of a pool; CLOCK_MONOTONIC just before.
+
+        Raises:
+            ProcessLookupError: It is none, or none any more.
+        """
+        at = time.monotonic()
+        if not processes.send(pid, number, lambda pid: any(pid in processes.tree_of(pool.pid) for pool in self.pools)):
+            raise ProcessLookupError(f"pid {pid} is no process of these pools")
+        return at
+
     # --- the queue ----------------------------------------------------------------------------------
 
     def enqueue(self, count: int, seconds: float, timeout: float | None = None) -> list[str]:
@@ -146,7 +161,7 @@ class Stage:
 
 @contextmanager
 def stage(plan: Plan, broker: str, ttl: float) -> Iterator[Stage]:
-    """One on `sqlite`, `redis` or `postgres`, gone afterwards. `ttl`: seconds."""
+    """One on `sqlite`, `redis`, `postgres` or `beanstalkd`, gone afterwards. `ttl`: seconds."""
     with plan.scratch() as directory:
         directory.chmod(0o711)  # Postgres has to get to its files
         made = Stage(directory, broker, ttl)

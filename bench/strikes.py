@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +34,7 @@ def child_killed(stage: Stage) -> dict[str, float]:
     """SIGKILL to a child at work."""
     [ident] = stage.enqueue(1, 0.2)
     begun = stage.started(ident)
-    struck = _signal(begun.pid, signal.SIGKILL)
+    struck = stage.send(begun.pid, signal.SIGKILL)
     noted = stage.line("asked", lambda line: line.id == ident)
     again = stage.started(ident, 2)
     return {"its end is noted": noted.at - struck, "its message runs again": again.at - struck}
@@ -47,7 +46,7 @@ def child_stopped(stage: Stage) -> dict[str, float]:
     begun = stage.started(ident)
     pool = stage.pool_of(begun.pid)
     ended = death_of(begun.pid)
-    _signal(begun.pid, signal.SIGSTOP)
+    stage.send(begun.pid, signal.SIGSTOP)
     due = begun.at + TIMEOUT
     return {"killed, after its timeout": ended() - due, "its place is filled": _replaced(stage, pool, begun.pid) - due}
 
@@ -62,7 +61,7 @@ def fork_server_killed(stage: Stage) -> dict[str, float]:
     [ident] = stage.enqueue(1, 0.2)
     pool = stage.pool_of(stage.started(ident).pid)
     old = set(pool.children())
-    struck = _signal(pool.fork_servers()[-1], signal.SIGKILL)
+    struck = stage.send(pool.fork_servers()[-1], signal.SIGKILL)
     wait_for(lambda: not old & set(pool.children()) or None, "the old children are gone")
     ready = stage.wait_ready(pool)
     again = stage.started(ident, 2)
@@ -74,7 +73,7 @@ def master_killed(stage: Stage) -> dict[str, float]:
     """SIGKILL to a master whose children are at work; the other pool goes on, and another is started afterwards."""
     doomed, mine = _occupied(stage, 1.0)
     ends = [death_of(pid) for pid in [*doomed.children(), *doomed.fork_servers()]]
-    struck = _signal(doomed.pid, signal.SIGKILL)
+    struck = stage.send(doomed.pid, signal.SIGKILL)
     gone = max(ended() for ended in ends)
     came = _redelivered(stage, mine)
     stage.start()
@@ -92,9 +91,9 @@ def master_stopped(stage: Stage) -> dict[str, float]:
     begun = stage.started(ident)
     frozen = stage.pool_of(begun.pid)
     ended = death_of(begun.pid)
-    struck = _signal(frozen.pid, signal.SIGSTOP)
+    struck = stage.send(frozen.pid, signal.SIGSTOP)
     [came] = _redelivered(stage, [ident])
-    woken = _signal(frozen.pid, signal.SIGCONT)
+    woken = stage.send(frozen.pid, signal.SIGCONT)
     dropped = ended()
     stage.drain()
     stage.wait_ready(frozen)
@@ -198,10 +197,3 @@ def _restored(stage: Stage) -> float:
 def _pass(seconds: float) -> None:
     """Let the fault last: the only time that is waited for by the clock."""
     time.sleep(seconds)
-
-
-def _signal(pid: int, number: signal.Signals) -> float:
-    """Send it to a process that lives; CLOCK_MONOTONIC just before."""
-    at = time.monotonic()
-    os.kill(pid, number)
-    return at

@@ -131,7 +131,7 @@ def test_a_pause_that_its_leases_outlive_costs_nothing(rig: Rig) -> None:
     rig.wait_drained()
     assert len(rig.starts(timed)) == 1
     rig.account().assert_once_each()
-    assert not rig.lines("lost")
+    assert {line.id for line in rig.lines("lost")} <= {timed}, "its renewal may meet its ack, which came just before"
     assert not sleeper.log("a child died")
     stop_all(rig, [sleeper, other])
 

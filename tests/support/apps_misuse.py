@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from apps_pool import HELD, LONG, note, rubbish_to_all
 
 import jobpool
+from jobpool.child.recycle import resident
 from jobpool.mechanism.frames import Result, Verdict
 
 
@@ -98,13 +99,13 @@ def flood(ctx: jobpool.JobContext, mebibytes: int, then: str = "") -> None:
 
 @jobpool.handler
 def outgrow(ctx: jobpool.JobContext, mebibytes: int) -> None:
-    """Takes that much memory and keeps it: a line `effect` after the first third, and another when all of it is there.
+    """Takes that much memory, 10 MiB at a time, and keeps it: a line `effect` each time, with its size in MiB by then.
 
-    Who may kill it on the way sees to it that a third is too little for that.
+    And another, `all`, when all of it is there.
     """
     note(ctx, "start")
-    third = (mebibytes << 20) // 3
-    for size, tag in ((third, "a third"), (2 * third, "all")):
-        HELD.append(bytearray(size))
-        note(ctx, "effect", tag=tag)
+    for _ in range(0, mebibytes, 10):
+        HELD.append(bytearray(10 << 20))
+        note(ctx, "effect", tag=str(resident() >> 20))
+    note(ctx, "effect", tag="all")
     time.sleep(LONG)

@@ -13,7 +13,6 @@ from typing import Any
 from jobpool.backend import QueueBackend
 from jobpool.definition import JobDefinition
 from jobpool.opening import open_backend
-from jobpool.torture import clocks
 from jobpool.torture.clocks import PoolClock
 from jobpool.torture.fleet import Fleet
 from jobpool.torture.nemesis import Nemesis
@@ -130,7 +129,7 @@ def fleet_rig(
     route = find_route(url)
     networks = [Proxy(route.host, route.port) for _ in range(2)] if isinstance(route, Route) else []
     urls = [route.to(proxy.host, proxy.port) for proxy in networks if isinstance(route, Route)] or [url, url]
-    own = [PoolClock(directory / f"clock{number}") for number in range(2)] if moved and not clocks.missing() else []
+    own = [PoolClock(directory / f"clock{number}") for number in range(2)] if moved else []
     flags = (
         "-A",
         str(directory / "app.py"),
@@ -146,7 +145,7 @@ def fleet_rig(
     program = (sys.executable, "-m", "jobpool.cli.main")
     told = {"TOLD": str(directory / "told"), "PYTHONDONTWRITEBYTECODE": "1"}
     fleet = Fleet(directory, urls, flags, environment=told, clocks=own, program=program)
-    reasons = {"no_network": route if isinstance(route, str) else "", "no_clock": clocks.missing()}
+    reasons = {"no_network": route if isinstance(route, str) else "", "no_clock": "these pools have none"}
     nemesis = Nemesis(fleet, networks, own, restart_broker, record=directory / "record", **reasons)
     backend = open_backend(url)
     try:

@@ -30,8 +30,9 @@ from jobpool.opening import open_backend
 from jobpool.runtime_dir import PoolFile, discover
 from jobpool.signing import EnvelopeSigner
 from jobpool.torture import processes
+from jobpool.torture.account import Account
 from jobpool.torture.ledger import LEDGER, Ledger, Line
-from jobpool.torture.oracle import Account, count
+from jobpool.torture.oracle import count
 from jobpool.torture.processes import is_alive
 from support.waiting import wait_ended, wait_until
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobpool.cli.output import Column, note, plural, say, table
 from jobpool.opening import redact
+from jobpool.torture.remains import listed
 from jobpool.torture.result import MEANINGS, quantiles
 from jobpool.units import format_duration
 
@@ -162,6 +163,8 @@ def _figures(plan: Plan, result: Result) -> Iterator[str]:
             f"timeouts: {late['n']:g} in pools that nothing held up, given their verdict {late['p50']:.2f} s (p50),"
             f" {late['p99']:.2f} s (p99), {late['max']:.2f} s (max) past their time"
         )
+    descriptors = ", ".join(f"{pool} {listed(kinds)}" for pool, kinds in result.descriptors.items())
+    yield f"descriptors: {descriptors or 'not compared'}"
     yield f"seconds: {', '.join(f'{name} {seconds:.0f}' for name, seconds in result.seconds.items())}"
     yield from left_out(plan)
     yield from (f"problem: {text}" for text in result.problems)

@@ -9,7 +9,7 @@ answered came after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from jobpool.backend import Capabilities, Message, State
@@ -140,6 +140,10 @@ class Story:
     def at(self, fence: int) -> Delivery | None:
         """The delivery of that number, if anybody has seen it."""
         return self._deliveries.get(fence)
+
+    def after(self, fence: int) -> Iterator[Delivery]:
+        """The deliveries with a higher number."""
+        return (delivery for delivery in self.deliveries if delivery.fence > fence)
 
     @property
     def is_empty(self) -> bool:

@@ -90,20 +90,6 @@ class Nemesis:
         self.restarts: list[tuple[float, float]] = []
         self.problems: list[str] = []
         fleet.excuse = self._excuse
-        self._means: dict[str, Callable[[Fault, Pool], Deed]] = {
-            "child.kill": self._kill_child,
-            "child.stop": self._stop_child,
-            "forkserver.kill": self._kill_fork_server,
-            "forkserver.stop": self._stop_fork_server,
-            "master.kill": self._kill_master,
-            "master.stop": self._stop_master,
-            "group.stop": self._stop_group,
-            "pool.term": self._term,
-            "pool.hup": self._hup,
-            "broker.restart": self._restart_broker,
-            "clock.jump": self._jump,
-            **dict.fromkeys(("net.cut", "net.hole", "net.refuse", "net.delay", "net.drop"), self._trouble),
-        }
 
     # --- what it can do -----------------------------------------------------------------------------
 
@@ -139,7 +125,7 @@ class Nemesis:
             raise ValueError(f"fault {fault.number} is for pool {fault.pool}, and there are {len(self._fleet.pools)}")
         pool = self._fleet.pools[fault.pool]
         try:
-            deed = self._means[fault.kind](fault, pool)
+            deed = MEANS[fault.kind](self, fault, pool)
         except Missed as missed:
             return self._note("missed", fault, Deed(f"missed: {missed}"))
         except NetworkFailed as error:
@@ -364,6 +350,22 @@ class Nemesis:
         finally:
             os.close(descriptor)
 
+
+MEANS: dict[str, Callable[[Nemesis, Fault, Pool], Deed]] = {
+    "child.kill": Nemesis._kill_child,
+    "child.stop": Nemesis._stop_child,
+    "forkserver.kill": Nemesis._kill_fork_server,
+    "forkserver.stop": Nemesis._stop_fork_server,
+    "master.kill": Nemesis._kill_master,
+    "master.stop": Nemesis._stop_master,
+    "group.stop": Nemesis._stop_group,
+    "pool.term": Nemesis._term,
+    "pool.hup": Nemesis._hup,
+    "broker.restart": Nemesis._restart_broker,
+    "clock.jump": Nemesis._jump,
+    **dict.fromkeys(("net.cut", "net.hole", "net.refuse", "net.delay", "net.drop"), Nemesis._trouble),
+}
+"""How each kind is struck."""
 
 _OVER_AT_ONCE = (".kill", ".term", ".hup", ".cut", ".restart")
 """Kinds whose `seconds` are not theirs to undo: the fleet starts the pool again."""

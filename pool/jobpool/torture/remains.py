@@ -16,10 +16,13 @@ LIVE = (State.WAITING, State.DELAYED, State.LEASED)
 NOT_DELETED = 100
 """Looks after which a queue that does not become empty is left as it is."""
 
-TOLERATED = {"socket": 8}
-OTHERS_TOLERATED = 2
-"""Descriptors of one kind that a master may have more than before: a master opens a connection when a call finds all
-others in use, and keeps a few of them. What leaks with every fault is more than that soon."""
+MEMORY = "/memfd:"
+"""How a piece of shared memory is named among descriptors."""
+
+SOCKETS_TOLERATED = 8
+FILES_TOLERATED = 2
+"""Descriptors of one kind that a master may have more than before: it opens a connection when a call finds all others
+in use, and keeps a few of them. What leaks with every fault is more than that soon; of other kinds none is allowed."""
 
 
 def kept(backend: QueueBackend, queue: str) -> list[Message]:
@@ -69,13 +72,28 @@ def purge(backend: QueueBackend, queue: str) -> None:
             return
 
 
-def grown(before: Mapping[str, Counter[str]], now: Mapping[str, Counter[str]]) -> list[str]:
-    """Which masters have more descriptors than before, and of what kind."""
-    found = []
-    for pool, counts in now.items():
-        more = counts - before.get(pool, Counter())
-        told = {kind: count for kind, count in more.items() if count > TOLERATED.get(kind, OTHERS_TOLERATED)}
-        if pool in before and told:
-            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(told.items()))
-            found.append(f"{pool}: {kinds} more than the {before[pool].total()} before")
-    return found
+def difference(before: Mapping[str, Counter[str]], now: Mapping[str, Counter[str]]) -> dict[str, dict[str, int]]:
+    """By pool, how many descriptors of each kind its master has more than before; < 0: fewer. Equal ones left out."""
+    kinds = {pool: sorted({*before[pool], *counts}) for pool, counts in now.items() if pool in before}
+    changes = {pool: {kind: now[pool][kind] - before[pool][kind] for kind in found} for pool, found in kinds.items()}
+    return {pool: {kind: change for kind, change in found.items() if change} for pool, found in changes.items()}
+
+
+def grown(changes: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Which masters have more descriptors than before, and of what kind; what connections explain left out."""
+    found = {
+        pool: {kind: more for kind, more in kinds.items() if more > _tolerated(kind)} for pool, kinds in changes.items()
+    }
+    return [f"{pool}: {listed(kinds)}" for pool, kinds in found.items() if kinds]
+
+
+def listed(kinds: Mapping[str, int]) -> str:
+    """The changes of a pool, for people."""
+    return ", ".join(f"{change:+d} {kind}" for kind, change in kinds.items()) or "as before"
+
+
+def _tolerated(kind: str) -> int:
+    if kind == "socket":
+        return SOCKETS_TOLERATED
+    is_file = kind.startswith("/") and not kind.startswith(MEMORY)
+    return FILES_TOLERATED if is_file else 0

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobpool.torture.oracle import Account
+from jobpool.torture.account import Account
 from jobpool.torture.tally import Tally
 
 MEANINGS = {
@@ -44,6 +44,7 @@ class Result:
         excused: Jobs whose counters were not judged, for the broker may have left a copy (`Capabilities.atomic_nack`).
         late: Seconds from a timeout to its verdict, of all jobs that hung in a pool that was not held up.
         dead: Dead letters by reason.
+        descriptors: By pool, what its master has more open (< 0: less) than after the warm-up, by kind.
         struck: Faults by kind.
         left_out: Kinds of fault that this run had none of → why.
         problems: What went wrong with the torture itself, not with the pools.
@@ -57,6 +58,7 @@ class Result:
     excused: int = 0
     late: list[float] = field(default_factory=list)
     dead: dict[str, int] = field(default_factory=dict)
+    descriptors: dict[str, dict[str, int]] = field(default_factory=dict)
     struck: dict[str, int] = field(default_factory=dict)
     missed: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
@@ -73,8 +75,8 @@ class Result:
     def take(self, account: Account, copied: Collection[str] = ()) -> None:
         """What the oracle counted. `copied`: ids that are not judged by their counters and numbers either."""
         for count, found in account.violations().items():
-            judged = found if count in EVEN_OF_COPIES else found.difference(copied)
-            self.add(count, [_with_reason(account, ident) for ident in judged])
+            excused = () if count in EVEN_OF_COPIES else copied
+            self.add(count, [f"{ident}: {why}" for ident, why in found.items() if ident not in excused])
         self.duplicates, self.overlaps = len(account.duplicates), len(account.overlaps)
         self.excused = len(account.excused.union(copied))
 
@@ -98,6 +100,7 @@ class Result:
             "excused": self.excused,
             "late": quantiles(self.late),
             "dead": self.dead,
+            "descriptors": self.descriptors,
             "faults": {"struck": sum(self.struck.values()), "missed": self.missed, "by_kind": self.struck},
             "left_out": self.left_out,
             "problems": self.problems,
@@ -105,10 +108,6 @@ class Result:
             "left": self.left,
             "interrupted": self.interrupted,
         }
-
-
-def _with_reason(account: Account, ident: str) -> str:
-    return f"{ident}: {'; '.join(account.notes.get(ident, ()))}"
 
 
 SHARES = {"p50": 0.50, "p99": 0.99, "max": 1.0}

@@ -183,11 +183,12 @@ class Run:
         """Descriptors are compared once nothing runs; children that were replaced last need a moment."""
 
         def grown() -> list[str]:
-            return remains.grown(before, self._fleet.descriptors())
+            self.result.descriptors = remains.difference(before, self._fleet.descriptors())
+            return remains.grown(self.result.descriptors)
 
         with self._pace.phase("idle", IDLE_LIMIT):
             self._pace.wait(lambda: not grown(), IDLE_LIMIT)
-            self.result.add("FD", grown())
+            self.result.add("FD", remains.grown(self.result.descriptors))
 
     def _stop(self) -> None:
         with self._pace.phase("stop", STOP_LIMIT):

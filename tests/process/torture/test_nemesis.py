@@ -11,7 +11,7 @@ import pytest
 from support.fleetrig import LIMIT, FleetRig, fleet_rig
 from support.waiting import wait_until
 
-from jobpool.torture import clocks, processes
+from jobpool.torture import processes
 from jobpool.torture.schedule import KINDS
 
 pytestmark = pytest.mark.xdist_group("nemesis")  # two pools for all of them
@@ -194,7 +194,6 @@ def test_a_pool_that_ends_by_itself_is_told_of_and_started_again(shared: FleetRi
 # --- clocks, the broker, and all at once ------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(bool(clocks.missing()), reason=clocks.missing() or "libfaketime is there")
 @pytest.mark.parametrize("seconds", [3600.0, -3600.0])
 def test_the_clock_of_one_pool_jumps_and_comes_back(rig: FleetRig, seconds: float) -> None:
     rig.strike("clock.jump", seconds=60.0, amount=seconds)
@@ -205,7 +204,6 @@ def test_the_clock_of_one_pool_jumps_and_comes_back(rig: FleetRig, seconds: floa
     assert ahead(rig.wait_told_by("pool1")["pool1"]) == pytest.approx(0.0, abs=SKEW)
 
 
-@pytest.mark.skipif(bool(clocks.missing()), reason=clocks.missing() or "libfaketime is there")
 def test_jumps_may_overlap(rig: FleetRig) -> None:
     rig.strike("clock.jump", seconds=60.0, amount=100.0)
     rig.strike("clock.jump", seconds=0.01, amount=200.0)

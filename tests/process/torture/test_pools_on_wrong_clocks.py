@@ -12,9 +12,6 @@ from support.servers import fresh_name, shared_redis
 from support.waiting import wait_until
 
 from jobpool.definition import JobDefinition
-from jobpool.torture import clocks
-
-pytestmark = pytest.mark.skipif(bool(clocks.missing()), reason=clocks.missing() or "libfaketime is there")
 
 TTL = 2.0
 HOUR = 3600.0

@@ -40,12 +40,14 @@ def test_a_moment_is_one_line() -> None:
 
 
 def test_a_clean_report_has_every_count(capsys: pytest.CaptureFixture[str]) -> None:
-    report(PLAN, Result(late=[0.5, 1.0]), None, None, "jobpool torture --seed 17")
+    result = Result(late=[0.5, 1.0], descriptors={"pool1": {"socket": 1}, "pool2": {}})
+    report(PLAN, result, None, None, "jobpool torture --seed 17")
     shown = capsys.readouterr().out
     for name in MEANINGS:
         assert f"\n{name} " in shown
     assert "\nclean.  jobpool " in shown
     assert "timeouts: 2 in pools that nothing held up, given their verdict 0.50 s (p50), 1.00 s (p99)" in shown
+    assert "\ndescriptors: pool1 +1 socket, pool2 as before\n" in shown
     assert shown.endswith("\nagain: jobpool torture --seed 17\n")
     assert "ledger" not in shown
 

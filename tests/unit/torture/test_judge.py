@@ -8,7 +8,7 @@ import pytest
 
 from jobpool.torture.judge import AFTER, Window, broken_keys, copied, overruns, recounted, repeated, unpoisoned, unrun
 from jobpool.torture.ledger import Line
-from jobpool.torture.remains import OTHERS_TOLERATED, TOLERATED, grown
+from jobpool.torture.remains import FILES_TOLERATED, SOCKETS_TOLERATED, difference, grown, listed
 from jobpool.torture.result import quantiles
 from jobpool.torture.tally import Tally
 from jobpool.torture.workload import TIMEOUT, Item
@@ -90,17 +90,30 @@ def test_a_unique_key_has_one_message() -> None:
     assert broken_keys([first, Line("enq", "b", tag="b")], items) == {"b"}
 
 
-def test_descriptors_may_grow_by_a_few_connections_and_no_more() -> None:
-    most = TOLERATED["socket"]
-    before = {"pool1": Counter(socket=10, pipe=3)}
-    assert grown(before, {"pool1": Counter(socket=10 + most, pipe=3 + OTHERS_TOLERATED)}) == []
-    assert grown(before, {"pool1": Counter(socket=11 + most, pipe=3)}) == [
-        f"pool1: {1 + most} socket more than the 13 before"
-    ]
-    assert grown(before, {"pool1": Counter(socket=5, pipe=4 + OTHERS_TOLERATED)}) == [
-        f"pool1: {1 + OTHERS_TOLERATED} pipe more than the 13 before"
-    ]
-    assert grown(before, {"pool2": Counter(socket=50)}) == []
+def more(now: dict[str, int], pool: str = "pool1") -> dict[str, dict[str, int]]:
+    return difference({"pool1": Counter({"socket": 10, "pipe": 3, "/jobs.db": 1})}, {pool: Counter(now)})
+
+
+def test_descriptors_are_compared_by_kind_and_pool() -> None:
+    assert more({"socket": 12, "pipe": 3}) == {"pool1": {"socket": 2, "/jobs.db": -1}}
+    assert more({"socket": 10, "pipe": 3, "/jobs.db": 1}) == {"pool1": {}}
+    assert more({"socket": 50}, "pool2") == {}
+    assert listed({"socket": 2, "/jobs.db": -1}) == "+2 socket, -1 /jobs.db"
+    assert listed({}) == "as before"
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        ({"socket": 10 + SOCKETS_TOLERATED, "/jobs.db": 1 + FILES_TOLERATED}, []),
+        ({"socket": 11 + SOCKETS_TOLERATED}, [f"pool1: +{1 + SOCKETS_TOLERATED} socket"]),
+        ({"/jobs.db": 2 + FILES_TOLERATED}, [f"pool1: +{1 + FILES_TOLERATED} /jobs.db"]),
+        ({"pipe": 4, "anon_inode:[pidfd]": 1}, ["pool1: +1 anon_inode:[pidfd], +1 pipe"]),
+        ({"/memfd:jobpool (deleted)": 1}, ["pool1: +1 /memfd:jobpool (deleted)"]),
+    ],
+)
+def test_descriptors_may_grow_by_a_few_connections_and_nothing_else(now: dict[str, int], told: list[str]) -> None:
+    assert grown(more(now)) == told
 
 
 def test_quantiles() -> None:

@@ -9,8 +9,9 @@ import pytest
 from stories import ID, asked, cut_short, enq, failed, fetched, kept, ran, reaped, run, settled, unknown
 
 from jobpool.backend import Capabilities, Message, State
+from jobpool.torture.account import Account
 from jobpool.torture.ledger import Line
-from jobpool.torture.oracle import Account, count
+from jobpool.torture.oracle import count
 
 COPYING = Capabilities(atomic_nack=False, idempotent_settle=False)
 INEXACT = Capabilities(atomic_nack=False, exact_crashes=False)
@@ -99,7 +100,7 @@ CLEAN = [
 def test_what_is_right(lines: list[Line], messages: list[Message]) -> None:
     account = counted(lines, messages)
 
-    assert account.is_clean, account.notes
+    assert account.is_clean, account.reasons
     account.assert_clean()
 
 
@@ -245,8 +246,8 @@ CAUGHT = [
 def test_what_is_wrong(lines: list[Line], messages: list[Message], counts: set[str]) -> None:
     account = counted(lines, messages)
 
-    assert named(account) == counts, account.notes
-    assert account.notes[ID]
+    assert named(account) == counts, account.reasons
+    assert {attribute for attribute, _ in account.reasons} == counts, "a reason for each"
 
 
 def test_ghosts() -> None:
