@@ -71,7 +71,7 @@ def fork_server_killed(stage: Stage) -> dict[str, float]:
 
 def master_killed(stage: Stage) -> dict[str, float]:
     """SIGKILL to a master whose children are at work; the other pool goes on, and another is started afterwards."""
-    doomed, mine = _occupied(stage, 1.0)
+    doomed, mine = _occupied(stage, 0.3)
     ends = [death_of(pid) for pid in [*doomed.children(), *doomed.fork_servers()]]
     struck = stage.send(doomed.pid, signal.SIGKILL)
     gone = max(ended() for ended in ends)
