@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -26,6 +26,10 @@ BROKEN = 70
 """Exit status of a child whose main function raised, or returned no status."""
 
 VICTIM_POINTS = 300
+
+ASKS_STACK = signal.SIGUSR1
+"""Makes a child write its stack. It is blocked from the fork until the child can: unheard, it would end it."""
+
 _PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}
 
 ChildMain = Callable[[ChildBoot], int]
@@ -110,10 +114,11 @@ def _settle_in(birth: Birth) -> ChildBoot:
     linux.die_with_parent(birth.server_pid)
     linux.become_subreaper()
     linux.prefer_as_victim(VICTIM_POINTS)
-    reset_signals()
+    reset_signals({ASKS_STACK})
     _set_streams(output)
     faulthandler.enable(file=trace, all_threads=True)
-    faulthandler.register(signal.SIGUSR1, file=trace, all_threads=True, chain=False)
+    faulthandler.register(ASKS_STACK, file=trace, all_threads=True, chain=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {ASKS_STACK})
     _reseed()
     return ChildBoot(
         slot=birth.slot,
@@ -127,16 +132,16 @@ def _settle_in(birth: Birth) -> ChildBoot:
     )
 
 
-def reset_signals() -> None:
+def reset_signals(blocked: Iterable[signal.Signals] = ()) -> None:
     """Every signal does what it does to a plain program: one that a stranger sends to a child ends it, as a crash.
 
-    What Python itself ignores stays ignored.
+    What Python itself ignores stays ignored; those that are to stay blocked wait.
     """
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - _PYTHON_IGNORES:
         if signal.getsignal(number) not in (signal.SIG_DFL, None):
             signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _set_streams(output: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import socket
 import time
 from dataclasses import dataclass
@@ -134,10 +135,14 @@ class Nursery:
         # Not the board's descriptor: the child has the mapping, and a handler that writes to every descriptor it finds
         # must not write over the pages of the others.
         self._inheritance.keep = {0, 1, 2, *birth.fds}
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {newborn.ASKS_STACK})
+        pid = -1
         try:
             pid = os.fork()
         finally:
             self._inheritance.keep = None
+            if pid:  # the child unblocks it itself
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if pid == 0:
             self._control.detach()  # closed already; its number may be another's by now
             newborn.live(birth)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 
-from support.poolrig import Rig
+from support.changing_app import an_app
+from support.poolrig import PoolProcess, Rig
 from support.waiting import wait_until
 
 
@@ -18,4 +20,29 @@ def test_quit_logs_every_childs_stack(rig: Rig) -> None:
     assert len(rig.starts(ident)) == 1
     pool.send(signal.SIGTERM)
     wait_until(lambda: pool.header().draining)
+    assert pool.stop() == 0
+
+
+SLOW_BIRTH = """
+import time
+os.register_at_fork(after_in_child=lambda: time.sleep(1.5))
+"""
+
+
+def children(pool: PoolProcess) -> list[int]:
+    """Those that its scoreboard shows; none before there is one."""
+    with contextlib.suppress(StopIteration, OSError, ValueError):
+        return sorted(pool.slots().values())
+    return []
+
+
+def test_quit_ends_no_child_that_is_being_born(rig: Rig) -> None:
+    pool = rig.start_pool(app=an_app(rig, extra=SLOW_BIRTH))
+    wait_until(lambda: len(children(pool)) == 2)
+    born = children(pool)
+    pool.send(signal.SIGQUIT)
+    wait_until(lambda: len(pool.log("stack of a child")) == 2)
+    pool.wait_ready(2)
+    assert children(pool) == born
+    assert not pool.log("a child died")
     assert pool.stop() == 0
