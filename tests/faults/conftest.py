@@ -16,6 +16,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "row(*numbers): of docs/faults.md that it shows")
     config.addinivalue_line("markers", "on(*brokers): runs on these; on SQLite without it")
     config.addinivalue_line("markers", "own_server: on a server of the test's own, which keeps what it has answered")
+    config.addinivalue_line("markers", "ttr(seconds): how long leases last on beanstalkd; 10 without it")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -28,7 +29,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker | None]:
     """None on SQLite."""
     alone = request.node.get_closest_marker("own_server") is not None
-    with fault_broker(request.param, tmp_path, alone=alone) as broker:
+    ttr = request.node.get_closest_marker("ttr")
+    with fault_broker(request.param, tmp_path, alone=alone, ttr=ttr and ttr.args[0]) as broker:
         yield broker
 
 

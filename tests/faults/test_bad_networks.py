@@ -10,14 +10,19 @@ import pytest
 from support.faultmoves import Figure, gated, let_pass, seconds_until_gone, start_on, start_pools, stop_all
 from support.outages import (
     BACK,
+    IDLE_CPU,
     NO_ANSWER,
+    OUTAGE,
+    complaints,
     costing,
     part,
+    wait_back,
     wait_begun_after,
-    wait_one_more,
+    wait_fetched_after,
 )
-from support.poolrig import PoolProcess, Rig
-from support.poolrig_brokers import Broker
+from support.poolrig import LIMIT, PoolProcess, Rig
+from support.poolrig_brokers import SHORT_TTR, Broker
+from support.stalls import Stalls
 from support.waiting import wait_until
 
 from jobpool.backend import State
@@ -25,13 +30,19 @@ from jobpool.backend import State
 if TYPE_CHECKING:
     from support.poolrig_servicebus import ServiceBusBroker
 
-TTL = 2.5
+TTL = 3.5
+"""Seconds: those who are not cut off must keep their leases through the pauses of a busy machine."""
+
 HOLE = 30.0 if os.environ.get("POOLTEST_FULL") else 2 * TTL
 """Seconds that a black hole lasts."""
 
 LEASES = ("--ttl", str(TTL), "--max-crashes", "0")
 NEVER_GIVEN_UP = ("--max-crashes", "0", "--crash-back-off", "0")
 REFUSED = "a settlement was refused"
+CUTS = 6
+ENDS = 2.0
+"""Seconds that leases last which end in an outage."""
+
 LONG_LOCK = 30.0
 COOLDOWN = 600.0
 """Seconds: nobody would wait for its end."""
@@ -54,31 +65,31 @@ def test_a_pool_behind_a_black_hole_loses_what_it_holds_and_nobody_else_notices(
     broker: Broker, rig: Rig, figure: Figure
 ) -> None:
     """Three hosts; one is cut off for two ttls while it holds a job that is done and one that runs."""
+    stalls = Stalls()
     hosts = [broker.host() for _ in range(3)]
     lonely = rig.start_pool(*LEASES, url=hosts[0].url).wait_ready(2)
     cut_off, heard = rig.directory / "cut off", rig.directory / "heard"
     done = rig.enqueue("again", {"first": 0.0, "later": 0.1, "until": str(cut_off), "then": str(heard)})
     running = rig.enqueue("again", {"first": 60, "later": 0.1})
-    held = [line.pid for line in rig.wait_started(done, running)]
-    others = start_on(hosts[1:], rig, *LEASES)
-    begun = time.monotonic()
-    hosts[0].proxy.black_hole()
-    cut_off.touch()
-    feed(rig)
-    before = settled(*others)
-
-    seconds_until_gone(held[1:], TTL + 1.0)
-    assert time.monotonic() - begun > TTL / 2, "not before its lease had ended"
+    with stalls:
+        held = [line.pid for line in rig.wait_started(done, running)]
+        others = start_on(hosts[1:], rig, *LEASES)
+        begun = time.monotonic()
+        hosts[0].proxy.black_hole()
+        cut_off.touch()
+        feed(rig)
+        seconds_until_gone(held[1:], TTL + 1.0)
+    # It was renewed a third of it ago at most, or as late as the machine had kept its master waiting.
+    assert time.monotonic() - begun > 0.6 * TTL - stalls.longest, "not before its lease had ended"
     assert rig.ends(done)
-    wait_until(lambda: len(rig.starts(running)) == len(rig.starts(done)) == 2, TTL + BACK, "redelivered")
+    wait_back(lambda: len(rig.starts(running)) == len(rig.starts(done)) == 2, "redelivered", TTL + BACK)
     assert {line.pid for ident in (running, done) for line in rig.starts(ident)[1:]} <= children(*others)
-    assert settled(*others) > before
     halfway = settled(*others)
-    with costing([lonely]) as cost:
-        let_pass(begun + HOLE - time.monotonic())
-    assert cost.cpu < 0.1 + 0.05 * cost.seconds, "no busy loop"
     feed(rig)
-    assert settled(*others) > halfway
+    with costing([lonely]) as cost:
+        wait_back(lambda: settled(*others) >= halfway + 50, "nobody else notices")
+        let_pass(max(2.0, begun + HOLE - time.monotonic()))
+    assert cost.cpu < 0.1 + 0.05 * cost.seconds, "no busy loop"
 
     hosts[0].proxy.restore()
     back = time.monotonic()
@@ -87,7 +98,7 @@ def test_a_pool_behind_a_black_hole_loses_what_it_holds_and_nobody_else_notices(
     # More than the others' children can take at once: something is left for it, however late it comes.
     for _ in range(5):
         gated(rig, heard, priority=1)
-    wait_until(lambda: any(line.at > back and line.pid in family for line in rig.starts()), BACK, "it works again")
+    wait_back(lambda: any(line.at > back and line.pid in family for line in rig.starts()), "it works again")
     figure("work goes on after", min(ln.at for ln in rig.starts() if ln.at > back and ln.pid in family) - back, "s")
     message = rig.inspect(done)
     assert (message.state, message.deliveries) == (State.LEASED, 2), "the late ack of the first delivery was refused"
@@ -120,31 +131,41 @@ def children(*pools: PoolProcess) -> set[int]:
 
 @pytest.mark.row(8)
 @pytest.mark.on("beanstalk", "servicebus")
+@pytest.mark.ttr(SHORT_TTR)
 def test_behind_a_black_hole_an_attempt_ends_with_its_lease_and_the_pool_goes_on(
     broker: Broker, rig: Rig, figure: Figure
 ) -> None:
-    """By this machine's clock; nothing that it did is settled. The other pool may get its job before it is back."""
+    """By this machine's clock; nothing that it did is settled. The other pool may get its job before it is back.
+
+    The hole lasts until health tells.
+    """
     host = broker.host()
     pool = rig.start_pool("--max-crashes", "0", url=host.url).wait_ready(2)
     back_again = rig.directory / "back again"
     long = gated(rig, back_again, back_again)
-    [line] = rig.wait_started(long)
-    start_apart(broker, rig, 1, "--max-crashes", "0")
-    host.proxy.black_hole()
-    cut = time.monotonic()
-    figure("the attempt ends after", seconds_until_gone([line.pid], broker.lasts + 1.5), "s")
-    assert time.monotonic() - cut > broker.lasts / 4, "not before its lease had ended"
+    with Stalls() as stalls:
+        [line] = rig.wait_started(long)
+        start_apart(broker, rig, 1, "--max-crashes", "0")
+        host.proxy.black_hole()
+        cut = time.monotonic()
+        figure("the attempt ends after", seconds_until_gone([line.pid], broker.lasts + 1.5), "s")
+    assert time.monotonic() - cut > 0.5 * broker.lasts - stalls.longest, "not before its lease had ended"
+    with costing([pool]) as cost:
+        wait_back(lambda: "broker" in complaints(pool), "health tells", OUTAGE + BACK)
+    assert cost.cpu < IDLE_CPU * max(OUTAGE, cost.seconds), "no busy loop"
+    assert cost.lines <= 8, "and no flood of its log"
+    assert complaints(pool) <= {"broker", "reaper"}
     back_again.touch()
     host.proxy.restore()
     back = time.monotonic()
     rig.enqueue_many("work", [{"seconds": 0.05}] * 60)
     family = set(pool.children())
-    wait_until(lambda: any(line.at > back and line.pid in family for line in rig.starts()), BACK, "it works again")
-    wait_until(lambda: len(rig.starts(long)) >= 2, BACK + broker.lasts, "redelivered")
+    wait_back(lambda: any(line.at > back and line.pid in family for line in rig.starts()), "it works again")
+    wait_back(lambda: len(rig.starts(long)) >= 2, "redelivered", BACK + broker.lasts)
     rig.wait_drained()
     account = rig.account()
     account.assert_clean()
-    assert not account.overlaps
+    assert not account.overlaps | account.excused
     assert pool.header().lost >= 1
     stop_all(rig, rig.pools)
 
@@ -157,11 +178,11 @@ def test_behind_a_black_hole_an_attempt_ends_with_its_lease_and_the_pool_goes_on
 def test_connections_that_are_reset_again_and_again(broker: Broker, rig: Rig) -> None:
     start_apart(broker, rig, 2)
     before = [host.proxy.counts().connections for host in broker.hosts]
-    rig.enqueue_many("work", [{"seconds": 0.01}] * 400)
-    for _ in range(10):
-        wait_one_more(rig)
+    for _ in range(CUTS):
+        wait_fetched_after(rig, time.monotonic())
         for host in broker.hosts:
             host.proxy.cut()
+    wait_fetched_after(rig, time.monotonic())
     rig.wait_drained()
     account = rig.account()
     account.assert_once_each()
@@ -175,17 +196,19 @@ def test_connections_that_are_reset_again_and_again(broker: Broker, rig: Rig) ->
 def test_connections_that_hold_leases_are_reset_and_nothing_is_lost(broker: Broker, rig: Rig) -> None:
     """What was not settled when its lease went runs again, maybe beside the attempt that has lost it."""
     start_apart(broker, rig, 2, *NEVER_GIVEN_UP)
-    rig.enqueue_many("work", [{"seconds": 0.01}] * 160)
-    for _ in range(4):
-        wait_one_more(rig, BACK + broker.lasts)  # what was leased may have to run out first
+    for _ in range(CUTS // 2):
+        wait_fetched_after(rig, time.monotonic())
         for host in broker.hosts:
             host.proxy.cut()
+    wait_fetched_after(rig, time.monotonic())
     rig.wait_drained()
     account = rig.account()
     # A crash is charged by a copy: a cut between copy and delete leaves two, each with numbers of its own.
     assert not account.lost | account.ghosts | account.wrong_attempts
-    assert len(account.double_settles | account.reruns | account.fences) < 160 / 10
-    assert len(account.duplicates) < 160 / 2
+    few = len(rig.enqueued) / 10
+    assert len(account.double_settles | account.reruns | account.fences) < few
+    assert len(account.excused) < few
+    assert len(account.duplicates) < len(rig.enqueued) / 2
     stop_all(rig, rig.pools)
 
 
@@ -194,16 +217,16 @@ def test_connections_that_hold_leases_are_reset_and_nothing_is_lost(broker: Brok
 def test_a_server_that_closes_every_connection_under_load(broker: Broker, rig: Rig) -> None:
     """CLIENT KILL, pg_terminate_backend: what an administrator does, and what a failover does to those who wait."""
     start_pools(rig, 2)
-    rig.enqueue_many("work", [{"seconds": 0.01}] * 400)
     closed = 0
-    for _ in range(8):
-        wait_one_more(rig)
+    for _ in range(CUTS):
+        wait_fetched_after(rig, time.monotonic())
         closed += broker.disconnect_all()
+    wait_fetched_after(rig, time.monotonic())
     rig.wait_drained()
     account = rig.account()
     account.assert_once_each()
     assert not any(account.crashes.values())
-    assert closed >= 16
+    assert closed >= 2 * CUTS
     stop_all(rig, rig.pools)
 
 
@@ -216,7 +239,7 @@ def test_half_open_connections_are_left_behind(broker: Broker, rig: Rig, figure:
     wait_until(lambda: len(rig.ends()) > 20)
     for host in broker.hosts:
         host.proxy.black_hole(keep=False)
-    wait_until(lambda: all(pool.log(NO_ANSWER) for pool in pools), BACK)
+    wait_until(lambda: all(pool.log(NO_ANSWER) for pool in pools), LIMIT, "they notice")
     assert all(host.proxy.counts().bytes_lost for host in broker.hosts)
     for host in broker.hosts:
         host.proxy.restore()
@@ -242,7 +265,7 @@ def test_leases_that_end_in_an_outage_are_neither_lost_nor_settled_late(
     """
     host = broker.host()
     breaker = ("--breaker-threshold", "2", "--breaker-cooldown", str(COOLDOWN), "--breaker-max-cooldown", str(COOLDOWN))
-    pools = start_pools(rig, 2, "--ttl", "1", "--max-crashes", "0", *breaker, workers=1, url=host.url)
+    pools = start_pools(rig, 2, "--ttl", str(ENDS), "--max-crashes", "0", *breaker, workers=1, url=host.url)
     cut = rig.directory / "cut"
     ends_then = {"first": 0, "later": 0.1, "until": str(cut)}
     held = rig.enqueue_many("again", [{"first": 60, "later": 0.1}, ends_then], priority=1)
@@ -250,13 +273,13 @@ def test_leases_that_end_in_an_outage_are_neither_lost_nor_settled_late(
     waiting = rig.enqueue_many("work", [{"seconds": 0.02}] * 20)
     part(host)
     cut.touch()
-    seconds_until_gone(pids[:1], 1.0 + 1.0)
-    wait_until(lambda: all(pool.header().lost >= 1 for pool in pools), 1.0 + BACK, "the other one's result is dropped")
-    wait_until(lambda: all(pool.log(OPENED) for pool in pools), BACK, "the breakers are open")
+    seconds_until_gone(pids[:1], ENDS + 1.0)
+    wait_until(lambda: all(pool.header().lost >= 1 for pool in pools), LIMIT, "the other one's result is dropped")
+    wait_until(lambda: all(pool.log(OPENED) for pool in pools), LIMIT, "the breakers are open")
     assert not any(rig.starts(ident) for ident in waiting)
     host.proxy.restore()
     back = time.monotonic()
-    wait_until(lambda: all(len(rig.starts(ident)) == 2 for ident in held), BACK, "redelivered")
+    wait_back(lambda: all(len(rig.starts(ident)) == 2 for ident in held), "redelivered")
     figure("work goes on after", wait_begun_after(rig, back), "s")
     rig.wait_drained()
     account = rig.account()
@@ -277,9 +300,11 @@ def test_pools_can_be_stopped_while_their_broker_is_away(broker: Broker, rig: Ri
     ids = rig.enqueue_many("work", [{"seconds": 0.5}, {"seconds": 60}])
     rig.wait_started(*ids)
     part(host)
-    begun = time.monotonic()
-    stop_all(rig, rig.pools)
-    assert time.monotonic() - begun < 1.0 + 2 * BACK
+    with Stalls() as stalls:
+        begun = time.monotonic()
+        stop_all(rig, rig.pools)
+        took = time.monotonic() - begun
+    assert took < 1.0 + 2 * BACK + stalls.seconds
     assert all(pool.log("leases are left to expire: the broker did not answer") for pool in pools)
     assert set(ids) == {message.id for message in rig.backend.list_messages()}
 
@@ -302,21 +327,22 @@ def test_locks_outlive_an_outage_that_is_shorter_than_they_are(
     rig.enqueue_many("work", [{"seconds": 0.02}] * 120, **steady)
     wait_until(lambda: len(rig.ends()) > 10)
     broker.restart()
-    wait_begun_after(rig, time.monotonic(), 2 * BACK)
+    restarted = time.monotonic()
+    rig.enqueue("work", **steady)  # all the others may be done by now
+    wait_begun_after(rig, restarted)
     for host in hosts:
         part(host)
-    wait_until(lambda: all(pool.log(NO_ANSWER) for pool in pools), 2 * BACK, "it is told")
+    wait_until(lambda: all(pool.log(NO_ANSWER) for pool in pools), LIMIT, "it is told")
     with costing(pools) as cost:
         let_pass(1.0)
     assert cost.cpu < 0.4, "no busy loop"
     for host in hosts:
         host.proxy.restore()
     back = time.monotonic()
-    last = rig.enqueue("work", **steady)
-    rig.wait_started(last, limit=2 * BACK)
+    rig.wait_started(rig.enqueue("work", **steady))
     figure("work goes on after", wait_begun_after(rig, back), "s")
     wait_until(lambda: rig.ends(long), what="the attempt has gone on")
     assert len(rig.starts(long)) == 1
-    wait_until(lambda: settled(*pools) == 122, what="what had ended is settled under its old lease")
+    wait_until(lambda: settled(*pools) == 123, what="what had ended is settled under its old lease")
     rig.account().assert_once_each()
     stop_all(rig, rig.pools)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import statistics
 import time
@@ -14,6 +15,7 @@ import pytest
 from support import apps_pool
 from support.faultmoves import Figure, gated, start_pools, stop_all
 from support.poolrig import PoolProcess, Rig, kill_child
+from support.seeds import printed_seed
 from support.stalls import Stalls
 from support.waiting import wait_until
 
@@ -36,15 +38,14 @@ OF_EACH = {"sqlite": 25}
 FEW = 6
 IDLE_ROUNDS = 3
 SUCCESSOR = 1.0
-"""Seconds within which a killed child has a ready successor: half of them well within it, on a busy machine too."""
+"""Seconds within which a killed child has a ready successor, each of them; half of them in half of it."""
 
 
 @pytest.mark.row(2)
 @pytest.mark.on("sqlite", "redis", "postgres", "beanstalk", "servicebus")
 def test_children_killed_at_every_phase_of_a_job(rig: Rig, figure: Figure, request: pytest.FixtureRequest) -> None:
     """Each job kills its child once, at its phase; jobs that go on beside them notice nothing."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = printed_seed()
     gate = rig.directory / "gate"
     pools = start_pools(rig, 2, *FLAGS, workers=3, app=str(APP))
     steady = [gated(rig, gate, gate) for _ in range(2)]
@@ -69,7 +70,7 @@ def test_children_killed_at_every_phase_of_a_job(rig: Rig, figure: Figure, reque
     assert not account.overlaps
     assert sum(account.crashes.values()) == sum(phase in CHARGED for phase in doomed.values()), "CR = kills of runs"
     assert not rig.dead()
-    _check_successors(_events(rig), stalls.longest, figure)
+    _check_successors(rig, stalls, figure)
     stop_all(rig, pools)
 
 
@@ -122,30 +123,35 @@ def _killed(rig: Rig) -> dict[str, str]:
     return {event["id"]: event["phase"] for event in _events(rig) if event["event"] == "killed" and event["id"]}
 
 
-def _check_successors(events: list[dict[str, Any]], stalled: float, figure: Figure) -> None:
-    """From each kill to the next child of that slot that is about to say that it is ready."""
-    births: dict[tuple[int, int], list[float]] = defaultdict(list)
+def _check_successors(rig: Rig, stalls: Stalls, figure: Figure) -> None:
+    """A successor tells it right after its pool has heard that it is ready, so the last ones may be about to."""
+    took = wait_until(lambda: _seconds_to_successors(_events(rig)), what="each has a successor that is ready")
+    for seconds in took:
+        figure("successor ready", seconds, "s")
+    assert statistics.median(took) < SUCCESSOR / 2 + stalls.longest
+    assert max(took) < SUCCESSOR + stalls.seconds, (sorted(took)[-10:], stalls.seconds)
+
+
+def _seconds_to_successors(events: list[dict[str, Any]]) -> list[float]:
+    """From each kill to the next child of that slot that has said that it is ready; none yet, if one is missing."""
+    successors: dict[tuple[int, int], list[float]] = defaultdict(list)
     for event in events:
-        if event["event"] == "born":
-            births[event["server"], event["slot"]].append(event["at"])
+        if event["event"] == "ready":
+            successors[event["server"], event["slot"]].append(event["at"])
     took = [
-        min(at for at in births[event["server"], event["slot"]] if at > event["at"]) - event["at"]
+        min((at for at in successors[event["server"], event["slot"]] if at > event["at"]), default=math.inf)
+        - event["at"]
         for event in events
         if event["event"] == "killed"
     ]
-    for seconds in took:
-        figure("successor ready", seconds, "s")
-    assert statistics.median(took) < SUCCESSOR / 2 + stalled
-    assert statistics.quantiles(took, n=10)[-1] < SUCCESSOR + stalled, (sorted(took)[-10:], stalled)
+    return [] if math.inf in took else took
 
 
 @pytest.mark.row(2)
 @pytest.mark.on("sqlite", "redis-cluster")
 def test_children_killed_at_random_moments(rig: Rig) -> None:
     """The sleeps are short, so that kills meet every phase, and the moments between two."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(printed_seed())
     pools = start_pools(rig, 2, *FLAGS)
     rig.enqueue_many("work", [{"seconds": rng.choice((0, 0, 0.005, 0.02))} for _ in range(1500)])
     kills = 0

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pytest
-from support.faultmoves import Figure, most_at_once, start_on, start_pools, stop_all
+from support.faultmoves import Figure, gated, most_at_once, start_on, start_pools, stop_all
 from support.outages import Producer
 from support.poolrig import Rig
 from support.poolrig_brokers import Broker, Host
+from support.stalls import Stalls
+from support.waiting import wait_until
 
-from jobpool.backend import QueueBackend
+from jobpool.backend import QueueBackend, State
 from jobpool.opening import open_backend
 
 NOW_AND_THEN = 0.2
 """The share of replies that are lost."""
 
 LIMIT = 2
+
+TTL, LONGER = 2.0, 4.0
+"""Seconds, where a lease has to run out: of the pool that is killed, and of the one that reaps."""
+
+BACK_WITHIN = TTL + LONGER / 3 * 1.2 + 1.5
+"""Seconds: the lease, the longest time between two reaps, and a fetch and the start of a job on a busy machine."""
 
 
 @pytest.fixture
@@ -76,7 +86,10 @@ def test_settlements_that_nobody_answers_lose_nothing(broker: Broker, hosts: lis
     rig.wait_drained()
     stop_all(rig, pools)
     assert dropped(hosts) >= 2
-    rig.account().assert_clean()
+    account = rig.account()
+    account.assert_clean()
+    assert len(account.excused) <= dropped(hosts), "judged but where a copy may have been left"
+    assert account.excused <= set(failing), "an ack copies nothing"
     assert {line.id for line in rig.ends()} == rig.enqueued
     assert all({line.attempt for line in rig.starts(ident)} == {1, 2} for ident in failing)
 
@@ -110,6 +123,40 @@ def test_a_fetch_that_is_asked_again_gets_the_same_leases(
 
 
 @pytest.mark.row(9)
+@pytest.mark.on("redis", "postgres")
+def test_what_a_fetch_has_leased_that_is_never_asked_again_comes_back_after_the_ttl(
+    broker: Broker, rig: Rig, figure: Figure
+) -> None:
+    """Its reply is lost, and its pool with it: no delivery of it was ever seen, and it is charged as a crash."""
+    host = broker.host()
+    [pool] = start_on([host], rig, "--ttl", f"{TTL:g}", workers=1)
+    [other] = start_pools(rig, 1, "--ttl", f"{LONGER:g}", workers=1)
+    gates = {gated(rig, rig.directory / name): rig.directory / name for name in ("one", "two")}
+    begun = rig.wait_started(*gates)  # neither pool fetches: their only children are taken
+    [mine] = [line.id for line in begun if line.pid in pool.children()]
+    [others] = gates.keys() - {mine}
+    held = rig.enqueue("work")
+    host.proxy.drop_replies(match=broker.fetch_calls, then="silent")
+    with Stalls() as stalls:
+        asked = time.monotonic()
+        gates[mine].touch()
+        wait_until(lambda: rig.inspect(held).state is State.LEASED, what="it is fetched")
+        pool.stop(signal.SIGKILL)
+        gates[others].touch()
+        [start] = rig.wait_started(held)
+    assert dropped([host])
+    assert [line.pid for line in rig.lines("fetched", held)] == [other.pid], "it was not seen before"
+    assert (start.fence, start.attempt, start.crashes) == (2, 1, 1)
+    figure("leased by a lost fetch, there again after", start.at - asked, "s")
+    assert TTL < start.at - asked < BACK_WITHIN + stalls.seconds
+    rig.wait_drained()
+    account = rig.account()
+    account.assert_clean()
+    assert account.duplicates <= {mine}, "it may have been killed while it settled that"
+    stop_all(rig, [other])
+
+
+@pytest.mark.row(9)
 @pytest.mark.on("beanstalk", "servicebus")
 def test_what_a_lost_fetch_has_leased_comes_back(broker: Broker, hosts: list[Host], rig: Rig) -> None:
     """With its connection on beanstalkd, when its lock ends on Service Bus."""
@@ -120,7 +167,9 @@ def test_what_a_lost_fetch_has_leased_comes_back(broker: Broker, hosts: list[Hos
     rig.wait_drained()
     stop_all(rig, pools)
     assert dropped(hosts) >= 2
-    rig.account().assert_clean()
+    account = rig.account()
+    account.assert_clean()
+    assert len(account.excused) <= dropped(hosts), "judged but where a copy may have been left"
     assert {line.id for line in rig.ends()} == rig.enqueued
 
 
@@ -169,7 +218,7 @@ def test_pools_that_lose_replies_of_all_kinds_keep_what_was_promised(hosts: list
     rig.enqueue_many("follow_up", [{}] * 20)
     for key in keys * 2:
         rig.enqueue("work", {"seconds": 0.01, "tag": key}, idempotency_key=key)
-    rig.wait_drained(60.0)
+    rig.wait_drained(120.0)  # who meets a key or a limit that is taken comes again after up to 30 s
     stop_all(rig, pools)
     assert dropped(hosts) >= 5
     began = {line.id for line in rig.starts()}

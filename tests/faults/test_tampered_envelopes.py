@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 import os
 import random
-import secrets
 import time
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.faultmoves import Figure
+from support.faultmoves import Figure, begin_peak, peak
 from support.poolrig import PoolProcess, Rig
+from support.seeds import printed_seed
 from support.waiting import wait_until
 
 from jobpool.backend import NewMessage
@@ -141,8 +140,7 @@ def with_other_attempts() -> dict[str, bytes]:
 @pytest.mark.on("sqlite", "redis", "postgres", "beanstalk")
 def test_what_was_tampered_with_is_rejected_or_the_very_same_job(rig: Rig) -> None:
     """Nothing of it is run or imported, nothing runs twice, attempts are the broker's, and the logs are not flooded."""
-    seed = secrets.randbits(32)
-    print(f"seed {seed}")
+    seed = printed_seed()
     marker = rig.directory / "imported"
     (rig.directory / "evil.py").write_text(IMPORTED.format(marker=str(marker)))
     flips = flipped(random.Random(seed))
@@ -171,18 +169,6 @@ def test_what_was_tampered_with_is_rejected_or_the_very_same_job(rig: Rig) -> No
         assert {entry["level"] for entry in told} <= {"critical"}
         assert {entry["id"] for entry in pool.log("a message is dead")} <= set(failing)
     rig.assert_no_processes_left()
-
-
-def begin_peak(pool: PoolProcess) -> int:
-    """From here on its peak is counted anew; bytes that its master has now."""
-    Path(f"/proc/{pool.pid}/clear_refs").write_text("5")
-    return pool.rss()
-
-
-def peak(pool: PoolProcess) -> int:
-    """Most bytes that its master has had at a time."""
-    [line] = [line for line in Path(f"/proc/{pool.pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) << 10
 
 
 def size_of_a_huge_body(rig: Rig) -> int:

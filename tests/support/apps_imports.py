@@ -75,7 +75,7 @@ def say(connection: socket.socket) -> str:
 
 
 def sockets() -> list[str]:
-    """The inodes of all sockets of this process but the pool's own two."""
+    """The inodes of all sockets of this process, the pool's own two among them."""
     links = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):

@@ -3,8 +3,8 @@
 Nothing of this is in the child's own code: the app, which is imported before children are forked, wraps the functions
 that take a frame, run it and answer it. Each job kills its child once, in whichever delivery first comes that far.
 
-What happened is written to the file `phases` beside the ledger: one JSON object a line, `event` `born` (a child is
-about to say that it is ready) or `killed`, with the slot, the fork server and CLOCK_MONOTONIC seconds.
+What happened is written to the file `phases` beside the ledger: one JSON object a line, `event` `ready` (a child
+has said so) or `killed`, with the slot, the fork server and CLOCK_MONOTONIC seconds.
 """
 
 from __future__ import annotations
@@ -78,9 +78,14 @@ doom = Doom()
 class PhasedChild(child_main.Child):
     """A child that looks at each step whether it is to die there."""
 
-    def serve(self) -> int:
-        tell("born", self._boot.slot)
-        return super().serve()
+    _has_told = False
+
+    def _next(self) -> bytes | None:
+        """The first time it is asked for what comes right after the child has said that it is ready."""
+        if not self._has_told:
+            self._has_told = True
+            tell("ready", self._boot.slot)
+        return super()._next()
 
     def _attempt(self, packet: bytes, ack: Any = None) -> str:
         doom.read(packet, self._boot.slot)

@@ -72,15 +72,9 @@ def again(ctx: jobpool.JobContext, first: float, later: float, until: str = "", 
 
 @jobpool.handler
 def hold_gil(ctx: jobpool.JobContext, seconds: float) -> None:
-    """One C call that holds the interpreter lock for about that long: by the best of some rates, on a busy machine."""
-    rates = []
-    for _ in range(5):
-        begun = time.monotonic()
-        sum(range(500_000))
-        rates.append(500_000 / (time.monotonic() - begun))
-    rate = max(rates)
+    """One C call that holds the interpreter lock so long: no thread of the process runs a line of Python meanwhile."""
     note(ctx, "start")
-    sum(range(int(rate * seconds)))
+    ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
     note(ctx, "end")
 
 
@@ -187,10 +181,13 @@ def leave_by_sys_exit(ctx: jobpool.JobContext) -> None:
 
 @jobpool.handler
 def come_back_twice(ctx: jobpool.JobContext) -> None:
-    """A fork whose two sides return."""
+    """A fork whose two sides return: the new one first, which is the harder case; the other says how that one ended."""
     note(ctx, "start")
-    os.fork()
-    note(ctx, "end")
+    tag = ""
+    if fork := os.fork():
+        _, status = os.waitpid(fork, 0)
+        tag = f"the fork exited with {os.waitstatus_to_exitcode(status)}"
+    note(ctx, "end", tag=tag)
 
 
 # --- handlers that hang -----------------------------------------------------------------------------
@@ -333,8 +330,8 @@ def hang(ctx: jobpool.JobContext, how: str) -> None:
 
 
 @jobpool.handler
-def leave_process(ctx: jobpool.JobContext, how: str, then: str = "") -> None:
-    """Leaves a process behind and notes its pid; then it may die itself."""
+def leave_process(ctx: jobpool.JobContext, how: str, then: str = "", times: int = 1) -> None:
+    """Leaves a process behind and notes its pid; then, in its first `times` deliveries, it may die itself."""
     reading, writing = os.pipe()
     if how == "double fork":
         if os.fork() == 0:
@@ -349,7 +346,7 @@ def leave_process(ctx: jobpool.JobContext, how: str, then: str = "") -> None:
     else:
         pid = subprocess.Popen(["sleep", str(LONG)], start_new_session=how == "new session").pid
     note(ctx, "left", tag=str(pid))
-    if then and ctx.fence == 1:
+    if then and ctx.fence <= times:
         os.kill(os.getpid(), signal.Signals[then])
         time.sleep(LONG)
     note(ctx, "end")

@@ -26,6 +26,9 @@ from jobpool.opening import open_backend
 
 MOST = 8
 GRACE = 4 * 3600.0
+INLINE_EVERY = 2
+"""Minutes."""
+
 _DOUBLE = struct.Struct("d")
 _PASSED, _BASE = 0, 1
 _OFFSET, _DONE = 2, 2 + MOST
@@ -69,7 +72,7 @@ class DrivenClock:
 
 
 class DrivenSleeper:
-    """Waits until the driven time has come; says on the page how far it is."""
+    """Waits until the driven time has come; says on the page how far it is, and not that it has woken up for more."""
 
     def __init__(self, page: Page, number: int) -> None:
         self._page = page
@@ -81,13 +84,13 @@ class DrivenSleeper:
     def sleep(self, seconds: float) -> None:
         began = self._page.get(_PASSED)
         self._page.put(_DONE + self._number, began)
-        while self._page.get(_PASSED) < began + seconds:
+        while (passed := self._page.get(_PASSED)) < began + seconds:
+            self._page.put(_DONE + self._number, passed)
             time.sleep(0.002)
-            self._page.put(_DONE + self._number, self._page.get(_PASSED))
 
 
 def a_scheduler(folder: Path) -> Scheduler:
-    """What all of them have: each minute a message, every seven minutes of the hour something inline.
+    """What all of them have: each minute a message, every two minutes something inline.
 
     Or, where the test has schedules of its own: a message for each of these.
     """
@@ -97,7 +100,7 @@ def a_scheduler(folder: Path) -> Scheduler:
             scheduler.define("work").named(name).queue("work").cron(expression).zone(zone).misfire("all(1000)")
         return scheduler
     scheduler.define("work").named("each-minute").queue("work").every_minute().misfire("all(1000)")
-    scheduler.define("note").named("inline").every_minute(7).misfire("all(1000)")
+    scheduler.define("note").named("inline").every_minute(INLINE_EVERY).misfire("all(1000)")
     return scheduler
 
 
@@ -214,6 +217,11 @@ class Drive:
         """Seconds by which the best of those that run is behind; one that comes up is at the beginning."""
         running = [n for n in self.numbers if self._processes[n] is not None and not self._frozen[n]]
         return self.passed - max((self._page.get(_DONE + n) for n in running), default=-1.0)
+
+    def all_asleep(self) -> bool:
+        """Whether all that run have done what was due, and nothing more wakes them up before time passes."""
+        running = [n for n in self.numbers if self._processes[n] is not None and not self._frozen[n]]
+        return all(self._page.get(_DONE + n) >= self.passed for n in running)
 
     def log(self) -> str:
         return (self._folder / "log").read_text()

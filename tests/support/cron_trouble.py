@@ -70,11 +70,16 @@ class Consumer:
 
 
 class Trouble:
-    """What happens to the schedulers, and when; each event has its end."""
+    """What happens to the schedulers, and when; each event has its end.
+
+    Attributes:
+        kills: So many schedulers that ran were killed until now.
+    """
 
     def __init__(self, drive: Drive, dice: random.Random, steps: int, events: int) -> None:
         self._drive = drive
         self._dice = dice
+        self.kills = 0
         self.plan: dict[int, list[Callable[[], None]]] = {}
         for at in sorted(dice.sample(range(5, steps - 60), events)):
             self._add(at)
@@ -83,7 +88,7 @@ class Trouble:
         number, until = self._dice.choice(self._drive.numbers), at + self._dice.randint(5, 50)
         match self._dice.choice(("kill", "freeze", "clock", "clock")):
             case "kill":
-                self._put(at, lambda: self._drive.kill(number))
+                self._put(at, lambda: self._kill(number))
                 self._put(until, lambda: self._restart(number))
             case "freeze":
                 self._put(at, lambda: self._drive.freeze(number, True))
@@ -93,8 +98,12 @@ class Trouble:
                 self._put(at, lambda: self._drive.set_clock(number, step))
                 self._put(until, lambda: self._drive.set_clock(number, 0.0))
 
-    def _restart(self, number: int) -> None:
+    def _kill(self, number: int) -> None:
+        self.kills += self._drive.is_running(number)
         self._drive.kill(number)
+
+    def _restart(self, number: int) -> None:
+        self._kill(number)
         self._drive.start(number)
 
     def _put(self, at: int, what: Callable[[], None]) -> None:

@@ -73,6 +73,18 @@ def seconds_until_gone(pids: Iterable[int], bound: float) -> float:
     return took
 
 
+def begin_peak(pool: PoolProcess) -> int:
+    """From here on its peak is counted anew; bytes that its master has now."""
+    Path(f"/proc/{pool.pid}/clear_refs").write_text("5")
+    return pool.rss()
+
+
+def peak(pool: PoolProcess) -> int:
+    """Most bytes that its master has had at a time."""
+    [line] = [line for line in Path(f"/proc/{pool.pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) << 10
+
+
 def kill_fork_server(pool: PoolProcess) -> int:
     """SIGKILL to the one that it has; its pid."""
     [server] = pool.fork_servers()

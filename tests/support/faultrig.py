@@ -9,19 +9,24 @@ from pathlib import Path
 import pytest
 
 from support.poolrig import Rig
-from support.poolrig_brokers import BROKERS, Broker
+from support.poolrig_brokers import BROKERS, BeanstalkBroker, Broker
 
 EMBEDDED = "sqlite"
 
 
 @contextmanager
-def fault_broker(name: str, folder: Path, *, alone: bool = False) -> Iterator[Broker | None]:
-    """A place on that broker, None for SQLite; `alone`: on a server of its own, which may be killed."""
+def fault_broker(name: str, folder: Path, *, alone: bool = False, ttr: float | None = None) -> Iterator[Broker | None]:
+    """A place on that broker, None for SQLite; `alone`: on a server of its own, which may be killed.
+
+    `ttr`: seconds that leases last on beanstalkd.
+    """
     if name == EMBEDDED:
         yield None
         return
     kind = _kind(name)
     broker = kind.on_its_own(folder / "server") if alone else kind.on_shared_server()
+    if ttr and isinstance(broker, BeanstalkBroker):
+        broker.lasts = ttr
     try:
         yield broker
     finally:

@@ -34,13 +34,14 @@ import jobpool
 
 
 @jobpool.handler
-def tell(ctx: jobpool.JobContext, seconds: float = 0.0) -> None:
-    """Writes which pool runs it, as which process, and what time it has; then sleeps."""
+def tell(ctx: jobpool.JobContext, seconds: float = 0.0, once: bool = False) -> None:
+    """Writes which pool runs it, as which process, and what time it has; then sleeps. `once`: in its first run."""
     told = {"id": ctx.id, "fence": ctx.fence, "pool": os.path.basename(os.environ["JOBPOOL_RUNTIME_DIR"])}
     told |= {"pid": os.getpid(), "wall": time.time(), "mono": time.monotonic()}
     with open(os.environ["TOLD"], "ab", buffering=0) as file:
         file.write(json.dumps(told).encode() + b"\\n")
-    time.sleep(seconds)
+    if ctx.fence == 1 or not once:
+        time.sleep(seconds)
 '''
 
 
@@ -58,8 +59,8 @@ class FleetRig:
     numbers: Iterator[int] = field(default_factory=lambda: iter(range(1_000_000)))
 
     def strike(self, kind: str, pool: int = 0, **options: Any) -> str:
-        """One fault, now."""
-        return self.nemesis.strike(self.a_fault(kind, pool, **options))
+        """One fault, now; what the nemesis says of it."""
+        return self.nemesis.strike(self.a_fault(kind, pool, **options)).said
 
     def a_fault(self, kind: str, pool: int = 0, **options: Any) -> Fault:
         return Fault(next(self.numbers), 0.0, kind, pool, **options)
@@ -154,6 +155,7 @@ def fleet_rig(
         yield FleetRig(directory, url, fleet, nemesis, networks, own, backend)
     finally:
         nemesis.heal(0)
+        nemesis.close()
         fleet.kill_all()
         backend.close()
         close_all(networks)

@@ -12,6 +12,9 @@ from typing import TypeVar
 from jobpool.backend import QueueBackend
 from jobpool.definition import JobDefinition
 from jobpool.errors import BackendUnavailable
+from jobpool.health import MISSED, look
+from jobpool.master.run import BROKER_INTERVAL
+from support.faultmoves import fed
 from support.poolrig import LIMIT, PoolProcess, Rig
 from support.poolrig_brokers import Host
 from support.stalls import Stalls
@@ -21,6 +24,12 @@ T = TypeVar("T")
 
 BACK = 5.0
 """Seconds after the broker, or the way to it, is back within which work goes on."""
+
+OUTAGE = MISSED * BROKER_INTERVAL + 0.5
+"""Seconds after the broker's last answer by which health tells."""
+
+IDLE_CPU = 0.03
+"""Share of a processor that a master may take while its broker is away."""
 
 NO_ANSWER = "the broker does not answer; trying again until it does"
 
@@ -102,21 +111,50 @@ def part(host: Host) -> None:
     host.proxy.cut()
 
 
-def wait_one_more(rig: Rig, limit: float = BACK) -> None:
-    """Wait until one more job has ended, or none is left: within the limit, and what the machine keeps all waiting."""
-    ended, begun = len(rig.ends()), time.monotonic()
+def complaints(pool: PoolProcess) -> set[str]:
+    """The checks of its health that are not well."""
+    return {check.name for check in look(pool.note()).checks if not check.ok}
+
+
+def wait_back(condition: Callable[[], object], what: str, limit: float = BACK) -> float:
+    """Wait until it is so; for how long: less than the limit, and what the machine keeps all waiting."""
+    begun = time.monotonic()
     with Stalls() as stalls:
-        wait_until(lambda: len(rig.ends()) > ended or rig.stats().pending == 0, LIMIT, "one more has ended")
-    assert time.monotonic() - begun < limit + stalls.seconds
+        wait_until(condition, LIMIT, what)
+        took = time.monotonic() - begun
+    assert took < limit + stalls.seconds, f"{what} after {took:.2f} s, and {stalls.seconds:.2f} s were the machine's"
+    return took
+
+
+def wait_fetched_after(rig: Rig, moment: float, limit: float = BACK) -> float:
+    """Wait until each pool has been given jobs that it asked for after that moment, while there are always some.
+
+    How long after it the last one had them: within the limit, as above. What a pool had leased ahead proves nothing.
+    """
+    pids = {pool.pid for pool in rig.pools}
+
+    def all_have() -> bool:
+        return pids <= {line.pid for line in rig.lines("fetched") if line.since > moment}
+
+    with Stalls() as stalls:
+        wait_until(lambda: fed(rig, all_have, 0.01, 50), LIMIT, "each pool fetches again")
+    given = [line for line in rig.lines("fetched") if line.since > moment]
+    after = max(min(line.at for line in given if line.pid == pid) for pid in pids) - moment
+    assert after < limit + stalls.seconds, f"after {after:.2f} s, and {stalls.seconds:.2f} s were the machine's"
+    return after
 
 
 def wait_begun_after(rig: Rig, moment: float, limit: float = BACK) -> float:
-    """Wait until a job begins after that moment; how long after it the first did: within the limit, as above."""
+    """Wait until a job begins that was brought after that moment; how long after it the first did, as above."""
+
+    def begun() -> list[float]:
+        brought = {(line.id, line.fence) for line in rig.lines("fetched") if line.at > moment}
+        return [line.at for line in rig.starts() if (line.id, line.fence) in brought]
+
     with Stalls() as stalls:
-        wait_until(lambda: any(line.at > moment for line in rig.starts()), LIMIT, "work goes on")
-    after = min(line.at for line in rig.starts() if line.at > moment) - moment
-    assert after < limit + stalls.seconds
-    return after
+        first = min(wait_until(begun, LIMIT, "work goes on"))
+    assert first - moment < limit + stalls.seconds
+    return first - moment
 
 
 def insist(call: Callable[[], T]) -> T:

@@ -324,8 +324,11 @@ class Rig:
     def assert_no_processes_left(self, limit: float = 1.0) -> None:
         """ORPHANS: every process of every pool, and whatever handlers started, is dead within the limit."""
         give_up = time.monotonic() + limit
-        while left := self.processes():
-            assert time.monotonic() < give_up, f"still alive after {limit:g} s: {left}"
+        while True:
+            looked_at = time.monotonic()
+            if not (left := self.processes()):
+                return
+            assert looked_at < give_up, f"still alive after {limit:g} s: {left}"
             time.sleep(0.01)
 
     # --- the end ------------------------------------------------------------------------------------

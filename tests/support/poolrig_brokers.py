@@ -28,8 +28,11 @@ from support.servers.redis_cluster import ClusterNode, RedisCluster
 from support.servers.redis_server import DURABLE as DURABLE_REDIS
 from support.waiting import wait_until
 
-TTR = 2
-"""Seconds that a lease lasts on beanstalkd, whatever a pool asks for."""
+TTR = 10.0
+"""Seconds that a lease lasts on beanstalkd, whatever a pool asks for: longer than a busy machine pauses."""
+
+SHORT_TTR = 2.0
+"""The same, for tests of what a lease's end brings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,13 @@ class Broker(ABC):
         place: The prefix or schema.
         hosts: Those that were asked for.
         settle_calls, fetch_calls: Regular expressions that find these among a host's requests.
-        lasts: Seconds that a lease lasts where a pool cannot choose that; 0 = as long as it asks for.
+        lasts: Seconds that a lease lasts where a pool cannot choose that; 0 = as long as it asks for. On beanstalkd it
+            is a part of each URL, and may be set before the first is asked for.
     """
 
     settle_calls: ClassVar[str]
     fetch_calls: ClassVar[str]
-    lasts: ClassVar[float] = 0.0
+    lasts: float = 0.0
 
     def __init__(self, server: Server, *, shared: bool = True) -> None:
         self.server = server
@@ -193,7 +197,7 @@ class BeanstalkBroker(Broker):
         return cls(BeanstalkServer(folder, binlog=True), shared=False)
 
     def url_at(self, host: str, port: int) -> str:
-        return f"beanstalk://{host}:{port}?tube_prefix={self.place}.&ttr={TTR}"
+        return f"beanstalk://{host}:{port}?tube_prefix={self.place}.&ttr={self.lasts:g}"
 
     def commands(self) -> int:
         with self.server.client() as client:

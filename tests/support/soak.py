@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from support.poolrig_brokers import BeanstalkBroker, Broker, PostgresBroker, RedisBroker
+from support.poolrig_brokers import SHORT_TTR, BeanstalkBroker, Broker, PostgresBroker, RedisBroker
 from support.servers import RedisServer
 
 EVERY_SECOND = {"appendonly": "yes", "appendfsync": "everysec"}
@@ -44,7 +44,9 @@ def start(name: str, folder: Path) -> tuple[Broker, list[str]]:
         case "postgres":
             return PostgresBroker.on_its_own(folder / "server"), []
         case "beanstalk":
-            return BeanstalkBroker.on_its_own(folder / "server"), []
+            broker = BeanstalkBroker.on_its_own(folder / "server")
+            broker.lasts = SHORT_TTR
+            return broker, []
         case "servicebus":
             from support.poolrig_servicebus import ServiceBusBroker  # brings the SDK
 

@@ -19,17 +19,19 @@ LONGEST = 0.02
 
 
 def wait_until(condition: Callable[[], T], limit: float = 30.0, what: str = "") -> T:
-    """What `condition` returned as soon as that is true; `AssertionError` after `limit` seconds."""
+    """What `condition` returned as soon as that is true; `AssertionError` if it is false after `limit` seconds.
+
+    Only a look that began after them says so: what came true in a pause of the machine, behind a look, still counts.
+    """
     give_up = time.monotonic() + limit
     while True:
         looked_at = time.monotonic()
         value = condition()
         if value:
             return value
-        now = time.monotonic()
-        if now >= give_up:
+        if looked_at >= give_up:
             raise AssertionError(f"not within {limit} s: {what or getattr(condition, '__name__', condition)}")
-        time.sleep(min(max(now - looked_at, EVERY), LONGEST))
+        time.sleep(min(max(time.monotonic() - looked_at, EVERY), LONGEST))
 
 
 def wait_ended(process: subprocess.Popen[Any], limit: float) -> int:
