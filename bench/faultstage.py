@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,7 +28,6 @@ from jobpool.torture.pool import Pool
 from jobpool.torture.routes import through
 
 WORKERS = 2
-LIMIT = 60.0
 
 SYNCED = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
 """Redis that loses nothing when it is killed."""
@@ -78,15 +77,26 @@ class Stage:
 
     def __init__(self, directory: Path, broker: str, ttl: float) -> None:
         self.ttl = ttl
+        self._life = ExitStack()
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self._build(directory, broker)
+            undo.pop_all()
+
+    def _build(self, directory: Path, broker: str) -> None:
         self.server = None if broker == "sqlite" else Mortal(broker, _made(directory / "server"))
+        if self.server:
+            self._life.callback(self.server.close)
         url = self.server.start() if self.server else f"sqlite:///{directory}/bench.db"
-        self.proxies = [_network(url) for _ in range(2)] if self.server else []
+        self.proxies = [self._life.enter_context(_network(url)) for _ in range(2)] if self.server else []
         urls = [_routed(url, proxy) for proxy in self.proxies] or [url, url]
-        words = ["-A", "jobpool.torture.handlers", "-w", str(WORKERS), "--ttl", f"{ttl:g}", "--stop-grace", "1"]
+        words = ["-A", "jobpool.torture.handlers", "-w", str(WORKERS), "--ttl", f"{self.ttl:g}", "--stop-grace", "1"]
         self._ledger = Ledger(directory / "ledger")
         self._fleet = Fleet(directory, urls, words, environment={LEDGER: str(self._ledger.path)})
         self._backend: QueueBackend = open_backend(url)
+        self._life.callback(self._backend.close)
         self.pools: list[Pool] = self._fleet.pools
+        self._life.callback(self._end_pools)
         self.start()
 
     # --- the pools ----------------------------------------------------------------------------------
@@ -102,6 +112,17 @@ class Stage:
         """CLOCK_MONOTONIC, when its master said so of all children, none of which is dead."""
         wait_for(lambda: (pool.ready() == WORKERS and len(pool.children()) == WORKERS) or None, f"{pool.name} is ready")
         return time.monotonic()
+
+    def mend(self) -> None:
+        """Undo what a fault has left behind that came to no end: all run, and nothing is to be done."""
+        for proxy in self.proxies:
+            proxy.restore()
+            proxy.drop_replies(0)
+        for pid in [pid for pool in self.pools if pool.pid for pid in processes.tree_of(pool.pid)]:
+            with suppress(ProcessLookupError):
+                self.send(pid, signal.SIGCONT)
+        self.start()
+        self.drain()
 
     def pool_of(self, child: int) -> Pool:
         return wait_for(lambda: next((p for p in self.pools if child in p.children()), None), f"the pool of {child}")
@@ -147,16 +168,18 @@ class Stage:
         """The first ack whose call began after that moment, and was accepted."""
         return self.line("settled", lambda line: line.since > after and line.answer == "ok", after)
 
+    # --- the end ------------------------------------------------------------------------------------
+
     def close(self) -> None:
-        for proxy in self.proxies:
-            proxy.restore()
-        self._fleet.stop_all(15.0)
-        self._fleet.kill_all()
-        self._backend.close()
-        for proxy in self.proxies:
-            proxy.close()
-        if self.server:
-            self.server.close()
+        """End pools, proxies and server, as far as they were started."""
+        self._life.close()
+
+    def _end_pools(self) -> None:
+        with ExitStack() as stack:
+            stack.callback(self._fleet.kill_all)
+            for proxy in self.proxies:
+                proxy.restore()
+            self._fleet.stop_all(15.0)
 
 
 @contextmanager

@@ -8,7 +8,8 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ from jobpool.cli.output import answer_json, note
 from jobpool.cli.session import Session
 
 if TYPE_CHECKING:
-    from jobpool.torture.conduct import Plan
+    from jobpool.torture.conduct import Plan, Watcher
     from jobpool.torture.options import Options
+    from jobpool.torture.pace import Moment
     from jobpool.torture.result import Result
     from jobpool.torture.run import Run
     from jobpool.torture.schedule import Fault
@@ -54,12 +56,14 @@ def torture(
     """Run pools under kills, stops, bad networks and moved clocks on your own broker; count what became of each job.
 
     It works in a queue of its own and empties it at the end; no other queue is touched, and the broker is neither
-    configured nor flushed. Exits 0: nothing was lost, ended twice or left behind; 1: something was, and where to look.
+    configured nor flushed. Exits 0: nothing was lost, ended twice or left behind; 1: something was, or nobody can say.
     """
     if given["faults"] == "help":
         _list_faults()
         return
     options, faults = _read(session, replay, given)
+    if shrink and options.queue and options.keep:
+        raise click.UsageError("--shrink runs in --queue again and again, which --keep-all leaves full: omit one")
     folder, is_named = _folder(given["directory"])
     is_verbose = session.log_level("warning") in ("info", "debug")
     face = _Face(folder, is_verbose, json_, given["restart_broker"] or "", given["queue"] or "")
@@ -69,13 +73,14 @@ def torture(
         has_begun = any(folder.glob("*.log"))
         _forget(folder, not is_named and not has_begun)
         if has_begun:
-            note(f"logs and ledger: {folder}")
+            _told(f"logs and ledger: {folder}")
         raise
-    if shrink and not result.is_clean and not result.interrupted:
-        face.shrink(options)
     keeps = is_named or options.keep or not result.is_clean
-    face.report(result, folder if keeps else None)
-    _forget(folder, not keeps)
+    with ExitStack() as whatever_happens:
+        whatever_happens.callback(_forget, folder, not keeps)
+        whatever_happens.callback(face.report, result, folder if keeps else None)
+        if shrink and result.counts and not result.interrupted:
+            face.shrink(options)
     ctx.exit(0 if result.is_clean else FAILED)
 
 
@@ -164,24 +169,29 @@ class _Face:
         self._plan: Plan | None = None
         self._run: Run | None = None
         self._shortest: Path | None = None
+        self._has_said = False
         self._gives_up = False
 
     def run(self, options: Options, faults: Sequence[Fault] | None) -> Result:
         """The one that was asked for, with its progress shown."""
         from jobpool.cli.tortureview import Progress
-        from jobpool.torture.conduct import Watcher, conduct
+        from jobpool.torture.conduct import conduct
 
         with _interrupts(self._interrupt), Progress() as progress:
-            return conduct(options, self._folder, Watcher(self._planned, self._begun, progress.tell), faults)
+            return conduct(options, self._folder, self._watcher(self._planned, progress.tell), faults)
 
     def shrink(self, options: Options) -> None:
-        """Shorter ones, a line each."""
-        from jobpool.torture.conduct import Watcher, find_shorter
+        """Shorter ones, a line each. What has been found is reported, whatever ends the search."""
+        from jobpool.torture.conduct import SHORTEST, find_shorter
 
         assert self._plan is not None
-        quiet = Watcher(lambda _: None, self._begun, lambda _: None)
-        with _interrupts(self._interrupt), suppress(KeyboardInterrupt):
-            self._shortest = find_shorter(options, self._folder, self._plan.faults, quiet, note)
+        quiet = self._watcher(lambda _: None, lambda _: None)
+        path = self._folder / SHORTEST
+        try:
+            with _interrupts(self._interrupt), suppress(KeyboardInterrupt):
+                find_shorter(options, self._folder, self._plan.faults, quiet, _told)
+        finally:
+            self._shortest = path if path.exists() else None
 
     def report(self, result: Result, folder: Path | None) -> None:
         """The answer. `folder`: None = it is removed."""
@@ -198,19 +208,39 @@ class _Face:
         from jobpool.cli import tortureview
 
         self._plan = plan
-        tortureview.head(plan, with_schedule=self._verbose)
+        with suppress(OSError):
+            tortureview.head(plan, with_schedule=self._verbose)
+
+    def _watcher(self, planned: Callable[[Plan], None], show: Callable[[Moment], None]) -> Watcher:
+        from jobpool.torture.conduct import Watcher
+
+        return Watcher(planned, self._begun, partial(self._tell, show), self._over)
 
     def _begun(self, run: Run) -> None:
-        self._run = run
+        self._run, self._has_said = run, False
 
-    def _interrupt(self) -> None:
+    def _tell(self, show: Callable[[Moment], None], moment: Moment) -> None:
+        if self._run is not None and self._run.result.interrupted and not self._has_said:
+            self._has_said = True
+            _told("\ninterrupted: healing, draining for a short time, and counting; again = give up")
+        show(moment)
+
+    def _over(self) -> None:
+        """Until another begins there is nothing to heal or count."""
+        self._run = None
+
+    def _interrupt(self, number: int) -> None:
+        """Called by a signal, in the middle of anything: it writes nothing."""
         if self._gives_up:  # processes are being killed: whoever ended that would leave them behind
             return
-        if self._run is None or self._run.result.interrupted:
+        if self._run is None:
             self._gives_up = True
             raise KeyboardInterrupt
-        note("\ninterrupted: healing, draining for a short time, and counting; again = give up")
-        self._run.interrupt()
+        if not self._run.result.interrupted:
+            self._run.interrupt()
+        elif number != signal.SIGHUP:  # of one closed terminal there may be two: the kernel's, and the shell's
+            self._gives_up = True
+            raise KeyboardInterrupt
 
     def _replay_command(self, folder: Path | None) -> str:
         """What strikes the same faults again: of the file where it is left, else of the seed."""
@@ -233,11 +263,17 @@ class _Face:
         return shlex.join(words)
 
 
+def _told(text: str) -> None:
+    """A line on stderr, if anybody is there to read it: a closed terminal is no end of a run."""
+    with suppress(OSError):
+        note(text)
+
+
 @contextmanager
-def _interrupts(handle: Callable[[], None]) -> Iterator[None]:
+def _interrupts(handle: Callable[[int], None]) -> Iterator[None]:
     """Ctrl-C, TERM, and HUP of a closed terminal call `handle` within the block, unless they are ignored (nohup)."""
     heard = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
-    old = {number: signal.signal(number, lambda *_: handle()) for number in heard}
+    old = {number: signal.signal(number, lambda number, _: handle(number)) for number in heard}
     try:
         yield
     finally:

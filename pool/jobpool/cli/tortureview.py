@@ -6,6 +6,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobpool.cli.output import Column, note, plural, say, table
 from jobpool.opening import redact
-from jobpool.torture.remains import listed
+from jobpool.torture.descriptors import listed
 from jobpool.torture.result import MEANINGS, quantiles
 from jobpool.units import format_duration
 
@@ -75,7 +76,7 @@ def left_out(plan: Plan) -> Iterator[str]:
 
 
 class Progress:
-    """Shows moments while the block runs."""
+    """Shows moments while the block runs, as long as there is anybody to read: a closed terminal is no error."""
 
     def __init__(self) -> None:
         self._live: Live | None = None
@@ -88,11 +89,16 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
+        with suppress(OSError):
+            if self._live is not None:
+                self._live.stop()
 
     def tell(self, moment: Moment) -> None:
         """The newest one."""
+        with suppress(OSError):
+            self._tell(moment)
+
+    def _tell(self, moment: Moment) -> None:
         if sys.stderr.isatty():
             self._show(moment)
         elif moment.phase != self._phase or time.monotonic() - self._written >= EVERY:
@@ -180,8 +186,10 @@ def _schedule(plan: Plan) -> list[str]:
 
 
 def _verdict(result: Result) -> str:
-    if not result.is_clean:
+    if result.counts:
         return f"{plural(result.violations, 'violation')}."
+    if result.doubt:
+        return f"no violation, and not clean: {result.doubt}."
     left = f"; {plural(result.left, 'job')} not done" if result.left else ""
     return f"clean, as far as it came{left}." if result.interrupted else "clean."
 

@@ -30,7 +30,7 @@ class Account:
         ghosts: Delivered, run or kept, and never enqueued.
         double_settles: Ended more often than once, or settled by one whose lease was over.
         reruns: Delivered again, or kept alive, after an accepted end; or delivered while another delivery held it.
-        fences: Delivered or begun under a number that had been another's, or that was not the next.
+        fences: Delivered or begun under a number that had been another's, or that was not above the earlier ones.
         wrong_attempts: Another number of failures than they had.
         wrong_crashes: Another number of crashes than deliveries without a verdict.
         duplicates: Ended more than once. No fault by itself.

@@ -20,6 +20,7 @@ HANDLERS = ("start", "end", "fail", "effect", "left", "follow")
 """Events that a run of the handler writes."""
 
 ACCEPTED = (Settled.OK.value, Settled.ALREADY.value)
+"""Answers of a broker to a settlement that is in force."""
 
 REMEMBERED = 50.0
 """Seconds for which a broker surely knows a call again; less than the contract's 60, for clocks."""
@@ -206,25 +207,26 @@ def links(story: Story, kept: Message | None) -> list[Link]:
     It ends with an accepted ack: what comes after that is another fault.
     """
     found: list[Link] = []
-    before, told, steps = 0, (0, 0), frozenset({(0, 0)})
+    before, told, steps, ended = 0, (0, 0), frozenset({(0, 0)}), ""
     for delivery in story.deliveries:
         if delivery.fetched:
             line = delivery.fetched[0]
             now = (line.attempt - 1, line.crashes)
             found.append(_link(delivery.fence, now, told, steps, delivery.fence - before - 1))
             before, told, steps = delivery.fence, now, frozenset(steps_of(delivery.known))
+            ended = delivery.known.verb
         if delivery.known.verb == "ack":
             return found
     if kept is not None:
-        found.append(_to_kept(kept, before, told, steps))
+        found.append(_to_kept(kept, before, told, steps, ended))
     return found
 
 
-def _to_kept(kept: Message, before: int, told: Step, steps: frozenset[Step]) -> Link:
-    """A lease that runs has added nothing yet."""
+def _to_kept(kept: Message, before: int, told: Step, steps: frozenset[Step], ended: str) -> Link:
+    """A lease that runs has added nothing yet; nor has one that was forfeited, until it is reaped."""
     runs = kept.state is State.LEASED
     unseen = kept.deliveries - before
-    if runs and unseen == 0:
+    if runs and unseen == 0 and ended in ("", "forfeit"):
         steps = frozenset({(0, 0)})
     return _link(kept.deliveries, (kept.attempts, kept.crashes), told, steps, unseen - (runs and unseen > 0))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from jobpool.torture.schedule import KINDS, Fault
 from jobpool.torture.shrink import shrink
 
 SCHEDULE = "schedule.json"
+SHORTEST = "shortest.json"
+"""Files of a run's folder: the schedule; and the shortest part of it that has failed too."""
 
 SHRINK_RUNS = 20
 """Runs, at most, that look for a shorter schedule."""
@@ -51,11 +53,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """Who is told what. `planned`: before the pools are started; `begun`: may be interrupted from then on."""
+    """Who is told what. `planned`: before the pools are started; `begun`, `over`: may be interrupted in between."""
 
     planned: Callable[[Plan], None]
     begun: Callable[[Run], None]
     tell: Callable[[Moment], None]
+    over: Callable[[], None] = lambda: None
 
 
 def conduct(options: Options, folder: Path, watcher: Watcher, faults: Sequence[Fault] | None = None) -> Result:
@@ -88,6 +91,7 @@ def conduct(options: Options, folder: Path, watcher: Watcher, faults: Sequence[F
         run.result.left_out = left_out
         watcher.planned(Plan(options, folder, chosen, left_out, told))
         watcher.begun(run)
+        stack.callback(watcher.over)
         return run.go()
 
 
@@ -151,29 +155,34 @@ def read_schedule(path: Path) -> tuple[list[Fault], dict[str, Any]]:
 
 def find_shorter(
     options: Options, folder: Path, faults: Sequence[Fault], watcher: Watcher, tell: Callable[[str], None]
-) -> Path:
-    """Replay parts of a schedule that has failed, each in a queue of its own; the file of the shortest that fails too.
+) -> Path | None:
+    """Replay parts of a schedule that has failed; the file of the shortest that fails too, None = no shorter one does.
 
     Args:
         options: Of the run that failed, its queue left out where one is made for each.
         folder: Of that run; the runs' folders are made in it.
         tell: Called with a line before and after each run.
 
-    Blocks for `SHRINK_RUNS` runs at most, each as long as its last fault needs.
+    Blocks for `SHRINK_RUNS` runs at most, each as long as its last fault needs. The file is there from the first part
+    that fails on, whatever ends the search.
     """
     tried = 0
+    path = folder / SHORTEST
 
     def fails(part: list[Fault]) -> bool:
         nonlocal tried
         tried += 1
-        return _fails(options, folder / f"shrink{tried:02d}", part, watcher, lambda text: tell(f"run {tried}: {text}"))
+        one = folder / f"shrink{tried:02d}"
+        if not _fails(options, one, part, watcher, lambda text: tell(f"run {tried}: {text}")):
+            return False
+        path.write_text(schedule.dump(part, about(replace(options, seconds=_seconds(part)))))
+        return True
 
     longest = SHRINK_RUNS * _seconds(faults) / 60
     tell(f"looking for a shorter schedule: at most {SHRINK_RUNS} runs, of {longest:.0f} minutes of faults in all")
-    shortest = shrink(list(faults), fails, most=SHRINK_RUNS)
-    path = folder / "shortest.json"
-    path.write_text(schedule.dump(shortest, about(replace(options, seconds=_seconds(shortest)))))
-    return path
+    with suppress(KeyboardInterrupt):
+        shrink(list(faults), fails, most=SHRINK_RUNS)
+    return path if path.exists() else None
 
 
 def _fails(options: Options, folder: Path, part: list[Fault], watcher: Watcher, tell: Callable[[str], None]) -> bool:
@@ -185,11 +194,11 @@ def _fails(options: Options, folder: Path, part: list[Fault], watcher: Watcher, 
     except JobpoolError as error:
         tell(f"did not come to its end: {error}")
         return False
-    found = ", ".join(f"{len(ids)} {count}" for count, ids in result.counts.items()) or "clean"
+    found = ", ".join(f"{len(ids)} {count}" for count, ids in result.counts.items()) or result.doubt or "clean"
     tell(f"{found}, in {time.monotonic() - begun:.0f} s")
     if result.interrupted:
         raise KeyboardInterrupt
-    return not result.is_clean
+    return bool(result.counts)
 
 
 def _seconds(faults: Sequence[Fault]) -> float:

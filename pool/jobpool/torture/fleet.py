@@ -93,6 +93,7 @@ class Fleet:
             Pool(number, url, directory, clock) for number, (url, clock) in enumerate(zip(urls, padded, strict=True))
         ]
         self.ends: list[End] = []
+        self._untold: list[End] = []
         self.excuse: Callable[[Pool], str] = lambda _: ""
 
     @property
@@ -118,12 +119,12 @@ class Fleet:
             The names of those that have not; also of those that have ended meanwhile.
         """
         give_up = time.monotonic() + limit
-        while waiting := [pool for pool in self.pools if not (pool.pid and pool.is_ready())]:
-            self.collect()
+        while True:
+            self._look()
+            waiting = [pool for pool in self.pools if not (pool.pid and pool.is_ready())]
             if time.monotonic() >= give_up or not any(pool.pid for pool in waiting):
-                break
+                return [pool.name for pool in waiting]
             time.sleep(PAUSE)
-        return [pool.name for pool in waiting]
 
     def revive(self, now: float) -> list[str]:
         """Start the pools whose time has come (CLOCK_MONOTONIC); a sentence each. Raises OSError."""
@@ -157,7 +158,13 @@ class Fleet:
         return pid
 
     def collect(self) -> list[End]:
-        """What has ended since the last call. It is started again by `revive`, when its time has come."""
+        """What has ended and was not told yet. It is started again by `revive`, when its time has come."""
+        self._look()
+        told, self._untold = self._untold, []
+        return told
+
+    def _look(self) -> None:
+        """Note what has ended; `collect` will tell of it."""
         fresh = []
         for pool in self.pools:
             if pool.pid:
@@ -166,7 +173,7 @@ class Fleet:
                 fresh.append(self._judge(pool, *ended))
                 pool.start_at = time.monotonic() + (pool.away if pool.awaited else AGAIN)
         self.ends += fresh
-        return fresh
+        self._untold += fresh
 
     def _judge(self, pool: Pool, pid: int, status: int) -> End:
         if status in pool.awaited:
@@ -191,7 +198,7 @@ class Fleet:
         before = len(self.ends)
         give_up = time.monotonic() + limit
         while any(pool.pid for pool in running.values()) and time.monotonic() < give_up:
-            self.collect()
+            self._look()
             time.sleep(PAUSE)
         statuses: dict[str, int | None] = {end.pool: end.status for end in self.ends[before:]}
         late = [pool for pool in running.values() if pool.pid]
@@ -210,7 +217,7 @@ class Fleet:
                 processes.send(pid, signal.SIGKILL, self._owns)
             for pool in self.pools:
                 pool.awaited.add(-signal.SIGKILL)
-            self.collect()
+            self._look()
             if not left and not any(pool.pid for pool in self.pools):
                 break
             time.sleep(PAUSE)
@@ -221,9 +228,12 @@ class Fleet:
 
     def processes(self) -> dict[int, str]:
         """Pid → command of all that is alive of the fleet, and of what its handlers have started."""
-        return processes.marked(self._mark, self._folder)
+        masters = {pool.pid: processes.command(pool.pid) for pool in self.pools if processes.is_alive(pool.pid)}
+        return masters | processes.marked(self._mark, self._folder)
 
     def _owns(self, pid: int) -> bool:
+        if any(pool.is_master(pid) for pool in self.pools):
+            return True
         with contextlib.suppress(OSError):
             return processes.works_for_us(pid, self._folder) or processes.has_mark(pid, self._mark)
         return False

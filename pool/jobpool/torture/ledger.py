@@ -27,6 +27,9 @@ from jobpool.errors import JobpoolError
 LEDGER = "JOBPOOL_LEDGER"
 """The environment variable that holds the file's path."""
 
+LASTS = "TORTURE_LASTS"
+"""The environment variable that says for how many seconds faults strike."""
+
 
 class LedgerBroken(JobpoolError):
     """A line of the file is none: nobody can count by it."""
@@ -127,8 +130,12 @@ class Ledger:
 
         Raises `LedgerBroken` for a line that is none. Blocks for one read of what is new.
         """
+        return self.after(0)
+
+    def after(self, lines: int) -> list[Line]:
+        """The same without the first `lines` of them: who looks often wants what is new, and no copy of all."""
         self._lines += self._new()
-        return list(self._lines)
+        return self._lines[lines:]
 
     def _new(self) -> list[Line]:
         try:

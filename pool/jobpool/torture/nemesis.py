@@ -7,21 +7,19 @@ stays in `fleet.unexpected`.
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jobpool.torture import processes
+from jobpool.torture.broker_restart import BrokerRestart
 from jobpool.torture.clocks import PoolClock
 from jobpool.torture.fleet import Fleet
 from jobpool.torture.network import NetworkFailed, Proxy
 from jobpool.torture.pool import Pool
+from jobpool.torture.record import Record
 from jobpool.torture.schedule import KINDS, Fault
 from jobpool.torture.stops import Stops
 from jobpool.torture.weather import Weather
@@ -44,12 +42,21 @@ class Deed:
     pids: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Blow:
+    """What became of a fault: a sentence, and whether it found nothing to strike."""
+
+    said: str
+    missed: bool
+
+
 class Nemesis:
     """Strikes faults. For one thread; the sentences that it returns are for people, `record` is for programs.
 
+    `close` must be called at the end.
+
     Attributes:
         problems: What went wrong with the means of the nemesis itself: a command that failed, a proxy that died.
-        restarts: When the broker's restarts had been ordered, and were over (CLOCK_MONOTONIC).
     """
 
     def __init__(
@@ -75,21 +82,22 @@ class Nemesis:
         self._fleet = fleet
         self._weather = [Weather(proxy) for proxy in networks if proxy is not None]
         self._clocks = [clock for clock in clocks if clock is not None]
-        self._command = restart_broker
         self._reasons = {
             "net": "" if len(self._weather) == len(fleet.pools) else no_network or "no network was given",
             "clock": "" if len(self._clocks) == len(fleet.pools) else no_clock or "no clock was given",
             "broker": "" if restart_broker else "it needs a command that restarts the broker",
         }
-        self._record_path = record
+        self._record = Record(record)
+        self._restart = BrokerRestart(restart_broker, record.with_suffix(".broker.log"))
         self._stops = Stops()
         self._pending: dict[int, tuple[float, Fault]] = {}
-        self._restart: subprocess.Popen[bytes] | None = None
-        self._restart_begun = 0.0
-        self._restarted_at = 0.0
-        self.restarts: list[tuple[float, float]] = []
         self.problems: list[str] = []
         fleet.excuse = self._excuse
+
+    @property
+    def restarts(self) -> Sequence[tuple[float, float]]:
+        """When the broker's restarts had been ordered, and were over (CLOCK_MONOTONIC)."""
+        return self._restart.moments
 
     # --- what it can do -----------------------------------------------------------------------------
 
@@ -106,7 +114,7 @@ class Nemesis:
 
     # --- striking -----------------------------------------------------------------------------------
 
-    def strike(self, fault: Fault, now: float | None = None) -> str:
+    def strike(self, fault: Fault, now: float | None = None) -> Blow:
         """Strike one fault, now; `due` undoes it when it is over.
 
         Args:
@@ -114,10 +122,11 @@ class Nemesis:
             now: CLOCK_MONOTONIC seconds; None = read it.
 
         Returns:
-            A sentence: what was done to which process, or "missed: …". Blocks for milliseconds.
+            What was done to which process, or why it was missed. Blocks for milliseconds.
 
         Raises:
             ValueError: Its kind cannot be struck here, or there is no such pool.
+            OSError: No process can be started any more.
         """
         if why := self._why_not(fault.kind):
             raise ValueError(f"{fault.kind} cannot be struck here: {why}")
@@ -127,13 +136,13 @@ class Nemesis:
         try:
             deed = MEANS[fault.kind](self, fault, pool)
         except Missed as missed:
-            return self._note("missed", fault, Deed(f"missed: {missed}"))
+            return Blow(self._note("missed", fault, Deed(f"missed: {missed}")), missed=True)
         except NetworkFailed as error:
             self.problems.append(f"{pool.name}: {error}")
-            return self._note("missed", fault, Deed(f"missed: {error}"))
+            return Blow(self._note("missed", fault, Deed(f"missed: {error}")), missed=True)
         if not fault.kind.endswith(_OVER_AT_ONCE):
             self._pending[fault.number] = ((time.monotonic() if now is None else now) + fault.seconds, fault)
-        return self._note("struck", fault, deed)
+        return Blow(self._note("struck", fault, deed), missed=False)
 
     # children and fork servers
 
@@ -223,14 +232,9 @@ class Nemesis:
         return Deed(f"the wall clock {fault.amount:+g} s, for {fault.seconds:g} s")
 
     def _restart_broker(self, _fault: Fault, _pool: Pool) -> Deed:
-        if self._restart is not None:
+        if self._restart.is_under_way:
             raise Missed("the broker is still being restarted")
-        self._restart_begun = time.monotonic()
-        with self._record_path.with_suffix(".broker.log").open("ab") as log:
-            self._restart = subprocess.Popen(
-                self._command, shell=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
-            )
-        return Deed(f"the broker is being restarted by {self._command!r}", (self._restart.pid,))
+        return Deed(f"the broker is being restarted by {self._restart.command!r}", (self._restart.begin(),))
 
     # how signals go out
 
@@ -279,11 +283,11 @@ class Nemesis:
         told = [self._undo(fault) for _, fault in list(self._pending.values())]
         self._stops.go_all()
         self._fleet.hurry()
-        while (self._restart is not None or self._are_some_down()) and time.monotonic() < give_up:
+        while (self._restart.is_under_way or self._are_some_down()) and time.monotonic() < give_up:
             told += self.due()
             time.sleep(PAUSE)
-        if limit and self._restart is not None:
-            self.problems.append(f"{self._command!r} has not ended after {limit:g} s")
+        if limit and self._restart.is_under_way:
+            self.problems.append(f"{self._restart.command!r} has not ended after {limit:g} s")
         if limit:
             told += [f"{name} is not up" for name in self._fleet.wait_ready(max(0.0, give_up - time.monotonic()))]
         return told
@@ -313,18 +317,24 @@ class Nemesis:
         return f"{len(gone_on)} processes go on" if gone_on else "what was stopped is gone, or held by another fault"
 
     def _look_at_broker(self) -> Iterable[str]:
-        if self._restart is None or (status := self._restart.poll()) is None:
+        status = self._restart.look()
+        if status is None:
             return []
-        self._restart, self._restarted_at = None, time.monotonic()
-        self.restarts.append((self._restart_begun, self._restarted_at))
-        said = f"the broker was restarted, with status {status}"
         if status:
-            self.problems.append(f"{self._command!r} has ended with status {status}")
-        return [self._say("restarted", said)]
+            self.problems.append(f"{self._restart.command!r} has ended with status {status}")
+        return [self._say("restarted", f"the broker was restarted, with status {status}")]
+
+    def close(self) -> None:
+        """Let everything go that is stopped, and wait for a command that restarts the broker; safe to call twice.
+
+        Blocks for as long as that command runs, for `broker_restart.END_LIMIT` at most and a little more.
+        """
+        self._stops.close()
+        self._restart.close()
 
     def _excuse(self, pool: Pool) -> str:
         """Why a pool that was never up may have ended."""
-        if self._restart is not None or self._restarted_at >= pool.begun:
+        if self._restart.was_since(pool.begun):
             return "the broker was being restarted"
         if self._weather and self._weather[pool.number].was_bad_since(pool.begun):
             return "its network was bad"
@@ -333,22 +343,12 @@ class Nemesis:
     # --- the record -----------------------------------------------------------------------------------
 
     def _note(self, event: str, fault: Fault, deed: Deed) -> str:
-        about = {"number": fault.number, "kind": fault.kind, "pool": fault.pool, "pids": deed.pids}
-        self._write(event, deed.said, about)
+        self._record.fault(event, fault, deed.said, deed.pids)
         return f"{self._fleet.pools[fault.pool].name}: {fault.kind}: {deed.said}"
 
-    def _say(self, event: str, said: str, *pids: int, **about: Any) -> str:
-        self._write(event, said, {"pids": pids, **about})
+    def _say(self, event: str, said: str, *pids: int, **about: bool) -> str:
+        self._record.write(event, said, pids=pids, **about)
         return said
-
-    def _write(self, event: str, said: str, about: dict[str, Any]) -> None:
-        """One write: whoever is interrupted leaves no half of a line."""
-        line = json.dumps({"event": event, "at": time.monotonic(), "wall": time.time(), "said": said, **about}) + "\n"
-        descriptor = os.open(self._record_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
 
 
 MEANS: dict[str, Callable[[Nemesis, Fault, Pool], Deed]] = {

@@ -11,20 +11,25 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from jobpool.errors import JobpoolError
 from jobpool.torture.network_process import Counts
 
 LIMIT = 10.0
 """Seconds for an order to be carried out."""
+
+TASTE = 2.0
+"""Seconds for one of several addresses to take a connection."""
 
 PROGRAM = Path(__file__).with_name("network_process.py")
 Direction = Literal["up", "down"]
 """`up`: from the clients to the server."""
 
 
-class NetworkFailed(RuntimeError):
+class NetworkFailed(JobpoolError):
     """The process of a proxy has ended, or does not answer: what it carried is cut off."""
 
 
@@ -36,14 +41,16 @@ class Proxy:
     def __init__(self, host: str, port: int) -> None:
         """`host`, `port`: of the server, which need not run yet. A name is looked up now, once.
 
+        Of several addresses it is the first that takes a connection now, as a client would have found; else the first.
+
         Raises:
             OSError: The name cannot be found, or there is no process or socket to be had.
             NetworkFailed: The proxy's process did not come up within `LIMIT`.
         """
-        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+        address = _address(host, port)
         ours, theirs = socket.socketpair()
         with theirs:
-            words = [sys.executable, "-ISs", str(PROGRAM), str(theirs.fileno()), str(address), str(port)]
+            words = [sys.executable, "-ISs", str(PROGRAM), str(theirs.fileno()), address, str(port)]
             self._process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], process_group=0
             )
@@ -51,7 +58,11 @@ class Proxy:
         self._socket = ours
         self._orders = ours.makefile("rw")
         self.port = 0
-        self.port = int(self._answer()["port"])
+        try:
+            self.port = int(self._answer()["port"])
+        except NetworkFailed:
+            self.close()
+            raise
 
     def __enter__(self) -> Proxy:
         return self
@@ -66,6 +77,8 @@ class Proxy:
 
         With `keep`, what is sent meanwhile arrives after `restore`, as TCP sends it again. Else it is lost, and the
         connections that have lost something never work again, without either side being told: half-open.
+
+        A second hole adds its directions; where one keeps and the other loses, it is lost.
         """
         self._order("black_hole", directions=directions or ("up", "down"), keep=keep)
 
@@ -119,14 +132,22 @@ class Proxy:
     # --- the end ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End it, and every connection through it. Safe to call twice."""
-        self._orders.close()
+        """End it, and every connection through it. Safe to call twice, and when its process has died."""
+        with suppress(OSError):  # what could not be sent is flushed again, to nobody
+            self._orders.close()
         self._socket.close()
-        self._process.wait(LIMIT)
+        try:
+            self._process.wait(LIMIT)
+        except subprocess.TimeoutExpired:  # it is stopped, or hangs: there is nothing in it to lose
+            self._process.kill()
+            self._process.wait()
 
     def _order(self, order: str, **options: Any) -> Counts:
-        self._orders.write(json.dumps({"order": order, **options}) + "\n")
-        self._orders.flush()
+        try:
+            self._orders.write(json.dumps({"order": order, **options}) + "\n")
+            self._orders.flush()
+        except OSError as error:
+            raise NetworkFailed(f"the proxy on port {self.port} takes no orders: {error}") from error
         return Counts(**self._answer())
 
     def _answer(self) -> dict[str, int]:
@@ -134,9 +155,24 @@ class Proxy:
             answer = self._orders.readline()
         except TimeoutError as error:
             raise NetworkFailed(f"the proxy on port {self.port} does not answer within {LIMIT:g} s") from error
+        except OSError as error:  # its end, or a late answer to an order that was given up
+            raise NetworkFailed(f"the proxy on port {self.port} cannot be heard: {error}") from error
         if not answer:
-            raise NetworkFailed(f"the proxy has ended with status {self._process.wait(LIMIT)}")
+            raise NetworkFailed(f"the proxy on port {self.port} has ended")
         return json.loads(answer)  # type: ignore[no-any-return]
+
+
+def _address(host: str, port: int) -> str:
+    found = list(dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
+    if len(found) == 1:
+        return found[0]
+    return next((address for address in found if _takes_connections(address, port)), found[0])
+
+
+def _takes_connections(address: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((address, port), TASTE):
+        return True
+    return False
 
 
 def close_all(proxies: Sequence[Proxy]) -> None:

@@ -134,7 +134,7 @@ class Carrier:
         self._fillers: list[socket.socket] = []
         self._strangers: set[Any] = set()
         self._stopped: set[str] = set()
-        self._losing = False
+        self._losing: set[str] = set()
         self._delays = {"up": 0.0, "down": 0.0}
         self._links: set[Link] = set()
         self._masks: dict[int, int] = {}
@@ -225,7 +225,7 @@ class Carrier:
 
     def _is_stopped(self, link: Link, flow: Flow) -> bool:
         """What a hole holds back. What it loses is read, and a link that has lost something is read for ever."""
-        return self._direction(link, flow) in self._stopped and not self._losing and not link.gone
+        return self._direction(link, flow) in self._stopped - self._losing and not link.gone
 
     def _direction(self, link: Link, flow: Flow) -> str:
         return "up" if flow is link.up else "down"
@@ -271,7 +271,7 @@ class Carrier:
             self._carry_down(link, data)
 
     def _is_losing(self, link: Link, flow: Flow) -> bool:
-        return self._losing and self._direction(link, flow) in self._stopped
+        return self._direction(link, flow) in self._losing
 
     def _lose(self, link: Link, data: bytes) -> None:
         link.gone = True
@@ -363,15 +363,16 @@ class Carrier:
         pass
 
     def do_black_hole(self, directions: list[str], keep: bool) -> None:
-        self._stopped, self._losing = set(directions), not keep
+        self._stopped |= set(directions)
         self._ignore_new()
         if not keep:
+            self._losing |= set(directions)
             for link in self._links:
                 under_way = [flow for flow in (link.up, link.down) if flow.pending and self._is_losing(link, flow)]
                 link.gone = link.gone or bool(under_way)
 
     def do_restore(self) -> None:
-        self._stopped, self._losing = set(), False
+        self._stopped, self._losing = set(), set()
         self._listen()
 
     def do_cut(self) -> None:

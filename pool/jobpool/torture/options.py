@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 from jobpool.backend import QueueBackend
 from jobpool.errors import ConfigurationError
@@ -28,6 +29,9 @@ JOB_BYTES = 16 << 10
 
 FOLDER_BYTES = 2 << 10
 """Of the folder's disk, that each job takes, in the ledger above all; measured, rounded up."""
+
+CAPS = ("dead_max", "dead_max_age")
+"""Options of a URL by which the broker throws dead letters away."""
 
 BUSY_SCHEMES = ("sync", "memory")
 """Brokers that live in one process: no second pool can reach them."""
@@ -127,9 +131,20 @@ def check_broker(backend: QueueBackend, options: Options) -> None:
             f"{backend.scheme}:// makes no queues by itself (Capabilities.makes_queues): make an empty one, and name it"
             " with --queue"
         )
+    _check_caps(options.backend)
     backend.prepare()
     if options.queue:
         check_empty(backend, options.queue)
+
+
+def _check_caps(url: str) -> None:
+    """What the broker has thrown away by itself cannot be told from what it has lost."""
+    named = dict(parse_qsl(url.partition("?")[2]))
+    if found := [name for name in CAPS if named.get(name, "0").strip("0.")]:
+        raise ConfigurationError(
+            f"with {' and '.join(found)} in its URL the broker throws dead letters away, and each would count as"
+            " lost: name the broker without, with --backend"
+        )
 
 
 def check_empty(backend: QueueBackend, queue: str) -> None:

@@ -8,20 +8,25 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from jobpool.backend import QueueBackend
-from jobpool.opening import LOCAL, open_backend
+from jobpool.opening import LOCAL, open_backend, scheme_of
 from jobpool.signing import EnvelopeSigner
 from jobpool.torture.clocks import PoolClock, missing
+from jobpool.torture.descriptors import FILE, SOCKET, UNIX_SOCKET
 from jobpool.torture.fleet import Fleet
-from jobpool.torture.ledger import LEDGER
+from jobpool.torture.ledger import LASTS, LEDGER
 from jobpool.torture.nemesis import Nemesis
 from jobpool.torture.network import NetworkFailed, Proxy
 from jobpool.torture.options import Options
 from jobpool.torture.routes import find_route
+from jobpool.torture.verdict import MAX_CRASHES
 from jobpool.torture.workload import APP
 
 OWN_CLOCK = "the broker keeps time by this machine's clock, which no pool has for itself"
 MOMENTS = "the broker is told until when a job is put off: a pool whose clock is an hour ahead puts it off for an hour"
 TOLD_MOMENTS = ("servicebus",)
+UNIX_SCHEMES = ("redis+unix", "postgresql", "postgres")
+"""Schemes whose servers may be reached by a Unix socket; no proxy stands there then."""
+
 KILL_GRACE = 1.0
 STOP_GRACE = 5.0
 KEYS_KEPT = "3h"
@@ -31,8 +36,19 @@ LOST_REPLIES = 0.05
 """Share of the broker's replies that the producer never gets while faults strike."""
 
 
+def connections(url: str) -> str:
+    """The kind of descriptor that connections to this broker are (see `descriptors`)."""
+    scheme = scheme_of(url)
+    if scheme in LOCAL:
+        return FILE
+    return UNIX_SOCKET if scheme in UNIX_SCHEMES and isinstance(find_route(url), str) else SOCKET
+
+
 class Place:
     """Made for one run; `close` ends every process.
+
+    Attributes:
+        connections: See the function.
 
     Args:
         options: With a queue that is named.
@@ -45,6 +61,7 @@ class Place:
 
     def __init__(self, options: Options, folder: Path, backend: QueueBackend, wanted: Collection[str]) -> None:
         self.options = options
+        self.connections = connections(options.backend)
         self.folder = folder
         self.capabilities = backend.capabilities
         self.mark = secrets.token_hex(8)
@@ -77,6 +94,7 @@ class Place:
             no_network=no_network,
             no_clock=no_clock,
         )
+        self._stack.callback(self.nemesis.close)
 
     def _ways(self) -> tuple[list[tuple[Proxy | None, str]], str]:
         """For each pool and the producer a network and the URL that leads through it; why there is none, or ""."""
@@ -106,13 +124,14 @@ class Place:
             *("-A", APP, "-Q", options.queue, "-w", str(options.workers), "--ttl", f"{options.ttl:g}"),
             *("--broker-timeout", f"{options.timeout:g}", "--kill-grace", f"{KILL_GRACE:g}"),
             *("--stop-grace", f"{STOP_GRACE:g}", "--retry", "fixed", "--retry-base", "0.2"),
-            *("--crash-back-off", "0.2", "--crash-back-off-cap", "1", "--breaker-cooldown", "0.5"),
-            *("--breaker-max-cooldown", "2", "--log-format", "json"),
+            *("--max-crashes", str(MAX_CRASHES), "--crash-back-off", "0.2", "--crash-back-off-cap", "1"),
+            *("--breaker-cooldown", "0.5", "--breaker-max-cooldown", "2", "--log-format", "json"),
             *keys,
         ]
 
     def _environment(self) -> dict[str, str]:
-        return {LEDGER: str(self.ledger), "JOBPOOL_SIGNING_KEY": self._key}
+        lasts = f"{self.options.seconds:g}"
+        return {LEDGER: str(self.ledger), LASTS: lasts, "JOBPOOL_SIGNING_KEY": self._key}
 
     def connect(self) -> QueueBackend:
         """Open the broker by the producer's own network. Raises and blocks as `open_backend`."""

@@ -119,6 +119,10 @@ class Pool:
         header = self.header()
         return header.ready if header else 0
 
+    def is_full(self, workers: int) -> bool:
+        """Whether it has so many children, all of them ready, and no other."""
+        return self.ready() == len(self.children()) == workers
+
     def is_ready(self) -> bool:
         """Whether it has had a ready child since it was started, and so takes signals as a pool does."""
         self.was_ready = self.was_ready or self.ready() > 0

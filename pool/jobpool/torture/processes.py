@@ -11,8 +11,10 @@ import contextlib
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+
+from jobpool.torture.descriptors import SOCKET, UNIX_SOCKET, unix_sockets
 
 FORK_SERVER = "fork server"
 """What the command line of a pool's fork server says."""
@@ -36,6 +38,11 @@ def parent_of(pid: int) -> int:
 def started_at(pid: int) -> int:
     """When it was started, in clock ticks since boot: tells it from a later one of the same pid; 0 = none is there."""
     return int(_stat(pid)[19])
+
+
+def terminal_of(pid: int) -> int:
+    """The number of its controlling terminal; 0 = it has none, or there is no such process."""
+    return int(_stat(pid)[4])
 
 
 def _stat(pid: int) -> list[str]:
@@ -84,11 +91,14 @@ def lives_in(pid: int, directory: Path) -> bool:
 
 
 def works_for_us(pid: int, directory: Path) -> bool:
-    """Whether it `lives_in` the directory and is no older than this process: not a shell that looks round there.
+    """Whether it `lives_in` the directory, is no older than this process, and has no terminal.
+
+    Fork servers, and all below them, are in sessions without one. Who looks round there from a shell is somebody else.
 
     Raises OSError: it is gone, or another user's.
     """
-    return lives_in(pid, directory) and started_at(pid) >= started_at(os.getpid())
+    is_ours = started_at(pid) >= started_at(os.getpid()) and terminal_of(pid) == 0
+    return is_ours and lives_in(pid, directory)
 
 
 def has_mark(pid: int, mark: str) -> bool:
@@ -100,7 +110,7 @@ def marked(mark: str, directory: Path | None = None) -> dict[int, str]:
     """Pid → command of all living processes that were started with `mark` (NAME=value) in their environment.
 
     Whatever session or parent they have by now; a program may have been started with a clean environment, and is found
-    by its working directory then, if it is no older than the caller. The caller itself is left out.
+    by its working directory then (see `works_for_us`). The caller itself is left out.
 
     Args:
         mark: What nobody else's environment has.
@@ -116,17 +126,24 @@ def marked(mark: str, directory: Path | None = None) -> dict[int, str]:
 
 
 def descriptors(pid: int) -> Counter[str]:
-    """How many descriptors it has open, by kind: "socket", "pipe", "anon_inode:[eventpoll]", or a file's path.
+    """How many descriptors it has open, by kind: "socket", "unix socket", "pipe", "anon_inode:[eventpoll]", or a path.
 
     Raises:
         OSError: It is gone, or another user's.
     """
-    kinds: Counter[str] = Counter()
+    targets = []
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            target = os.readlink(f"/proc/{pid}/fd/{name}")
-            kinds[target.partition(":[")[0] if target.startswith(("socket:", "pipe:")) else target] += 1
-    return kinds
+            targets.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    unix = unix_sockets(Path(f"/proc/{pid}/net/unix").read_text(errors="replace"))  # later: so no socket is unknown
+    return Counter(_kind(target, unix) for target in targets)
+
+
+def _kind(target: str, unix: Collection[str]) -> str:
+    name, is_numbered, rest = target.partition(":[")
+    if not is_numbered or name not in (SOCKET, "pipe"):
+        return target
+    return UNIX_SOCKET if name == SOCKET and rest.rstrip("]") in unix else name
 
 
 def send(pid: int, number: signal.Signals, is_it: Callable[[int], bool]) -> bool:

@@ -48,7 +48,8 @@ class Producer:
         """Every id that was tried → what it was for."""
         self.enqueued = 0
         """Calls answered, by jobs."""
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
+        """What ended the thread before it was told to."""
 
     # --- called by the run ------------------------------------------------------------------------
 
@@ -66,18 +67,21 @@ class Producer:
     def finish(self, limit: float) -> bool:
         """Enqueue nothing more but what was tried already; whether that was answered within `limit` seconds.
 
-        Raises whatever ended the thread. Blocks for at most about `limit` seconds and one call's time-out.
+        Blocks for at most about `limit` seconds and one call's time-out. What ended the thread before is in `error`.
         """
         self._give_up = time.monotonic() + limit
         self._stop.set()
         if self._thread is not None:
             self._thread.join(limit + 60.0)
-        if self.error is not None:
-            raise self.error
-        return not self.is_busy
+        return not self.is_busy and self.error is None
+
+    def abort(self) -> None:
+        """Let the thread end after the call that it is in, if it is in one. Safe at any time; blocks for nothing."""
+        self._give_up = 0.0
+        self._stop.set()
 
     def close(self) -> None:
-        """Close its connection. Call `finish` first."""
+        """Close its connection. Call `finish`, or `abort`, first."""
         if self._backend is not None:
             self._backend.close()
 
@@ -93,7 +97,7 @@ class Producer:
                     place += self._send(due)
                 else:
                     self._stop.wait(items[place].at - passed)
-        except Exception as error:  # noqa: BLE001 -- it belongs to the run, which asks for it at `finish`
+        except Exception as error:  # noqa: BLE001 -- it belongs to the run, which looks for it
             self.error = error
 
     def _send(self, due: list[Item]) -> int:

@@ -11,7 +11,7 @@ from jobpool.torture.account import Account
 from jobpool.torture.tally import Tally
 
 MEANINGS = {
-    "LOST": "enqueued, and neither done nor kept by the broker",
+    "LOST": "enqueued, and neither done nor kept by the broker; or dead, though it was not to die",
     "GHOST": "ran, and was never enqueued",
     "DOUBLE-SETTLE": "came to an end more than once",
     "RERUN": "came again after an accepted end, or while it was held",
@@ -21,7 +21,7 @@ MEANINGS = {
     "KEY": "ran, or was enqueued, though its key was done or taken",
     "POISON": "crashed whenever it ran, and ran too often",
     "LATE": "hung, and was ended far too late",
-    "STUCK": "was not done when nothing happened any more",
+    "STUCK": "was not done when nothing became less any more",
     "DIED": "a pool that ended by itself",
     "EXIT": "a pool that a stop did not end with status 0",
     "ORPHANS": "a process that was left behind",
@@ -48,6 +48,7 @@ class Result:
         struck: Faults by kind.
         left_out: Kinds of fault that this run had none of → why.
         problems: What went wrong with the torture itself, not with the pools.
+        planned: Faults of the schedule.
         interrupted: A person ended it before its time; what was left is not counted as stuck.
     """
 
@@ -65,6 +66,7 @@ class Result:
     problems: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     left: int = 0
+    planned: int = 0
     interrupted: bool = False
 
     def add(self, count: str, found: Iterable[str]) -> None:
@@ -81,8 +83,17 @@ class Result:
         self.excused = len(account.excused.union(copied))
 
     @property
+    def doubt(self) -> str:
+        """Why the run has not shown what it was to show, even where all counts are 0; "" = there is no such reason."""
+        if self.problems:
+            return self.problems[0]
+        if self.planned and not self.struck and not self.interrupted:
+            return f"none of the {self.planned} faults of the schedule found anything to strike"
+        return ""
+
+    @property
     def is_clean(self) -> bool:
-        return not self.counts
+        return not self.counts and not self.doubt
 
     @property
     def violations(self) -> int:
@@ -92,6 +103,7 @@ class Result:
         """JSON-able."""
         return {
             "clean": self.is_clean,
+            "doubt": self.doubt,
             "counts": {count: len(self.counts.get(count, ())) for count in MEANINGS},
             "violations": self.counts,
             "jobs": asdict(self.tally),

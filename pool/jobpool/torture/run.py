@@ -9,16 +9,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from jobpool.backend import QueueBackend
+from jobpool.backend import QueueBackend, QueueStats
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.opening import open_backend
 from jobpool.signing import EnvelopeSigner
-from jobpool.torture import remains, verdict
+from jobpool.torture import descriptors, emptying, remains, verdict
+from jobpool.torture.excuses import Window
 from jobpool.torture.fleet import End
-from jobpool.torture.judge import Window
 from jobpool.torture.ledger import Ledger
 from jobpool.torture.options import Options
 from jobpool.torture.pace import TURN, Moment, Pace
+from jobpool.torture.patience import Patience
 from jobpool.torture.place import Place
 from jobpool.torture.producer import Producer
 from jobpool.torture.result import Result
@@ -29,12 +30,11 @@ from jobpool.torture.workload import taste, workload
 START_LIMIT = 90.0
 WARM_UP_LIMIT = 90.0
 STOP_LIMIT = 60.0
-IDLE_LIMIT = 15.0
-DRAIN_LIMIT = 600.0
-"""Seconds for these phases; a drain in which nothing happens is given up sooner."""
+IDLE_LIMIT = 30.0
+"""Seconds for these phases, or for a part of them."""
 
 PATIENCE = 60.0
-"""Seconds, and six leases at least, in which something must happen while there is something to do."""
+"""Seconds, and six leases at least, within which fewer jobs must be left than ever before."""
 
 INTERRUPTED_LIMIT = 15.0
 """Seconds for a drain that a person waits for."""
@@ -47,13 +47,16 @@ ORPHANS_LIMIT = 1.0
 ANSWER_LIMIT = 30.0
 """Seconds in which a broker may come back that is asked for what it has."""
 
+EMPTY_LIMIT = 10.0
+"""Seconds, beyond a lease, for the leases of pools that were killed to end."""
+
+Open = dict[str, Counter[str]]
+"""How many descriptors of each kind each master has open, by the pool's name."""
+
 T = TypeVar("T")
 
 LINE = 500
 """Characters of a log's last line that are shown."""
-
-MISSED = ": missed: "
-"""In what the nemesis says of a fault that found nothing to strike."""
 
 
 class Run:
@@ -70,19 +73,21 @@ class Run:
     def __init__(
         self, options: Options, folder: Path, place: Place, faults: Sequence[Fault], tell: Callable[[Moment], None]
     ) -> None:
-        self.result = Result()
+        self.result = Result(planned=len(faults))
         self._options = options
         self._folder = folder
         self._place = place
         self._fleet = place.fleet
         self._faults = faults
         self._windows: list[Window] = []
+        self._interrupted_at = 0.0
         self._ledger = Ledger(place.ledger)
         self._tallier = Tallier(self._ledger)
         self._pace = Pace(place.nemesis, self._tallier, self.result, tell)
 
     def interrupt(self) -> None:
         """No more faults: heal, drain for a short time, and count."""
+        self._interrupted_at = time.monotonic()
         self.result.interrupted = True
 
     def go(self) -> Result:
@@ -96,6 +101,7 @@ class Run:
             backend = stack.enter_context(_opened(self._options, self._place.signer))
             producer = Producer(self._place.connect, self._options.queue, self._place.mark[:8], self._place.ledger)
             stack.callback(producer.close)
+            stack.callback(producer.abort)
             self._start()
             before = self._warm_up(backend, producer)
             self._strike(producer)
@@ -116,19 +122,26 @@ class Run:
             if missing := [end.pool for end in fleet.ends] or fleet.wait_ready(0.0):
                 raise JobpoolError(f"{' and '.join(missing)} did not come up: {self._log_end(missing[0])}")
 
-    def _warm_up(self, backend: QueueBackend, producer: Producer) -> dict[str, Counter[str]]:
-        """Of every kind one a pool, so that every connection is open; the descriptors of each master then."""
+    def _warm_up(self, backend: QueueBackend, producer: Producer) -> Open | None:
+        """Of every kind one a pool, so that every connection is open; the descriptors of each master then.
+
+        None: they could not be had.
+        """
         options, can = self._options, self._place.capabilities
-        with self._pace.phase("warm up", WARM_UP_LIMIT):
+        with self._pace.phase("warm up", None):
             producer.start(taste(options.seed, ttl=options.ttl, capabilities=can, times=options.pools))
-            self._pace.wait(lambda: not producer.is_busy, WARM_UP_LIMIT)
-            if not producer.finish(WARM_UP_LIMIT) or not self._is_drained(backend, WARM_UP_LIMIT):
-                left = self._pace.pending
-                raise JobpoolError(f"the pools did not do {left} jobs without any fault: see {self._folder}")
-            self._pace.rest(1.0)
-            return self._fleet.descriptors()
+            self._pace.wait(lambda: not producer.is_busy or self.result.interrupted, WARM_UP_LIMIT)
+            was_answered = producer.finish(INTERRUPTED_LIMIT)
+            if producer.error is not None:
+                raise JobpoolError(f"no job could be enqueued: {producer.error}") from producer.error
+            if (was_answered and self._is_drained(backend)) or self.result.interrupted:
+                return self._open_at_rest()
+            left = self._pace.pending
+            raise JobpoolError(f"the pools did not do {left} jobs without any fault: see {self._folder}")
 
     def _strike(self, producer: Producer) -> None:
+        if self.result.interrupted:
+            return
         options, can = self._options, self._place.capabilities
         with self._pace.phase("faults", options.seconds):
             items = workload(
@@ -138,19 +151,25 @@ class Run:
             producer.start(items)
             self._place.disturb_producer()
             waiting = list(self._faults)
-            while (passed := time.monotonic() - begun) < options.seconds and not self.result.interrupted:
+            passed = 0.0
+            while passed < options.seconds and not self._is_over_early(producer):
+                self._pace.turn()
+                passed = time.monotonic() - begun
                 while waiting and waiting[0].at <= passed:
                     self._hit(waiting.pop(0))
-                self._pace.turn()
+
+    def _is_over_early(self, producer: Producer) -> bool:
+        """Faults without jobs would show nothing."""
+        return self.result.interrupted or producer.error is not None
 
     def _hit(self, fault: Fault) -> None:
         begun = time.monotonic()
         if fault.kind in self.result.left_out:
             self.result.missed += 1
             return
-        said = self._place.nemesis.strike(fault)
-        self._pace.note([said])
-        if MISSED in said:
+        blow = self._place.nemesis.strike(fault)
+        self._pace.note([blow.said])
+        if blow.missed:
             self.result.missed += 1
             return
         struck = self.result.struck
@@ -169,26 +188,38 @@ class Run:
             missing = self._fleet.wait_ready(0.0)
             self.result.add("DIED", [f"{name} did not come up again: {self._log_end(name)}" for name in missing])
             producer.finish(INTERRUPTED_LIMIT)
+            if producer.error is not None:
+                self.result.problems.append(f"the producer has ended, and with it the faults: {producer.error}")
 
     def _drain(self, backend: QueueBackend) -> None:
-        with self._pace.phase("drain", DRAIN_LIMIT):
-            if self._is_drained(backend, DRAIN_LIMIT):
+        with self._pace.phase("drain", None):
+            if self._is_drained(backend):
                 return
             if self.result.interrupted:
                 self.result.left = self._pace.pending or 0
             else:
                 self.result.add("STUCK", self._ask(lambda: remains.stuck(backend, self._options.queue)) or ())
 
-    def _idle(self, before: dict[str, Counter[str]]) -> None:
+    def _idle(self, before: Open | None) -> None:
         """Descriptors are compared once nothing runs; children that were replaced last need a moment."""
+        connections = self._place.connections
 
         def grown() -> list[str]:
-            self.result.descriptors = remains.difference(before, self._fleet.descriptors())
-            return remains.grown(self.result.descriptors)
+            return descriptors.grown(self.result.descriptors, connections)
 
+        def is_as_before() -> bool:
+            if before is None or not self._is_full():
+                return False
+            self.result.descriptors = descriptors.difference(before, self._fleet.descriptors())
+            return not grown()
+
+        if before is None or self.result.interrupted:  # jobs may be under way
+            return
         with self._pace.phase("idle", IDLE_LIMIT):
-            self._pace.wait(lambda: not grown(), IDLE_LIMIT)
-            self.result.add("FD", remains.grown(self.result.descriptors))
+            if self._pace.wait(is_as_before, IDLE_LIMIT) or self._is_full():
+                self.result.add("FD", grown())
+            else:
+                self._note_missing()
 
     def _stop(self) -> None:
         with self._pace.phase("stop", STOP_LIMIT):
@@ -203,41 +234,62 @@ class Run:
     def _count(self, backend: QueueBackend, producer: Producer) -> None:
         with self._pace.phase("count", None):
             self.result.tally = self._tallier.look()
-            self.result.problems += self._place.nemesis.problems
-            kept = self._ask(lambda: remains.kept(backend, self._options.queue))
-            if kept is None:
-                return
-            verdict.dump(kept, self._folder / "left.jsonl")
+            problems = Counter(self._place.nemesis.problems)
+            self.result.problems += [f"{text}{f', {n} times' if n > 1 else ''}" for text, n in problems.items()]
             lines, can, grace = self._ledger.read(), backend.capabilities, self._place.kill_grace
-            restarts = [Window("", "broker.restart", *when) for when in self._place.nemesis.restarts]
-            verdict.reach(self.result, lines, kept, producer.items, [*self._windows, *restarts], can, grace)
-            if not self._options.keep:
-                self._purge(backend)
+            kept = self._ask(lambda: remains.kept(backend, self._options.queue))
+            if kept is not None:
+                verdict.dump(kept, self._folder / "left.jsonl")
+                restarts = [Window("", "broker.restart", *when) for when in self._place.nemesis.restarts]
+                verdict.reach(self.result, lines, kept, producer.items, [*self._windows, *restarts], can, grace)
+        if not self._options.keep:
+            self._empty(backend, emptying.own_ids(lines))
 
-    def _purge(self, backend: QueueBackend) -> None:
+    def _empty(self, backend: QueueBackend, ours: set[str]) -> None:
         """What was counted is told even if the broker ends now."""
-        try:
-            remains.purge(backend, self._options.queue)
-        except BackendUnavailable as error:
-            self.result.problems.append(f"queue {self._options.queue} was not emptied: {error}")
+        queue, limit = self._options.queue, self._options.ttl + EMPTY_LIMIT
+        with self._pace.phase("empty", limit):
+            try:
+                left = emptying.empty(backend, queue, ours, self._pace.rest, limit)
+            except JobpoolError as error:
+                left = f"queue {queue} was not emptied: {error}; `jobpool purge -Q {queue}` does so"
+        self.result.problems += [left] if left else []
 
     # --- what they share ------------------------------------------------------------------------------
 
-    def _is_drained(self, backend: QueueBackend, limit: float) -> bool:
-        """Wait until everything is done; False: it is not, after `limit` seconds or when nothing happens any more."""
-        begun = moved = time.monotonic()
-        calm, written = 0, -1
+    def _is_drained(self, backend: QueueBackend) -> bool:
+        """Wait until everything is done; False: what is left will not be, or a person does not wait for it."""
+        begun = time.monotonic()
+        patience = Patience(max(PATIENCE, 6 * self._options.ttl), begun)
+        calm = 0
         while calm < CALM:
-            self._pace.pending = _pending(backend, self._options.queue)
+            stats = _stats(backend, self._options.queue)
+            self._pace.pending = None if stats is None else stats.pending
             calm = calm + 1 if self._pace.pending == 0 else 0
-            now, lines = time.monotonic(), self._tallier.look().written
-            if lines != written:
-                written, moved = lines, now
-            longest = min(limit, INTERRUPTED_LIMIT) if self.result.interrupted else limit
-            if calm == 0 and (now - begun > longest or now - moved > max(PATIENCE, 6 * self._options.ttl)):
+            now = time.monotonic()
+            is_hurried = self.result.interrupted and now - max(begun, self._interrupted_at) > INTERRUPTED_LIMIT
+            if calm == 0 and (patience.is_over(now, stats, self._tallier.look().written) or is_hurried):
                 return False
             self._pace.rest(BETWEEN_LOOKS)
         return True
+
+    def _open_at_rest(self) -> Open | None:
+        """The descriptors of each master, once each has all its children; None: it has not."""
+        if self._pace.wait(lambda: self.result.interrupted or self._is_full(), IDLE_LIMIT):
+            return None if self.result.interrupted else self._fleet.descriptors()
+        self._note_missing()
+        return None
+
+    def _is_full(self) -> bool:
+        """Whether every pool has all its children: each of them costs its master some descriptors."""
+        return all(pool.is_full(self._options.workers) for pool in self._fleet.pools)
+
+    def _note_missing(self) -> None:
+        names = [pool.name for pool in self._fleet.pools if not pool.is_full(self._options.workers)]
+        self.result.problems.append(
+            f"descriptors were not compared: after {IDLE_LIMIT:g} s without a job"
+            f" {' and '.join(names) or 'a pool'} had more or fewer than {self._options.workers} ready children"
+        )
 
     def _ask(self, call: Callable[[], T]) -> T | None:
         """What the call returns, which is repeated while the broker does not answer; blocks for about `ANSWER_LIMIT` s.
@@ -271,9 +323,9 @@ def _opened(options: Options, signer: EnvelopeSigner) -> Iterator[QueueBackend]:
         backend.close()
 
 
-def _pending(backend: QueueBackend, queue: str) -> int | None:
+def _stats(backend: QueueBackend, queue: str) -> QueueStats | None:
     with suppress(BackendUnavailable):
-        return backend.stats(queue).pending
+        return backend.stats(queue)
     return None
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from jobpool.torture.chain import ACCEPTED
 from jobpool.torture.ledger import Ledger, Line
-
-ACCEPTED = ("ok", "already")
-"""Answers of a broker to a settlement that is in force."""
 
 
 @dataclass(slots=True)
@@ -71,6 +69,5 @@ class Tallier:
 
     def look(self) -> Tally:
         """Up to the newest line; the same object each time."""
-        lines = self._ledger.read()
-        self._tally.add(lines[self._tally.written :])
+        self._tally.add(self._ledger.after(self._tally.written))
         return self._tally

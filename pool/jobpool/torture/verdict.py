@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from jobpool.backend import Capabilities, Message
-from jobpool.torture import judge, oracle, remains
+from jobpool.torture import excuses, judge, keys, oracle, remains
+from jobpool.torture.chain import ACCEPTED
 from jobpool.torture.ledger import Line
 from jobpool.torture.result import Result
-from jobpool.torture.tally import ACCEPTED
 from jobpool.torture.workload import Item
 
 MAX_CRASHES = 5
@@ -22,7 +22,7 @@ def reach(
     lines: Sequence[Line],
     kept: Sequence[Message],
     items: Mapping[str, Item],
-    windows: Sequence[judge.Window],
+    windows: Sequence[excuses.Window],
     can: Capabilities,
     kill_grace: float,
 ) -> None:
@@ -38,22 +38,25 @@ def reach(
         kill_grace: Seconds that the pools were given.
     """
     result.dead = remains.reasons(kept)
-    copied = set() if can.atomic_nack else judge.copied(lines, windows)
-    copied |= set() if can.known_ids else judge.repeated(lines)
-    if can.native_reap and can.exact_crashes and not can.atomic_nack:
-        copied |= judge.recounted(lines, windows)
     account = oracle.count(lines, kept=kept, can=can, witnessed=True)
     if not can.lists_live:
         account.lost -= _not_listed(lines, account.lost, result.left)
-    result.take(account, copied)
-    result.add("LOST", [f"{ident}: it was acked, and had not begun" for ident in judge.unrun(lines, items)])
+    result.take(account, excuses.doubled(lines, windows, can))
     late = judge.overruns(lines, items, windows)
     result.late = sorted(late.values())
     bound = kill_grace + judge.FAR_OUT
     result.add("LATE", [f"{ident}: {seconds:.1f} s" for ident, seconds in late.items() if seconds > bound])
-    result.add("KEY", judge.broken_keys(lines, items))
+    ours = [message for message in kept if message.id not in account.ghosts]
+    _tell(result, "LOST", judge.unrun(lines, items))
+    _tell(result, "LOST", judge.swallowed(lines, items))
+    _tell(result, "LOST", judge.undeserved(ours, items, MAX_CRASHES, exact=can.exact_crashes))
+    _tell(result, "KEY", keys.broken(lines, items))
     if can.exact_crashes and can.atomic_nack:
-        result.add("POISON", judge.unpoisoned(lines, items, MAX_CRASHES))
+        _tell(result, "POISON", judge.unpoisoned(lines, items, MAX_CRASHES))
+
+
+def _tell(result: Result, count: str, found: Mapping[str, str]) -> None:
+    result.add(count, [f"{ident}: {why}" for ident, why in found.items()])
 
 
 def _not_listed(lines: Sequence[Line], missing: Collection[str], left: int) -> set[str]:

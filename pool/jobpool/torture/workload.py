@@ -206,7 +206,9 @@ def _follow(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
 
 
 def _keyed(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
-    return {**_work(rng, number, ttl), "idempotency_key": f"key-{rng.randrange(1 << 20) % KEYS}-{number // SPAN}"}
+    """One in three crashes in its first run: if its key was done by then, nobody would ever do it."""
+    made = _crash if rng.random() < 1 / 3 else _work
+    return {**made(rng, number, ttl), "idempotency_key": f"key-{rng.randrange(1 << 20) % KEYS}-{number // SPAN}"}
 
 
 def _unique(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
@@ -252,3 +254,6 @@ KINDS: dict[str, Kind] = {
 
 SLOW = ("long", "poison")
 """Kinds that take longer than a warm-up should."""
+
+DIES_OF = {"doomed": "failed", "hang": "timeout", "unrecoverable": "unrecoverable"}
+"""Kinds that become dead letters, when their retries are spent → the reason. Any job may die of too many crashes."""

@@ -52,7 +52,9 @@ def tortured(shell: Shell, *words: str, **environment: str) -> tuple[dict[str, A
 
 def assert_clean(document: dict[str, Any], code: int) -> None:
     assert document["violations"] == {}
+    assert document["problems"] == []
     assert code == 0
+    assert set(document["descriptors"]) == {"pool1", "pool2"}, "they were compared"
     assert document["counts"] == dict.fromkeys(MEANINGS, 0)
     assert document["jobs"]["done"] > 30
 

@@ -77,6 +77,29 @@ def test_who_was_there_before_works_for_nobody(sleeper: subprocess.Popen[bytes],
     assert subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout == b"{}\n"
 
 
+ON_ITS_OWN_TERMINAL = """
+import fcntl, os, pty, termios, time
+ours, theirs = pty.openpty()
+os.setsid()
+fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+print(flush=True)
+time.sleep(600)
+"""
+
+
+def test_who_looks_round_there_from_a_terminal_works_for_nobody(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", ON_ITS_OWN_TERMINAL]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout
+            process.stdout.readline()
+            assert processes.lives_in(process.pid, tmp_path)
+            assert not processes.works_for_us(process.pid, tmp_path)
+            assert processes.marked("NOBODYS_MARK=1", tmp_path) == {}
+        finally:
+            process.kill()
+
+
 def clock_ticks() -> int:
     """Since boot, as `started_at` counts."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
@@ -87,26 +110,42 @@ import sys, time
 from pathlib import Path
 from jobpool.torture.fleet import Fleet
 from jobpool.torture.ledger import LEDGER
+from jobpool.torture.nemesis import Nemesis
+from jobpool.torture.schedule import Fault
 
 folder = Path(sys.argv[1])
 words = ["-A", "jobpool.torture.handlers", "-w", "1"]
 fleet = Fleet(folder, [f"sqlite:///{folder}/q.db"], words, environment={LEDGER: f"{folder}/ledger"})
 fleet.start()
 assert not fleet.wait_ready(60.0)
+nemesis = Nemesis(fleet, record=folder / "record")
+blow = nemesis.strike(Fault(0, 0.0, sys.argv[2], 0, 0, 600.0))
+assert not blow.missed, blow
 print(fleet.pools[0].pid, flush=True)
 time.sleep(600)
 """
 
 
-def test_tortured_pools_do_not_outlive_who_runs_them(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE) as owner:
-        assert owner.stdout
-        master = int(owner.stdout.readline())
-        pids = processes.tree_of(master)
-        assert len(pids) >= 3
-        os.kill(master, signal.SIGSTOP)
-        owner.kill()
-    wait_until(lambda: not any(map(processes.is_alive, pids)), what="a stopped pool is gone")
+@pytest.mark.parametrize("kind", ["master.stop", "forkserver.stop", "group.stop"])
+def test_tortured_pools_do_not_outlive_who_runs_them_whatever_of_them_is_stopped(tmp_path: Path, kind: str) -> None:
+    words = [sys.executable, "-c", OWNER, str(tmp_path), kind]
+    pids: list[int] = []
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as owner:
+        try:
+            assert owner.stdout
+            master = int(owner.stdout.readline())
+            pids = processes.tree_of(owner.pid)[1:]
+            tree = processes.tree_of(master)
+            assert len(pids) == len(tree) + 1 == 4, "and the process that outlives the owner, for a moment"
+            held = tree if kind == "group.stop" else [master if kind == "master.stop" else tree[1]]
+            wait_until(lambda: [pid for pid in tree if processes.state(pid) == "T"] == held, what="stopped")
+        finally:
+            owner.kill()
+    try:
+        wait_until(lambda: not any(map(processes.is_alive, pids)), what="all are gone")
+    finally:
+        for pid in pids:
+            processes.send(pid, signal.SIGKILL, lambda pid: processes.works_for_us(pid, tmp_path))
 
 
 def test_its_tree_holds_all_below_it() -> None:

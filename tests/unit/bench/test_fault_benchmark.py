@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from bench import faults
 from bench.plan import Plan
 
@@ -20,6 +21,38 @@ def test_times_to_notice_and_to_recover() -> None:
         )
     }
     assert all(0 < figure.value < 60_000 for figure in section.figures)
+
+
+class Calm:
+    """A stage that counts how often it was put in order."""
+
+    mended = 0
+
+    def mend(self) -> None:
+        self.mended += 1
+
+
+@pytest.mark.parametrize("missed", [TimeoutError, ProcessLookupError])
+def test_a_fault_that_came_too_late_strikes_again(missed: type[Exception]) -> None:
+    stage = Calm()
+
+    def strike(_: object) -> dict[str, float]:
+        if stage.mended < 2:
+            raise missed
+        return {"noticed": 0.1}
+
+    assert faults.sample(stage, faults.Fault("late", strike, 1, 1, {})) == {"noticed": 0.1}  # type: ignore[arg-type]
+    assert stage.mended == 2
+
+
+def test_a_fault_that_never_strikes_is_an_error() -> None:
+    def strike(_: object) -> dict[str, float]:
+        raise TimeoutError
+
+    stage = Calm()
+    with pytest.raises(TimeoutError):
+        faults.sample(stage, faults.Fault("never", strike, 1, 1, {}))  # type: ignore[arg-type]
+    assert stage.mended == faults.TRIES - 1
 
 
 def test_each_fault_strikes_often_enough_for_a_percentile_or_says_so() -> None:

@@ -52,6 +52,12 @@ def test_a_clean_report_has_every_count(capsys: pytest.CaptureFixture[str]) -> N
     assert "ledger" not in shown
 
 
+def test_a_run_that_has_shown_nothing_is_not_called_clean(capsys: pytest.CaptureFixture[str]) -> None:
+    report(PLAN, Result(planned=2, missed=2), None, None, "again")
+    why = "none of the 2 faults of the schedule found anything to strike"
+    assert f"\nno violation, and not clean: {why}.  jobpool " in capsys.readouterr().out
+
+
 def test_a_violation_is_named_with_the_first_ids_and_the_files(capsys: pytest.CaptureFixture[str]) -> None:
     result = Result()
     result.add("LOST", [f"job-{number:02d}" for number in range(SHOWN + 2)])

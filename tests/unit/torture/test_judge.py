@@ -1,17 +1,19 @@
-"""What a run judges itself: late timeouts, poison that ran too often, keys that were not kept, descriptors."""
+"""What a run judges itself: late timeouts, poison that ran too often, jobs that were skipped, swallowed or buried."""
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import replace
 
 import pytest
+from stories import kept
 
-from jobpool.torture.judge import AFTER, Window, broken_keys, copied, overruns, recounted, repeated, unpoisoned, unrun
+from jobpool.backend import Message, State
+from jobpool.torture.excuses import AFTER, Window
+from jobpool.torture.judge import overruns, swallowed, undeserved, unpoisoned, unrun
 from jobpool.torture.ledger import Line
-from jobpool.torture.remains import FILES_TOLERATED, SOCKETS_TOLERATED, difference, grown, listed
 from jobpool.torture.result import quantiles
 from jobpool.torture.tally import Tally
-from jobpool.torture.workload import TIMEOUT, Item
+from jobpool.torture.workload import DIES_OF, KINDS, TIMEOUT, Item
 
 
 def item(kind: str, **options: object) -> Item:
@@ -46,74 +48,132 @@ def test_only_verdicts_on_jobs_that_hang_count() -> None:
     assert overruns(forfeited, HANG, []) == {}
 
 
-def test_poison_runs_once_more_than_the_budget_and_released_runs_are_not_charged() -> None:
-    items = {"p": item("poison")}
-    starts = [Line("start", "p", fence=number) for number in range(1, 5)]
-    assert unpoisoned(starts[:3], items, max_crashes=2) == set()
-    assert unpoisoned(starts, items, max_crashes=2) == {"p"}
-    released = Line("settled", "p", fence=3, verb="release", answer="ok")
-    assert unpoisoned([*starts, released], items, max_crashes=2) == set()
-    assert unpoisoned(starts, {"p": item("crash")}, max_crashes=2) == set()
+def test_a_verdict_is_as_late_as_it_was_first_asked_for_however_often_that_was() -> None:
+    """A broker that is locked, or whose disk stands still, keeps no timeout back."""
+    again = [replace(STORY[1], event="unknown"), replace(STORY[1], at=31.0)]
+    assert overruns([*STORY, *again], HANG, []) == overruns(STORY, HANG, [])
+    later = [replace(line, fence=3, at=line.at + 100.0 + place) for place, line in enumerate(STORY)]
+    assert overruns([*STORY, *again, *later], HANG, []) == {"a": pytest.approx(2.5 - (TIMEOUT - 1.0))}, "the longest"
 
 
-KEYED = {"a": item("keyed", idempotency_key="k"), "b": item("keyed", idempotency_key="k")}
+def test_poison_runs_once_more_than_the_budget() -> None:
+    starts = poisoned()
+    assert not unpoisoned(starts[:3], POISON, max_crashes=2)
+    assert unpoisoned(starts, POISON, max_crashes=2) == {"p": "it ran 4 times"}
+    assert not unpoisoned(starts, {"p": item("crash")}, max_crashes=2)
+
+
+POISON = {"p": item("poison")}
+
+
+def poisoned() -> list[Line]:
+    return [Line("start", "p", fence=number) for number in range(1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("calls", "excused"),
+    [
+        ([("settled", "ok")], True),
+        ([("asked", ""), ("settled", "already")], True),
+        ([("asked", ""), ("unknown", "BackendUnavailable")], True),
+        ([("asked", "")], True),
+        ([("asked", ""), ("settled", "expired")], False),
+    ],
+    ids=["accepted", "repeated", "not answered", "the master was killed in the call", "refused"],
+)
+def test_a_run_whose_message_was_given_back_is_not_charged(calls: list[tuple[str, str]], excused: bool) -> None:
+    released = [Line(event, "p", fence=3, verb="release", answer=answer) for event, answer in calls]
+    assert (not unpoisoned([*poisoned(), *released], POISON, max_crashes=2)) is excused
+
+
 DONE = [Line("start", "a", fence=1, at=1.0), Line("settled", "a", fence=1, at=2.0, verb="ack", answer="ok")]
 
 
-@pytest.mark.parametrize(
-    ("lines", "broken"),
-    [
-        ([*DONE, Line("start", "b", fence=1, at=2.1)], {"b"}),
-        ([*DONE, Line("start", "b", fence=1, at=1.9)], set()),
-        ([*DONE, Line("settled", "b", fence=1, at=2.1, verb="ack", answer="ok")], set()),
-        ([DONE[0], Line("unknown", "a", fence=1, at=2.0, verb="ack"), Line("start", "b", fence=1, at=2.1)], set()),
-        ([DONE[1], Line("start", "b", fence=1, at=2.1)], set()),
-    ],
-    ids=["after the ack", "before it", "skipped", "the ack was not answered", "the ack was a skip"],
-)
-def test_after_an_accepted_ack_no_other_job_of_the_key_begins(lines: list[Line], broken: set[str]) -> None:
-    assert broken_keys(lines, KEYED) == broken
+def test_an_ack_of_a_job_that_never_began_is_lost_unless_a_key_may_have_been_done() -> None:
+    assert not unrun([DONE[1]], {"a": item("keyed", idempotency_key="k")}), "see test_keys.py"
+    assert unrun([DONE[1]], {}) == {"a": "it was acked, and had not begun"}
+    assert set(unrun([DONE[1]], {"a": item("single", name="n", single_instance=True)})) == {"a"}
+    assert not unrun(DONE, {})
+    assert set(unrun([DONE[0], Line("settled", "a", fence=2, verb="ack", answer="already")], {})) == {"a"}
+    assert not unrun([Line("settled", "a", fence=1, verb="ack", answer="expired")], {})
 
 
-def test_an_ack_of_a_job_that_never_began_is_right_only_where_a_key_was_done() -> None:
-    assert unrun([DONE[1]], KEYED) == set()
-    assert unrun([DONE[1]], {}) == {"a"}
-    assert unrun(DONE, {}) == set()
-    assert unrun([DONE[0], Line("settled", "a", fence=2, verb="ack", answer="already")], {}) == {"a"}
-    assert unrun([Line("settled", "a", fence=1, verb="ack", answer="expired")], {}) == set()
-
-
-def test_a_unique_key_has_one_message() -> None:
-    items = {ident: item("unique", idempotency_key="k") for ident in "ab"}
-    first, again = Line("enq", "a", tag="a"), Line("enq", "a", tag="b")
-    assert broken_keys([first, again], items) == set()
-    assert broken_keys([first, Line("enq", "b", tag="b")], items) == {"b"}
-
-
-def more(now: dict[str, int], pool: str = "pool1") -> dict[str, dict[str, int]]:
-    return difference({"pool1": Counter({"socket": 10, "pipe": 3, "/jobs.db": 1})}, {pool: Counter(now)})
-
-
-def test_descriptors_are_compared_by_kind_and_pool() -> None:
-    assert more({"socket": 12, "pipe": 3}) == {"pool1": {"socket": 2, "/jobs.db": -1}}
-    assert more({"socket": 10, "pipe": 3, "/jobs.db": 1}) == {"pool1": {}}
-    assert more({"socket": 50}, "pool2") == {}
-    assert listed({"socket": 2, "/jobs.db": -1}) == "+2 socket, -1 /jobs.db"
-    assert listed({}) == "as before"
+SENT = {
+    "a": item("work"),
+    "b": item("keyed", idempotency_key="k"),
+    "u1": item("unique", idempotency_key="k"),
+    "u2": item("unique", idempotency_key="k"),
+    "u3": item("unique", idempotency_key="other"),
+}
 
 
 @pytest.mark.parametrize(
-    ("now", "told"),
+    ("asked", "answer", "lost"),
     [
-        ({"socket": 10 + SOCKETS_TOLERATED, "/jobs.db": 1 + FILES_TOLERATED}, []),
-        ({"socket": 11 + SOCKETS_TOLERATED}, [f"pool1: +{1 + SOCKETS_TOLERATED} socket"]),
-        ({"/jobs.db": 2 + FILES_TOLERATED}, [f"pool1: +{1 + FILES_TOLERATED} /jobs.db"]),
-        ({"pipe": 4, "anon_inode:[pidfd]": 1}, ["pool1: +1 anon_inode:[pidfd], +1 pipe"]),
-        ({"/memfd:jobpool (deleted)": 1}, ["pool1: +1 /memfd:jobpool (deleted)"]),
+        ("a", "a", False),
+        ("a", "b", True),
+        ("b", "u1", True),
+        ("u2", "u1", False),
+        ("u3", "u1", True),
+        ("u1", "x", True),
+    ],
+    ids=["its own", "another's", "a unique one's", "unique, and taken", "unique by another key", "nobody's"],
+)
+def test_only_a_unique_job_may_be_answered_with_anothers_id(asked: str, answer: str, lost: bool) -> None:
+    assert set(swallowed([Line("enq", answer, tag=asked)], SENT)) == ({asked} if lost else set())
+
+
+def dead(reason: str, failures: int = 0, crashes: int = 0) -> Message:
+    return replace(kept(State.DEAD, 3, failures, crashes), reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "wrong"),
+    [
+        ("work", dead("failed"), True),
+        ("flaky", dead("failed", 5), True),
+        ("big", dead("rejected"), True),
+        ("delayed", dead("expired"), True),
+        ("crash", dead("crash-limit", 0, 5), True),
+        ("crash", dead("crash-limit", 0, 6), False),
+        ("work", dead("crash-limit", 2, 6), False),
+        ("poison", dead("crash-limit", 0, 6), False),
+        ("poison", dead("crash-limit", 0, 1), True),
+        ("poison", dead("failed"), True),
+        ("doomed", dead("failed", 2), False),
+        ("doomed", dead("failed", 1), True),
+        ("doomed", dead("timeout", 2), True),
+        ("doomed", dead("crash-limit", 0, 6), False),
+        ("hang", dead("timeout", 2), False),
+        ("hang", dead("timeout", 0), True),
+        ("hang", dead("failed", 2), True),
+        ("unrecoverable", dead("unrecoverable"), False),
+        ("unrecoverable", dead("failed", 5), True),
+        ("work", dead(""), True),
+        ("work", kept(State.WAITING, 1), False),
     ],
 )
-def test_descriptors_may_grow_by_a_few_connections_and_nothing_else(now: dict[str, int], told: list[str]) -> None:
-    assert grown(more(now)) == told
+def test_dead_letters_are_those_that_were_to_die_and_of_what_they_were_to_die(
+    kind: str, message: Message, wrong: bool
+) -> None:
+    items = {message.id: item(kind, max_retries=2)}
+    assert bool(undeserved([message], items, max_crashes=5)) is wrong
+
+
+def test_a_follow_up_is_good_work() -> None:
+    assert undeserved([dead("failed")], {}, 5) == {
+        dead("").id: "it is dead (failed), which no job of the kind follow-up may be"
+    }
+    assert not undeserved([dead("crash-limit", 0, 6)], {}, 5)
+
+
+def test_a_broker_that_counts_deliveries_itself_may_give_up_sooner() -> None:
+    assert not undeserved([dead("crash-limit", 0, 2)], {}, 5, exact=False)
+    assert undeserved([dead("failed")], {}, 5, exact=False)
+
+
+def test_every_kind_that_dies_is_one() -> None:
+    assert set(DIES_OF) < set(KINDS)
 
 
 def test_quantiles() -> None:
@@ -129,56 +189,3 @@ def test_the_tally_counts_what_was_accepted() -> None:
     tally.add([Line("enq", "a"), Line("start", "a"), Line("unknown", "a", verb="ack")])
     tally.add([Line("reaped", "a", answer="back"), Line("reaped", "a", answer="dead")])
     assert tally == Tally(enqueued=1, runs=1, done=1, failed=1, crashed=2, dead=2, refused=1, unknown=1, written=10)
-
-
-@pytest.mark.parametrize(
-    ("line", "window", "may_be"),
-    [
-        (Line("settled", "a", verb="forfeit", pool="pool1", since=4.9, at=5.1), Window("pool1", "net.cut", 5, 5), True),
-        (Line("unknown", "a", verb="nack", pool="pool1", since=1, at=9), Window("", "broker.restart", 5, 5), True),
-        (Line("settled", "a", verb="ack", pool="pool1", since=4.9, at=5.1), Window("pool1", "net.cut", 5, 5), False),
-        (Line("settled", "a", verb="nack", pool="pool2", since=4.9, at=5.1), Window("pool1", "net.cut", 5, 5), False),
-        (Line("settled", "a", verb="nack", pool="pool1", since=4.9, at=5.1), Window("pool1", "pool.term", 5, 5), False),
-        (Line("settled", "a", verb="nack", pool="pool1", since=4, at=4.9), Window("pool1", "net.cut", 5, 5), False),
-    ],
-    ids=["cut in the call", "restarted in the call", "an ack", "another pool", "another fault", "before it"],
-)
-def test_a_copy_may_be_left_where_the_way_to_the_broker_was_bad(line: Line, window: Window, may_be: bool) -> None:
-    assert (copied([line], [window]) == {"a"}) is may_be
-
-
-def test_follow_ups_of_an_ack_count_as_copies_and_the_acked_does_not() -> None:
-    ack = Line("settled", "a", fence=2, verb="ack", pool="pool1", since=4.9, at=5.1)
-    assert copied([Line("follow", "a", fence=2, tag="b"), ack], [Window("", "net.cut", 5, 5)]) == {"b"}
-    assert copied([Line("follow", "a", fence=1, tag="b"), ack], [Window("", "net.cut", 5, 5)]) == set()
-
-
-def test_a_crash_may_have_been_charged_by_half_where_a_pool_was_cut_off_between_two_fetches() -> None:
-    first, again = Line("fetched", "a", since=1.0, at=1.1), Line("fetched", "a", crashes=1, since=9.0, at=9.1)
-    story = [Line("try", "a", at=0.5), first, again, Line("settled", "a", verb="ack", answer="ok", at=9.2)]
-    assert recounted(story, [Window("pool2", "net.drop", 4.0, 5.0)]) == {"a"}
-    assert recounted(story, [Window("pool2", "master.kill", 4.0, 5.0)]) == {"a"}
-    assert recounted(story, [Window("pool2", "child.kill", 4.0, 5.0), Window("pool2", "net.cut", 9.3, 9.3)]) == set()
-    unseen = [Line("try", "a", at=0.5), again, Line("settled", "a", verb="ack", answer="ok", at=9.2)]
-    assert recounted(unseen, [Window("pool2", "net.drop", 4.0, 5.0)]) == {"a"}, "a fetch that was not answered"
-    assert recounted(story[:2], [Window("pool2", "net.drop", 4.0, 5.0)]) == {"a"}, "it may be dead by now"
-
-
-def test_a_crash_that_was_settled_is_charged_whole() -> None:
-    forfeited = Line("settled", "a", verb="forfeit", answer="ok", at=2.0)
-    story = [Line("fetched", "a", since=1.0, at=1.1), forfeited, Line("fetched", "a", crashes=1, since=9.0, at=9.1)]
-    over = Line("settled", "a", verb="ack", answer="ok", at=9.2)
-    assert recounted([*story, over], [Window("", "broker.restart", 4.0, 5.0)]) == set()
-
-
-@pytest.mark.parametrize(("kind", "forgotten"), [("broker.restart", {"a"}), ("net.cut", set())])
-def test_a_restart_forgets_what_was_released(kind: str, forgotten: set[str]) -> None:
-    released = Line("settled", "a", verb="release", answer="ok", at=2.0)
-    over = Line("settled", "a", verb="ack", answer="ok", at=9.2)
-    story = [Line("fetched", "a", since=1.0, at=1.1), released, Line("fetched", "a", since=9.0, at=9.1), over]
-    assert recounted(story, [Window("", kind, 4.0, 5.0)]) == forgotten
-
-
-@pytest.mark.parametrize(("took", "may_be"), [(0.1, set()), (1.7, {"a"})])
-def test_an_enqueue_that_took_long_may_have_been_sent_twice(took: float, may_be: set[str]) -> None:
-    assert repeated([Line("try", "a", at=5.0), Line("enq", "a", at=5.0 + took), Line("try", "b", at=5.0)]) == may_be

@@ -44,6 +44,15 @@ def test_each_line_is_read_once_and_stays(path: Path) -> None:
     assert ledger.read() == LINES
 
 
+def test_who_looks_often_is_given_what_is_new(path: Path) -> None:
+    ledger = Ledger(path)
+    append(path, LINES[:2])
+    assert ledger.after(0) == LINES[:2]
+    append(path, LINES[2:])
+    assert ledger.after(2) == LINES[2:]
+    assert ledger.after(3) == []
+
+
 def test_a_line_that_is_not_whole_yet_waits(path: Path) -> None:
     ledger = Ledger(path)
     whole = encode(LINES)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -17,7 +19,8 @@ from redis.retry import Retry
 from support.servers import fresh_name, shared_redis
 from support.waiting import wait_until
 
-from jobpool.torture.network import Direction, Proxy
+from jobpool.torture import network
+from jobpool.torture.network import Direction, NetworkFailed, Proxy
 
 SOON = 0.15
 """Seconds in which nothing must come."""
@@ -187,9 +190,28 @@ def test_what_a_losing_hole_swallows_is_lost_and_its_connection_is_half_open(pro
         speaker.say(b"lost too\n")
         assert speaker.hears_nothing()
         assert silent.ask(b"unharmed\n") == b"unharmed\n"
-    wait_until(lambda: echo.left == 1)
-    assert proxy.counts().open == 1, "the server is not told"
+    wait_until(lambda: proxy.counts().open == 1)
+    assert echo.left <= 1, "of the other one the server is not told"
     assert echo.heard == [b"before\n"] * 2 + [b"unharmed\n"]
+
+
+def test_a_hole_in_another_direction_leaves_the_first_as_it_is(proxy: Proxy, echo: Echo) -> None:
+    with Client(proxy) as client, Client(proxy) as other:
+        client.ask(b"before\n")
+        proxy.black_hole("up")
+        proxy.black_hole("down", keep=False)
+        client.say(b"held\n")
+        assert client.hears_nothing()
+        assert echo.heard == [b"before\n"], "the first still keeps it"
+        proxy.restore()
+        assert client.hear(5) == b"held\n", "its answer comes after the holes"
+        proxy.black_hole("down", keep=False)
+        proxy.black_hole("up")
+        other.say(b"held too\n")
+        assert other.hears_nothing()
+        assert proxy.counts().bytes_lost == 0
+        proxy.restore()
+        assert other.hear(9) == b"held too\n"
 
 
 def test_a_cut_resets_both_sides(proxy: Proxy, echo: Echo) -> None:
@@ -228,9 +250,9 @@ def test_it_can_refuse_after_a_black_hole(proxy: Proxy) -> None:
 def test_a_delay_is_met_in_each_direction_and_ends(proxy: Proxy) -> None:
     with Client(proxy) as client:
         proxy.delay(SOON)
-        client.say(b"slow\n")
-        assert client.hears_nothing()
-        assert client.hear(5) == b"slow\n"
+        begun = time.monotonic()
+        assert client.ask(b"slow\n") == b"slow\n"
+        assert time.monotonic() - begun >= 2 * SOON
         client.say(b"one\n")
         proxy.delay(0)
         client.say(b"two\n")
@@ -299,6 +321,66 @@ def test_closing_it_ends_every_connection(echo: Echo) -> None:
         with suppress(ConnectionResetError):
             assert client.hear(1) == b""
     wait_until(lambda: echo.left + echo.reset == 1)
+
+
+# --- when its process is not well, and when its server has several addresses ----------------------------------------
+
+
+def test_a_proxy_whose_process_was_killed_says_so_to_every_order_and_can_be_closed(echo: Echo) -> None:
+    proxy = Proxy("127.0.0.1", echo.port)
+    proxy._process.kill()
+    proxy._process.wait()
+    for order in (proxy.cut, proxy.restore, proxy.counts):  # the first is not heard, the others cannot be written
+        with pytest.raises(NetworkFailed, match=f"port {proxy.port}"):
+            order()
+    proxy.close()
+    proxy.close()
+
+
+def test_a_proxy_that_hangs_is_given_up_and_its_late_answer_is_nobodys(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = Proxy("127.0.0.1", echo.port)
+    monkeypatch.setattr(network, "LIMIT", SOON)
+    proxy._socket.settimeout(SOON)
+    proxy._process.send_signal(signal.SIGSTOP)
+    with pytest.raises(NetworkFailed, match="does not answer within"):
+        proxy.cut()
+    proxy._process.send_signal(signal.SIGCONT)
+    with pytest.raises(NetworkFailed, match="cannot be heard"):
+        proxy.counts()
+    proxy._process.send_signal(signal.SIGSTOP)
+    proxy.close()
+    assert proxy._process.returncode == -signal.SIGKILL
+
+
+def addresses(monkeypatch: pytest.MonkeyPatch, *found: str) -> None:
+    """What every name is from now on."""
+    answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in found]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
+
+
+def test_of_several_addresses_the_first_that_takes_connections_is_the_servers(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as names:
+        names.setattr(network, "_takes_connections", lambda address, _: address != "127.0.0.9")
+        addresses(names, "127.0.0.9", "127.0.0.1", "127.0.0.8")
+        proxy = Proxy("somewhere", echo.port)
+    with proxy, Client(proxy) as client:
+        assert client.ask(b"there\n") == b"there\n"
+
+
+def test_an_address_is_tasted_by_a_connection(echo: Echo) -> None:
+    assert network._takes_connections("127.0.0.1", echo.port)
+    assert not network._takes_connections("127.0.0.9", echo.port)  # of this machine, and nobody listens there
+    wait_until(lambda: echo.left == 1)
+
+
+def test_a_server_that_is_down_has_its_first_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_takes_connections", lambda *_: False)
+    addresses(monkeypatch, "127.0.0.9", "127.0.0.1", "127.0.0.9")
+    assert network._address("somewhere", 1) == "127.0.0.9"
 
 
 @pytest.fixture

@@ -1,13 +1,17 @@
-"""The end of a run, where a broker lists no live messages and a person has ended the drain."""
+"""The end of a run: what is judged arrives in its result, also where a broker lists no live messages."""
 
 from __future__ import annotations
 
-from stories import ID, cut_short, enq, failed
+from dataclasses import replace
 
-from jobpool.backend import Capabilities
+import pytest
+from stories import ID, cut_short, enq, failed, fetched, kept, reaped, settled
+
+from jobpool.backend import Capabilities, Message, State
 from jobpool.torture.ledger import Line
 from jobpool.torture.result import Result
-from jobpool.torture.verdict import reach
+from jobpool.torture.verdict import MAX_CRASHES, reach
+from jobpool.torture.workload import Item
 
 MUTE = Capabilities(lists_live=False)
 
@@ -32,3 +36,74 @@ def test_more_than_were_left_are_lost() -> None:
 def test_a_dead_letter_that_is_gone_and_an_ack_too_early_are_lost_whatever_was_left() -> None:
     assert lost([enq(), *failed(1, verb="abandon")], 1, MUTE) == 1
     assert lost([enq(ID), *cut_short(1, verb="ack")], 1, MUTE) == 1
+
+
+def item(kind: str, **options: object) -> Item:
+    return Item(0, 0.0, kind, "torture.work", {}, 0.0, dict(options))
+
+
+def poisoned(times: int) -> list[Line]:
+    """Begun so often, and dead in the end."""
+    runs = [line for number in range(times) for line in cut_short(number + 1, 0, number)]
+    return [*runs, reaped(times, "dead")]
+
+
+def hung(seconds: float) -> list[Line]:
+    """A job whose verdict was asked for so long after it had begun."""
+    first, start, *calls = cut_short(1, verb="abandon")
+    return [first, start, *(replace(line, at=start.at + seconds) for line in calls)]
+
+
+def dead_of(crashes: int) -> Message:
+    return replace(kept(State.DEAD, crashes, 0, crashes), reason="crash-limit")
+
+
+KEYED = item("keyed", idempotency_key="k")
+FATAL = replace(kept(State.DEAD, 1), reason="timeout")
+
+
+@pytest.mark.parametrize(
+    ("lines", "left", "what", "found"),
+    [
+        ([fetched(1), *settled(1, "ack")], None, KEYED, {"KEY": "nobody had done its key"}),
+        ([fetched(1), *settled(1, "ack")], None, item("work"), {"LOST": "had not begun"}),
+        (hung(20.0), FATAL, item("hang", max_retries=0), {"LATE": "m: 19.0 s"}),
+        (hung(2.0), FATAL, item("hang", max_retries=0), {}),
+        (poisoned(MAX_CRASHES + 2), dead_of(MAX_CRASHES + 2), item("poison"), {"POISON": "ran 7 times"}),
+        (poisoned(MAX_CRASHES + 1), dead_of(MAX_CRASHES + 1), item("poison"), {}),
+        (poisoned(MAX_CRASHES), dead_of(MAX_CRASHES), item("poison"), {"LOST": "after 5 crashes"}),
+        (failed(1, verb="abandon"), replace(FATAL, reason="failed"), item("work"), {"LOST": "of the kind work"}),
+        (
+            [replace(enq("another"), tag=ID), Line("try", "another")],
+            None,
+            item("work"),
+            {"LOST": "answered as another"},
+        ),
+    ],
+    ids=[
+        "KEY",
+        "LOST: skipped",
+        "LATE",
+        "in time",
+        "POISON",
+        "poison",
+        "LOST: too early",
+        "LOST: buried",
+        "LOST: swallowed",
+    ],
+)
+def test_each_of_its_own_judgements_arrives_in_the_result(
+    lines: list[Line], left: Message | None, what: Item, found: dict[str, str]
+) -> None:
+    result = Result()
+    promised = [] if any(line.event == "enq" for line in lines) else [enq()]
+    reach(result, [*promised, *lines], [left] if left else [], {ID: what}, [], Capabilities(), kill_grace=1.0)
+    told = {count: "; ".join(sentences) for count, sentences in result.counts.items()}
+    assert told.keys() == found.keys(), told
+    assert all(why in told[count] for count, why in found.items()), told
+
+
+def test_a_strangers_dead_letter_is_a_ghost_and_no_job_that_was_lost() -> None:
+    result = Result()
+    reach(result, [], [replace(kept(State.DEAD, 1), reason="rejected")], {}, [], Capabilities(), kill_grace=1.0)
+    assert result.counts == {"GHOST": [f"{ID}: nobody has enqueued it"]}

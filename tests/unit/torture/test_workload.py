@@ -12,7 +12,7 @@ import pytest
 from jobpool.backend import Capabilities
 from jobpool.child.registry import DEFAULT
 from jobpool.torture import handlers
-from jobpool.torture.workload import KEYS, KINDS, SLOW, SPAN, Item, taste, workload
+from jobpool.torture.workload import DIES_OF, KEYS, KINDS, SLOW, SPAN, Item, taste, workload
 
 ALL = Capabilities(key_store=True)
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -92,8 +92,21 @@ def test_a_few_jobs_share_a_key_and_no_two_runs_do() -> None:
     shared = Counter(item.options["idempotency_key"] for item in keyed)
     assert max(shared.values()) > 1
     assert max(item.number for item in keyed) // SPAN < len(shared) <= KEYS * (1 + max(i.number for i in keyed) // SPAN)
+    assert Counter(item.handler for item in keyed).keys() == {"torture.work", "torture.crash"}, (
+        "some crash before they are done"
+    )
     one = keyed[0]
     assert one.definition("torture-1", "a").idempotency_key != one.definition("torture-2", "a").idempotency_key
+
+
+def test_who_fails_sometimes_has_the_retries_for_it_and_who_is_to_die_has_not() -> None:
+    """By that a dead letter is told from one that should not be."""
+    items = made()
+    failing = [item for item in items if item.handler == "torture.fail"]
+    assert {item.kind for item in failing} == {"flaky", "doomed"}
+    for item in failing:
+        assert (item.payload["times"] > item.options["max_retries"]) is (item.kind in DIES_OF), item
+    assert all("max_retries" in item.options for item in items if item.kind in DIES_OF)
 
 
 def test_an_item_does_not_change_when_it_is_enqueued() -> None:

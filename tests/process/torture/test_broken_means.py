@@ -1,0 +1,104 @@
+"""What the nemesis strikes with may break itself: a proxy dies, a keeper is killed, a restart command never ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from support.waiting import wait_until
+
+from jobpool.torture import broker_restart, processes, stops
+from jobpool.torture.fleet import Fleet
+from jobpool.torture.nemesis import Nemesis
+from jobpool.torture.network import Proxy
+from jobpool.torture.schedule import Fault
+from jobpool.torture.stops import Stops
+
+
+@pytest.fixture
+def sleepers() -> Iterator[list[int]]:
+    """Two processes that do nothing."""
+    running = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    yield [process.pid for process in running]
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def test_a_fault_of_a_network_that_has_died_is_missed_and_a_problem(tmp_path: Path) -> None:
+    """The fleet is not started: its pools are not what is struck."""
+    with Proxy("127.0.0.1", 1) as proxy:
+        fleet = Fleet(tmp_path, ["redis://nowhere"])
+        with closing(Nemesis(fleet, [proxy], record=tmp_path / "record")) as nemesis:
+            assert not nemesis.strike(Fault(0, 0.0, "net.refuse", seconds=600.0)).missed
+            proxy._process.kill()
+            proxy._process.wait()
+            blow = nemesis.strike(Fault(1, 0.0, "net.cut"))
+            assert blow.missed
+            assert "pool1: net.cut: missed: the proxy on port" in blow.said
+            told = nemesis.due(time.monotonic() + 601.0)
+            assert [said.partition(" the proxy")[0] for said in told] == ["pool1: net.refuse: over:"]
+            assert len(nemesis.problems) == 2
+
+
+def keeper_now() -> int:
+    """The pid of the only one; its command line can be read a moment after its start."""
+
+    def found() -> list[int]:
+        return [pid for pid in processes.children_of(os.getpid()) if str(stops.PROGRAM) in processes.command(pid)]
+
+    [keeper] = wait_until(found, what="there is one")
+    return keeper
+
+
+def test_a_keeper_that_was_killed_is_replaced_and_the_new_one_knows_all(
+    sleepers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stops, "PATIENCE", 0.2)
+    held = Stops()
+    with closing(held):
+        assert held.stop(0, sleepers[:1], lambda _: True) == sleepers[:1]
+        keeper = keeper_now()
+        os.kill(keeper, signal.SIGKILL)
+        wait_until(lambda: not processes.is_alive(keeper), what="it is dead")
+        assert held.stop(1, sleepers[1:], lambda _: True) == sleepers[1:]
+        another = keeper_now()
+        wait_until(lambda: {processes.state(pid) for pid in sleepers} == {"T"}, what="both are stopped")
+        assert held._keeper._socket
+        held._keeper._socket.close()  # as the kernel does when this process is killed
+        wait_until(
+            lambda: not any(map(processes.is_alive, [another, *sleepers])), what="they did not end by themselves"
+        )
+
+
+def test_its_end_lets_all_go_and_harms_none(sleepers: list[int]) -> None:
+    held = Stops()
+    assert held.stop(0, sleepers, lambda _: True) == sleepers
+    keeper = keeper_now()
+    held.close()
+    held.close()
+    assert not processes.is_alive(keeper)
+    wait_until(lambda: "T" not in map(processes.state, sleepers), what="they go on")
+    assert all(map(processes.is_alive, sleepers))
+
+
+def test_a_restart_command_that_never_ends_is_ended_with_what_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_restart, "END_LIMIT", 0.1)
+    restart = broker_restart.BrokerRestart("sleep 600; true", tmp_path / "log")
+    pid = restart.begin()
+    wait_until(lambda: len(processes.tree_of(pid)) == 2, what="it has begun")
+    tree = processes.tree_of(pid)
+    assert restart.look() is None
+    restart.close()
+    wait_until(lambda: not any(map(processes.is_alive, tree)), what="it is gone")
+    assert not restart.is_under_way
+    assert len(restart.moments) == 1
+    restart.close()

@@ -1,0 +1,119 @@
+"""What a signal does to a torture, and that what a run has found is told whatever happens to a search after it."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result as Answer
+
+from jobpool.cli import torture, tortureview
+from jobpool.torture import conduct
+from jobpool.torture.conduct import SHORTEST, Plan, Watcher
+from jobpool.torture.options import Options
+from jobpool.torture.pace import Moment
+from jobpool.torture.result import Result
+from jobpool.torture.schedule import Fault
+from jobpool.torture.tally import Tally
+
+MOMENT = Moment("drain", None, Tally(), None, 0)
+
+
+class Running:
+    """What an interrupt sees of a run."""
+
+    def __init__(self) -> None:
+        self.result = Result()
+
+    def interrupt(self) -> None:
+        self.result.interrupted = True
+
+
+@pytest.fixture
+def face(tmp_path: Path) -> torture._Face:
+    return torture._Face(tmp_path, verbose=False, json_=False, restart="", queue="")
+
+
+def watcher(face: torture._Face, shown: list[Moment]) -> Any:
+    return face._watcher(lambda _: None, shown.append)
+
+
+def test_a_signal_writes_nothing_and_the_next_moment_says_so_once(
+    face: torture._Face, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[Moment] = []
+    told, run = watcher(face, shown), Running()
+    told.begun(run)
+    told.tell(MOMENT)
+    with torture._interrupts(face._interrupt):
+        signal.raise_signal(signal.SIGTERM)
+    assert run.result.interrupted
+    assert capsys.readouterr() == ("", "")
+    told.tell(MOMENT)
+    told.tell(MOMENT)
+    assert capsys.readouterr().err.count("interrupted: healing") == 1
+    assert shown == [MOMENT] * 3
+
+
+def test_a_second_signal_gives_up_unless_it_is_the_shells_word_of_the_same_closed_terminal(face: torture._Face) -> None:
+    watcher(face, []).begun(Running())
+    with torture._interrupts(face._interrupt):
+        for _ in range(3):
+            signal.raise_signal(signal.SIGHUP)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_between_two_runs_of_a_search_one_signal_ends_it(face: torture._Face) -> None:
+    told, run = watcher(face, []), Running()
+    told.begun(run)
+    told.over()
+    with torture._interrupts(face._interrupt), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert not run.result.interrupted
+
+
+def test_a_closed_terminal_is_no_error_of_its_progress(face: torture._Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(torture, "note", gone)
+    monkeypatch.setattr(tortureview, "note", gone)
+    monkeypatch.setattr(tortureview, "line", lambda _: monkeypatch.setattr(tortureview, "EVERY", 0.0) or "asked")
+    with tortureview.Progress() as progress:
+        told: Any = face._watcher(face._planned, progress.tell)
+        run = Running()
+        told.planned(Plan(Options("redis://host/0"), Path("/somewhere"), [], {}))
+        told.begun(run)
+        run.interrupt()
+        told.tell(MOMENT)
+        assert tortureview.EVERY == 0.0, "it was about to be shown"
+
+
+def test_a_search_that_fails_loses_neither_the_report_nor_what_it_has_found(
+    jobpool: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(options: Options, folder: Path, watcher: Watcher, _: object) -> Result:
+        watcher.planned(Plan(options.on_its_queue(), folder, [Fault(0, 1.5, "child.kill")], {}))
+        result = Result()
+        result.add("LOST", ["job-17"])
+        return result
+
+    def disk_is_full(_: Options, folder: Path, *__: object) -> None:
+        (folder / SHORTEST).write_text("{}")
+        raise OSError(errno.ENOSPC, "No space left on device", "shrink02")
+
+    monkeypatch.setattr(conduct, "conduct", fails)
+    monkeypatch.setattr(conduct, "find_shorter", disk_is_full)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    answer = jobpool("torture", "-b", "sqlite:///q.db", "--shrink")
+    assert answer.exit_code == 1
+    assert "shrink02: No space left on device\n" in answer.output
+    assert "LOST: job-17\n" in answer.output
+    assert f"{SHORTEST}\n" in answer.output.partition("the shortest schedule that failed too: ")[2]
+    assert [path.name for path in tmp_path.glob("jobpool-torture-*/*")] == [SHORTEST]

@@ -1,0 +1,114 @@
+"""Which of a master's descriptors may be more at the end of a run, and which not."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+
+import pytest
+
+from jobpool.torture import processes
+from jobpool.torture.descriptors import (
+    FILE,
+    FILES_TOLERATED,
+    SOCKET,
+    TOLERATED,
+    UNIX_SOCKET,
+    difference,
+    grown,
+    listed,
+    unix_sockets,
+)
+from jobpool.torture.place import connections
+
+SOCKETS = TOLERATED[SOCKET]
+BEFORE = Counter({"socket": 10, "unix socket": 12, "pipe": 3, "/jobs.db": 1})
+
+
+def test_a_master_in_the_place_of_another_has_files_of_other_names() -> None:
+    clock = "/dev/shm/faketime_shm_"
+    before = Counter({"/run/pool1.27.board": 2, f"{clock}27": 1, f"{clock}3 (deleted)": 1})
+    now = Counter({"/run/pool1.399.board": 2, f"{clock}399": 1, f"{clock}4 (deleted)": 1})
+    assert difference({"pool1": before}, {"pool1": now}) == {"pool1": {}}
+    assert difference({"pool1": before}, {"pool1": now + Counter({"/run/pool1.399.board": 2})}) == {
+        "pool1": {"/run/pool1.PID.board": 2}
+    }
+
+
+def more(now: dict[str, int], pool: str = "pool1") -> dict[str, dict[str, int]]:
+    return difference({"pool1": BEFORE}, {pool: Counter(now)})
+
+
+def test_descriptors_are_compared_by_kind_and_pool() -> None:
+    assert more({"socket": 12, "unix socket": 12, "pipe": 3}) == {"pool1": {"socket": 2, "/jobs.db": -1}}
+    assert more(dict(BEFORE)) == {"pool1": {}}
+    assert more({"socket": 50}, "pool2") == {}
+    assert listed({"socket": 2, "/jobs.db": -1}) == "+2 socket, -1 /jobs.db"
+    assert listed({}) == "as before"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"socket": SOCKETS, "/jobs.db": FILES_TOLERATED, "pipe": -2}, ""),
+        ({"socket": SOCKETS + 1}, f"+{SOCKETS + 1} socket"),
+        ({"unix socket": 1}, "+1 unix socket"),
+        ({"/log": FILES_TOLERATED + 1}, f"+{FILES_TOLERATED + 1} /log"),
+        ({f"/log{number}": 1 for number in range(3)}, "+1 /log0, +1 /log1, +1 /log2"),
+        ({"/pool.7.board": 2, "/pool.9.board": 3, "/pool.5.board": -3}, ""),
+        ({"anon_inode:[pidfd]": 1, "pipe": 1, "socket": 1}, "+1 anon_inode:[pidfd], +1 pipe"),
+        ({"/memfd:jobpool (deleted)": 1}, "+1 /memfd:jobpool (deleted)"),
+    ],
+    ids=["a few", "connections", "unix", "one file", "many files", "other names", "no file", "memory"],
+)
+def test_they_may_grow_by_a_few_connections_and_files_and_nothing_else(changes: dict[str, int], told: str) -> None:
+    assert grown({"pool1": changes}) == ([f"pool1: {told}"] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("connections", "changes", "is_fine"),
+    [
+        (UNIX_SOCKET, {"unix socket": TOLERATED[UNIX_SOCKET]}, True),
+        (UNIX_SOCKET, {"unix socket": TOLERATED[UNIX_SOCKET] + 1}, False),
+        (UNIX_SOCKET, {"socket": 1}, False),
+        (FILE, {"/jobs.db": TOLERATED[FILE] - 1, "/jobs.db-wal": 1}, True),
+        (FILE, {"/jobs.db": TOLERATED[FILE], "/jobs.db-wal": 1}, False),
+        (FILE, {"socket": 1}, False),
+    ],
+)
+def test_what_connections_are_depends_on_the_broker(connections: str, changes: dict[str, int], is_fine: bool) -> None:
+    assert (grown({"pool1": changes}, connections) == []) is is_fine
+
+
+def test_the_systems_table_of_unix_sockets() -> None:
+    table = """Num       RefCount Protocol Flags    Type St Inode Path
+0000000000000000: 00000003 00000000 00000000 0001 03 27385
+0000000000000000: 00000002 00000000 00010000 0001 01 16573 /run/systemd/a b
+"""
+    assert unix_sockets(table) == {"27385", "16573"}
+    assert unix_sockets("") == set()
+
+
+def test_sockets_of_the_unix_family_are_told_from_others() -> None:
+    before = processes.descriptors(os.getpid())
+    pair, other = socket.socketpair(), socket.socket()
+    now = processes.descriptors(os.getpid())
+    for one in (*pair, other):
+        one.close()
+    assert difference({"": before}, {"": now}) == {"": {"socket": 1, "unix socket": 2}}
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("redis://test/0", "socket"),
+        ("rediss://test/0", "socket"),
+        ("redis+unix:///run/redis.sock", "unix socket"),
+        ("postgresql://test/jobs", "socket"),
+        ("postgresql:///jobs?host=/run/postgresql", "unix socket"),
+        ("sqlite:///jobs.db", "file"),
+    ],
+)
+def test_the_kind_of_a_connection_to_the_broker(url: str, kind: str) -> None:
+    assert connections(url) == kind

@@ -1,0 +1,162 @@
+"""The rules of KEY: what may not begin, be skipped or be enqueued beside another job with the same key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from stories import asked, fetched, run, settled, unknown
+
+from jobpool.torture.keys import broken
+from jobpool.torture.ledger import Line
+from jobpool.torture.workload import Item
+
+
+def item(kind: str, **options: object) -> Item:
+    return Item(0, 0.0, kind, "torture.work", {}, 0.0, dict(options))
+
+
+KEYED = {ident: item("keyed", idempotency_key="k") for ident in "ab"} | {"c": item("keyed", idempotency_key="other")}
+SINGLE = {ident: item("single", name="n", single_instance=True) for ident in "ab"} | {
+    "c": item("single", name="other", single_instance=True)
+}
+
+START, END = run("start"), run("end")
+
+
+def of(ident: str, *lines: Line | list[Line], begun: float, fence: int = 1) -> list[Line]:
+    """These lines of one delivery of that job, a second apart from `begun` on."""
+    told = [one for line in lines for one in (line if isinstance(line, list) else [line])]
+    return [replace(line, id=ident, fence=fence, at=begun + place) for place, line in enumerate(told)]
+
+
+def done(ident: str, begun: float) -> list[Line]:
+    """Begun at that moment, ended and acked: asked 2 s after it, answered 3 s after it."""
+    return of(ident, START, END, settled(1, "ack"), begun=begun)
+
+
+def skipped(ident: str, begun: float, answer: str = "ok", fence: int = 1) -> list[Line]:
+    """Fetched at that moment, and acked a second later without a run."""
+    return of(ident, fetched(1), settled(1, "ack", answer), begun=begun, fence=fence)
+
+
+def unsure(ident: str, begun: float) -> list[Line]:
+    return of(ident, START, END, unknown(1, "ack"), begun=begun)
+
+
+@pytest.mark.parametrize(
+    ("lines", "caught"),
+    [
+        ([*done("a", 10), *skipped("b", 20)], set()),
+        ([*unsure("a", 10), *skipped("b", 20)], set()),
+        ([*of("a", START, END, asked(1, "ack"), begun=10), *skipped("b", 20)], set()),
+        (skipped("b", 20), {"b"}),
+        (skipped("b", 20, "already"), {"b"}),
+        (skipped("b", 20, "expired"), set()),
+        ([*skipped("b", 20), *done("a", 30)], {"b"}),
+        ([*of("a", START, settled(1, "forfeit"), begun=10), *skipped("a", 20, fence=2)], {"a"}),
+        ([*of("a", START, settled(1, "forfeit"), begun=10), *skipped("b", 20)], {"b"}),
+        ([*of("a", START, END, settled(1, "ack", "expired"), begun=10), *skipped("b", 20)], {"b"}),
+        ([*done("c", 10), *skipped("b", 20)], {"b"}),
+        ([*skipped("a", 10), *skipped("b", 20)], {"a", "b"}),
+    ],
+    ids=[
+        "its key was done",
+        "by an ack that was not answered",
+        "by a pool that was killed in its ack",
+        "by nobody",
+        "by nobody, and the ack was repeated",
+        "the ack was refused",
+        "later",
+        "killed, and the key was marked before the effect",
+        "by another that was killed",
+        "by another whose ack was refused",
+        "another key",
+        "by one that was itself skipped",
+    ],
+)
+def test_a_job_is_skipped_only_when_somebody_had_done_its_key(lines: list[Line], caught: set[str]) -> None:
+    assert set(broken(lines, KEYED)) == caught
+
+
+@pytest.mark.parametrize(
+    ("lines", "caught"),
+    [
+        ([*done("a", 10), *done("b", 20)], {"b"}),
+        ([*done("a", 10), *done("b", 12.5)], set()),
+        ([*done("a", 10), *of("b", START, settled(1, "nack"), begun=20)], {"b"}),
+        ([*unsure("a", 10), *done("b", 20)], set()),
+        ([*done("a", 10), *of("b", START, settled(1, "ack", "not-owner"), begun=20)], set()),
+        ([*done("a", 10), *of("b", START, begun=20)], set()),
+        ([*done("a", 10), *of("a", START, settled(2, "release"), begun=20, fence=2)], set()),
+        ([*done("a", 10), *done("c", 20)], set()),
+        ([*skipped("a", 10), *done("b", 20)], {"a"}),
+    ],
+    ids=[
+        "after the ack",
+        "between its call and its answer",
+        "after the ack, and failed",
+        "the ack was not answered",
+        "its lease had ended: its pool was stopped before it wrote that it began",
+        "the same, and its pool knew",
+        "the same job: a RERUN",
+        "another key",
+        "the ack was a skip, which is what is wrong",
+    ],
+)
+def test_after_an_accepted_ack_no_other_job_of_the_key_begins(lines: list[Line], caught: set[str]) -> None:
+    assert set(broken(lines, KEYED)) == caught
+
+
+@pytest.mark.parametrize("items", [KEYED, SINGLE], ids=["a key", "one at a time"])
+@pytest.mark.parametrize(
+    ("lines", "caught"),
+    [
+        ([*of("a", START, settled(1, "nack"), begun=10), *of("b", START, settled(1, "nack"), begun=10.5)], {"b"}),
+        ([*of("a", START, settled(1, "forfeit"), begun=10), *of("b", START, settled(1, "nack"), begun=10.5)], {"b"}),
+        ([*of("a", START, settled(1, "nack"), begun=10), *of("b", START, settled(1, "nack"), begun=11.5)], set()),
+        ([*of("a", START, settled(1, "nack", "expired"), begun=10), *done("b", 10.5)], set()),
+        ([*of("a", START, unknown(1, "nack"), begun=10), *done("b", 10.5)], set()),
+        ([*of("a", START, begun=10), *done("b", 10.5)], set()),
+        ([*of("a", START, settled(1, "nack"), begun=10), *of("c", START, settled(1, "nack"), begun=10.5)], set()),
+        ([*of("a", START, settled(1, "nack"), begun=10), *of("b", settled(1, "release"), begun=10.5)], set()),
+    ],
+    ids=[
+        "both settled",
+        "both settled, and one had crashed",
+        "while the first was being settled",
+        "the first had lost its lease",
+        "the first may have lost its lease",
+        "the first was cut short",
+        "another name",
+        "the second did not run",
+    ],
+)
+def test_two_that_held_the_same_did_not_run_at_once(
+    lines: list[Line], caught: set[str], items: dict[str, Item]
+) -> None:
+    assert set(broken(lines, items)) == caught
+
+
+def test_a_long_run_is_compared_with_all_that_begin_in_it() -> None:
+    long = [*of("a", START, begun=10), *of("a", settled(1, "nack"), begun=30)]
+    items = SINGLE | {"d": SINGLE["a"]}
+    short = [line for place, ident in enumerate("bd") for line in done(ident, 12 + 5 * place)]
+    assert set(broken([*short, *long], items)) == {"b", "d"}
+
+
+def test_single_instances_may_follow_each_other() -> None:
+    assert not broken([*done("a", 10), *done("b", 20)], SINGLE)
+    assert not broken(skipped("a", 10), {"a": item("single", name="n")}), "no key: LOST, and no matter of keys"
+
+
+def test_a_unique_key_has_one_message() -> None:
+    items = {ident: item("unique", idempotency_key="k") for ident in "ab"}
+    first, again = Line("enq", "a", tag="a"), Line("enq", "a", tag="b")
+    assert not broken([first, again], items)
+    assert set(broken([first, Line("enq", "b", tag="b")], items)) == {"b"}
+
+
+def test_each_has_its_reason() -> None:
+    assert broken([*done("a", 10), *done("b", 20)], KEYED) == {"b": "delivery 1 began after a, with its key, was acked"}
+    assert broken(skipped("b", 20), KEYED) == {"b": "delivery 1 was acked without a run, and nobody had done its key"}
