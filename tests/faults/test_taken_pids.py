@@ -30,6 +30,9 @@ BY_NUMBER = {
     ("jobpool/mechanism/companion.py", "Companion.start"): "its own child, by Popen, which has not collected it",
     ("jobpool/torture/failpoint.py", "FailPoints.at"): "itself",
     ("jobpool/torture/handlers.py", "_die"): "itself",
+    ("jobpool/torture/network.py", "Proxy.close"): "its own child, by Popen, which has not collected it",
+    ("jobpool/torture/stops.py", "_Keeper.close"): "its own child, by Popen, which has not collected it",
+    ("jobpool/torture/broker_restart.py", "BrokerRestart.close"): "the group of its own child, not collected yet",
 }
 """Who sends a signal by a number, and why that cannot be another's: file and function → reason."""
 
