@@ -13,7 +13,8 @@ from jobpool.backend import QueueBackend, QueueStats
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.opening import open_backend
 from jobpool.signing import EnvelopeSigner
-from jobpool.torture import descriptors, emptying, remains, verdict
+from jobpool.torture import emptying, remains, verdict
+from jobpool.torture.atrest import REST_LIMIT, AtRest, Open
 from jobpool.torture.excuses import Window
 from jobpool.torture.fleet import End
 from jobpool.torture.ledger import Ledger
@@ -30,7 +31,6 @@ from jobpool.torture.workload import taste, workload
 START_LIMIT = 90.0
 WARM_UP_LIMIT = 90.0
 STOP_LIMIT = 60.0
-IDLE_LIMIT = 30.0
 """Seconds for these phases, or for a part of them."""
 
 PATIENCE = 60.0
@@ -49,9 +49,6 @@ ANSWER_LIMIT = 30.0
 
 EMPTY_LIMIT = 10.0
 """Seconds, beyond a lease, for the leases of pools that were killed to end."""
-
-Open = dict[str, Counter[str]]
-"""How many descriptors of each kind each master has open, by the pool's name."""
 
 T = TypeVar("T")
 
@@ -84,6 +81,7 @@ class Run:
         self._ledger = Ledger(place.ledger)
         self._tallier = Tallier(self._ledger)
         self._pace = Pace(place.nemesis, self._tallier, self.result, tell)
+        self._at_rest = AtRest(place.fleet, options.workers, place.connections, self._pace, self.result)
 
     def interrupt(self) -> None:
         """No more faults: heal, drain for a short time, and count."""
@@ -135,7 +133,7 @@ class Run:
             if producer.error is not None:
                 raise JobpoolError(f"no job could be enqueued: {producer.error}") from producer.error
             if (was_answered and self._is_drained(backend)) or self.result.interrupted:
-                return self._open_at_rest()
+                return self._at_rest.look()
             left = self._pace.pending
             raise JobpoolError(f"the pools did not do {left} jobs without any fault: see {self._folder}")
 
@@ -201,25 +199,10 @@ class Run:
                 self.result.add("STUCK", self._ask(lambda: remains.stuck(backend, self._options.queue)) or ())
 
     def _idle(self, before: Open | None) -> None:
-        """Descriptors are compared once nothing runs; children that were replaced last need a moment."""
-        connections = self._place.connections
-
-        def grown() -> list[str]:
-            return descriptors.grown(self.result.descriptors, connections)
-
-        def is_as_before() -> bool:
-            if before is None or not self._is_full():
-                return False
-            self.result.descriptors = descriptors.difference(before, self._fleet.descriptors())
-            return not grown()
-
-        if before is None or self.result.interrupted:  # jobs may be under way
-            return
-        with self._pace.phase("idle", IDLE_LIMIT):
-            if self._pace.wait(is_as_before, IDLE_LIMIT) or self._is_full():
-                self.result.add("FD", grown())
-            else:
-                self._note_missing()
+        """Descriptors are compared once nothing runs; an interrupted run may have jobs under way."""
+        if before is not None and not self.result.interrupted:
+            with self._pace.phase("idle", REST_LIMIT):
+                self._at_rest.compare(before)
 
     def _stop(self) -> None:
         with self._pace.phase("stop", STOP_LIMIT):
@@ -272,24 +255,6 @@ class Run:
                 return False
             self._pace.rest(BETWEEN_LOOKS)
         return True
-
-    def _open_at_rest(self) -> Open | None:
-        """The descriptors of each master, once each has all its children; None: it has not."""
-        if self._pace.wait(lambda: self.result.interrupted or self._is_full(), IDLE_LIMIT):
-            return None if self.result.interrupted else self._fleet.descriptors()
-        self._note_missing()
-        return None
-
-    def _is_full(self) -> bool:
-        """Whether every pool has all its children: each of them costs its master some descriptors."""
-        return all(pool.is_full(self._options.workers) for pool in self._fleet.pools)
-
-    def _note_missing(self) -> None:
-        names = [pool.name for pool in self._fleet.pools if not pool.is_full(self._options.workers)]
-        self.result.problems.append(
-            f"descriptors were not compared: after {IDLE_LIMIT:g} s without a job"
-            f" {' and '.join(names) or 'a pool'} had more or fewer than {self._options.workers} ready children"
-        )
 
     def _ask(self, call: Callable[[], T]) -> T | None:
         """What the call returns, which is repeated while the broker does not answer; blocks for about `ANSWER_LIMIT` s.

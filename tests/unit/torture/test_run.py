@@ -20,7 +20,7 @@ from jobpool.definition import JobDefinition
 from jobpool.errors import JobpoolError
 from jobpool.opening import open_backend
 from jobpool.signing import EnvelopeSigner
-from jobpool.torture import pace
+from jobpool.torture import atrest, pace
 from jobpool.torture import run as module
 from jobpool.torture.fleet import End
 from jobpool.torture.ledger import Ledger, Line, append
@@ -146,7 +146,8 @@ def acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Acted]:
     monkeypatch.setattr(module, "Patience", lambda _, now: Patience(PATIENCE, now))
     monkeypatch.setattr(module, "BETWEEN_LOOKS", 0.01)
     monkeypatch.setattr(pace, "TURN", 0.005)
-    for name in ("START_LIMIT", "IDLE_LIMIT", "ORPHANS_LIMIT", "INTERRUPTED_LIMIT"):
+    monkeypatch.setattr(atrest, "REST_LIMIT", 0.2)
+    for name in ("START_LIMIT", "ORPHANS_LIMIT", "INTERRUPTED_LIMIT"):
         monkeypatch.setattr(module, name, 0.2)
     made = Acted(tmp_path)
     yield made
