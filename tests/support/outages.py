@@ -149,7 +149,8 @@ def wait_begun_after(rig: Rig, moment: float, limit: float = BACK) -> float:
 
     def begun() -> list[float]:
         brought = {(line.id, line.fence) for line in rig.lines("fetched") if line.at > moment}
-        return [line.at for line in rig.starts() if (line.id, line.fence) in brought]
+        starts = [line for line in rig.starts() if line.at > moment]  # beanstalkd may give a number once more
+        return [line.at for line in starts if (line.id, line.fence) in brought]
 
     with Stalls() as stalls:
         first = min(wait_until(begun, LIMIT, "work goes on"))
