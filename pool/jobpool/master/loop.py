@@ -31,6 +31,7 @@ from jobpool.master.settler import Settler
 from jobpool.master.slots import Slot, SlotState
 from jobpool.master.watch import next_due
 from jobpool.master.watching import Watching
+from jobpool.mechanism.boot import ASKS_STACK
 
 STACK_WAIT = 0.1
 """Seconds for the children's fault handlers to write, before their stacks are logged."""
@@ -172,7 +173,7 @@ class Master:
             case act.KillChild(slot):
                 self._crew.signal(slot, signal.SIGKILL)
             case act.DumpStack(slot):
-                self._crew.signal(slot, signal.SIGUSR1)
+                self._crew.signal(slot, ASKS_STACK)
             case act.ForgetChild(_, child):
                 self._crew.forget(child)
             case act.Produce(child, ask) if ask.pack:
@@ -251,7 +252,7 @@ class Master:
 
     def _ask_stacks(self) -> None:
         for slot in self._pool.slots.live:
-            self._crew.signal(slot, signal.SIGUSR1)
+            self._crew.signal(slot, ASKS_STACK)
         self._stacks_due = time.monotonic() + STACK_WAIT
 
     def _log_stacks(self) -> None:

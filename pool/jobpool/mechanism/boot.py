@@ -7,11 +7,16 @@ The master writes a `ForkServerConfig` as JSON; the fork server reads it, and bu
 from __future__ import annotations
 
 import json
+import signal
 import socket
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from jobpool.mechanism.scoreboard import Scoreboard
+
+ASKS_STACK = signal.SIGUSR1
+"""From the master to a child: write your stack. It is blocked from the fork until the child can: unheard, it would end
+it."""
 
 
 @dataclass(frozen=True, slots=True)

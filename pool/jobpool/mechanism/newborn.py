@@ -19,16 +19,13 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from jobpool.mechanism import linux
-from jobpool.mechanism.boot import ChildBoot, ChildOptions
+from jobpool.mechanism.boot import ASKS_STACK, ChildBoot, ChildOptions
 from jobpool.mechanism.scoreboard import Scoreboard
 
 BROKEN = 70
 """Exit status of a child whose main function raised, or returned no status."""
 
 VICTIM_POINTS = 300
-
-ASKS_STACK = signal.SIGUSR1
-"""Makes a child write its stack. It is blocked from the fork until the child can: unheard, it would end it."""
 
 _PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}
 

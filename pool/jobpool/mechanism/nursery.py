@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 
 from jobpool.mechanism import linux, newborn, packets
-from jobpool.mechanism.boot import ChildOptions
+from jobpool.mechanism.boot import ASKS_STACK, ChildOptions
 from jobpool.mechanism.frames import BadFrame, Exited, Spawn, Spawned, SpawnFailed, decode
 from jobpool.mechanism.outbox import Outbox
 from jobpool.mechanism.scoreboard import Scoreboard
@@ -135,7 +135,7 @@ class Nursery:
         # Not the board's descriptor: the child has the mapping, and a handler that writes to every descriptor it finds
         # must not write over the pages of the others.
         self._inheritance.keep = {0, 1, 2, *birth.fds}
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {newborn.ASKS_STACK})
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {ASKS_STACK})
         pid = -1
         try:
             pid = os.fork()
