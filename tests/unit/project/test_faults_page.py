@@ -1,4 +1,4 @@
-"""docs/faults.md: each of the 30 rows names tests, which are there and say that they are that row's, and no other."""
+"""docs/faults.md: each row names tests, which are there and say that they are that row's, and no other."""
 
 from __future__ import annotations
 
@@ -44,11 +44,12 @@ def _numbers(test: ast.FunctionDef) -> list[int]:
     return numbers
 
 
-def test_there_are_thirty_rows() -> None:
-    assert sorted(rows()) == list(range(1, 31))
+def test_the_rows_are_those_that_the_tests_show() -> None:
+    assert len(rows()) >= 30
+    assert rows().keys() == marked().keys()
 
 
-@pytest.mark.parametrize("number", range(1, 31))
+@pytest.mark.parametrize("number", sorted(rows()))
 def test_a_row_is_full_and_names_the_tests_that_are_its(number: int) -> None:
     cells = rows()[number]
     assert len(cells) == 6, cells
@@ -61,7 +62,7 @@ def test_a_row_is_full_and_names_the_tests_that_are_its(number: int) -> None:
         assert f"def {test}(" in (ROOT / "tests" / file).read_text("utf-8"), f"row {number}: there is no {name}"
 
 
-@pytest.mark.parametrize("number", range(1, 31))
+@pytest.mark.parametrize("number", sorted(rows()))
 def test_a_row_names_the_brokers_that_its_tests_run_on(number: int) -> None:
     named = set(re.findall(r"[\w-]+", rows()[number][3].partition(";")[0])) & BROKERS
     run = {broker for name in marked()[number] for broker in _brokers(name)}
