@@ -13,7 +13,6 @@ A record's message names the event; what it is about goes into `extra`, as singl
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import sys
@@ -21,6 +20,8 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TextIO
+
+from jobpool.printable import json_text, one_line, printable
 
 # What every record carries; anything else came through `extra`.
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "fields", "limit"}
@@ -98,16 +99,18 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created)
         fields = fields_of(record)
-        event = record.getMessage()
+        event = one_line(record.getMessage())
         head = f"{moment:%H:%M:%S}.{int(record.msecs):03d} {self._level(record.levelname)} "
         line = head + (f"{event:<{EVENT_WIDTH}} " if fields else event)
-        return line + " ".join(f"{key}={_plain(value)}" for key, value in fields.items()) + self._trace(record)
+        return (
+            line + " ".join(f"{one_line(key)}={_plain(value)}" for key, value in fields.items()) + self._trace(record)
+        )
 
     def _level(self, name: str) -> str:
         return f"\x1b[{COLOURS.get(name, '0')}m{name:<8}\x1b[0m" if self._colour else f"{name:<8}"
 
     def _trace(self, record: logging.LogRecord) -> str:
-        return "\n" + self.formatException(record.exc_info) if record.exc_info else ""
+        return "\n" + printable(self.formatException(record.exc_info)) if record.exc_info else ""
 
 
 class JsonFormatter(logging.Formatter):
@@ -123,7 +126,7 @@ class JsonFormatter(logging.Formatter):
         entry.update((key, value) for key, value in fields_of(record).items() if key not in entry)
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str, ensure_ascii=False)
+        return json_text(entry)
 
 
 class RateLimit(logging.Filter):
@@ -175,4 +178,4 @@ def _plain(value: object) -> str:
         return f"{value:.6g}"
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     # One record is one line, whatever an error text holds; JSON's escapes are known to everybody.
-    return json.dumps(text, ensure_ascii=False) if not text or set(text) & set(' \t\r\n"=') else text
+    return json_text(text) if not text or set(text) & set(' \t\r\n"=') else printable(text)

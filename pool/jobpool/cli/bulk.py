@@ -15,6 +15,7 @@ from jobpool.cli.options import Command, as_json, common, confirmed, option
 from jobpool.cli.output import note, plural, say
 from jobpool.cli.session import Session
 from jobpool.cli.sweep import CAP, Sweep, WholeQueues
+from jobpool.printable import one_line
 from jobpool.units import format_duration
 
 if TYPE_CHECKING:
@@ -204,7 +205,8 @@ def _preview(sweep: Sweep, word: str, count: int, tell: Callable[[str], None]) -
     examples = sweep.backend.list_messages(sweep.where, limit=min(EXAMPLES, count))
     for message in examples:
         ident, state, queue, handler, _, attempts, _, age, why = row(message)
-        tell(f"  {ident}  {state}  {queue}  {handler}  attempts={attempts}  age={age}  {why[:80]}".rstrip())
+        shown = f"  {ident}  {state}  {queue}  {handler}  attempts={attempts}  age={age}  {why[:80]}"
+        tell(one_line(shown).rstrip())
     if count > len(examples):
         tell(f"  … and {'at least ' if count >= CAP else ''}{count - len(examples):,} more")
 

@@ -10,8 +10,9 @@ import click
 
 from jobpool.cli import options
 from jobpool.cli.options import Command, as_json, option
-from jobpool.cli.output import answer_json, note, plural, say
+from jobpool.cli.output import answer_json, note, plural
 from jobpool.cli.session import Session
+from jobpool.printable import one_line
 
 if TYPE_CHECKING:
     from jobpool.finding import Finding
@@ -64,8 +65,7 @@ def _tell(finding: Finding) -> None:
 
     style = _STYLES.get(finding.level.value, {}) if is_colourful(sys.stdout) else {}
     level = click.style(f"{finding.level.value:<7}", **style, reset=bool(style))
-    text = "".join(char if char.isprintable() else " " for char in str(finding))
-    say(f"{level}  {finding.check:<{_NAME_WIDTH}}  {text}")
+    click.echo(f"{level}  {finding.check:<{_NAME_WIDTH}}  {one_line(str(finding))}")  # not `say`, for the colours
 
 
 def _summary(found: list[Finding]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import click
 
 from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.printable import printable
 
 FAILED = 1
 USAGE = 2
@@ -34,7 +35,7 @@ def guarded(run: Callable[[], object], words: Sequence[str]) -> int:
         return FAILED
     except Exception as error:  # noqa: BLE001 -- the last one to catch it; the alternative is a traceback for the user
         if wants_traceback(words):
-            traceback.print_exc()
+            click.echo(printable(traceback.format_exc()), err=True, nl=False)
         return _report(error)
     return result if isinstance(result, int) else 0
 
@@ -67,7 +68,7 @@ def _help_hint(error: click.ClickException) -> str:
 
 
 def _say(sentence: str, hint: str = "") -> None:
-    click.echo(f"jobpool: {sentence}", err=True)
+    click.echo(printable(f"jobpool: {sentence}"), err=True)
     if hint:
         click.echo(hint, err=True)
 

@@ -10,6 +10,7 @@ import click
 from jobpool.cli.options import Command, as_json, common
 from jobpool.cli.output import answer_json, note, say
 from jobpool.cli.session import Session
+from jobpool.printable import one_line
 
 if TYPE_CHECKING:
     from jobpool.health import Health
@@ -46,9 +47,9 @@ def no_pool(name: str | None, directory: str) -> str:
 
 
 def _tell(health: Health) -> None:
-    say(f"{health.pool.name} (pid {health.pool.pid}): {'healthy' if health.ok else 'DEGRADED'}")
+    say(one_line(f"{health.pool.name} (pid {health.pool.pid}): {'healthy' if health.ok else 'DEGRADED'}"))
     for check in health.checks:
-        say(f"  {'ok  ' if check.ok else 'FAIL'}  {check.name:<10}  {check.text}")
+        say(one_line(f"  {'ok  ' if check.ok else 'FAIL'}  {check.name:<10}  {check.text}"))
 
 
 def _values(health: Health) -> dict[str, object]:

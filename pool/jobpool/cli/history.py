@@ -13,6 +13,7 @@ import click
 from jobpool.cli.options import Command, as_json, common, option
 from jobpool.cli.output import Column, answer_json, note, plural, say, table
 from jobpool.cli.session import Session
+from jobpool.printable import json_text, printable
 
 if TYPE_CHECKING:
     from jobpool.history.places import Place, Where
@@ -151,22 +152,15 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _tell(row: dict[str, Any]) -> None:
-    import json
-
     for field, value in row.items():
         if field in ("start", "end"):
             value = _moment(value)
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        lines = text.splitlines() or [""]
-        say(f"{field:<10} {_printable(lines[0])}")
-        for line in lines[1:]:
-            say(f"{'':<10} {_printable(line)}")
+        text = value if isinstance(value, str) else json_text(value)
+        first, *more = printable(text).rstrip("\n").split("\n")
+        say(f"{field:<10} {first}")
+        for line in more:
+            say(f"{'':<10} {line}")
     say("")
-
-
-def _printable(text: str) -> str:
-    """Control characters of other people's text must not steer the terminal."""
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _texts(row: dict[str, Any], *fields: str) -> list[str]:

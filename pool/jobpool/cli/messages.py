@@ -15,6 +15,7 @@ from jobpool.cli.options import Command, as_json, common, option
 from jobpool.cli.output import Column, answer_json, note, say, table
 from jobpool.cli.session import Session
 from jobpool.headline import headline
+from jobpool.printable import json_text, one_line, printable
 
 if TYPE_CHECKING:
     from jobpool.backend import Message, MessageFilter, QueueBackend
@@ -228,19 +229,15 @@ def _describe(message: Message) -> None:
     width = max(len(key) for key in values)
     for key, value in values.items():
         if value not in (None, ""):
-            say(f"{key:<{width}}  {value}")
+            say(f"{key:<{width}}  {one_line(str(value))}")
     if message.cause:
         earlier = message.reason and message.reason not in KILLED
         del long["cause"]
         long["cause of an earlier attempt's end" if earlier else "cause"] = Death.from_text(message.cause).told()
     for key, value in long.items():
         if value not in (None, {}, ""):
-            text = value if isinstance(value, str) and key not in ("payload", "message") else _pretty(value)
-            say(f"\n{key}\n  " + text.rstrip().replace("\n", "\n  "))
-
-
-def _pretty(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=2)
+            text = value if isinstance(value, str) and key not in ("payload", "message") else json_text(value, indent=2)
+            say(f"\n{key}\n  " + printable(text).rstrip().replace("\n", "\n  "))
 
 
 def _rfc3339(moment: float) -> str:

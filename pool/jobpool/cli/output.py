@@ -1,14 +1,18 @@
-"""How answers look: tables on a terminal, plain aligned text in a pipe, JSON when asked for. Answers go to stdout."""
+"""How answers look: tables on a terminal, plain aligned text in a pipe, JSON when asked for. Answers go to stdout.
+
+What a message, an error or a name holds is made safe for a terminal here; colours are added after that.
+"""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
+
+from jobpool.printable import json_text, one_line, printable
 
 NARROWEST = 8
 """Characters that a column keeps, however narrow the terminal is."""
@@ -25,23 +29,23 @@ class Column:
 
 
 def say(text: str) -> None:
-    """One line of an answer."""
-    click.echo(text)
+    """Print a part of an answer, which may have several lines."""
+    click.echo(printable(text))
 
 
 def note(text: str) -> None:
-    """One line that is not the answer: to stderr."""
-    click.echo(text, err=True)
+    """Print to stderr what is not the answer."""
+    click.echo(printable(text), err=True)
 
 
 def answer_json(value: Any) -> None:
     """One JSON document: indented on a terminal, one line in a pipe."""
-    click.echo(json.dumps(value, ensure_ascii=False, default=str, indent=2 if sys.stdout.isatty() else None))
+    click.echo(json_text(value, indent=2 if sys.stdout.isatty() else None))
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Rows of text; each cell on one line."""
-    cells = [[_one_line(cell) for cell in row] for row in rows]
+    cells = [[one_line(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _rich_table(columns, cells)
     else:
@@ -94,8 +98,3 @@ def _rich_table(columns: Sequence[Column], rows: list[list[str]]) -> None:
     for row in rows:
         grid.add_row(*map(Text, row))
     console.print(grid)
-
-
-def _one_line(text: str) -> str:
-    """Control characters of other people's text must not steer the terminal, nor break a row."""
-    return "".join(char if char.isprintable() else " " for char in text)

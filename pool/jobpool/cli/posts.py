@@ -234,7 +234,7 @@ def _print(body: bytes) -> None:
         click.echo(body)
         return
     text = body.decode("utf-8", "backslashreplace")
-    say("".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text))
+    say(text)
 
 
 def _delete(claims: ClaimStore, queue: str, idents: Iterable[str], claim: str | None) -> Iterator[str]:

@@ -11,6 +11,7 @@ from jobpool.cli.lacking import meet_queues, tell_of_stats
 from jobpool.cli.options import Command, as_json, common, option
 from jobpool.cli.output import Column, answer_json, note, plural, say, table
 from jobpool.cli.session import Session
+from jobpool.printable import one_line
 
 if TYPE_CHECKING:
     from jobpool.backend import QueueBackend, QueueStats, Reaped, ReapPolicy
@@ -73,7 +74,7 @@ def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_:
         answer_json([{**asdict(one), "cause": cause_values(one.cause)} for one in reaped])
         return
     for one in reaped:
-        say(f"{one.id}  {one.queue}  {'dead' if one.dead else 'waiting'}  crashes={one.crashes}")
+        say(one_line(f"{one.id}  {one.queue}  {'dead' if one.dead else 'waiting'}  crashes={one.crashes}"))
     note(f"{plural(len(reaped), 'message')} reaped")
 
 

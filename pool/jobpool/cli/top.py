@@ -15,7 +15,7 @@ import click
 
 from jobpool.cli.health import no_pool
 from jobpool.cli.options import Command, as_json, common, option
-from jobpool.cli.output import Column, answer_json, say, table
+from jobpool.cli.output import Column, answer_json, note, say, table
 from jobpool.cli.session import Session
 from jobpool.cli.topview import COLUMNS, cells, headline, screen
 
@@ -56,7 +56,7 @@ def _print(watcher: Watcher, nobody: str) -> int:
         if sample.rows:
             table([Column(title, right=right) for title, right in COLUMNS], [cells(row) for row in sample.rows])
     if not samples:
-        click.echo(nobody, err=True)
+        note(nobody)
     return 0 if samples else FAILED
 
 

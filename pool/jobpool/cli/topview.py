@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jobpool.printable import one_line
 from jobpool.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ SILENT = 3.0
 def headline(sample: PoolSample) -> str:
     """One pool in one line or two: who, how long, how much, and what is wrong."""
     pool, header = sample.pool, sample.header
-    who = f"{pool.name}  pid {pool.pid}  {', '.join(pool.queues)}  {pool.backend}"
+    who = one_line(f"{pool.name}  pid {pool.pid}  {', '.join(pool.queues)}  {pool.backend}")
     if header is None:
-        return f"{who}\n{sample.problem}"
+        return f"{who}\n{one_line(sample.problem)}"
     rate = "-" if sample.rate is None else f"{sample.rate:,.1f}"
     counts = f"{header.succeeded:,} acked  {header.failed:,} failed  {header.dead:,} dead"
     more = f"{header.timed_out:,} timed out  {header.crashed:,} crashed"
@@ -46,19 +47,20 @@ def _worries(sample: PoolSample) -> list[str]:
     if header is not None and header.draining:
         worries.append("draining: it leases nothing new")
     if header is not None and header.problem:
-        worries.append(header.problem)
+        worries.append(one_line(header.problem))
     return worries
 
 
 def cells(row: SlotRow) -> list[str]:
-    """One slot as the cells of `COLUMNS`."""
-    return [
+    """One slot as the cells of `COLUMNS`, safe for a terminal."""
+    shown = [
         *(str(row.slot), str(row.pid or "-"), row.state + ("?" if row.torn else ""), row.handler, row.job, row.queue),
         str(row.attempt) if row.attempt else "-",
         *(format_duration(row.age), "-" if row.left is None else format_duration(row.left)),
         *(format_size(row.rss) if row.rss else "-", f"{row.cpu * 100:.0f}"),
         *(f"{row.done:,}", f"{row.failed:,}", str(row.restarts), _progress(row)),
     ]
+    return [one_line(cell) for cell in shown]
 
 
 def fitting(width: int) -> list[int]:

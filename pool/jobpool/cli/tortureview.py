@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobpool.cli.output import Column, note, plural, say, table
 from jobpool.opening import redact
+from jobpool.printable import printable
 from jobpool.torture.descriptors import listed
 from jobpool.torture.result import MEANINGS, quantiles
 from jobpool.units import format_duration
@@ -114,7 +115,7 @@ class Progress:
             self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
             self._live.start()
         text = "\n".join([line(moment), *(f"  {said}" for said in moment.last)])
-        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+        self._live.update(Text(printable(text), no_wrap=True, overflow="ellipsis"), refresh=True)
 
 
 def line(moment: Moment) -> str:
