@@ -1,13 +1,19 @@
 """Finding and reading the configuration file, with nothing but the standard library.
 
 `jobpool.toml`, or the table `[tool.jobpool]` of a `pyproject.toml`: in the working directory, else in the nearest
-directory above it that has one. `--config FILE` (or JOBPOOL_CONFIG) names one and ends the search. Relative paths in it
-count from its own directory, so that producers and pools started elsewhere mean the same database.
+directory above it that has one, up to the home directory or the edge of the file system. `--config FILE` (or
+JOBPOOL_CONFIG) names one and ends the search. Relative paths in it count from its own directory, so that producers and
+pools started elsewhere mean the same database.
+
+The file names the code that runs and the broker, so one that was found and not named must be this user's or root's, and
+nobody else may be able to put it there.
 """
 
 from __future__ import annotations
 
 import os
+import stat
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,17 +44,38 @@ def find_config(named: str | os.PathLike[str] | None = None, start: Path | None 
         start: Directory in which the search begins; None = the working directory.
 
     Raises:
-        ConfigurationError: The file is missing, cannot be read, or is not TOML; the text says where.
+        ConfigurationError: The file is missing, cannot be read, or is not TOML; or it was found, and somebody else
+            could have written it. The text says where, and the mend.
     """
     named = named or os.environ.get("JOBPOOL_CONFIG") or None
     if named:
         return _named(Path(named))
     start = (start or Path.cwd()).absolute()
+    return _search(start) or ConfigFile(None, start)
+
+
+def _search(start: Path) -> ConfigFile | None:
+    home = _home()
+    device = None
     for directory in (start, *start.parents):
-        found = _in(directory)
-        if found:
+        try:
+            status = directory.stat()
+        except OSError:
+            return None
+        if device not in (None, status.st_dev):
+            return None
+        device = status.st_dev
+        found = _in(directory, status)
+        if found or (home is not None and os.path.samestat(status, home)):
             return found
-    return ConfigFile(None, start)
+    return None
+
+
+def _home() -> os.stat_result | None:
+    try:
+        return Path.home().stat()
+    except (OSError, RuntimeError):  # a user without an entry in the password file has none
+        return None
 
 
 def _named(path: Path) -> ConfigFile:
@@ -60,13 +87,61 @@ def _named(path: Path) -> ConfigFile:
     return _config(path.absolute(), values)
 
 
-def _in(directory: Path) -> ConfigFile | None:
+def _in(directory: Path, status: os.stat_result) -> ConfigFile | None:
     own = directory / FILE_NAME
     if own.is_file():
+        _check_trust(own, status)
         return _config(own, _read(own))
     shared = directory / "pyproject.toml"
     table = _table(_read(shared), shared) if shared.is_file() else None
-    return _config(shared, table) if table is not None else None
+    if table is None:
+        return None
+    _check_trust(shared, status)
+    return _config(shared, table)
+
+
+def _check_trust(path: Path, folder: os.stat_result) -> None:
+    for place, status in ((path, path.stat()), (path.parent, folder)):
+        doubt = _doubt(status)
+        if doubt:
+            raise ConfigurationError(
+                f"configuration file {path} was found, but is not read: {place} {doubt}, so another user may have"
+                f" written it. If it is right, name it: --config {path}, or JOBPOOL_CONFIG"
+            )
+
+
+def _doubt(status: os.stat_result) -> str:
+    """Why somebody other than this user and root could have written it; "" = nobody else could."""
+    if sys.platform == "win32":  # producers run there too; its permissions are not in these bits
+        return ""
+    if status.st_uid not in (0, os.geteuid()):
+        return f"belongs to {_user(status.st_uid)}, not to you or root"
+    if status.st_mode & stat.S_IWOTH:
+        return "can be written by everybody (chmod o-w)"
+    if status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid, status.st_uid):
+        return "can be written by its group (chmod g-w)"
+    return ""
+
+
+def _is_private(gid: int, uid: int) -> bool:
+    """Whether the group is the user's own, as many systems make one for each user, with files writable by it."""
+    import grp  # no such modules on Windows
+    import pwd
+
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return False
+    return group.gr_name == user and set(group.gr_mem) <= {user}
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 def _config(path: Path, values: dict[str, Any]) -> ConfigFile:

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import grp
+import os
+import pwd
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -47,6 +51,75 @@ def test_jobpool_toml_wins_over_pyproject_in_the_same_directory(tmp_path: Path) 
     write(tmp_path / "pyproject.toml", "[tool.jobpool]\nworkers = 3\n")
     write(tmp_path / "jobpool.toml", "workers = 4\n")
     assert load().workers == 4
+
+
+@pytest.mark.parametrize("name", ["jobpool.toml", "pyproject.toml"])
+@pytest.mark.parametrize(
+    ("spoilt", "mode", "given", "why"),
+    [
+        ("folder", 0o1777, None, "can be written by everybody"),
+        ("folder", 0o755, (4242, -1), "belongs to user 4242"),
+        ("folder", 0o770, (-1, 4242), "can be written by its group"),
+        ("file", 0o666, None, "can be written by everybody"),
+        ("file", 0o644, (4242, -1), "belongs to user 4242"),
+    ],
+)
+def test_a_found_file_that_another_user_may_have_written_is_refused(
+    tmp_path: Path, name: str, spoilt: str, mode: int, given: tuple[int, int] | None, why: str
+) -> None:
+    file = write(tmp_path / "planted" / name, "[tool.jobpool]\nworkers = 3\n" if name[0] == "p" else "workers = 3\n")
+    place = file.parent if spoilt == "folder" else file
+    below = file.parent / "below"
+    below.mkdir()
+    if given is not None:
+        if os.geteuid() != 0:
+            pytest.skip("only root gives files away")
+        os.chown(place, *given)
+    place.chmod(mode)
+    with pytest.raises(ConfigurationError, match=f"{place} {why}.*--config {file}, or JOBPOOL_CONFIG"):
+        find_config(start=below)
+    assert find_config(file).values["workers"] == 3, "named, it is read"
+
+
+def test_a_pyproject_of_others_without_a_table_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path / "jobpool.toml", "workers = 3\n")
+    inner = write(tmp_path / "inner" / "pyproject.toml", "[tool.other]\n").parent
+    inner.chmod(0o777)
+    assert find_config(start=inner).path == tmp_path / "jobpool.toml"
+
+
+def test_a_group_of_the_users_own_is_nobody_else(tmp_path: Path) -> None:
+    file = write(tmp_path / "own" / "jobpool.toml", "workers = 3\n")
+    user = pwd.getpwuid(os.geteuid())
+    group = grp.getgrgid(user.pw_gid)
+    if group.gr_name != user.pw_name or set(group.gr_mem) - {user.pw_name}:
+        pytest.skip("this user's group is not its own")
+    for place in (file, file.parent):
+        os.chown(place, -1, group.gr_gid)
+        place.chmod(0o775)
+    assert find_config(start=file.parent).path == file
+
+
+def test_the_search_ends_at_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "jobpool.toml", "workers = 3\n")
+    deep = tmp_path / "home" / "deep"
+    deep.mkdir(parents=True)
+    assert find_config(start=deep).path == tmp_path / "jobpool.toml"
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert find_config(start=deep).path is None
+    assert find_config(start=tmp_path).path == tmp_path / "jobpool.toml"
+    write(tmp_path / "home" / "jobpool.toml", "workers = 4\n")
+    assert find_config(start=deep).path == tmp_path / "home" / "jobpool.toml"
+
+
+def test_the_search_ends_at_the_edge_of_the_file_system(tmp_path: Path) -> None:
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK) or shared.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system")
+    write(tmp_path / "jobpool.toml", "workers = 3\n")
+    with tempfile.TemporaryDirectory(dir=shared) as elsewhere:
+        (tmp_path / "mounted").symlink_to(elsewhere)
+        assert find_config(start=tmp_path / "mounted").path is None
 
 
 def test_environment_is_stronger_than_the_file_and_flags_than_both(
