@@ -8,18 +8,25 @@ A record's message names the event; what it is about goes into `extra`, as singl
 
 `limit` names a kind of line that may come in floods: of each kind at most `RateLimit.burst` lines are written every
 `RateLimit.window` seconds, and the next one written says how many were left out.
+
+A write to a terminal that was stopped with Ctrl-S, or to a pipe that nobody reads, may never return. A process that
+must not wait for its reader calls `LineHandler.write_in_background`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
+import select
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from jobpool.printable import json_text, one_line, printable
 
@@ -28,6 +35,12 @@ STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "
 
 COLOURS = {"DEBUG": "2", "INFO": "36", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
 EVENT_WIDTH = 28
+
+MAX_UNWRITTEN_BYTES = 1024 * 1024
+"""Bytes of the log that are kept for a reader that stands still; what comes after them is left out, and counted."""
+
+DRAIN_LIMIT_S = 2.0
+"""Seconds for which the end of a process waits for the reader of its log."""
 
 
 def configure(level: str = "info", style: str = "text", stream: TextIO | None = None) -> LineHandler:
@@ -71,15 +84,16 @@ class LineHandler(logging.StreamHandler[TextIO]):
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._status = ""
+        self._background: BackgroundStream | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called by logging, under the handler's lock."""
-        if self._status:
-            self.stream.write("\r\x1b[K")
-        super().emit(record)
-        if self._status:
-            self.stream.write(self._status)
+        try:
+            line = self.format(record) + self.terminator
+            self.stream.write(f"\r\x1b[K{line}{self._status}" if self._status else line)
             self.flush()
+        except Exception:  # noqa: BLE001 - logging's own rule: what goes wrong here is told, and disturbs nobody
+            self.handleError(record)
 
     def status(self, text: str) -> None:
         """Show `text`, one line, in place of what was shown; "" leaves the last one standing and ends it."""
@@ -87,6 +101,121 @@ class LineHandler(logging.StreamHandler[TextIO]):
             self.stream.write(f"\r\x1b[K{text}" if text else "\n" if self._status else "")
             self._status = text
             self.flush()
+
+    def write_in_background(self) -> None:
+        """Leave the writing to a thread from now on, up to `close`; no caller waits for the reader any more.
+
+        For a process that logs here until it ends: logging calls `close` at the exit of the interpreter. A fork writes
+        by itself again. A stream without a descriptor, which cannot stand still, stays as it is.
+        """
+        direct = self.stream
+        try:
+            self._background = BackgroundStream(direct, self._left_out)
+        except (OSError, ValueError):
+            return
+        self.setStream(cast("TextIO", self._background))
+        os.register_at_fork(after_in_child=lambda: setattr(self, "stream", direct))
+
+    def close(self) -> None:
+        """Write what is left. Blocks for at most `DRAIN_LIMIT_S` seconds, and only if nobody reads."""
+        if self._background is not None:
+            self._background.finish(DRAIN_LIMIT_S)
+        super().close()
+
+    def _left_out(self, count: int) -> str:
+        text = "log lines were left out: they could not be written in time"
+        record = {"name": "jobpool", "levelno": logging.WARNING, "levelname": "WARNING", "msg": text, "lines": count}
+        return self.format(logging.makeLogRecord(record)) + self.terminator
+
+
+class BackgroundStream(io.TextIOBase):
+    """A text stream that keeps what is written to it, and a thread that writes it to the descriptor of another stream.
+
+    Args:
+        stream: Nothing else should write to it meanwhile; raises `OSError` or `ValueError` if it has no descriptor.
+        left_out: Returns the line that tells how many lines were left out.
+    """
+
+    # Nothing here goes through `stream` itself: at the exit of the interpreter, Python aborts if a thread that stands
+    # still in a write holds the lock of its buffer.
+
+    def __init__(self, stream: TextIO, left_out: Callable[[int], str]) -> None:
+        stream.flush()
+        self._fd = stream.fileno()
+        self._encoding = stream.encoding or "utf-8"
+        self._describe = left_out
+        self._entries: deque[tuple[bytes, int]] = deque()
+        self._size = self._left_out = 0
+        self._is_full = self._is_finished = False
+        self._changed = threading.Condition()  # its lock may be taken twice: a signal handler may write
+        self._thread = threading.Thread(target=self._write_out, name="log", daemon=True)
+        self._thread.start()
+
+    def isatty(self) -> bool:
+        """Return True if the other stream is a terminal."""
+        return os.isatty(self._fd)
+
+    def fileno(self) -> int:
+        """Return the other stream's descriptor."""
+        return self._fd
+
+    def write(self, text: str, /) -> int:
+        """Keep `text` for the thread, or leave it out. Never waits for the reader."""
+        data = text.encode(self._encoding, "backslashreplace")
+        with self._changed:
+            if self._is_full or self._is_finished:
+                self._left_out += text.count("\n")
+                return len(text)
+            self._entries.append((data, text.count("\n")))
+            self._size += len(data)
+            self._is_full = self._size >= MAX_UNWRITTEN_BYTES
+            self._changed.notify()
+        return len(text)
+
+    def finish(self, limit: float) -> None:
+        """Write what is left, and leave out whatever comes later. Blocks for at most `limit` seconds."""
+        with self._changed:
+            self._is_finished = True
+            self._changed.notify()
+        self._thread.join(limit)
+
+    def _write_out(self) -> None:
+        written = True
+        while (entry := self._next(written)) is not None:
+            data, lines = entry
+            written = self._write(data)
+            if not written:
+                with self._changed:
+                    self._left_out += lines
+
+    def _next(self, written: bool) -> tuple[bytes, int] | None:
+        """Return the next bytes and how many lines they stand for; None at the end. `written`: the last ones were."""
+        with self._changed:
+            while not self._entries:
+                self._is_full = False
+                if self._left_out and written:  # told where they are missing; after a failure the next line tries first
+                    count, self._left_out = self._left_out, 0
+                    return self._describe(count).encode(self._encoding, "backslashreplace"), count
+                if self._is_finished:
+                    return None
+                self._changed.wait()
+            data, lines = self._entries.popleft()
+            self._size -= len(data)
+            return data, lines
+
+    def _write(self, data: bytes) -> bool:
+        """Write it, however long that takes; return False if the descriptor refuses it, as on a full disk."""
+        try:
+            while data:
+                try:
+                    data = data[os.write(self._fd, data) :]
+                except BlockingIOError:  # someone who shares the descriptor has made it so
+                    poll = select.poll()
+                    poll.register(self._fd, select.POLLOUT)
+                    poll.poll()
+        except (OSError, MemoryError):
+            return False
+        return True
 
 
 class TextFormatter(logging.Formatter):

@@ -205,12 +205,13 @@ class Rig:
         through: tuple[str, ...] = (),
         url: str | None = None,
         witness: bool | None = None,
+        stderr: int | None = None,
         **environment: str,
     ) -> PoolProcess:
         """Start one, `through` a program that executes it, and come back at once.
 
         It leads a process group of its own, as a shell's job does. `url`: its own way to the broker. `witness`: None =
-        as the rig's pools do.
+        as the rig's pools do. `stderr`: a descriptor that its log goes to, in place of the file.
         """
         name = f"pool{len(self.pools) + 1}"
         words = ["-A", str(app), "-b", url or self.url, "-w", str(workers), "-n", name, "--log-format", "json", *flags]
@@ -224,7 +225,7 @@ class Rig:
                 env=self._environment() | {"JOBPOOL_NAME": name} | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
-                stderr=stream,
+                stderr=stream if stderr is None else stderr,
                 process_group=0,
             )
         pool = PoolProcess(self, name, process, log, witnessed=witnessed)

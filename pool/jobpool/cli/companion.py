@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     os.set_inheritable(line, False)
     linux.die_with_parent(master)
     start = read_start(config)
-    configure(start.log_level, start.log_format)
+    configure(start.log_level, start.log_format).write_in_background()
     try:
         serve(start, companion=True, on_ready=partial(say, line, READY))
     except JobpoolError as error:

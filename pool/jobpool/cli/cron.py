@@ -163,7 +163,9 @@ def _plan(start: CronStart) -> list[Planned]:
 
 def _serve(start: CronStart) -> None:
     from jobpool.cron.service import serve
+    from jobpool.logs import configure
 
+    configure(start.log_level, start.log_format).write_in_background()
     serve(start)
 
 

@@ -67,6 +67,8 @@ def run(
 
     pool = replace(check_apps(start.pool), log_level=session.log_level(start.log_level))
     lines = configure(pool.log_level, start.log_format)
+    lines.write_in_background()
+    sys.stderr = lines.stream  # warnings, ignored exceptions, and the sentence of an error that ends the pool
     if progress is None:
         progress = sys.stderr.isatty() and start.log_format == "text" and bool(until_empty or pool.max_total)
     _announce(pool)

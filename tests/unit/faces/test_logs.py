@@ -3,11 +3,14 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 from collections.abc import Iterator
+from typing import TextIO
 
 import pytest
+from support.waiting import wait_until
 
-from jobpool.logs import LineHandler, RateLimit, configure, fields_of
+from jobpool.logs import MAX_UNWRITTEN_BYTES, LineHandler, RateLimit, configure, fields_of
 
 
 class Terminal(io.StringIO):
@@ -113,3 +116,89 @@ def test_a_status_line_stays_below_the_log() -> None:
     handler.emit(logging.makeLogRecord({"msg": "child died"}))
     handler.status("")
     assert stream.getvalue() == "\r\x1b[Khalf done\r\x1b[Kchild died\nhalf done\n"
+
+
+# --- in the background ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[TextIO, TextIO]]:
+    """Its reading end, and its writing end."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as here, os.fdopen(writing, "w") as there:
+        yield here, there
+
+
+def test_a_reader_that_stands_still_keeps_no_caller_waiting_and_hears_how_many_lines_it_missed(
+    log: logging.Logger, pipe: tuple[TextIO, TextIO]
+) -> None:
+    here, there = pipe
+    configure("info", "json", there).write_in_background()
+    wide, missed = "x" * 1000, 50
+    for number in range(MAX_UNWRITTEN_BYTES // 1000 + 100):  # the pipe takes some more than the log keeps
+        log.info(wide, extra={"number": number})
+    for _ in range(missed):
+        log.info("missed")
+
+    lines = map(json.loads, here)
+    kept = 0
+    while (entry := next(lines))["event"] == wide:
+        assert entry["number"] == kept
+        kept += 1
+    assert kept * 1000 < MAX_UNWRITTEN_BYTES + 100_000
+    assert entry["level"] == "warning"
+    assert "left out" in entry["event"]
+    assert entry["lines"] == MAX_UNWRITTEN_BYTES // 1000 + 100 - kept + missed
+    log.info("again")
+    assert next(lines)["event"] == "again"
+
+
+def test_what_is_left_is_written_at_the_end(log: logging.Logger, pipe: tuple[TextIO, TextIO]) -> None:
+    here, there = pipe
+    handler = configure(stream=there)
+    log.info("first")
+    handler.write_in_background()
+    for number in range(100):
+        log.info(number)
+    handler.close()
+    there.close()
+    assert [line.split()[-1] for line in here.read().splitlines()] == ["first", *map(str, range(100))]
+
+
+def test_what_the_descriptor_refuses_is_counted_and_told_once_it_takes_more(log: logging.Logger) -> None:
+    reading, writing = os.pipe()
+    full = os.open("/dev/full", os.O_WRONLY)
+    with os.fdopen(reading) as here, os.fdopen(os.dup(full), "w") as there:
+        handler = configure("info", "json", there)
+        handler.write_in_background()
+        for _ in range(3):
+            log.info("refused")
+        stream = handler._background
+        assert stream is not None
+        wait_until(lambda: stream._left_out == 3)
+        os.dup2(writing, there.fileno())  # the disk has room again
+        log.info("taken")
+        assert [json.loads(here.readline()).get("lines") for _ in range(2)] == [None, 3]
+        handler.close()
+    os.close(writing)
+    os.close(full)
+
+
+def test_a_fork_writes_by_itself(log: logging.Logger, pipe: tuple[TextIO, TextIO]) -> None:
+    here, there = pipe
+    configure(stream=there).write_in_background()
+    pid = os.fork()
+    if pid == 0:
+        log.info("from the fork")
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert here.readline().endswith("from the fork\n")
+
+
+def test_a_stream_without_a_descriptor_stays_as_it_is(log: logging.Logger) -> None:
+    stream = io.StringIO()
+    handler = configure(stream=stream)
+    handler.write_in_background()
+    log.info("at once")
+    assert handler.stream is stream
+    assert stream.getvalue().endswith("at once\n")
