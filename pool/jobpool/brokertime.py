@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jobpool.clock import Clock
-from jobpool.errors import BackendUnavailable
+from jobpool.errors import AccessRefused, BackendUnavailable
 
 ASK_EVERY = 60.0
 """Seconds after which the broker is asked anew: quartz drifts by some milliseconds in that."""
@@ -39,7 +39,7 @@ class BrokerTime:
         """Unix time in seconds.
 
         Raises:
-            BackendUnavailable: The broker has never answered. Later silences are bridged.
+            BackendUnavailable, AccessRefused: The broker has never answered. Later silences and refusals are bridged.
 
         Blocks for a round trip when the broker is to be asked.
         """
@@ -51,7 +51,7 @@ class BrokerTime:
         """As `now`, but by this machine's clock as long as the broker has never answered."""
         try:
             return self.now()
-        except BackendUnavailable:
+        except (BackendUnavailable, AccessRefused):
             return self._clock.wall()
 
     def _is_due(self) -> bool:
@@ -66,7 +66,7 @@ class BrokerTime:
         before = self._clock.boot()
         try:
             told = self._ask_broker()
-        except BackendUnavailable:
+        except (BackendUnavailable, AccessRefused):
             if self.of_broker is None:
                 raise
             return

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jobpool.settlement import Settled
+
 
 class JobpoolError(Exception):
     """Base of every error that jobpool raises on purpose."""
@@ -29,6 +35,19 @@ class BackendUnavailable(JobpoolError):
     """
 
 
+class WriteRefused(BackendUnavailable):
+    """The broker answered, and takes no such write for now: it is full, draining or read-only. Try again later.
+
+    Attributes:
+        answers: Of a settle call, in its order: what each settlement was answered; None for one that was refused, whose
+            message is unchanged. Empty: the whole call was refused, and changed nothing.
+    """
+
+    def __init__(self, text: str, answers: Sequence[Settled | None] = ()) -> None:
+        super().__init__(text)
+        self.answers = answers
+
+
 class LeaseLost(JobpoolError):
     """The lease has ended: the message is settled, or somebody else may hold it. Do not settle it."""
 
@@ -47,6 +66,13 @@ class Unsupported(JobpoolError):
 
 class ConfigurationError(JobpoolError):
     """A setting, option, URL or application module cannot work; the text names it and the mend."""
+
+
+class AccessRefused(ConfigurationError):
+    """The broker answers and refuses this client: its password, its rights, or a table or queue that is missing.
+
+    The text names the mend. Nothing was changed. A pool that has worked waits until it is mended; others raise it.
+    """
 
 
 class Unrecoverable(JobpoolError):

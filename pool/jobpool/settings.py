@@ -82,6 +82,8 @@ class Settings(BaseSettings):
     """URL of the broker; `jobpool.db` beside the configuration file when nothing is said."""
     broker_timeout: Duration | None = Field(default=None, gt=0)
     """How long one call to the broker may take; its backend's own limit when nothing is said."""
+    broker_refusal_timeout: Duration = 1800.0
+    """How long a running pool retries what its broker refuses (password, rights, a lost table); 0 = forever."""
     apps: Names = ()
     """Modules, or paths of Python files, that register handlers."""
     queues: Queues = (("default", 1.0),)
@@ -284,7 +286,8 @@ class Settings(BaseSettings):
 
 
 SAME = (
-    *("name", "backend", "broker_timeout", "apps", "queues", "queue_handlers", "workers", "ttl", "default_timeout"),
+    *("name", "backend", "broker_timeout", "broker_refusal_timeout", "apps", "queues", "queue_handlers", "workers"),
+    *("ttl", "default_timeout"),
     *("kill_grace", "stop_grace", "boot_timeout", "on_lease_lost", "max_crashes", "crash_window", "retry"),
     *("unknown_handler_grace", "output_cap", "memory_limit", "recycle_memory", "crash_back_off", "crash_back_off_cap"),
     *("on_crash", "on_crash_queue", "on_memory_limit_queue", "dead_letter_queue"),

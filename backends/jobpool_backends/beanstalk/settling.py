@@ -19,7 +19,7 @@ import greenstalk
 
 from jobpool.backend import NewMessage
 from jobpool.clock import Clock
-from jobpool.errors import BackendUnavailable, JobpoolError
+from jobpool.errors import BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.lease import JobLease
 from jobpool.settlement import Ack, Release, Settled, Settlement
 from jobpool_backends.beanstalk.burst import Answer
@@ -104,6 +104,7 @@ class Settler:
         """See `QueueBackend.settle_many`.
 
         Raises:
+            WriteRefused: Some were refused, and are as they were; its `answers` are those of the others.
             BackendUnavailable: Of some it is not known what became of them. When the call is repeated, those whose line
                 is gone are refused, and the others done.
             InvalidJob: What a settlement adds is larger than the server takes; nothing was settled.
@@ -117,6 +118,9 @@ class Settler:
             self._settle_by_copies(call)
         if call.trouble is not None:
             self._remember(call_id, call.answers)
+            if isinstance(call.trouble, WriteRefused):
+                told = [call.answers.get(place) for place in range(len(settlements))]
+                raise WriteRefused(str(call.trouble), told) from call.trouble
             raise call.trouble
         self._failed.pop(call_id, None)
         return [call.answers[place] for place in range(len(settlements))]

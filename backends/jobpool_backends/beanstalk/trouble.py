@@ -1,7 +1,7 @@
 """What the errors of the network and of beanstalkd mean to the caller: from error to sentence.
 
 beanstalkd answers a word; greenstalk has a class for each. Some are answers like any other (`NOT_FOUND`, `TIMED_OUT`),
-and none of this module's business; one table turns the others into `BackendUnavailable` (wait, or mend the server),
+and none of this module's business; one table turns the others into `WriteRefused` (wait, or mend the server),
 `ConfigurationError` (mend the settings) or `InvalidJob` (mend the job). Breaks of the connection are told by the
 operating system's error.
 """
@@ -13,7 +13,7 @@ import socket
 
 import greenstalk
 
-from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError
+from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError, WriteRefused
 from jobpool_backends.beanstalk.address import Address
 
 _UNREACHABLE = {
@@ -29,20 +29,20 @@ _HUNG_UP = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.E
 
 _REFUSALS: dict[type[greenstalk.Error], tuple[type[JobpoolError], str]] = {
     greenstalk.DrainingError: (
-        BackendUnavailable,
+        WriteRefused,
         "is in drain mode, and takes no jobs until it is restarted: somebody sent it SIGUSR1. Restart it, or name"
         " another server",
     ),
     greenstalk.OutOfMemoryError: (
-        BackendUnavailable,
+        WriteRefused,
         "is out of memory or disk: give it more, or let the queues drain; nothing was changed",
     ),
     greenstalk.BuriedError: (
-        BackendUnavailable,
+        WriteRefused,
         "is out of memory, and buried a job that it could not place in its queue: give it more, then kick it",
     ),
     greenstalk.InternalError: (
-        BackendUnavailable,
+        WriteRefused,
         "reports an internal error, as a rule a binlog that cannot be written: check its disk and its log",
     ),
     greenstalk.JobTooBigError: (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from jobpool.errors import BackendUnavailable
+from jobpool.errors import AccessRefused, BackendUnavailable
 from jobpool.settlement import Settled
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import fill
@@ -49,7 +49,7 @@ class Sweeper:
         self._next = now + _SWEEP_EVERY
         try:
             [(swept,)] = self._database.run(self._sweep, {"most": _SWEEP_BATCH})
-        except BackendUnavailable:
+        except (BackendUnavailable, AccessRefused):
             return  # the call that brought us here was answered; the next one will meet what is wrong
         if swept >= _SWEEP_BATCH:
             self._next = now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jobpool.errors import BackendUnavailable
+from jobpool.errors import AccessRefused, BackendUnavailable
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import fill
 
@@ -35,7 +35,7 @@ class Caps:
         try:
             for queue in sorted(queues):
                 self._shorten(queue)
-        except BackendUnavailable:
+        except (BackendUnavailable, AccessRefused):
             return  # the call that brought us here was answered; the next one will meet what is wrong
 
     def evicted(self, queue: str) -> int:

@@ -84,7 +84,7 @@ class Database:
 
         Raises:
             BackendUnavailable: Nothing is known; safe to call again.
-            ConfigurationError: The server refuses us for good; the text names the mend.
+            AccessRefused: The server refuses us; the text names the mend.
 
         Blocks for `timeout`, and as long again as it takes to connect; a little longer when transactions collide.
         """

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import psycopg
 
-from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.errors import AccessRefused, BackendUnavailable, WriteRefused
 from jobpool_backends.postgres.address import Address
 from jobpool_backends.postgres.link import AnswerTimeout
 
@@ -47,7 +47,10 @@ _UNAVAILABLE = {
     "XX001": "reports damaged data: check its disk, restore a copy",
     "XX002": "reports a damaged index: check its disk, then REINDEX",
 }
-_MISCONFIGURED = {
+_FULL = {"53100"}
+"""A statement that needs no room may still be done."""
+
+_REFUSED = {
     "28000": "refuses this user: check the user in the URL and the server's pg_hba.conf",
     "28P01": "refuses the password: check the user and the password in the URL",
     "3D000": "has no such database: create it (createdb), or name another in the URL",
@@ -73,7 +76,7 @@ _UNREACHED = {
 }
 """What libpq and pgbouncer say while connecting when trying again may help, as patterns, and what it means."""
 
-_REFUSED = {
+_UNWELCOME = {
     "password authentication failed|no password supplied|SASL authentication failed|auth(entication)? failed|no such"
     " user": "refuses this user or password: check them in the URL",
     "role .* does not exist|not permitted to log in": "does not know this user: check it in the URL, or create it",
@@ -110,12 +113,14 @@ def raise_explained(error: psycopg.Error, address: Address) -> NoReturn:
     code = error.sqlstate
     if isinstance(error, AnswerTimeout):
         _unavailable(error, address, "does not answer: check the network and the server's load")
+    if code in _FULL:
+        raise WriteRefused(_sentence(error, address, _UNAVAILABLE[code])) from error
     if code in _UNAVAILABLE:
         _unavailable(error, address, _UNAVAILABLE[code])
-    if code in _MISCONFIGURED:
-        _misconfigured(error, address, _MISCONFIGURED[code].format(schema=address.schema))
+    if code in _REFUSED:
+        _refused(error, address, _REFUSED[code].format(schema=address.schema))
     if "statement pooling mode" in str(error):
-        _misconfigured(error, address, _STATEMENT_MODE)
+        _refused(error, address, _STATEMENT_MODE)
     if is_stale(error):
         _unavailable(error, address, "closed the connection: try again when it is up")
     raise error
@@ -129,9 +134,9 @@ def raise_unreached(error: psycopg.Error, address: Address) -> NoReturn:
     for pattern, meaning in _UNREACHED.items():
         if re.search(pattern, text):
             _unavailable(error, address, meaning)
-    for pattern, meaning in _REFUSED.items():
+    for pattern, meaning in _UNWELCOME.items():
         if re.search(pattern, text):
-            _misconfigured(error, address, meaning)
+            _refused(error, address, meaning)
     _unavailable(error, address, "cannot be reached")
 
 
@@ -139,8 +144,8 @@ def _unavailable(error: psycopg.Error, address: Address, meaning: str) -> NoRetu
     raise BackendUnavailable(_sentence(error, address, meaning)) from error
 
 
-def _misconfigured(error: psycopg.Error, address: Address, meaning: str) -> NoReturn:
-    raise ConfigurationError(_sentence(error, address, meaning)) from error
+def _refused(error: psycopg.Error, address: Address, meaning: str) -> NoReturn:
+    raise AccessRefused(_sentence(error, address, meaning)) from error
 
 
 def _sentence(error: psycopg.Error, address: Address, meaning: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.errors import AccessRefused, BackendUnavailable
 from jobpool_backends.redis.address import Address
 from jobpool_backends.redis.asking import ask_in_turn, open_and_ask
 from jobpool_backends.redis.wire import Endpoint, Wire
@@ -34,7 +34,7 @@ class SentinelDoor:
 
         Raises:
             BackendUnavailable: No sentinel answers, or the master that they name does not.
-            ConfigurationError: They do not know the service, or somebody refuses our password.
+            AccessRefused: They do not know the service, or somebody refuses our password.
         """
         master = self._find_master()
         wire, [role, *_] = open_and_ask(master, "ROLE")
@@ -55,7 +55,7 @@ class SentinelDoor:
         wire, answer = open_and_ask(sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
         wire.close()
         if answer is None:
-            raise ConfigurationError(
+            raise AccessRefused(
                 f"{sentinel.title} knows no service {self._service!r}: write the one of its `sentinel monitor` line"
             )
         host, port = answer

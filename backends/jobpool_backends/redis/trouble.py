@@ -1,8 +1,8 @@
 """What the errors of Redis, of the network and of redis-py mean to the caller: from error to sentence.
 
 A refusal by the server begins with a word (`READONLY …`); one table turns it into `BackendUnavailable` (wait, or mend
-the server) or `ConfigurationError` (mend the settings). A break of the connection is told by the operating system's
-error beneath it. What is in no table is a fault of ours, such as an error in a script, and stays as it is.
+the server) or `AccessRefused` (mend the settings, or its rights). A break of the connection is told by the operating
+system's error beneath it. What is in no table is a fault of ours, such as an error in a script, and stays as it is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from redis.exceptions import ConnectionError, InvalidResponse, RedisError, TimeoutError
 
-from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
+from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 
 
 class Place(Protocol):
@@ -65,7 +65,12 @@ def _turn_away(text: str) -> _Refusal:
 
 
 def _mend(text: str) -> _Refusal:
-    return _Refusal(ConfigurationError, text)
+    return _Refusal(AccessRefused, text)
+
+
+def _take_no_writes(text: str) -> _Refusal:
+    """It answers, and what needs no room may still be done."""
+    return _Refusal(WriteRefused, text, sound=True)
 
 
 _GRANT = _mend("does not allow this user what jobpool needs: grant it the commands and the keys")
@@ -87,12 +92,12 @@ _BY_WORD = {
     ),
     "BUSY": _wait("is busy with a script that does not end: find its caller, or end it with SCRIPT KILL"),
     "TRYAGAIN": _MOVING,
-    "OOM": _wait(
+    "OOM": _take_no_writes(
         "refuses to grow, for the server's memory is full (maxmemory is reached): raise maxmemory, or remove what is"
         " not needed; nothing was changed"
     ),
-    "MISCONF": _wait("refuses writes because it cannot save to its disk: see its log, and free some space"),
-    "NOREPLICAS": _wait(
+    "MISCONF": _take_no_writes("refuses writes because it cannot save to its disk: see its log, and free some space"),
+    "NOREPLICAS": _take_no_writes(
         "refuses writes because too few of its replicas are connected (min-replicas-to-write): bring them back"
     ),
     "NOAUTH": _mend(
@@ -213,7 +218,7 @@ def _tls_trouble(error: ssl.SSLError, place: Place) -> JobpoolError:
         text = f"does not accept our certificate ({reason}): mend the options ssl_certfile and ssl_keyfile"
     else:
         text = f"does not agree on TLS ({reason or error}): mend the ssl_… options, or the server's tls-… settings"
-    return _say(ConfigurationError, place, text)
+    return _say(AccessRefused, place, text)
 
 
 def _beneath(error: BaseException) -> OSError | None:

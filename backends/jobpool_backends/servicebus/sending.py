@@ -168,4 +168,4 @@ def _write(outgoing: Outgoing, limit: int) -> ServiceBusMessage:
 def _say_how_many(error: BackendUnavailable, sent: int, total: int) -> BackendUnavailable:
     if not sent:
         return error
-    return BackendUnavailable(f"{error}; {sent} of {total} messages were sent before")
+    return type(error)(f"{error}; {sent} of {total} messages were sent before")

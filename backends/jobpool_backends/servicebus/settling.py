@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from jobpool.backend import REMEMBER_CALLS, NewMessage
 from jobpool.clock import Clock
-from jobpool.errors import BackendUnavailable
+from jobpool.errors import BackendUnavailable, WriteRefused
 from jobpool.lease import JobLease
 from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.servicebus.charging import Charge, Charges
@@ -65,6 +65,7 @@ class Settler:
         """The answers, in order.
 
         Raises:
+            WriteRefused: Copies of some were refused; its `answers` are those of the others.
             BackendUnavailable: Some were not answered; the same call again goes on with those.
         """
         answers = self._halves.take(call_id)
@@ -147,11 +148,14 @@ class Settler:
         limit = min(self._hub.address.timeout, max(left, LEAST))
         answers: dict[int, Settled] = {}
         try:
-            self._hub.call(self._send_and_settle(plans, answers, time.monotonic() + limit), 2 * limit)
+            refused = self._hub.call(self._send_and_settle(plans, answers, time.monotonic() + limit), 2 * limit)
         finally:
             self._note(plans, answers)
             if len(answers) < len(plans):
                 self._halves.keep(call_id, known | answers)
+        if refused is not None:
+            told = known | answers
+            raise WriteRefused(str(refused), [told.get(place) for place in range(len(known) + len(plans))]) from refused
         if len(answers) < len(plans):
             raise BackendUnavailable(
                 f"{self._hub.address.title} did not say what became of {len(plans) - len(answers)} of {len(plans)}"
@@ -167,30 +171,44 @@ class Settler:
             elif plan.charged is not None and answers[place]:
                 self._charges.tell(plan.held.queue, plan.charged)
 
-    async def _send_and_settle(self, plans: dict[int, Plan], answers: dict[int, Settled], deadline: float) -> None:
-        await self._send_copies(list(plans.values()))
+    async def _send_and_settle(
+        self, plans: dict[int, Plan], answers: dict[int, Settled], deadline: float
+    ) -> WriteRefused | None:
+        """Why copies of some were refused; what needs none of these is settled."""
+        refused = await self._send_copies(list(plans.values()))
         by_taker: dict[Taker, list[int]] = {}
         for place, plan in plans.items():
-            by_taker.setdefault(plan.held.delivery.taker, []).append(place)
+            if not plan.copies or plan.held.copied:
+                by_taker.setdefault(plan.held.delivery.taker, []).append(place)
         parts = [self._settle_part(taker, plans, places, answers, deadline) for taker, places in by_taker.items()]
         if len(parts) == 1:
             await parts[0]
-            return
+            return refused
         troubles = await asyncio.gather(*parts, return_exceptions=True)
         for trouble in troubles:
             if isinstance(trouble, BaseException):
                 raise trouble
+        return refused
 
-    async def _send_copies(self, plans: Sequence[Plan]) -> None:
-        """Queue by queue, first those that nothing was fetched from: they are more likely not to be there."""
+    async def _send_copies(self, plans: Sequence[Plan]) -> WriteRefused | None:
+        """Queue by queue, first those that nothing was fetched from: they are more likely not to be there.
+
+        A queue that takes nothing for now holds up no other; why it does not is returned.
+        """
+        refused = None
         new = [plan for plan in plans if plan.copies and not plan.held.copied]
         own = {plan.held.queue for plan in new}
         for queue in sorted({copy.queue for plan in new for copy in plan.copies}, key=own.__contains__):
             theirs = [copy for plan in new for copy in plan.copies if copy.queue == queue]
-            await self._producer.send(theirs, patiently=True)
+            try:
+                await self._producer.send(theirs, patiently=True)
+            except WriteRefused as error:
+                refused = error
+                continue
             for plan in new:
                 plan.copies = [copy for copy in plan.copies if copy.queue != queue]
                 plan.held.copied = not plan.copies
+        return refused
 
     async def _settle_part(
         self, taker: Taker, plans: dict[int, Plan], places: Sequence[int], answers: dict[int, Settled], deadline: float

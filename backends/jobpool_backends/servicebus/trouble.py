@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import exceptions as sdk
 
-from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError
+from jobpool.errors import AccessRefused, BackendUnavailable, InvalidJob, JobpoolError, WriteRefused
 from jobpool_backends.servicebus.address import Address
 
 LOST = (sdk.MessageLockLostError, sdk.MessageAlreadySettled, sdk.MessageNotFoundError)
@@ -72,15 +72,15 @@ def explain(error: BaseException, address: Address, queue: str, timeout: float) 
     if missing is not None:
         return missing
     if any(isinstance(each, ClientAuthenticationError) for each in _wrapped(error)):
-        return ConfigurationError(f"{address.title} {_NOBODY}")
+        return AccessRefused(f"{address.title} {_NOBODY}")
     match error:
         case sdk.MessagingEntityDisabledError():
-            return BackendUnavailable(f"{address.title}: queue {queue!r} is disabled: enable it there (status Active)")
+            return WriteRefused(f"{address.title}: queue {queue!r} is disabled: enable it there (status Active)")
         case sdk.ServiceBusAuthorizationError() | sdk.ServiceBusAuthenticationError():
             refused = _REFUSED_KEY if address.connection_string else _REFUSED_IDENTITY
-            return ConfigurationError(f"{address.title} {refused} ({words(error)})")
+            return AccessRefused(f"{address.title} {refused} ({words(error)})")
         case sdk.ServiceBusQuotaExceededError():
-            return BackendUnavailable(
+            return WriteRefused(
                 f"{address.title}: queue {queue!r} is full, or the namespace has no connection left: remove what is not"
                 f" needed (its dead letters count too), or raise its size ({words(error)})"
             )
@@ -93,7 +93,7 @@ def explain(error: BaseException, address: Address, queue: str, timeout: float) 
     return BackendUnavailable(f"{address.title} {_network(error, timeout)}")
 
 
-def missing_queue(error: BaseException, address: Address, queue: str) -> ConfigurationError | None:
+def missing_queue(error: BaseException, address: Address, queue: str) -> AccessRefused | None:
     """The error of a queue that is not there; None when that is not what `error` says."""
     if not isinstance(error, sdk.MessagingEntityNotFoundError) and "not-found" not in str(error):
         return None
@@ -107,7 +107,7 @@ def missing_queue(error: BaseException, address: Address, queue: str) -> Configu
             f"create it (az servicebus queue create --namespace-name {address.namespace} --name {queue} --lock-duration"
             f" PT{lock}S --max-delivery-count 100)"
         )
-    return ConfigurationError(f"{address.title} has no queue {queue!r}: {how}, or mend the name")
+    return AccessRefused(f"{address.title} has no queue {queue!r}: {how}, or mend the name")
 
 
 def too_large(queue: str, size: int | None, limit: int | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import NoReturn
 
-from jobpool.errors import BackendUnavailable
+from jobpool.errors import AccessRefused, BackendUnavailable, WriteRefused
 
 LOCKED = (
     "database {path} was locked by another process for {timeout:g} s: look for one that holds a transaction open"
@@ -30,6 +30,11 @@ _MEANINGS = {
 }
 
 
+_FULL = frozenset({sqlite3.SQLITE_FULL})
+
+_MISSING = "database {path} has lost a table or a part of one: restore it, or name another file"
+
+
 def primary_code(error: sqlite3.Error) -> int:
     """The primary result code, 0 when the error is the Python module's own."""
     code: int = getattr(error, "sqlite_errorcode", 0)
@@ -43,7 +48,11 @@ def is_locked(error: sqlite3.Error) -> bool:
 
 def raise_explained(error: sqlite3.Error, path: str, timeout: float) -> NoReturn:
     """Raise what SQLite's error means. One that is not in the table is a fault in jobpool, and stays as it is."""
-    meaning = _MEANINGS.get(primary_code(error))
+    code = primary_code(error)
+    if code == sqlite3.SQLITE_ERROR and str(error).startswith(("no such table", "no such column")):
+        raise AccessRefused(f"{_MISSING.format(path=path)} ({error})") from error
+    meaning = _MEANINGS.get(code)
     if meaning is None:
         raise error
-    raise BackendUnavailable(f"{meaning.format(path=path, timeout=timeout)} ({error})") from error
+    kind = WriteRefused if code in _FULL else BackendUnavailable
+    raise kind(f"{meaning.format(path=path, timeout=timeout)} ({error})") from error

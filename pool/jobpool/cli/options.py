@@ -169,6 +169,7 @@ SETTING_OPTIONS = [
     _time("--default-timeout", help="Of jobs that name none; 0 = unlimited.  [default: 1h]"),
     _time("--kill-grace", help="Between the timeout and the kill.  [default: 1s]"),
     _time("--stop-grace", help="How long a stop lets jobs go on.  [default: 25s]"),
+    _time("--broker-refusal-timeout", help="How long a broker's refusals are retried; 0 = forever.  [default: 30m]"),
     _time("--boot-timeout", help="For importing the app, and for starting a child.  [default: 60s]"),
     _failure("--retry", metavar="STRATEGY", help="none, fixed or exponential.  [default: none]"),
     _failure("--retry-base", metavar="TIME", help="First delay."),

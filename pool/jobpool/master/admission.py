@@ -6,16 +6,18 @@ from collections.abc import Callable
 from threading import Event as Flag
 
 from jobpool.backend import QueueBackend
-from jobpool.errors import BackendUnavailable
 from jobpool.guards import Begin, Begun
 from jobpool.lease import JobLease
 from jobpool.master.events import Inspected
 from jobpool.master.gates import Gates
 from jobpool.master.guarding import Asked, Guarding
-from jobpool.master.outage import Outage
+from jobpool.master.outage import OUTAGES, Outage
 from jobpool.outcome import NotRun
 
 LOST = Begun(Begin.LOST)
+
+RENEW, BEGIN = "renew", "begin"
+"""Kinds of calls, for `Outage`."""
 
 
 class Admission:
@@ -39,8 +41,8 @@ class Admission:
             return leases
         try:
             renewed = self._backend.renew_many(leases, self._ttl)
-        except BackendUnavailable as error:
-            self._outage.failed(error)
+        except OUTAGES as error:
+            self._outage.failed(error, RENEW, holding=True)
             renewed = list(leases)
         now = self._backend.clock.boot()
         return [lease for lease in renewed if lease is not None and lease.expires_at > now]
@@ -74,10 +76,10 @@ class Admission:
         """The key store's answers; None: it is silent."""
         try:
             answers = self._guarding.begin([(inspected.lease, guards) for inspected, guards in asked])
-        except BackendUnavailable as error:
-            self._outage.failed(error)
+        except OUTAGES as error:
+            self._outage.failed(error, BEGIN, holding=True)
             return None
-        self._outage.over()
+        self._outage.over(BEGIN)
         return answers
 
     def _begin_again(self, asked: Asked) -> list[Begun] | None:

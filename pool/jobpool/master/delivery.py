@@ -19,6 +19,7 @@ class Delivery:
         lasts: Seconds for which its lease holds each time it is renewed; 0 = not known yet. The renew thread's alone.
         slot: Index of the slot whose socket holds it, or -1.
         outcome: How it ended, once it has.
+        refused_at: CLOCK_MONOTONIC seconds at which the broker first refused its settlement; 0 = it has not.
         lost: Its lease has ended: whatever comes of it, nothing is settled.
         acks_itself: Its handler may ack in a transaction of its own, and is given the ticket to do so.
         settling: A settlement is under way: its verdict is fixed, "lost" is ignored.
@@ -37,6 +38,7 @@ class Delivery:
     slot: int = -1
     acks_itself: bool = False
     settling: bool = False
+    refused_at: float = 0.0
     lost: bool = False
     outcome: Outcome | None = None
     began: float = 0.0

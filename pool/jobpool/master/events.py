@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jobpool.backend import QueueStats, Reaped
+from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.lease import JobLease
 from jobpool.master.delivery import Delivery
 from jobpool.mechanism.frames import Ask, Exited, HandlerInfo, Result
@@ -43,14 +44,18 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSilent:
-    """A call to the broker failed; said once an outage and thread."""
+    """A call to the broker failed, for want of an answer or by a refusal; said once an outage, thread and kind."""
 
     error: str
+    thread: str = ""
+    kind: type[JobpoolError] = BackendUnavailable
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerAnswered:
-    """The first good answer after an outage."""
+    """What had failed in this thread was answered: its outage is over."""
+
+    thread: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,16 @@ import threading
 from collections.abc import Iterable, Mapping
 
 from jobpool.backend import QueueBackend
-from jobpool.errors import BackendUnavailable
+from jobpool.errors import AccessRefused, BackendUnavailable
 from jobpool.lease import JobLease
-from jobpool.master.admission import Admission
+from jobpool.master.admission import BEGIN, RENEW, Admission
 from jobpool.master.breakers import Breakers, BreakerSettings
 from jobpool.master.events import Leased
 from jobpool.master.gates import Gates
 from jobpool.master.guarding import Guarding
 from jobpool.master.inbox import Inbox
 from jobpool.master.inspection import Inspector
-from jobpool.master.outage import Outage
+from jobpool.master.outage import OUTAGES, Outage
 from jobpool.master.rotation import Rotation
 from jobpool.master.thread import MasterThread
 from jobpool.policy.guarding import Limits
@@ -39,6 +39,9 @@ look that finds nothing doubles it, up to `WAIT`: a limited job may run for hour
 AT_ONCE = 0.001
 """Seconds: a look, not a wait."""
 
+
+WAITING = "wait"
+"""Kind of call, for `Outage`."""
 
 NO_LIMITS = Limits()
 BREAKERS = BreakerSettings()
@@ -73,7 +76,7 @@ class Lessor(MasterThread):
         self._glance = GLANCE
         self._unanswered: dict[str, str] = {}
         self._asleep = False
-        self._outage = Outage(inbox, self._halt)
+        self._outage = Outage(inbox, self._halt, self.name)
         self._admission = Admission(backend, Guarding(backend, limits), self._gates, ttl, self._outage, self._halt)
         self.answered_at = backend.clock.mono()
 
@@ -170,13 +173,14 @@ class Lessor(MasterThread):
         asked_at, boot = self._clock.mono(), self._clock.boot()
         try:
             leases = self._backend.fetch_many(queue, limit=count, ttl=self._ttl, fetch_id=fetch_id)
-        except BackendUnavailable as error:
+        except OUTAGES as error:
             self._unanswered[queue] = fetch_id
             self._breakers.failed(queue, str(error), self._clock.mono())
-            self._outage.failed(error)
+            self._outage.failed(error, _fetch_of(queue))
             return 0
         self._unanswered.pop(queue, None)
-        self._note_answer()
+        self.answered_at = self._clock.mono()
+        self._outage.over(_fetch_of(queue), WAITING, RENEW, BEGIN)
         self._breakers.succeeded(queue, self.answered_at)
         return self._deliver(queue, leases, self.answered_at - asked_at, boot) if leases else 0
 
@@ -238,22 +242,23 @@ class Lessor(MasterThread):
         if self._halt.is_set():
             return False  # the inbox and the backend may be closed by now: see `is_leasing`
         if trouble is not None:
-            self._outage.failed(trouble)
+            self._outage.failed(trouble, WAITING)
             return True
-        self._note_answer()
+        self.answered_at = self._clock.mono()
+        self._outage.over(WAITING)
         return queue is not None
 
-    def _sleep(self, names: list[str], timeout: float) -> tuple[str | None, BackendUnavailable | None]:
+    def _sleep(self, names: list[str], timeout: float) -> tuple[str | None, BackendUnavailable | AccessRefused | None]:
         """What the backend hinted at, or why it did not. Awake again, the thread must look whether it was stopped."""
         self._asleep = True
         try:
             return self._backend.wait_any(names, timeout), None
-        except BackendUnavailable as error:
+        except OUTAGES as error:
             return None, error
         finally:
             self._asleep = False
 
-    def _note_answer(self) -> None:
-        self.answered_at = self._clock.mono()
-        if not self._unanswered:
-            self._outage.over()
+
+def _fetch_of(queue: str) -> str:
+    """The kind of call, for `Outage`."""
+    return f"fetch:{queue}"

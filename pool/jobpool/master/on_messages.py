@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jobpool.death import cause_headline
+from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.headline import headline
 from jobpool.master import events as ev
 from jobpool.master.delivery import Delivery
@@ -17,6 +18,12 @@ from jobpool.settlement import Abandon, Ack, Move, Release, Settled, Settlement
 
 MUCH_SHORTER = 2.0
 """A lease that lasts for less than the ttl by this factor deserves a word."""
+
+OUTAGES: dict[type[JobpoolError], str] = {
+    BackendUnavailable: "the broker does not answer; trying again until it does",
+    WriteRefused: "the broker refuses to write; trying again until it does not",
+    AccessRefused: "the broker refuses this pool; trying again until that is mended",
+}
 
 REMEMBER_BROKEN = 30.0
 """Seconds within which the fetch is taken in that brought a lease which broke meanwhile."""
@@ -105,15 +112,25 @@ def _unknown(pool: Pool, delivery: Delivery, handler: str) -> Outcome:
 
 
 def _broker_silent(pool: Pool, event: ev.BrokerSilent) -> None:
-    if not pool.broker_silent:
-        pool.note("error", "the broker does not answer; trying again until it does", error=event.error)
-    pool.broker_silent = True
+    pool.outages[event.thread] = event
+    _note_refusal(pool)
+    if event.kind not in pool.outages_told:
+        pool.outages_told.add(event.kind)
+        pool.note("error", OUTAGES.get(event.kind, OUTAGES[BackendUnavailable]), error=event.error)
 
 
-def _broker_answered(pool: Pool, _: ev.BrokerAnswered) -> None:
-    if pool.broker_silent:
+def _broker_answered(pool: Pool, event: ev.BrokerAnswered) -> None:
+    """The outage is over for the pool when it is over in every thread."""
+    pool.outages.pop(event.thread, None)
+    _note_refusal(pool)
+    if pool.outages_told and not pool.outages:
+        pool.outages_told.clear()
         pool.note("warning", "the broker answers again")
-    pool.broker_silent = False
+
+
+def _note_refusal(pool: Pool) -> None:
+    refused = any(outage.kind is AccessRefused for outage in pool.outages.values())
+    pool.refused_since = (pool.refused_since or pool.now) if refused else 0.0
 
 
 def _breaker_opened(pool: Pool, event: ev.BreakerOpened) -> None:

@@ -13,9 +13,11 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from jobpool.backend import QueueStats
+from jobpool.errors import JobpoolError
 from jobpool.master.boot import BootBackOff
 from jobpool.master.counters import Counters
 from jobpool.master.delivery import Delivery
+from jobpool.master.events import BrokerSilent
 from jobpool.master.scheduling import CompanionState
 from jobpool.master.settings import PoolSettings
 from jobpool.master.slots import Slots, SlotState
@@ -108,7 +110,12 @@ class Pool:
     reload_asked: bool = False
     stacks_asked: bool = False
     fatal: str = ""
-    broker_silent: bool = False
+    outages: dict[str, BrokerSilent] = field(default_factory=dict)
+    """Thread → why its calls to the broker fail for now."""
+    outages_told: set[type[JobpoolError]] = field(default_factory=set)
+    """Kinds of errors of this outage that were logged."""
+    refused_since: float = 0.0
+    """When the broker began to refuse this pool; 0.0 = it does not."""
     open_breakers: set[str] = field(default_factory=set)
     """Queues from which nothing is fetched for now, because fetches from them have failed."""
     given_back: set[str] = field(default_factory=set)

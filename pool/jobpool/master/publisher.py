@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import asdict
 
+from jobpool.errors import BackendUnavailable
 from jobpool.master.pool import Pool
 from jobpool.master.slots import Slot, SlotState
 from jobpool.mechanism.scoreboard import Scoreboard
@@ -77,8 +78,10 @@ class Publisher:
 
 
 def _problem(pool: Pool) -> str:
-    if pool.broker_silent:
-        return "the broker does not answer"
+    if pool.outages:
+        outages = pool.outages.values()
+        refusal = next((outage.error for outage in outages if outage.kind is not BackendUnavailable), None)
+        return refusal or "the broker does not answer"
     if pool.boot.failures:
         return f"children do not come up: {pool.boot.last_error}"
     return pool.companion.problem

@@ -7,6 +7,9 @@ tried about six times.
 The thread waits behind no fetch and no settlement, and no handler can starve it: it shares only the interpreter with
 the loop. Each queue is asked for by itself: where one master of a cluster is silent, the leases of the others' queues
 live on.
+
+A lease whose settlement the broker has refused for as long as the lease lasts is renewed no more: it runs out, and the
+message goes to whoever can settle it.
 """
 
 from __future__ import annotations
@@ -15,11 +18,10 @@ import threading
 from collections.abc import Callable
 
 from jobpool.backend import QueueBackend
-from jobpool.errors import BackendUnavailable
 from jobpool.master.delivery import Delivery
 from jobpool.master.events import Renewed
 from jobpool.master.inbox import Inbox
-from jobpool.master.outage import Outage
+from jobpool.master.outage import OUTAGES, Outage
 from jobpool.master.thread import MasterThread
 
 MOST_AT_ONCE = 500
@@ -41,7 +43,7 @@ class Renewer(MasterThread):
         self._held = held
         self._shortest = ttl
         self._turn = threading.Event()
-        self._outage = Outage(inbox, self._halt)
+        self._outage = Outage(inbox, self._halt, self.name)
 
     def expect(self, lasts: float) -> None:
         """Among what is held from now on is a lease of so many seconds: be in time for it. Returns at once."""
@@ -66,7 +68,7 @@ class Renewer(MasterThread):
             for start in range(0, len(due), MOST_AT_ONCE)
         ]
         answered = [self._renew(part) for part in parts]
-        if answered and all(answered):
+        if all(answered) and (answered or not self._held()):
             self._outage.over()
 
     def _due(self) -> dict[str, list[Delivery]]:
@@ -78,6 +80,8 @@ class Renewer(MasterThread):
             if not delivery.lasts:
                 delivery.lasts = delivery.lease.expires_at - boot + mono - delivery.leased_at
             shortest = min(shortest, delivery.lasts)
+            if delivery.refused_at and mono - delivery.refused_at >= delivery.lasts:
+                continue
             if boot < delivery.lease.expires_at < boot + 2 * delivery.lasts / 3:
                 due.setdefault(delivery.lease.queue, []).append(delivery)
         self._shortest = shortest
@@ -88,8 +92,8 @@ class Renewer(MasterThread):
         asked_at = self._backend.clock.boot()
         try:
             renewed = self._backend.renew_many([d.lease for d in deliveries], self._ttl)
-        except BackendUnavailable as error:
-            self._outage.failed(error)  # the old deadlines stand, and the next round comes before they end
+        except OUTAGES as error:
+            self._outage.failed(error, holding=True)  # the old deadlines stand; the next round comes before they end
             return False
         for delivery, lease in zip(deliveries, renewed, strict=True):
             if lease is not None:

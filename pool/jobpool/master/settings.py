@@ -64,6 +64,7 @@ class PoolSettings:
         history_keep: So many of each job's name, the newest.
         mask_keys: Keys whose values are masked in the history, besides those that always are.
         broker_timeout: How long a call may take before the broker counts as silent; None = the backend's own limit.
+        broker_refusal_timeout: How long refusals of a broker that has let the pool in are retried; 0 = forever.
         log_level, log_format: Of the log, for processes that write one of their own.
         board_path: Where the scoreboard lives; None = in memory only, invisible from outside.
     """
@@ -129,6 +130,7 @@ class PoolSettings:
     history_keep: int = 100
     mask_keys: tuple[str, ...] = ()
     broker_timeout: float | None = None
+    broker_refusal_timeout: float = 1800.0
     log_level: str = "info"
     log_format: str = "text"
     board_path: str | None = None

@@ -1,32 +1,36 @@
 """The settle thread: carries settlements to the backend in batches, enqueues for children, and reaps.
 
 A batch is sent again, with the same call id, until the broker has answered or every lease in it has ended: so a lost
-reply does no harm. An accepted forfeit is reaped at once; otherwise each queue is reaped every third of the ttl. Where
-the broker frees leases itself (`Capabilities.native_reap`), to reap costs nothing, and tells what was charged to
-messages as they were fetched: there it is asked with each count, and once more at the end, so that no death is missed.
+reply does no harm. Where the broker has answered and refuses to write (it is full, or draining), what it refuses is
+kept aside and tried again by itself until its leases have ended, while the rest goes on.
+
+An accepted forfeit is reaped at once; otherwise each queue is reaped every third of the ttl. Where the broker frees
+leases itself (`Capabilities.native_reap`), to reap costs nothing, and tells what was charged to messages as they were
+fetched: there it is asked with each count, and once more at the end, so that no death is missed.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from jobpool.backend import QueueBackend, QueueStats, ReapPolicy
-from jobpool.errors import BackendUnavailable, JobpoolError
+from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.master.delivery import Delivery
 from jobpool.master.events import Answered, Counted, GivenUp, ReapDone
 from jobpool.master.forwarding import Forwarder
 from jobpool.master.inbox import Inbox
-from jobpool.master.outage import Outage
+from jobpool.master.outage import MAX_PAUSE_S, OUTAGES, Outage
 from jobpool.master.produce import produce
 from jobpool.master.thread import MasterThread
 from jobpool.mechanism.frames import Ask
-from jobpool.settlement import Abandon, Ack, Forfeit, Move, Settlement
+from jobpool.settlement import Abandon, Ack, Forfeit, Move, Settled, Settlement
 
 Work = tuple[Delivery, Settlement]
 
@@ -35,6 +39,12 @@ MOST_AT_ONCE = 500
 
 COUNT_EVERY = 3.0
 """Seconds between two looks at the counts of the queues."""
+
+MIN_RETRY_PAUSE_S = 0.05
+"""Between two tries of refused settlements; doubles with each, up to `MAX_PAUSE_S`."""
+
+SETTLE, REFUSED, REAP, COUNT, FORWARD = "settle", "refused", "reap", "count", "forward"
+"""Kinds of calls, for `Outage`."""
 
 logger = logging.getLogger("jobpool.pool")
 
@@ -61,7 +71,11 @@ class Settler(MasterThread):
         self._wake = threading.Condition()
         self._work: deque[Work] = deque()
         self._asked: deque[tuple[int, Ask]] = deque()
-        self._outage = Outage(inbox, self._halt)
+        self._outage = Outage(inbox, self._halt, self.name)
+        self._refused: list[Work] = []
+        self._retry_at = math.inf
+        self._retry_pause = 0.0
+        self._ttl = ttl
         self._forwarder = Forwarder(backend, dead_letter_queue)
         self.reap_every = ttl / 3
         self._count_every = count_every
@@ -99,6 +113,8 @@ class Settler(MasterThread):
             self._settle_all(batch)
             for child, ask in asked:
                 self._inbox.put(produce(self._backend, child, ask))
+            if self._refused and (self._halt.is_set() or self._clock.mono() >= self._retry_at):
+                self._settle_refused()
             if self._halt.is_set():
                 if not (batch or asked):
                     self._tell_charged()
@@ -109,7 +125,7 @@ class Settler(MasterThread):
     def _next(self) -> tuple[list[Work], list[tuple[int, Ask]]]:
         with self._wake:
             if not (self._work or self._asked or self._halt.is_set()):
-                due = min(self._reap_at, self._count_at) - self._clock.mono()
+                due = min(self._reap_at, self._count_at, self._retry_at) - self._clock.mono()
                 self._wake.wait(max(0.0, due))
             batch = [self._work.popleft() for _ in range(min(len(self._work), MOST_AT_ONCE))]
             asked = list(self._asked)
@@ -123,7 +139,10 @@ class Settler(MasterThread):
         alone = [(d, s) for d, s in batch if d.acks_itself and type(s) is Ack]
         together = [(d, s) for d, s in batch if not (d.acks_itself and type(s) is Ack)] if alone else batch
         calls = [(part, secrets.token_hex(8)) for part in self._parts(together)]
-        calls += [([(d, s)], f"ack:{d.lease.owner_token}") for d, s in alone]
+        self._call(calls + [([(d, s)], f"ack:{d.lease.owner_token}") for d, s in alone])
+
+    def _call(self, calls: list[tuple[list[Work], str]]) -> None:
+        """Repeat each until it is over."""
         while calls:
             calls = [(part, call_id) for part, call_id in calls if not self._settle(part, call_id)]
 
@@ -142,22 +161,49 @@ class Settler(MasterThread):
         asked_at = self._clock.mono()
         try:
             answers = self._backend.settle_many(pairs, call_id)
-        except BackendUnavailable as error:
-            if self._all_ended(batch):
-                self._inbox.put(GivenUp([delivery for delivery, _ in batch]))
-                return True
-            self._outage.failed(error)
-            return False
-        except JobpoolError as error:
-            self._settle_refused(batch, error)
+        except WriteRefused as error:
+            self._set_aside(batch, error, asked_at)
             return True
-        self._note_answer()
+        except OUTAGES as error:
+            return self._wait_out(batch, error)
+        except JobpoolError as error:
+            self._settle_each(batch, error)
+            return True
+        self._note_answered(batch, answers, asked_at)
+        return True
+
+    def _note_answered(self, batch: list[Work], answers: Sequence[Settled], asked_at: float) -> None:
+        self.answered_at = self._clock.mono()
+        self._outage.over(SETTLE)
         took = self.answered_at - asked_at
         self._inbox.put(Answered([(d, s, a) for (d, s), a in zip(batch, answers, strict=True)], took))
         self._reap_forfeited({d.lease.queue for d, s in batch if isinstance(s, Forfeit)})
-        return True
 
-    def _settle_refused(self, batch: list[Work], error: JobpoolError) -> None:
+    def _wait_out(self, batch: list[Work], error: BackendUnavailable | AccessRefused) -> bool:
+        """Whether it is over: too late, or what is refused is only what some of them bring along."""
+        if not self._any_live(batch):
+            self._live(batch)
+            return True
+        bringing = [d for d, s in batch if _brings(s)] if isinstance(error, AccessRefused) else []
+        if bringing and self._is_let_in(bringing):
+            if all(delivery.refused_at for delivery in bringing):
+                self._settle_each(batch, error)
+                return True
+            for delivery in bringing:  # once more: the refusal may have ended just now
+                delivery.refused_at = self._clock.mono()
+            return False
+        self._outage.failed(error, SETTLE, holding=True)
+        return False
+
+    def _is_let_in(self, deliveries: list[Delivery]) -> bool:
+        """Whether the broker takes writes to their own queues."""
+        try:
+            self._backend.renew_many([delivery.lease for delivery in deliveries], self._ttl)
+            return True
+        except OUTAGES:
+            return False
+
+    def _settle_each(self, batch: list[Work], error: JobpoolError) -> None:
         """The broker refuses what one of them brings along, such as a job for a queue that is not there: each alone.
 
         The one that is refused again is given up without it: no job may end the pool, or hold up the others for ever.
@@ -166,17 +212,54 @@ class Settler(MasterThread):
             [(delivery, settlement)] = batch
             can_forfeit = self._backend.capabilities.forfeit
             batch = [(delivery, _without_company(settlement, error, can_forfeit))]
-        calls = [([work], secrets.token_hex(8)) for work in batch]
-        while calls:
-            calls = [(part, call_id) for part, call_id in calls if not self._settle(part, call_id)]
+        self._call([([work], secrets.token_hex(8)) for work in batch])
 
-    def _all_ended(self, batch: list[Work]) -> bool:
+    # --- what the broker refuses to write -------------------------------------------------------------
+
+    def _set_aside(self, batch: list[Work], error: WriteRefused, asked_at: float) -> None:
+        """Keep what was refused for later. Where the whole call was, an ack of it may still be done by itself."""
+        answers = error.answers or [None] * len(batch)
+        told = [(work, answer) for work, answer in zip(batch, answers, strict=True) if answer is not None]
+        if told:
+            self._note_answered([work for work, _ in told], [answer for _, answer in told], asked_at)
+        refused = [work for work, answer in zip(batch, answers, strict=True) if answer is None]
+        if not error.answers:
+            parts = [[w for w in batch if _is_plain_ack(w) is plain] for plain in (True, False)]
+            if all(parts):
+                self._call([(part, secrets.token_hex(8)) for part in parts])
+                return
+        now = self._clock.mono()
+        for delivery, _ in refused:
+            delivery.refused_at = delivery.refused_at or now
+        self._refused += refused
+        self._retry_at = min(self._retry_at, now + max(self._retry_pause, MIN_RETRY_PAUSE_S))
+        self._outage.tell(error, REFUSED)
+
+    def _settle_refused(self) -> None:
+        """Try again what is kept; what is refused once more is kept again."""
+        self._retry_pause = min(MAX_PAUSE_S, 2 * self._retry_pause or MIN_RETRY_PAUSE_S)
+        self._retry_at = math.inf
+        work, self._refused = self._refused, []
+        self._settle_all(self._live(work))
+        if not self._refused:
+            self._retry_pause = 0.0
+            self._outage.over(REFUSED)
+
+    def _any_live(self, batch: list[Work]) -> bool:
         now = self._clock.boot()
-        return all(now >= delivery.lease.expires_at for delivery, _ in batch)
+        return any(now < delivery.lease.expires_at for delivery, _ in batch)
+
+    def _live(self, batch: list[Work]) -> list[Work]:
+        """Those whose leases run; the others are given up."""
+        now = self._clock.boot()
+        ended = [delivery for delivery, _ in batch if now >= delivery.lease.expires_at]
+        if ended:
+            self._inbox.put(GivenUp(ended))
+        return [(d, s) for d, s in batch if now < d.lease.expires_at] if ended else batch
 
     def _reap_forfeited(self, queues: set[str]) -> None:
         for queue in queues:
-            self._try(lambda queue=queue: self._reap(queue))  # type: ignore[misc]
+            self._try(lambda queue=queue: self._reap(queue), REAP)  # type: ignore[misc]
 
     # --- by the clock -------------------------------------------------------------------------------
 
@@ -185,22 +268,22 @@ class Settler(MasterThread):
         if now >= self._reap_at:
             self._reap_at = now + self.reap_every * random.uniform(0.8, 1.2)
             if self._forwarder.is_behind:  # what an outage has left
-                self._try(self._forwarder.forward)
-            self._try(self._reap_all, asks=not self._native_reap)
+                self._try(self._forwarder.forward, FORWARD)
+            self._try(self._reap_all, REAP, asks=not self._native_reap)
         if now >= self._count_at:
             self._count_at = now + self._count_every
-            if not self._try(self._count):
+            if not self._try(self._count, COUNT, SETTLE):
                 self._count_at = 0.0  # again after the pause: a good answer ends the cooldown of the fetches' breakers
 
     def _reap_all(self) -> None:
         """Each queue, whatever became of the others: they may be on different servers."""
-        silent: BackendUnavailable | None = None
+        silent: BackendUnavailable | AccessRefused | None = None
         for queue in self._queues:
             if self._halt.is_set() and not self._native_reap:
                 return
             try:
                 self._reap(queue)
-            except BackendUnavailable as error:
+            except OUTAGES as error:
                 silent = error
         if silent is not None:
             raise silent
@@ -221,25 +304,33 @@ class Settler(MasterThread):
     def _tell_charged(self) -> None:
         """What was charged to messages as they were fetched, where the broker frees leases itself."""
         if self._native_reap:
-            self._try(self._reap_all, asks=False)
+            self._try(self._reap_all, REAP, asks=False)
 
-    def _try(self, call: Callable[[], None], *, asks: bool = True) -> bool:
+    def _try(self, call: Callable[[], None], *kinds: str, asks: bool = True) -> bool:
         """Make a call that may be left out when the broker is silent: it comes round again. Whether it was answered.
 
-        `asks`: it asks the broker, so that its end is an answer.
+        Args:
+            call: Of the first of `kinds`; its answer ends the outage of the others, too.
+            asks: It asks the broker, so that its end is an answer.
         """
         try:
             call()
-        except BackendUnavailable as error:
-            self._outage.failed(error)
+        except OUTAGES as error:
+            self._outage.failed(error, kinds[0])
             return False
         if asks:
-            self._note_answer()
+            self.answered_at = self._clock.mono()
+        self._outage.over(*kinds)
         return True
 
-    def _note_answer(self) -> None:
-        self.answered_at = self._clock.mono()
-        self._outage.over()
+
+def _brings(settlement: Settlement) -> bool:
+    """Whether a settlement adds messages to queues."""
+    return isinstance(settlement, Move) or bool(isinstance(settlement, Ack | Abandon) and settlement.follow_ups)
+
+
+def _is_plain_ack(work: Work) -> bool:
+    return type(work[1]) is Ack and not work[1].follow_ups
 
 
 def _without_company(settlement: Settlement, error: JobpoolError, can_forfeit: bool) -> Settlement:

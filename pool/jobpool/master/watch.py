@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jobpool.errors import AccessRefused
 from jobpool.master import actions as act
 from jobpool.master.actions import Action
 from jobpool.master.delivery import Delivery
@@ -38,6 +39,17 @@ def watch(pool: Pool, now: float, actions: list[Action]) -> None:
             case SlotState.DYING:
                 _watch_dying(pool, slot, now, actions)
     _watch_ready(pool, now)
+    _watch_refusal(pool, now)
+
+
+def _watch_refusal(pool: Pool, now: float) -> None:
+    """Stop, in good order, a pool that its broker has refused for too long."""
+    limit = pool.settings.broker_refusal_timeout
+    if pool.is_stopping or not (pool.refused_since and 0 < limit <= now - pool.refused_since):
+        return
+    pool.fatal = next(outage.error for outage in pool.outages.values() if outage.kind is AccessRefused)
+    pool.note("critical", "the broker has refused this pool for too long", error=pool.fatal, limit=limit)
+    pool.stop("stopping after a refusal")
 
 
 def next_due(pool: Pool, now: float) -> float:

@@ -163,3 +163,12 @@ def test_on_a_terminal_what_destroys_asks(shell: Shell) -> None:
 def _pending(shell: Shell) -> int:
     counts = json.loads(shell.run("stats", "default", "--json").stdout)
     return sum(counts[0][state] for state in ("waiting", "delayed", "leased"))
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-"])
+def test_verbs_work_without_standard_streams(shell: Shell, closed: str) -> None:
+    for words in ("init", "enqueue count_primes below=1000", "stats", "list", "dead"):
+        command = f"exec {sys.executable} -m jobpool.cli.main {words} {closed}"
+        done = subprocess.run(["sh", "-c", command], cwd=shell.directory, env=shell.environment, check=False)
+        assert done.returncode == 0, words
+    assert _pending(shell) == 1

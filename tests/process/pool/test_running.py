@@ -176,3 +176,14 @@ def _cpu_seconds(pid: int) -> float:
     with open(f"/proc/{pid}/stat") as stat:
         fields = stat.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_a_pool_that_is_started_without_standard_streams_runs(rig: Rig, closed: str) -> None:
+    rig.enqueue("work")
+    rig.enqueue("fail", {"times": 9}, max_retries=0)
+    pool = rig.start_pool("--until-empty", through=("sh", "-c", f'exec "$@" {closed}', "sh"))
+    assert pool.wait() == 0
+    assert len(rig.ends()) == 1
+    assert len(rig.dead()) == 1
+    assert bool(pool.log("a message is dead")) is ("2" not in closed)
