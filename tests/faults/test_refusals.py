@@ -1,0 +1,182 @@
+"""A broker that answers, and refuses: to write (row 37), or to let the pools in at all (row 38)."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+
+import psycopg
+import pytest
+from redis import Redis
+from support.faultmoves import gated, let_pass, start_pools, stop_all
+from support.outages import wait_back
+from support.poolrig import Rig
+from support.poolrig_brokers import BeanstalkBroker, Broker, PostgresBroker, RedisBroker
+from support.waiting import wait_until
+
+REFUSES_WRITES = "the broker refuses to write; trying again until it does not"
+REFUSES_POOL = "the broker refuses this pool; trying again until that is mended"
+BACK_AGAIN = "the broker answers again"
+
+AWAY = 4.0
+"""Seconds for which the rights are gone: more than a try and its pauses, and less than a lease."""
+
+
+# --- it does not write --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.row(37)
+@pytest.mark.on("beanstalk")
+@pytest.mark.own_server
+@pytest.mark.ttr(3)
+def test_what_a_draining_beanstalkd_refuses_holds_up_no_ack(broker: Broker, rig: Rig) -> None:
+    """A nack puts a copy, which is refused; an ack deletes, which is not."""
+    assert isinstance(broker, BeanstalkBroker)
+    pools = start_pools(rig, 2, "--retry", "fixed", "--retry-base", "0.1")
+    opened = rig.directory / "opened"
+    rig.wait_started(*[gated(rig, opened, opened) for _ in range(4)])
+    failing = rig.enqueue_many("fail", [{}] * 2, max_retries=9, priority=1)
+    good = rig.enqueue_many("work", [{}] * 200)
+    broker.server.drain()
+    opened.touch()
+    wait_back(lambda: set(good) <= settled(rig), "the good ones are acked")
+    assert not settled(rig) & set(failing)
+    wait_until(lambda: all(len(rig.starts(ident)) > 1 for ident in failing), what="what cannot be settled runs again")
+    told = [entry["error"] for pool in pools for entry in pool.log(REFUSES_WRITES)]
+    assert all("drain mode" in error and "Restart it" in error for error in told)
+    assert 1 <= len(told) <= 2, "once a pool, however often it is refused"
+    broker.server.restart()
+    rig.wait_drained()
+    stop_all(rig, pools)
+    rig.account().assert_clean()
+
+
+def settled(rig: Rig) -> set[str]:
+    return {line.id for line in rig.lines("settled")}
+
+
+# --- it does not let the pools in ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def renamed_table(broker: Broker | None, rig: Rig) -> Iterator[None]:
+    """The table of messages has another name."""
+    if broker is None:
+        with closing(sqlite3.connect(rig.directory / "jobpool.db", timeout=30.0, isolation_level=None)) as database:
+            database.execute("ALTER TABLE messages RENAME TO away")
+            yield
+            database.execute("ALTER TABLE away RENAME TO messages")
+        return
+    assert isinstance(broker, PostgresBroker)
+    with psycopg.connect(broker.server_url, autocommit=True) as connection:
+        connection.execute(f"ALTER TABLE {broker.place}.messages RENAME TO away".encode())
+        yield
+        connection.execute(f"ALTER TABLE {broker.place}.away RENAME TO messages".encode())
+
+
+@contextmanager
+def no_login(broker: Broker | None, rig: Rig) -> Iterator[None]:
+    """Nobody may log in any more, and who had is thrown out."""
+    del rig
+    assert isinstance(broker, PostgresBroker)
+    with psycopg.connect(broker.server_url, autocommit=True) as connection:
+        connection.execute("ALTER ROLE postgres NOLOGIN")
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+        yield
+        connection.execute("ALTER ROLE postgres LOGIN")
+
+
+@contextmanager
+def no_rights(broker: Broker | None, rig: Rig) -> Iterator[None]:
+    """The pools' user may do nothing but ask whether the server is there."""
+    del rig
+    assert isinstance(broker, RedisBroker)
+    with broker.client() as client:
+        client.execute_command("ACL", "SETUSER", "root", "on", ">root", "~*", "&*", "+@all")
+    with Redis(host=broker.server.host, port=broker.server.port, username="root", password="root") as root:
+        root.execute_command("ACL", "SETUSER", "default", "-@all", "+ping", "+hello", "+client", "+select", "+info")
+        yield
+        root.execute_command("ACL", "SETUSER", "default", "+@all")
+
+
+Withdrawal = Callable[[Broker | None, Rig], AbstractContextManager[None]]
+
+WITHDRAWALS: dict[str, tuple[Withdrawal, str]] = {
+    "table": (renamed_table, "has lost a table"),
+    "login": (no_login, "does not know this user"),
+    "rights": (no_rights, "grant it the commands and the keys"),
+}
+"""What goes away, and what is said of it."""
+
+
+@pytest.mark.row(38)
+@pytest.mark.on("sqlite", "postgres")
+@pytest.mark.own_server
+def test_a_table_that_is_away_for_a_while_is_waited_for(broker: Broker | None, rig: Rig) -> None:
+    assert_waited_for(broker, rig, "table")
+
+
+@pytest.mark.row(38)
+@pytest.mark.on("postgres")
+@pytest.mark.own_server
+def test_a_login_that_is_away_for_a_while_is_waited_for(broker: Broker, rig: Rig) -> None:
+    assert_waited_for(broker, rig, "login")
+
+
+@pytest.mark.row(38)
+@pytest.mark.on("redis")
+@pytest.mark.own_server
+def test_rights_that_are_away_for_a_while_are_waited_for(broker: Broker, rig: Rig) -> None:
+    assert_waited_for(broker, rig, "rights")
+
+
+def assert_waited_for(broker: Broker | None, rig: Rig, what: str) -> None:
+    """What has finished meanwhile is settled when they are back, and runs once."""
+    withdrawn, said = WITHDRAWALS[what]
+    pools = start_pools(rig, 2)
+    opened = rig.directory / "opened"
+    held = [gated(rig, opened, opened) for _ in range(4)]
+    rig.wait_started(*held)
+    waiting = rig.enqueue_many("work", [{}] * 20)
+    with withdrawn(broker, rig):
+        opened.touch()
+        wait_until(lambda: len(rig.ends()) >= len(held), what="what ran has ended")
+        wait_until(lambda: all(pool.log(REFUSES_POOL) for pool in pools), what="each pool says that it is refused")
+        let_pass(AWAY)
+    rig.wait_drained()
+    for pool in pools:
+        assert said in pool.log(REFUSES_POOL)[0]["error"]
+        assert len(pool.log(REFUSES_POOL)) == 1
+        wait_until(lambda pool=pool: pool.log(BACK_AGAIN), what="its end is told")  # type: ignore[misc]
+        assert len(pool.log(BACK_AGAIN)) == 1
+    stop_all(rig, pools)
+    account = rig.account()
+    account.assert_once_each()
+    assert not any(account.crashes.values())
+    assert {line.id for line in rig.ends()} == {*held, *waiting}
+
+
+@pytest.mark.row(38)
+@pytest.mark.on("sqlite")
+def test_a_pool_that_is_refused_for_too_long_settles_what_it_can_and_exits(broker: Broker | None, rig: Rig) -> None:
+    pool = rig.start_pool("--broker-refusal-timeout", "1", "--stop-grace", "2").wait_ready(2)
+    rig.enqueue("work")
+    rig.wait_drained()
+    with renamed_table(broker, rig):
+        assert pool.wait() == 1
+    [entry] = pool.log("the broker has refused this pool for too long")
+    assert "restore it" in entry["error"]
+    assert not pool.log("a thread of the master failed: a fault in jobpool, please report it")
+    rig.assert_no_processes_left()
+
+
+@pytest.mark.row(38)
+@pytest.mark.on("redis")
+@pytest.mark.own_server
+def test_a_refusal_before_the_first_answer_ends_a_pool_at_once(broker: Broker, rig: Rig) -> None:
+    with no_rights(broker, rig):
+        pool = rig.start_pool()
+        assert pool.wait() == 1
+    assert "grant it the commands and the keys" in pool.log_path.read_text()
+    assert not pool.log(REFUSES_POOL)
