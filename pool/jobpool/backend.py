@@ -549,7 +549,10 @@ class QueueBackend(ABC):
         return self._settle_one(lease, Nack(max(0.0, delay or 0.0), error))
 
     def abandon(self, lease: JobLease, reason: str = "", error: str | None = None) -> Settled:
-        """Given up: the message becomes a dead letter with this reason."""
+        """Given up: the message becomes a dead letter with this reason.
+
+        Attempts + 1 if it ends a failed attempt: `failed`, `unrecoverable`, `timeout` or `memory-limit`.
+        """
         return self._settle_one(lease, Abandon(reason, error))
 
     def release(self, lease: JobLease, delay: float | None = None) -> Settled:

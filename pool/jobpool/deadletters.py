@@ -123,9 +123,7 @@ def copy_of(
     return JobDefinition(handler, {**base, METADATA: metadata}, queue=queue, identifier=identifier)
 
 
-def copy_of_abandoned(
-    lease: JobLease, settlement: Abandon, attempts: int, queue: str, now: datetime
-) -> JobDefinition | None:
+def copy_of_abandoned(lease: JobLease, settlement: Abandon, queue: str, now: datetime) -> JobDefinition | None:
     """What goes to `queue` in one step with `settlement`; None = nothing does.
 
     The body of a lease that may be copied was verified before it was handed out.
@@ -137,7 +135,7 @@ def copy_of_abandoned(
         envelope.payload,
         envelope.job,
         settlement.reason,
-        attempts,
+        lease.attempts + settlement.attempts,
         queue=queue,
         original_queue=lease.queue,
         identifier=copy_id(queue, lease.id, lease.deliveries),

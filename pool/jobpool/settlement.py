@@ -7,6 +7,9 @@ from enum import Enum
 
 from jobpool.definition import JobDefinition
 
+FAILED_REASONS = frozenset({"failed", "unrecoverable", "timeout", "memory-limit"})
+"""Reasons of an abandon that ends a failed attempt."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ack:
@@ -32,7 +35,7 @@ class Nack:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Given up: to the dead letters.
+    """Given up: to the dead letters; attempts + 1 if it ends a failed attempt (`FAILED_REASONS`).
 
     `reason` is a short word to filter by (`timeout`, `rejected`, …); `error` is the text a person reads; `cause` as in
     `Nack`. `follow_ups` as in `Ack`: copies for a queue of failed payloads.
@@ -42,6 +45,11 @@ class Abandon:
     error: str | None = None
     cause: str | None = None
     follow_ups: tuple[JobDefinition, ...] = ()
+
+    @property
+    def attempts(self) -> int:
+        """Failed attempts that it adds to those of the message, 0 or 1."""
+        return int(self.reason in FAILED_REASONS)
 
 
 @dataclass(frozen=True, slots=True)

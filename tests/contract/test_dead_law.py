@@ -103,6 +103,37 @@ def test_messages_are_found_by_a_word_of_their_cause(backend: QueueBackend) -> N
     assert backend.count(MessageFilter(text="of memory")) == len(shown)
 
 
+# --- attempts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+@pytest.mark.parametrize("reason", ["failed", "unrecoverable", "timeout", "memory-limit"])
+def test_a_dead_letter_counts_the_failure_that_it_died_of(backend: QueueBackend, reason: str, failures: int) -> None:
+    backend.enqueue(a_job())
+    for _ in range(failures):
+        backend.nack(a_lease(backend))
+    lease = a_lease(backend)
+    assert backend.abandon(lease, reason) is Settled.OK
+    backend.abandon(lease, reason)  # a repeat counts nothing
+    assert dead_letter(backend, lease.id).attempts == failures + 1
+    assert backend.bulk(MessageFilter(ids=(lease.id,)), Verb.RESUME) == 1
+    resumed = a_lease(backend)
+    assert (resumed.attempts, resumed.envelope.attempts) == (failures + 1, failures + 1)
+    backend.abandon(resumed, reason)
+    assert dead_letter(backend, lease.id).attempts == failures + 2
+    assert backend.bulk(MessageFilter(ids=(lease.id,)), Verb.RETRY) == 1
+    assert a_lease(backend).attempts == 0
+
+
+@pytest.mark.parametrize("reason", ["", "rejected", "cancelled", "expired", "unknown-handler", "handler-not-allowed"])
+def test_what_died_without_a_failure_counts_none(backend: QueueBackend, reason: str) -> None:
+    backend.enqueue(a_job())
+    backend.nack(a_lease(backend))
+    lease = a_lease(backend)
+    assert backend.abandon(lease, reason) is Settled.OK
+    assert dead_letter(backend, lease.id).attempts == 1
+
+
 # --- raised again -----------------------------------------------------------------------------------------
 
 

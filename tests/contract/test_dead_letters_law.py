@@ -61,7 +61,7 @@ def test_a_dead_letter_tells_everything(harness: Harness, backend: QueueBackend)
             error,
             cause,
         )
-        assert (dead.attempts, dead.crashes, dead.deliveries, dead.expires_at) == (0, 0, 1, None)
+        assert (dead.attempts, dead.crashes, dead.deliveries, dead.expires_at) == (1, 0, 1, None)
         assert dead.died_at == pytest.approx(harness.now() - len(GRAVES) + known.index(ident), abs=0.6)
         assert b'"number"' in dead.body
 

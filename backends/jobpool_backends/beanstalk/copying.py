@@ -63,7 +63,10 @@ class Copier:
                 retried = _failed(replace(record, attempts=record.attempts + 1), error, cause)
                 return self._work(held, retried, whole_seconds(delay))
             case Abandon(reason, error, cause):
-                dead = replace(_failed(record, error, cause), reason=reason, died_at=self._clock.wall())
+                failures = record.attempts + settlement.attempts
+                dead = replace(
+                    _failed(record, error, cause), attempts=failures, reason=reason, died_at=self._clock.wall()
+                )
                 return self._work(held, dead, brought=self._producer.copies(brought))
             case Forfeit(cause):
                 return self._forfeit(held, record, cause)

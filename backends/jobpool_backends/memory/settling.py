@@ -60,6 +60,7 @@ class Settler:
 
     def _abandon(self, entry: Entry, lease: JobLease, abandon: Abandon, boot: int, now: int) -> None:
         del lease, boot
+        entry.attempts += abandon.attempts
         entry.cause = abandon.cause if abandon.cause is not None else entry.cause
         self._store.bury(entry, abandon.reason, abandon.error, now)
 

@@ -70,7 +70,7 @@ class _Rest:
                 self._say("r", delay_micros(delay))
                 starts = None if begun else _given_back(guards)
             case Abandon(reason, error, cause):
-                self._say("b", reason=reason, error=error, cause=cause)
+                self._say("x" if settlement.attempts else "b", reason=reason, error=error, cause=cause)
             case Forfeit(cause):
                 self._say("f", reason=cause)
             case Move():

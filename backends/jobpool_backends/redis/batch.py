@@ -114,7 +114,7 @@ class _Columns:
                 self.verbs.append("r" if begun or not guards else "R")
                 self.needed.append(delay_micros(delay))
             case Abandon(reason, error, cause):
-                self.verbs.append("b")
+                self.verbs.append("x" if settlement.attempts else "b")
                 self.needed += (encode_text(reason), _errors(error, cause))
             case Forfeit(cause):
                 self.verbs.append("f")

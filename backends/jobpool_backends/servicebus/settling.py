@@ -124,7 +124,7 @@ class Settler:
         return Plan(held, COMPLETE, [self._producer.delayed_copy(held.queue, whole, delay, held.sequence)])
 
     def _abandon(self, held: Held, abandon: Abandon, brought: Sequence[NewMessage]) -> Plan:
-        record = held.record
+        record = replace(held.record, attempts=held.record.attempts + abandon.attempts)
         error = abandon.error if abandon.error is not None else record.last_error
         cause = abandon.cause if abandon.cause is not None else record.cause
         verdict = bury(abandon.reason, record.epitaph(error, cause, micros(self._clock.wall())))

@@ -28,7 +28,8 @@ WHERE seq = ?
 _RELEASE = f"UPDATE messages SET state = ?, available_at = ?, {NO_LEASE} WHERE seq = ?"
 _ABANDON = f"""
 UPDATE messages
-SET state = 3, reason = ?, last_error = coalesce(?, last_error), cause = coalesce(?, cause), died_at = ?, {NO_LEASE}
+SET state = 3, reason = ?, attempts = attempts + ?, last_error = coalesce(?, last_error), cause = coalesce(?, cause),
+    died_at = ?, {NO_LEASE}
 WHERE seq = ?
 """
 _FORFEIT = "UPDATE messages SET boot = ?, deadline = ?, deadline_wall = ?, forfeited = ? WHERE seq = ?"
@@ -76,7 +77,7 @@ class Changes:
                 state, available_at = self._place(queue, delay)
                 self.released.append((state, available_at, seq))
             case Abandon(reason, error, cause):
-                self.abandoned.append((reason, error, cause, self.now.wall, seq))
+                self.abandoned.append((reason, settlement.attempts, error, cause, self.now.wall, seq))
                 self.buried_in.add(queue)
                 self.tally.move(queue, LEASED, DEAD)
             case Forfeit(cause):

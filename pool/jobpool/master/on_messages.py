@@ -187,7 +187,7 @@ def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
         handler=delivery.handler or None,
         name=lease.envelope.name if delivery.handler else None,  # nothing in what was rejected is to be believed
         queue=lease.queue,
-        attempts=lease.attempts + 1,
+        attempts=lease.attempts + settlement.attempts,
         reason=settlement.reason,
         error=headline(settlement.error),
         cause=cause_headline(settlement.cause),

@@ -24,7 +24,7 @@ from jobpool.master.upkeep import keep_children, keep_servers
 from jobpool.master.verdicts import checked
 from jobpool.master.watch import lose_expired, watch
 from jobpool.outcome import NotRun, Outcome
-from jobpool.policy.decide import Rules, counters_of, counts_as_attempt, decide
+from jobpool.policy.decide import Rules, counters_of, decide
 from jobpool.policy.retry import RetryPolicy
 from jobpool.settlement import Abandon, Leave
 
@@ -83,7 +83,7 @@ class Planner:
                 _leave(pool, delivery, outcome, settlement)
             else:
                 if type(settlement) is Abandon and pool.settings.dead_letter_queue:
-                    settlement = self._with_copy(pool, delivery, outcome, settlement)
+                    settlement = self._with_copy(pool, delivery, settlement)
                 delivery.settling = True
                 delivery.outcome = outcome
                 actions.append(act.Settle(delivery, settlement))
@@ -103,12 +103,11 @@ class Planner:
             self._rules[handler] = rules
         return rules
 
-    def _with_copy(self, pool: Pool, delivery: Delivery, outcome: Outcome, settlement: Abandon) -> Abandon:
+    def _with_copy(self, pool: Pool, delivery: Delivery, settlement: Abandon) -> Abandon:
         """The same, with what goes to the queue of failed payloads. A copy that is refused never holds up a death."""
         lease, queue = delivery.lease, pool.settings.dead_letter_queue or ""
         try:
-            attempts = lease.attempts + counts_as_attempt(outcome)
-            copy = copy_of_abandoned(lease, settlement, attempts, queue, datetime.now(UTC))
+            copy = copy_of_abandoned(lease, settlement, queue, datetime.now(UTC))
             if copy is None:
                 return settlement
             self.check(copy)

@@ -30,8 +30,8 @@ Step = tuple[int, int]
 
 CRASHED: Step = (0, 1)
 
-STEPS: dict[str, Step] = {"nack": (1, 0), "release": (0, 0), "forfeit": CRASHED, "abandon": (0, 0)}
-"""By an accepted settlement. A `move` says itself what it adds; after an ack nothing follows."""
+STEPS: dict[str, Step] = {"nack": (1, 0), "release": (0, 0), "forfeit": CRASHED}
+"""By an accepted settlement. A `move` or `abandon` says itself what it adds; after an ack nothing follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def steps_of(known: Known) -> set[Step]:
 
 
 def _step(call: Line) -> Step:
-    return (call.attempt, call.crashes) if call.verb == "move" else STEPS.get(call.verb, CRASHED)
+    return (call.attempt, call.crashes) if call.verb in ("move", "abandon") else STEPS.get(call.verb, CRASHED)
 
 
 @dataclass(frozen=True, slots=True)

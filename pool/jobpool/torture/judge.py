@@ -99,8 +99,8 @@ def _undeserved(message: Message, item: Item | None, max_crashes: int, exact: bo
     if item is None or DIES_OF.get(kind) != reason:
         return f"it is dead ({reason}), which no job of the kind {kind} may be"
     retries = item.options["max_retries"] if reason != "unrecoverable" else 0
-    if message.attempts < retries:
-        return f"it is dead ({reason}) after {message.attempts} of {retries} retries"
+    if message.attempts <= retries:
+        return f"it is dead ({reason}) after {message.attempts} of {retries + 1} attempts"
     return ""
 
 

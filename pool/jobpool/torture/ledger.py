@@ -49,8 +49,8 @@ class Line:
         wall: Unix time.
         since: Of what the broker answered: CLOCK_MONOTONIC seconds, just before it was asked.
         holds: Of `fetched`: seconds after `since` for which the lease holds, at least; 0 = not known.
-        attempt: The number of the attempt that this delivery would be: failures so far, and 1. Of a `move`: the
-            failures that it adds.
+        attempt: The number of the attempt that this delivery would be: failures so far, and 1. Of a `move` or an
+            `abandon`: the failures that it adds.
         crashes: As the handler, or the pool, was told. Of a `move`: those that it adds.
         owner: The lease's owner token.
         verb: Of a settlement: `ack`, `nack`, …; how a lease was lost: `renew` or `connection`.

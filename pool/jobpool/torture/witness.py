@@ -16,7 +16,7 @@ from typing import Any, cast
 from jobpool.backend import QueueBackend, Reaped, ReapPolicy
 from jobpool.errors import ConfigurationError
 from jobpool.lease import JobLease
-from jobpool.settlement import Move, Settled, Settlement
+from jobpool.settlement import Abandon, Move, Settled, Settlement
 from jobpool.torture.failpoint import FailPoint, FailPoints, parse_points
 from jobpool.torture.ledger import LEDGER, Line, append, open_ledger
 
@@ -139,7 +139,9 @@ class Witness:
 
     def _of_call(self, event: str, lease: JobLease, settlement: Settlement, answer: str, since: float) -> Line:
         about: dict[str, Any] = {"owner": lease.owner_token, "verb": type(settlement).__name__.lower()}
-        if isinstance(settlement, Move):
+        if isinstance(settlement, Abandon):
+            about |= {"attempt": settlement.attempts}
+        elif isinstance(settlement, Move):
             about |= {"attempt": settlement.attempts, "crashes": settlement.crashes, "tag": settlement.queue}
         return self._line(event, lease.id, fence=lease.deliveries, since=since, answer=answer, **about)
 

@@ -38,6 +38,7 @@ def test_a_payload_that_failed_for_good_is_forwarded_once_with_where_it_comes_fr
     assert datetime.fromisoformat(said["timestamp"]).tzinfo is not None
     assert copy.handler == "end"
     assert rig.is_dead(failed), "the dead letter stays where it is"
+    assert rig.inspect(failed).attempts == 2, "one count, wherever it is told"
 
 
 def test_a_death_at_the_crash_limit_is_forwarded_behind_the_reap(rig: Rig) -> None:

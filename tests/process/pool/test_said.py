@@ -22,6 +22,7 @@ def test_a_job_that_failed_for_good_is_one_critical_line_with_all_that_one_needs
     assert entry["event"] == "a message is dead"
     assert (entry["name"], entry["handler"], entry["queue"]) == ("the daily report", "fail", "default")
     assert (entry["attempts"], entry["reason"]) == (2, rig.inspect(ident).reason)
+    assert entry["attempts"] == rig.inspect(ident).attempts
     last_line = (rig.inspect(ident).last_error or "").strip().splitlines()[-1]
     assert last_line
     assert entry["error"] in last_line or last_line in entry["error"]

@@ -124,7 +124,7 @@ def leased(broker: QueueBackend, queue: str = "reports") -> JobLease:
 
 def test_a_copy_goes_with_the_abandon(broker: QueueBackend) -> None:
     lease = leased(broker)
-    copy = copy_of_abandoned(lease, Abandon("timeout", "stack"), 2, "failures", NOW)
+    copy = copy_of_abandoned(lease, Abandon("timeout", "stack"), "failures", NOW)
     assert copy is not None
     assert (copy.handler, copy.queue, copy.identifier) == ("report", "failures", copy_id("failures", lease.id, 1))
     assert copy.payload == {
@@ -132,7 +132,7 @@ def test_a_copy_goes_with_the_abandon(broker: QueueBackend) -> None:
         METADATA: {
             "reason": "timeout",
             "timestamp": "2026-07-01T12:00:00.123Z",
-            "attempts": 2,
+            "attempts": 1,
             "original_queue": "reports",
         },
     }
@@ -142,11 +142,11 @@ def test_a_copy_goes_with_the_abandon(broker: QueueBackend) -> None:
 
 @pytest.mark.parametrize("reason", ["rejected", "cancelled"])
 def test_what_nobody_verified_or_a_person_threw_away_goes_nowhere(broker: QueueBackend, reason: str) -> None:
-    assert copy_of_abandoned(leased(broker), Abandon(reason), 0, "failures", NOW) is None
+    assert copy_of_abandoned(leased(broker), Abandon(reason), "failures", NOW) is None
 
 
 def test_nothing_goes_from_the_queue_of_copies_to_itself(broker: QueueBackend) -> None:
-    assert copy_of_abandoned(leased(broker, "failures"), Abandon("failed"), 1, "failures", NOW) is None
+    assert copy_of_abandoned(leased(broker, "failures"), Abandon("failed"), "failures", NOW) is None
 
 
 def test_the_id_is_one_death_of_one_message_for_one_queue() -> None:

@@ -66,7 +66,7 @@ def test_the_list_has_reason_cause_and_error(jobpool: Jobpool, broker: QueueBack
     head, *rows = jobpool("dead", "list").stdout.splitlines()
     assert head.split() == ["ID", "QUEUE", "HANDLER", "ATT", "CRASH", "AGE", "REASON", "CAUSE", "ERROR"]
     assert re.match(rf"{crashed}  default  report +1 +0 +\S+  crash-limit  killed by SIGSEGV \(itself\)", rows[0])
-    assert re.match(rf"{failed}  default  report +1 +0 +\S+  failed +ValueError: no paper$", rows[1])
+    assert re.match(rf"{failed}  default  report +2 +0 +\S+  failed +ValueError: no paper$", rows[1])
 
 
 def test_the_list_is_filtered(jobpool: Jobpool, broker: QueueBackend) -> None:
@@ -100,7 +100,7 @@ def test_a_reap_tells_the_cause_as_an_object_too(jobpool: Jobpool, broker: Queue
 def test_inspect_shows_death_counters_and_payload(jobpool: Jobpool, broker: QueueBackend) -> None:
     told = jobpool("inspect", kill_off(broker, cause=SEGV)).stdout
     for part in (
-        "attempts         1\n",
+        "attempts         2\n",
         "deliveries       2\n",
         '"customer": 7',
         "\ncause\n  killed by SIGSEGV\n  ended by      itself\n  peak memory   31 MiB\n  CPU time      0.50 s\n",
@@ -144,7 +144,7 @@ def test_keep_counters_leaves_them_and_the_cause(jobpool: Jobpool, broker: Queue
     ident = kill_off(broker, "timeout", cause=SEGV)
     assert jobpool("dead", "retry", ident, "--keep-counters", "-y").stdout == "1 message retried\n"
     kept = message(broker, ident)
-    assert (kept.state, kept.attempts, kept.last_error, kept.reason) == (State.WAITING, 1, "no", None)
+    assert (kept.state, kept.attempts, kept.last_error, kept.reason) == (State.WAITING, 2, "no", None)
     assert Death.from_text(kept.cause or "") == SEGV
 
 

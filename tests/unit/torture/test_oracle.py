@@ -49,7 +49,7 @@ CLEAN = [
     pytest.param(ran(1), [], id="done at once"),
     pytest.param([], [kept(State.WAITING, 0)], id="waits"),
     pytest.param([*failed(1), *ran(2, 1)], [], id="failed, done"),
-    pytest.param(failed(1, verb="abandon"), [kept(State.DEAD, 1)], id="failed for good"),
+    pytest.param(failed(1, verb="abandon"), [kept(State.DEAD, 1, 1)], id="failed for good"),
     pytest.param([*cut_short(1), reaped(1), *ran(2, 0, 1)], [], id="crashed, done"),
     pytest.param([*cut_short(1, verb=""), *ran(2, 0, 1)], [], id="its pool was killed"),
     pytest.param([*cut_short(1), reaped(1, "dead")], [kept(State.DEAD, 1, 0, 1)], id="dead at the crash limit"),
@@ -82,7 +82,7 @@ CLEAN = [
     pytest.param([fetched(1, holds=1.5), *ran(2, 0, 1)], [], id="delivered again after its lease"),
     pytest.param([*unknown_lease(1, "release"), *ran(2)], [], id="given back before its lease was over, perhaps"),
     pytest.param(
-        [*failed(1), *failed(2, 1, verb="abandon")], [kept(State.DEAD, 2, 1)], id="dead at the second failure"
+        [*failed(1), *failed(2, 1, verb="abandon")], [kept(State.DEAD, 2, 2)], id="dead at the second failure"
     ),
     pytest.param(
         [*failed(1), *cut_short(2, 1), reaped(1, "dead")], [kept(State.DEAD, 2, 1, 1)], id="failed, then died"
@@ -165,8 +165,10 @@ CAUGHT = [
         id="nacked, and an ack answered as done",
     ),
     # RERUN
-    pytest.param([*failed(1, verb="abandon"), fetched(2), *unknown(2, "ack")], [], {"reruns"}, id="given up, and back"),
-    pytest.param(failed(1, verb="abandon"), [kept(State.WAITING, 1)], {"reruns"}, id="given up, and waiting"),
+    pytest.param(
+        [*failed(1, verb="abandon"), fetched(2, 1), *unknown(2, "ack")], [], {"reruns"}, id="given up, and back"
+    ),
+    pytest.param(failed(1, verb="abandon"), [kept(State.WAITING, 1, 1)], {"reruns"}, id="given up, and waiting"),
     pytest.param(
         [*cut_short(1), reaped(1, "dead"), fetched(2, 0, 1), *unknown(2, "ack")], [], {"reruns"}, id="died, and back"
     ),
@@ -210,6 +212,7 @@ CAUGHT = [
     ),
     pytest.param(failed(1), [kept(State.DELAYED, 1, 0)], {"wrong_attempts"}, id="a failure forgotten in the queue"),
     pytest.param(failed(1, verb="abandon"), [kept(State.DEAD, 1, 3)], {"wrong_attempts"}, id="in the dead letter"),
+    pytest.param(failed(1, verb="abandon"), [kept(State.DEAD, 1)], {"wrong_attempts"}, id="its last failure forgotten"),
     # CR
     pytest.param([*cut_short(1), *ran(2)], [], {"wrong_crashes"}, id="a crash forgotten"),
     pytest.param([*cut_short(1), *ran(2, 0, 2)], [], {"wrong_crashes"}, id="a crash charged twice"),

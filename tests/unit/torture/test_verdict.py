@@ -51,7 +51,7 @@ def poisoned(times: int) -> list[Line]:
 def hung(seconds: float) -> list[Line]:
     """A job whose verdict was asked for so long after it had begun."""
     first, start, *calls = cut_short(1, verb="abandon")
-    return [first, start, *(replace(line, at=start.at + seconds) for line in calls)]
+    return [first, start, *(replace(line, attempt=1, at=start.at + seconds) for line in calls)]
 
 
 def dead_of(crashes: int) -> Message:
@@ -59,7 +59,7 @@ def dead_of(crashes: int) -> Message:
 
 
 KEYED = item("keyed", idempotency_key="k")
-FATAL = replace(kept(State.DEAD, 1), reason="timeout")
+FATAL = replace(kept(State.DEAD, 1, 1), reason="timeout")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@
 --     n      nack         delay in µs, errors
 --     r, R   release      delay in µs              (R: gives the starts of the guards back)
 --     b      abandon      reason, errors           (errors: '-' for none, '=' and the error, or JSON of error and cause)
+--     x      the same, of a failed attempt
 --     f      forfeit      cause
 --     m      move: follow_up says where to
 --
@@ -17,7 +18,7 @@
 --
 -- Messages that claims hold are not among the leased ones. They are looked for only where a settlement is refused.
 
-local NEEDS = {a = 0, A = 0, u = 1, U = 1, n = 2, r = 1, R = 1, b = 2, f = 1, m = 0}
+local NEEDS = {a = 0, A = 0, u = 1, U = 1, n = 2, r = 1, R = 1, b = 2, x = 2, f = 1, m = 0}
 
 -- What a call does to one queue is gathered first, and then written with few commands.
 local function nothing_yet()
@@ -106,11 +107,21 @@ end
 
 verbs.R = verbs.r
 
-function verbs.b(work, member, text, at)
-    leave(work, member, sub(text, 33))
+-- To the dead letters, with this record.
+local function die(work, member, text, at)
+    leave(work, member, text)
     push(work.dead, member)
     push(work.edits, {member, 'reason', ARGV[at]})
     note_errors(work, member, ARGV[at + 1])
+end
+
+function verbs.b(work, member, text, at)
+    die(work, member, sub(text, 33), at)
+end
+
+function verbs.x(work, member, text, at)
+    local deliveries, attempts, rest = match(text, '^(%d+) (%d+) (.*)$', 33)
+    die(work, member, format('%s %d %s', deliveries, attempts + 1, rest), at)
 end
 
 function verbs.f(work, member, _, at)
