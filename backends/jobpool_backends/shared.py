@@ -97,6 +97,11 @@ def contains(needle: str, body: bytes, *texts: str | None) -> bool:
 
 def refuse_options(scheme: str, options: dict[str, object]) -> None:
     """Raise `ConfigurationError` when there are any: this backend takes none, or none of these names."""
+    if not all(name.isidentifier() and "@" not in str(value) for name, value in options.items()):
+        # Not quoted: it is what stands behind a '?' or '&' in a password.
+        raise ConfigurationError(
+            f"{scheme}:// has an option that cannot be read: write '?', '&' and '@' in a password as %3F, %26 and %40"
+        )
     if options:
         raise ConfigurationError(f"{scheme}:// has no option {', '.join(sorted(options))}: leave it out")
 

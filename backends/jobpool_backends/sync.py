@@ -26,6 +26,7 @@ from jobpool.clock import Clock
 from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError, Unsupported
 from jobpool.lease import JobLease
+from jobpool.opening import redact
 from jobpool.settlement import Settled, Settlement
 from jobpool.signing import EnvelopeSigner
 from jobpool_backends.shared import check_page, check_positive, read_cursor, refuse_options
@@ -77,7 +78,7 @@ class SyncBackend(QueueBackend):
             ConfigurationError: There is anything behind `sync://`, or an option.
         """
         if url.lower() != "sync://":
-            raise ConfigurationError(f"{url!r} is refused: write sync:// and nothing behind it")
+            raise ConfigurationError(f"{redact(url)!r} is refused: write sync:// and nothing behind it")
         options.pop("timeout", None)  # no call here waits for anything
         refuse_options(cls.scheme, options)
         return cls(runner, signer=signer, clock=clock)

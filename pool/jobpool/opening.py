@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from jobpool.backend import QueueBackend
 from jobpool.clock import Clock
@@ -34,8 +35,12 @@ Runner = Callable[[JobDefinition], object]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _AZURE = re.compile(r"\s*Endpoint\s*=\s*sb://", re.IGNORECASE)
-_USER = re.compile(r"(?<=://)([^:@]*):.*@")  # greedy: a password may hold an '@' that nobody escaped
-_SECRET = re.compile(r"(?i)([?&;][^=&;]*(?:password|passwd|pwd|secret|token|key|signature)(?!name)[^=&;]*=)[^&;]*")
+_WORDS = re.compile(r"[A-Za-z0-9_./\\ -]*([:=]|$)")
+_HOST = re.compile(r"(?:[^:@?#]*|\[[0-9A-Fa-f:.%\w]*\])(?::\d*)?")
+_OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,60}")
+_SECRET = re.compile(r"pass|pwd|secret|token|key(?!name)|sig|sas|cred|auth", re.IGNORECASE)
+_OF_AZURE = frozenset({"endpoint", "sharedaccesskeyname", "entitypath", "usedevelopmentemulator"})
+"""What a connection string has that is not secret."""
 
 
 def open_backend(
@@ -97,8 +102,55 @@ def scheme_of(url: str) -> str:
 
 
 def redact(url: str) -> str:
-    """`url` with every password and key in it replaced by `***`, fit for a log line or an error text."""
-    return _SECRET.sub(r"\1***", _USER.sub(r"\1:***@", url))
+    """Return `url` with every password and key in it replaced by `***`, fit for a log line or an error text.
+
+    Takes whatever a person may have given as a URL. What cannot be read for certain is not shown: a password may hold
+    an unescaped '@', '/', '?' or '&'.
+    """
+    if _AZURE.match(url):
+        return ";".join(map(_redact_part, url.split(";")))
+    if _SCHEME.match(url):
+        scheme, found, rest = url.partition("://")
+        return scheme + found + _redact_rest(rest)
+    start = _WORDS.match(url)  # of a path, of `user:password@host`, of libpq's `host=… password=…`
+    if start is None:
+        return "***"
+    return f"{start[0]}***" if start[1] else url
+
+
+def _redact_rest(rest: str) -> str:
+    """What is behind the scheme."""
+    place, asked, query = rest.partition("?")
+    if "@" in query:  # it may end a password that holds a '?'
+        return re.split("[:@/]", place, maxsplit=1)[0] + ":***"
+    login, at, place = place.rpartition("@")
+    user, colon, _ = re.sub("%3a", ":", login, flags=re.IGNORECASE).partition(":")
+    shown = user + (":***" if colon else "") + at
+    hosts = place.partition("/")[0]
+    if not all(
+        map(_HOST.fullmatch, hosts.split(","))
+    ):  # behind a colon is no port, but a password, with no host after it
+        return f"{shown}{hosts.partition(':')[0]}:***"
+    return shown + place + asked + "".join(map(_redact_option, re.split("([&;])", query)))
+
+
+def _redact_option(option: str) -> str:
+    """A piece of the query, or what stands between two; one without a value may be the rest of a password."""
+    name, equals, _ = option.partition("=")
+    if option in ("", "&", ";"):
+        return option
+    if not equals or not _OPTION.fullmatch(unquote(name)):
+        return "***"
+    return f"{name}=***" if _SECRET.search(unquote(name)) else option
+
+
+def _redact_part(part: str) -> str:
+    """A part of a connection string."""
+    name, equals, value = part.partition("=")
+    if not equals or name.strip().lower() not in _OF_AZURE:
+        return f"{name}=***" if name.strip().lower() in ("sharedaccesskey", "sharedaccesssignature") else "***"
+    scheme, found, rest = value.rpartition("://")
+    return f"{name}={scheme}{found}{_redact_rest(rest)}"
 
 
 def default_url(config: ConfigFile | None = None) -> str:
@@ -118,7 +170,7 @@ def default_url(config: ConfigFile | None = None) -> str:
     if named is None:
         return sqlite_url(config.directory / "jobpool.db")
     if not isinstance(named, str) or not named:
-        raise ConfigurationError(f"{config.path}: backend must be a URL in quotes, not {named!r}")
+        raise ConfigurationError(f"{config.path}: backend must be a URL in quotes, not {type(named).__name__}")
     return named
 
 

@@ -400,9 +400,10 @@ def _flag(key: str) -> str:
 def _sentence(error: ErrorDetails, sources: Mapping[str, str]) -> str:
     key = str(error["loc"][0])
     message = error["msg"].removeprefix("Value error, ")
+    given = "" if key in ("backend", "signing_key") else f", not {error['input']!r}"  # those may hold a password
     if message.startswith("Input should be "):
-        message = f"must be {message.removeprefix('Input should be ')}, not {error['input']!r}"
-    elif "signing_key" not in key and error["type"] != "value_error":
-        message = f"{message}, not {error['input']!r}"
+        message = f"must be {message.removeprefix('Input should be ')}{given}"
+    elif error["type"] != "value_error":
+        message = f"{message}{given}"
     source = sources.get(key, key)
     return f"{source} {message}" if message.startswith("must") else f"{source}: {message}"

@@ -94,7 +94,7 @@ def _read_host(place: str) -> tuple[str, int]:
         raise _refuse("takes one host: beanstalkd has no replicas")
     match = _HOST.fullmatch(host)
     if match is None or not 0 < int(match[3] or DEFAULT_PORT) < 65536:
-        raise _refuse(f"has no valid host: write host, host:{DEFAULT_PORT} or [IPv6]:{DEFAULT_PORT}, not {host!r}")
+        raise _refuse(f"has no valid host: write host, host:{DEFAULT_PORT} or [IPv6]:{DEFAULT_PORT}")
     return match[1] or match[2], int(match[3] or DEFAULT_PORT)
 
 

@@ -29,6 +29,7 @@ from jobpool.envelope import MAX_BODY_BYTES, OVERSIZED
 from jobpool.errors import ConfigurationError
 from jobpool.finding import Finding
 from jobpool.lease import JobLease, make_lease
+from jobpool.opening import redact
 from jobpool.settlement import Settled, Settlement
 from jobpool.signing import EnvelopeSigner
 from jobpool_backends.memory.checks import PLACE
@@ -106,7 +107,7 @@ class MemoryBackend(QueueBackend):
         del runner  # only sync:// has a use for one
         address, found = split_query(url)
         if address.lower() != "memory://":
-            raise ConfigurationError(f"{url!r} is refused: write memory:// and nothing behind it but options")
+            raise ConfigurationError(f"{redact(url)!r} is refused: write memory:// and nothing behind it but options")
         options = found | options
         options.pop("timeout", None)  # no call here waits for anything
         caps = read_caps(cls.scheme, options)

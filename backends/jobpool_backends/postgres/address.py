@@ -26,6 +26,7 @@ DEFAULT_SCHEMA = "jobpool"
 
 _OURS = ("timeout", "schema", "listen")
 _SCHEME = re.compile(r"postgres(ql)?://", re.IGNORECASE)
+_PORTS = re.compile(r"[0-9,]*")
 _SCHEMA = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,49}", re.IGNORECASE)
 _MENDED = (
     "write postgresql://user:password@host:5432/database, with '@', '/', ':', '?' and '%' in the user or the password"
@@ -67,9 +68,10 @@ def read_address(url: str, options: dict[str, object] | None = None) -> Address:
     found: dict[str, object] = dict(parse_qsl(query, keep_blank_values=True)) | (options or {})
     caps = read_caps(SCHEME, found)
     ours = {name: found.pop(name) for name in _OURS if name in found}
+    parsed = _parse(place)
     refuse_options(SCHEME, {name: value for name, value in found.items() if name not in _libpq_knows()})
     timeout = _read_timeout(ours.get("timeout", DEFAULT_TIMEOUT))
-    named = _parse(place) | {name: str(value) for name, value in found.items()}
+    named = parsed | {name: str(value) for name, value in found.items()}
     if "connect_timeout" in named:
         named["connect_timeout"] = _read_connect_timeout(named["connect_timeout"])
     return Address(
@@ -97,7 +99,8 @@ def _parse(place: str) -> dict[str, str]:
         parsed = conninfo.conninfo_to_dict(_SCHEME.sub(f"{SCHEME}://", place, count=1))
     except psycopg.Error:
         parsed = None  # its text is left out: it repeats parts of the URL, and so of a password that holds an '@'
-    if parsed is None or "@" in str(parsed.get("host", ""))[1:]:  # a first one stands for an abstract socket
+    host_holds_at = parsed is not None and "@" in str(parsed.get("host", ""))[1:]  # a first one: an abstract socket
+    if parsed is None or host_holds_at or not _PORTS.fullmatch(str(parsed.get("port", ""))):
         raise ConfigurationError(f"{redact(place)!r} cannot be read: {_MENDED}")
     return {name: str(value) for name, value in parsed.items()}
 

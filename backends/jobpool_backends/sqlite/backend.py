@@ -23,6 +23,7 @@ from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError
 from jobpool.finding import Finding
 from jobpool.lease import JobLease
+from jobpool.opening import redact
 from jobpool.settlement import Settled, Settlement
 from jobpool.signing import EnvelopeSigner
 from jobpool_backends.inotify import ring
@@ -225,7 +226,7 @@ def _split(url: str) -> tuple[str, dict[str, object]]:
     path = unquote(address[len("sqlite:///") :]) if address.lower().startswith("sqlite:///") else ""
     if not path or path.startswith(":memory:"):
         raise ConfigurationError(
-            f"{url!r} names no file: write sqlite:///relative.db or sqlite:////absolute.db; memory:// needs none"
+            f"{redact(url)!r} names no file: write sqlite:///relative.db or sqlite:////absolute.db"
         )
     return path, options
 

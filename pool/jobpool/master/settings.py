@@ -70,11 +70,11 @@ class PoolSettings:
     """
 
     queues: tuple[tuple[str, float], ...]
-    backend: str
+    backend: str = field(repr=False)
     apps: tuple[str, ...] = ()
     name: str = "jobpool"
     workers: int = 2
-    signing_keys: tuple[str, ...] = ()
+    signing_keys: tuple[str, ...] = field(default=(), repr=False)
     ttl: float = 30.0
     default_timeout: float = 3600.0
     kill_grace: float = 1.0

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from jobpool.mechanism.boot import ChildOptions
@@ -57,9 +57,9 @@ class CronStart:
         log_level, log_format: Of the log.
     """
 
-    backend: str
+    backend: str = field(repr=False)
     options: ChildOptions
-    signing_keys: tuple[str, ...] = ()
+    signing_keys: tuple[str, ...] = field(default=(), repr=False)
     broker_timeout: float | None = None
     name: str = "jobpool"
     environment: str | None = None

@@ -8,14 +8,19 @@ import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jobpool.clock import ManualClock
 from jobpool.configfile import ConfigFile
 from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError
+from jobpool.master.settings import PoolSettings
 from jobpool.opening import default_signer, default_url, known_schemes, open_backend, redact, scheme_of
+from jobpool.settings import load
 from jobpool.signing import EnvelopeSigner
 
 
@@ -142,18 +147,80 @@ def test_scheme(url: str, scheme: str) -> None:
             "Endpoint=sb://x/;SharedAccessKeyName=n;SharedAccessKey=hidden+/=;EntityPath=q",
             "Endpoint=sb://x/;SharedAccessKeyName=n;SharedAccessKey=***;EntityPath=q",
         ),
+        (
+            "Endpoint=sb://x/;SharedAccessSignature=SharedAccessSignature sr=1&sig=hidden;EntityPath=q?lock=30",
+            "Endpoint=sb://x/;SharedAccessSignature=***;EntityPath=q?lock=30",
+        ),
+        ("Endpoint=sb://x/;SharedAccessKey=hid;den=1", "Endpoint=sb://x/;SharedAccessKey=***;***"),
+        ("host=db user=me password=hidden", "host=***"),
+        ("password = 'hid den' host=db", "password =***"),
+        ("me:hidden@host?password=hidden", "me:***"),
+        ("hidden@host", "***"),
+        ("redis://me:hidden", "redis://me:***"),
+        ("redis://me:hid%40den", "redis://me:***"),
+        ("redis://me%3Ahidden@h/0", "redis://me:***@h/0"),
+        ("redis://me:hid?den@h/0?db=1", "redis://me:***"),
+        ("redis://me:hid\nden@h", "redis://me:***@h"),
+        ("redis://h/0?password=hid&den&db=1", "redis://h/0?password=***&***&db=1"),
+        ("redis://h/0?pass%77ord=hidden", "redis://h/0?pass%77ord=***"),
+        ("postgresql://h1:1,[::1]:2/d?user=x", "postgresql://h1:1,[::1]:2/d?user=x"),
     ],
 )
 def test_passwords_are_never_shown(url: str, shown: str) -> None:
     assert redact(url) == shown
 
 
-@pytest.mark.parametrize("url", ["nosuch://me:hidden@host", "me:hidden@host?password=hidden"])
+SCHEMES = ("nosuch", "sync", "memory", "sqlite", "redis", "redis+sentinel", "postgresql", "beanstalk", "servicebus")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "me:hidden@host?password=hidden",
+        "host=db password=hidden",
+        "Endpoint=sb://x/;SharedAccessKey=hidden",
+        "Endpoint=sb://x/;SharedAccessKeyName=n;SharedAccessKey=hidden;x=1",
+        *(
+            f"{scheme}://me:{password}@host:x/0"
+            for scheme in SCHEMES
+            for password in ("hidden", "a?hidden", "a?b&hidden")
+        ),
+        *(
+            f"{scheme}://me:{password}"
+            for scheme in SCHEMES
+            for password in ("hidden", "1?hidden@host", "a?hidden=1@h")
+        ),
+    ],
+)
 def test_errors_hold_no_password(url: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         open_backend(url)
-    assert "password=hidden" not in str(caught.value)
-    assert "//me:hidden" not in str(caught.value)
+    assert "hidden" not in str(caught.value)
+
+
+ODD = st.text(st.sampled_from("ab1:@/?#&;=%'\" \\\n"), max_size=6)
+
+
+@given(ODD, ODD, st.sampled_from(SCHEMES), st.sampled_from(["@h", "@h:1/0", "@h/0?db=1", "@h?password=hidden"]))
+def test_no_odd_character_brings_a_password_to_light(before: str, after: str, scheme: str, rest: str) -> None:
+    assert "hidden" not in redact(f"{scheme}://me:{before}hidden{after}{rest}")
+    assert "hidden" not in redact(f"{scheme}://:{before}hidden{after}@h")
+    assert "hidden" not in redact(f"host=h password={before}hidden{after} user=me")
+    assert "hidden" not in redact(f"Endpoint=sb://h/;SharedAccessKeyName=n;SharedAccessKey={before}hidden{after}")
+    assert "hidden" not in redact(f"{scheme}://h/0?password={quote(before)}hidden{quote(after)}&db=1")
+
+
+def test_a_backend_that_is_no_text_is_not_quoted(tmp_path: Path) -> None:
+    (tmp_path / "jobpool.toml").write_text('backend = {url = "redis://h", password = "hidden"}\n')
+    for read in (default_url, load):
+        with pytest.raises(ConfigurationError, match="backend") as caught:
+            read()
+        assert "hidden" not in str(caught.value)
+
+
+def test_the_settings_of_a_pool_show_no_secret() -> None:
+    pool = PoolSettings(queues=(("default", 1.0),), backend="redis://me:hidden@host", signing_keys=("hidden",))
+    assert "hidden" not in repr(pool)
 
 
 def test_the_built_in_backends_are_registered_like_anybodys() -> None:
