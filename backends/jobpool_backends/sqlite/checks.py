@@ -1,4 +1,4 @@
-"""What the place and the settings of a database file can lose: journal, disk, file system, free space.
+"""What the place and the settings of a database file can lose: journal, disk, file system, free space; who reads it.
 
 The looks at the machine are arguments, because no test can mount a network file system.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def diagnose(database: Database, *, mounts: Path = MOUNTS) -> list[Finding]:
         judge_synchronous(int(synchronous)),
         judge_place(database.path, mount_of(database.path, _read(mounts))),
         judge_space(database.path, free.f_bavail * free.f_frsize),
+        judge_mode(database.path, stat.S_IMODE(os.stat(database.path).st_mode)),
     ]
 
 
@@ -107,6 +109,15 @@ def judge_space(path: str, free: int) -> Finding:
     why = "on a full disk nothing can be enqueued or settled, and what ran meanwhile runs again"
     level = Level.PROBLEM if free < LEAST_FREE else Level.WARNING
     return Finding("sqlite.space", level, found, why, "free some space, or purge dead letters (`jobpool dead purge`)")
+
+
+def judge_mode(path: str, mode: int) -> Finding:
+    """`mode`: permissions of the file; those of its group may be meant."""
+    found = f"{path} has mode {mode:04o}"
+    if not mode & 0o007:
+        return Finding("sqlite.mode", Level.OK, found)
+    why = "every user of this machine reads the payloads of all jobs, and may enqueue if it can be written"
+    return Finding("sqlite.mode", Level.WARNING, found, why, f"stop what uses it, and chmod o= {path}*")
 
 
 def mount_of(path: str, mounts: str) -> Mount | None:

@@ -43,7 +43,7 @@ class Database:
     """One file.
 
     Args:
-        path: Of the file; it is created when it is not there, its directory is not.
+        path: Of the file; it is created for this user alone when it is not there, its directory is not.
         timeout: Seconds that a transaction waits for its turn.
         pragmas: Run on each new connection.
 
@@ -66,6 +66,7 @@ class Database:
         self.found_journal = "wal"
         _check_library()
         _check_place(path)
+        _create(path)
         self._prepare()
         self._inode = os.stat(path).st_ino
 
@@ -239,6 +240,20 @@ def _check_library() -> None:
             f"this Python is linked with SQLite {sqlite3.sqlite_version}, and sqlite:// needs {wanted} or later:"
             " use a newer Python or system, or another backend"
         )
+
+
+def _create(path: str) -> None:
+    """Make the file with mode 0600, if it is not there: SQLite would let everybody read it.
+
+    The files that SQLite puts beside it get its mode. What cannot be made here, SQLite explains.
+    """
+    place = os.path.realpath(path)  # a link that leads nowhere yet is followed, as SQLite does
+    with suppress(OSError):
+        if hasattr(os, "mknod"):
+            # Not opened: closing it would drop the locks that another thread may have on it by then.
+            os.mknod(place, 0o600)
+    with suppress(OSError):  # where only root may do that
+        os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
 def _check_place(path: str) -> None:

@@ -12,6 +12,7 @@ from jobpool.cli.options import Command, common, option
 from jobpool.cli.output import note, say
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError
+from jobpool.opening import redact
 
 FILES = ("jobpool.toml", "jobs.py")
 
@@ -54,10 +55,20 @@ def _write(directory: Path, url: str | None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         for name in FILES:
             text = _template(name)
-            (directory / name).write_text(text if url is None else text.replace(DEFAULT_BACKEND, _line(url)))
+            if url is not None:
+                text = text.replace(DEFAULT_BACKEND, _line(url))
+            _write_file(directory / name, text, secret=url is not None and redact(url) != url and name == FILES[0])
     except OSError as error:
         raise ConfigurationError(f"{directory} cannot be written: {error.strerror}") from error
     note(f"wrote {' and '.join(str(directory / name) for name in FILES)}")
+
+
+def _write_file(path: Path, text: str, *, secret: bool) -> None:
+    """Write it; a password is for its owner's eyes."""
+    if secret:
+        path.touch(mode=0o600)
+        path.chmod(0o600)
+    path.write_text(text)
 
 
 def _line(url: str) -> str:

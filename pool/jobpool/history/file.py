@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -70,7 +71,7 @@ class HistoryFile:
             kept = newest(_lines_of(fd), self._keep, self._largest)
             fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
             try:
-                _write_all(fresh, kept)
+                _write_all(fresh, kept, stat.S_IMODE(os.fstat(fd).st_mode))
                 os.replace(fresh, self.path)
             finally:
                 fresh.unlink(missing_ok=True)
@@ -145,9 +146,10 @@ def _write_line(fd: int, line: bytes) -> None:
         raise OSError(f"only {written} of {len(whole)} bytes could be written")
 
 
-def _write_all(path: Path, lines: Sequence[bytes]) -> None:
+def _write_all(path: Path, lines: Sequence[bytes], mode: int) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as stream:
+        os.fchmod(fd, mode)
         stream.writelines(line + b"\n" for line in lines)
         stream.flush()
         os.fsync(fd)

@@ -186,7 +186,7 @@ def find_shorter(
 
 
 def _fails(options: Options, folder: Path, part: list[Fault], watcher: Watcher, tell: Callable[[str], None]) -> bool:
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     begun = time.monotonic()
     tell(f"{len(part)} faults in {_seconds(part):.0f} s")
     try:

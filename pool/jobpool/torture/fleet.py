@@ -85,7 +85,7 @@ class Fleet:
         self._words = [*program, *flags]
         self._mark = f"{MARK}={os.getpid()}-{secrets.token_hex(8)}"
         self._folder = directory / f"work-{secrets.token_hex(4)}"
-        self._folder.mkdir()
+        self._folder.mkdir(mode=0o700)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("JOBPOOL_", "JOBS_"))}
         self._environment = kept | dict(environment or {}) | dict([self._mark.split("=")])
         padded = [*clocks, *[None] * (len(urls) - len(clocks))]

@@ -92,7 +92,7 @@ def _encode(line: Line) -> bytes:
 
 def open_ledger(path: str | os.PathLike[str]) -> int:
     """A descriptor to append to; the file is made where it is missing. Not handed on to programs that are started."""
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def append(target: int | str | os.PathLike[str], lines: Sequence[Line]) -> None:

@@ -204,7 +204,7 @@ def _available(meminfo: Path) -> int | None:
 def check_folder(directory: Path) -> Path:
     """The folder, made where it is missing. Raises `ConfigurationError`: it cannot be had, or is not empty."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(directory.iterdir()):
             raise ConfigurationError(f"--directory {directory} is not empty: name a new one")
     except OSError as error:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jobpool.definition import JobDefinition
 from jobpool.finding import Finding, Level
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sqlite.checks import Mount, diagnose, judge_place, judge_space, mount_of
@@ -52,8 +54,36 @@ def test_a_file_on_a_disk_is_well_and_says_so(open_sqlite: Open, on_disk: Path) 
     backend = open_sqlite()
     assert bad(backend, mounts=on_disk) == {}
     assert [finding.check for finding in diagnose(backend._database, mounts=on_disk)] == [
-        *("sqlite.journal", "sqlite.synchronous", "sqlite.file-system", "sqlite.space"),
+        *("sqlite.journal", "sqlite.synchronous", "sqlite.file-system", "sqlite.space", "sqlite.mode"),
     ]
+
+
+@pytest.fixture
+def free_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("free_umask")
+def test_a_new_file_and_those_beside_it_are_their_owners_alone(open_sqlite: Open, path: Path) -> None:
+    path.symlink_to(path.with_name("elsewhere.db"))
+    open_sqlite().enqueue(JobDefinition("report"))
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.glob("elsewhere.db*")}
+    assert modes == {"elsewhere.db": 0o600, "elsewhere.db-wal": 0o600, "elsewhere.db-shm": 0o600}
+
+
+@pytest.mark.usefixtures("free_umask")
+@pytest.mark.parametrize(("mode", "warned"), [(0o644, True), (0o606, True), (0o660, False)])
+def test_a_file_that_was_there_keeps_its_mode_and_the_doctor_tells(
+    open_sqlite: Open, path: Path, on_disk: Path, mode: int, warned: bool
+) -> None:
+    path.touch()
+    path.chmod(mode)
+    backend = open_sqlite()
+    backend.enqueue(JobDefinition("report"))
+    assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.glob(f"{path.name}*")} == {mode}
+    assert set(bad(backend, mounts=on_disk)) == ({"sqlite.mode"} if warned else set())
 
 
 def test_the_contract_asks_them(open_sqlite: Open) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from click.testing import Result
 
 from jobpool.backend import QueueBackend
+from jobpool.cli.init import _write as write_first_files
 from jobpool.opening import open_backend
 
 Jobpool = Callable[..., Result]
@@ -286,6 +288,17 @@ def test_init_does_not_overwrite_unless_forced(jobpool: Jobpool, tmp_path: Path)
     assert not (tmp_path / "jobpool.toml").exists()
     assert jobpool("init", "--force").exit_code == 0
     assert "count_primes" in (tmp_path / "jobs.py").read_text()
+
+
+@pytest.mark.parametrize(("url", "mode"), [("redis://me:hidden@h/0", 0o600), ("redis://h/0", 0o644)])
+def test_a_configuration_with_a_password_is_its_owners_alone(tmp_path: Path, url: str, mode: int) -> None:
+    before = os.umask(0o022)
+    try:
+        write_first_files(tmp_path, url)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "jobpool.toml").stat().st_mode & 0o777 == mode
+    assert (tmp_path / "jobs.py").stat().st_mode & 0o777 == 0o644
 
 
 def test_init_with_a_broker_prepares_it_and_writes_it_down(jobpool: Jobpool, tmp_path: Path) -> None:

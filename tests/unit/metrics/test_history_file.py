@@ -41,6 +41,9 @@ def test_each_line_is_one_json_object_and_the_file_is_its_owners(tmp_path: Path)
     assert [json.loads(line)["id"] for line in lines[:-1]] == ["1", "2"]
     assert lines[-1] == b""
     assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o640)
+    HistoryFile(path, keep=100).tidy()
+    assert path.stat().st_mode & 0o777 == 0o640, "who may read it is the user's choice"
 
 
 def test_a_file_that_is_not_there_has_nothing(tmp_path: Path) -> None:
