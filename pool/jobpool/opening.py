@@ -7,8 +7,10 @@ URL and which signing keys apply when a program names none.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import stat
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,10 +22,13 @@ from jobpool.clock import Clock
 from jobpool.configfile import ConfigFile, find_config
 from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError
+from jobpool.finding import Finding, Level
 from jobpool.signing import EnvelopeSigner, Key
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+logger = logging.getLogger("jobpool")
 
 GROUP = "jobpool.backends"
 
@@ -196,16 +201,42 @@ def default_signer(keys: Key | Sequence[Key] | None = None, config: ConfigFile |
 def _configured_keys(config: ConfigFile) -> Any:
     from_environment = os.environ.get("JOBPOOL_SIGNING_KEY_FILE")
     if from_environment:
-        return _read_keys(Path(from_environment))
+        return _own_keys(Path(from_environment))
     named = config.values.get("signing_key_file")
     if named is None:
         return config.values.get("signing_key")
     if not isinstance(named, str):
         raise ConfigurationError(f"{config.path}: signing_key_file must be a path in quotes, not {named!r}")
-    return _read_keys(config.directory / named)
+    return _own_keys(config.directory / named)
 
 
-def _read_keys(path: Path) -> list[str]:
+def _own_keys(path: Path) -> list[str]:
+    keys = read_keys(path)
+    exposed = judge_key_file(path)
+    if exposed is not None:
+        logger.warning("%s", exposed)
+    return keys
+
+
+def judge_key_file(path: Path) -> Finding | None:
+    """Return what is wrong with the permissions of a file of signing keys; None = only its user and group read it."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return None
+    if not mode & 0o007:
+        return None
+    found = f"signing_key_file {path} can be used by everybody on this machine (mode {mode:04o})"
+    mend = f"chmod 600 {path}, and put a new key first if others work on this machine"
+    return Finding("signing-key", Level.PROBLEM, found, "who has the key can have any handler run", mend)
+
+
+def read_keys(path: Path) -> list[str]:
+    """Return the signing keys in a file, one a line.
+
+    Raises:
+        ConfigurationError: It cannot be read, or holds no key.
+    """
     try:
         keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:

@@ -33,7 +33,7 @@ from jobpool.guards import IDEMPOTENCY_TTL, LONGEST_KEPT
 from jobpool.history.places import check_keep as check_history_keep
 from jobpool.history.places import setting as parse_history
 from jobpool.master.settings import PoolSettings
-from jobpool.opening import sqlite_url
+from jobpool.opening import read_keys, sqlite_url
 from jobpool.policy.retry import PRESETS
 from jobpool.settingtypes import (
     each,
@@ -243,13 +243,7 @@ class Settings(BaseSettings):
         """The keys themselves, read from `signing_key_file` where that is set."""
         if self.signing_key_file is None:
             return self.signing_key
-        try:
-            keys = tuple(line.strip() for line in self.signing_key_file.read_text().splitlines() if line.strip())
-        except OSError as error:
-            raise ConfigurationError(f"signing_key_file cannot be read: {error}") from error
-        if not keys:
-            raise ConfigurationError(f"signing_key_file {self.signing_key_file} holds no key: write one a line")
-        return keys
+        return tuple(read_keys(self.signing_key_file))
 
     def pool(self, **mode: Any) -> PoolSettings:
         """What the master is started with; `mode` are fields of `PoolSettings` that are no settings.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +143,7 @@ def parse_time(text: str) -> datetime:
 def _start(session: Session, flags: dict[str, Any]) -> CronStart:
     from dataclasses import replace
 
-    from jobpool.cli.startup import check_apps, search_path
+    from jobpool.cli.startup import check_apps, key_caution, search_path
     from jobpool.logs import configure
     from jobpool.master.run import cron_start
 
@@ -151,6 +152,8 @@ def _start(session: Session, flags: dict[str, Any]) -> CronStart:
     level = session.log_level(settings.log_level)
     pool = settings.pool(sys_path=search_path(session.config_directory()))
     configure(level, settings.log_format)
+    if caution := key_caution(settings):
+        logging.getLogger("jobpool.cli").warning("others can use the signing keys", extra={"why": caution})
     return replace(cron_start(check_apps(pool)), only=only, log_level=level)
 
 

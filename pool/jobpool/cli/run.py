@@ -72,6 +72,8 @@ def run(
     if progress is None:
         progress = sys.stderr.isatty() and start.log_format == "text" and bool(until_empty or pool.max_total)
     _announce(pool)
+    if start.caution:
+        log.warning("others can use the signing keys", extra={"why": start.caution})
     with _published(pool, start.runtime_dir) as published:
         ctx.exit(_run(published, lines if progress else None, ctx.obj))
 

@@ -9,23 +9,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobpool.errors import ConfigurationError
 from jobpool.master.settings import PoolSettings
 from jobpool.mechanism import linux
+
+if TYPE_CHECKING:
+    from jobpool.settings import Settings
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What the command line needs of the settings besides the pool's own."""
+    """What the command line needs of the settings besides the pool's own. `caution`: what deserves a warning."""
 
     pool: PoolSettings
     log_level: str
     log_format: str
     runtime_dir: str | None
+    caution: str = ""
 
 
 def apart(work: Callable[[], T]) -> T:
@@ -119,7 +123,15 @@ def search_path(config_directory: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(str, (Path.cwd(), config_directory))))
 
 
-def read_start(settings: Any, **mode: Any) -> Start:
+def read_start(settings: Settings, **mode: Any) -> Start:
     """What a pool is started with, from loaded settings."""
     directory = None if settings.runtime_dir is None else str(settings.runtime_dir)
-    return Start(settings.pool(**mode), settings.log_level, settings.log_format, directory)
+    return Start(settings.pool(**mode), settings.log_level, settings.log_format, directory, key_caution(settings))
+
+
+def key_caution(settings: Settings) -> str:
+    """Return the warning that the file of signing keys deserves; "" = none."""
+    from jobpool.opening import judge_key_file
+
+    found = None if settings.signing_key_file is None else judge_key_file(settings.signing_key_file)
+    return "" if found is None else str(found)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jobpool.errors import ConfigurationError
 from jobpool.finding import Finding, Level
 from jobpool.master.demands import limits_of, unserved_limits
 from jobpool.master.run import retry_policy
-from jobpool.opening import LOCAL, scheme_of
+from jobpool.opening import LOCAL, judge_key_file, scheme_of
 from jobpool.policy.retry import PRESETS
 from jobpool.settings import Settings
 
@@ -71,6 +71,19 @@ def judge_keys(settings: Settings) -> Iterator[Finding]:
     if not keys:
         yield _no_key(check, settings.backend)
         return
+    bad = [*_exposed(settings), *_weak(check, keys)]
+    yield from bad or [
+        Finding(check, Level.OK, f"messages are signed ({len(keys)} key{'s' if len(keys) != 1 else ''})")
+    ]
+
+
+def _exposed(settings: Settings) -> Iterator[Finding]:
+    found = None if settings.signing_key_file is None else judge_key_file(settings.signing_key_file)
+    if found is not None:
+        yield found
+
+
+def _weak(check: str, keys: Sequence[str]) -> Iterator[Finding]:
     shortest = min(len(key.encode()) for key in keys)
     if shortest < SHORTEST_KEY:
         found = f"a signing key has {shortest} byte{'s' if shortest != 1 else ''}, fewer than {SHORTEST_KEY}"
@@ -79,8 +92,6 @@ def judge_keys(settings: Settings) -> Iterator[Finding]:
     if len(set(keys)) < len(keys):
         why = "a rotation that changes nothing: what the old key signed is believed for ever"
         yield Finding(check, Level.WARNING, "a signing key is listed twice", why, "put a new one first")
-    if shortest >= SHORTEST_KEY and len(set(keys)) == len(keys):
-        yield Finding(check, Level.OK, f"messages are signed ({len(keys)} key{'s' if len(keys) != 1 else ''})")
 
 
 def _no_key(check: str, url: str) -> Finding:

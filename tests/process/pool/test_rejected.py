@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from support.poolrig import Rig
 
@@ -39,3 +41,14 @@ def test_a_pool_without_a_key_says_so_once_where_others_reach_the_broker(rig: Ri
     if unsigned:
         assert unsigned[0]["level"] == "warning"
         assert unsigned[0]["mend"] == "set signing_key: who reaches the broker can enqueue"
+
+
+def test_a_pool_warns_of_a_file_of_keys_that_everybody_reads(rig: Rig, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(KEY)
+    for mode, warnings in ((0o644, 1), (0o600, 0)):
+        keys.chmod(mode)
+        pool = rig.run_pool("--until-empty", JOBPOOL_SIGNING_KEY_FILE=str(keys))
+        found = pool.log("others can use the signing keys")
+        assert len(found) == warnings
+        assert all(f"chmod 600 {keys}" in line["why"] for line in found)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobpool.client import Jobs
 from jobpool.clock import ManualClock
 from jobpool.configfile import ConfigFile
 from jobpool.definition import JobDefinition
@@ -301,6 +302,20 @@ def test_keys_from_a_file_named_by_the_environment(tmp_path: Path, monkeypatch: 
     (tmp_path / "keys").write_text("mine\n")
     monkeypatch.setenv("JOBPOOL_SIGNING_KEY_FILE", str(tmp_path / "keys"))
     assert signature(default_signer()) == by("mine")
+
+
+@pytest.mark.parametrize(("mode", "warnings"), [(0o600, 0), (0o644, 1), (0o602, 1)])
+def test_a_file_of_keys_that_everybody_can_use_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warnings: int
+) -> None:
+    (tmp_path / "keys").write_text("mine\n")
+    (tmp_path / "keys").chmod(mode)
+    (tmp_path / "jobpool.toml").write_text('backend = "memory://"\nsigning_key_file = "keys"\n')
+    with Jobs() as jobs:
+        jobs.enqueue(JobDefinition("report"))
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == warnings
+    assert all("chmod 600" in text and "mine" not in text for text in told)
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,16 @@ def test_signing_keys(settings: Any, flags: dict[str, Any], expected: Level, tex
     assert KEY not in str(found)
 
 
+@pytest.mark.parametrize(("mode", "expected"), [(0o600, Level.OK), (0o640, Level.OK), (0o644, Level.PROBLEM)])
+def test_a_file_of_keys_that_everybody_reads(settings: Any, tmp_path: Path, mode: int, expected: Level) -> None:
+    file = tmp_path / "keys"
+    file.write_text(KEY)
+    file.chmod(mode)
+    found = list(configuration.judge_keys(settings(signing_key_file=str(file))))
+    assert levels(found) == [expected]
+    assert (f"chmod 600 {file}" in str(found[0])) is (expected is Level.PROBLEM)
+
+
 @pytest.mark.parametrize(
     ("ttl", "broker_timeout", "level", "text"),
     [
@@ -371,7 +381,7 @@ def test_the_default_broker_is_asked_for_everything(settings: Any) -> None:
     found = {finding.check: finding.level for finding in broker.examine(settings())}
     assert list(found) == [
         *("broker", "broker.fit", "sqlite.journal", "sqlite.synchronous", "sqlite.file-system", "sqlite.space"),
-        "broker.clock",
+        *("sqlite.mode", "broker.clock"),
     ]
     assert found["broker"] is found["broker.clock"] is found["broker.fit"] is Level.OK
 
