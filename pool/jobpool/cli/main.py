@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -64,6 +65,7 @@ class Root(Verbs):
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
+        open_standard_streams()
         words = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
         code = guarded(lambda: click.Group.main(self, words, prog_name or "jobpool", **extra), words)
@@ -81,6 +83,20 @@ class Root(Verbs):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         found = super().shell_complete(ctx, incomplete)
         return found + self.commands[DEFAULT_VERB].shell_complete(ctx, incomplete) if incomplete[:1] == "-" else found
+
+
+def open_standard_streams() -> None:
+    """Put /dev/null in the place of stdin, stdout and stderr, where the process was started without them.
+
+    Else the next file or socket that is opened gets the number 2, and what is printed goes there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            nothing = os.open(os.devnull, os.O_RDWR)  # the smallest number that is free: this one
+            os.set_inheritable(nothing, True)
+            setattr(sys, name, os.fdopen(nothing, "r" if name == "stdin" else "w", closefd=False))
 
 
 def _version(ctx: click.Context, _param: click.Parameter, asked: bool) -> None:
