@@ -1,8 +1,8 @@
 """Serves `/metrics`, `/livez` and `/readyz` from a thread of the master: the standard library's server, on a leash.
 
-A connection has `PATIENCE` seconds from its first byte to its last, there are never more than `MOST_CONNECTIONS`, and
-each answers one request. So whoever is slow, or floods, keeps others from these pages for some seconds at worst, and
-the pool from nothing.
+A connection has `PATIENCE` seconds from its first byte to its last, at most `MOST_CONNECTIONS` are served at a time,
+and each answers one request. A new connection takes the place of the oldest one that has not sent its request yet. So
+clients that are slow, silent or many keep nobody from these pages, and the pool from nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import socket
 import threading
 import time
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
@@ -27,6 +28,11 @@ LOOK_ROUND = 0.25
 """Seconds between two looks for connections whose time is up."""
 
 CLOSE_LIMIT = 2.0
+
+ACCEPT_PAUSE_S = 0.1
+"""Seconds after a connection that could not be accepted: for lack of a descriptor, say, which fails again at once."""
+
+RESTART_PAUSE_S = 1.0
 
 log = logging.getLogger("jobpool.metrics")
 
@@ -53,9 +59,8 @@ class Server:
                 " choose another port or host, or 0 for any free port"
             ) from error
         self.port: int = self._http.server_address[1]
-        self._thread = threading.Thread(
-            target=self._http.serve_forever, args=(LOOK_ROUND,), name="metrics", daemon=True
-        )
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
 
     def start(self) -> None:
         """Answer from now on. Returns at once."""
@@ -63,69 +68,120 @@ class Server:
 
     def close(self) -> None:
         """Let every connection and the port go. Blocks until that is done, some 0.25 s, `CLOSE_LIMIT` at most."""
+        self._closing.set()
         if self._thread.is_alive():
             self._http.shutdown()
             self._thread.join(CLOSE_LIMIT)
         self._http.server_close()
         self._http.end_connections(CLOSE_LIMIT)
 
+    def _serve(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._http.serve_forever(LOOK_ROUND)
+            except Exception:
+                log.exception("the metrics server has failed; it is started again", extra={"limit": "metrics server"})
+                self._closing.wait(RESTART_PAUSE_S)
+
+
+@dataclass(slots=True)
+class _Connection:
+    """One that is open. `is_idle`: it has not sent its request; `is_over`: it was hung up on, its thread ends soon."""
+
+    deadline: float
+    thread: threading.Thread
+    is_idle: bool = True
+    is_over: bool = False
+
 
 class _Http(ThreadingMixIn, TCPServer):
     allow_reuse_address = True
     daemon_threads = True
-    request_queue_size = MOST_CONNECTIONS
+    request_queue_size = 128  # a client that finds it full tries again after a second
 
     def __init__(self, family: socket.AddressFamily, address: tuple[str, int], views: dict[str, View]) -> None:
         self.address_family = family
         self.views = views
-        self._open: dict[socket.socket, tuple[float, threading.Thread]] = {}
+        self._open: dict[socket.socket, _Connection] = {}
         self._lock = threading.Lock()
         super().__init__(address, _Handler)
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept the next connection."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(ACCEPT_PAUSE_S)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give it a thread, if there is one left."""
+        """Give it a thread, at the cost of the oldest idle connection if there are too many."""
+        thread = threading.Thread(target=self._serve, args=(request, client_address), name="scrape", daemon=True)
         with self._lock:
-            if len(self._open) >= MOST_CONNECTIONS:
+            if not self._make_room():
                 self.shutdown_request(request)
                 return
-            thread = threading.Thread(target=self._serve, args=(request, client_address), name="scrape", daemon=True)
-            self._open[request] = (time.monotonic() + PATIENCE, thread)
-        thread.start()
+            self._open[request] = _Connection(time.monotonic() + PATIENCE, thread)
+        try:
+            thread.start()
+        except BaseException:
+            self._forget(request)
+            raise
+
+    def _make_room(self) -> bool:
+        """Return False if every connection is being answered, or too many threads have not ended yet."""
+        served = [(request, one) for request, one in self._open.items() if not one.is_over]
+        if len(served) < MOST_CONNECTIONS:
+            return True
+        oldest = next((request for request, one in served if one.is_idle), None)
+        if oldest is None or len(self._open) >= 2 * MOST_CONNECTIONS:
+            return False
+        self._hang_up(oldest)
+        return True
 
     def _serve(self, request: Any, client_address: Any) -> None:
         try:
             self.process_request_thread(request, client_address)
         finally:
-            with self._lock:
-                self._open.pop(request, None)
+            self._forget(request)
+
+    def _forget(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+
+    def answering(self, request: Any) -> None:
+        """Note that this connection has sent its request."""
+        with self._lock:
+            if request in self._open:
+                self._open[request].is_idle = False
 
     def service_actions(self) -> None:
         """Called by `serve_forever` every so often: hang up on those whose time is over."""
         now = time.monotonic()
         with self._lock:
-            for request, (deadline, _) in self._open.items():
-                if now >= deadline:
-                    _hang_up(request)
+            for request, one in self._open.items():
+                if now >= one.deadline:
+                    self._hang_up(request)
 
     def end_connections(self, limit: float) -> None:
         """Hang up on everybody and wait for their threads."""
         with self._lock:
             left = list(self._open.items())
             for request, _ in left:
-                _hang_up(request)
+                self._hang_up(request)
         give_up = time.monotonic() + limit
-        for _, (_, thread) in left:
-            thread.join(max(0.0, give_up - time.monotonic()))
+        for _, one in left:
+            one.thread.join(max(0.0, give_up - time.monotonic()))
+
+    def _hang_up(self, request: socket.socket) -> None:
+        """Under the lock: its thread's next read or write ends at once; it closes the socket itself."""
+        self._open[request].is_over = True
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the signature is socketserver's
         """A client went away, or sent rubbish: nothing that anybody need know."""
         log.debug("a request failed", exc_info=True)
-
-
-def _hang_up(request: socket.socket) -> None:
-    """Its thread's next read or write ends at once; it closes the socket itself."""
-    with contextlib.suppress(OSError):
-        request.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -136,6 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The page of that path."""
+        self.server.answering(self.request)
         page = self._page()
         self.send_response(page.status)
         self.send_header("Content-Type", page.content_type)
