@@ -148,7 +148,7 @@ def assert_waited_for(broker: Broker | None, rig: Rig, what: str) -> None:
     for pool in pools:
         assert said in pool.log(REFUSES_POOL)[0]["error"]
         assert len(pool.log(REFUSES_POOL)) == 1
-        wait_until(lambda pool=pool: pool.log(BACK_AGAIN), what="its end is told")  # type: ignore[misc]
+        wait_until(lambda pool=pool: pool.log(BACK_AGAIN), what="its end is told")
         assert len(pool.log(BACK_AGAIN)) == 1
     stop_all(rig, pools)
     account = rig.account()

@@ -15,7 +15,7 @@ from support.servicebus import Counts, PeerThread
 from support.waiting import wait_until
 
 from jobpool.definition import JobDefinition
-from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError
+from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError, WriteRefused
 from jobpool.lease import JobLease
 from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled
 from jobpool_backends.servicebus import ServiceBusBackend, internals
@@ -169,7 +169,7 @@ def test_others_are_waited_for_although_one_is_not_there(backend: ServiceBusBack
 
 def test_a_wrong_key(peer: PeerThread, queue: str) -> None:
     told = trouble_of(peer.connection_string.replace("AccessKey=", "AccessKey=aGlkZGVu"), queue)
-    assert told.startswith("ConfigurationError")
+    assert told.startswith("AccessRefused")
     assert "refuses the key: mend SharedAccessKeyName and SharedAccessKey" in told
     assert "aGlkZGVu" not in told
 
@@ -368,6 +368,25 @@ def test_a_copy_that_cannot_be_sent_leaves_the_lease_as_it_was(
     assert backend.settle_many([(lease, Nack(error="boom"))], call_id="once") == [Settled.OK]
     [again] = fetch_all(backend, queue)
     assert (again.attempts, again.deliveries) == (1, 2)
+    assert backend.ack(again)
+
+
+def test_a_queue_that_takes_no_copies_holds_up_no_ack(peer: PeerThread, backend: ServiceBusBackend, queue: str) -> None:
+    backend.enqueue_many([a_job(queue) for _ in range(3)])
+    leases = fetch_all(backend, queue)
+    work = list(zip(leases, (Ack(), Nack(error="boom"), Ack()), strict=True))
+    peer.control.fail("send", "amqp:resource-limit-exceeded", times=100)
+    with pytest.raises(WriteRefused, match="is full") as refused:
+        backend.settle_many(work, call_id="full")
+    assert refused.value.answers == [Settled.OK, None, Settled.OK]
+    assert counts(peer, queue).locked == 1
+    with pytest.raises(WriteRefused, match="is full") as refused:
+        backend.settle_many(work, call_id="full")
+    assert refused.value.answers == [Settled.OK, None, Settled.OK], "what was done is remembered with the call"
+    peer.control.heal()
+    assert backend.settle_many(work[1:2]) == [Settled.OK], "what was refused is as it was"
+    [again] = fetch_all(backend, queue)
+    assert again.attempts == 1
     assert backend.ack(again)
 
 

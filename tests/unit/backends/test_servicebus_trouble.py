@@ -10,7 +10,7 @@ import pytest
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import exceptions as sdk
 
-from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError
+from jobpool.errors import AccessRefused, BackendUnavailable, InvalidJob, JobpoolError, WriteRefused
 from jobpool.opening import redact
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.trouble import explain, too_large
@@ -36,13 +36,13 @@ def verification() -> ssl.SSLCertVerificationError:
     [
         (
             sdk.MessagingEntityNotFoundError(),
-            ConfigurationError,
+            AccessRefused,
             "has no queue 'mails': create it (az servicebus queue",
         ),
-        (sdk.MessagingEntityDisabledError(), BackendUnavailable, "queue 'mails' is disabled: enable it there"),
-        (sdk.ServiceBusAuthenticationError(), ConfigurationError, "refuses the key: mend SharedAccessKeyName and"),
-        (sdk.ServiceBusAuthorizationError(), ConfigurationError, "needs the rights Send and Listen"),
-        (sdk.ServiceBusQuotaExceededError(), BackendUnavailable, "queue 'mails' is full, or the namespace has no"),
+        (sdk.MessagingEntityDisabledError(), WriteRefused, "queue 'mails' is disabled: enable it there"),
+        (sdk.ServiceBusAuthenticationError(), AccessRefused, "refuses the key: mend SharedAccessKeyName and"),
+        (sdk.ServiceBusAuthorizationError(), AccessRefused, "needs the rights Send and Listen"),
+        (sdk.ServiceBusQuotaExceededError(), WriteRefused, "queue 'mails' is full, or the namespace has no"),
         (sdk.ServiceBusServerBusyError(), BackendUnavailable, "is busy and asks to wait some seconds"),
         (sdk.MessageSizeExceededError(), InvalidJob, "make its payload smaller"),
         (sdk.OperationTimeoutError(), BackendUnavailable, "did not answer within 7 s"),
@@ -75,7 +75,7 @@ def test_who_has_no_key_is_told_of_roles() -> None:
 def test_who_has_no_identity_either_is_told_how_to_get_one() -> None:
     unknown = sdk.ServiceBusError("Handler failed", error=ClientAuthenticationError("no credential in the chain"))
     told = explain(unknown, WITH_IDENTITY, "mails", 7.0)
-    assert type(told) is ConfigurationError
+    assert type(told) is AccessRefused
     assert "run `az login`, use a managed identity, or set" in str(told)
 
 
