@@ -53,6 +53,11 @@ def micros(seconds: float) -> int:
     return round(seconds * MICRO)
 
 
+def more_than(seconds: float) -> int:
+    """The least whole number of microseconds that is more than these seconds."""
+    return micros(seconds) + 1
+
+
 def delay_micros(delay: float) -> int:
     """A delay in seconds as microseconds: 0 for anything that is not above 0, a hundred years at most."""
     return round(min(delay, LONGEST) * MICRO) if delay > 0 else 0

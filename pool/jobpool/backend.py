@@ -644,7 +644,7 @@ class QueueBackend(ABC):
     def reap_expired(self, queue: str, visibility_timeout: float | None = None) -> int:
         """`reap` with the default policy; the number of messages given back.
 
-        With `visibility_timeout` (seconds, > 0) also those whose lease was taken or renewed at least that long ago.
+        With `visibility_timeout` (seconds, > 0) also those whose lease was taken or renewed more than that long ago.
         """
         if visibility_timeout is not None:
             check_ttl(visibility_timeout)

@@ -53,6 +53,19 @@ def test_age_is_never_negative_when_the_clock_is_set_back(harness: Harness, back
     assert backend.claims.get(QUEUE, held.id).age == 0
 
 
+@pytest.mark.needs("leases")
+def test_a_claim_ends_by_the_clock_by_which_a_lease_ends(harness: Harness, backend: QueueBackend) -> None:
+    """Where the broker's wall clock decides, both have ended when it is set; else neither has."""
+    backend.enqueue(a_job())
+    [lease] = backend.fetch_many(QUEUE, limit=1, ttl=60.0)
+    post(backend)
+    held = claim(backend)
+    backend.claims.renew(QUEUE, held.id, ttl=60.0)
+    harness.set_clock(100.0)
+    listed = [live.id for live in backend.claims.list_claims(QUEUE)]
+    assert bool(listed) is (backend.renew_many([lease], 60.0)[0] is not None)
+
+
 # --- a life of its own ------------------------------------------------------------------------------------
 
 

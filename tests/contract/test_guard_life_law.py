@@ -177,7 +177,7 @@ def test_it_ends_with_a_reap_by_age_though_the_lease_had_time_left(
     harness: Harness, backend: QueueBackend, pair: tuple[JobLease, JobLease]
 ) -> None:
     holder, waiter = pair
-    harness.advance(4.0)
+    harness.advance(4.0 + harness.tick)
     waiter = backend.renew(waiter, 1000.0)
     assert is_held(backend, waiter)
     assert backend.reap_expired(QUEUE, visibility_timeout=4.0) == 1

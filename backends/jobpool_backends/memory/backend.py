@@ -48,6 +48,7 @@ from jobpool_backends.shared import (
     check_positive,
     delay_micros,
     micros,
+    more_than,
     read_caps,
     read_cursor,
     refuse_options,
@@ -228,7 +229,7 @@ class MemoryBackend(QueueBackend):
                 return []
             self._claims.tidy(queue)
             boot = micros(self.clock.boot())
-            since = boot - micros(visibility_timeout) if visibility_timeout is not None else None
+            since = boot - more_than(visibility_timeout) if visibility_timeout is not None else None
             expired = [
                 entry
                 for entry in self._store.queues[queue].leased.values()
@@ -304,9 +305,9 @@ class MemoryBackend(QueueBackend):
         first = read_cursor(after)
         check_page(limit)
         with self._changed:
-            now = self._wall()
-            matching = self._store.matching(where or MessageFilter(), now)
-            return [shown(entry, now) for entry in islice((entry for entry in matching if entry.seq > first), limit)]
+            boot = micros(self.clock.boot())
+            matching = self._store.matching(where or MessageFilter(), self._wall())
+            return [shown(entry, boot) for entry in islice((entry for entry in matching if entry.seq > first), limit)]
 
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
         """How many messages match, up to `cap`."""
@@ -330,9 +331,8 @@ class MemoryBackend(QueueBackend):
     def inspect(self, ident: str) -> Message | None:
         """The message with this id, live or dead."""
         with self._changed:
-            now = self._wall()
             entry = self._store.by_id.get(ident)
             if entry is not None:
-                self._store.tend(self._store.queues[entry.queue], now)
+                self._store.tend(self._store.queues[entry.queue], self._wall())
                 entry = self._store.by_id.get(ident)
-            return shown(entry, now) if entry else None
+            return shown(entry, micros(self.clock.boot())) if entry else None

@@ -21,9 +21,9 @@ class Claiming:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def tidy(self, queue: Queue, now: int) -> None:
+    def tidy(self, queue: Queue, boot: int, now: int) -> None:
         """Free what ended claims hold, and see to lives and delays."""
-        for ident, _ in queue.claim_ends.due(now):
+        for ident, _ in queue.claim_ends.due(boot):
             self.end(queue, queue.claims[ident], now)
         self._store.tend(queue, now)
 
@@ -53,9 +53,9 @@ class Claiming:
 
     def hold(self, queue: Queue, claim: Claim, ttl: int, grace: int, boot: int, now: int) -> None:
         """The claim ends so much later than now, and what it holds lives at least `grace` longer."""
-        claim.ttl, claim.grace, claim.since, claim.end = ttl, grace, now, now + ttl
+        claim.ttl, claim.grace, claim.since, claim.end = ttl, grace, boot, boot + ttl
         queue.claim_ends.put(claim.id, claim.end)
-        enough = min(claim.end + grace, now + micros(MOST_LIFE))
+        enough = now + min(ttl + grace, micros(MOST_LIFE))
         for entry in claim.entries.values():
             self._store.hold(entry, ttl, boot, now)
             if entry.ends_at is not None:

@@ -29,7 +29,7 @@ class MemoryClaims(ClaimStore):
         """A queue as it is now, and when that is. Its caller holds the lock."""
         now = micros(self._clock.wall())
         queue = self._store.queues[name]
-        self._claiming.tidy(queue, now)
+        self._claiming.tidy(queue, self._boot(), now)
         self._lock.notify_all()
         return queue, now
 
@@ -49,13 +49,13 @@ class MemoryClaims(ClaimStore):
             if claim is None:
                 new = Claim(claim_id, micros(ttl), micros(grace))
                 claim = self._claiming.take(known, new, limit, max_claims, self._boot(), now)
-            return _held(queue, claim, now) if claim else None
+            return _held(queue, claim, self._boot()) if claim else None
 
     def _get(self, queue: str, claim_id: str) -> HeldClaim | None:
         with self._lock:
-            known, now = self.tidy(queue)
+            known, _ = self.tidy(queue)
             claim = known.claims.get(claim_id)
-            return _held(queue, claim, now) if claim else None
+            return _held(queue, claim, self._boot()) if claim else None
 
     def _renew(self, queue: str, claim_id: str, ttl: float, grace: float | None) -> HeldClaim | None:
         with self._lock:
@@ -65,7 +65,7 @@ class MemoryClaims(ClaimStore):
                 return None
             kept = claim.grace if grace is None else micros(grace)
             self._claiming.hold(known, claim, micros(ttl), kept, self._boot(), now)
-            return _held(queue, claim, now)
+            return _held(queue, claim, self._boot())
 
     def _release(self, queue: str, claim_id: str) -> int:
         with self._lock:
@@ -100,9 +100,9 @@ class MemoryClaims(ClaimStore):
 
     def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]:
         with self._lock:
-            known, now = self.tidy(queue)
+            known, _ = self.tidy(queue)
             page = sorted(ident for ident in known.claims if ident > after)[:limit]
-            return [_held(queue, known.claims[ident], now, listed=True) for ident in page]
+            return [_held(queue, known.claims[ident], self._boot(), listed=True) for ident in page]
 
     def _stats(self, queue: str) -> ClaimStats:
         with self._lock:
@@ -111,14 +111,14 @@ class MemoryClaims(ClaimStore):
             return ClaimStats(claimed, free, delayed, known.expired)
 
 
-def _held(queue: str, claim: Claim, now: int, listed: bool = False) -> HeldClaim:
+def _held(queue: str, claim: Claim, boot: int, listed: bool = False) -> HeldClaim:
     entries = claim.entries.values()
     return HeldClaim(
         id=claim.id,
         queue=queue,
         ttl=claim.ttl / MICRO,
         grace=claim.grace / MICRO,
-        age=max(0, now - claim.since) // MICRO,
+        age=(boot - claim.since) // MICRO,
         messages=() if listed else tuple(_told(entry) for entry in entries),
         count=len(entries),
     )

@@ -54,7 +54,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Claim:
-    """Messages that somebody holds. Times and lengths are microseconds, on the wall's clock."""
+    """Messages that somebody holds. Lengths are microseconds, and times on the boot clock, as a lease's are."""
 
     id: str
     ttl: int = 0
@@ -126,7 +126,7 @@ def matches(entry: Entry, where: MessageFilter, now: int) -> bool:
     )
 
 
-def shown(entry: Entry, now: int) -> Message:
+def shown(entry: Entry, boot: int) -> Message:
     """The message as a person sees it."""
     return Message(
         id=entry.id,
@@ -145,7 +145,7 @@ def shown(entry: Entry, now: int) -> Message:
         cause=entry.forfeited or entry.cause,
         died_at=entry.died_at / MICRO if entry.died_at is not None else None,
         expires_at=entry.deadline_wall / MICRO if entry.state is State.LEASED else None,
-        claim=entry.claim.id if entry.claim and now < entry.claim.end else None,
+        claim=entry.claim.id if entry.claim and boot < entry.claim.end else None,
         claims=entry.claims,
         ends_at=entry.ends_at / MICRO if entry.ends_at is not None else None,
         cursor=str(entry.seq),

@@ -7,7 +7,7 @@ from jobpool.definition import LONGEST
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import fill
 from jobpool_backends.postgres.schema import REAP_LIMIT
-from jobpool_backends.shared import micros
+from jobpool_backends.shared import micros, more_than
 
 _REAP = """
 SELECT * FROM {schema}.reap(%(queue)b, %(max_crashes)b, %(window)b::bigint, %(back_off)b::float8, %(cap)b::float8,
@@ -29,7 +29,7 @@ class Reaper:
             "window": micros(min(policy.window, LONGEST)),
             "back_off": float(min(policy.back_off, LONGEST)),
             "cap": float(min(policy.back_off_cap, LONGEST)),
-            "visible": None if visibility_timeout is None else micros(visibility_timeout),
+            "visible": None if visibility_timeout is None else more_than(visibility_timeout),
             "limit": REAP_LIMIT,
         }
         return [

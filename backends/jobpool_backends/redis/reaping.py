@@ -12,7 +12,7 @@ from jobpool_backends.redis.keys import Keys
 from jobpool_backends.redis.link import Link
 from jobpool_backends.redis.scripts import REAP
 from jobpool_backends.redis.wire import Word
-from jobpool_backends.shared import MICRO, DeadCaps, micros
+from jobpool_backends.shared import MICRO, DeadCaps, micros, more_than
 
 REAP_LIMIT = 1000
 PIECE = 200
@@ -33,7 +33,7 @@ class Reaper:
         With a visibility timeout all leases of the queue are looked at, in pieces: one that is taken or settled
         meanwhile may shift another out of sight, until the next call.
         """
-        visibility = -1 if visibility_timeout is None else micros(visibility_timeout)
+        visibility = -1 if visibility_timeout is None else more_than(visibility_timeout)
         reaped: list[Reaped] = []
         first = tended = 0
         while len(reaped) + tended < REAP_LIMIT:

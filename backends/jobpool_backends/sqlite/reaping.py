@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from jobpool.backend import Reaped, ReapPolicy
 from jobpool.clock import Clock
-from jobpool_backends.shared import DeadCaps, delay_micros, micros
+from jobpool_backends.shared import DeadCaps, delay_micros, micros, more_than
 from jobpool_backends.sqlite import ending, removing
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.moment import Moment, read_moment
@@ -86,7 +86,7 @@ class Reaper:
 
     def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> tuple[list[Reaped], bool]:
         """What was charged, and whether somebody who waits should look."""
-        visibility = _NEVER if visibility_timeout is None else micros(visibility_timeout)
+        visibility = _NEVER if visibility_timeout is None else more_than(visibility_timeout)
         sql = _EXPIRED if visibility_timeout is None else _TAKEN_LONG_AGO
         with self._database.read() as connection:
             arguments = self._arguments(visibility) | {"queue": queue}
