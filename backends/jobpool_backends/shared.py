@@ -9,10 +9,10 @@ from urllib.parse import parse_qsl
 from jobpool.backend import NewMessage, QueueBackend, State, Verb
 from jobpool.definition import LONGEST
 from jobpool.envelope import OVERSIZED
-from jobpool.errors import ConfigurationError
+from jobpool.errors import ConfigurationError, MalformedEnvelope
 from jobpool.guards import Rate
 from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Move, Settlement
+from jobpool.settlement import Abandon, Ack, Move, Release, Settlement
 
 MICRO = 1_000_000
 
@@ -134,6 +134,14 @@ def _read_cap(scheme: str, name: str, value: object, most: float, kind: str) -> 
             f"{scheme}:// takes option {name} as a {kind} from 0 (no cap) to {most:g}, not {value!r}"
         )
     return cap
+
+
+def lifts_expiry(lease: JobLease, release: Release) -> bool:
+    """Whether a release is the first that tells of a run of a message with an expiry, which is to be noted."""
+    try:
+        return release.begun and lease.expires is not None
+    except MalformedEnvelope:
+        return False
 
 
 def longest_windows(rates: Sequence[Rate]) -> dict[str, float]:

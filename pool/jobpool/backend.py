@@ -274,9 +274,9 @@ class Verb(StrEnum):
 
     DELETE = "delete"
     RETRY = "retry"
-    """Dead only: waiting again under its id; attempts, crashes, last error, reason and cause cleared."""
+    """Dead only: waiting again under its id; attempts, crashes, last error, reason and cause cleared, expiry lifted."""
     RESUME = "resume"
-    """Dead only: waiting again under its id, with attempts, crashes, last error and cause as they were."""
+    """Dead only: waiting again under its id, expiry lifted; attempts, crashes, last error and cause as they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -556,7 +556,10 @@ class QueueBackend(ABC):
         return self._settle_one(lease, Abandon(reason, error))
 
     def release(self, lease: JobLease, delay: float | None = None) -> Settled:
-        """Given back unharmed, after `delay` seconds (None or below 0 = now), to its old place."""
+        """Given back unharmed, after `delay` seconds (None or below 0 = now), to its old place, as one that was begun.
+
+        See `Release.begun`.
+        """
         return self._settle_one(lease, Release(max(0.0, delay or 0.0)))
 
     def forfeit(self, lease: JobLease, cause: str) -> Settled:

@@ -79,7 +79,7 @@ class JobEnvelope:
 
     @property
     def expires(self) -> float | None:
-        """Unix time after which it is not started any more; None = never expires."""
+        """Unix time after which it is not started for the first time; None = never expires. See `JobLease.expires`."""
         return self.meta.get("_expires")
 
     @property

@@ -27,6 +27,7 @@ class JobLease:
         crashes: Deliveries that ended with no verdict.
         deliveries: All leases so far, this one included; strictly increasing: a fencing token.
         enqueued_at: Unix time of the enqueue, on the broker's clock.
+        begun: A run of it was begun and given back, or it was raised from the dead letters.
         guards: What the broker's key store granted to it (`KeyStore.begin_many`); None = nothing was asked for.
     """
 
@@ -41,6 +42,7 @@ class JobLease:
     crashes: int = 0
     deliveries: int = 1
     enqueued_at: float = 0.0
+    begun: bool = False
     guards: Guards | None = None
     _envelope: list[JobEnvelope] = field(default_factory=list, repr=False, compare=False)
 
@@ -54,6 +56,17 @@ class JobLease:
         if not self._envelope:
             self._envelope.append(decode(self.body, attempts=self.attempts))
         return self._envelope[0]
+
+    @property
+    def expires(self) -> float | None:
+        """Unix time from which on it is not started; None = it may be started at any time.
+
+        None too once it was begun: a failed attempt, a crash or a snooze does not make it expire. A person who raises
+        a dead letter lifts its expiry.
+
+        Raises `MalformedEnvelope` as `envelope` does.
+        """
+        return None if self.begun or self.attempts or self.crashes else self.envelope.expires
 
     def guarded(self, guards: Guards) -> JobLease:
         """This lease, holding what was granted."""

@@ -56,7 +56,8 @@ class Abandon:
 class Release:
     """Given back unharmed after `delay` seconds: no counter that leads to a dead letter moves.
 
-    `begun` False: its handler was never started, so that the rates of a guarded lease are given back too.
+    `begun`: its handler was started, so that the message does not expire any more. False: it was not, so that the rates
+    of a guarded lease are given back too.
     """
 
     delay: float = 0.0

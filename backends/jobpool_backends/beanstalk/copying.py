@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from jobpool.backend import NewMessage
 from jobpool.clock import Clock
-from jobpool.settlement import Abandon, Forfeit, Move, Nack, Settlement
+from jobpool.settlement import Abandon, Forfeit, Move, Nack, Release, Settlement
 from jobpool_backends.beanstalk.charging import EXPIRED, Charge, Ledger, charge, whole_seconds
 from jobpool_backends.beanstalk.dying import Copy
 from jobpool_backends.beanstalk.line import Held
@@ -68,6 +68,8 @@ class Copier:
                     _failed(record, error, cause), attempts=failures, reason=reason, died_at=self._clock.wall()
                 )
                 return self._work(held, dead, brought=self._producer.copies(brought))
+            case Release(delay):
+                return self._work(held, replace(record, begun=True), whole_seconds(delay))
             case Forfeit(cause):
                 return self._forfeit(held, record, cause)
             case Move():

@@ -151,6 +151,7 @@ class Fetcher:
             record.crashes,
             record.deliveries + counters.reserves,
             record.enqueued_at,
+            record.begun,
         )
         held = Held(number, catch.line, lease, record, counters.priority, counters.ttr, stashed=True)
         self._lines.own(held)

@@ -96,7 +96,7 @@ class Work:
 
 def raised(record: Record, verb: Verb) -> Record:
     """The header of a letter that is raised: `RETRY` forgets how it failed."""
-    alive = replace(record, reason=None, died_at=None)
+    alive = replace(record, reason=None, died_at=None, begun=True)
     if verb is Verb.RESUME:
         return alive
     return replace(alive, attempts=0, crashes=0, crashed_at=0.0, last_error=None, cause=None)

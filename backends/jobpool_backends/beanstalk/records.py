@@ -42,6 +42,7 @@ class Record:
         last_error, cause: As in a message.
         reason: Of a dead letter.
         died_at: Unix time of its death; None = it is alive. This is the dead mark.
+        begun: As in a lease.
         ours: Whether the job had a header.
     """
 
@@ -55,6 +56,7 @@ class Record:
     cause: str | None = None
     reason: str | None = None
     died_at: float | None = None
+    begun: bool = False
     ours: bool = True
 
     @property
@@ -73,6 +75,7 @@ _KEYS = {
     "cause": "cause",
     "reason": "reason",
     "died_at": "died_at",
+    "begun": "begun",
 }
 """Key in the header → field; `jobpool` (the version), `id` and `at` come first, and are always there."""
 
@@ -163,6 +166,7 @@ def _checked(values: dict[str, Any]) -> Record | None:
         all(_is_count(values.get(key, 0), most) for key, most in _MOST.items())
         and all(isinstance(values.get(key, ""), str) for key in _TEXTS)
         and all(_is_time(values.get(key, 0.0)) for key in _TIMES)
+        and type(values.get("begun", False)) is bool
     )
     if not good:
         return None

@@ -1,6 +1,7 @@
 """Ending and renewing leases, on the lines that own them.
 
-An ack is a delete, a release beanstalkd's own. Whatever changes the header goes on as a copy (`Work`): the lease is
+An ack is a delete, a release beanstalkd's own, but for the first of a job that could have expired.
+Whatever changes the header goes on as a copy (`Work`): the lease is
 touched first, so that it cannot end meanwhile and nothing is put for one that has ended; then the copies are put, and
 only then the originals are deleted. What breaks in between leaves both. Where a delete is refused all the same, the
 copies are deleted again.
@@ -29,6 +30,7 @@ from jobpool_backends.beanstalk.dying import number_of, put_copies
 from jobpool_backends.beanstalk.line import Held
 from jobpool_backends.beanstalk.lines import Lines
 from jobpool_backends.beanstalk.telling import tell
+from jobpool_backends.shared import lifts_expiry
 
 Brought = Mapping[int, Sequence[NewMessage]]
 """What settlements of a call add, by their place in it."""
@@ -136,7 +138,7 @@ class Settler:
             call.answers[place] = Settled.EXPIRED
         elif kind is Ack and not brought:
             call.plain[held] = (place, b"delete %d" % held.job)
-        elif isinstance(settlement, Release):
+        elif isinstance(settlement, Release) and not lifts_expiry(lease, settlement):
             call.plain[held] = (place, b"release %d %d %d" % (held.job, held.priority, whole_seconds(settlement.delay)))
         else:
             call.works[held] = (place, self._copier.work(held, settlement, brought))

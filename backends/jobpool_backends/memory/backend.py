@@ -168,6 +168,7 @@ class MemoryBackend(QueueBackend):
             entry.crashes,
             entry.deliveries,
             entry.enqueued_at / MICRO,
+            entry.begun,
         )
 
     def _wait_any(self, queues: Sequence[str], timeout: float) -> str | None:

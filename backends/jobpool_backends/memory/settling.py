@@ -68,6 +68,7 @@ class Settler:
         del boot
         if lease.guards and not release.begun:
             self._store.places.give_back(entry, lease.guards)
+        entry.begun |= release.begun
         self._store.place(entry, now + delay_micros(release.delay), now)
 
     def _forfeit(self, entry: Entry, lease: JobLease, forfeit: Forfeit, boot: int, now: int) -> None:

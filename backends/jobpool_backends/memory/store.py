@@ -233,6 +233,7 @@ class Store:
     def resume(self, entry: Entry, now: int) -> None:
         """A dead letter is waiting again, with what it went through."""
         entry.reason = entry.died_at = None
+        entry.begun = True
         self.place(entry, now, now)
 
     def move(self, entry: Entry, state: State) -> None:

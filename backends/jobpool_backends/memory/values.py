@@ -29,6 +29,7 @@ class Entry:
     attempts: int = 0
     crashes: int = 0
     deliveries: int = 0
+    begun: bool = False
     owner: str = ""
     fetched_by: str = ""
     deadline: int = 0

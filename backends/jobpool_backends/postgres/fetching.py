@@ -1,4 +1,4 @@
-"""Leasing: what the function `fetch` returns, as leases."""
+"""Leasing: what the function `lease` returns, as leases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import fill
 from jobpool_backends.shared import MICRO, micros
 
-_FETCH = "SELECT * FROM {schema}.fetch(%(queue)b, %(limit)b, %(ttl)b, %(call)b, %(holder)b)"
+_FETCH = "SELECT * FROM {schema}.lease(%(queue)b, %(limit)b, %(ttl)b, %(call)b, %(holder)b)"
 
 HOLDERS = 1 << 63
 _NOBODY = -1
@@ -47,7 +47,7 @@ class Fetcher:
     def _leases(self, queue: str, rows: list[tuple[Any, ...]], before: float) -> list[JobLease]:
         rows.sort()  # by priority and sequence number, which no two have alike
         scheme = self._scheme
-        holder = f"{rows[0][8]:016x}"  # they were all taken by one call
+        holder = f"{rows[0][9]:016x}"  # they were all taken by one call
         return [
             JobLease(
                 ident,
@@ -61,8 +61,9 @@ class Fetcher:
                 crashes,
                 deliveries,
                 enqueued_at / MICRO,
+                begun,
             )
-            for _, seq, ident, body, attempts, crashes, deliveries, enqueued_at, _, remaining in rows
+            for _, seq, ident, body, attempts, crashes, deliveries, enqueued_at, begun, _, remaining in rows
         ]
 
 

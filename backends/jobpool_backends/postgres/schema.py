@@ -31,6 +31,7 @@ not grow with them: 4 free and never claimed, 5 delayed, 6 claimed, 7 free again
     reason, died_at         dead: why and when
     last_error    text
     claim         text      leased by it, or claimed: its id
+    begun         boolean   a run of it was begun and given back, or it was raised: it does not expire any more
     claims        integer   how often it was claimed
     ends_at       bigint    of a posted message with a life; NULL for all others, and for the dead
 
@@ -103,7 +104,7 @@ takes advisory locks first, see `take_turns` in `sql/guarding.sql`.
 
 `migrations` belongs to `migrating`.
 
-Functions that others call: moment, begin_enqueue, enqueue, enqueue_one, bring, finish_enqueue, fetch, is_ready, settle,
+Functions that others call: moment, begin_enqueue, enqueue, enqueue_one, bring, finish_enqueue, lease, is_ready, settle,
 renew, reap, stats, queue_names, look_through, look_up, discard, retry, resume, evict, evicted, begin_leases,
 leave_places, take_start, first_run, forget, holders, put_records, get_record, list_records, delete_records, append_log,
 read_log, list_logs, post, check_out, pop_messages, show_claim, prolong_claim, release_claim, delete_messages,
@@ -299,7 +300,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (_read("tables"),),
     (_read("tables_2"),),
     (_read("tables_3"),),
-    tuple(_read(name) for name in _FUNCTIONS),
+    (),
+    (_read("tables_5"), *(_read(name) for name in _FUNCTIONS)),
 )
 """From each version to the next: statements, to be run in one transaction; `{schema}` is the quoted name.
 

@@ -67,7 +67,7 @@ class _Rest:
             case Nack(delay, error, cause):
                 self._say("n", delay_micros(delay), error=error, cause=cause)
             case Release(delay, begun):
-                self._say("r", delay_micros(delay))
+                self._say("s" if begun else "r", delay_micros(delay))
                 starts = None if begun else _given_back(guards)
             case Abandon(reason, error, cause):
                 self._say("x" if settlement.attempts else "b", reason=reason, error=error, cause=cause)

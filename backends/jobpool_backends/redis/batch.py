@@ -111,7 +111,7 @@ class _Columns:
                 self.verbs.append("n")
                 self.needed += (delay_micros(delay), _errors(error, cause))
             case Release(delay, begun):
-                self.verbs.append("r" if begun or not guards else "R")
+                self.verbs.append("s" if begun else "R" if guards else "r")
                 self.needed.append(delay_micros(delay))
             case Abandon(reason, error, cause):
                 self.verbs.append("x" if settlement.attempts else "b")

@@ -56,7 +56,7 @@ class Fetcher:
             if record is None:  # a member without a message: somebody's hand was there
                 continue
             member, text = name.decode(), record.decode()
-            deliveries, attempts, crashes, _, enqueued, ident, _ = text[TAG:].split(" ", 6)
+            deliveries, attempts, crashes, available, enqueued, ident, _ = text[TAG:].split(" ", 6)
             leases.append(
                 make_lease(
                     ident[1:],
@@ -70,6 +70,7 @@ class Fetcher:
                     int(crashes),
                     int(deliveries),
                     int(enqueued) / MICRO,
+                    available[0] == "+",
                 )
             )
         return leases

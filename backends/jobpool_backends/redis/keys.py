@@ -71,8 +71,10 @@ Keys of the namespace, `jobpool:…`; on a cluster each queue has its own instea
 | `call:…` | string | what a settle call answered, and until when that is remembered; expires by itself after a minute |
 
 A record is `deliveries attempts crashes available enqueued gID HANDLER`: three counters; Unix times in µs, `-` for a
-message that was available from its enqueue on; `g` before an id that its producer gave, `m` before one that was minted,
-`w` and `u` instead where the message has a unique key. A posted message has no handler, and `q` or `p` for `g` or `m`.
+message that was available from its enqueue on, and `+` before the time of one that does not expire any more, because a
+run of it was begun or it was raised from the dead letters; `g` before an id that its producer gave, `m` before one that
+was minted, `w` and `u` instead where the message has a unique key. A posted message has no handler, and `q` or `p` for
+`g` or `m`.
 While the message is leased `HOLDER TTL ` stands before it: the first half of the owner token (the second is the
 sequence), and the length of the lease in µs, 14 digits.
 Behind the record of a message that was claimed, or has a life, stands a line `CLAIMS LIFE CLAIM`: how often it was

@@ -54,4 +54,5 @@ class Fetcher:
             record.crashes,
             deliveries,
             record.enqueued_at / MICRO,
+            record.begun,
         )

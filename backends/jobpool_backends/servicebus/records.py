@@ -60,6 +60,7 @@ class Record:
         handler: "" when another program put it there.
         deliveries: Of earlier copies; those of this one are the broker's to count.
         crashed_at: Of the last crash; None = none yet.
+        begun: As in a lease.
         reason, died_at: Of a dead letter.
     """
 
@@ -74,6 +75,7 @@ class Record:
     deliveries: int = 0
     last_error: str | None = None
     cause: str | None = None
+    begun: bool = False
     reason: str | None = None
     died_at: int | None = None
 
@@ -86,7 +88,7 @@ class Record:
             "job": self.handler,
             "p": self.priority,
         }
-        if self.deliveries or self.attempts or self.crashes or self.last_error or self.cause:
+        if self.deliveries or self.attempts or self.crashes or self.last_error or self.cause or self.begun:
             header |= self._more()
         return orjson.dumps(header) + b"\n" + self.body
 
@@ -103,6 +105,7 @@ class Record:
             "x": self.crashed_at,
             "e": cut(self.last_error),
             "k": cut(self.cause),
+            "b": self.begun,
         }
         return {name: value for name, value in more.items() if value}
 
@@ -239,6 +242,7 @@ def _read_header(header: dict[str, Any], body: bytes) -> Record:
             header.get("d", 0),
             header.get("e"),
             header.get("k"),
+            header.get("b") is True,
         )
     )
 

@@ -26,7 +26,7 @@ from jobpool_backends.servicebus.sending import Outgoing, Producer
 from jobpool_backends.servicebus.taker import Doubt, Taker
 from jobpool_backends.servicebus.trouble import LOST
 from jobpool_backends.servicebus.verdicts import ABANDON, COMPLETE, Verdict, bury
-from jobpool_backends.shared import micros
+from jobpool_backends.shared import lifts_expiry, micros
 
 CRASH_LIMIT = "crash-limit"
 EXPIRED = "lease expired"
@@ -74,7 +74,7 @@ class Settler:
             if place not in answers:
                 held = self._holdings.take(lease)
                 if isinstance(held, Held):
-                    plans[place] = self._plan(held, settlement, brought.get(place, ()))
+                    plans[place] = self._plan(held, lease, settlement, brought.get(place, ()))
                 else:
                     answers[place] = held
         if plans:
@@ -83,14 +83,14 @@ class Settler:
 
     # --- plans ---------------------------------------------------------------------------------------
 
-    def _plan(self, held: Held, settlement: Settlement, brought: Sequence[NewMessage]) -> Plan:
+    def _plan(self, held: Held, lease: JobLease, settlement: Settlement, brought: Sequence[NewMessage]) -> Plan:
         match settlement:
             case Ack():
                 return Plan(held, COMPLETE, self._follow_ups(brought))
             case Nack(delay=delay):
                 return self._nack(held, settlement, delay)
-            case Release(delay=delay):
-                return self._copied(held, held.record, delay) if delay > 0 else Plan(held, ABANDON)
+            case Release():
+                return self._release(held, lease, settlement)
             case Abandon():
                 return self._abandon(held, settlement, brought)
             case Forfeit(cause=cause):
@@ -118,6 +118,11 @@ class Settler:
             cause=nack.cause if nack.cause is not None else record.cause,
         )
         return self._copied(held, failed, delay)
+
+    def _release(self, held: Held, lease: JobLease, release: Release) -> Plan:
+        if lifts_expiry(lease, release):
+            return self._copied(held, replace(held.record, begun=True), release.delay)
+        return self._copied(held, held.record, release.delay) if release.delay > 0 else Plan(held, ABANDON)
 
     def _copied(self, held: Held, record: Record, delay: float) -> Plan:
         whole = replace(record, deliveries=held.deliveries)

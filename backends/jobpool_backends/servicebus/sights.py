@@ -87,7 +87,7 @@ def delivered(record: Record, message: ServiceBusReceivedMessage) -> int:
 
 def raised(record: Record, message: ServiceBusReceivedMessage, *, afresh: bool) -> Record:
     """What goes back to the queue for a dead letter; `afresh`: without its past."""
-    living = replace(record, deliveries=delivered(record, message), reason=None, died_at=None)
+    living = replace(record, deliveries=delivered(record, message), begun=True, reason=None, died_at=None)
     if not afresh:
         return living
     return replace(living, attempts=0, crashes=0, crashed_at=None, last_error=None, cause=None)

@@ -25,7 +25,7 @@ SET state = ?, available_at = ?, attempts = attempts + 1, last_error = coalesce(
     cause = coalesce(?, cause), {NO_LEASE}
 WHERE seq = ?
 """
-_RELEASE = f"UPDATE messages SET state = ?, available_at = ?, {NO_LEASE} WHERE seq = ?"
+_RELEASE = f"UPDATE messages SET state = ?, available_at = ?, begun = begun OR ?, {NO_LEASE} WHERE seq = ?"
 _ABANDON = f"""
 UPDATE messages
 SET state = 3, reason = ?, attempts = attempts + ?, last_error = coalesce(?, last_error), cause = coalesce(?, cause),
@@ -73,9 +73,9 @@ class Changes:
             case Nack(delay, error, cause):
                 state, available_at = self._place(queue, delay)
                 self.nacked.append((state, available_at, error, cause, seq))
-            case Release(delay):
+            case Release(delay, begun):
                 state, available_at = self._place(queue, delay)
-                self.released.append((state, available_at, seq))
+                self.released.append((state, available_at, begun, seq))
             case Abandon(reason, error, cause):
                 self.abandoned.append((reason, settlement.attempts, error, cause, self.now.wall, seq))
                 self.buried_in.add(queue)

@@ -45,7 +45,7 @@ BODY = f"""
 
 _COLUMNS = f"""
 seq, priority, id, {BODY},
-attempts, crashes, deliveries, enqueued_at, deadline
+attempts, crashes, deliveries, enqueued_at, begun, deadline
 """
 _TAKE = f"""
 UPDATE messages
@@ -131,8 +131,9 @@ class Fetcher:
                 crashes,
                 deliveries,
                 enqueued_at / MICRO,
+                bool(begun),
             )
-            for seq, _, ident, body, attempts, crashes, deliveries, enqueued_at, deadline in rows
+            for seq, _, ident, body, attempts, crashes, deliveries, enqueued_at, begun, deadline in rows
         ]
 
 

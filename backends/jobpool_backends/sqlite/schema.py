@@ -179,6 +179,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX claims_by_end ON claims (queue, empty, boot, deadline)",
         "CREATE INDEX claims_by_end_wall ON claims (queue, empty, boot, deadline_wall)",
     ),
+    # 1: a run of it was begun and given back, or it was raised from the dead letters
+    ("ALTER TABLE messages ADD COLUMN begun INTEGER NOT NULL DEFAULT 0",),
 )
 
 VERSION = len(MIGRATIONS)

@@ -24,11 +24,11 @@ BATCH = 500
 _FREE = f"CASE handler WHEN '' THEN {POSTED} ELSE {WAITING} END"
 _RETRY = f"""
 UPDATE messages SET state = {_FREE}, available_at = ?, attempts = 0, crashes = 0, claims = 0,
-    last_error = NULL, reason = NULL, cause = NULL, died_at = NULL, last_crash = NULL
+    last_error = NULL, reason = NULL, cause = NULL, died_at = NULL, last_crash = NULL, begun = 1
 WHERE seq IN (SELECT value FROM json_each(?))
 """
 _RESUME = f"""
-UPDATE messages SET state = {_FREE}, available_at = ?, reason = NULL, died_at = NULL
+UPDATE messages SET state = {_FREE}, available_at = ?, reason = NULL, died_at = NULL, begun = 1
 WHERE seq IN (SELECT value FROM json_each(?))
 """
 

@@ -46,7 +46,8 @@ class Inspector:
         if envelope.meta:
             if envelope.version > WIRE_VERSION:
                 return NewerWire(envelope.version)
-            if envelope.expires is not None and now() >= envelope.expires:
+            expires = lease.expires
+            if expires is not None and now() >= expires:
                 return Expired()
         allowed = self._allowed.get(lease.queue) if self._allowed else None
         if allowed is not None and envelope.job not in allowed:

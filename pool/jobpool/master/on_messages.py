@@ -169,7 +169,7 @@ def _count(pool: Pool, delivery: Delivery, settlement: Settlement, answer: Settl
         _note_moved(pool, delivery, settlement)
     if isinstance(settlement, Release):
         pool.leased_total -= 1
-        if pool.limited and not settlement.begun:
+        if pool.limited and not settlement.begun and delivery.lease.guards is not None:
             pool.given_back.add(delivery.lease.queue)
     else:
         pool.ended_total += 1

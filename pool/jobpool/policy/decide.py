@@ -108,8 +108,10 @@ def decide(outcome: Outcome, lease: JobLease, rules: Rules, retry: RetryPolicy, 
             return _failed("timeout", error, lease, rules, retry, cause=cause)
         case MemoryExceeded(error, cause):
             return _outgrown(error, cause, lease, rules, retry)
-        case Snoozed(delay) | Contended(delay):
+        case Snoozed(delay):
             return Release(_bounded(delay))
+        case Contended(delay):
+            return Release(_bounded(delay), begun=False)
         case Stopped():
             return RELEASE
         case NotRun():
@@ -123,7 +125,7 @@ def decide(outcome: Outcome, lease: JobLease, rules: Rules, retry: RetryPolicy, 
         case AlreadyDone():
             return ACK
         case NewerWire():
-            return Release(rules.newer_wire_delay)
+            return Release(rules.newer_wire_delay, begun=False)
         case UnknownHandler(handler, seen_for):
             return _unknown(handler, seen_for, rules)
         case _:

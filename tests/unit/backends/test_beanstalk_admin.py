@@ -68,13 +68,13 @@ def test_resume_goes_on_where_it_ended(rig: BeanstalkRig) -> None:
     number = rig.raw.peek_ready().id
     told = rig.raw.stats_job(number)
     assert (told["pri"], told["ttr"], told["delay"]) == (17, 45, 0)
-    assert ready(rig) == [(Record("a", NOW - 60.0, **PAST), body("a", priority=17))]  # type: ignore[arg-type]
+    assert ready(rig) == [(Record("a", NOW - 60.0, **PAST, begun=True), body("a", priority=17))]  # type: ignore[arg-type]
 
 
 def test_retry_forgets_how_it_failed(rig: BeanstalkRig) -> None:
     rig.bury(died("a", **PAST), priority=17, ttr=45)
     assert rig.tender.bulk(MINE, Verb.RETRY, 10) == 1
-    assert ready(rig) == [(Record("a", NOW - 60.0, deliveries=9), body("a", priority=17))]
+    assert ready(rig) == [(Record("a", NOW - 60.0, deliveries=9, begun=True), body("a", priority=17))]
     assert rig.counts() == (0, 0, 0, 0)
 
 

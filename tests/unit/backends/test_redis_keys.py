@@ -105,7 +105,7 @@ def test_a_body_stands_there_as_it_was_signed_and_notes_can_be_read(rig: Rig) ->
     notes = orjson.loads(rig.call("HGET", rig.key("notes"), member))
     assert notes == {"reason": "failed", "error": 'ValueError: "no"\n\x00 \\ud800'}
     record = rig.call("HGET", rig.key("record"), member).decode()
-    assert re.fullmatch(rf"1 0 0 - \d{{16}} m{ident} report", record)
+    assert re.fullmatch(rf"1 1 0 - \d{{16}} m{ident} report", record)
 
 
 def test_a_leased_message_shows_its_holder(rig: Rig) -> None:

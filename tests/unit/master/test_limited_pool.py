@@ -63,8 +63,8 @@ def test_without_limits_nothing_is_told() -> None:
     ("outcome", "settlement", "counter"),
     [
         pytest.param(AlreadyDone(), Ack(), "skipped", id="done"),
-        pytest.param(Contended(3.0), Release(3.0), "released", id="held elsewhere"),
-        pytest.param(Contended(0.0), Release(0.0), "released", id="the queue's limit"),
+        pytest.param(Contended(3.0), Release(3.0, begun=False), "released", id="held elsewhere"),
+        pytest.param(Contended(0.0), Release(0.0, begun=False), "released", id="the queue's limit"),
     ],
 )
 def test_what_is_refused_is_settled_and_counted_and_no_failure(

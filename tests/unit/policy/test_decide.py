@@ -137,7 +137,7 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
             Abandon("rejected", "bad signature"),
             id="rejected for its signature",
         ),
-        pytest.param(NewerWire(2), FIRST, Rules(), Release(5.0), id="newer wire"),
+        pytest.param(NewerWire(2), FIRST, Rules(), Release(5.0, begun=False), id="newer wire"),
         pytest.param(UnknownHandler("gone", 0.0), FIRST, Rules(), Release(5.0, begun=False), id="unknown handler"),
         pytest.param(
             UnknownHandler("gone", 598.0),
@@ -154,7 +154,7 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
             id="handler not allowed",
         ),
         pytest.param(AlreadyDone(), FIRST, Rules(), Ack(), id="idempotency key done"),
-        pytest.param(Contended(1.5), LAST, Rules(), Release(1.5), id="held elsewhere"),
+        pytest.param(Contended(1.5), LAST, Rules(), Release(1.5, begun=False), id="held elsewhere"),
         pytest.param(Expired(), FIRST, Rules(), Abandon("expired", "not started before it expired"), id="expired"),
         pytest.param(
             CrashLimit(6, "SIGSEGV"),

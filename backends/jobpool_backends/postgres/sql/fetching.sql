@@ -1,10 +1,10 @@
 -- Lease up to `most` messages for `length` microseconds; or, when this call was answered within the last minute, return
 -- those of its leases that are still held. The rows are in no order; they begin with what orders them. A body that is too
 -- large is NULL, and stays where it is.
-CREATE OR REPLACE FUNCTION {schema}.fetch(name text, most integer, length bigint, call text, new_holder bigint)
+CREATE OR REPLACE FUNCTION {schema}.lease(name text, most integer, length bigint, call text, new_holder bigint)
 RETURNS TABLE (
     priority smallint, seq bigint, id text, body bytea, attempts integer, crashes integer, deliveries bigint,
-    enqueued_at bigint, holder bigint, remaining bigint
+    enqueued_at bigint, begun boolean, holder bigint, remaining bigint
 ) LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
     may_step boolean := pg_current_xact_id_if_assigned() IS NULL;
@@ -17,7 +17,7 @@ BEGIN
     IF earlier IS NOT NULL THEN
         RETURN QUERY
         SELECT m.priority, m.seq, m.id, {body}, m.attempts, m.crashes,
-            m.deliveries, m.enqueued_at, m.holder, m.deadline - now
+            m.deliveries, m.enqueued_at, m.begun, m.holder, m.deadline - now
         FROM {schema}.messages m
         WHERE m.queue = name AND m.state = 2 AND m.deadline > now AND m.holder = earlier::bigint;
         RETURN;
@@ -43,8 +43,20 @@ BEGIN
         deliveries = m.deliveries + 1
     WHERE m.ctid = ANY (places)
     RETURNING m.priority, m.seq, m.id, {body}, m.attempts, m.crashes,
-        m.deliveries, m.enqueued_at, m.holder, length;
+        m.deliveries, m.enqueued_at, m.begun, m.holder, length;
     PERFORM {schema}.remember(known_as, new_holder::text, now);
+END $$;
+
+-- The same, as programs of versions before 5 ask for it.
+CREATE OR REPLACE FUNCTION {schema}.fetch(name text, most integer, length bigint, call text, new_holder bigint)
+RETURNS TABLE (
+    priority smallint, seq bigint, id text, body bytea, attempts integer, crashes integer, deliveries bigint,
+    enqueued_at bigint, holder bigint, remaining bigint
+) LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN QUERY
+    SELECT l.priority, l.seq, l.id, l.body, l.attempts, l.crashes, l.deliveries, l.enqueued_at, l.holder, l.remaining
+    FROM {schema}.lease(name, most, length, call, new_holder) l;
 END $$;
 
 -- Let delayed messages that have fallen due join those that wait, the earliest first.

@@ -1,7 +1,7 @@
 -- End leases: first acks, which take one statement together, then others one by one. One letter an answer, acks first:
 -- o OK, n NOT_IN_FLIGHT, e EXPIRED, w NOT_OWNER; when this call was answered within the last minute, the same again
 -- with a, ALREADY, for o. `verbs`: a letter each, a ack, n nack, b abandon, x the same after a failed attempt, r release,
--- f forfeit, m moved elsewhere.
+-- s the same of what was begun, f forfeit, m moved elsewhere.
 -- `delays`: microseconds, below 0 for what does not come back. Nothing here waits for a message, so there are no
 -- dead-locks.
 -- `keys`: of an ack, to be marked done for `keeps` microseconds, which is also how long a unique key stays known.
@@ -121,8 +121,9 @@ BEGIN
                 attempts = attempts + 1, last_error = coalesce(error, last_error),
                 cause = coalesce(new_cause, cause), {no_lease}
             WHERE ctid = lease.place;
-        WHEN 'r' THEN
-            UPDATE {schema}.messages SET state = (delay > 0)::integer, available_at = now + delay, {no_lease}
+        WHEN 'r', 's' THEN
+            UPDATE {schema}.messages SET state = (delay > 0)::integer, available_at = now + delay,
+                begun = begun OR verb = 's', {no_lease}
             WHERE ctid = lease.place;
             IF rates IS NOT NULL THEN
                 PERFORM {schema}.give_back_starts(name, string_to_array(rates, E'\n'), number, owner);

@@ -26,7 +26,7 @@ BEGIN
     WITH changed AS (
         UPDATE {schema}.messages m
         SET state = {back_to_life}, available_at = now, attempts = 0, crashes = 0, last_error = NULL, reason = NULL,
-            cause = NULL, died_at = NULL, last_crash = NULL, claims = 0
+            cause = NULL, died_at = NULL, last_crash = NULL, claims = 0, begun = true
         WHERE m.ctid = ANY (locked) AND m.died_at IS NOT NULL RETURNING m.queue)
     SELECT count(*), array_agg(DISTINCT c.queue) INTO back, queues FROM changed c;
     IF back > 0 THEN
@@ -46,7 +46,7 @@ DECLARE
 BEGIN
     WITH changed AS (
         UPDATE {schema}.messages m
-        SET state = {back_to_life}, available_at = now, reason = NULL, died_at = NULL
+        SET state = {back_to_life}, available_at = now, reason = NULL, died_at = NULL, begun = true
         WHERE m.ctid = ANY (locked) AND m.died_at IS NOT NULL RETURNING m.queue)
     SELECT count(*), array_agg(DISTINCT c.queue) INTO back, queues FROM changed c;
     IF back > 0 THEN

@@ -39,7 +39,7 @@ elseif #wanted > 0 then
         end
         local kind = is_post(texts[i]) and posts or jobs
         kind[#kind + 1] = member
-        changes[2 * i - 1], changes[2 * i] = member, format('%s %s %s %s', deliveries, counters, digits(now), rest)
+        changes[2 * i - 1], changes[2 * i] = member, format('%s %s +%s %s', deliveries, counters, digits(now), rest)
         edits[i] = not afresh and {member, 'reason', false} or nil
     end
     annotate(q, edits)

@@ -9,6 +9,7 @@
 --     u, U   the same of a message with a unique key: for how long that stays known, in µs
 --     n      nack         delay in µs, errors
 --     r, R   release      delay in µs              (R: gives the starts of the guards back)
+--     s      the same, of what was begun
 --     b      abandon      reason, errors           (errors: '-' for none, '=' and the error, or JSON of error and cause)
 --     x      the same, of a failed attempt
 --     f      forfeit      cause
@@ -18,7 +19,7 @@
 --
 -- Messages that claims hold are not among the leased ones. They are looked for only where a settlement is refused.
 
-local NEEDS = {a = 0, A = 0, u = 1, U = 1, n = 2, r = 1, R = 1, b = 2, x = 2, f = 1, m = 0}
+local NEEDS = {a = 0, A = 0, u = 1, U = 1, n = 2, r = 1, R = 1, s = 1, b = 2, x = 2, f = 1, m = 0}
 
 -- What a call does to one queue is gathered first, and then written with few commands.
 local function nothing_yet()
@@ -39,11 +40,12 @@ local function leave(work, member, text)
     push(work.changes, text)
 end
 
--- Back to its place, or to the delayed ones.
-local function put_back(work, member, text, failures, delay)
-    local deliveries, attempts, crashes, rest = match(text, '^(%d+) (%d+) (%d+) %S+ (.*)$', 33)
+-- Back to its place, or to the delayed ones. `mark`: '+' when a run of it was begun, else ''.
+local function put_back(work, member, text, failures, delay, mark)
+    local deliveries, attempts, crashes, old, rest = match(text, '^(%d+) (%d+) (%d+) (%+?)%S+ (.*)$', 33)
     local available = digits(now + delay)
-    leave(work, member, format('%s %d %s %s %s', deliveries, attempts + failures, crashes, available, rest))
+    mark = old == '+' and old or mark
+    leave(work, member, format('%s %d %s %s%s %s', deliveries, attempts + failures, crashes, mark, available, rest))
     if delay > 0 then
         push(work.delayed, available)
         push(work.delayed, member)
@@ -97,12 +99,16 @@ function verbs.U(work, member, _, at, id)
 end
 
 function verbs.n(work, member, text, at)
-    put_back(work, member, text, 1, tonumber(ARGV[at]))
+    put_back(work, member, text, 1, tonumber(ARGV[at]), '')
     note_errors(work, member, ARGV[at + 1])
 end
 
 function verbs.r(work, member, text, at)
-    put_back(work, member, text, 0, tonumber(ARGV[at]))
+    put_back(work, member, text, 0, tonumber(ARGV[at]), '')
+end
+
+function verbs.s(work, member, text, at)
+    put_back(work, member, text, 0, tonumber(ARGV[at]), '+')
 end
 
 verbs.R = verbs.r
