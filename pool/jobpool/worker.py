@@ -115,7 +115,7 @@ class QueueWorker:
         self._ttl = check_ttl(ttl)
         self._default_timeout = check_seconds(default_timeout, "default_timeout")
         self._inspector = Inspector(backend.signer, queue_handlers or {})
-        self._guarding = Guarding(backend, _usable(limits or Limits(), backend))
+        self._guarding = Guarding(backend, _usable(Limits() if limits is None else limits, backend))
         self._grace = unknown_handler_grace
         self._seen = _FirstSeen()
         self._rejected_logged_at: float | None = None

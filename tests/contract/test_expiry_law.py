@@ -1,4 +1,4 @@
-"""A job with `expires_in` expires by the broker's clock, whatever this machine's says, and before its first start only."""
+"""A job with `expires_in` expires by the broker's clock, whatever this machine's says, before its first start only."""
 
 from __future__ import annotations
 

@@ -55,6 +55,17 @@ class Bench:
         return dict(self.worker.counters[QUEUE])
 
 
+@pytest.mark.parametrize(("limits", "runs"), [(Limits(idempotency_ttl=60.0), 2), (NO_LIMITS, 1)])
+def test_a_done_key_is_kept_as_long_as_the_limits_say(limits: Limits, runs: int) -> None:
+    bench = Bench(limits)
+    bench.enqueue(KEYED)
+    bench.process(1)
+    bench.clock.advance(60.0)
+    bench.enqueue(KEYED)
+    bench.process(1)
+    assert bench.runs == runs
+
+
 def test_duplicates_of_a_done_job_are_skipped() -> None:
     bench = Bench()
     bench.enqueue(KEYED, KEYED, KEYED)
