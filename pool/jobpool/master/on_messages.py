@@ -9,6 +9,7 @@ from jobpool.death import cause_headline
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.headline import headline
 from jobpool.master import events as ev
+from jobpool.master.boot import LOOP_AT
 from jobpool.master.delivery import Delivery
 from jobpool.master.pool import Pool
 from jobpool.mechanism.frames import Reply
@@ -253,7 +254,13 @@ def _reap_done(pool: Pool, event: ev.ReapDone) -> None:
 def _counted(pool: Pool, event: ev.Counted) -> None:
     pool.stats = event.stats
     is_empty = all(counts.pending == 0 for counts in event.stats.values())
-    if pool.settings.until_empty and is_empty and not pool.held and not pool.is_stopping:
+    if not pool.settings.until_empty or pool.is_stopping:
+        return
+    if not pool.generation:  # an app that cannot be loaded is told, also where there is nothing to run
+        if pool.boot.failures >= LOOP_AT:
+            pool.fatal = f"the app does not load: {pool.boot.last_error}"
+            pool.stop("the app does not load")
+    elif is_empty and not pool.held:
         pool.stop("the queues are empty")
 
 

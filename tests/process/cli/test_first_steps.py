@@ -48,10 +48,12 @@ def test_a_progress_bar_when_asked_for(shell: Shell) -> None:
     assert " 1/1 " in done.stderr
 
 
-def test_an_app_that_does_not_import_is_one_sentence(shell: Shell) -> None:
-    (shell.directory / "broken.py").write_text("import no_such_module_at_all\n")
-    done = shell.run("-A", "broken", "-w", "1")
-    assert done.returncode in (1, 2)
+@pytest.mark.parametrize("flags", [(), ("--until-empty",)], ids=["forever", "until empty"])
+def test_an_app_that_does_not_import_is_one_sentence(shell: Shell, flags: tuple[str, ...]) -> None:
+    # Slowly: that the queue is empty is known first.
+    (shell.directory / "broken.py").write_text("import time\ntime.sleep(1.0)\nimport no_such_module_at_all\n")
+    done = shell.run("-A", "broken", "-w", "1", *flags)
+    assert done.returncode == 1
     assert "no_such_module_at_all" in done.stderr
     assert "jobpool: " in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

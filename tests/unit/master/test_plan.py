@@ -11,6 +11,7 @@ from jobpool.death import Death
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
+from jobpool.master.boot import LOOP_AT
 from jobpool.master.handout import room
 from jobpool.master.pool import Stopping
 from jobpool.master.slots import Ending, SlotState
@@ -443,6 +444,21 @@ class TestStopping:
         assert not stage.pool.is_stopping
         stage.tell(ev.Counted({"reports": QueueStats(dead=3)}))
         assert stage.pool.is_stopping
+
+    def test_an_empty_queue_does_not_end_a_pool_before_its_app_is_loaded(self) -> None:
+        stage = Stage(workers=1, until_empty=True)
+        stage.tell(ev.Counted({"reports": QueueStats()}))
+        assert not stage.pool.is_stopping
+        stage.tell(ev.AppFailed(1, "no module named 'myapp'", ""))
+        assert (stage.pool.is_stopping, stage.pool.fatal) == (True, "no module named 'myapp'")
+
+    def test_a_fork_server_that_never_loads_the_app_ends_a_pool_that_is_to_stop(self) -> None:
+        stage = Stage(workers=1, until_empty=True)
+        for _ in range(LOOP_AT):
+            assert not stage.pool.is_stopping
+            [start] = of(stage.after(60.0), act.StartForkServer)
+            stage.tell(ev.ForkServerGone(start.generation), ev.Counted({"reports": QueueStats()}))
+        assert stage.pool.fatal == "the app does not load: the fork server died"
 
     def test_the_pool_stops_after_so_many_jobs_and_leases_no_more_than_that(self) -> None:
         stage = Stage(workers=4, max_total=2).boot()
