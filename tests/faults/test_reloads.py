@@ -1,4 +1,4 @@
-"""Reloads, with good code and with broken code, beside a pool that is not reloaded (row 22)."""
+"""Reloads, with good code and with broken code, beside a pool that is not reloaded (rows 22 and 31)."""
 
 from __future__ import annotations
 
@@ -96,3 +96,33 @@ def test_many_hups_under_load(rig: Rig) -> None:
     assert not pool.log("a child died")
     pool.wait_ready(2)
     stop_all(rig, [pool, other])
+
+
+@pytest.mark.row(31)
+def test_reloads_in_a_stream_of_quick_jobs_with_longer_ones_among_them_come_to_their_end(rig: Rig) -> None:
+    """The longer ones have frames behind them that are taken back, in the very turn that tells their child to leave."""
+    pool, other = start(rig, "--max-crashes", "0", workers=4)
+    mixed = [{"seconds": 0.12 if number % 10 == 0 else 0.0} for number in range(400)]
+    for _ in range(5):
+        before = pool.fork_servers()
+        pool.send(signal.SIGHUP)
+        wait_until(lambda b=before: fed_mixed(rig, mixed) and is_reloaded(pool, b), 30.0, "reloaded")  # type: ignore[misc]
+    rig.wait_drained()
+    account = rig.account()
+    account.assert_once_each()
+    assert set(account.crashes.values()) == {0}
+    assert not pool.log("a child died")
+    assert not pool.log("a child that was told to leave has not left; it is killed")
+    stop_all(rig, [pool, other])
+
+
+def fed_mixed(rig: Rig, jobs: list[dict[str, float]]) -> bool:
+    if rig.stats().waiting < len(jobs):
+        rig.enqueue_many("work", jobs)
+    return True
+
+
+def is_reloaded(pool: PoolProcess, before: list[int]) -> bool:
+    """Whether it has one fork server, and it is another one."""
+    now = pool.fork_servers()
+    return len(now) == 1 and now != before

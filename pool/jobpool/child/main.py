@@ -56,7 +56,7 @@ _RUN = 1
 def run(boot: ChildBoot) -> int:
     """Live a child's life in this process; its exit status. Uses the main thread, signals and standard streams freely.
 
-    Blocks for as long as there is work: until `work` ends, a `Retire` comes, or the child is worn (then its last
+    Blocks for as long as there is work: until `work` ends, or the child is worn (then its last
     `Result` says why).
     """
     page = boot.board.slot(boot.slot).child

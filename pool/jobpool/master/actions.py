@@ -47,7 +47,7 @@ class TakeBack:
 
 @dataclass(frozen=True, slots=True)
 class RetireChild:
-    """Let the child exit after what it runs; unread frames are taken back first."""
+    """Let the child exit after what it runs; unread frames are taken back first. No other action can undo it."""
 
     slot: Slot
 

@@ -9,7 +9,7 @@ import socket
 from dataclasses import dataclass
 
 from jobpool.mechanism import packets
-from jobpool.mechanism.frames import BadFrame, Frame, Reply, Retire, Run, decode
+from jobpool.mechanism.frames import BadFrame, Frame, Reply, Run, decode
 
 LARGEST_ANSWER = 8 * 1024 * 1024
 """Bytes of one frame from a child: outputs are capped far below, so more is no answer but an accident."""
@@ -79,8 +79,9 @@ class ChildLine:
         self.unanswered += written
         return written
 
-    def retire(self) -> bool:
-        return self._write(Retire().encode())
+    def retire(self) -> None:
+        """End the child's work: it leaves after what it has read. A frame that says so could be taken back."""
+        self._work.shutdown(socket.SHUT_WR)
 
     def _write(self, packet: bytes) -> bool:
         try:

@@ -169,7 +169,8 @@ class Master:
             case act.SpawnChild(slot):
                 self._spawn(slot)
             case act.RetireChild(slot):
-                self._retire(action)
+                apply(self._pool, self._crew.take_back(slot), time.monotonic())
+                self._crew.retire(slot)
             case act.KillChild(slot):
                 self._crew.signal(slot, signal.SIGKILL)
             case act.DumpStack(slot):
@@ -204,13 +205,6 @@ class Master:
             self._crew.spawn(slot)
         except OSError as error:
             apply(self._pool, ev.SpawnRefused(child, str(error)), time.monotonic())
-
-    def _retire(self, action: act.RetireChild) -> None:
-        """Unread frames first: what the child reads next must be the order to go."""
-        slot = action.slot
-        slot.retiring = True
-        apply(self._pool, self._crew.take_back(slot), time.monotonic())
-        self._crew.retire(slot)
 
     def _start_server(self, generation: int) -> None:
         try:

@@ -156,6 +156,7 @@ def _stop(pool: Pool, now: float, actions: list[Action]) -> None:
     for slot in pool.slots.live:
         if slot.state is SlotState.DYING:
             if over and not slot.killed_at:
+                slot.killed_at = now
                 actions.append(act.KillChild(slot))
         elif over:
             slot.end(Ending.STOP, now, "the pool stops")

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from jobpool.errors import BackendUnavailable
 from jobpool.master.pool import Pool
 from jobpool.master.slots import Slot, SlotState
+from jobpool.master.upkeep import reload_under_way
 from jobpool.mechanism.scoreboard import Scoreboard
 
 EVERY = 0.25
@@ -84,4 +85,4 @@ def _problem(pool: Pool) -> str:
         return refusal or "the broker does not answer"
     if pool.boot.failures:
         return f"children do not come up: {pool.boot.last_error}"
-    return pool.companion.problem
+    return pool.companion.problem or reload_under_way(pool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jobpool.master import actions as act
 from jobpool.master.actions import Action
 from jobpool.master.pool import Pool, Server, ServerState
-from jobpool.master.slots import Slot, SlotState
+from jobpool.master.slots import Ending, Slot, SlotState
 
 
 def keep_servers(pool: Pool, now: float, actions: list[Action]) -> None:
@@ -19,6 +19,16 @@ def keep_servers(pool: Pool, now: float, actions: list[Action]) -> None:
     wanted = pool.server() is None and not any(_young(s) for s in pool.servers.values())
     if wanted and now >= pool.boot.next_at:
         _begin_server(pool, now, actions)
+
+
+def reload_under_way(pool: Pool) -> str:
+    """How far a reload has come, in words; "" when none is under way."""
+    old = sum(slot.generation < pool.generation for slot in pool.slots.live)
+    if old:
+        return f"a reload is under way: {old} of the old code's children are not gone yet"
+    if pool.generation and any(_young(server) for server in pool.servers.values()):
+        return "a reload is under way: the new code is being imported"
+    return ""
 
 
 def _young(server: Server) -> bool:
@@ -63,10 +73,10 @@ def keep_children(pool: Pool, now: float, actions: list[Action]) -> None:
             break
         _spawn(pool, now, actions)
         starting += 1
-    _retire_surplus(pool, live, actions)
+    _retire_surplus(pool, live, now, actions)
 
 
-def _retire_surplus(pool: Pool, live: list[Slot], actions: list[Action]) -> None:
+def _retire_surplus(pool: Pool, live: list[Slot], now: float, actions: list[Action]) -> None:
     """Children of an old generation once a new one is ready, and those above the target: idle ones one at a time.
 
     Above the target though none of the new generation is ready: a second reload met the spare child of the first one.
@@ -75,12 +85,20 @@ def _retire_surplus(pool: Pool, live: list[Slot], actions: list[Action]) -> None
     staying = [slot for slot in ready if not slot.retiring]
     old = [slot for slot in staying if slot.generation != pool.generation]
     if old and any(slot.generation == pool.generation for slot in ready):
-        actions.extend(act.RetireChild(slot) for slot in old if slot.state is SlotState.BUSY)
         idle = [slot for slot in old if slot.state is SlotState.IDLE]
-        if idle and len(ready) > pool.target:
-            actions.append(act.RetireChild(idle[0]))
+        spare = idle[:1] if len(ready) > pool.target else []
+        for slot in [*(slot for slot in old if slot.state is SlotState.BUSY), *spare]:
+            _retire(slot, now, actions)
     elif len(staying) > pool.target:
-        actions.append(act.RetireChild(min(old or staying, key=lambda slot: slot.state is not SlotState.IDLE)))
+        _retire(min(old or staying, key=lambda slot: slot.state is not SlotState.IDLE), now, actions)
+
+
+def _retire(slot: Slot, now: float, actions: list[Action]) -> None:
+    """Nothing more is handed to it, from this very turn on; an idle one has to be gone within its time (watch.py)."""
+    slot.retiring = True
+    if slot.state is SlotState.IDLE:
+        slot.end(Ending.RETIRE, now, "replaced", killed=False)
+    actions.append(act.RetireChild(slot))
 
 
 def _spawn(pool: Pool, now: float, actions: list[Action]) -> None:

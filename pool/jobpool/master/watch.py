@@ -32,6 +32,8 @@ def watch(pool: Pool, now: float, actions: list[Action]) -> None:
                 actions.append(act.KillChild(slot))
             case SlotState.BUSY:
                 _watch_busy(pool, slot, now, actions)
+            case SlotState.IDLE if slot.retiring and not slot.broken_at:
+                slot.end(Ending.RETIRE, now, "replaced", killed=False)  # it was told while it was busy
             case SlotState.STARTING if now - slot.since >= pool.settings.boot_timeout:
                 slot.end(Ending.BOOT, now, f"not ready after {pool.settings.boot_timeout:g} s")
                 pool.boot.failed(f"a child was not ready after {pool.settings.boot_timeout:g} s", now)
@@ -138,6 +140,8 @@ def _watch_dying(pool: Pool, slot: Slot, now: float, actions: list[Action]) -> N
     if now - asked < UNDEAD_AFTER:
         return
     if not slot.killed_at:
+        pool.note("warning", "a child that was told to leave has not left; it is killed", slot=slot.index, pid=slot.pid)
+        slot.killed_at = now
         actions.append(act.KillChild(slot))
     else:
         _give_up(pool, slot, now, actions)

@@ -100,7 +100,7 @@ class ChildBoot:
     Attributes:
         slot: Which page of the board is its own.
         child: Serial number, never reused in the life of a master.
-        work: Blocking; `Run` and `Retire` come from it.
+        work: Blocking; `Run` comes from it, and its end tells the child to leave.
         channel: Blocking, duplex.
         board: Writable. Never close it in a child.
         trace_fd: Where the fault handler writes stacks.

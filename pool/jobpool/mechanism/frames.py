@@ -8,7 +8,8 @@ not decode is `BadFrame`, and whoever sent it is not to be trusted any more.
 
 Three sockets (docs/architecture.md, "Channels"):
 
-* work, master → child: `Run`, `Retire`. The master keeps the reading end too, so it can take back what was not read.
+* work, master → child: `Run`. The master keeps the reading end too, so it can take back what was not read. Its end
+  tells the child to leave: no frame could, because the master might take it back.
 * channel, child ↔ master: `Ready`, `BootFailed`, `Result`, `Ask`; and `Reply` down.
 * control, master ↔ fork server: `Spawn` down; `Loaded`, `LoadFailed`, `Spawned`, `SpawnFailed`, `Exited` up.
 """
@@ -66,14 +67,6 @@ class Run:
     def encode(self) -> bytes:
         packet = run_packet(self.nonce, self.fence, self.attempts, self.crashes, self.timeout, self.body)
         return with_ticket(packet, self.ticket) if self.ticket else packet
-
-
-@dataclass(frozen=True, slots=True)
-class Retire:
-    """Finish: exit with status 0 when this is read."""
-
-    def encode(self) -> bytes:
-        return b"\x02"
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,21 +277,7 @@ class Exited:
         return b"\x25" + _dump(self)
 
 
-Frame = (
-    Run
-    | Retire
-    | Ready
-    | BootFailed
-    | Result
-    | Ask
-    | Reply
-    | Loaded
-    | LoadFailed
-    | Spawn
-    | Spawned
-    | SpawnFailed
-    | Exited
-)
+Frame = Run | Ready | BootFailed | Result | Ask | Reply | Loaded | LoadFailed | Spawn | Spawned | SpawnFailed | Exited
 
 _SUCCEEDED = Verdict.SUCCEEDED  # found quicker than the member of an enum class
 
@@ -343,8 +322,6 @@ def _decode(packet: bytes) -> Frame:
     if tag == TICKETED:
         ticket, packet = split_ticket(packet)
         return _decode_run(packet, ticket)
-    if tag == 2:
-        return Retire()
     if tag == 0x10:
         return Ready()
     fields = orjson.loads(memoryview(packet)[1:])

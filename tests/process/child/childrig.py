@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -95,7 +96,8 @@ class ChildProcess:
         packets.send(self._work, packet)
 
     def end_work(self) -> None:
-        self._work.close()
+        """As the master does, who keeps the reading end too."""
+        self._work.shutdown(socket.SHUT_WR)
 
     def receive(self, limit: float = LIMIT) -> Frame | None:
         """The next frame on the channel; None at its end."""

@@ -9,7 +9,7 @@ import pytest
 from childrig import ChildProcess, wait_until
 
 from jobpool.mechanism.board_views import ChildState
-from jobpool.mechanism.frames import Ask, BootFailed, Reply, Retire, Verdict
+from jobpool.mechanism.frames import Ask, BootFailed, Reply, Verdict
 
 Start = Callable[..., ChildProcess]
 
@@ -198,15 +198,10 @@ def test_a_frame_that_was_not_read_can_be_taken_back(start_child: Start) -> None
     assert child.page.nonce == 1
 
 
-@pytest.mark.parametrize("how", ["end of work", "retire"])
-def test_the_child_leaves_when_its_work_ends(start_child: Start, how: str) -> None:
+def test_the_child_leaves_when_its_work_ends(start_child: Start) -> None:
     child = start_child()
     child.succeed("noop")
-    if how == "retire":
-        child.send_packet(Retire().encode())
-    else:
-        child.end_work()
-        child.work_reading.close()
+    child.end_work()
     assert child.exit_status() == 0
 
 

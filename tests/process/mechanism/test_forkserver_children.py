@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
 import pytest
 from nurse import Nurse, Watch, text_of, wait_until
 
-from jobpool.mechanism import packets
-from jobpool.mechanism.frames import Exited, Loaded, Retire, Spawned, SpawnFailed
+from jobpool.mechanism.frames import Exited, Loaded, Spawned, SpawnFailed
 from jobpool.mechanism.linux import open_fds
 from jobpool.mechanism.scoreboard import ChildState
 
@@ -60,7 +60,7 @@ def test_output_of_any_kind_lands_in_the_output_file_and_that_of_the_import_does
     with Nurse() as nurse:
         child = nurse.bear()
         child.ask("shout")
-        packets.send(child.work, Retire().encode())
+        child.work.shutdown(socket.SHUT_WR)
         assert nurse.hear(Exited, child).code == 0
         assert text_of(child.output) == "to one\nto two\nby print\n"
 

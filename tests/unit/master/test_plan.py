@@ -15,6 +15,7 @@ from jobpool.master.boot import LOOP_AT
 from jobpool.master.handout import room
 from jobpool.master.pool import Stopping
 from jobpool.master.slots import Ending, SlotState
+from jobpool.master.upkeep import reload_under_way
 from jobpool.master.watch import DUMP_BEFORE_KILL, HEARTBEAT, STALE_AFTER, UNDEAD_AFTER, next_due
 from jobpool.mechanism.frames import Ask, HandlerInfo, Verdict
 from jobpool.outcome import LostLease, Rejected
@@ -592,6 +593,40 @@ class TestReload:
         assert len(stage.idle) == 2
         assert not stage.pool.is_stopping
         assert stage.pool.generation == 1
+
+    def test_a_child_that_is_told_to_leave_is_handed_nothing_in_the_same_turn(self) -> None:
+        stage = Stage(workers=2).boot()
+        stage.tell(ev.SignalCame(signal.SIGTTOU), ev.Leased([ev.Inspected(stage.a_lease("report"), None)] * 2))
+        [told] = of(stage.log, act.RetireChild)
+        assert [hand.slot for hand in of(stage.log, act.Hand) if hand.slot is told.slot] == []
+        assert of(stage.log, act.Hand)
+
+    def test_a_child_that_does_not_leave_when_it_was_told_is_killed_once_and_its_death_is_no_crash(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("report")
+        [slot] = stage.busy
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        stage.load(generation=2)
+        stage.make_ready()
+        assert reload_under_way(stage.pool) == "a reload is under way: 1 of the old code's children are not gone yet"
+        assert not of(stage.after(9.0), act.KillChild), "it is busy, and is left alone"
+        stage.answer(slot)
+        stage.after(0.1)
+        assert not of(stage.after(UNDEAD_AFTER - 0.2), act.KillChild)
+        assert of(stage.after(0.3), act.KillChild)
+        assert not of(stage.after(0.1), act.KillChild)
+        stage.die(slot, signal=signal.SIGKILL)
+        assert slot.crashes == 0
+        assert reload_under_way(stage.pool) == ""
+        assert "a child that was told to leave has not left; it is killed" in {n.event for n in stage.pool.notes}
+
+    def test_an_import_that_goes_on_is_a_reload_under_way(self) -> None:
+        stage = Stage(workers=1)
+        stage.tell()
+        assert reload_under_way(stage.pool) == "", "it is the first one"
+        stage.boot()
+        stage.tell(ev.SignalCame(signal.SIGHUP))
+        assert reload_under_way(stage.pool) == "a reload is under way: the new code is being imported"
 
     def test_more_and_fewer_children(self) -> None:
         stage = Stage(workers=1).boot()
