@@ -82,7 +82,7 @@ class JobDefinition:
         self._check_limits()
         self._check_cron()
         self._check_flags()
-        if self.meta:
+        if self.meta != {}:
             _set(self, "meta", _check_meta(self.meta))
 
     def _check_target(self) -> None:

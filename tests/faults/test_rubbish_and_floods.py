@@ -10,6 +10,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ class Neighbourhood:
         self.busy += latencies(self._rig, go_on)
 
     def _is_done(self, ident: str) -> bool:
-        return any(line.verb in ("ack", "abandon") for line in self._rig.lines("settled", ident))
+        return _is_settled(self._rig, ident)
 
     def tell(self, figure: Figure) -> None:
         for pool, size in zip(self._pools, self.sizes, strict=True):
@@ -126,6 +127,10 @@ class Neighbourhood:
         for pool, before in zip(self._pools, self.descriptors, strict=True):
             more = descriptors(pool.pid) - before - idle
             assert not more, (pool.name, more)
+
+
+def _is_settled(rig: Rig, ident: str) -> bool:
+    return any(line.verb in ("ack", "abandon") for line in rig.lines("settled", ident))
 
 
 def steady_jobs(rig: Rig, seconds: float) -> list[str]:
@@ -191,6 +196,31 @@ def test_a_child_that_is_worn_when_its_job_ends_is_replaced(rig: Rig, pools: lis
     wait_gone([first.pid], 2.0)
     around.watch(lambda: False)
     around.assert_undisturbed({first.pid})
+
+
+@pytest.mark.row(34)
+@pytest.mark.on("sqlite")
+def test_a_flood_of_questions_withholds_nobodys_acks(
+    rig: Rig, pools: list[PoolProcess], tmp_path: Path, figure: Figure
+) -> None:
+    """And what floods is answered, read and acked itself when it is done."""
+    around = Neighbourhood(rig, pools)
+    over = tmp_path / "over"
+    floods = rig.enqueue_many("flood_questions", [{"until": str(over)}] * 4, timeout=TIMEOUT)
+    rig.wait_started(*floods)
+    try:
+        for _ in range(8):
+            begun = time.monotonic()
+            ident = rig.enqueue("work")
+            wait_until(lambda ident=ident: _is_settled(rig, ident), LIMIT / 6)  # type: ignore[misc]
+            figure("until a job beside it is acked", time.monotonic() - begun, "s")
+    finally:
+        over.touch()
+    rig.wait_drained()
+    around.watch(lambda: False)
+    around.tell(figure)
+    around.assert_undisturbed(set())
+    assert_ran_once(rig, floods)
 
 
 @pytest.mark.row(16)

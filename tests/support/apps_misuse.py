@@ -17,8 +17,10 @@ from collections.abc import Iterator
 from apps_pool import HELD, LONG, note, rubbish_to_all
 
 import jobpool
+from jobpool import producer
 from jobpool.child.recycle import resident
-from jobpool.mechanism.frames import Result, Verdict
+from jobpool.mechanism import packets
+from jobpool.mechanism.frames import Ask, Result, Verdict
 
 
 def sockets() -> Iterator[socket.socket]:
@@ -65,6 +67,29 @@ def write_everywhere(ctx: jobpool.JobContext) -> None:
     if ctx.fence == 1:
         rubbish_to_all()
         time.sleep(LONG)
+    note(ctx, "end")
+
+
+@jobpool.handler
+def flood_questions(ctx: jobpool.JobContext, until: str) -> None:
+    """Asks the master as fast as its socket takes it, and reads the answers, until there is a file of that path.
+
+    Each question costs the master some 10 ms: many jobs, of which the last is not valid, so that none is enqueued.
+    """
+    note(ctx, "start")
+    question = Ask([{"handler": "work"}] * 1500 + [{}]).encode()
+    sock = producer.default()._channel  # type: ignore[attr-defined]
+    owed = 0
+    while owed or not os.path.exists(until):
+        if not os.path.exists(until):
+            with contextlib.suppress(BlockingIOError):
+                sock.send(question, socket.MSG_DONTWAIT)
+                owed += 1
+                continue
+        with contextlib.suppress(BlockingIOError):
+            while packets.recv(sock, flags=socket.MSG_DONTWAIT):
+                owed -= 1
+        time.sleep(0.001)
     note(ctx, "end")
 
 

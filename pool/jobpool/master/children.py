@@ -6,10 +6,11 @@ import contextlib
 import os
 import signal
 import socket
+from collections import deque
 from dataclasses import dataclass
 
 from jobpool.mechanism import packets
-from jobpool.mechanism.frames import BadFrame, Frame, Reply, Run, decode
+from jobpool.mechanism.frames import Ask, BadFrame, BootFailed, Frame, Ready, Reply, Result, Run, decode
 
 LARGEST_ANSWER = 8 * 1024 * 1024
 """Bytes of one frame from a child: outputs are capped far below, so more is no answer but an accident."""
@@ -63,8 +64,10 @@ class ChildLine:
         self._output = os.memfd_create("jobpool-output", os.MFD_CLOEXEC)
         self._traced = 0
         self.pidfd = -1
-        self.unanswered = 0
-        """Attempts that were handed over and neither answered nor taken back."""
+        self.is_asking = False
+        """Its question is open: nothing more of it is read until `reply`."""
+        self._booted = False
+        self._handed: deque[int] = deque()
 
     def birth(self) -> Birth:
         return Birth(self._work_in, self._far, self._trace, self._output)
@@ -73,10 +76,16 @@ class ChildLine:
         """The child's ends were sent: the far end of the channel is its alone from here, so that its close is seen."""
         self._far.close()
 
-    def hand(self, run: bytes) -> bool:
-        """Write an attempt (`frames.run_packet`) to the child; False: nothing was written, its socket is full."""
+    @property
+    def is_busy(self) -> bool:
+        """Whether attempts were handed over that are neither answered nor taken back."""
+        return bool(self._handed)
+
+    def hand(self, nonce: int, run: bytes) -> bool:
+        """Write attempt `nonce` (`frames.run_packet`) to the child; False: nothing was written, its socket is full."""
         written = self._write(run)
-        self.unanswered += written
+        if written:
+            self._handed.append(nonce)
         return written
 
     def retire(self) -> None:
@@ -91,9 +100,13 @@ class ChildLine:
         return True
 
     def reply(self, reply: Reply) -> None:
-        """Answer an `Ask`. A child that has died meanwhile hears nothing."""
-        with contextlib.suppress(OSError):
-            packets.send(self.channel, reply.encode())
+        """Answer an `Ask`. A child that has died, or that asks on and reads no answer, hears nothing more."""
+        self.is_asking = False
+        try:
+            _send_reply(self.channel, reply)
+        except OSError:
+            with contextlib.suppress(OSError):  # or it would wait for this answer for ever
+                self.channel.shutdown(socket.SHUT_RDWR)
 
     def take_back(self) -> frozenset[int]:
         """The nonces of the frames that the child had not read; it never will."""
@@ -108,13 +121,13 @@ class ChildLine:
             frame = decode(received[0])
             if isinstance(frame, Run):
                 nonces.add(frame.nonce)
-                self.unanswered -= 1
+                self._handed.remove(frame.nonce)
 
     def receive(self) -> Frame | None:
         """The child's next frame; None: nothing now.
 
         Raises:
-            BrokenChannelError: It has closed, or what came is no frame.
+            BrokenChannelError: It has closed, or what came is no frame, or none that the child may send now.
         """
         try:
             packet = self._reader.read()
@@ -127,9 +140,25 @@ class ChildLine:
         if packet is None:
             raise BrokenChannelError("closed", closed=True)
         try:
-            return decode(packet)
+            frame = decode(packet)
         except BadFrame as error:
             raise BrokenChannelError(str(error)) from error
+        self._check(frame)
+        return frame
+
+    def _check(self, frame: Frame) -> None:
+        """Refuse what comes out of turn: user code has these descriptors too, and could keep the master busy."""
+        kind = type(frame)
+        if kind is Result:
+            if not self._handed or self._handed[0] != frame.nonce:  # type: ignore[union-attr]
+                raise BrokenChannelError("a child answered an attempt that it does not run")
+            self._handed.popleft()
+        elif kind is Ask:
+            self.is_asking = True
+        elif kind is Ready or kind is BootFailed:
+            if self._booted:
+                raise BrokenChannelError(f"a child sent {kind.__name__} once more")
+            self._booted = True
 
     def signal(self, number: int) -> None:
         """Send a signal through the pidfd: never to a process that has taken over the pid."""
@@ -158,6 +187,14 @@ class ChildLine:
         fds = [fd for fd in (self._trace, self._output, self.pidfd) if fd >= 0]
         packets.close_all(fds)
         self._trace = self._output = self.pidfd = -1
+
+
+def _send_reply(channel: socket.socket, reply: Reply) -> None:
+    try:
+        packets.send(channel, reply.encode())
+    except packets.PacketTooLarge as error:
+        why = f"the answer is too large, ask for fewer jobs at once: {error}"
+        packets.send(channel, Reply([], "InvalidJob", why).encode())
 
 
 def _tail(fd: int, since: int, most: int) -> tuple[str, int]:

@@ -38,6 +38,9 @@ from jobpool.mechanism.scoreboard import Scoreboard
 FRAMES_AT_ONCE = 128
 """Frames read from one child before the others get their turn."""
 
+FRAMES_OF_THE_DEAD = 2048
+"""Frames read from a dead child's channel: more than it holds, so that a result is found after any flood."""
+
 COLLECT_EVERY = 0.02
 """Seconds between two looks for the dead of a fork server that has died."""
 
@@ -194,6 +197,9 @@ class Crew:
         self._generation_of[child] = slot.generation
         server.spawn(child, slot.index, line.birth().fds)
         line.born()
+        self._listen(child, line)
+
+    def _listen(self, child: int, line: ChildLine) -> None:
         self.watch(line.channel.fileno(), lambda: self._read_child(child, line))
 
     def _spawned(self, child: int, pid: int, fds: list[int]) -> list[ev.Event]:
@@ -207,18 +213,25 @@ class Crew:
         return [ev.ChildSpawned(child, pid)]
 
     def _read_child(self, child: int, line: ChildLine, to_the_end: bool = False) -> list[ev.Event]:
-        """What the child has said; after its last answer nothing is expected, and a look in vain is saved."""
+        """What the child has said; after its last answer nothing is expected, and a look in vain is saved.
+
+        A child that has asked is not listened to until it was answered: however much it asks, the broker is asked once
+        at a time for it, and settlements have their turn. Nobody waits for what the dead have asked.
+        """
         events: list[ev.Event] = []
         try:
-            for _ in range(FRAMES_AT_ONCE):
+            for _ in range(FRAMES_OF_THE_DEAD if to_the_end else FRAMES_AT_ONCE):
                 frame = line.receive()
                 if frame is None:
                     break
+                if to_the_end and type(frame) is Ask:
+                    continue
                 events.append(_child_said(child, frame))
-                if type(frame) is Result:
-                    line.unanswered -= 1
-                    if line.unanswered <= 0 and not to_the_end:
-                        break
+                if line.is_asking and not to_the_end:
+                    self.unwatch(line.channel.fileno())
+                    break
+                if type(frame) is Result and not (line.is_busy or to_the_end):
+                    break
         except BrokenChannelError as error:
             self.unwatch(line.channel.fileno())
             events.append(ev.ChildBroken(child, str(error), error.closed))
@@ -257,7 +270,7 @@ class Crew:
             return False
         lease = delivery.lease
         run = run_packet(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
-        return line.hand(with_ticket(run, ticket) if ticket else run)
+        return line.hand(delivery.nonce, with_ticket(run, ticket) if ticket else run)
 
     def take_back(self, slot: Slot) -> ev.TookBack:
         line = self._lines.get(slot.child)
@@ -275,8 +288,9 @@ class Crew:
 
     def reply(self, child: int, reply: Reply) -> None:
         line = self._lines.get(child)
-        if line is not None:
+        if line is not None and line.is_asking:
             line.reply(reply)
+            self._listen(child, line)
 
     def stack(self, slot: Slot) -> str:
         """What the child's fault handler has written since the last look."""

@@ -29,6 +29,9 @@ TICKET_HEAD = struct.Struct("<BI")
 TICKETED = 3
 """First byte of a run with a ticket before it."""
 
+MAX_SECONDS = 1e12
+"""No clock and no run time in a frame from a child reaches this."""
+
 _RESULT_TAIL: tuple[Any, ...] = (str, str, (int, float), list, str)
 
 
@@ -117,7 +120,8 @@ class Result:
         head = RESULT_HEAD.pack(0x12, self.nonce, self.verdict, self.started, self.duration)
         if not (self.output or self.error or self.after or self.follow_ups or self.leaving):
             return head
-        return head + orjson.dumps([self.output, self.error, self.after, self.follow_ups, self.leaving])
+        after = min(self.after, MAX_SECONDS)  # a handler may ask for `inf`, which JSON does not have
+        return head + orjson.dumps([self.output, self.error, after, self.follow_ups, self.leaving])
 
 
 def run_packet(nonce: int, fence: int, attempts: int, crashes: int, timeout: float, body: bytes) -> bytes:
@@ -309,6 +313,8 @@ def _decode(packet: bytes) -> Frame:
     tag = packet[0]
     if tag == 0x12:
         _, nonce, verdict, started, duration = RESULT_HEAD.unpack_from(packet)
+        if not (0.0 <= started < MAX_SECONDS and 0.0 <= duration < MAX_SECONDS):  # NaN is neither
+            raise BadFrame("a Result with impossible times")
         if len(packet) == RESULT_HEAD.size:
             return Result(nonce, _SUCCEEDED if verdict == 0 else Verdict(verdict), started, duration)
         tail = orjson.loads(memoryview(packet)[RESULT_HEAD.size :])
@@ -316,6 +322,8 @@ def _decode(packet: bytes) -> Frame:
         if not all(isinstance(*pair) for pair in zip(tail, _RESULT_TAIL, strict=True)):
             raise BadFrame("a Result with fields of other types")
         output, error, after, follow_ups, leaving = tail
+        if not after >= 0.0:
+            raise BadFrame("a Result with an impossible delay")
         return Result(nonce, Verdict(verdict), started, duration, output, error, after, follow_ups, leaving)
     if tag == 1:
         return _decode_run(packet)
@@ -328,6 +336,10 @@ def _decode(packet: bytes) -> Frame:
     if tag == 0x20:
         handlers = [HandlerInfo(**info) for info in fields.pop("handlers")]
         return Loaded(handlers=handlers, **fields)
+    if tag == 0x13 and not isinstance(fields["definitions"], list):
+        raise BadFrame("an Ask for no list")
+    if tag == 0x11 and not isinstance(fields["error"], str):
+        raise BadFrame("a BootFailed with no text")
     return _JSON_FRAMES[tag](**fields)  # type: ignore[no-any-return]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 
 import pytest
 from hypothesis import given
@@ -88,6 +89,28 @@ def test_a_plain_success_is_a_head_and_nothing_else() -> None:
 def test_rubbish_is_a_bad_frame(packet: bytes) -> None:
     with pytest.raises(BadFrame):
         decode(packet)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        *[Result(9, Verdict.SUCCEEDED, bad, 0.25) for bad in (math.nan, math.inf, -1.0, 1e300)],
+        *[Result(9, Verdict.SUCCEEDED, 12.5, bad) for bad in (math.nan, math.inf, -1.0, 1e300)],
+        Result(9, Verdict.RETRY, 12.5, 0.25, after=-1.0),
+        Ask("report"),  # type: ignore[arg-type]
+        BootFailed(["an error"]),  # type: ignore[arg-type]
+    ],
+    ids=repr,
+)
+def test_a_frame_with_values_that_no_child_has_is_a_bad_one(frame: Frame) -> None:
+    with pytest.raises(BadFrame):
+        decode(frame.encode())
+
+
+def test_an_endless_delay_is_a_very_long_one() -> None:
+    answer = decode(Result(9, Verdict.SNOOZE, 12.5, 0.25, after=math.inf).encode())
+    assert isinstance(answer, Result)
+    assert 1e9 < answer.after < math.inf
 
 
 @pytest.mark.parametrize("frame", ONE_OF_EACH, ids=lambda frame: type(frame).__name__)

@@ -137,6 +137,7 @@ def test_every_field_has_a_copy_helper_that_changes_nothing_else(name: str) -> N
         pytest.param({"zone": "Europe/Berln"}, r"no time zone .* did you mean 'Europe/Berlin'", id="zone"),
         pytest.param({"misfire": "two"}, r"misfire 'two' is refused: 'skip', 'one' or 'all\(n\)'", id="misfire"),
         pytest.param({"meta": [1]}, r"meta is an object, not list", id="meta list"),
+        pytest.param({"meta": None}, r"meta is an object, not NoneType", id="no meta"),
         pytest.param({"meta": {"a": b""}}, r"meta\.a: JSON has no bytes", id="meta bytes"),
         pytest.param({"meta": {"_timeout": 1}}, r"meta key '_timeout' is reserved", id="meta reserved"),
         pytest.param({"meta": {"v": 2}}, r"meta key 'v' is reserved", id="meta version"),
