@@ -184,6 +184,8 @@ class Settings(BaseSettings):
     """A child is replaced after this many attempts; 0 = never."""
     recycle_jitter: Share = 0.1
     """Share by which `recycle_jobs` varies from child to child, so that they do not all go at once."""
+    recycle_on_failure: Literal["suspect", "always", "never"] = "suspect"
+    """A child is replaced after a failed attempt: `suspect`, if that may have spoilt it; `always`; or `never`."""
 
     signing_key: Annotated[tuple[str, ...], NoDecode] = Field(default=(), repr=False)
     """Keys of the signatures: the first signs, all verify; none = unsigned."""
@@ -234,7 +236,9 @@ class Settings(BaseSettings):
             raise ValueError("a signing key must not be empty: leave the setting out to work unsigned")
         return keys
 
-    @field_validator("log_level", "log_format", "retry", "on_lease_lost", "on_crash", mode="before")
+    @field_validator(
+        "log_level", "log_format", "retry", "on_lease_lost", "on_crash", "recycle_on_failure", mode="before"
+    )
     @classmethod
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
@@ -283,7 +287,15 @@ SAME = (
     *("name", "backend", "broker_timeout", "broker_refusal_timeout", "apps", "queues", "queue_handlers", "workers"),
     *("ttl", "default_timeout"),
     *("kill_grace", "stop_grace", "boot_timeout", "on_lease_lost", "max_crashes", "crash_window", "retry"),
-    *("unknown_handler_grace", "output_cap", "memory_limit", "recycle_memory", "crash_back_off", "crash_back_off_cap"),
+    *(
+        "unknown_handler_grace",
+        "output_cap",
+        "memory_limit",
+        "recycle_memory",
+        "recycle_on_failure",
+        "crash_back_off",
+        "crash_back_off_cap",
+    ),
     *("on_crash", "on_crash_queue", "on_memory_limit_queue", "dead_letter_queue"),
     *("allowed_callables", "allowed_shell_commands", "allow_all_shell_commands", "allowed_events"),
     *("allowed_url_networks", "url_timeout", "url_max_bytes"),

@@ -77,6 +77,7 @@ class Attempt:
         started_at: Unix time.
         daemons: The handler may leave processes behind.
         left_open: The handler acked in a transaction that it neither committed nor rolled back.
+        suspect: It failed in a way that may have spoilt its process.
     """
 
     handler: str
@@ -90,6 +91,7 @@ class Attempt:
     started_at: float = 0.0
     daemons: bool = False
     left_open: bool = False
+    suspect: bool = False
 
     @property
     def result(self) -> ExecutionResult:
@@ -229,7 +231,7 @@ class AttemptRunner:
         if os.getpid() != self._pid:
             os._exit(DOUBLE)
         if raised is not None:  # while the handler's own error was being put into words
-            return Ending(Verdict.FAILED, error=ending.named(raised))
+            return Ending(Verdict.FAILED, error=ending.named(raised), suspect=ending.is_suspect(raised))
         return answer  # type: ignore[no-any-return]
 
     def _fill(self, attempt: Attempt, end: Ending, job: JobToRun) -> None:
@@ -242,6 +244,7 @@ class AttemptRunner:
             attempt.verdict = end.verdict
             attempt.error = end.error
             attempt.after = end.after
+            attempt.suspect = end.suspect
 
     def _time_out(self, attempt: Attempt, job: JobToRun) -> None:
         name = job.envelope.name or job.envelope.job

@@ -6,7 +6,9 @@ alarm, and it answers for itself: what it makes are plain texts.
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,15 +23,22 @@ from jobpool.mechanism.frames import Verdict
 _OURS = os.path.dirname(os.path.abspath(jobpool.errors.__file__)) + os.sep
 _LONGEST_CHAIN = 100
 
+_OF_THE_PROCESS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EPERM, errno.EBADF, errno.ENOTSOCK}
+"""Errors of system calls that tell of this process more than of what it asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the handler ended. `after`: seconds that `Retry` or `Snooze` asked for."""
+    """How the handler ended.
+
+    `after`: seconds that `Retry` or `Snooze` asked for. `suspect`: it failed in a way that may have spoilt its process.
+    """
 
     verdict: Verdict
     output: str = ""
     error: str = ""
     after: float = 0.0
+    suspect: bool = False
 
 
 SUCCEEDED = Ending(Verdict.SUCCEEDED)
@@ -37,13 +46,27 @@ SUCCEEDED = Ending(Verdict.SUCCEEDED)
 
 def of_error(error: BaseException, cap: int) -> Ending:
     """What became of the attempt that raised this. `Unrecoverable` counts anywhere in the chain."""
-    if any(isinstance(link, Unrecoverable) for link in chain(error)):
-        return Ending(Verdict.UNRECOVERABLE, error=told(error, cap))
+    links = list(chain(error))
+    suspect = any(map(is_suspect, links))
+    if any(isinstance(link, Unrecoverable) for link in links):
+        return Ending(Verdict.UNRECOVERABLE, error=told(error, cap), suspect=suspect)
     if isinstance(error, Retry):
-        return Ending(Verdict.RETRY, error=told(error, cap), after=error.after)
+        return Ending(Verdict.RETRY, error=told(error, cap), after=error.after, suspect=suspect)
     if isinstance(error, Snooze):
-        return Ending(Verdict.SNOOZE, error=cap_text(str(error), cap), after=error.after)
-    return Ending(Verdict.FAILED, error=told(error, cap))
+        return Ending(Verdict.SNOOZE, error=cap_text(str(error), cap), after=error.after, suspect=suspect)
+    return Ending(Verdict.FAILED, error=told(error, cap), suspect=suspect)
+
+
+def is_suspect(error: BaseException) -> bool:
+    """Tell if the process itself may be the cause, or may have come to harm: it lacks memory, descriptors or rights.
+
+    So does a part of Python's own library that cannot be imported any more. What handlers raise every day is none.
+    """
+    if isinstance(error, OSError):
+        return error.errno in _OF_THE_PROCESS
+    if isinstance(error, ImportError):
+        return (error.name or "").partition(".")[0] in sys.stdlib_module_names
+    return isinstance(error, MemoryError | RecursionError | SystemError)
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

@@ -50,6 +50,9 @@ BROKEN = 70
 IDLE_AFTER = 0.1
 """Seconds without a frame after which the process title says so: not after every job of a quick series."""
 
+LONG_S = 0.01
+"""Seconds of an attempt after which a thorough look at its process costs next to nothing."""
+
 _RUN = 1
 
 
@@ -165,11 +168,10 @@ class Child:
 
     def _leaving(self, attempt: Attempt) -> str:
         try:
-            leaving = self._wear.reason(attempt)
-            self._tidy.restore()
+            spoilt = self._tidy.restore(attempt.verdict is not Verdict.SUCCEEDED or attempt.duration > LONG_S)
+            return self._wear.reason(attempt) or spoilt
         except OSError:
             return DESCRIPTORS
-        return leaving
 
     def _send(self, nonce: int, attempt: Attempt, leaving: str) -> None:
         try:

@@ -9,7 +9,6 @@ import _thread
 import contextlib
 import os
 import random
-import resource
 import socket
 import threading
 from time import monotonic
@@ -26,6 +25,9 @@ THREADS = "threads"
 PROCESSES = "processes"
 TRANSACTION = "a transaction was left open"
 DESCRIPTORS = "descriptors"
+FAILURE = "a failure that may have spoilt it"
+
+_FAILURES = (Verdict.FAILED, Verdict.UNRECOVERABLE, Verdict.RETRY)
 
 LAST_WORDS = 0.05
 """Seconds that threads which an attempt left behind get to end by themselves."""
@@ -46,6 +48,7 @@ class Wear:
 
     def __init__(self, boot: ChildBoot) -> None:
         self._options = boot.options
+        self._after_failure = boot.options.recycle_on_failure
         self._left = _lifetime(boot.options, boot.child)
         self._threads = _thread._count()
         self._memory = _Memory(boot.options.max_rss)
@@ -68,6 +71,10 @@ class Wear:
             return TIMEOUT
         if attempt.left_open:
             return TRANSACTION
+        if attempt.suspect and self._after_failure == "suspect":
+            return FAILURE
+        if self._after_failure == "always" and attempt.verdict in _FAILURES:
+            return FAILURE
         if swept:
             return PROCESSES
         if _thread._count() > self._threads and not self._threads_ended():
@@ -103,9 +110,11 @@ class _Memory:
         self._mark = mark
 
     def worn(self) -> bool:
-        if not self._mark or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 <= self._mark:
+        if not self._mark:
             return False
-        return resident() > self._mark
+        import resource  # its being imported costs two microseconds an attempt: see `tidy`
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > self._mark and resident() > self._mark
 
 
 class _Descriptors:
@@ -134,7 +143,7 @@ class _Descriptors:
 def resident() -> int:
     """Bytes of resident memory of this process."""
     with open("/proc/self/statm", "rb") as statm:
-        return int(statm.read().split()[1]) * resource.getpagesize()
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _lifetime(options: ChildOptions, child: int) -> int:

@@ -200,6 +200,7 @@ SETTING_OPTIONS = [
     _limit("--recycle-memory", metavar="SIZE", help="Replace above this, after an attempt; 0 = never.  [default: 0]"),
     _limit("--recycle-jobs", metavar="N", help="Replace after N attempts; 0 = never.  [default: 0]"),
     _limit("--recycle-jitter", metavar="SHARE", help="Spread of --recycle-jobs.  [default: 0.1]"),
+    _limit("--recycle-on-failure", metavar="WHEN", help="suspect, always or never.  [default: suspect]"),
     _watch("--metrics-port", metavar="PORT", help="Serve /metrics, /livez and /readyz; 0 = any free port."),
     _watch("--metrics-host", metavar="HOST", help="On this address.  [default: 127.0.0.1]"),
     _watch("--rollups", metavar="TIME", help="Keep each minute's sums for so long; 0 = none.  [default: 30d]"),

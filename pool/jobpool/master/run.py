@@ -223,6 +223,7 @@ def fork_server_config(settings: PoolSettings) -> ForkServerConfig:
         max_jobs=settings.max_jobs,
         max_jobs_jitter=settings.max_jobs_jitter,
         max_rss=_memory_mark(settings),
+        recycle_on_failure=settings.recycle_on_failure,
         title=settings.name,
         sys_path=list(settings.sys_path) or [os.getcwd()],
         queue_handlers={queue: list(names) for queue, names in settings.queue_handlers.items()},

@@ -35,6 +35,7 @@ class PoolSettings:
         memory_limit: A child whose resident size is above this is killed, as a failed attempt; 0 = no limit.
         recycle_memory: A child above this after an attempt is replaced; 0 = never.
         max_jobs: A child is replaced after this many attempts (± `max_jobs_jitter`); 0 = never.
+        recycle_on_failure: A child is replaced after a failure that is `suspect`, `always`, or `never` for that.
         queue_handlers: Queue → the only handlers that may run there; absent = all.
         allowed_callables: What the built-in handler `callable` may call, each `module:function`.
         allowed_shell_commands: What the built-in handler `shell` may start: names, or absolute paths.
@@ -100,6 +101,7 @@ class PoolSettings:
     max_jobs_jitter: float = 0.1
     memory_limit: int = 0
     recycle_memory: int = 0
+    recycle_on_failure: Literal["suspect", "always", "never"] = "suspect"
     queue_handlers: dict[str, list[str]] = field(default_factory=dict)
     allowed_callables: tuple[str, ...] = ()
     allowed_shell_commands: tuple[str, ...] = ()

@@ -30,6 +30,7 @@ class ChildOptions:
         max_jobs: The child is recycled after so many; 0 = never.
         max_jobs_jitter: Fraction, 0 to 1, by which `max_jobs` is drawn apart, so that children do not leave together.
         max_rss: Bytes of resident memory above which a child is recycled after its job; 0 = never.
+        recycle_on_failure: After which failed attempts a child is recycled: `suspect`, `always` or `never`.
         max_leaked_fds: A child that has so many more descriptors than at its start is recycled.
         title: The word that process titles begin with.
         preload: True: the app was imported before the fork. False: the child imports it itself, after the fork.
@@ -45,6 +46,7 @@ class ChildOptions:
     max_jobs: int = 0
     max_jobs_jitter: float = 0.1
     max_rss: int = 0
+    recycle_on_failure: str = "suspect"
     max_leaked_fds: int = 64
     title: str = "jobpool"
     preload: bool = True

@@ -12,7 +12,7 @@ import ctypes
 import fcntl
 import os
 import platform
-import resource
+import re
 import signal
 import sys
 import time
@@ -24,6 +24,10 @@ from jobpool.errors import ConfigurationError
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_WAITID = ctypes.CDLL(None).waitid
+_CPU, _FSIZE, _DATA, _STACK, _NPROC, _NOFILE, _AS = 0, 1, 2, 3, 6, 7, 9
+"""Numbers of resource limits."""
+_ANY_CHILD = os.WEXITED | os.WNOHANG | os.WNOWAIT
 _PAUSE = 0.0005
 """Seconds between two looks at a process that was sent SIGKILL; most are dead within one."""
 
@@ -90,11 +94,8 @@ def _children_file(task: int | str) -> Path:
 
 def has_children() -> bool:
     """Whether there is any child, adopted or dead and not collected. One system call."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
+    # Not os.waitid, which costs twice as much where there is none, as after nearly every job: it raises.
+    return bool(_WAITID(os.P_ALL, 0, None, _ANY_CHILD) == 0)
 
 
 def is_child(pid: int) -> bool:
@@ -152,8 +153,68 @@ def _collect(pid: int) -> bool:
         return True
 
 
+def limits() -> list[tuple[int, int]]:
+    """Every resource limit of this process as (soft, hard), by its number; -1 = unlimited.
+
+    Read without the module `resource`, of which `child.tidy` asks if this process has imported it.
+    """
+    pairs = [line[26:].split()[:2] for line in limits_text().splitlines()[1:]]
+    return [(_limit(soft), _limit(hard)) for soft, hard in pairs]
+
+
+def limits_text() -> bytes:
+    """The same in the kernel's words, to be compared: that is quicker."""
+    return _told_of_self("limits")
+
+
+def _told_of_self(name: str) -> bytes:
+    fd = os.open(f"/proc/self/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 16384)
+    finally:
+        os.close(fd)
+
+
+def _limit(word: bytes) -> int:
+    return -1 if word == b"unlimited" else int(word)
+
+
+def restore_limits(before: list[tuple[int, int]]) -> bool:
+    """Put back each resource limit that is lower than it was; False = that cannot be done.
+
+    Looks only at those limits that jobs fail at, which costs two microseconds. Notes a raised limit in `before`.
+    """
+    import resource
+
+    for number in _CPU, _FSIZE, _DATA, _STACK, _NPROC, _NOFILE, _AS:
+        now = resource.getrlimit(number)
+        if now != before[number]:
+            if all(_at_least(*pair) for pair in zip(now, before[number], strict=True)):
+                before[number] = now
+                continue
+            try:
+                resource.setrlimit(number, before[number])
+            except (ValueError, OSError):
+                return False
+    return True
+
+
+_RIGHTS = re.compile(rb"^(?:Uid|Gid|Groups|Cap\w+|NoNewPrivs|Seccomp):.*", re.MULTILINE)
+
+
+def rights() -> tuple[int, list[bytes]]:
+    """Niceness, user, groups, capabilities and filters of system calls of this process, to be compared."""
+    return os.getpriority(os.PRIO_PROCESS, 0), _RIGHTS.findall(_told_of_self("status"))
+
+
+def _at_least(limit: int, other: int) -> bool:
+    return limit == -1 or limit >= other != -1
+
+
 def allow_open_files(count: int) -> int:
     """Raise this process's soft limit of open files to `count`, as far as the hard limit lets it; the limit then."""
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return count

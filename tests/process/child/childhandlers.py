@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import gc
 import os
 import signal
@@ -96,6 +97,30 @@ def return_much(ctx: JobContext) -> str:
 def fail(ctx: JobContext) -> None:
     print("before the error")
     raise ValueError("no such customer")
+
+
+SUSPECT = {
+    "memory": MemoryError(),
+    "recursion": RecursionError(),
+    "descriptors": OSError(errno.EMFILE, "Too many open files"),
+    "rights": PermissionError(errno.EPERM, "Operation not permitted"),
+    "import": ImportError("no such module", name="json.decoder"),
+}
+PLAIN = {
+    "value": ValueError("no such customer"),
+    "file": FileNotFoundError(errno.ENOENT, "No such file"),
+    "access": PermissionError(errno.EACCES, "Permission denied"),
+    "connection": ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+    "module": ModuleNotFoundError("no such module", name="vendors_module"),
+}
+
+
+@handler
+def fail_by(ctx: JobContext, name: str) -> None:
+    try:
+        raise (SUSPECT | PLAIN)[name]
+    except Exception as error:
+        raise RuntimeError("wrapped") from error
 
 
 @handler

@@ -136,6 +136,24 @@ def test_work_that_waits_for_a_leaving_child_stays_unread(start_child: Start) ->
     assert child.page.nonce == 1
 
 
+@pytest.mark.parametrize("name", ["memory", "recursion", "descriptors", "rights", "import"])
+def test_a_suspect_failure_ends_the_child_and_a_plain_one_does_not(start_child: Start, name: str) -> None:
+    child = start_child()
+    for plain in ("value", "file", "access", "connection", "module"):
+        assert child.run("fail_by", {"name": plain}).leaving == ""
+    result = child.run("fail_by", {"name": name})
+    assert (result.verdict, result.leaving) == (Verdict.FAILED, "a failure that may have spoilt it")
+    assert child.exit_status() == 0
+
+
+@pytest.mark.parametrize(("when", "handler"), [("always", "fail"), ("never", "fail_by")])
+def test_after_which_failures_a_child_leaves_can_be_chosen(start_child: Start, when: str, handler: str) -> None:
+    child = start_child(recycle_on_failure=when)
+    payload = {"name": "memory"} if handler == "fail_by" else {}
+    assert child.succeed("noop").leaving == ""
+    assert bool(child.run(handler, payload).leaving) is (when == "always")
+
+
 # --- put back ----------------------------------------------------------------------------------------
 
 

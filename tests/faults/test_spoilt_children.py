@@ -1,0 +1,50 @@
+"""Jobs that spoil their process: no job that comes after them in it fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from support.apps_spoilt import OF_ROOT, ROOT_ONLY, WAYS
+from support.faultmoves import stop_all
+from support.faultrig import broker_of_file, rig_of_file
+from support.poolrig import APP, PoolProcess, Rig
+
+pytestmark = [
+    pytest.mark.xdist_group("fault-spoilt"),  # one pool for all of them
+    pytest.mark.on("sqlite"),
+]
+
+SPOILT = str(APP.with_name("apps_spoilt.py"))
+INNOCENTS = 300 if os.environ.get("POOLTEST_FULL") else 120
+"""Jobs, which take a millisecond of the processor each: together they outlast the timers that are left armed."""
+
+broker, rig = broker_of_file, rig_of_file
+
+
+@pytest.fixture(scope="module")
+def pool(rig: Rig) -> Iterator[PoolProcess]:
+    """With one child at a time, so that what follows a spoiler meets its process."""
+    home = rig.directory / "home"
+    folder = rig.directory / ROOT_ONLY
+    folder.write_text("mine")
+    folder.chmod(0o600)
+    pool = rig.start_pool(workers=1, app=SPOILT, HOME=str(home), POOLTEST_HOME=str(home)).wait_ready(1)
+    yield pool
+    stop_all(rig, [pool])
+
+
+@pytest.mark.row(39)
+@pytest.mark.parametrize("how", [*WAYS, *OF_ROOT])
+@pytest.mark.usefixtures("pool")
+def test_no_innocent_job_fails_after_one_that_spoils_its_process(rig: Rig, how: str) -> None:
+    if how in OF_ROOT and os.geteuid() != 0:
+        pytest.skip("only root can do that to itself")
+    dead = rig.dead().keys()
+    rig.enqueue("spoil", {"how": how})
+    idents = rig.enqueue_many("innocent", [{}] * INNOCENTS)
+    rig.wait_drained()
+    assert rig.dead().keys() == dead
+    settled = {(line.id, line.verb) for line in rig.lines("settled")}
+    assert {(ident, "ack") for ident in idents} == {(ident, verb) for ident, verb in settled if ident in idents}
