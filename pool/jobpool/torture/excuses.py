@@ -19,7 +19,7 @@ SOON = 1.0
 QUICK = 0.2
 """Seconds of an enqueue in which no connection is made anew, and so nothing sent again."""
 
-HARMLESS = ("child.kill", "child.stop")
+HARMLESS = ("child.kill", "child.stop", "child.spoil", "log.block")
 """Faults that hold up no timeout: a child that is stopped is killed all the same."""
 
 

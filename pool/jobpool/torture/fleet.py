@@ -180,7 +180,7 @@ class Fleet:
             return End(pool.name, pid, status, True, f"{pool.name} has ended as ordered, with status {status}")
         if status == -signal.SIGTERM and 0 in pool.awaited and not pool.was_ready:
             return End(pool.name, pid, status, True, f"{pool.name} was told to stop before it knew how to")
-        if status == 1 and not pool.was_ready and (why := self.excuse(pool)):
+        if status in (1, 2) and not pool.was_ready and (why := self.excuse(pool)):
             return End(pool.name, pid, status, True, f"{pool.name} has not come up: {why}")
         awaited = f" instead of {min(pool.awaited)}" if pool.awaited else ", and nobody had told it to"
         why = f"{pool.name} (pid {pid}) has ended with status {status}{awaited}"
@@ -223,6 +223,7 @@ class Fleet:
             time.sleep(PAUSE)
         for pool in self.pools:
             pool.start_at = None
+            pool.close_log()
 
     # --- looking ------------------------------------------------------------------------------------
 

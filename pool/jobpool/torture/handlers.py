@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import NoReturn
 
 import jobpool
 from jobpool.definition import JobDefinition
+from jobpool.torture import spoiling
 from jobpool.torture.ledger import LASTS, LEDGER, Line, append
+
+DEPTH = 100
+ROOM = 1 << 20
+"""Calls and bytes that a plain job needs."""
 
 FOREVER = 3600 + round(float(os.environ.get(LASTS, "0")))
 """Seconds: longer than a run, at whose end somebody looks for what was left behind."""
@@ -44,10 +51,29 @@ def note(ctx: jobpool.JobContext, event: str, tag: str = "") -> None:
 
 @jobpool.handler("torture.work")
 def work(ctx: jobpool.JobContext, seconds: float) -> None:
-    """Sleeps."""
+    """Does what many jobs do, which a process must allow that others have used before; and sleeps."""
     note(ctx, "start")
-    time.sleep(seconds)
+    importlib.util.find_spec("this")
+    _go_down(DEPTH)
+    bytearray(ROOM)
+    with open(os.devnull, "rb"):
+        time.sleep(seconds)
     note(ctx, "end")
+    _obey(ctx)
+
+
+def _go_down(calls: int) -> None:
+    if calls:
+        _go_down(calls - 1)
+
+
+def _obey(ctx: jobpool.JobContext) -> None:
+    """Take the order to spoil this process, if there is one; what the system does not allow is not done."""
+    pool = os.path.basename(os.environ["JOBPOOL_RUNTIME_DIR"])
+    if way := spoiling.take(Path(os.environ[spoiling.FOLDER]), pool):
+        note(ctx, "spoilt", way)
+        with contextlib.suppress(OSError, ValueError):
+            spoiling.spoil(way)
 
 
 @jobpool.handler("torture.spin")
@@ -107,6 +133,7 @@ def fail(ctx: jobpool.JobContext, times: int) -> None:
     note(ctx, "start")
     if ctx.attempt <= times:
         note(ctx, "fail")
+        _obey(ctx)
         raise ValueError("no such customer")
     note(ctx, "end")
 

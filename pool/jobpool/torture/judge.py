@@ -19,6 +19,15 @@ FAR_OUT = 5.0
 
 CRASH_LIMIT = "crash-limit"
 
+KILLING = ("child.kill", "forkserver.", "master.", "group.", "pool.")
+"""Faults by which a child may die, whatever its job does."""
+
+DYING = ("crash", "poison", "hang")
+"""Kinds of job that end without a word of their own."""
+
+JUST_NOW = 2.0
+"""Seconds after such a fault within which the death of a child is seen to."""
+
 
 def overruns(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence[Window]) -> dict[str, float]:
     """For each job that hung, in a pool that no fault held up: seconds from its timeout to the verdict `timeout`.
@@ -102,6 +111,37 @@ def _undeserved(message: Message, item: Item | None, max_crashes: int, exact: bo
     if message.attempts <= retries:
         return f"it is dead ({reason}) after {message.attempts} of {retries + 1} attempts"
     return ""
+
+
+def blamed(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence[Window]) -> dict[str, str]:
+    """Jobs that were failed though their handler did not fail, or whose child died though nothing had killed it → why.
+
+    So it is when a job finds its process spoilt by an earlier one.
+    """
+    excused = {(line.id, line.fence) for line in lines if line.event in ("fail", "spoilt")}
+    begun = {(line.id, line.fence): line.at for line in lines if line.event == "start"}
+    killing = [window for window in windows if window.kind.startswith(KILLING)]
+    found: dict[str, str] = {}
+    for line in lines:
+        delivery = (line.id, line.fence)
+        if line.event != "asked" or delivery in excused or _dies(items.get(line.id)):
+            continue
+        if line.verb == "nack" or (line.verb == "abandon" and delivery in begun):
+            found[line.id] = f"delivery {line.fence} failed, and its handler had not"
+        elif line.verb == "forfeit" and not _may_be_killed(line, begun.get(delivery, line.at), killing):
+            found[line.id] = f"delivery {line.fence} died, and nothing had killed it"
+    return found
+
+
+def _dies(item: Item | None) -> bool:
+    return item is not None and (item.kind in DYING or item.handler == "torture.crash")
+
+
+def _may_be_killed(line: Line, begun: float, killing: Iterable[Window]) -> bool:
+    return any(
+        window.pool in ("", line.pool) and window.begun <= line.at and begun <= window.ended + JUST_NOW
+        for window in killing
+    )
 
 
 def _is(line: Line, items: Mapping[str, Item], kind: str) -> bool:

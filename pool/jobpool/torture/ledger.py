@@ -6,7 +6,7 @@ processes never mix, a process that is killed leaves whole lines, and the file's
 Events:
 
 * Handlers write `start`; `end` (about to return); `fail` (about to raise); `effect`; `left` (a process that it leaves
-  behind); `follow` (a follow-up: its id in `tag`).
+  behind); `follow` (a follow-up: its id in `tag`); `spoilt` (about to spoil its process, in the way `tag`).
 * The producer writes `try` (before an enqueue) and `enq` (it was answered).
 * The witness (witness.py) writes what the broker answered to a pool: `fetched`; `asked` (before a settle call) and then
   `settled` or `unknown` (it raised: nobody knows); `lost` (a lease that was not renewed, or broke); `reaped`.

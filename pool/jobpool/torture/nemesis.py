@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobpool.torture import processes
+from jobpool.torture import processes, spoiling
+from jobpool.torture.access import Access, AccessFailed
 from jobpool.torture.broker_restart import BrokerRestart
 from jobpool.torture.clocks import PoolClock
 from jobpool.torture.fleet import Fleet
@@ -21,6 +22,7 @@ from jobpool.torture.network import NetworkFailed, Proxy
 from jobpool.torture.pool import Pool
 from jobpool.torture.record import Record
 from jobpool.torture.schedule import KINDS, Fault
+from jobpool.torture.stalls import FROZEN_LIMIT_S, Stalls
 from jobpool.torture.stops import Stops
 from jobpool.torture.weather import Weather
 
@@ -28,6 +30,9 @@ PASSES = 5
 """Looks at a pool that is to be stopped whole: what it forks between two of them is found by the next."""
 
 PAUSE = 0.02
+
+HEAL_LIMIT_S = FROZEN_LIMIT_S + 30.0
+"""Seconds: a fork server that was stopped last is judged as all are."""
 
 
 class Missed(Exception):
@@ -67,6 +72,8 @@ class Nemesis:
         restart_broker: str = "",
         *,
         record: Path,
+        access: Access | str = "no user was given",
+        orders: Path | None = None,
         no_network: str = "",
         no_clock: str = "",
     ) -> None:
@@ -77,6 +84,8 @@ class Nemesis:
             clocks: By pool; the same.
             restart_broker: A command for the shell; "" = the broker is left alone.
             record: A file; one JSON line is appended for each thing that happens.
+            access: The user by whom the pools log in; or why there is none of their own, as half a sentence.
+            orders: A folder that the pools' jobs look into, see `spoiling`; None = they do not.
             no_network, no_clock: Why there is none, as half a sentence.
         """
         self._fleet = fleet
@@ -86,10 +95,15 @@ class Nemesis:
             "net": "" if len(self._weather) == len(fleet.pools) else no_network or "no network was given",
             "clock": "" if len(self._clocks) == len(fleet.pools) else no_clock or "no clock was given",
             "broker": "" if restart_broker else "it needs a command that restarts the broker",
+            "access": access if isinstance(access, str) else "",
+            "child.spoil": "" if orders else "no jobs take orders",
         }
+        self._access = None if isinstance(access, str) else access
+        self._orders = orders
         self._record = Record(record)
         self._restart = BrokerRestart(restart_broker, record.with_suffix(".broker.log"))
         self._stops = Stops()
+        self._stalls = Stalls(self._stops, self._holds_up)
         self._pending: dict[int, tuple[float, Fault]] = {}
         self.problems: list[str] = []
         fleet.excuse = self._excuse
@@ -98,6 +112,16 @@ class Nemesis:
     def restarts(self) -> Sequence[tuple[float, float]]:
         """When the broker's restarts had been ordered, and were over (CLOCK_MONOTONIC)."""
         return self._restart.moments
+
+    @property
+    def freezes(self) -> Sequence[tuple[str, float, float]]:
+        """Pool, begin and end (CLOCK_MONOTONIC) of each time that a fork server stood still for good."""
+        return self._stalls.moments
+
+    @property
+    def stalled(self) -> Sequence[str]:
+        """Pools that were held up by what must not hold up a pool: a sentence for each time."""
+        return self._stalls.found
 
     # --- what it can do -----------------------------------------------------------------------------
 
@@ -110,7 +134,7 @@ class Nemesis:
         return {kind: why for kind in KINDS if (why := self._why_not(kind))}
 
     def _why_not(self, kind: str) -> str:
-        return self._reasons.get(kind.partition(".")[0], "")
+        return self._reasons.get(kind.partition(".")[0], "") or self._reasons.get(kind, "")
 
     # --- striking -----------------------------------------------------------------------------------
 
@@ -137,6 +161,8 @@ class Nemesis:
             deed = MEANS[fault.kind](self, fault, pool)
         except Missed as missed:
             return Blow(self._note("missed", fault, Deed(f"missed: {missed}")), missed=True)
+        except AccessFailed as error:
+            return Blow(self._note("missed", fault, Deed(f"missed: {error}")), missed=True)
         except NetworkFailed as error:
             self.problems.append(f"{pool.name}: {error}")
             return Blow(self._note("missed", fault, Deed(f"missed: {error}")), missed=True)
@@ -162,6 +188,14 @@ class Nemesis:
         children = busy or pool.children()
         return _pick(children, fault.pick // 2, "no child"), "a busy child" if busy else "a child"
 
+    def _spoil_child(self, fault: Fault, pool: Pool) -> Deed:
+        _there(pool)
+        assert self._orders is not None
+        known = spoiling.ways()
+        way = known[fault.pick % len(known)]
+        spoiling.order(self._orders, pool.name, way)
+        return Deed(f"the next plain job is to spoil its process: {way}")
+
     def _kill_fork_server(self, fault: Fault, pool: Pool) -> Deed:
         pid = self._pick_fork_server(fault, pool)
         self._send(pid, signal.SIGKILL, lambda pid: pid in pool.fork_servers())
@@ -170,6 +204,14 @@ class Nemesis:
     def _stop_fork_server(self, fault: Fault, pool: Pool) -> Deed:
         pid = self._pick_fork_server(fault, pool)
         return self._stop(fault, "a fork server", [pid], lambda pid: pid in pool.fork_servers())
+
+    def _freeze_fork_server(self, fault: Fault, pool: Pool) -> Deed:
+        _there(pool)
+        servers = [pid for pid in pool.fork_servers() if processes.children_of(pid) and not self._stalls.has(pid)]
+        pid = _pick(servers, fault.pick, "no fork server that has children and goes on")
+        self._stop(fault, "a fork server", [pid], lambda pid: pid in pool.fork_servers())
+        self._stalls.freeze(fault.number, pool, pid)
+        return Deed(f"a fork server stopped for good, pid {pid}", (pid,))
 
     def _pick_fork_server(self, fault: Fault, pool: Pool) -> int:
         _there(pool)
@@ -221,7 +263,18 @@ class Nemesis:
             raise Missed(f"{pool.name} has ended just now")
         return pid
 
-    # networks, clocks, the broker
+    # logs, networks, clocks, the broker
+
+    def _hold_log(self, fault: Fault, pool: Pool) -> Deed:
+        _there(pool)
+        if pool.log is None or self._has_pending("log.block", fault.pool):
+            raise Missed(f"nobody reads the log of {pool.name} as it is")
+        pool.log.hold()
+        return Deed(f"nobody reads its log for {fault.seconds:g} s")
+
+    def _deny(self, fault: Fault, _: Pool) -> Deed:
+        assert self._access is not None
+        return Deed(f"{self._access.begin(fault)}, for {fault.seconds:g} s")
 
     def _trouble(self, fault: Fault, _: Pool) -> Deed:
         told = self._weather[fault.pool].begin(fault)
@@ -266,31 +319,46 @@ class Nemesis:
         over = [fault for due, fault in self._pending.values() if due <= moment]
         told = [self._undo(fault) for fault in over]
         told += self._look_at_broker()
+        told += [self._say("over", said) for said in self._stalls.look(self._fleet.pools)]
         told += [self._say("ended", end.why, end.pid, expected=end.expected) for end in self._fleet.collect()]
         return told + [self._say("started", said) for said in self._fleet.revive(moment)]
 
-    def heal(self, limit: float = 30.0) -> list[str]:
+    def heal(self, limit: float = HEAL_LIMIT_S) -> list[str]:
         """Undo everything, and wait until all pools are up again. Safe at any time, and twice.
 
         Args:
-            limit: Seconds, >= 0, to wait for pools and for a command that restarts the broker; 0 = undo, and that is
-                all.
+            limit: Seconds, >= 0, to wait for pools, for what they must replace, and for the broker; 0 = undo, and that
+                is all.
 
         Returns:
             A sentence for each thing that was undone, and for each pool that is not up after the limit.
         """
         give_up = time.monotonic() + limit
         told = [self._undo(fault) for _, fault in list(self._pending.values())]
-        self._stops.go_all()
         self._fleet.hurry()
-        while (self._restart.is_under_way or self._are_some_down()) and time.monotonic() < give_up:
+        while self._is_ailing() and time.monotonic() < give_up:
             told += self.due()
             time.sleep(PAUSE)
+        told += [self._say("over", said) for said in self._stalls.look(self._fleet.pools, give_up=True)]
+        self._stops.go_all()
         if limit and self._restart.is_under_way:
             self.problems.append(f"{self._restart.command!r} has not ended after {limit:g} s")
         if limit:
             told += [f"{name} is not up" for name in self._fleet.wait_ready(max(0.0, give_up - time.monotonic()))]
         return told
+
+    def _is_ailing(self) -> bool:
+        """Something is not as it was, and will be."""
+        is_whole = self._access is None or self._access.is_whole
+        return self._restart.is_under_way or self._are_some_down() or self._stalls.are_frozen or not is_whole
+
+    def _has_pending(self, kind: str, pool: int) -> bool:
+        return any(fault.kind == kind and fault.pool == pool for _, fault in self._pending.values())
+
+    def _holds_up(self, pool: Pool) -> bool:
+        """Whether a pool cannot see to anything now, for faults that are in force."""
+        held = any(self._has_pending(kind, pool.number) for kind in ("master.stop", "group.stop"))
+        return held or not pool.pid or not pool.was_ready
 
     def _are_some_down(self) -> bool:
         """Pools that a fault has ended, or that are about to end as ordered."""
@@ -313,13 +381,29 @@ class Nemesis:
             left = [other.amount for _, other in self._pending.values() if _same_clock(other, fault)]
             self._clocks[fault.pool].shift(left[-1] if left else 0.0)
             return f"the wall clock {left[-1] if left else 0.0:+g} s"
+        if fault.kind == "log.block":
+            pool = self._fleet.pools[fault.pool]
+            self._stalls.judge_log(pool, fault.seconds)
+            if pool.log:
+                pool.log.go_on()
+            return "the log is read"
+        if fault.kind == "child.spoil":
+            assert self._orders is not None
+            is_left = spoiling.withdraw(self._orders, self._fleet.pools[fault.pool].name)
+            return "no job has taken the order" if is_left else "a job has taken the order"
+        if fault.kind == "access.deny" and self._access:
+            return self._access.end(fault.number)
         gone_on = self._stops.go(fault.number)
         return f"{len(gone_on)} processes go on" if gone_on else "what was stopped is gone, or held by another fault"
 
     def _look_at_broker(self) -> Iterable[str]:
+        if self._access:
+            self._access.mend()
         status = self._restart.look()
         if status is None:
             return []
+        if self._access:
+            self._access.forget()
         if status:
             self.problems.append(f"{self._restart.command!r} has ended with status {status}")
         return [self._say("restarted", f"the broker was restarted, with status {status}")]
@@ -338,6 +422,8 @@ class Nemesis:
             return "the broker was being restarted"
         if self._weather and self._weather[pool.number].was_bad_since(pool.begun):
             return "its network was bad"
+        if self._access and self._access.was_denied_since(pool.begun):
+            return "its user was locked out"
         return ""
 
     # --- the record -----------------------------------------------------------------------------------
@@ -354,21 +440,25 @@ class Nemesis:
 MEANS: dict[str, Callable[[Nemesis, Fault, Pool], Deed]] = {
     "child.kill": Nemesis._kill_child,
     "child.stop": Nemesis._stop_child,
+    "child.spoil": Nemesis._spoil_child,
     "forkserver.kill": Nemesis._kill_fork_server,
     "forkserver.stop": Nemesis._stop_fork_server,
+    "forkserver.freeze": Nemesis._freeze_fork_server,
     "master.kill": Nemesis._kill_master,
     "master.stop": Nemesis._stop_master,
     "group.stop": Nemesis._stop_group,
     "pool.term": Nemesis._term,
     "pool.hup": Nemesis._hup,
+    "log.block": Nemesis._hold_log,
+    "access.deny": Nemesis._deny,
     "broker.restart": Nemesis._restart_broker,
     "clock.jump": Nemesis._jump,
     **dict.fromkeys(("net.cut", "net.hole", "net.refuse", "net.delay", "net.drop"), Nemesis._trouble),
 }
 """How each kind is struck."""
 
-_OVER_AT_ONCE = (".kill", ".term", ".hup", ".cut", ".restart")
-"""Kinds whose `seconds` are not theirs to undo: the fleet starts the pool again."""
+_OVER_AT_ONCE = (".kill", ".freeze", ".term", ".hup", ".cut", ".restart")
+"""Kinds whose `seconds` are not theirs to undo: the pool, or the fleet, starts another."""
 
 
 def _pick(found: Sequence[int], pick: int, nothing: str) -> int:

@@ -10,6 +10,8 @@ from pathlib import Path
 from jobpool.backend import QueueBackend
 from jobpool.opening import LOCAL, open_backend, scheme_of
 from jobpool.signing import EnvelopeSigner
+from jobpool.torture import spoiling
+from jobpool.torture.access import Access, make_access
 from jobpool.torture.clocks import PoolClock, missing
 from jobpool.torture.descriptors import FILE, SOCKET, UNIX_SOCKET
 from jobpool.torture.fleet import Fleet
@@ -67,16 +69,20 @@ class Place:
         self.mark = secrets.token_hex(8)
         self.ledger = folder / "ledger.jsonl"
         self.strikes = folder / "strikes.jsonl"
+        self._orders = folder / "orders"
         self._key = secrets.token_hex(16)
         self.signer = EnvelopeSigner([self._key])
         self._stack = ExitStack()
         with ExitStack() as undo:
             undo.callback(self._stack.close)
-            self._build(self._no_clock(backend, wanted))
+            self._build(self._no_clock(backend, wanted), self._make_access(wanted))
             undo.pop_all()
 
-    def _build(self, no_clock: str) -> None:
+    def _build(self, no_clock: str, access: Access | str) -> None:
         options = self.options
+        self._access = access
+        self._stack.callback(self.remove_user)
+        self._orders.mkdir()
         # A pool reads the nearest configuration file: this one, and not that of whoever runs the torture.
         (self.folder / "jobpool.toml").touch()
         ways, no_network = self._ways()
@@ -91,6 +97,8 @@ class Place:
             clocks,
             options.restart_broker,
             record=self.strikes,
+            access=access,
+            orders=self._orders,
             no_network=no_network,
             no_clock=no_clock,
         )
@@ -98,14 +106,20 @@ class Place:
 
     def _ways(self) -> tuple[list[tuple[Proxy | None, str]], str]:
         """For each pool and the producer a network and the URL that leads through it; why there is none, or ""."""
-        url, count = self.options.backend, self.options.pools + 1
-        route = find_route(url)
-        if isinstance(route, str):
-            return [(None, url)] * count, route
-        networks = [Proxy(route.host, route.port) for _ in range(count)]
-        for network in networks:
+        own = self.options.backend
+        urls = [self._access.url if isinstance(self._access, Access) else own] * self.options.pools + [own]
+        ways: list[tuple[Proxy | None, str]] = []
+        for url in urls:
+            route = find_route(url)
+            if isinstance(route, str):
+                return [(None, url) for url in urls], route
+            network = Proxy(route.host, route.port)
             self._stack.callback(network.close)
-        return [(network, route.to(network.host, network.port)) for network in networks], ""
+            ways.append((network, route.to(network.host, network.port)))
+        return ways, ""
+
+    def _make_access(self, wanted: Collection[str]) -> Access | str:
+        return make_access(self.options.backend) if "access.deny" in wanted else "it was not asked for"
 
     def _no_clock(self, backend: QueueBackend, wanted: Collection[str]) -> str:
         if backend.scheme in LOCAL:
@@ -131,7 +145,8 @@ class Place:
 
     def _environment(self) -> dict[str, str]:
         lasts = f"{self.options.seconds:g}"
-        return {LEDGER: str(self.ledger), LASTS: lasts, "JOBPOOL_SIGNING_KEY": self._key}
+        orders = {spoiling.FOLDER: str(self._orders)}
+        return {LEDGER: str(self.ledger), LASTS: lasts, "JOBPOOL_SIGNING_KEY": self._key, **orders}
 
     def connect(self) -> QueueBackend:
         """Open the broker by the producer's own network. Raises and blocks as `open_backend`."""
@@ -146,6 +161,11 @@ class Place:
     def soothe_producer(self) -> None:
         """Undo `disturb_producer`."""
         self._order([self._producer_network], lambda network: network.drop_replies(0))
+
+    def remove_user(self) -> None:
+        """Delete the user of the run's own, once no pool needs it any more. Safe to call twice."""
+        if isinstance(self._access, Access) and (why := self._access.remove()):
+            self.nemesis.problems.append(why)
 
     def hang_up(self) -> None:
         """Reset all connections through networks: those that have lost something hold leases until somebody does.

@@ -14,6 +14,7 @@ from jobpool.mechanism.scoreboard import Scoreboard
 from jobpool.runtime_dir import PoolFile, discover
 from jobpool.torture import processes
 from jobpool.torture.clocks import PoolClock, clear
+from jobpool.torture.logpipe import LogPipe
 
 LOG_END = 3000
 """Characters of a log that a report shows."""
@@ -27,6 +28,7 @@ class Pool:
         name: Given to the program.
         url: Of the broker, as this pool reaches it.
         log_path: What all its programs have written.
+        log: The pipe by which it comes; None = no program was started yet, or `close_log` was called.
         runtime: Its runtime directory.
         clock: Its own; None = the machine's.
         runs: How many programs were started here.
@@ -44,6 +46,7 @@ class Pool:
         self.log_path = directory / f"{self.name}.log"
         self.runtime = directory / "run" / self.name
         self.clock = clock
+        self.log: LogPipe | None = None
         self.runs = 0
         self.awaited: set[int] = set()
         self.away = 0.0
@@ -65,16 +68,16 @@ class Pool:
             raise RuntimeError(f"{self.name} runs already, as pid {self.pid}")
         env = dict(environment) | {"JOBPOOL_RUNTIME_DIR": str(self.runtime), "JOBPOOL_BACKEND": self.url}
         env["JOBPOOL_NAME"] = self.name  # the witness reads it there
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*words, "-n", self.name],
-                cwd=directory,
-                env=self.clock.environment(env) if self.clock else env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                process_group=0,  # a Ctrl-C at the terminal is for who runs the fleet
-            )
+        self.log = self.log or LogPipe(self.log_path)
+        self._process = subprocess.Popen(
+            [*words, "-n", self.name],
+            cwd=directory,
+            env=self.clock.environment(env) if self.clock else env,
+            stdin=subprocess.DEVNULL,
+            stdout=self.log.writer,
+            stderr=self.log.writer,
+            process_group=0,  # a Ctrl-C at the terminal is for who runs the fleet
+        )
         self.runs += 1
         self.begun = time.monotonic()
         self.awaited = set()
@@ -86,9 +89,17 @@ class Pool:
         if self._process is None or (status := self._process.poll()) is None:
             return None
         ended, self._process = self._process.pid, None
+        if self.log:
+            self.log.drain()
         if self.clock:
             clear(ended)
         return ended, status
+
+    def close_log(self) -> None:
+        """Copy the rest of what was written; nobody writes any more. Safe to call twice."""
+        if self.log:
+            self.log.close()
+        self.log = None
 
     def is_master(self, pid: int) -> bool:
         """Whether this is its master; for `processes.send`. While it is not collected, its pid is no one else's."""

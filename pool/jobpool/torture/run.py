@@ -50,6 +50,9 @@ ANSWER_LIMIT = 30.0
 EMPTY_LIMIT = 10.0
 """Seconds, beyond a lease, for the leases of pools that were killed to end."""
 
+OF_ALL = ("broker.restart", "access.deny")
+"""Faults that strike all pools at once."""
+
 T = TypeVar("T")
 
 LINE = 500
@@ -172,7 +175,7 @@ class Run:
             return
         struck = self.result.struck
         struck[fault.kind] = struck.get(fault.kind, 0) + 1
-        pool = "" if fault.kind == "broker.restart" else self._fleet.pools[fault.pool].name
+        pool = "" if fault.kind in OF_ALL else self._fleet.pools[fault.pool].name
         self._windows.append(Window(pool, fault.kind, begun, time.monotonic() + fault.seconds))
 
     def _heal(self, producer: Producer) -> None:
@@ -213,6 +216,8 @@ class Run:
                 time.sleep(TURN)
             self.result.add("ORPHANS", [f"pid {pid}: {command}" for pid, command in left.items()])
             self.result.add("DIED", map(_told_of, self._fleet.unexpected))
+            self.result.add("STALLED", self._place.nemesis.stalled)
+            self._place.remove_user()
 
     def _count(self, backend: QueueBackend, producer: Producer) -> None:
         with self._pace.phase("count", None):
@@ -223,10 +228,16 @@ class Run:
             kept = self._ask(lambda: remains.kept(backend, self._options.queue))
             if kept is not None:
                 verdict.dump(kept, self._folder / "left.jsonl")
-                restarts = [Window("", "broker.restart", *when) for when in self._place.nemesis.restarts]
-                verdict.reach(self.result, lines, kept, producer.items, [*self._windows, *restarts], can, grace)
+                verdict.reach(self.result, lines, kept, producer.items, self._disturbed(), can, grace)
         if not self._options.keep:
             self._empty(backend, emptying.own_ids(lines))
+
+    def _disturbed(self) -> list[Window]:
+        """When faults struck which pools; of those that end by themselves only the nemesis knows how long they took."""
+        nemesis = self._place.nemesis
+        restarts = [Window("", "broker.restart", *when) for when in nemesis.restarts]
+        freezes = [Window(pool, "forkserver.freeze", begun, ended) for pool, begun, ended in nemesis.freezes]
+        return [*self._windows, *restarts, *freezes]
 
     def _empty(self, backend: QueueBackend, ours: set[str]) -> None:
         """What was counted is told even if the broker ends now."""

@@ -48,13 +48,18 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "child.kill": Kind("SIGKILL to a child", 8),
     "child.stop": Kind("SIGSTOP to a child, SIGCONT later", 4, (0.1, 2.0)),
+    "child.spoil": Kind(
+        "a job spoils its process: limits, timers, its user; those after it are innocent", 3, (0.2, 0.5)
+    ),
     "forkserver.kill": Kind("SIGKILL to a fork server", 2),
     "forkserver.stop": Kind("SIGSTOP to a fork server, SIGCONT later", 2, (0.1, 1.5)),
+    "forkserver.freeze": Kind("SIGSTOP to a fork server for good: its pool must start another", 1),
     "master.kill": Kind("SIGKILL to a master, another pool in its place later", 2, (0.0, 1.0)),
     "master.stop": Kind("SIGSTOP to a master, SIGCONT later", 3, (0.2, 2.0)),
     "group.stop": Kind("SIGSTOP to all processes of a pool, SIGCONT later", 2, (0.2, 2.0)),
     "pool.term": Kind("SIGTERM to a pool, which drains, another in its place later", 2, (0.0, 0.5)),
     "pool.hup": Kind("SIGHUP to a pool, which loads its app anew", 2),
+    "log.block": Kind("nobody reads a pool's log: what is written to it waits", 2, (0.5, 3.0)),
     "net.cut": Kind("all connections of a pool reset", 3),
     "net.hole": Kind("nothing gets through, to or from the broker or both; held back, or lost", 3, (0.2, 2.0)),
     "net.refuse": Kind("new connections of a pool refused", 2, (0.2, 1.5)),
@@ -62,6 +67,7 @@ KINDS: Mapping[str, Kind] = {
     "net.drop": Kind(
         "a share of the broker's replies lost, the connection cut or left silent", 3, (0.5, 3.0), (0.1, 0.5)
     ),
+    "access.deny": Kind("the pools' user may not log in, or do nothing; allowed again later", 2, (0.2, 1.2)),
     "broker.restart": Kind("the broker restarted by the command that was given", 1),
     "clock.jump": Kind("a pool's wall clock set, and set back later", 2, (0.5, 4.0), (-HOUR, HOUR)),
 }

@@ -50,6 +50,7 @@ def reach(
     _tell(result, "LOST", judge.unrun(lines, items))
     _tell(result, "LOST", judge.swallowed(lines, items))
     _tell(result, "LOST", judge.undeserved(ours, items, MAX_CRASHES, exact=can.exact_crashes))
+    _tell(result, "BLAMED", judge.blamed(lines, items, windows))
     _tell(result, "KEY", keys.broken(lines, items))
     if can.exact_crashes and can.atomic_nack:
         _tell(result, "POISON", judge.unpoisoned(lines, items, MAX_CRASHES))

@@ -62,7 +62,9 @@ def ask(connection: socket.socket, limit: float = LIMIT) -> bytes:
 def test_it_can_strike_networks_here_and_no_clocks(rig: FleetRig) -> None:
     assert {kind for kind in KINDS if kind.startswith("net.")} <= set(rig.nemesis.kinds())
     assert rig.nemesis.cannot() == {
+        "access.deny": "no user was given",
         "broker.restart": "it needs a command that restarts the broker",
+        "child.spoil": "no jobs take orders",
         "clock.jump": "these pools have none",
     }
 

@@ -9,7 +9,7 @@ from stories import kept
 
 from jobpool.backend import Message, State
 from jobpool.torture.excuses import AFTER, Window
-from jobpool.torture.judge import overruns, swallowed, undeserved, unpoisoned, unrun
+from jobpool.torture.judge import JUST_NOW, blamed, overruns, swallowed, undeserved, unpoisoned, unrun
 from jobpool.torture.ledger import Line
 from jobpool.torture.result import quantiles
 from jobpool.torture.tally import Tally
@@ -189,3 +189,50 @@ def test_the_tally_counts_what_was_accepted() -> None:
     tally.add([Line("enq", "a"), Line("start", "a"), Line("unknown", "a", verb="ack")])
     tally.add([Line("reaped", "a", answer="back"), Line("reaped", "a", answer="dead")])
     assert tally == Tally(enqueued=1, runs=1, done=1, failed=1, crashed=2, dead=2, refused=1, unknown=1, written=10)
+
+
+# --- innocent jobs in spoilt processes --------------------------------------------------------------------------------
+
+
+def delivered(verb: str, *events: str) -> list[Line]:
+    written = [Line(event, "a", fence=2, at=10.0) for event in events]
+    return [*written, Line("asked", "a", fence=2, at=11.0, verb=verb, pool="pool1")]
+
+
+@pytest.mark.parametrize(
+    ("story", "kind", "blamed_for"),
+    [
+        (delivered("nack", "start"), "work", "delivery 2 failed, and its handler had not"),
+        (delivered("nack"), "work", "delivery 2 failed, and its handler had not"),
+        (delivered("abandon", "start"), "doomed", "delivery 2 failed, and its handler had not"),
+        (delivered("forfeit", "start"), "work", "delivery 2 died, and nothing had killed it"),
+        (delivered("nack", "start", "fail"), "flaky", ""),
+        (delivered("nack", "start", "end", "spoilt"), "work", ""),
+        (delivered("forfeit", "start", "end", "spoilt"), "work", ""),
+        (delivered("abandon"), "work", ""),
+        (delivered("nack", "start"), "hang", ""),
+        (delivered("forfeit", "start"), "crash", ""),
+        (delivered("release", "start"), "work", ""),
+        (delivered("ack", "start", "end"), "work", ""),
+    ],
+)
+def test_a_job_that_fails_in_spite_of_its_handler_is_told(story: list[Line], kind: str, blamed_for: str) -> None:
+    assert blamed(story, {"a": item(kind)}, []) == ({"a": blamed_for} if blamed_for else {})
+
+
+@pytest.mark.parametrize(
+    ("window", "excused"),
+    [
+        (Window("pool1", "child.kill", 10.5, 10.5), True),
+        (Window("pool1", "forkserver.freeze", 2.0, 10.0 - JUST_NOW), True),
+        (Window("pool1", "child.kill", 9.9 - JUST_NOW, 9.9 - JUST_NOW), False),
+        (Window("pool1", "child.kill", 11.5, 11.5), False),
+        (Window("pool2", "child.kill", 10.5, 10.5), False),
+        (Window("pool1", "child.spoil", 10.5, 10.5), False),
+        (Window("pool1", "net.hole", 10.5, 10.5), False),
+    ],
+)
+def test_a_death_is_nobodys_fault_where_something_had_killed_in_that_pool(window: Window, excused: bool) -> None:
+    story = delivered("forfeit", "start")
+    assert (blamed(story, {"a": item("work")}, [window]) == {}) is excused
+    assert blamed(delivered("nack", "start"), {"a": item("work")}, [window]), "a kill fails no job"

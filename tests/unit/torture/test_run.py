@@ -77,6 +77,8 @@ class Acted:
         self.unexpected: list[End] = []
         self.problems: list[str] = []
         self.restarts: list[tuple[float, float]] = []
+        self.freezes: list[tuple[str, float, float]] = []
+        self.stalled: list[str] = []
         self.statuses: dict[str, int | None] = {"pool1": 0}
         self.left: dict[int, str] = {}
         self.more: Mapping[str, int] = {}
@@ -129,7 +131,7 @@ class Acted:
 
     def start(self) -> None: ...
 
-    disturb_producer = soothe_producer = hang_up = close = start
+    disturb_producer = soothe_producer = hang_up = remove_user = close = start
 
 
 def _answered(ledger: Path) -> set[str]:
@@ -186,10 +188,11 @@ def test_a_fleet_that_is_well(acted: Acted, tmp_path: Path) -> None:
         ),
         ({"statuses": {"pool1": 4}}, "EXIT", "pool1: status 4"),
         ({"statuses": {"pool1": None}}, "EXIT", "pool1: had to be killed"),
+        ({"stalled": ["pool1: its fork server 7 stood still"]}, "STALLED", "pool1: its fork server 7"),
         ({"left": {7: "sleep 600"}}, "ORPHANS", "pid 7: sleep 600"),
         ({"more": {"unix socket": 1}}, "FD", "pool1: +1 unix socket"),
     ],
-    ids=["stuck", "did not come up", "ended by itself", "a status", "killed", "an orphan", "a descriptor"],
+    ids=["stuck", "did not come up", "ended by itself", "a status", "killed", "stalled", "an orphan", "a descriptor"],
 )
 def test_of_a_sick_one_that_count_alone_is_not_0(
     acted: Acted, tmp_path: Path, sick: Mapping[str, Any], count: str, told: str

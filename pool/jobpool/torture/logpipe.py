@@ -1,0 +1,108 @@
+"""A pool's log: a pipe that this process copies to a file, and may stop reading, as a terminal does on Ctrl-S.
+
+The reader is a thread. While it stands still, the pipe is full: whoever writes to it as if it were a file waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import threading
+from pathlib import Path
+
+PIPE_BYTES = 1 << 16
+SMALL_PIPE_BYTES = 1 << 12
+"""What the pipe holds while it is read, and while it is not: less, so that less has to fill it."""
+
+FILLING = b" " * 127 + b"\n"
+
+
+class LogPipe:
+    """Copies what is written to `writer` to the end of a file, until `close`.
+
+    Attributes:
+        writer: A descriptor, for the standard output and error of a program.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError: the file cannot be opened, or there are no descriptors left."""
+        with contextlib.ExitStack() as undo:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            undo.callback(os.close, self._file)
+            self._reader, self.writer = _pipe(undo)
+            self._bell, self._ring = _pipe(undo)
+            os.set_blocking(self._reader, False)
+            self._close = undo.pop_all()
+        self._is_held = False
+        self._is_over = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._copy, name="torture-log", daemon=True)
+        self._thread.start()
+
+    def hold(self) -> None:
+        """Stop reading, and fill the pipe: the next write to it waits."""
+        with self._lock:
+            self._is_held = True
+            self._wake()
+            self._resize(SMALL_PIPE_BYTES)
+            self._fill()
+
+    def go_on(self) -> None:
+        """Read again."""
+        with self._lock:
+            self._is_held = False
+            self._wake()
+        self.drain()
+        self._resize(PIPE_BYTES)
+
+    def drain(self) -> None:
+        """Copy what is in the pipe now, held or not. Does not wait for more."""
+        with self._lock, contextlib.suppress(BlockingIOError):
+            while data := os.read(self._reader, PIPE_BYTES):
+                os.write(self._file, data.replace(FILLING, b""))
+
+    def close(self) -> None:
+        """Copy the rest, and end. To be called once, when nobody writes any more."""
+        with self._lock:
+            self._is_over = True
+            self._wake()
+        self._thread.join()
+        self.drain()
+        self._close.close()
+
+    def _copy(self) -> None:
+        """The thread: waits for something to read, unless it is held, and for the bell."""
+        while not self._is_over:
+            watched = [self._bell] if self._is_held else [self._bell, self._reader]
+            ready, _, _ = select.select(watched, [], [])
+            if self._bell in ready:
+                os.read(self._bell, 1)
+            elif not self._is_held:
+                self.drain()
+
+    def _wake(self) -> None:
+        os.write(self._ring, b".")
+
+    def _fill(self) -> None:
+        """By an open file of our own: the pool's shall not become non-blocking."""
+        with open(f"/proc/self/fd/{self.writer}", "wb", buffering=0, opener=_without_waiting) as file:
+            while file.write(FILLING):
+                pass
+
+    def _resize(self, size: int) -> None:
+        """The kernel may refuse: it holds more than that, or the user has too many pages in pipes."""
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self.writer, fcntl.F_SETPIPE_SZ, size)
+
+
+def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        undo.callback(os.close, end)
+    return ends
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags & os.O_ACCMODE | os.O_NONBLOCK | os.O_CLOEXEC)

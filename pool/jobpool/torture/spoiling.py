@@ -1,0 +1,112 @@
+"""What a job may do to its process so that others would fail in it later: limits, timers, identity, interpreter.
+
+A fault `child.spoil` leaves an order in the folder of its pool; the next plain job of that pool takes it and, when it
+has done its own work, spoils its process in the way that the order names. It harms no process but that child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+FOLDER = "TORTURE_ORDERS"
+"""The environment variable that names the folder of the orders."""
+
+NOBODY = 65534
+
+SMALL = 1 << 20
+"""Bytes of address space: less than any interpreter has."""
+
+SHALLOW = 8
+"""Calls below the one that spoils: enough for it to return, too few for another job."""
+
+
+def _limit(which: int, value: int) -> None:
+    resource.setrlimit(which, (value, value))
+
+
+def _alarm(which: int, seconds: float) -> None:
+    signal.setitimer(which, seconds, seconds)
+
+
+def _shallow() -> None:
+    depth, frame = 0, sys._getframe().f_back
+    while frame is not None:
+        depth, frame = depth + 1, frame.f_back
+    sys.setrecursionlimit(depth + SHALLOW)
+
+
+def _block_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
+
+
+def _leave() -> None:
+    os.umask(0o777)
+    os.chdir("/proc/self/fdinfo")
+
+
+def _become_nobody() -> None:
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+
+
+def _change_root() -> None:
+    os.chroot("/proc/self/fdinfo")
+    os.chdir("/")
+
+
+WAYS: dict[str, Callable[[], None]] = {
+    "files may not grow": lambda: _limit(resource.RLIMIT_FSIZE, 0),
+    "no memory": lambda: _limit(resource.RLIMIT_AS, SMALL),
+    "no more descriptors": lambda: _limit(resource.RLIMIT_NOFILE, 3),
+    "alarms": lambda: _alarm(signal.ITIMER_REAL, 0.02),
+    "alarms by CPU time": lambda: _alarm(signal.ITIMER_PROF, 0.02),
+    "all signals blocked": _block_signals,
+    "a shallow stack": _shallow,
+    "nothing to import from": sys.path.clear,
+    "another folder and umask": _leave,
+}
+"""What any user may do to a process of its own."""
+
+OF_ROOT: dict[str, Callable[[], None]] = {"another user": _become_nobody, "another root": _change_root}
+"""What only root may do."""
+
+
+def ways() -> list[str]:
+    """Those that this user may do."""
+    return [*WAYS, *(OF_ROOT if os.geteuid() == 0 else ())]
+
+
+def order(folder: Path, pool: str, way: str) -> None:
+    """Leave an order for the next job of that pool; a second one takes the place of the first. Raises OSError."""
+    fresh = folder / f".{pool}"
+    fresh.write_text(way)
+    fresh.rename(folder / pool)
+
+
+def withdraw(folder: Path, pool: str) -> bool:
+    """Take an order back; False: a job has taken it."""
+    with contextlib.suppress(FileNotFoundError):
+        (folder / pool).unlink()
+        return True
+    return False
+
+
+def take(folder: Path, pool: str) -> str:
+    """The order of that pool, which nobody else gets any more; "" = there is none."""
+    with contextlib.suppress(OSError):
+        way = (folder / pool).read_text()
+        (folder / pool).unlink()
+        return way
+    return ""
+
+
+def spoil(way: str) -> None:
+    """Do it to this process. Raises whatever the system says."""
+    (WAYS | OF_ROOT)[way]()
