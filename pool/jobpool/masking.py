@@ -18,8 +18,14 @@ TOO_DEEP = "*** (nested deeper than 10)"
 DEEPEST = 10
 """Containers within containers that are looked into."""
 
-SECRET_KEYS = ("password", "token", "secret", "authorization", "api_key")
+SECRET_KEYS = (
+    *("password", "passwd", "pwd", "passphrase", "token", "secret", "authorization", "cookie", "credential"),
+    *("api_key", "access_key", "account_key", "private_key", "signing_key", "encryption_key"),
+)
 """Values under these, and under keys that have one of them as a word (`dbPassword`, `access-token`), are masked."""
+
+_HEADERS = ("authorization", "cookie")
+"""What is assigned to these goes to the end of its line."""
 
 LONGEST_KEY = 200
 """Characters of a key that is looked at; the value under a longer one is masked unseen."""
@@ -30,12 +36,34 @@ LONGEST_RUN = 3
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_a-zA-Z]+")
 
 _TOKENS = re.compile(
-    r"(?<![A-Za-z0-9])[spr]k_(?:live_|test_|prod_)?[A-Za-z0-9]{10}[A-Za-z0-9_-]*+"
-    r"|(?:AKIA|ASIA)[A-Z0-9]{16}[A-Z0-9]*+"
+    # Each begins with a letter that is fixed, so that a search skips all others. `(?<!…)`: not within a word.
+    r"[spr](?<![A-Za-z0-9].)k_(?:live_|test_|prod_)?[A-Za-z0-9]{10}[A-Za-z0-9_-]*+"
+    r"|s(?<![A-Za-z0-9].)k-(?=[A-Za-z_-]{0,40}[0-9])[A-Za-z0-9_-]{20}[A-Za-z0-9_-]*+"  # OpenAI, Anthropic
+    r"|(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}[A-Z0-9]*+"
     r"|gh[pousr]_[A-Za-z0-9]{20}[A-Za-z0-9_]*+"
     r"|github_pat_[A-Za-z0-9_]{20}[A-Za-z0-9_]*+"
+    r"|gl(?:pat|dt|rt|cbt|ptt|ft|ffct|imt|agent|oas|soat)-[A-Za-z0-9_-]{20}[A-Za-z0-9_.-]*+"
     r"|xox[a-z]-[A-Za-z0-9-]{8}[A-Za-z0-9-]*+"
     r"|xapp-[A-Za-z0-9-]{8}[A-Za-z0-9-]*+"
+    r"|hooks\.slack\.com/services/[A-Za-z0-9/_-]*+"
+    r"|AIza[A-Za-z0-9_-]{35}|GOCSPX-[A-Za-z0-9_-]{20}[A-Za-z0-9_-]*+|ya29\.[A-Za-z0-9_-]{20}[A-Za-z0-9_-]*+"  # Google
+    r"|SG\.[A-Za-z0-9_-]{16}[A-Za-z0-9_-]*+\.[A-Za-z0-9_-]{16}[A-Za-z0-9_-]*+"  # SendGrid
+    r"|(?:npm|pnu|lin_api)_[A-Za-z0-9]{30}[A-Za-z0-9]*+|pypi-[A-Za-z0-9_-]{40}[A-Za-z0-9_-]*+"
+    r"|(?:hf|gsk)_[A-Za-z0-9]{30}[A-Za-z0-9]*+|dckr_pat_[A-Za-z0-9_-]{20}[A-Za-z0-9_-]*+"
+    r"|do[opr]_v1_[a-f0-9]{64}|shp(?:at|ca|pa|ss)_[A-Fa-f0-9]{32}|dapi[a-f0-9]{32}"
+    r"|hv[sb]\.[A-Za-z0-9_-]{20}[A-Za-z0-9_-]*+"  # Vault
+    r"|glsa_[A-Za-z0-9_]{32}[A-Za-z0-9_]*+|glc_[A-Za-z0-9+/]{32}[A-Za-z0-9+/=]*+"  # Grafana
+    r"|whsec_[A-Za-z0-9+/]{20}[A-Za-z0-9+/=]*+|sq0[a-z]{3}-[A-Za-z0-9_-]{20}[A-Za-z0-9_-]*+"
+    r"|PMAK-[a-f0-9]{24}[a-f0-9-]*+|NRAK-[A-Z0-9]{27}|ATATT3[A-Za-z0-9_=-]{20}[A-Za-z0-9_=-]*+"
+    r"|AGE-SECRET-KEY-1[A-Z0-9]{20}[A-Z0-9]*+|LS0tLS1CRUdJTi[A-Za-z0-9+/]{20}[A-Za-z0-9+/=]*+"  # PEM in Base64
+)
+_RUN = re.compile(r"[A-Za-z0-9_.+/=-]{13,}+")
+"""What may hold a token: most texts have few of these, so that little is searched for all forms."""
+
+# To its end, or, where that was cut off, to the end of the text.
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----[^-]*+(?:-(?!----END )[^-]*+)*+"
+    r"(?:-----END [A-Z0-9 ]{0,60}-----)?"
 )
 _BEARER = re.compile(r"(bearer)\s++[A-Za-z0-9._~+/=-]{6}[A-Za-z0-9._~+/=-]*+", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(://[^\s/:@]{0,200}+:)[^\s/@]++@")
@@ -74,8 +102,8 @@ class Masker:
         every = [key for key in (*SECRET_KEYS, *keys) if _joined(key)]
         self._secret = frozenset(map(_joined, every))
         words = max(len(_WORD.findall(key)) for key in every)
-        self._assigned = _assignments([key for key in every if _joined(key) != "authorization"], _VALUE)
-        self._headers = _assignments(["authorization"], _HEADER)
+        self._assigned = _assignments([key for key in every if _joined(key) not in _HEADERS], _VALUE)
+        self._headers = _assignments(list(_HEADERS), _HEADER)
         self.is_secret = lru_cache(maxsize=4096)(lambda key: _has_run(key, self._secret, max(words, LONGEST_RUN)))
 
     def value(self, value: Any, depth: int = 0) -> Any:
@@ -107,7 +135,7 @@ class Masker:
         return f"{found[1]}{MASK}" if self.is_secret(found[2]) else found[0]
 
     def text(self, text: str) -> str:
-        """A text without its secrets: known tokens, `Bearer …`, `password=…`, `--password …`, passwords in URLs."""
+        """A text without its secrets: tokens, private keys, `password=…`, `--password …`, passwords in URLs."""
         return self._text(text, 0)
 
     def _under(self, key: object, value: Any, depth: int) -> Any:
@@ -132,8 +160,11 @@ class Masker:
     def _plain(self, text: str) -> str:
         if len(text) < 4:
             return text
-        text = self._headers.sub(_keep_name, text)
-        text = self._assigned.sub(_keep_name, text)
+        if "-----BEGIN" in text:
+            text = _PRIVATE_KEY.sub(MASK, text)
+        if "=" in text or ":" in text:
+            text = self._headers.sub(_keep_name, text)
+            text = self._assigned.sub(_keep_name, text)
         if "-" in text:
             text = _OPTION_AND_VALUE.sub(self._keep_option, text)
         if "://" in text:
@@ -141,21 +172,36 @@ class Masker:
         text = _BEARER.sub(rf"\1 {MASK}", text)
         if "eyJ" in text:
             text = _DOTTED.sub(_without_jwt, text)
-        return _TOKENS.sub(MASK, text)
+        return _RUN.sub(_without_tokens, text)
 
 
 def _assignments(keys: list[str], value: str) -> re.Pattern[str]:
     """`key=value`, `"key": value`, `key: value`, with whatever stands between the words of the key."""
-    spelt = "|".join(sorted((_spelling(key) for key in keys), key=len, reverse=True))
-    return re.compile(rf"((?:{spelt})s?\\*+[\"']?\s{{0,4}}(?:=>|[:=])\s{{0,4}})(?:{value})", re.IGNORECASE)
+    by_letter: dict[str, list[str]] = {}
+    for key in sorted(keys, key=len, reverse=True):
+        first, rest = _spelling(key)
+        by_letter.setdefault(first, []).append(rest)
+    # A set of letters before all else, so that a search skips every other one; then only what begins with this one.
+    letters = "".join(re.escape(first + first.upper()) for first in by_letter)
+    spelt = "|".join(
+        f"(?<=[{re.escape(first + first.upper())}])(?:{'|'.join(rest)})" for first, rest in by_letter.items()
+    )
+    sign = r"s?\\*+[\"']?\s{0,4}(?:=>|[:=])\s{0,4}"
+    return re.compile(rf"([{letters}](?i:(?:{spelt}){sign}))(?:{value})")
 
 
-def _spelling(key: str) -> str:
-    return r"[\s_.-]{0,2}".join(map(re.escape, _WORD.findall(key)))
+def _spelling(key: str) -> tuple[str, str]:
+    """The first letter of a key, and a pattern for the others."""
+    words = _WORD.findall(key)
+    return words[0][0].lower(), r"[\s_.-]{0,2}".join(map(re.escape, (words[0][1:], *words[1:])))
 
 
 def _keep_name(found: re.Match[str]) -> str:
     return f"{found[1]}{MASK}"
+
+
+def _without_tokens(found: re.Match[str]) -> str:
+    return _TOKENS.sub(MASK, found[0])
 
 
 def _without_jwt(found: re.Match[str]) -> str:

@@ -203,7 +203,7 @@ class Settings(BaseSettings):
     history_keep: Annotated[Count, AfterValidator(check_history_keep)] = 100
     """How many attempts of each job's name are kept, the newest."""
     mask_keys: Names = ()
-    """Keys whose values the history masks, besides `password`, `token`, `secret`, `authorization` and `api_key`."""
+    """Keys whose values the history masks, besides `password`, `token`, `secret` and others that always are."""
 
     runtime_dir: Path | None = None
     """Where pools leave their files for `top` and `health`."""

@@ -13,6 +13,15 @@ from hypothesis import strategies as st
 from jobpool.masking import DEEPEST, MASK, TOO_DEEP, Masker
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N"
+PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{'MIIEow-IBAAKC+/=' * 4}\n-----END RSA PRIVATE KEY-----"
+TOKENS = (
+    *("glpat-ab1cd2ef3gh4ij5kl6mn", "gldt-ab1cd2ef3gh4ij5kl6mn", f"sk-{'aB1' * 16}", f"sk-ant-api03-{'aB1-' * 10}"),
+    *(f"sk-proj-{'aB1_' * 10}", f"AIza{'aB1-c' * 7}", "GOCSPX-ab1cd2ef3gh4ij5kl6mn", f"SG.{'aB1' * 7}.{'aB1' * 14}"),
+    *(f"npm_{'aB1' * 12}", f"pypi-AgEI{'aB1_' * 12}", f"hf_{'aB' * 17}", f"dop_v1_{'a1' * 32}", f"shpat_{'a1' * 16}"),
+    *(f"hvs.{'aB1-' * 8}", f"dckr_pat_{'aB1-' * 7}", f"glsa_{'aB1c' * 8}_a1b2c3d4", f"whsec_{'aB1/' * 8}"),
+    *(f"dapi{'a1' * 16}", f"PMAK-{'a1' * 12}-{'a1' * 17}", f"ATATT3{'aB1-' * 20}", "ASIAIOSFODNN7EXAMPLE"),
+    *("https://hooks.slack.com/services/T0/B0/aB1"[8:], f"AGE-SECRET-KEY-1{'QPZ' * 19}", f"LS0tLS1CRUdJTi{'aB1/' * 8}"),
+)
 MASKER = Masker(["customer no", "x-signature"])
 
 
@@ -22,7 +31,9 @@ MASKER = Masker(["customer no", "x-signature"])
         *("password", "PASSWORD", "dbPassword", "db_password", "Password2", "passwords", "token", "accessToken"),
         *("access-token", "tokens", "HTTPToken", "secret", "client_secret", "Authorization", "proxy-authorization"),
         *("api_key", "apiKey", "APIKey", "api-key", "apikey", "x-api-key", "API KEY", "customerNo", "customer-no"),
-        *("X-Signature", "xSignature", "my.secret.value"),
+        *("X-Signature", "xSignature", "my.secret.value", "passwd", "db_passwd", "Pwd", "passphrase", "Set-Cookie"),
+        *("cookies", "private_key", "privateKey", "SSH-PRIVATE-KEY", "AccountKey", "SharedAccessKey", "credentials"),
+        *("aws_access_key", "signing_key", "encryptionKey"),
     ],
 )
 def test_the_value_under_a_telling_key_is_masked(key: str) -> None:
@@ -64,6 +75,18 @@ def test_whatever_stands_under_a_telling_key_is_masked(value: Any) -> None:
         pytest.param(f"github_pat_{'a1' * 20}", MASK, id="GitHub, fine-grained"),
         pytest.param("xoxb-123456789012-abcdef", MASK, id="Slack"),
         pytest.param("xapp-1-A012-345-abc", MASK, id="Slack app"),
+        *(pytest.param(f"({token})", f"({MASK})", id=token[:9]) for token in TOKENS),
+        pytest.param(r"key:\nglpat-ab1cd2ef3gh4ij5kl6mn\n", rf"key:\n{MASK}\n", id="behind an escape"),
+        pytest.param(f"a\n{PEM}\nb", f"a\n{MASK}\nb", id="PEM"),
+        pytest.param(f"private_key={PEM}", f"private_key={MASK}", id="PEM, assigned"),
+        pytest.param(f"{PEM[:60]}, cut", MASK, id="PEM that was cut"),
+        pytest.param(repr({"a": PEM}), f"{{'a': '{MASK}'}}", id="PEM within a repr"),
+        pytest.param(PEM.replace("RSA PRIVATE KEY", "PGP PRIVATE KEY BLOCK"), MASK, id="PGP"),
+        pytest.param("passwd=hunter2 Pwd=hunter2;x", f"passwd={MASK} Pwd={MASK};x", id="other words for it"),
+        pytest.param(
+            "Set-Cookie: a=1; b=2\nHost: h", f"Set-Cookie: {MASK}\nHost: h", id="cookies, to the end of the line"
+        ),
+        pytest.param("sb://h/;SharedAccessKey=hunter2=;x=1", f"sb://h/;SharedAccessKey={MASK};x=1", id="Azure"),
         pytest.param("Bearer abc.def-123", f"Bearer {MASK}", id="Bearer"),
         pytest.param("bearer\tabc.def-123", f"bearer {MASK}", id="bearer and a tab"),
         pytest.param("Authorization: Basic dXNlcjpwYXNz", f"Authorization: {MASK}", id="header"),
@@ -108,6 +131,11 @@ def test_a_secret_in_a_text_is_masked(text: str, masked: str) -> None:
         pytest.param("a --token --verbose b", id="an option without a value"),
         pytest.param("x --tokenizer fast --user me", id="another option"),
         pytest.param("no-password needed", id="no option"),
+        pytest.param("task-management-2024-and-more-of-it", id="sk- within a word"),
+        pytest.param("sk-learn-contrib-is-a-longer-name", id="sk- without a digit"),
+        pytest.param("glpat-short global-configuration-and-more-of-it", id="gl"),
+        pytest.param("-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----", id="a certificate"),
+        pytest.param("-----BEGIN PUBLIC KEY-----\nMIIB\n-----END PUBLIC KEY-----", id="a public key"),
         pytest.param("", id="nothing"),
     ],
 )
@@ -223,6 +251,13 @@ HOSTILE = {
     "backslashes": "\\",
     "spaces": " ",
     "AKIA": "AKIA",
+    "PEM": "-----BEGIN PRIVATE KEY-----",
+    "PEM and dashes": "-----BEGIN PRIVATE KEY----- -----END-",
+    "sk-": "sk-",
+    "glpat-": "glpat-",
+    "SG.": "SG.",
+    "cookie:": "cookie:",
+    "a run": "a",
     "xoxb-": "xoxb-",
     "authorization:": "authorization:",
     "api_": "api_",
