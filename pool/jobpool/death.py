@@ -16,6 +16,8 @@ from jobpool.headline import headline
 LARGEST = 16 * 1024
 """Bytes of a record's text in UTF-8. Stack and output keep their heads and tails."""
 
+INNERMOST = 3
+
 _MEBI = 2**20
 _SHORTEST = 64
 
@@ -96,6 +98,12 @@ class Death:
 
     def _cpu(self, label: str) -> list[str]:
         return [f"{label}{self.cpu_seconds:.2f} s"] if self.cpu_seconds else []
+
+
+def innermost(stack: str) -> list[str]:
+    """Return the `INNERMOST` last calls of a fault handler's stack, the deepest first, one line each."""
+    _, _, current = stack.rpartition("Current thread")
+    return [line.strip() for line in current.splitlines() if line.startswith("  File ")][:INNERMOST]
 
 
 def short_cause(cause: str | None) -> str:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from jobpool.death import Death
+from jobpool.death import Death, innermost
 from jobpool.master import events as ev
 from jobpool.master.delivery import Delivery
 from jobpool.master.pool import BROKEN_GRACE, Pool, ServerState, remember
 from jobpool.master.slots import Ending, Slot, SlotState
 from jobpool.master.verdicts import death_of, outcome_of_death, outcome_of_result
 from jobpool.mechanism.frames import Verdict
-from jobpool.outcome import LostLease, NeverStarted, Outcome, Stopped
+from jobpool.outcome import Crashed, LostLease, NeverStarted, Outcome, Stopped
 
 
 def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
@@ -160,17 +160,29 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
         pool.boot.failed(death.headline, pool.now)
     in_order = not rest and event.exited.code == 0  # told to leave while it was busy, and it did
     if ending not in (Ending.RECYCLE, Ending.RETIRE, Ending.STOP) and not in_order:
-        _note_death(pool, slot, event, ending, death)
+        running = next((delivery for delivery in rest if delivery.nonce == event.started), None)
+        _note_death(pool, slot, event, ending, death, running)
 
 
-def _note_death(pool: Pool, slot: Slot, event: ev.ChildDied, ending: Ending, death: Death) -> None:
+def _note_death(
+    pool: Pool, slot: Slot, event: ev.ChildDied, ending: Ending, death: Death, running: Delivery | None
+) -> None:
     cause = death.headline
     slot.last_death = cause
     if ending is Ending.TIMEOUT:
         slot.timeouts += 1
     else:
         slot.crashes += 1
-    pool.note("warning", "a child died", slot=slot.index, pid=event.exited.pid, cause=cause)
+    pool.note(
+        "warning",
+        "a child died",
+        slot=slot.index,
+        pid=event.exited.pid,
+        id=running.lease.id if running else None,
+        handler=running.handler if running else None,
+        cause=cause,
+        stack=innermost(death.stack) or None,
+    )
 
 
 def _attempt_died(pool: Pool, delivery: Delivery, event: ev.ChildDied, ending: Ending, text: str, death: Death) -> None:
@@ -186,6 +198,8 @@ def _attempt_died(pool: Pool, delivery: Delivery, event: ev.ChildDied, ending: E
     if isinstance(outcome, LostLease):
         pool.lose(delivery)
     else:
+        if isinstance(outcome, Crashed):
+            pool.remember_unsettled(delivery)
         pool.verdicts.append((delivery, outcome))
 
 

@@ -247,6 +247,8 @@ def _reap_done(pool: Pool, event: ev.ReapDone) -> None:
                 "a message is dead: crash limit",
                 id=reaped.id,
                 queue=reaped.queue,
+                **pool.unsettled.pop(reaped.id, {}),
+                crashes=reaped.crashes,
                 cause=cause_headline(reaped.cause),
             )
 

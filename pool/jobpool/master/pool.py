@@ -133,6 +133,8 @@ class Pool:
     on_lost: Callable[[Delivery, tuple[str, ...]], None] | None = None
     """Told of each lease that ended unsettled, and its counters, where somebody counts them."""
     never_started: dict[str, int] = field(default_factory=dict)
+    unsettled: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Id → handler, name and attempts of jobs whose leases ended here without a verdict: a reaper knows only the id."""
     unknown_since: dict[str, float] = field(default_factory=dict)
     broken: dict[str, float] = field(default_factory=dict)
     """Owner tokens of leases that broke, and when that was told: the fetch that brings them may still be on its way."""
@@ -203,8 +205,15 @@ class Pool:
         else:
             self.ended_total += 1
         self.counters.add(counters)
+        self.remember_unsettled(delivery)
         if self.on_lost is not None:
             self.on_lost(delivery, counters)
+
+    def remember_unsettled(self, delivery: Delivery) -> None:
+        """Keep what the log should say of this job if its next crash is one too many."""
+        lease = delivery.lease
+        about = {"handler": delivery.handler, "name": lease.envelope.name, "attempts": lease.attempts}
+        remember(self.unsettled, lease.id, about)
 
     def put_back(self, deliveries: list[Delivery]) -> None:
         """What no child has read is ready again, in front; at a stop it is given back."""

@@ -148,6 +148,31 @@ def test_it_is_shown_wherever_the_cause_is(deadly: tuple[Rig, PoolProcess]) -> N
     assert any("killed by SIGSEGV (itself)" in line for line in pool.last_deaths())
 
 
+def test_the_log_says_which_job_died_where_and_which_is_dead_of_it(rig: Rig) -> None:
+    pool = rig.start_pool(*POOL, workers=1, app=APP).wait_ready(1)
+    ident = rig.enqueue("end", {"how": "segfault"}, name="nightly")
+    dead(rig, ident)
+    wait_until(lambda: len(pool.log("a child died")) == 2, LIMIT)
+    died = pool.log("a child died")[0]
+    assert (died["id"], died["handler"]) == (ident, "end")
+    assert re.search(r'File ".*apps_deaths\.py", line \d+ in segfault', "\n".join(died["stack"][:2])), died
+    [limit] = wait_until(lambda: pool.log("a message is dead: crash limit"), LIMIT)
+    assert limit["cause"].startswith("killed by SIGSEGV (itself)")
+    told = {"id": ident, "queue": "default", "handler": "end", "name": "nightly", "attempts": 0, "crashes": 2}
+    assert told.items() <= limit.items()
+
+
+def test_the_death_of_an_idle_child_names_no_job(rig: Rig) -> None:
+    pool = rig.start_pool(workers=1).wait_ready(1)
+    rig.enqueue("work")
+    rig.wait_drained()
+    [pid] = pool.children()
+    kill_child(pool, pid)
+    [died] = wait_until(lambda: pool.log("a child died"), LIMIT)
+    assert died["pid"] == pid
+    assert died.keys().isdisjoint({"id", "handler", "stack"})
+
+
 def crashed(rig: Rig, ident: str, times: int = 1) -> Message:
     """Wait until so many crashes are charged; the message."""
     wait_until(lambda: rig.inspect(ident).crashes == times, LIMIT, f"{times} crashes are charged")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobpool.death import LARGEST, Death, cause_headline, short_cause
+from jobpool.death import LARGEST, Death, cause_headline, innermost, short_cause
 from jobpool.definition import JobDefinition
 from jobpool.settlement import Nack
 from jobpool_backends.memory import MemoryBackend
@@ -155,3 +155,27 @@ def test_a_message_tells_how_its_last_killed_attempt_ended() -> None:
     assert before is not None
     assert after is not None
     assert (before.death, after.death) == (None, Death("killed by SIGSEGV", "itself"))
+
+
+DUMP = """Fatal Python error: Segmentation fault
+
+Thread 0x00007f3a (most recent call first):
+  File "helper.py", line 1 in wait
+
+Current thread 0x00007f3b (most recent call first):
+  File "deep.py", line 4 in d
+  File "deep.py", line 3 in c
+  File "deep.py", line 2 in b
+  File "deep.py", line 1 in a"""
+
+
+@pytest.mark.parametrize(
+    ("stack", "calls"),
+    [
+        pytest.param(DUMP, [f'File "deep.py", line {n} in {c}' for n, c in ((4, "d"), (3, "c"), (2, "b"))], id="crash"),
+        pytest.param('  File "a.py", line 1 in a', ['File "a.py", line 1 in a'], id="no thread is named"),
+        pytest.param("", [], id="none"),
+    ],
+)
+def test_the_innermost_calls_are_those_of_the_thread_that_crashed(stack: str, calls: list[str]) -> None:
+    assert innermost(stack) == calls
