@@ -13,6 +13,7 @@ from jobpool.errors import ConfigurationError, MalformedEnvelope
 from jobpool.guards import Rate
 from jobpool.lease import JobLease
 from jobpool.settlement import Abandon, Ack, Move, Release, Settlement
+from jobpool.units import check_count
 
 MICRO = 1_000_000
 
@@ -71,16 +72,12 @@ def stand_in(body: bytes | int | None) -> bytes:
 
 def check_page(limit: int) -> int:
     """Return `limit`, or raise `ValueError`: a page has 1 to 1,000 messages."""
-    if not 1 <= limit <= LONGEST_PAGE:
-        raise ValueError(f"limit must be 1 to {LONGEST_PAGE} messages a page, not {limit!r}")
-    return limit
+    return check_count(limit, "limit", 1, LONGEST_PAGE)
 
 
 def check_positive(value: int, what: str) -> int:
     """Return `value`, or raise `ValueError`: a whole number from 1 on."""
-    if value < 1:
-        raise ValueError(f"{what} must be 1 or more, not {value!r}")
-    return value
+    return check_count(value, what, 1, 2**63 - 1)
 
 
 def read_cursor(after: str | None) -> int:

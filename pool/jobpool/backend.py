@@ -38,8 +38,10 @@ from jobpool.keystore import KeyStore
 from jobpool.lease import JobLease
 from jobpool.names import QUEUE_NAME as QUEUE_NAME
 from jobpool.names import check_queue as check_queue
+from jobpool.names import storable
 from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool.signing import EnvelopeSigner
+from jobpool.units import check_count, check_number
 
 REMEMBER_CALLS = 60.0
 """Seconds for which a settle call's or a fetch's id is remembered (law 2, law 1)."""
@@ -47,6 +49,10 @@ REMEMBER_CALLS = 60.0
 ENQUEUE_MEMORY = 600.0
 """Seconds after its end for which an id that a producer gave is still known (law 8)."""
 
+MAX_FETCH = 1_000_000
+"""Messages in one fetch."""
+
+YEAR_S = 366 * 86400.0
 
 Ticket = dict[str, str | int]
 """See `QueueBackend.ticket`."""
@@ -268,6 +274,16 @@ class MessageFilter:
     text: str | None = None
     ids: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Raises `ValueError`: an age is not a number."""
+        for name in ("older_than", "newer_than"):
+            if getattr(self, name) is not None:
+                check_number(getattr(self, name), name)
+        for name in ("queue", "handler", "reason", "text"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, storable(getattr(self, name)))
+        object.__setattr__(self, "ids", tuple(map(storable, self.ids)))
+
 
 class Verb(StrEnum):
     """What `bulk` does with what the filter finds. Leased messages are never touched."""
@@ -333,9 +349,13 @@ def once_id(key: str) -> str:
 
 def check_ttl(ttl: float) -> float:
     """Return `ttl`, or raise `ValueError`: a lease lasts longer than 0 seconds and less than a year."""
-    if not 0 < ttl < 366 * 86400:
+    if not 0 < check_number(ttl, "ttl") < YEAR_S:
         raise ValueError(f"ttl must be more than 0 seconds and less than a year, not {ttl!r}")
     return float(ttl)
+
+
+def _delay(delay: float | None) -> float:
+    return 0.0 if delay is None else max(0.0, check_number(delay, "delay"))
 
 
 class QueueBackend(ABC):
@@ -501,24 +521,23 @@ class QueueBackend(ABC):
 
         Args:
             queue: Its name.
-            limit: 1 or more.
+            limit: 1 to 1,000,000.
             ttl: Seconds, > 0; checked before anything else.
-            wait: Seconds to wait for the first message when there is none; 0 = do not wait.
+            wait: Seconds to wait for the first message when there is none; 0 or less = do not wait.
             fetch_id: Asking again with the same id within 60 s, while the leases still run, returns those of them that
                 are still held under this id, and leases nothing new: a lost reply freezes nothing.
 
         Raises:
-            ValueError: ttl or limit out of range.
+            ValueError: ttl, limit or wait is not such a number.
             BackendUnavailable: Nothing is known; call again with the same fetch id.
 
         Blocks for `wait` seconds at most, plus one round trip.
         """
         check_ttl(ttl)
         check_queue(queue)
-        if limit < 1:
-            raise ValueError(f"limit must be 1 or more, not {limit!r}")
+        check_count(limit, "limit", 1, MAX_FETCH)
         ident = fetch_id or secrets.token_hex(8)
-        give_up = self.clock.mono() + wait
+        give_up = self.clock.mono() + min(YEAR_S, check_number(wait, "wait"))
         while True:
             leases = self._fetch(queue, limit, ttl, ident)
             remaining = give_up - self.clock.mono()
@@ -536,7 +555,7 @@ class QueueBackend(ABC):
         """
         for queue in queues:
             check_queue(queue)
-        return self._wait_any(queues, timeout)
+        return self._wait_any(queues, min(YEAR_S, check_number(timeout, "timeout")))
 
     # --- settling ----------------------------------------------------------------------------------
 
@@ -546,7 +565,7 @@ class QueueBackend(ABC):
 
     def nack(self, lease: JobLease, delay: float | None = None, error: str | None = None) -> Settled:
         """Failed: the message comes back after `delay` seconds (None or below 0 = now), attempts + 1."""
-        return self._settle_one(lease, Nack(max(0.0, delay or 0.0), error))
+        return self._settle_one(lease, Nack(_delay(delay), error))
 
     def abandon(self, lease: JobLease, reason: str = "", error: str | None = None) -> Settled:
         """Given up: the message becomes a dead letter with this reason.
@@ -560,7 +579,7 @@ class QueueBackend(ABC):
 
         See `Release.begun`.
         """
-        return self._settle_one(lease, Release(max(0.0, delay or 0.0)))
+        return self._settle_one(lease, Release(_delay(delay)))
 
     def forfeit(self, lease: JobLease, cause: str) -> Settled:
         """No verdict: the lease's deadline is now, `cause` is kept beside it; the reaper does the rest.

@@ -39,7 +39,8 @@ from enum import Enum
 
 from jobpool.envelope import MAX_BODY_BYTES
 from jobpool.errors import ClaimNotFound, InvalidJob
-from jobpool.names import check_identifier, check_queue
+from jobpool.names import check_identifier, check_queue, storable
+from jobpool.units import check_count, check_seconds
 
 MOST_MESSAGES = 20
 """Messages in one claim, one `pop`, and one `delete_many`."""
@@ -203,10 +204,10 @@ class ClaimStore(ABC):
             ValueError: A number is out of its bounds, which the text names.
         """
         check_queue(queue)
-        _check_count(limit, "limit", 1, MOST_MESSAGES)
-        _check_seconds(ttl, "ttl", LEAST_TTL, MOST_TTL)
-        _check_seconds(grace, "grace", LEAST_TTL, MOST_TTL)
-        _check_count(max_claims, "max_claims", 0, 2**31 - 1)
+        check_count(limit, "limit", 1, MOST_MESSAGES)
+        check_seconds(ttl, "ttl", LEAST_TTL, MOST_TTL)
+        check_seconds(grace, "grace", LEAST_TTL, MOST_TTL)
+        check_count(max_claims, "max_claims", 0, 2**31 - 1)
         if claim_id is not None and not _is_claim(claim_id):
             raise ValueError(f"a claim's id has 32 lower-case hex characters, not {str(claim_id)[:64]!r}")
         return self._claim(queue, claim_id or secrets.token_hex(16), limit, float(ttl), float(grace), max_claims)
@@ -232,9 +233,9 @@ class ClaimStore(ABC):
             ValueError: As `claim`.
             ClaimNotFound: As `get`. At its end it is too late, also when nobody has taken its messages.
         """
-        _check_seconds(ttl, "ttl", LEAST_TTL, MOST_TTL)
+        check_seconds(ttl, "ttl", LEAST_TTL, MOST_TTL)
         if grace is not None:
-            _check_seconds(grace, "grace", LEAST_TTL, MOST_TTL)
+            check_seconds(grace, "grace", LEAST_TTL, MOST_TTL)
         check_queue(queue)
         held = self._renew(queue, claim_id, float(ttl), grace) if _is_claim(claim_id) else None
         return _found(held, queue, claim_id)
@@ -261,10 +262,10 @@ class ClaimStore(ABC):
             ValueError: More than 20.
         """
         check_queue(queue)
-        _check_count(len(idents), "the number of messages to delete", 0, MOST_MESSAGES)
+        check_count(len(idents), "the number of messages to delete", 0, MOST_MESSAGES)
         if claim_id is not None and not _is_claim(claim_id):
             raise _not_found(queue, str(claim_id))
-        answers = self._delete(queue, idents, claim_id) if idents else []
+        answers = self._delete(queue, [storable(ident) for ident in idents], claim_id) if idents else []
         if answers is None:
             raise _not_found(queue, str(claim_id))
         return answers
@@ -276,7 +277,7 @@ class ClaimStore(ABC):
         and so is the answer to a call whose reply was. Claim what must not be lost.
         """
         check_queue(queue)
-        return self._pop(queue, _check_count(limit, "limit", 1, MOST_MESSAGES))
+        return self._pop(queue, check_count(limit, "limit", 1, MOST_MESSAGES))
 
     def list_free(
         self, queue: str, *, after: str | None = None, limit: int = 50, claimed: bool = False
@@ -288,7 +289,7 @@ class ClaimStore(ABC):
         Raises `ValueError`: the limit is out of bounds, or `after` is no cursor.
         """
         check_queue(queue)
-        return self._list(queue, after, _check_count(limit, "limit", 1, 1000), claimed)
+        return self._list(queue, after, check_count(limit, "limit", 1, 1000), claimed)
 
     def list_claims(self, queue: str, *, after: str | None = None, limit: int = 50) -> list[HeldClaim]:
         """One page of the live claims of a queue by id, `limit` 1 to 1,000, without their messages but with `count`.
@@ -296,7 +297,7 @@ class ClaimStore(ABC):
         Go on with the last one's id as `after`.
         """
         check_queue(queue)
-        return self._list_claims(queue, after or "", _check_count(limit, "limit", 1, 1000))
+        return self._list_claims(queue, after or "", check_count(limit, "limit", 1, 1000))
 
     def stats(self, queue: str) -> ClaimStats:
         """Counts of one queue, at any length in the same time, but for what has ended and was not yet seen to: that is
@@ -345,20 +346,8 @@ def _check_post(post: NewPost) -> None:
     if len(post.body) > MAX_BODY_BYTES:
         raise InvalidJob(f"a message has {len(post.body)} bytes; at most {MAX_BODY_BYTES}")
     if post.life is not None:
-        _check_seconds(post.life, "ttl of a message", LEAST_LIFE, MOST_LIFE)
-    _check_seconds(post.delay, "delay", 0.0, MOST_DELAY)
-
-
-def _check_seconds(value: float, what: str, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise ValueError(f"{what} is {least:,.0f} to {most:,.0f} seconds, not {value!r}")
-    return float(value)
-
-
-def _check_count(value: int, what: str, least: int, most: int) -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{what} is a whole number from {least} to {most}, not {value!r}")
-    return value
+        check_seconds(post.life, "ttl of a message", LEAST_LIFE, MOST_LIFE)
+    check_seconds(post.delay, "delay", 0.0, MOST_DELAY)
 
 
 def _is_claim(claim_id: str) -> bool:

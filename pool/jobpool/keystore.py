@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from jobpool.errors import InvalidJob
 from jobpool.guards import IDEMPOTENCY_TTL, Begun, Guards, Rate, check_keep
 from jobpool.lease import JobLease
-from jobpool.names import check_name, check_queue
+from jobpool.names import check_name, check_queue, storable
+from jobpool.units import check_count
 
 LONGEST_RECORD = 256 * 1024
 """Bytes of one record, or of one line of a log."""
@@ -82,14 +83,14 @@ class KeyStore(ABC):
         """
         if not 0 < len(token) <= 64:
             raise InvalidJob(f"the token of a start has 1 to 64 characters, not {len(token)}")
-        return self._take(check_queue(queue), rate, token)
+        return self._take(check_queue(queue), rate, storable(token))
 
     def holders(self, queue: str, name: str) -> list[str]:
         """The ids of the messages that hold places under `name` now, sorted; for people who ask why a job waits.
 
         `key:` before an idempotency key asks for who runs under it.
         """
-        return self._holders(check_queue(queue), name)
+        return self._holders(check_queue(queue), storable(name))
 
     # --- records -----------------------------------------------------------------------------------
 
@@ -109,7 +110,7 @@ class KeyStore(ABC):
 
     def get_record(self, space: str, key: str) -> bytes | None:
         """The value, or None when there is none or it has ended."""
-        return self._get_record(check_queue(space), key)
+        return self._get_record(check_queue(space), storable(key))
 
     def list_records(
         self, space: str, *, prefix: str = "", after: str = "", limit: int = 1000
@@ -118,14 +119,13 @@ class KeyStore(ABC):
 
         Only keys that begin with `prefix`, and come behind `after`; at most `limit` (1 to 10,000).
         """
-        if not 1 <= limit <= 10_000:
-            raise ValueError(f"limit must be 1 to 10000, not {limit!r}")
-        return self._list_records(check_queue(space), prefix, after, limit)
+        check_count(limit, "limit", 1, 10_000)
+        return self._list_records(check_queue(space), storable(prefix), storable(after), limit)
 
     def delete_records(self, space: str, keys: Sequence[str]) -> None:
         """Remove records; those that are not there are no error."""
         if keys:
-            self._delete_records(check_queue(space), keys)
+            self._delete_records(check_queue(space), [storable(key) for key in keys])
 
     # --- logs --------------------------------------------------------------------------------------
 
@@ -135,8 +135,7 @@ class KeyStore(ABC):
         In one atomic step, so that a line is there once or not at all; but a call repeated after `BackendUnavailable`
         may write its lines twice.
         """
-        if not 1 <= keep <= MOST_LINES:
-            raise ValueError(f"keep must be 1 to {MOST_LINES}, not {keep!r}")
+        check_count(keep, "keep", 1, MOST_LINES)
         for name, line in lines:
             check_name(name, "the name of a log")
             _check_size(line)
@@ -145,9 +144,8 @@ class KeyStore(ABC):
 
     def read_log(self, space: str, name: str, *, limit: int = 100) -> list[bytes]:
         """The newest `limit` (1 to 100,000) lines, the newest first."""
-        if not 1 <= limit <= MOST_LINES:
-            raise ValueError(f"limit must be 1 to {MOST_LINES}, not {limit!r}")
-        return self._read_log(check_queue(space), name, limit)
+        check_count(limit, "limit", 1, MOST_LINES)
+        return self._read_log(check_queue(space), storable(name), limit)
 
     def list_logs(self, space: str) -> list[str]:
         """The names of the logs of a space that have lines, sorted; at most 10,000."""

@@ -1,4 +1,4 @@
-"""What names, ids and keys may hold: one place, so that every producer, broker and file name agrees."""
+"""What names, ids, keys and texts may hold: one place, so that every producer, broker and file name agrees."""
 
 from __future__ import annotations
 
@@ -47,6 +47,12 @@ def check_name(name: str, what: str) -> str:
 def is_name(text: str) -> bool:
     """Whether `text` can be shown on one line and written as UTF-8: no control characters, no lone surrogates."""
     return 0 < len(text) <= LONGEST_NAME and text.isprintable()
+
+
+def storable(text: str) -> str:
+    """Return `text` without what brokers cannot keep: a lone surrogate becomes `?`, NUL becomes U+FFFD."""
+    whole = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+    return whole.replace("\0", "\ufffd")
 
 
 def _shown(value: object) -> str:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from jobpool.definition import JobDefinition
+from jobpool.names import storable
+from jobpool.units import check_number
 
 FAILED_REASONS = frozenset({"failed", "unrecoverable", "timeout", "memory-limit"})
 """Reasons of an abandon that ends a failed attempt."""
@@ -32,6 +34,10 @@ class Nack:
     error: str | None = None
     cause: str | None = None
 
+    def __post_init__(self) -> None:
+        check_number(self.delay, "delay")
+        _make_storable(self, "error", "cause")
+
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
@@ -45,6 +51,9 @@ class Abandon:
     error: str | None = None
     cause: str | None = None
     follow_ups: tuple[JobDefinition, ...] = ()
+
+    def __post_init__(self) -> None:
+        _make_storable(self, "reason", "error", "cause")
 
     @property
     def attempts(self) -> int:
@@ -63,12 +72,18 @@ class Release:
     delay: float = 0.0
     begun: bool = True
 
+    def __post_init__(self) -> None:
+        check_number(self.delay, "delay")
+
 
 @dataclass(frozen=True, slots=True)
 class Forfeit:
     """No verdict: the lease ends now, `cause` is kept beside it, and the reaper recovers the message."""
 
     cause: str = ""
+
+    def __post_init__(self) -> None:
+        _make_storable(self, "cause")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +99,23 @@ class Move:
     crashes: int = 0
     error: str | None = None
     cause: str | None = None
+
+    def __post_init__(self) -> None:
+        _make_storable(self, "error", "cause")
+
+
+def _make_storable(settlement: object, *names: str) -> None:
+    """Mend texts that a broker could not keep: no error of a handler's may hold up a settlement.
+
+    Raises `ValueError` for what is not text.
+    """
+    for name in names:
+        text = getattr(settlement, name)
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise ValueError(f"{name} is text, not {text!r}")
+        object.__setattr__(settlement, name, storable(text))
 
 
 Settlement = Ack | Nack | Abandon | Release | Forfeit | Move

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: `90`, `"90s"`, `"5m"`, `"1h"`; `"512M"`. And back."""
+"""Durations and sizes as people write them: `90`, `"90s"`, `"5m"`, `"1h"`; `"512M"`. And back; and checked numbers."""
 
 from __future__ import annotations
 
@@ -34,6 +34,27 @@ def parse_size(value: object) -> int:
     if size is None or size < 0:
         raise ValueError(f'{value!r} is not a size: write bytes, such as 65536, or "64K", "512M", "2G"')
     return size
+
+
+def check_number(value: float, what: str) -> float:
+    """Return `value` as a float, or raise `ValueError`: a number, and not NaN or a truth value."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise ValueError(f"{what} is a number of seconds, not {value!r}")
+    return float(value)
+
+
+def check_seconds(value: float, what: str, least: float, most: float) -> float:
+    """Return `value` as a float, or raise `ValueError`: a number from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise ValueError(f"{what} is {least:,.0f} to {most:,.0f} seconds, not {value!r}")
+    return float(value)
+
+
+def check_count(value: int, what: str, least: int, most: int) -> int:
+    """Return `value`, or raise `ValueError`: a whole number from `least` to `most`."""
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{what} is a whole number from {least} to {most}, not {value!r}")
+    return value
 
 
 def format_duration(seconds: float) -> str:

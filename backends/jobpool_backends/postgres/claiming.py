@@ -12,10 +12,11 @@ import psycopg
 
 from jobpool.claimstore import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.envelope import OVERSIZED
+from jobpool.names import storable
 from jobpool_backends.postgres.calls import Sweeper
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.fetching import HOLDERS
-from jobpool_backends.postgres.literals import fill, storable
+from jobpool_backends.postgres.literals import fill
 from jobpool_backends.postgres.looking import STATS_CAP
 from jobpool_backends.postgres.producing import in_pieces
 from jobpool_backends.shared import MICRO, micros, read_cursor

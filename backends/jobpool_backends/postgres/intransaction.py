@@ -18,7 +18,7 @@ from psycopg.rows import tuple_row
 
 from jobpool.backend import NewMessage, Ticket
 from jobpool.errors import ConfigurationError, LeaseLost
-from jobpool_backends.postgres.literals import storable
+from jobpool.names import storable
 from jobpool_backends.shared import micros
 
 _ENQUEUE = """

@@ -12,10 +12,11 @@ from jobpool.errors import BackendUnavailable
 from jobpool.guards import Begin, Begun, Guards, Rate
 from jobpool.keystore import KeyStore
 from jobpool.lease import JobLease
+from jobpool.names import storable
 from jobpool_backends.postgres.calls import Sweeper
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.fetching import holder_of, number_of
-from jobpool_backends.postgres.literals import fill, names, numbers, storable
+from jobpool_backends.postgres.literals import fill, names, numbers
 from jobpool_backends.shared import KEY_PLACE, MICRO, micros
 
 MOST_LOGS = 10_000

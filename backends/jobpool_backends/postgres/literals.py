@@ -29,11 +29,6 @@ def names(values: Sequence[str]) -> str:
     return f"{{{','.join(map(_quoted, values))}}}"
 
 
-def storable(text: str) -> str:
-    """`text` without what UTF-8 or Postgres cannot hold: lone surrogates and NUL."""
-    return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
-
-
 def _quoted(name: str) -> str:
     escaped = name.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

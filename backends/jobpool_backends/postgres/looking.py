@@ -13,7 +13,7 @@ from typing import Any
 
 from jobpool.backend import Message, MessageFilter, QueueStats, State
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.literals import fill, storable
+from jobpool_backends.postgres.literals import fill
 from jobpool_backends.postgres.schema import (
     DEAD,
     DELAYED,
@@ -131,13 +131,13 @@ class Looker:
 def _arguments(where: MessageFilter) -> dict[str, Any]:
     states = [State(state) for state in dict.fromkeys(where.states)] or list(State)
     return {
-        "ids": [storable(ident) for ident in where.ids],
-        "queues": None if where.queue is None else [storable(where.queue)],
+        "ids": list(where.ids),
+        "queues": None if where.queue is None else [where.queue],
         "kinds": [number for state in states for number in _STORED[state]],
         "due": State.WAITING in states and State.DELAYED not in states,
         "later": State.DELAYED in states and State.WAITING not in states,
-        "handler": None if where.handler is None else storable(where.handler),
-        "reason": None if where.reason is None else storable(where.reason),
+        "handler": where.handler,
+        "reason": where.reason,
         "older": None if where.older_than is None else micros(where.older_than),
         "newer": None if where.newer_than is None else micros(where.newer_than),
     }

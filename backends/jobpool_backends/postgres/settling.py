@@ -17,11 +17,12 @@ from jobpool.backend import NewMessage
 from jobpool.clock import Clock
 from jobpool.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.lease import JobLease
+from jobpool.names import storable
 from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.postgres.calls import Sweeper, read_answers
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.fetching import holder_of, number_of
-from jobpool_backends.postgres.literals import fill, names, numbers, storable
+from jobpool_backends.postgres.literals import fill, names, numbers
 from jobpool_backends.postgres.producing import Producer
 from jobpool_backends.shared import delay_micros, micros
 
@@ -91,7 +92,7 @@ class _Rest:
         self.verbs.append(verb)
         self.delays.append(delay)
         for told, text in ((self.reasons, reason), (self.errors, error), (self.causes, cause)):
-            told.append(None if text is None else storable(text))
+            told.append(text)
 
     def arguments(self) -> dict[str, Any]:
         return _arguments(self.handles) | {
