@@ -54,7 +54,7 @@ class DeadLetterQueue:
         reason: str,
         attempts: int,
         *,
-        original_queue: str,
+        original_queue: str = "default",
         identifier: str | None = None,
     ) -> bool:
         """Enqueue a copy of `payload` for `handler`.
@@ -67,7 +67,8 @@ class DeadLetterQueue:
             handler: Name of the handler that will meet the copy, if one works on that queue.
             reason: Why it failed, in a word or a sentence.
             attempts: Failed runs, 0 or more.
-            original_queue: Where it failed. What failed in the queue of copies itself is never stored again.
+            original_queue: Where it failed; without it, the queue of jobs that name none. What failed in the queue of
+                copies itself is never stored again.
             identifier: The copy's id; the same id twice stores one copy.
 
         Returns:

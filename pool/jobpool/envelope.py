@@ -20,7 +20,8 @@ from jobpool.errors import BadSignature, InvalidJob, MalformedEnvelope
 from jobpool.frozen import maker
 from jobpool.names import LONGEST_IDENTIFIER, LONGEST_NAME
 from jobpool.payload import MAX_DEPTH
-from jobpool.signing import EnvelopeSigner
+from jobpool.signing import EnvelopeSigner, canonical
+from jobpool.signing import canonical_bytes as canonical_bytes
 from jobpool.wirerules import RULES, complaint, is_meta, is_name, shown
 from jobpool.wirerules import WIRE_VERSION as WIRE_VERSION
 
@@ -34,7 +35,6 @@ _ALL_FIELDS = itemgetter(
     "job", "payload", "queue", "priority", "maxRetries", "attempts", "name", "identifier", "idempotencyKey", "schedule"
 )
 _MAY_BE_ABSENT = {rule.name: None for rule in RULES if not rule.required}
-_SORTED = orjson.OPT_SORT_KEYS
 _BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NEITHER_BRACKET_NOR_QUOTE = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 
@@ -167,7 +167,7 @@ def _signature(
     if not signer.active:
         return ""
     return signer.sign(
-        _canonical(
+        canonical(
             definition.handler,
             definition.payload,
             queue,
@@ -240,48 +240,6 @@ def verify(body: bytes, envelope: JobEnvelope, signer: EnvelopeSigner, queue: st
         raise BadSignature("the signature is wrong" if envelope.sig else "the signature is missing")
     if envelope.queue != queue:
         raise MalformedEnvelope(f"the message was sent to queue {envelope.queue!r} and fetched from {queue!r}")
-
-
-def canonical_bytes(envelope: JobEnvelope) -> bytes:
-    """What is signed of a message."""
-    return _canonical(
-        envelope.job,
-        envelope.payload,
-        envelope.queue,
-        envelope.priority,
-        envelope.max_retries,
-        envelope.name,
-        envelope.identifier,
-        envelope.idempotency_key,
-        envelope.meta,
-    )
-
-
-def _canonical(
-    job: str,
-    payload: Any,
-    queue: str,
-    priority: int,
-    max_retries: int | None,
-    name: str | None,
-    identifier: str,
-    idempotency_key: str | None,
-    meta: dict[str, Any],
-) -> bytes:
-    # The fields keep their own order, what is inside them is sorted: so the two nested values are written first.
-    signed = {
-        "job": job,
-        "payload": orjson.Fragment(orjson.dumps(payload, option=_SORTED)),
-        "queue": queue,
-        "priority": priority,
-        "maxRetries": max_retries,
-        "name": name,
-        "identifier": identifier,
-        "idempotencyKey": idempotency_key,
-    }
-    if meta:
-        signed["meta"] = orjson.Fragment(orjson.dumps(meta, option=_SORTED))
-    return orjson.dumps(signed)
 
 
 def _wire_meta(definition: JobDefinition, now: float) -> dict[str, Any]:

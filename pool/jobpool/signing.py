@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from hmac import compare_digest
+from typing import Any, Protocol
 
 import orjson
 
-from jobpool.errors import ConfigurationError
+from jobpool.errors import ConfigurationError, InvalidJob
 
 Key = str | bytes
 ENVIRONMENT = ("JOBPOOL_SIGNING_KEY", "JOBS_SIGNING_KEY")
@@ -19,6 +20,91 @@ SIGNATURE_LENGTH = 64
 _BLOCK = 64
 _INNER = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER = bytes(byte ^ 0x5C for byte in range(256))
+_SORTED = orjson.OPT_SORT_KEYS
+_WIRE_NAMES = ("job", "payload", "queue", "priority", "maxRetries", "name", "identifier", "idempotencyKey", "meta")
+
+
+class Envelope(Protocol):
+    """`jobpool.JobEnvelope`, as far as it is signed."""
+
+    @property
+    def job(self) -> str: ...
+    @property
+    def payload(self) -> Any: ...
+    @property
+    def queue(self) -> str: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def max_retries(self) -> int | None: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def identifier(self) -> str: ...
+    @property
+    def idempotency_key(self) -> str | None: ...
+    @property
+    def meta(self) -> dict[str, Any]: ...
+    @property
+    def sig(self) -> str: ...
+
+
+Wire = bytes | Mapping[str, Any] | Envelope
+"""A message to sign: the wire object, decoded (`JobEnvelope`) or as a dict, or its canonical bytes."""
+
+
+def canonical(
+    job: str | None,
+    payload: Any,
+    queue: str | None,
+    priority: int | None,
+    max_retries: int | None,
+    name: str | None,
+    identifier: str | None,
+    idempotency_key: str | None,
+    meta: Mapping[str, Any] | None,
+) -> bytes:
+    """Return the bytes that are signed. Raises `TypeError` for a value that JSON cannot carry."""
+    # The fields keep their own order, what is inside them is sorted: so the two nested values are written first.
+    signed = {
+        "job": job,
+        "payload": orjson.Fragment(orjson.dumps(payload, option=_SORTED)),
+        "queue": queue,
+        "priority": priority,
+        "maxRetries": max_retries,
+        "name": name,
+        "identifier": identifier,
+        "idempotencyKey": idempotency_key,
+    }
+    if meta:
+        signed["meta"] = orjson.Fragment(orjson.dumps(meta, option=_SORTED))
+    return orjson.dumps(signed)
+
+
+def canonical_bytes(envelope: Envelope) -> bytes:
+    """Return the bytes that are signed of a message."""
+    return canonical(
+        envelope.job,
+        envelope.payload,
+        envelope.queue,
+        envelope.priority,
+        envelope.max_retries,
+        envelope.name,
+        envelope.identifier,
+        envelope.idempotency_key,
+        envelope.meta,
+    )
+
+
+def _signed_of(wire: Wire) -> bytes:
+    try:
+        if isinstance(wire, bytes):
+            return wire
+        if isinstance(wire, Mapping):
+            return canonical(*(wire.get(name) for name in _WIRE_NAMES))
+        return canonical_bytes(wire)
+    except TypeError as error:
+        raise InvalidJob(f"the wire object is no JSON: {error}") from error
 
 
 class EnvelopeSigner:
@@ -64,20 +150,39 @@ class EnvelopeSigner:
         """Whether there is a key."""
         return bool(self._keyed)
 
-    def sign(self, canonical: bytes) -> str:
-        """The signature of these bytes: 64 hex characters, or "" without a key."""
-        return self._keyed[0].digest(canonical) if self._keyed else ""
+    def sign(self, wire: Wire) -> str:
+        """Return the signature: 64 hex characters, or "" without a key.
 
-    def verify(self, canonical: bytes, sig: object) -> bool:
-        """Whether `sig` is one of ours for these bytes, under any key; always True without a key.
+        Args:
+            wire: A `JobEnvelope`, a dict with the names of the wire (absent = null), or the canonical bytes of one.
+
+        Raises:
+            InvalidJob: JSON cannot carry a value in it.
+        """
+        if not self._keyed:
+            return ""
+        return self._keyed[0].digest(wire if type(wire) is bytes else _signed_of(wire))
+
+    def verify(self, wire: Wire, sig: object = None) -> bool:
+        """Tell if `sig` is one of ours for this message, under any key; always True without a key.
 
         Compares in constant time. Anything that is not 64 ASCII characters is refused, not an error.
+
+        Args:
+            wire: As in `sign`.
+            sig: None = the one in the wire object.
+
+        Raises:
+            InvalidJob: As `sign`.
         """
         if not self._keyed:
             return True
+        if sig is None and not isinstance(wire, bytes):
+            sig = wire.get("_sig") if isinstance(wire, Mapping) else wire.sig
         if not isinstance(sig, str) or len(sig) != SIGNATURE_LENGTH or not sig.isascii():
             return False
-        return any(compare_digest(keyed.digest(canonical), sig) for keyed in self._keyed)
+        signed = wire if type(wire) is bytes else _signed_of(wire)
+        return any(compare_digest(keyed.digest(signed), sig) for keyed in self._keyed)
 
     def __repr__(self) -> str:
         return f"<EnvelopeSigner with {len(self._keyed)} keys>"

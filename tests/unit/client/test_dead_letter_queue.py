@@ -112,6 +112,12 @@ def test_a_queue_that_cannot_be_is_refused_when_it_is_named(broker: QueueBackend
         DeadLetterQueue(broker, "no queue")
 
 
+def test_without_a_queue_it_comes_from_the_default_one(broker: QueueBackend) -> None:
+    assert DeadLetterQueue(broker, "failures").store({"customer": 7}, "report", "no paper", 3)
+    [message] = stored(broker)
+    assert json.loads(message.body)["payload"][METADATA]["original_queue"] == "default"
+
+
 # --- what a pool makes of an abandon ---------------------------------------------------------------------------------
 
 

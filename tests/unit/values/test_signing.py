@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobpool.errors import ConfigurationError
+from jobpool.definition import JobDefinition
+from jobpool.envelope import decode, encode
+from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.signing import EnvelopeSigner
 
 COMMAND = (
@@ -35,6 +38,30 @@ def test_the_published_check_values(canonical: bytes, sig: str) -> None:
 
     assert signer.sign(canonical) == sig
     assert signer.verify(canonical, sig)
+
+
+def test_the_wire_object_is_signed_as_it_goes_over_the_wire() -> None:
+    signer, old = EnvelopeSigner(["secret-key", "old"]), EnvelopeSigner("old")
+    wire = json.loads(COMMAND)
+    assert signer.sign(wire) == signer.sign(dict(reversed(wire.items()))) == signer.sign(COMMAND)
+    assert signer.sign(wire | {"attempts": 3, "schedule": None, "meta": None}) == signer.sign(COMMAND)
+    assert signer.verify(wire, signer.sign(COMMAND))
+    signed = wire | {"meta": {"tenant": 7, "_timeout": 3}}
+    signed["_sig"] = old.sign(signed)
+    assert signer.verify(signed)
+    assert not signer.verify(signed | {"payload": "app:other"})
+    assert not signer.verify(wire), "it has no signature"
+    envelope = decode(json.dumps(signed).encode(), attempts=0)
+    assert (old.sign(envelope), signer.verify(envelope)) == (signed["_sig"], True)
+    with pytest.raises(InvalidJob, match="the wire object is no JSON"):
+        signer.sign(wire | {"payload": {1, 2}})
+
+
+def test_what_a_producer_sends_verifies_as_a_dict() -> None:
+    signer = EnvelopeSigner("secret-key")
+    job = JobDefinition("report", {"b": 1, "a": [1.5, "ü"]}, timeout=3, meta={"z": 1})
+    body = encode(job, identifier="x", queue="q", signer=signer, now=0.0)
+    assert signer.verify(json.loads(body))
 
 
 @settings(deadline=None)
