@@ -82,7 +82,7 @@ class JobDefinition:
         self._check_limits()
         self._check_cron()
         self._check_flags()
-        if self.meta != {}:
+        if self.meta or type(self.meta) is not dict:
             _set(self, "meta", _check_meta(self.meta))
 
     def _check_target(self) -> None:
@@ -121,6 +121,8 @@ class JobDefinition:
         from jobpool.misfires import Misfire
         from jobpool.zones import check_zone
 
+        if not isinstance(self.cron_expression, str):
+            raise InvalidJob(f"cron_expression is text, such as {EVERY_MINUTE!r}, not {self.cron_expression!r}")
         if self.cron_expression != EVERY_MINUTE:
             _set(self, "cron_expression", parse_fields(self.cron_expression).text)
         check_zone(self.zone)
@@ -305,7 +307,7 @@ def _check_key(key: str, what: str) -> str | None:
 
 def _check_meta(meta: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(meta, dict):
-        raise InvalidJob(f"meta is an object, not {type(meta).__name__}")
+        raise InvalidJob(f"meta is an object, not {meta!r}: write meta={{...}}, or leave it out")
     copy: dict[str, Any] = check_payload(meta, "meta")
     for key in copy:
         if is_reserved(key):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import FrozenInstanceError, fields
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -13,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobpool.definition import LONGEST, JobDefinition
+from jobpool.envelope import encode
 from jobpool.errors import InvalidJob, Unsupported
+from jobpool.signing import EnvelopeSigner
 
 NOON = datetime(2026, 7, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
@@ -97,6 +100,38 @@ def test_every_field_has_a_copy_helper_that_changes_nothing_else(name: str) -> N
             assert getattr(after, other.name) == getattr(before, other.name)
 
 
+JUNK: list[Any] = [
+    0,
+    -1,
+    False,
+    [],
+    "",
+    None,
+    (),
+    {},
+    {1: 2},
+    object(),
+    math.nan,
+    b"",
+    1.5,
+    set(),
+    [[]],
+    "\ud800",
+    10**400,
+]
+
+
+@pytest.mark.parametrize("name", [part.name for part in fields(JobDefinition)])
+def test_what_is_accepted_can_be_sent(name: str) -> None:
+    """A value that only breaks later would take a whole bulk enqueue with it."""
+    for junk in JUNK:
+        try:
+            definition = JobDefinition(**{"handler": "report", name: junk})
+        except InvalidJob:
+            continue
+        assert encode(definition, identifier="x", queue="q", signer=EnvelopeSigner(), now=0.0)
+
+
 @pytest.mark.parametrize(
     ("given_fields", "text"),
     [
@@ -133,11 +168,16 @@ def test_every_field_has_a_copy_helper_that_changes_nothing_else(name: str) -> N
         pytest.param({"depends_on": 7}, r"depends_on is a list of names, not 7", id="depends_on as a number"),
         pytest.param({"cron_expression": "* * *"}, r"cron_expression .* five fields", id="cron"),
         pytest.param({"cron_expression": "60 * * * *"}, r"the minute holds 0\.\.59", id="cron field"),
-        pytest.param({"cron_expression": 5}, r"cron_expression 5 must have five fields", id="cron type"),
+        pytest.param({"cron_expression": 5}, r"cron_expression is text, .* not 5", id="cron type"),
         pytest.param({"zone": "Europe/Berln"}, r"no time zone .* did you mean 'Europe/Berlin'", id="zone"),
         pytest.param({"misfire": "two"}, r"misfire 'two' is refused: 'skip', 'one' or 'all\(n\)'", id="misfire"),
-        pytest.param({"meta": [1]}, r"meta is an object, not list", id="meta list"),
-        pytest.param({"meta": None}, r"meta is an object, not NoneType", id="no meta"),
+        pytest.param({"meta": [1]}, r"meta is an object, not \[1\]: write meta=\{\.\.\.\}, or leave", id="meta list"),
+        pytest.param({"meta": 0}, r"meta is an object, not 0", id="meta zero"),
+        pytest.param({"meta": False}, r"meta is an object, not False", id="meta False"),
+        pytest.param({"meta": []}, r"meta is an object, not \[\]", id="meta empty list"),
+        pytest.param({"meta": ""}, r"meta is an object, not ''", id="meta empty text"),
+        pytest.param({"meta": None}, r"meta is an object, not None", id="meta None"),
+        pytest.param({"cron_expression": []}, r"cron_expression is text, .* not \[\]", id="cron list"),
         pytest.param({"meta": {"a": b""}}, r"meta\.a: JSON has no bytes", id="meta bytes"),
         pytest.param({"meta": {"_timeout": 1}}, r"meta key '_timeout' is reserved", id="meta reserved"),
         pytest.param({"meta": {"v": 2}}, r"meta key 'v' is reserved", id="meta version"),
