@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cli_shell import Shell, wait_until
+from redis import Redis
 from support.servers import fresh_name, shared_redis
 
 from jobpool.backend import QueueStats
@@ -24,13 +25,15 @@ LIMIT = 120.0
 SHORT = {"seed": 5, "seconds": 4.0, "pools": 2, "workers": 2, "ttl": 1.0, "rate": 10.0}
 LOCAL = [Fault(0, 0.5, "child.kill", 0, 1), Fault(1, 1.5, "master.kill", 1, 0, 0.2)]
 REMOTE = [Fault(2, 0.8, "net.drop", 0, 0, 1.0, 0.5), Fault(3, 1.0, "net.hole", 1, 0, 1.0), Fault(4, 2.5, "net.cut", 0)]
+HOLDS_UP = [Fault(5, 0.3, "log.block", 1, 0, 2.0), Fault(6, 0.2, "child.spoil", 0, 7, 2.0)]
+DENIED = [Fault(7, 2.0, "access.deny", 0, 0, 0.5)]
 
 
 @pytest.fixture
 def schedule(tmp_path: Path) -> Path:
     """Of faults that strike within seconds."""
     path = tmp_path / "schedule.json"
-    path.write_text(dump(sorted([*LOCAL, *REMOTE], key=lambda fault: fault.at), SHORT))
+    path.write_text(dump(sorted([*LOCAL, *REMOTE, *HOLDS_UP, *DENIED], key=lambda fault: fault.at), SHORT))
     return path
 
 
@@ -68,9 +71,11 @@ def test_a_run_on_redis_is_clean_and_leaves_nothing_behind(shell: Shell, schedul
     assert_clean(document, code)
     assert document["queue"] == "mine"
     assert document["again"].endswith(" ".join(named))
-    assert document["faults"]["struck"] >= 4
+    assert document["faults"]["struck"] >= 7
     assert document["left_out"] == {}
     assert document["folder"] is None
+    with Redis(host=server.host, port=server.port) as client:
+        assert len(client.acl_users()) == 1, "nor the user that was locked out"
     backend = open_backend(url)
     assert backend.queues() == []
     assert backend.stats(document["queue"]) == QueueStats()
@@ -106,8 +111,9 @@ def test_an_interrupt_on_sqlite_after_the_same_schedule_as_far_as_it_can_be_stru
     assert document["interrupted"]
     assert document["seconds"]["faults"] < 600
     assert document["violations"] == {}
-    assert document["faults"]["by_kind"] == {"child.kill": 1, "master.kill": 1}
-    assert document["left_out"] == dict.fromkeys(("net.cut", "net.drop", "net.hole"), "sqlite:// has no network")
+    assert document["faults"]["by_kind"] == dict.fromkeys(("child.kill", "child.spoil", "log.block", "master.kill"), 1)
+    left_out = dict.fromkeys(("net.cut", "net.drop", "net.hole"), "sqlite:// has no network")
+    assert document["left_out"] == left_out | {"access.deny": "sqlite:// has no users that could be locked out"}
     assert document["schedule"] == told["faults"]
     assert json.loads((strikes.parent / "schedule.json").read_text()) == json.loads(schedule.read_text())
     assert document["again"].endswith(f"--replay {strikes.parent / 'schedule.json'}")

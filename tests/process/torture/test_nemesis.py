@@ -148,6 +148,14 @@ def test_a_fork_server_is_stopped_and_goes_on(rig: FleetRig) -> None:
     assert processes.is_alive(pid)
 
 
+def test_a_fork_server_that_is_stopped_for_good_is_replaced_by_its_pool(rig: FleetRig) -> None:
+    pid = pid_in(rig.strike("forkserver.freeze", 1))
+    told = rig.until(lambda: not processes.is_alive(pid), "its pool has ended it")
+    told += rig.until(lambda: rig.pool(1).is_full(2), "another is there")
+    assert [said for said in told if f"the fork server {pid} that stood still was ended after" in said]
+    assert rig.nemesis.stalled == []
+
+
 # --- masters and pools ------------------------------------------------------------------------------------------------
 
 
@@ -212,7 +220,22 @@ def test_a_pool_that_ends_by_itself_is_told_of_and_started_again(shared: FleetRi
     shared.fleet.ends.remove(end)
 
 
-# --- clocks, the broker, and all at once ------------------------------------------------------------------------------
+# --- logs, clocks, the broker, and all at once ------------------------------------------------------------------------
+
+
+def test_a_pool_works_while_nobody_reads_its_log_which_then_is_whole(rig: FleetRig) -> None:
+    pool = rig.pool()
+    before = len(pool.log_path.read_text().splitlines())
+    rig.strike("log.block", seconds=LONG)
+    assert "missed: nobody reads the log of pool1 as it is" in rig.strike("log.block", seconds=LONG)
+    generation = pool.generation()
+    rig.strike("pool.hup")
+    rig.until(lambda: pool.generation() > generation, "it has said that the app is loaded")
+    rig.wait_told_by("pool1")
+    assert len(pool.log_path.read_text().splitlines()) == before
+    assert "pool1: log.block: over: the log is read" in rig.nemesis.due(time.monotonic() + LONG + 1.0)
+    wait_until(lambda: "app loaded" in "".join(pool.log_path.read_text().splitlines()[before:]), LIMIT, "it is written")
+    assert rig.nemesis.stalled == []
 
 
 @pytest.mark.parametrize("seconds", [3600.0, -3600.0])
