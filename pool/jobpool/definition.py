@@ -260,6 +260,11 @@ def check_seconds(value: float, what: str) -> float:
     return float(value)
 
 
+def capped(timeout: float, most: float) -> float:
+    """A timeout under the pool's `max_timeout`, in seconds. 0 = unlimited, either of them."""
+    return min(timeout or most, most) if most else timeout
+
+
 def rfc3339(moment: datetime) -> str:
     """A timezone-aware moment as RFC 3339 in UTC, to the microsecond."""
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")

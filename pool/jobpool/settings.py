@@ -117,6 +117,8 @@ class Settings(BaseSettings):
     """How long a lease holds, where the broker does not decide that; it is renewed every third of it."""
     default_timeout: Duration = 3600.0
     """Of jobs and handlers that name none; 0 = unlimited."""
+    max_timeout: Duration = 0.0
+    """The most that a job gets, whatever it or its handler asks for, unlimited ones too; 0 = no limit."""
     kill_grace: Duration = 1.0
     """Between the alarm in the handler and the kill of its process group."""
     stop_grace: Duration = 25.0
@@ -285,7 +287,7 @@ class Settings(BaseSettings):
 
 SAME = (
     *("name", "backend", "broker_timeout", "broker_refusal_timeout", "apps", "queues", "queue_handlers", "workers"),
-    *("ttl", "default_timeout"),
+    *("ttl", "default_timeout", "max_timeout"),
     *("kill_grace", "stop_grace", "boot_timeout", "on_lease_lost", "max_crashes", "crash_window", "retry"),
     *(
         "unknown_handler_grace",

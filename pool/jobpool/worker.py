@@ -22,7 +22,7 @@ from jobpool.backend import QueueBackend, check_ttl
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.child.registry import DEFAULT, AnyHandler, HandlerRegistry
 from jobpool.child.transaction import own_ack
-from jobpool.definition import JobDefinition, check_seconds
+from jobpool.definition import JobDefinition, capped, check_seconds
 from jobpool.envelope import JobEnvelope, decode, encode
 from jobpool.errors import BackendUnavailable, JobpoolError, LeaseLost, Unsupported
 from jobpool.lease import JobLease
@@ -81,6 +81,7 @@ class QueueWorker:
         ttl: Seconds, > 0, that a lease is asked to hold; it is renewed every third of the time that it does while the
             handler runs.
         default_timeout: Seconds, >= 0, for jobs and handlers that set none; 0 = unlimited.
+        max_timeout: Seconds, >= 0, that a job gets at most, whatever it or its handler asks for; 0 = no limit.
         queue_handlers: Queue to the only handlers that may run there; a queue that is absent is free.
         allowances: What the built-in handlers may do; None = what the registry lets them, by itself nothing.
         unknown_handler_grace: Seconds for which a message waits for its handler, before it is given up.
@@ -91,7 +92,7 @@ class QueueWorker:
         counters: Queue to counts by name (`jobs_fetched`, `jobs_succeeded`, …), counted when the backend accepted.
 
     Raises:
-        ValueError: `ttl` or `default_timeout` is out of bounds.
+        ValueError: `ttl`, `default_timeout` or `max_timeout` is out of bounds.
         ConfigurationError: There are limits, and the backend keeps no keys.
     """
 
@@ -103,6 +104,7 @@ class QueueWorker:
         retry: RetryPolicy | None = None,
         ttl: float = 30.0,
         default_timeout: float = DEFAULT_TIMEOUT,
+        max_timeout: float = 0.0,
         queue_handlers: Mapping[str, list[str]] | None = None,
         allowances: Allowances | None = None,
         unknown_handler_grace: float = 600.0,
@@ -114,6 +116,7 @@ class QueueWorker:
         self._retry = retry or RetryPolicy()
         self._ttl = check_ttl(ttl)
         self._default_timeout = check_seconds(default_timeout, "default_timeout")
+        self._max_timeout = check_seconds(max_timeout, "max_timeout")
         self._inspector = Inspector(backend.signer, queue_handlers or {})
         self._guarding = Guarding(backend, _usable(Limits() if limits is None else limits, backend))
         self._grace = unknown_handler_grace
@@ -167,7 +170,7 @@ class QueueWorker:
             lease.queue,
             fence=lease.deliveries,
             crashes=lease.crashes,
-            timeout=_timeout(envelope, handler, self._default_timeout),
+            timeout=capped(_timeout(envelope, handler, self._default_timeout), self._max_timeout),
             max_retries=self._retry.budget(_max_retries(envelope, handler)) - 1,
         )
         if handler is not None and handler.ack_in_transaction:

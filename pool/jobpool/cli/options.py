@@ -167,6 +167,7 @@ SETTING_OPTIONS = [
     _time("--cron-grace", help="How long a missed firing is made up for; at most 12h.  [default: 1h]"),
     _time("--ttl", help="How long a lease is asked to hold, between renewals.  [default: 30s]"),
     _time("--default-timeout", help="Of jobs that name none; 0 = unlimited.  [default: 1h]"),
+    _time("--max-timeout", help="The most that a job may ask for; 0 = no limit.  [default: 0]"),
     _time("--kill-grace", help="Between the timeout and the kill.  [default: 1s]"),
     _time("--stop-grace", help="How long a stop lets jobs go on.  [default: 25s]"),
     _time("--broker-refusal-timeout", help="How long a broker's refusals are retried; 0 = forever.  [default: 30m]"),

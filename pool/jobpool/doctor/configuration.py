@@ -28,7 +28,7 @@ def judge(settings: Settings) -> Iterator[Finding]:
     yield from judge_keys(settings)
     yield from judge_fit(settings)
     yield judge_ttl(settings.ttl, settings.broker_timeout)
-    yield judge_timeout(settings.default_timeout)
+    yield judge_timeout(settings.default_timeout, settings.max_timeout)
     yield from judge_retries(settings)
     yield judge_crashes(settings.max_crashes)
 
@@ -125,10 +125,12 @@ def judge_ttl(ttl: float, broker_timeout: float | None) -> Finding:
     return Finding("ttl", Level.OK, f"ttl is {ttl:g} s, and {limit}")
 
 
-def judge_timeout(default_timeout: float) -> Finding:
-    """Of jobs and handlers that name none."""
+def judge_timeout(default_timeout: float, max_timeout: float) -> Finding:
+    """Judge the timeout of jobs and handlers that name none."""
     if default_timeout:
         return Finding("timeout", Level.OK, f"default_timeout is {default_timeout:g} s")
+    if max_timeout:
+        return Finding("timeout", Level.OK, f"max_timeout is {max_timeout:g} s")
     why = "a handler that hangs holds its place, and its job, for ever"
     mend = "set default_timeout, and `timeout=0` on the handlers that need it"
     return Finding("timeout", Level.WARNING, "default_timeout is 0 (unlimited)", why, mend)

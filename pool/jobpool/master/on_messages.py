@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jobpool.death import cause_headline
+from jobpool.definition import capped
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.headline import headline
 from jobpool.master import events as ev
@@ -92,7 +93,8 @@ def _prepare(pool: Pool, delivery: Delivery) -> Outcome | None:
         return _unknown(pool, delivery, envelope.job)
     delivery.acks_itself = info.ack_in_transaction
     timeout = envelope.timeout if envelope.timeout is not None else info.timeout
-    delivery.timeout = pool.settings.default_timeout if timeout is None else timeout
+    timeout = pool.settings.default_timeout if timeout is None else timeout
+    delivery.timeout = capped(timeout, pool.settings.max_timeout)
     return None
 
 

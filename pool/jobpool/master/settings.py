@@ -21,6 +21,7 @@ class PoolSettings:
         signing_keys: The first signs, all verify; empty = unsigned.
         ttl: How long a lease holds; renewed every third of it.
         default_timeout: For jobs and handlers that name none; 0 = unlimited.
+        max_timeout: The most that a job or a handler gets, whatever it asks for; 0 = no limit.
         kill_grace: Between the alarm and the kill.
         stop_grace: How long a stop lets running attempts go on.
         boot_timeout: How long an import of the app, or the boot of a child, may take.
@@ -78,6 +79,7 @@ class PoolSettings:
     signing_keys: tuple[str, ...] = field(default=(), repr=False)
     ttl: float = 30.0
     default_timeout: float = 3600.0
+    max_timeout: float = 0.0
     kill_grace: float = 1.0
     stop_grace: float = 25.0
     boot_timeout: float = 60.0

@@ -15,6 +15,12 @@ def test_the_pools_default_timeout_holds_for_jobs_that_name_none(rig: Rig) -> No
     assert rig.ends(unlimited)
 
 
+def test_no_job_outlasts_the_pools_most_whatever_it_asks_for(rig: Rig) -> None:
+    unlimited = rig.enqueue("hang", {"how": "hang_in_sleep"}, timeout=0)
+    rig.run_pool("--until-empty", "--max-timeout", "0.3", "--kill-grace", "0.4")
+    assert rig.inspect(unlimited).reason == "timeout"
+
+
 def test_memory_that_was_given_back_is_not_charged_to_the_next_job(rig: Rig) -> None:
     rig.start_pool("--memory-limit", "120M", workers=1).wait_ready(1)
     for _ in range(4):

@@ -263,6 +263,19 @@ def test_whose_timeout_applies(
     assert seen == [None if seconds is None else pytest.approx(seconds, abs=0.5)]
 
 
+def test_no_job_gets_more_than_the_workers_most(backend: MemoryBackend, registry: HandlerRegistry) -> None:
+    seen: list[float] = []
+
+    @registry.handler("report", timeout=0)
+    def build(ctx: JobContext) -> None:
+        assert ctx.deadline is not None
+        seen.append(ctx.deadline - time.monotonic())
+
+    put(backend, "report", timeout=0)
+    assert QueueWorker(backend, registry, max_timeout=30.0).process_once("reports").status is Status.ACKED
+    assert seen == [pytest.approx(30.0, abs=0.5)]
+
+
 def test_in_another_thread_it_works_without_the_alarm(backend: MemoryBackend, registry: HandlerRegistry) -> None:
     @registry.handler("report")
     def build(ctx: JobContext) -> None:

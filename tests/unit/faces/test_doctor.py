@@ -131,8 +131,9 @@ def test_the_ttl(ttl: float, broker_timeout: float | None, level: Level, text: s
 
 
 def test_a_default_timeout_of_0() -> None:
-    assert levels([configuration.judge_timeout(3600)]) == [Level.OK]
-    assert levels([found := configuration.judge_timeout(0)]) == [Level.WARNING]
+    assert levels([configuration.judge_timeout(3600, 0)]) == [Level.OK]
+    assert levels([configuration.judge_timeout(0, 60)]) == [Level.OK]
+    assert levels([found := configuration.judge_timeout(0, 0)]) == [Level.WARNING]
     assert "for ever" in str(found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from stage import HANDLERS, Stage, of
 
 from jobpool.backend import QueueStats
@@ -304,6 +305,14 @@ class TestTimeouts:
         stage = Stage(workers=1, default_timeout=99.0).boot()
         stage.lease("report")
         assert stage.busy[0].deliveries[0].timeout == 99.0
+
+    @pytest.mark.parametrize(
+        ("asked", "capped"), [(2.0, 2.0), (60.0, 30.0), (0.0, 30.0), (None, 30.0)], ids=["less", "more", "0", "none"]
+    )
+    def test_no_job_gets_more_than_the_pools_most(self, asked: float | None, capped: float) -> None:
+        stage = Stage(workers=1, default_timeout=99.0, max_timeout=30.0).boot()
+        stage.lease("report", timeout=asked)
+        assert stage.busy[0].deliveries[0].timeout == capped
 
     def test_memory_above_the_limit_is_a_failed_attempt(self) -> None:
         stage = Stage(workers=1, memory_limit=100).boot()
