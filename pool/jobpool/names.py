@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
-from jobpool.errors import InvalidJob
+from jobpool.errors import ConfigurationError, InvalidJob
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Safe in a file name, a broker's key and a shell word."""
@@ -25,6 +26,20 @@ def check_queue(queue: str) -> str:
             " starting with a letter or digit"
         )
     return queue
+
+
+def check_enqueue_to(queue: str | None, allowed: Collection[str]) -> None:
+    """Return if a pool's `enqueue_to` lets its handlers enqueue to `queue`; None = the default queue.
+
+    Raises:
+        ConfigurationError: It does not. An empty `allowed` allows every queue.
+    """
+    queue = queue or "default"
+    if allowed and queue not in allowed:
+        raise ConfigurationError(
+            f"the handlers of this pool may not enqueue to queue {_shown(queue)}: its setting enqueue_to allows"
+            f" {', '.join(map(repr, allowed))}"
+        )
 
 
 def check_identifier(identifier: str) -> str:

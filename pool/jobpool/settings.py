@@ -90,6 +90,8 @@ class Settings(BaseSettings):
     """Queues to work on, with their weights."""
     queue_handlers: Handlers = Field(default_factory=dict)
     """Queue → the only handlers that may run there; a queue that is not named is free."""
+    enqueue_to: Annotated[Names, AfterValidator(each(parse_queue_name))] = ()
+    """The only queues that handlers of this pool may enqueue to; any when not set."""
     allowed_callables: Annotated[Names, AfterValidator(each(check_callable))] = ()
     """What the built-in handler `callable` may call, each exactly `module:function`; nothing when not set."""
     allowed_shell_commands: Annotated[Names, AfterValidator(each(check_shell_command))] = ()
@@ -299,7 +301,7 @@ SAME = (
         "crash_back_off_cap",
     ),
     *("on_crash", "on_crash_queue", "on_memory_limit_queue", "dead_letter_queue"),
-    *("allowed_callables", "allowed_shell_commands", "allow_all_shell_commands", "allowed_events"),
+    *("enqueue_to", "allowed_callables", "allowed_shell_commands", "allow_all_shell_commands", "allowed_events"),
     *("allowed_url_networks", "url_timeout", "url_max_bytes"),
     *("cron", "cron_environment", "cron_grace", "log_level", "log_format"),
     *("idempotency_ttl", "concurrency_limits", "concurrency_per_key", "rate_limits", "rate_per_key"),

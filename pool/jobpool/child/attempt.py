@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from jobpool.envelope import JobEnvelope
 from jobpool.errors import ConfigurationError, Unsupported
 from jobpool.mechanism.alarm import Alarm, Borrowed
 from jobpool.mechanism.frames import Verdict
+from jobpool.names import check_enqueue_to
 from jobpool.result import ExecutionResult
 
 DOUBLE = 75
@@ -164,6 +165,7 @@ class AttemptRunner:
         capture: Takes what is printed.
         output_cap: Bytes of output, and of error text, that are kept.
         more_output: Asked once an attempt for text that was printed past `sys.stdout`.
+        enqueue_to: The only queues that follow-ups may go to; empty = any.
     """
 
     def __init__(
@@ -173,12 +175,14 @@ class AttemptRunner:
         capture: Capture | NoCapture,
         output_cap: int = DEFAULT_CAP,
         more_output: Callable[[], str] | None = None,
+        enqueue_to: Collection[str] = (),
     ) -> None:
         self._registry = registry
         self._watch = watch
         self._capture = capture
         self._cap = output_cap
         self._more_output = more_output
+        self._enqueue_to = enqueue_to
         self._pid = os.getpid()
         watch.on_fire = loops.stop
 
@@ -203,7 +207,7 @@ class AttemptRunner:
         except ConfigurationError as error:
             return Attempt(name, Verdict.FAILED, started, error=str(error))
         attempt = Attempt(name, Verdict.FAILED, started, started_at=time.time(), daemons=handler.allow_daemons)
-        self._run(handler, job, attempt, _Notes(progress, job.ack))
+        self._run(handler, job, attempt, _Notes(progress, job.ack, self._enqueue_to))
         return attempt
 
     def rest(self) -> None:
@@ -301,9 +305,10 @@ def run_attempt(
 class _Notes:
     """What the handler says through its context."""
 
-    __slots__ = ("_ack", "_progress", "_still_open", "follow_ups")
+    __slots__ = ("_ack", "_enqueue_to", "_progress", "_still_open", "follow_ups")
 
-    def __init__(self, progress: Progress | None, ack: OwnAck | None) -> None:
+    def __init__(self, progress: Progress | None, ack: OwnAck | None, enqueue_to: Collection[str]) -> None:
+        self._enqueue_to = enqueue_to
         self._progress = progress
         self._ack = ack
         self._still_open: Callable[[], bool] | None = None
@@ -316,6 +321,7 @@ class _Notes:
     def follow_up(self, definition: JobDefinition, /) -> None:
         if self._still_open is not None:
             raise Unsupported("this job has acked itself: enqueue its follow-ups before ctx.ack(connection)")
+        check_enqueue_to(definition.queue, self._enqueue_to)
         self.follow_ups.append(definition)
 
     def ack(self, connection: object, /) -> None:

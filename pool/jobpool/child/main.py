@@ -98,7 +98,14 @@ class Child:
         self._title = _Title(f"{options.title}: slot {boot.slot}")
         raw_output = OutputFile(boot.output_fd, options.output_cap)
         capture = Capture(options.output_cap, boot.board.slot(boot.slot).printed.write)
-        self._runner = AttemptRunner(DEFAULT, Alarm(options.kill_grace), capture, options.output_cap, raw_output.take)
+        self._runner = AttemptRunner(
+            DEFAULT,
+            Alarm(options.kill_grace),
+            capture,
+            options.output_cap,
+            raw_output.take,
+            options.enqueue_to,
+        )
         _forget_output(raw_output)
         # Title and page are written only when the child has been idle for a moment, so the wait needs a limit.
         boot.work.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(IDLE_AFTER * 1e6)))

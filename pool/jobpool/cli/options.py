@@ -155,6 +155,7 @@ SETTING_OPTIONS = [
         metavar="QUEUE=HANDLER,…",
         help="Allow only these handlers on a queue; repeat it.",
     ),
+    _pool("--enqueue-to", multiple=True, metavar="QUEUE,…", help="Let handlers enqueue to these queues only."),
     _allow("--allowed-callables", multiple=True, metavar="MODULE:FUNCTION,…", help="What `callable` may call."),
     _allow("--allowed-shell-commands", multiple=True, metavar="PROGRAM,…", help="What `shell` may start."),
     _allow("--allow-all-shell-commands", is_flag=True, default=None, help="`shell` may start any program."),

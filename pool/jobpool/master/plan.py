@@ -6,13 +6,13 @@ ready, then whatever is due by the clock. Marking a slot busy, or a child killed
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from jobpool.deadletters import copy_of_abandoned
 from jobpool.definition import JobDefinition
-from jobpool.errors import JobpoolError
+from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.master import actions as act
 from jobpool.master.actions import Action
 from jobpool.master.companion import end_companion, keep_companion
@@ -23,6 +23,8 @@ from jobpool.master.slots import Ending, SlotState
 from jobpool.master.upkeep import keep_children, keep_servers
 from jobpool.master.verdicts import checked
 from jobpool.master.watch import lose_expired, watch
+from jobpool.mechanism.frames import Ask, Reply
+from jobpool.names import check_enqueue_to
 from jobpool.outcome import NotRun, Outcome
 from jobpool.policy.decide import Rules, counters_of, decide
 from jobpool.policy.retry import RetryPolicy
@@ -76,7 +78,7 @@ class Planner:
         for delivery, outcome in verdicts:
             if delivery.lost or delivery.settling:
                 continue
-            outcome = checked(outcome, self.check)
+            outcome = checked(outcome, self.check, pool.settings.enqueue_to)
             rules = self._rules.get(delivery.handler) or self._rules_for(pool, delivery.handler)
             settlement = decide(outcome, delivery.lease, rules, self.retry, now_boot)
             if isinstance(settlement, Leave):
@@ -134,7 +136,10 @@ def _leave(pool: Pool, delivery: Delivery, outcome: Outcome, leave: Leave) -> No
 def _talk(pool: Pool, actions: list[Action]) -> None:
     """Carry what children ask, and the answers."""
     for child, ask in pool.asks:
-        actions.append(act.Produce(child, ask))
+        if refused := _refused(ask, pool.settings.enqueue_to):
+            pool.replies.append((child, refused))
+        else:
+            actions.append(act.Produce(child, ask))
     for child, reply in pool.replies:
         actions.append(act.Answer(child, reply))
     pool.asks.clear()
@@ -142,6 +147,19 @@ def _talk(pool: Pool, actions: list[Action]) -> None:
     if pool.stacks_asked:
         pool.stacks_asked = False
         actions.append(act.WriteStacks())
+
+
+def _refused(ask: Ask, enqueue_to: Collection[str]) -> Reply | None:
+    """The answer to what goes to another queue than these. What is not a definition at all is refused later."""
+    if not enqueue_to:
+        return None
+    try:
+        for definition in ask.definitions:
+            if isinstance(definition, dict):
+                check_enqueue_to(definition.get("queue"), enqueue_to)
+    except ConfigurationError as error:
+        return Reply([], type(error).__name__, str(error))
+    return None
 
 
 # --- stopping ---------------------------------------------------------------------------------------------------------

@@ -228,6 +228,7 @@ def fork_server_config(settings: PoolSettings) -> ForkServerConfig:
         sys_path=list(settings.sys_path) or [os.getcwd()],
         queue_handlers={queue: list(names) for queue, names in settings.queue_handlers.items()},
         queues=list(settings.queue_names),
+        enqueue_to=list(settings.enqueue_to),
         allowances=asdict(Allowances.of(settings)),
     )
     return ForkServerConfig(

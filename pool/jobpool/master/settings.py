@@ -38,6 +38,7 @@ class PoolSettings:
         max_jobs: A child is replaced after this many attempts (± `max_jobs_jitter`); 0 = never.
         recycle_on_failure: A child is replaced after a failure that is `suspect`, `always`, or `never` for that.
         queue_handlers: Queue → the only handlers that may run there; absent = all.
+        enqueue_to: The only queues that this pool's handlers may enqueue to; empty = any.
         allowed_callables: What the built-in handler `callable` may call, each `module:function`.
         allowed_shell_commands: What the built-in handler `shell` may start: names, or absolute paths.
         allow_all_shell_commands: It may start any program.
@@ -105,6 +106,7 @@ class PoolSettings:
     recycle_memory: int = 0
     recycle_on_failure: Literal["suspect", "always", "never"] = "suspect"
     queue_handlers: dict[str, list[str]] = field(default_factory=dict)
+    enqueue_to: tuple[str, ...] = ()
     allowed_callables: tuple[str, ...] = ()
     allowed_shell_commands: tuple[str, ...] = ()
     allow_all_shell_commands: bool = False

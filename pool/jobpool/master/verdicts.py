@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from jobpool.death import Death
 from jobpool.definition import JobDefinition
 from jobpool.errors import InvalidJob, JobpoolError
 from jobpool.master.slots import Ending
 from jobpool.mechanism.frames import Exited, Result, Verdict
+from jobpool.names import check_enqueue_to
 from jobpool.outcome import (
     Crashed,
     Failed,
@@ -82,12 +83,19 @@ def outcome_of_result(result: Result, handler: str, seen_for: float, peak: int =
     )
 
 
-def checked(outcome: Outcome, check: Callable[[JobDefinition], object]) -> Outcome:
-    """The outcome; a failure when `check` (`QueueBackend.pack`) refuses a follow-up: its ack could never be settled."""
+def checked(outcome: Outcome, check: Callable[[JobDefinition], object], enqueue_to: Collection[str] = ()) -> Outcome:
+    """The outcome; a failure when a follow-up is refused, whose ack could then never be settled.
+
+    Args:
+        outcome: Of the attempt.
+        check: `QueueBackend.pack`.
+        enqueue_to: The only queues that follow-ups may go to; empty = any.
+    """
     if not isinstance(outcome, Succeeded) or not outcome.follow_ups:
         return outcome
     try:
         for definition in outcome.follow_ups:
+            check_enqueue_to(definition.queue, enqueue_to)
             check(definition)
     except JobpoolError as error:
         return Failed(f"a follow-up job is refused: {error}", permanent=True)

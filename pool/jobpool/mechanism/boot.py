@@ -37,6 +37,7 @@ class ChildOptions:
         sys_path: Put in front of `sys.path` by the fork server, before anything of the app is imported.
         queue_handlers: Queue to the only handlers it may run; a queue that is absent is free.
         queues: What the pool serves; () = anything.
+        enqueue_to: The only queues that handlers may enqueue to; empty = any. The master enforces it, too.
         allowances: What the built-in handlers may do: arguments of `jobpool.allowances.Allowances`; {} = nothing.
     """
 
@@ -53,6 +54,7 @@ class ChildOptions:
     sys_path: list[str] = field(default_factory=list)
     queue_handlers: dict[str, list[str]] = field(default_factory=dict)
     queues: list[str] = field(default_factory=list)
+    enqueue_to: list[str] = field(default_factory=list)
     allowances: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:

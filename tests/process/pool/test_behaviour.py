@@ -21,6 +21,19 @@ def test_no_job_outlasts_the_pools_most_whatever_it_asks_for(rig: Rig) -> None:
     assert rig.inspect(unlimited).reason == "timeout"
 
 
+def test_handlers_enqueue_only_where_the_pool_allows_it(rig: Rig) -> None:
+    handlers = ("follow_up", "produce")
+    refused = [rig.enqueue(handler) for handler in handlers]
+    rig.run_pool("--until-empty", "--enqueue-to", "reports,billing")
+    for ident in refused:
+        assert "may not enqueue to queue 'default'" in (rig.inspect(ident).last_error or "")
+    for handler in handlers:
+        rig.enqueue(handler)
+    rig.run_pool("--until-empty", "--enqueue-to", "reports,default")
+    assert sorted(line.tag for line in rig.starts()) == ["follow-up", "produced", "produced"]
+    assert rig.dead().keys() == set(refused)
+
+
 def test_memory_that_was_given_back_is_not_charged_to_the_next_job(rig: Rig) -> None:
     rig.start_pool("--memory-limit", "120M", workers=1).wait_ready(1)
     for _ in range(4):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 from stage import HANDLERS, Stage, of
@@ -195,6 +196,30 @@ class TestResults:
         [settlement] = stage.verdicts()
         assert isinstance(settlement, Abandon)
         assert "single" in (settlement.error or "")
+
+    def test_a_follow_up_to_a_queue_that_is_not_allowed_fails_the_attempt_whatever_the_child_let_pass(self) -> None:
+        stage = Stage(workers=1, enqueue_to=("reports",)).boot()
+        for queue in ("reports", "billing"):
+            stage.lease("report")
+            stage.answer(stage.busy[0], follow_ups=[{"handler": "report", "payload": {}, "queue": queue}])
+        allowed, refused = stage.verdicts()
+        assert isinstance(allowed, Ack)
+        assert isinstance(refused, Abandon)
+        assert "may not enqueue to queue 'billing'" in (refused.error or "")
+
+    @pytest.mark.parametrize("pack", [False, True], ids=["enqueue", "sign"])
+    def test_a_child_is_refused_what_it_asks_to_enqueue_to_a_queue_that_is_not_allowed(self, pack: bool) -> None:
+        stage = Stage(workers=1, enqueue_to=("reports",)).boot()
+        [slot] = stage.idle
+        jobs = [{"handler": "x", "queue": "reports"}, {"handler": "x"}]
+        actions = stage.tell(ev.ChildAsked(slot.child, Ask(jobs, pack)))
+        assert not of(actions, act.Produce)
+        [answer] = of(actions, act.Answer)
+        assert answer.reply.kind == "ConfigurationError"
+        assert "'default'" in answer.reply.error
+        rubbish: list[Any] = [None, {"handler": "x", "queue": ["reports"]}]
+        assert of(stage.tell(ev.ChildAsked(slot.child, Ask(rubbish[:1], pack))), act.Produce)
+        assert of(stage.tell(ev.ChildAsked(slot.child, Ask(rubbish[1:], pack))), act.Answer)
 
     def test_a_child_that_leaves_is_replaced_and_its_unread_frames_come_back(self) -> None:
         stage = Stage(workers=1).boot()
