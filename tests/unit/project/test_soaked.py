@@ -1,0 +1,51 @@
+"""The section of docs/faults.md that runs of scripts/soak fill: it can be found, and made anew of their documents."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from jobpool.torture.result import MEANINGS, Result
+
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "soaked.py"
+
+
+@pytest.fixture(scope="module")
+def soaked() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("soaked", SCRIPT)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def a_run(backend: str, **more: Any) -> dict[str, Any]:
+    result = Result(struck={"child.kill": 30, "broker.restart": 7}, late=[1.5], **more)
+    told = {"backend": backend, "minutes": 20.0, "seed": 9, "versions": {"jobpool": "0.1.0", "python": "3.11.7"}}
+    return told | result.to_dict() | {"jobs": asdict(result.tally)}
+
+
+def test_the_page_has_its_place_and_only_that_changes(soaked: ModuleType) -> None:
+    page = soaked.PAGE.read_text("utf-8")
+    made = soaked.rewritten(page, f"{soaked.BEGIN}new\n{soaked.END}")
+    before, _, rest = page.partition(soaked.BEGIN)
+    assert made == f"{before}{soaked.BEGIN}new\n{soaked.END}{rest.partition(soaked.END)[2]}"
+
+
+def test_each_run_is_a_column_and_every_count_is_in_a_row(soaked: ModuleType) -> None:
+    left_out = {"net.cut": "sqlite:// has no network"}
+    made = soaked.section([a_run("sqlite:////q.db", left_out=left_out), a_run("postgresql://a@b/c", duplicates=1234)])
+    lines = made.splitlines()
+    assert "$ scripts/soak postgres --minutes 20 --seed 9" in lines
+    assert "| | SQLite | Postgres |" in lines
+    assert "| kinds of fault | 2; left out: sqlite:// has no network | all 2 |" in lines
+    assert "| run more than once to the end | 0 | 1,234 |" in lines
+    assert {line.count("|") for line in lines if line.startswith("|")} == {4}
+    assert set(MEANINGS) <= set(re.findall(r"[A-Z-]+", made))
