@@ -206,12 +206,16 @@ class Nemesis:
         return self._stop(fault, "a fork server", [pid], lambda pid: pid in pool.fork_servers())
 
     def _freeze_fork_server(self, fault: Fault, pool: Pool) -> Deed:
+        """And kill a child of its: a pool sees that nobody collects it, though nothing else may happen there."""
         _there(pool)
         servers = [pid for pid in pool.fork_servers() if processes.children_of(pid) and not self._stalls.has(pid)]
         pid = _pick(servers, fault.pick, "no fork server that has children and goes on")
         self._stop(fault, "a fork server", [pid], lambda pid: pid in pool.fork_servers())
         self._stalls.freeze(fault.number, pool, pid)
-        return Deed(f"a fork server stopped for good, pid {pid}", (pid,))
+        children = processes.children_of(pid)[:1]
+        for child in children:
+            processes.send(child, signal.SIGKILL, lambda child: child in pool.children())
+        return Deed(f"a fork server stopped for good, pid {pid}, and its child {children} killed", (pid, *children))
 
     def _pick_fork_server(self, fault: Fault, pool: Pool) -> int:
         _there(pool)

@@ -53,7 +53,9 @@ KINDS: Mapping[str, Kind] = {
     ),
     "forkserver.kill": Kind("SIGKILL to a fork server", 2),
     "forkserver.stop": Kind("SIGSTOP to a fork server, SIGCONT later", 2, (0.1, 1.5)),
-    "forkserver.freeze": Kind("SIGSTOP to a fork server for good: its pool must start another", 1),
+    "forkserver.freeze": Kind(
+        "SIGSTOP to a fork server for good, a child of its killed: its pool must start another", 1
+    ),
     "master.kill": Kind("SIGKILL to a master, another pool in its place later", 2, (0.0, 1.0)),
     "master.stop": Kind("SIGSTOP to a master, SIGCONT later", 3, (0.2, 2.0)),
     "group.stop": Kind("SIGSTOP to all processes of a pool, SIGCONT later", 2, (0.2, 2.0)),
