@@ -5,11 +5,13 @@ Their neighbours must not notice: jobs that run beside them go on, and new ones 
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from support.faultrig import broker_of_file, rig_of_file
 from support.poolrig import APP, LIMIT, PoolProcess, Rig, wait_gone
 from support.waiting import wait_until
 
+from jobpool.top import Watcher
 from jobpool.torture.processes import descriptors
 
 pytestmark = pytest.mark.xdist_group("fault-floods")  # two pools for all of them
@@ -221,6 +224,26 @@ def test_a_flood_of_questions_withholds_nobodys_acks(
     around.tell(figure)
     around.assert_undisturbed(set())
     assert_ran_once(rig, floods)
+
+
+@pytest.mark.row(35)
+@pytest.mark.on("sqlite")
+def test_a_stray_pointer_reaches_nothing_but_the_childs_own_page(rig: Rig, pools: list[PoolProcess]) -> None:
+    around = Neighbourhood(rig, pools)
+    steady = steady_jobs(rig, 1.5)
+    ids = [around.watch_beside("scribble", {}) for _ in range(2)]
+    last = rig.enqueue("scribble")
+    wait_until(lambda: len(rig.lines("effect", last)) == 1)
+    with Watcher(lambda: [pool.note() for pool in pools]) as watcher:
+        while not rig.ends(last):
+            rows = [asdict(row) for sample in watcher.sample() for row in sample.rows]
+            assert len(rows) >= 2 * WORKERS
+            json.dumps(rows, allow_nan=False)
+    rig.wait_drained()
+    assert {int(line.tag) for line in rig.lines("effect") if line.id in ids} == {4096}
+    assert all(pool.is_healthy() for pool in pools)
+    around.assert_undisturbed(set())
+    assert_ran_once(rig, [*ids, last, *steady])
 
 
 @pytest.mark.row(16)

@@ -6,9 +6,12 @@ Beside `apps_pool`, and with its handlers.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import math
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -90,6 +93,21 @@ def flood_questions(ctx: jobpool.JobContext, until: str) -> None:
             while packets.recv(sock, flags=socket.MSG_DONTWAIT):
                 owed -= 1
         time.sleep(0.001)
+    note(ctx, "end")
+
+
+@jobpool.handler
+def scribble(ctx: jobpool.JobContext) -> None:
+    """Writes over all memory that it shares with other processes, as a stray pointer may: each line is a pattern's."""
+    note(ctx, "start")
+    with open("/proc/self/maps") as maps:
+        shared = [line.split("-")[:2] for line in maps if " rw-s " in line]
+    areas = [(int(first, 16), int(end.split()[0], 16)) for first, end in shared]
+    for pattern in (b"\xff" * 8, struct.pack("=d", math.nan), b"\xfe\xff\xff\xff\xff\xff\xff\x7f", os.urandom(8)):
+        for first, end in areas:
+            ctypes.memmove(first, pattern * ((end - first) // 8), end - first)
+        note(ctx, "effect", tag=str(sum(end - first for first, end in areas)))
+        time.sleep(0.3)  # the master looks at what it shares about as often
     note(ctx, "end")
 
 

@@ -118,7 +118,7 @@ def thirty_megabytes(_: ChildOptions) -> list[HandlerInfo]:
 
 def obey(boot: ChildBoot) -> int:
     """Do what the bodies of the frames say, and send back what came of it."""
-    page = boot.board.slot(boot.slot).child
+    page = boot.page.child
     page.booting(os.getpid(), time.monotonic())
     packets.send(boot.channel, Ready().encode())
     page.idle(time.monotonic())
@@ -167,7 +167,7 @@ def _is_subreaper() -> bool:
 
 
 def descriptors(boot: ChildBoot) -> Any:
-    known = {0, 1, 2, boot.work.fileno(), boot.channel.fileno(), boot.board.fd, boot.trace_fd, boot.output_fd}
+    known = {0, 1, 2, boot.work.fileno(), boot.channel.fileno(), boot.trace_fd, boot.output_fd}
     fds = {int(fd): _target(fd) for fd in os.listdir("/proc/self/fd")}
     return {fd: target for fd, target in fds.items() if fd not in known and target}
 

@@ -62,7 +62,7 @@ def run(boot: ChildBoot) -> int:
     Blocks for as long as there is work: until `work` ends, or the child is worn (then its last
     `Result` says why).
     """
-    page = boot.board.slot(boot.slot).child
+    page = boot.page.child
     page.booting(os.getpid(), monotonic())
     setproctitle(f"{boot.options.title}: slot {boot.slot} booting")
     try:
@@ -94,10 +94,10 @@ class Child:
         self._boot = boot
         self._work = boot.work
         self._channel = boot.channel
-        self._page = boot.board.slot(boot.slot).child
+        self._page = boot.page.child
         self._title = _Title(f"{options.title}: slot {boot.slot}")
         raw_output = OutputFile(boot.output_fd, options.output_cap)
-        capture = Capture(options.output_cap, boot.board.slot(boot.slot).printed.write)
+        capture = Capture(options.output_cap, boot.page.printed.write)
         self._runner = AttemptRunner(
             DEFAULT,
             Alarm(options.kill_grace),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-VERSION = 2
+VERSION = 3
 """Raise it with any change of a table below."""
 
 PAGE = 4096
@@ -13,10 +13,18 @@ WORD = 8
 FRONT_WORDS = 8
 """Words kept for magic, version, slots and page size at the start of the header page, and unused on slots' pages."""
 
+MAX_COUNT = 2**53
+MAX_REAL = 1e12
+"""Above these is rubbish: a child's page holds what a handler's stray pointer has written there, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field. `kind` is "word" (unsigned 64 bits), "real" (float64) or "text" (a length word, then `room` bytes)."""
+    """One field.
+
+    `kind` is "word" (unsigned 64 bits), "count" (the same, read as 0 above `MAX_COUNT`), "real" (float64, read as 0
+    unless it is finite and between plus and minus `MAX_REAL`) or "text" (a length word, then `room` bytes).
+    """
 
     name: str
     kind: str
@@ -29,8 +37,13 @@ class Field:
 
 
 def words(names: str) -> Iterator[Field]:
-    """Unsigned numbers."""
+    """Unsigned numbers, of which all 64 bits count."""
     return (Field(name, "word") for name in names.split())
+
+
+def counts(names: str) -> Iterator[Field]:
+    """Unsigned numbers below 2**53."""
+    return (Field(name, "count") for name in names.split())
 
 
 def reals(names: str) -> Iterator[Field]:
@@ -83,9 +96,9 @@ class Layout:
 HEADER = Layout(
     FRONT_WORDS,
     "the master",
-    words("pid workers ready boot_failures draining generation"),
+    counts("pid workers ready boot_failures draining generation"),
     reals("started started_wall loop_at broker_ok_at broker_interval reaped_at reap_interval"),
-    words("fetched succeeded failed requeued dead skipped rejected timed_out crashed released lost reaped moved"),
+    counts("fetched succeeded failed requeued dead skipped rejected timed_out crashed released lost reaped moved"),
     texts(64, "name version"),
     texts(512, "queues backend problem"),
 )
@@ -93,7 +106,9 @@ HEADER = Layout(
 CHILD = Layout(
     FRONT_WORDS,
     "the child that fills the slot, its main thread",
-    words("pid state nonce attempt done failed"),
+    counts("pid state"),
+    words("nonce"),
+    counts("attempt done failed"),
     reals("since started deadline"),
     texts(200, "ident queue handler"),
 )
@@ -107,16 +122,16 @@ PROGRESS = Layout(
 )
 
 MASTER = Layout(
-    PROGRESS.end,
-    "the master",
-    words("pid child generation rss peak_rss restarts crashes timeouts"),
+    FRONT_WORDS,
+    "the master, on a page that no child has mapped",
+    counts("pid child generation rss peak_rss restarts crashes timeouts"),
     reals("cpu since"),
     texts(16, "state"),
     texts(200, "last_death"),
 )
 
 PRINTED = Layout(
-    MASTER.end,
+    PROGRESS.end,
     "the child that fills the slot, any one of its threads; without the lock, for it is read once the child is dead",
     words("nonce total"),
     texts(2048, "ring"),

@@ -7,7 +7,18 @@ import threading
 import time
 from typing import Any
 
-from jobpool.mechanism.board_layout import CHILD, HEADER, MASTER, PRINTED, PROGRESS, WORD, Layout, Memory
+from jobpool.mechanism.board_layout import (
+    CHILD,
+    HEADER,
+    MASTER,
+    MAX_COUNT,
+    MAX_REAL,
+    PRINTED,
+    PROGRESS,
+    WORD,
+    Layout,
+    Memory,
+)
 from jobpool.mechanism.board_views import ChildState, ChildView, HeaderView, MasterView
 
 READ_LIMIT = 0.001
@@ -69,8 +80,10 @@ def _values(layout: Layout, raw: bytes) -> list[Any]:
         at = layout.at[name]
         if field.kind == "word":
             values.append(words[at])
+        elif field.kind == "count":
+            values.append(words[at] if words[at] < MAX_COUNT else 0)
         elif field.kind == "real":
-            values.append(reals[at])
+            values.append(reals[at] if -MAX_REAL <= reals[at] <= MAX_REAL else 0.0)  # NaN neither
         else:
             start = (at + 1) * WORD
             length = min(words[at], field.room)  # a torn length word must not lead outside
@@ -79,11 +92,16 @@ def _values(layout: Layout, raw: bytes) -> list[Any]:
 
 
 class _NamedPart:
-    """A part that is written by name: the master's, where a microsecond does not matter."""
+    """A part that is written by name: the master's, where a microsecond does not matter.
+
+    The sequence is the writer's own number. What is in the shared memory is never read back to write: a word there that
+    is not ours must not end the master.
+    """
 
     def __init__(self, layout: Layout, memory: Memory) -> None:
         self._layout = layout
         self._memory = memory
+        self._sequence = 0
 
     def write(self, **fields: int | float | str) -> None:
         """Set these fields in one step; the others stay.
@@ -93,25 +111,25 @@ class _NamedPart:
         """
         places = [(self._layout.fields[name], self._layout.at[name], value) for name, value in fields.items()]
         memory = self._memory
-        sequence = memory.words[0] | 1
-        memory.words[0] = sequence
+        self._sequence += 2
+        memory.words[0] = self._sequence - 1
         try:
             for field, at, value in places:
                 _put(memory, field.kind, field.room, at, value)
         finally:
-            memory.words[0] = sequence + 1
+            memory.words[0] = self._sequence
 
     def release(self) -> None:
         self._memory.release()
 
 
 def _put(memory: Memory, kind: str, room: int, at: int, value: Any) -> None:
-    if kind == "word":
-        memory.words[at] = int(value)
-    elif kind == "real":
+    if kind == "real":
         memory.reals[at] = value
-    else:
+    elif kind == "text":
         write_text(memory, at, value, room)
+    else:
+        memory.words[at] = int(value)
 
 
 class HeaderPart(_NamedPart):
@@ -139,8 +157,8 @@ class MasterPart(_NamedPart):
 class ChildPart:
     """What the child says of itself. Each writer is called in the child, on its main thread; `progress` on any thread.
 
-    Each begins with `| 1`, not `+ 1`: a writer before it may have been ended in mid-write, by a kill or by the
-    alarm's exception, and the sequence must come out even again.
+    The sequences are this object's own numbers, and come out even again whatever a writer before has left: it may have
+    been ended in mid-write, by a kill or by the alarm's exception, and a handler may have written over the page.
     """
 
     def __init__(self, memory: Memory, progress: Memory) -> None:
@@ -151,50 +169,60 @@ class ChildPart:
         self._progress = progress
         self._queue = self._handler = ""
         self._done = self._failed = 0
+        self._sequence = self._progress_sequence = 0
         self._lock = threading.Lock()
 
     # --- written by the child ----------------------------------------------------------------------
 
     def booting(self, pid: int, now: float) -> None:
-        """A new child takes the page over: resets all but the totals, and heals both sequences."""
-        words = self._words
+        """Take the page over from the child before: reset all but the totals, and heal both sequences.
+
+        Whatever that one has left there, even where its handler had written over the page.
+        """
+        words, progress = self._words, self._progress.words
         self._lock = threading.Lock()  # the old one may have been held when the process was forked
         self._queue = self._handler = ""
-        self._done, self._failed = words[_DONE], words[_FAILED]
-        words[0] = sequence = words[0] | 1
+        words[_DONE] = self._done = _count(words[_DONE])
+        words[_FAILED] = self._failed = _count(words[_FAILED])
+        self._sequence = sequence = (_count(words[0]) | 1) + 1
+        self._progress_sequence = (_count(progress[0]) | 1) + 1
+        words[0] = sequence - 1
         words[_PID] = pid
         words[_STATE] = _BOOTING
         words[_NONCE] = words[_ATTEMPT] = words[_IDENT] = words[_QUEUE] = words[_HANDLER] = 0
         self._reals[_STARTED] = self._reals[_DEADLINE] = 0.0
         self._reals[_SINCE] = now
-        words[0] = sequence + 1
+        words[0] = sequence
         self._write_progress(0, 0.0, "")
 
     def idle(self, now: float) -> None:
         """It waits for a frame."""
         words = self._words
-        words[0] = sequence = words[0] | 1
+        self._sequence = sequence = self._sequence + 2
+        words[0] = sequence - 1
         words[_STATE] = _IDLE
         self._reals[_SINCE] = now
-        words[0] = sequence + 1
+        words[0] = sequence
 
     def took(self, nonce: int, now: float) -> None:
         """It has received this frame and not looked into it: the first act on a frame."""
         words, reals = self._words, self._reals
-        words[0] = sequence = words[0] | 1
+        self._sequence = sequence = self._sequence + 2
+        words[0] = sequence - 1
         words[_NONCE] = nonce
         words[_STATE] = _BUSY
         words[_IDENT] = 0
         reals[_SINCE] = reals[_STARTED] = now
         reals[_DEADLINE] = 0.0
-        words[0] = sequence + 1
+        words[0] = sequence
 
     def started(
         self, nonce: int, now: float, deadline: float, ident: str, queue: str, handler: str, attempt: int
     ) -> None:
         """It runs this attempt. `deadline` 0 = unlimited."""
         words, reals = self._words, self._reals
-        words[0] = sequence = words[0] | 1
+        self._sequence = sequence = self._sequence + 2
+        words[0] = sequence - 1
         words[_NONCE] = nonce
         words[_STATE] = _BUSY
         words[_ATTEMPT] = attempt
@@ -207,12 +235,13 @@ class ChildPart:
         if handler != self._handler:
             write_text(self._memory, _HANDLER, handler, _NAME_ROOM)
             self._handler = handler
-        words[0] = sequence + 1
+        words[0] = sequence
 
     def finished(self, succeeded: bool, now: float) -> None:
         """The attempt has ended with a verdict; it waits for a frame."""
         words = self._words
-        words[0] = sequence = words[0] | 1
+        self._sequence = sequence = self._sequence + 2
+        words[0] = sequence - 1
         words[_STATE] = _IDLE
         self._reals[_SINCE] = now
         if succeeded:
@@ -221,7 +250,7 @@ class ChildPart:
         else:
             self._failed += 1
             words[_FAILED] = self._failed
-        words[0] = sequence + 1
+        words[0] = sequence
 
     def progress(self, fraction: float, text: str = "") -> None:
         """How far the attempt is. When two threads tell at the same time, one is left out."""
@@ -234,11 +263,12 @@ class ChildPart:
 
     def _write_progress(self, nonce: int, fraction: float, text: str) -> None:
         words = self._progress.words
-        words[0] = sequence = words[0] | 1
+        self._progress_sequence = sequence = self._progress_sequence + 2
+        words[0] = sequence - 1
         words[_FOR_NONCE] = nonce
         self._progress.reals[_FRACTION] = fraction
         write_text(self._progress, _TEXT, text, _TEXT_ROOM)
-        words[0] = sequence + 1
+        words[0] = sequence
 
     # --- read by anybody ---------------------------------------------------------------------------
 
@@ -259,11 +289,21 @@ class ChildPart:
         if told_for != nonce or torn_progress:  # of an attempt before: so no new one has to reset it
             fraction, text = 0.0, ""
         known = ChildState(state) if state <= _BUSY else ChildState.NONE
-        return ChildView(*(pid, known, nonce, *rest, fraction, text, torn))
+        shown = [_printable(value) if isinstance(value, str) else value for value in rest]
+        return ChildView(*(pid, known, nonce, *shown, min(1.0, max(0.0, fraction)), _printable(text), torn))
 
     def release(self) -> None:
         self._memory.release()
         self._progress.release()
+
+
+def _count(word: int) -> int:
+    return word if word < MAX_COUNT else 0
+
+
+def _printable(text: str) -> str:
+    """`text` on one line, without what a terminal would obey."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 
 class PrintedPart:
@@ -284,7 +324,7 @@ class PrintedPart:
         if words[_PRINTED_FOR] != self._child[_NONCE]:
             words[_TOTAL] = 0
             words[_PRINTED_FOR] = self._child[_NONCE]
-        total = words[_TOTAL]
+        total = _count(words[_TOTAL])
         kept = data[-_RING_ROOM:]
         at = (total + len(data) - len(kept)) % _RING_ROOM
         first = min(len(kept), _RING_ROOM - at)

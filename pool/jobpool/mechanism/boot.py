@@ -12,7 +12,7 @@ import socket
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.mechanism.scoreboard import ChildPage
 
 ASKS_STACK = signal.SIGUSR1
 """From the master to a child: write your stack. It is blocked from the fork until the child can: unheard, it would end
@@ -102,11 +102,11 @@ class ChildBoot:
     Its process group, signals, descriptors, standard streams and fault handler are set when it gets this.
 
     Attributes:
-        slot: Which page of the board is its own.
+        slot: Its place in the pool.
         child: Serial number, never reused in the life of a master.
         work: Blocking; `Run` comes from it, and its end tells the child to leave.
         channel: Blocking, duplex.
-        board: Writable. Never close it in a child.
+        page: Its own page of the board. Never release it in a child.
         trace_fd: Where the fault handler writes stacks.
         output_fd: What descriptors 1 and 2 are copies of.
         options: `options.preload` False: import the app before `Ready`.
@@ -116,7 +116,7 @@ class ChildBoot:
     child: int
     work: socket.socket
     channel: socket.socket
-    board: Scoreboard
+    page: ChildPage
     trace_fd: int
     output_fd: int
     options: ChildOptions

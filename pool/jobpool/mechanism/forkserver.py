@@ -40,7 +40,7 @@ from jobpool.mechanism.boot import ChildOptions, ForkServerConfig
 from jobpool.mechanism.frames import Loaded, LoadFailed
 from jobpool.mechanism.newborn import Inheritance, flush_streams, reset_signals
 from jobpool.mechanism.nursery import Nursery
-from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.mechanism.scoreboard import ChildPages
 
 NO_PRELOAD = "--no-preload"
 LOAD_FAILED = 3
@@ -148,8 +148,7 @@ def _serve(
 ) -> int:
     options = dataclasses.replace(config.options, preload=preloaded)
     inheritance.app_is_imported()
-    board = Scoreboard.from_fd(board_fd)
-    nursery = Nursery(control, board, options, resolve(config.child_main), inheritance)
+    nursery = Nursery(control, ChildPages(board_fd), options, resolve(config.child_main), inheritance)
     reset_signals()  # had the app ignored SIGCHLD, the kernel would collect the dead behind our back
     _ignore_signals()
     warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)

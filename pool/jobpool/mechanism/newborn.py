@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from jobpool.mechanism import linux
 from jobpool.mechanism.boot import ASKS_STACK, ChildBoot, ChildOptions
-from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.mechanism.scoreboard import ChildPage
 
 BROKEN = 70
 """Exit status of a child whose main function raised, or returned no status."""
@@ -73,7 +73,7 @@ class Birth:
     fds: tuple[int, int, int, int]
     """work, channel, trace, output."""
     server_pid: int
-    board: Scoreboard
+    page: ChildPage
     options: ChildOptions
     main: ChildMain
 
@@ -122,7 +122,7 @@ def _settle_in(birth: Birth) -> ChildBoot:
         child=birth.child,
         work=socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=work),
         channel=socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=channel),
-        board=birth.board,
+        page=birth.page,
         trace_fd=trace,
         output_fd=output,
         options=birth.options,

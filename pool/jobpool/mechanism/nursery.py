@@ -18,7 +18,7 @@ from jobpool.mechanism import linux, newborn, packets
 from jobpool.mechanism.boot import ASKS_STACK, ChildOptions
 from jobpool.mechanism.frames import BadFrame, Exited, Spawn, Spawned, SpawnFailed, decode
 from jobpool.mechanism.outbox import Outbox
-from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.mechanism.scoreboard import ChildPages
 
 SWEEP_LIMIT = 1.0
 """Seconds for which one sweep may hold the loop up; what is left is tried again every `RESWEEP` seconds."""
@@ -46,7 +46,7 @@ class Nursery:
     def __init__(
         self,
         control: socket.socket,
-        board: Scoreboard,
+        pages: ChildPages,
         options: ChildOptions,
         child_main: newborn.ChildMain,
         inheritance: newborn.Inheritance,
@@ -54,7 +54,7 @@ class Nursery:
         control.setblocking(False)
         self._control = control
         self._outbox = Outbox(control)
-        self._board = board
+        self._pages = pages
         self._options = options
         self._main = child_main
         self._inheritance = inheritance
@@ -110,20 +110,21 @@ class Nursery:
             packets.close_all(fds)
 
     def _spawn(self, frame: Spawn, fds: list[int]) -> None:
-        if len(fds) != 4 or not 0 <= frame.slot < self._board.slots:
+        if len(fds) != 4 or not 0 <= frame.slot < self._pages.slots:
             raise BadFrame(f"a Spawn for slot {frame.slot} with {len(fds)} descriptors")
         work, channel, trace, output = fds
-        birth = newborn.Birth(
-            slot=frame.slot,
-            child=frame.child,
-            fds=(work, channel, trace, output),
-            server_pid=os.getpid(),
-            board=self._board,
-            options=self._options,
-            main=self._main,
-        )
         try:
-            born = self._fork(birth)
+            with self._pages.mapped(frame.slot) as page:
+                birth = newborn.Birth(
+                    slot=frame.slot,
+                    child=frame.child,
+                    fds=(work, channel, trace, output),
+                    server_pid=os.getpid(),
+                    page=page,
+                    options=self._options,
+                    main=self._main,
+                )
+                born = self._fork(birth)
         except OSError as error:  # EAGAIN: too many processes; ENOMEM; EMFILE: no pidfd
             self._outbox.send(SpawnFailed(frame.child, f"the child could not be forked: {error}").encode())
             return
@@ -132,8 +133,8 @@ class Nursery:
         self._outbox.send(Spawned(born.child, born.pid).encode(), [born.pidfd])
 
     def _fork(self, birth: newborn.Birth) -> Born:
-        # Not the board's descriptor: the child has the mapping, and a handler that writes to every descriptor it finds
-        # must not write over the pages of the others.
+        # Not the board's descriptor: the child has its page mapped, and a handler that writes to every descriptor it
+        # finds must not write over the pages of the others.
         self._inheritance.keep = {0, 1, 2, *birth.fds}
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {ASKS_STACK})
         pid = -1

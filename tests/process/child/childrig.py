@@ -24,7 +24,7 @@ from jobpool.mechanism import packets
 from jobpool.mechanism.board_views import ChildView
 from jobpool.mechanism.boot import ChildOptions
 from jobpool.mechanism.frames import BootFailed, Frame, Ready, Reply, Result, Run, Verdict, decode
-from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.mechanism.scoreboard import ChildPages, Scoreboard
 from jobpool.signing import EnvelopeSigner
 
 HERE = str(Path(__file__).parent)
@@ -152,8 +152,8 @@ def main(work: str, channel: str, board: str, trace: str, output: str, options: 
     fds = (int(work), int(channel), int(trace), int(output))
     for fd in (*fds, int(board)):
         os.set_inheritable(fd, False)
-    mapped = Scoreboard.from_fd(int(board))
-    live(Birth(0, 7, fds, os.getppid(), mapped, ChildOptions.from_json(options), run))
+    with ChildPages(int(board)).mapped(0) as page:
+        live(Birth(0, 7, fds, os.getppid(), page, ChildOptions.from_json(options), run))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import json
 import re
 import signal
 import stat
@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from jobpool.mechanism import board_layout
-from jobpool.mechanism.board_layout import CHILD, HEADER, MASTER, PAGE, PROGRESS, Layout
+from jobpool.mechanism.board_layout import CHILD, HEADER, MASTER, PAGE, PRINTED, PROGRESS, Layout
 from jobpool.mechanism.board_parts import cut
 from jobpool.mechanism.linux import open_fds
 from jobpool.mechanism.scoreboard import (
+    ChildPages,
     ChildState,
     ChildView,
     HeaderView,
@@ -25,6 +26,7 @@ from jobpool.mechanism.scoreboard import (
     Scoreboard,
     ScoreboardError,
 )
+from jobpool.top import slot_row
 
 
 @pytest.fixture
@@ -54,9 +56,9 @@ def test_a_view_has_the_fields_of_its_table_in_their_order() -> None:
 
 
 def test_every_part_names_its_writer_and_parts_do_not_overlap() -> None:
-    assert all(part.writer for part in (HEADER, CHILD, PROGRESS, MASTER))
+    assert all(part.writer for part in (HEADER, CHILD, PROGRESS, PRINTED, MASTER))
     assert CHILD.end <= PROGRESS.start
-    assert PROGRESS.end <= MASTER.start
+    assert PROGRESS.end <= PRINTED.start
     assert HEADER.start >= board_layout.FRONT_WORDS
 
 
@@ -89,9 +91,9 @@ def test_a_file_is_private_complete_and_readable_from_outside(tmp_path: Path) ->
 
 
 def test_a_board_is_handed_on_by_descriptor(board: Scoreboard) -> None:
-    with Scoreboard.from_fd(os.dup(board.fd)) as other:
-        other.slot(0).child.started(5, 1.0, 2.0, "id", "q", "h", 1)
-    assert board.slot(0).child.nonce == 5
+    with ChildPages(board.fd).mapped(3) as page:
+        page.child.started(5, 1.0, 2.0, "id", "q", "h", 1)
+    assert [board.slot(index).child.nonce for index in range(4)] == [0, 0, 0, 5]
 
 
 def test_closing_leaves_no_descriptor_and_may_be_repeated(tmp_path: Path) -> None:
@@ -206,8 +208,8 @@ def test_a_new_child_resets_the_page_but_for_the_totals_of_the_slot(board: Score
     child.started(5, 1.0, 2.0, "id", "q", "h", 3)
     child.finished(True, 2.0)
     child.finished(False, 3.0)
-    with Scoreboard.from_fd(os.dup(board.fd)) as of_next:
-        successor = of_next.slot(0).child
+    with ChildPages(board.fd).mapped(0) as of_next:
+        successor = of_next.child
         successor.booting(2, 9.0)
         view = board.slot(0).child.read()
         assert (view.pid, view.nonce, view.ident, view.queue, view.attempt) == (2, 0, "", "", 0)
@@ -235,6 +237,56 @@ def test_progress_broken_off_neither_tears_the_rest_nor_ends_progress(board: Sco
     assert (view.torn, view.progress, view.ident) == (False, 0.0, "id")
     child.progress(0.6)
     assert child.read().progress == 0.6
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [b"\xff", b"\x7f\xef\xff", b"\x00\x00\x00\x00\x00\x00\xf8\x7f", b"\x1b[2J", bytes(range(256)), b"\x01"],
+    ids=["ones", "large", "NaN", "escapes", "all bytes", "odd"],
+)
+def test_whatever_a_child_leaves_on_its_page_is_read_and_its_successor_lives(board: Scoreboard, rubbish: bytes) -> None:
+    pages = ChildPages(board.fd)
+    with pages.mapped(1) as page:
+        page.child.booting(1, 0.0)
+        memory = board._page(2)
+        memory[:] = (rubbish * PAGE)[:PAGE]
+        memory.release()
+        page.child.took(8, 1.0)
+        page.child.progress(0.5, "half of it")
+        page.child.finished(True, 2.0)
+        page.printed.write(b"printed")
+        memory = board._page(2)
+        memory[:] = (rubbish * PAGE)[:PAGE]
+        memory.release()
+    slot = board.slot(1)
+    view = slot.child.read()
+    json.dumps(dataclasses.asdict(view), allow_nan=False)
+    assert 0 <= view.progress <= 1
+    assert all(text.isprintable() for text in (view.ident, view.queue, view.handler, view.progress_text))
+    slot_row(1, view, slot.master.read(), 100.0)
+    slot.printed.read(slot.child.nonce)
+    with pages.mapped(1) as page:
+        page.child.booting(2, 3.0)
+        page.child.took(9, 4.0)
+        page.printed.write(b"printed")
+        page.child.progress(0.5, "half of it")
+        assert (slot.child.read().progress, slot.printed.read(9)) == (0.5, "printed")
+        page.child.finished(True, 5.0)
+        view = slot.child.read()
+        assert (view.pid, view.state, view.torn, view.failed) == (2, ChildState.IDLE, False, view.failed)
+        assert 1 <= view.done <= 2**53
+    assert [board.slot(index).child.read().pid for index in (0, 2, 3)] == [0, 0, 0], "the pages of others"
+
+
+def test_a_master_writes_whatever_is_on_its_pages(board: Scoreboard) -> None:
+    """Nobody but it has them mapped; if somebody writes there all the same, that does not end it."""
+    for number in (0, 1 + board.slots):
+        memory = board._page(number)
+        memory[64:] = b"\xff" * (PAGE - 64)
+        memory.release()
+    board.header.write(pid=7)
+    board.slot(0).master.write(pid=8)
+    assert (board.header.read().pid, board.slot(0).master.read().pid) == (7, 8)
 
 
 # --- the master's parts ------------------------------------------------------------------------------
@@ -298,8 +350,9 @@ def test_texts_longer_than_their_room_do_not_touch_their_neighbours(board: Score
 
 WRITER = """
 import sys
-from jobpool.mechanism.scoreboard import Scoreboard
-child = Scoreboard.from_fd(int(sys.argv[1])).slot(0).child
+from jobpool.mechanism.scoreboard import ChildPages
+mapped = ChildPages(int(sys.argv[1])).mapped(0)
+child = mapped.__enter__().child
 number = 0
 while True:
     number += 1
@@ -311,11 +364,12 @@ while True:
 
 KILLED = """
 import os, signal, sys
-from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.mechanism.scoreboard import ChildPages
 class Bomb(str):
     def encode(self, *_):
         os.kill(os.getpid(), signal.SIGKILL)
-Scoreboard.from_fd(int(sys.argv[1])).slot(0).child.started(5, 1.0, 2.0, Bomb("x"), "q", "h", 1)
+mapped = ChildPages(int(sys.argv[1])).mapped(0)
+mapped.__enter__().child.started(5, 1.0, 2.0, Bomb("x"), "q", "h", 1)
 """
 
 
