@@ -246,6 +246,22 @@ def test_a_stray_pointer_reaches_nothing_but_the_childs_own_page(rig: Rig, pools
     assert_ran_once(rig, [*ids, last, *steady])
 
 
+@pytest.mark.row(35)
+@pytest.mark.on("sqlite")
+def test_nobody_answers_for_a_job_that_its_child_has_not_taken(rig: Rig, pools: list[PoolProcess]) -> None:
+    """In a stream of short jobs, where some wait in the sockets of children."""
+    ids: list[str] = []
+    for _ in range(4):
+        ids += rig.enqueue_many("work", [{}] * 100)
+        ids.append(rig.enqueue("answer_for_others"))
+        ids += rig.enqueue_many("work", [{}] * 60)
+    rig.wait_drained()
+    ran = {line.id for line in rig.ends()}
+    assert not [ident for ident in ids if ident not in ran]
+    for pool in pools:
+        pool.wait_ready(WORKERS)
+
+
 @pytest.mark.row(16)
 @pytest.mark.on("sqlite")
 def test_a_flood_of_output_is_bounded_and_blocks_nothing(rig: Rig, pools: list[PoolProcess], figure: Figure) -> None:

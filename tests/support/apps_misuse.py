@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from types import FrameType
 
 from apps_pool import HELD, LONG, note, rubbish_to_all
 
@@ -23,7 +24,7 @@ import jobpool
 from jobpool import producer
 from jobpool.child.recycle import resident
 from jobpool.mechanism import packets
-from jobpool.mechanism.frames import Ask, Result, Verdict
+from jobpool.mechanism.frames import Ask, Result, Verdict, plain_success
 
 
 def sockets() -> Iterator[socket.socket]:
@@ -94,6 +95,21 @@ def flood_questions(ctx: jobpool.JobContext, until: str) -> None:
                 owed -= 1
         time.sleep(0.001)
     note(ctx, "end")
+
+
+@jobpool.handler
+def answer_for_others(ctx: jobpool.JobContext) -> None:
+    """Answers for itself and for the next jobs, as if attempts had numbers in a row; then it dies."""
+    note(ctx, "start")
+    note(ctx, "end")
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and "nonce" not in frame.f_locals:
+        frame = frame.f_back
+    assert frame is not None
+    nonce = frame.f_locals["nonce"]
+    for guess in range(nonce, nonce + 50):
+        producer.default()._channel.send(plain_success(guess, time.monotonic(), 0.0))  # type: ignore[attr-defined]
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @jobpool.handler

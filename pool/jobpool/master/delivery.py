@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jobpool.lease import JobLease
 from jobpool.outcome import Outcome
+
+_AT_ONCE = 512
+
+
+def nonces() -> Iterator[int]:
+    """Yield numbers for attempts: 64 bits, random, never 0.
+
+    A child knows the number of an attempt once it has taken the attempt's frame, and no sooner: so a handler cannot
+    answer for the jobs that wait in its child's socket. Drawn by the hundred, for one costs a system call.
+    """
+    while True:
+        yield from filter(None, struct.unpack(f"={_AT_ONCE}Q", os.urandom(_AT_ONCE * 8)))
 
 
 @dataclass(slots=True, eq=False)
@@ -13,7 +28,7 @@ class Delivery:
     """Mutable on purpose: the lease is replaced when it is renewed.
 
     Attributes:
-        nonce: Names this attempt in every frame and kill; never reused in the life of a master.
+        nonce: Names this attempt in every frame and kill; of `nonces`.
         timeout: Seconds for the handler; 0 = unlimited.
         leased_at: CLOCK_MONOTONIC seconds.
         lasts: Seconds for which its lease holds each time it is renewed; 0 = not known yet. The renew thread's alone.

@@ -59,9 +59,9 @@ def _note_short(pool: Pool, lasts: float) -> None:
 
 def _take_in(pool: Pool, inspected: ev.Inspected) -> None:
     lease, outcome = inspected.lease, inspected.outcome
-    pool.nonce += 1
-    delivery = Delivery(lease, pool.nonce, 0.0, "", pool.now)
-    pool.held[pool.nonce] = delivery
+    nonce = next(pool.nonces)
+    delivery = Delivery(lease, nonce, 0.0, "", pool.now)
+    pool.held[nonce] = delivery
     if outcome is None:
         outcome = _prepare(pool, delivery)
     if outcome is None:

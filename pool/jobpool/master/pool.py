@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from jobpool.backend import QueueStats
 from jobpool.errors import JobpoolError
 from jobpool.master.boot import BootBackOff
 from jobpool.master.counters import Counters
-from jobpool.master.delivery import Delivery
+from jobpool.master.delivery import Delivery, nonces
 from jobpool.master.events import BrokerSilent
 from jobpool.master.scheduling import CompanionState
 from jobpool.master.settings import PoolSettings
@@ -127,7 +127,7 @@ class Pool:
     """CLOCK_BOOTTIME, by which leases end, less CLOCK_MONOTONIC: seconds, at the last turn."""
     changed: bool = True
     """Something happened that may call for another child or fork server."""
-    nonce: int = 0
+    nonces: Iterator[int] = field(default_factory=nonces)
     _child: int = 0
     _generation: int = 0
     on_lost: Callable[[Delivery, tuple[str, ...]], None] | None = None

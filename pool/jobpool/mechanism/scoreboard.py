@@ -6,8 +6,8 @@ else's. Readers take every bit pattern that such a pointer may leave there.
 
 A page holds *parts*; a part has one writer and a sequence lock of its own: the writer makes the sequence odd, writes,
 makes it even; a reader takes what it read only between two equal even readings. A writer killed in mid-write leaves it
-odd forever: readers give up after a bounded time and say `torn`, and the next writer of that part heals it. The table of
-who writes what is board_layout.py, and nothing in this file knows an offset.
+odd forever: readers give up after a bounded time and say `torn`, and the next writer of that part heals it. The table
+of who writes what is board_layout.py, and nothing in this file knows an offset.
 
 Numbers are native 8-byte words written through a cast memoryview: one store each, which does not tear (`struct` with a
 byte order packs byte by byte, and does). So a single number, `slot.child.nonce` say, may be read without the lock.
