@@ -150,14 +150,22 @@ def _config(path: Path, values: dict[str, Any]) -> ConfigFile:
             values[key] = str(path.parent / values[key])
     if isinstance(values.get("backend"), str):
         values["backend"] = _anchor(values["backend"], path.parent)
+    if isinstance(values.get("history"), str):
+        values["history"] = _anchor_history(values["history"], path.parent)
     return ConfigFile(path, path.parent, values)
 
 
 def _anchor(url: str, directory: Path) -> str:
-    rest = url.removeprefix(SQLITE)
-    if rest == url or rest.startswith(("/", ":memory:")):
+    rest = url[len(SQLITE) :]
+    if not url.lower().startswith(SQLITE) or rest.startswith(("/", ":memory:")):
         return url
-    return f"{SQLITE}{directory}/{rest}"
+    # In a URL '%' and '?' mean something else.
+    return SQLITE + str(directory).replace("%", "%25").replace("?", "%3F") + f"/{rest}"
+
+
+def _anchor_history(text: str, directory: Path) -> str:
+    kind, _, path = text.strip().partition(":")
+    return f"file:{directory / Path(path).expanduser()}" if kind.lower() == "file" and path else text
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -176,18 +176,28 @@ def _choose(named: str | os.PathLike[str] | None) -> Path:
     if chosen:
         return Path(chosen).absolute()
     session = os.environ.get("XDG_RUNTIME_DIR")
-    if session and os.access(session, os.W_OK):
+    if session and _is_own(session):  # `sudo -E` and `su` hand on that of another user
         return Path(session).absolute() / "jobpool"
     if os.geteuid() == 0:
         return Path("/run/jobpool")
     return Path(tempfile.gettempdir()) / f"jobpool-{os.geteuid()}"
 
 
+def _is_own(directory: str) -> bool:
+    try:
+        return os.stat(directory).st_uid == os.geteuid() and os.access(directory, os.W_OK)
+    except OSError:
+        return False
+
+
 def _check(directory: Path, found: os.stat_result) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise ConfigurationError(f"runtime directory {directory} is not a directory; set JOBPOOL_RUNTIME_DIR")
-    if os.geteuid() not in (0, found.st_uid):
-        raise ConfigurationError(f"runtime directory {directory} belongs to another user; set JOBPOOL_RUNTIME_DIR")
+    if found.st_uid != os.geteuid():  # root is no exception: its pool would write where somebody else may
+        raise ConfigurationError(
+            f"runtime directory {directory} belongs to another user (uid {found.st_uid}): be that user, or set"
+            " JOBPOOL_RUNTIME_DIR"
+        )
     if found.st_mode & 0o022:
         raise ConfigurationError(f"runtime directory {directory} can be written by others; chmod 700 it")
 

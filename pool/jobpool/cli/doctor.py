@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from jobpool.printable import one_line
 
 if TYPE_CHECKING:
     from jobpool.finding import Finding
+    from jobpool.settings import Settings
 
 ILL = 1
 _NAME_WIDTH = 28
@@ -43,7 +45,8 @@ def doctor(
     settings = session.settings(**{key: value for key, value in flags.items() if value not in (None, ())})
     configure(session.log_level("error"), settings.log_format)
     found, ignored = [], set()
-    for finding in examine(settings, sys_path=search_path(session.config_directory())):
+    sys_path = search_path(session.config_directory())
+    for finding in examine(_with_apps(settings, sys_path), sys_path=sys_path):
         if finding.check in ignore:
             ignored.add(finding.check)
             continue
@@ -58,6 +61,18 @@ def doctor(
     if missed := sorted(set(ignore) - ignored):
         note(f"nothing was found to ignore as {', '.join(missed)}")
     ctx.exit(0 if well else ILL)
+
+
+def _with_apps(settings: Settings, sys_path: tuple[str, ...]) -> Settings:
+    """The settings with absolute paths of app files, as a pool gets them; one that is not there is a finding."""
+    from jobpool.cli.startup import find_app
+    from jobpool.errors import ConfigurationError
+
+    apps = list(settings.apps)
+    for index, app in enumerate(apps):
+        with contextlib.suppress(ConfigurationError):
+            apps[index] = find_app(app, sys_path)
+    return settings.model_copy(update={"apps": tuple(apps)})
 
 
 def _tell(finding: Finding) -> None:

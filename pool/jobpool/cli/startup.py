@@ -86,10 +86,11 @@ def check_apps(pool: PoolSettings) -> PoolSettings:
             "no application: name the module with your handlers, --app myapp.jobs or apps in jobpool.toml"
             " (`jobpool init` writes a first one)"
         )
-    return replace(pool, apps=tuple(_check_app(app, pool.sys_path) for app in pool.apps))
+    return replace(pool, apps=tuple(find_app(app, pool.sys_path) for app in pool.apps))
 
 
-def _check_app(app: str, sys_path: tuple[str, ...]) -> str:
+def find_app(app: str, sys_path: tuple[str, ...]) -> str:
+    """Return `app`, a file as an absolute path; raise `ConfigurationError` if it is in none of these directories."""
     if app.endswith(".py") or os.sep in app:
         return _check_file(app, sys_path)
     top = app.partition(".")[0]

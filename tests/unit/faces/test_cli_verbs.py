@@ -14,6 +14,7 @@ from click.testing import Result
 from jobpool.backend import QueueBackend
 from jobpool.cli.init import _write as write_first_files
 from jobpool.opening import open_backend
+from jobpool.settings import load
 
 Jobpool = Callable[..., Result]
 
@@ -262,8 +263,6 @@ def test_init_writes_what_can_be_loaded_and_says_what_next(jobpool: Jobpool, tmp
         "jobpool",
         "jobpool top",
     ]
-    from jobpool.settings import load
-
     settings = load(start=tmp_path / "shop")
     assert settings.apps == ("jobs",)
     assert settings.backend == f"sqlite:///{tmp_path}/shop/jobpool.db"
@@ -325,3 +324,24 @@ def test_init_of_the_broker_only_writes_no_files(jobpool: Jobpool, tmp_path: Pat
         assert (result.exit_code, result.stderr) == (0, "the sqlite:// broker is ready\n")
     assert (tmp_path / "jobpool.db").exists()
     assert not (tmp_path / "jobs.py").exists()
+
+
+def test_below_the_folder_of_the_configuration_all_verbs_mean_the_same_files(
+    jobpool: Jobpool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "50%25 off?"  # a URL would read it as another one
+    below = folder / "src" / "deep"
+    below.mkdir(parents=True)
+    (folder / "jobpool.toml").write_text(
+        'backend = "SQLite:///queue.db"\napps = ["jobs.py"]\nhistory = "file:past.ndjson"\n'
+    )
+    (folder / "jobs.py").write_text("import jobpool\n\n@jobpool.handler('report')\ndef report(ctx): ...\n")
+    monkeypatch.chdir(folder)
+    ident = enqueue(jobpool, "report")
+    monkeypatch.chdir(below)
+    assert jobpool("inspect", ident).exit_code == 0
+    found = {one["check"]: one for one in json.loads(jobpool("doctor", "--json").stdout)["findings"]}
+    assert found["handlers"]["found"] == "within the settings: report, url"
+    assert str(folder / "queue.db") in found["sqlite.journal"]["found"] + found["sqlite.file-system"]["found"]
+    assert load().history == f"file:{folder}/past.ndjson"
+    assert list(below.iterdir()) == []

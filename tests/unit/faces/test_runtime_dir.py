@@ -14,6 +14,7 @@ import pytest
 from jobpool.errors import ConfigurationError
 from jobpool.runtime_dir import (
     PoolFile,
+    _choose,
     board_path,
     boot_id,
     discover,
@@ -120,6 +121,18 @@ def test_then_the_variable_then_the_session(tmp_path: Path, monkeypatch: pytest.
     assert runtime_dir() == tmp_path / "jobpool"
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives directories away")
+def test_root_takes_no_directory_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o700)
+    os.chown(theirs, 4242, 4242)
+    with pytest.raises(ConfigurationError, match=r"belongs to another user \(uid 4242\)"):
+        runtime_dir(theirs)
+    monkeypatch.delenv("JOBPOOL_RUNTIME_DIR")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(theirs))  # as `sudo -E` hands it on
+    assert _choose(None) == Path("/run/jobpool")
+
+
 def test_last_a_directory_of_the_users_own_below_the_temporary_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +143,7 @@ def test_last_a_directory_of_the_users_own_below_the_temporary_one(
     if os.getuid():
         assert runtime_dir() == tmp_path / f"jobpool-{os.getuid()}"
     else:
-        with pytest.raises(ConfigurationError, match="belongs to another user; set JOBPOOL_RUNTIME_DIR"):
+        with pytest.raises(ConfigurationError, match=r"belongs to another user \(uid 0\): be that user, or set"):
             runtime_dir()
 
 
