@@ -239,7 +239,10 @@ class TextFormatter(logging.Formatter):
         return f"\x1b[{COLOURS.get(name, '0')}m{name:<8}\x1b[0m" if self._colour else f"{name:<8}"
 
     def _trace(self, record: logging.LogRecord) -> str:
-        return "\n" + printable(self.formatException(record.exc_info)) if record.exc_info else ""
+        if not record.exc_info:
+            return ""
+        # Indented, because an error's text may hold lines that look like ours.
+        return "\n  " + printable(self.formatException(record.exc_info)).replace("\n", "\n  ")
 
 
 class JsonFormatter(logging.Formatter):

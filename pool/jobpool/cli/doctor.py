@@ -45,8 +45,9 @@ def doctor(
     settings = session.settings(**{key: value for key, value in flags.items() if value not in (None, ())})
     configure(session.log_level("error"), settings.log_format)
     found, ignored = [], set()
-    sys_path = search_path(session.config_directory())
-    for finding in examine(_with_apps(settings, sys_path), sys_path=sys_path):
+    config = session.config_file()
+    sys_path = search_path(config.directory)
+    for finding in examine(_with_apps(settings, sys_path), sys_path=sys_path, config=config):
         if finding.check in ignore:
             ignored.add(finding.check)
             continue

@@ -11,6 +11,7 @@ from jobpool.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from jobpool.backend import QueueBackend
+    from jobpool.configfile import ConfigFile
     from jobpool.settings import Settings
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -44,11 +45,15 @@ class Session:
 
         return load({**self._flags, **self._logging, **more}, config=self._config)
 
-    def config_directory(self) -> Path:
-        """That of the configuration file, or the working directory. Raises `ConfigurationError`."""
+    def config_file(self) -> ConfigFile:
+        """Return the configuration file that applies. Raises `ConfigurationError`."""
         from jobpool.configfile import find_config
 
-        return find_config(self._config).directory
+        return find_config(self._config)
+
+    def config_directory(self) -> Path:
+        """That of the configuration file, or the working directory. Raises `ConfigurationError`."""
+        return self.config_file().directory
 
     def log_level(self, configured: str) -> str:
         """The level that -v and -q make of `configured`; -l is final."""

@@ -1,14 +1,16 @@
-"""Settings that contradict each other or the promise. Pure, but for the file that `signing_key_file` names."""
+"""Settings that contradict each other or the promise. Pure, but for the files of settings and of keys."""
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator, Sequence
 
+from jobpool.configfile import ConfigFile
 from jobpool.errors import ConfigurationError
 from jobpool.finding import Finding, Level
 from jobpool.master.demands import limits_of, unserved_limits
 from jobpool.master.run import retry_policy
-from jobpool.opening import LOCAL, judge_key_file, scheme_of
+from jobpool.opening import LOCAL, judge_key_file, redact, scheme_of
 from jobpool.policy.retry import PRESETS
 from jobpool.settings import Settings
 
@@ -31,6 +33,23 @@ def judge(settings: Settings) -> Iterator[Finding]:
     yield judge_timeout(settings.default_timeout, settings.max_timeout)
     yield from judge_retries(settings)
     yield judge_crashes(settings.max_crashes)
+
+
+def judge_file(config: ConfigFile) -> Iterator[Finding]:
+    """Whether everybody on the machine can read a secret in the configuration file."""
+    check, backend = "configuration-file", config.values.get("backend")
+    if config.path is None:
+        return
+    mode = stat.S_IMODE(config.path.stat().st_mode)
+    secrets = ["signing_key"] if "signing_key" in config.values else []
+    if isinstance(backend, str) and redact(backend) != backend:
+        secrets.append("the password in backend")
+    found = f"{config.path} has mode {mode:04o}"
+    if not secrets or not mode & 0o004:
+        yield Finding(check, Level.OK, found)
+        return
+    why = f"everybody on this machine can read {' and '.join(secrets)}"
+    yield Finding(check, Level.PROBLEM, found, why, f"chmod 600 {config.path}, or keep secrets in a file of their own")
 
 
 def judge_fit(settings: Settings) -> Iterator[Finding]:

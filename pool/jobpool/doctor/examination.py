@@ -5,23 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from jobpool.configfile import ConfigFile
 from jobpool.doctor import broker, configuration, handlers, machine, stopping
 from jobpool.doctor.surroundings import look_around
 from jobpool.finding import Finding, Level
 from jobpool.settings import Settings
 
 
-def examine(settings: Settings, *, sys_path: Iterable[str | Path] = ()) -> Iterator[Finding]:
+def examine(
+    settings: Settings, *, sys_path: Iterable[str | Path] = (), config: ConfigFile | None = None
+) -> Iterator[Finding]:
     """Every finding, as soon as it is known. Nothing raises: what cannot be asked is a finding itself.
 
     Args:
         settings: What a pool would be started with.
         sys_path: Where its apps are looked for, besides the working directory.
+        config: The configuration file that applies.
 
     Blocks for a few calls to the broker, and for up to `handlers.PATIENCE` seconds while the app is imported.
     """
     around = look_around()
     yield from configuration.judge(settings)
+    if config is not None:
+        yield from configuration.judge_file(config)
     yield stopping.judge(settings.stop_grace, around)
     yield from machine.judge(settings, around)
     yield from broker.examine(settings)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jobpool.printable import one_line
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -16,8 +18,8 @@ class Page:
 
 
 def text_page(status: int, text: str) -> Page:
-    """Plain text, with an end of line."""
-    return Page(status, f"{text}\n".encode())
+    """Plain text on one line, safe for a terminal, with an end of line."""
+    return Page(status, f"{one_line(text)}\n".encode())
 
 
 View = Callable[[str], Page]

@@ -16,6 +16,7 @@ import pytest
 from support.servers import BeanstalkServer, RedisServer
 from support.servers.ports import free_port
 
+from jobpool.configfile import find_config
 from jobpool.doctor import broker, configuration, handlers, machine, stopping
 from jobpool.doctor.examination import examine, is_well
 from jobpool.doctor.surroundings import (
@@ -111,6 +112,28 @@ def test_a_file_of_keys_that_everybody_reads(settings: Any, tmp_path: Path, mode
     found = list(configuration.judge_keys(settings(signing_key_file=str(file))))
     assert levels(found) == [expected]
     assert (f"chmod 600 {file}" in str(found[0])) is (expected is Level.PROBLEM)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "expected", "secret"),
+    [
+        (f'signing_key = "{KEY}"', 0o644, Level.PROBLEM, "signing_key"),
+        ('backend = "redis://me:hidden@h/0"', 0o604, Level.PROBLEM, "the password in backend"),
+        (f'signing_key = "{KEY}"', 0o640, Level.OK, ""),
+        ('backend = "redis://h/0"', 0o644, Level.OK, ""),
+    ],
+)
+def test_a_configuration_file_with_a_secret_that_everybody_reads(
+    tmp_path: Path, text: str, mode: int, expected: Level, secret: str
+) -> None:
+    file = tmp_path / "jobpool.toml"
+    file.write_text(text)
+    file.chmod(mode)
+    [found] = configuration.judge_file(find_config(file))
+    assert found.level is expected
+    assert secret in found.why
+    assert "hidden" not in str(found)
+    assert KEY not in str(found)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from jobpool.history.places import InFile
 from jobpool.history.row import Attempt, encode, row_of
 from jobpool.logs import configure
 from jobpool.masking import Masker
+from jobpool.metrics.pages import text_page
 from jobpool.opening import open_backend
 from jobpool.printable import json_text, one_line, printable
 from jobpool.runtime_dir import PoolFile
@@ -153,6 +154,13 @@ def test_log_lines_are_safe_and_one_line(style: str) -> None:
     except ValueError:
         log.exception("broke")
     assert is_safe(stream.getvalue())
+    assert "\nstate  forged" not in stream.getvalue()
+
+
+def test_what_the_metrics_server_says_is_safe_and_one_line() -> None:
+    body = text_page(503, f"not ready: {HOSTILE} \ud800").body.decode()
+    assert is_safe(body)
+    assert body.count("\n") == 1
 
 
 def test_each_character_that_steers_is_escaped_and_json_keeps_it() -> None:
