@@ -364,10 +364,15 @@ class QueueBackend(ABC):
     Args:
         signer: Signs what is enqueued; None = unsigned.
         clock: The embedded backends' clock; a broker with a clock of its own uses it only for lease deadlines.
+
+    Attributes:
+        credential_variables: Environment variables that this backend's credentials come from, as its library reads
+            them. A pool keeps them from its children.
     """
 
     scheme: ClassVar[str]
     capabilities: ClassVar[Capabilities]
+    credential_variables: tuple[str, ...] = ()
 
     def __init__(self, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None) -> None:
         self.signer = signer or EnvelopeSigner()

@@ -65,6 +65,8 @@ class PostgresBackend(QueueBackend):
 
     def __init__(self, address: Address, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None) -> None:
         super().__init__(signer=signer, clock=clock)
+        if "password" not in address.parameters:
+            self.credential_variables = ("PGPASSWORD",)
         self._database = Database(address)
         sweeper = Sweeper(self._database)
         self._producer = Producer(self._database)

@@ -27,7 +27,7 @@ from jobpool_backends.servicebus.charging import Charges
 from jobpool_backends.servicebus.fetching import Fetcher
 from jobpool_backends.servicebus.holdings import Holdings
 from jobpool_backends.servicebus.hub import Access, Hub
-from jobpool_backends.servicebus.identity import require
+from jobpool_backends.servicebus.identity import CREDENTIAL_VARIABLES, require
 from jobpool_backends.servicebus.locks import Locks
 from jobpool_backends.servicebus.looking import Looker
 from jobpool_backends.servicebus.renewing import Renewer
@@ -86,6 +86,8 @@ class ServiceBusBackend(QueueBackend):
         clock: Clock | None = None,
     ) -> None:
         super().__init__(signer=signer, clock=clock)
+        if hub.address.connection_string is None:
+            self.credential_variables = CREDENTIAL_VARIABLES
         self.hub = hub
         access = Access(hub, owns=owns)
         self._access = access

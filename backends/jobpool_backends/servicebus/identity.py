@@ -9,6 +9,9 @@ from azure.core.credentials import AccessToken
 
 from jobpool.errors import ConfigurationError
 
+CREDENTIAL_VARIABLES = ("AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PASSWORD", "AZURE_PASSWORD")
+"""What azure-identity reads from the environment and is a secret by itself."""
+
 
 def credential() -> Any:
     """A credential for the SDK. No I/O. Raises as `require`."""

@@ -35,6 +35,7 @@ from jobpool.mechanism import linux
 from jobpool.mechanism.boot import ChildOptions, ForkServerConfig
 from jobpool.mechanism.companion import CronStart
 from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.mechanism.scrubbing import scrubbed
 from jobpool.metrics.collector import MetricsCollector
 from jobpool.opening import open_backend, redact
 from jobpool.policy.retry import RetryPolicy
@@ -113,7 +114,7 @@ def _run(
     pool = Pool(settings, now=backend.clock.mono(), acks_in_transaction=backend.capabilities.ack_in_transaction)
     inbox = Inbox()
     watched = watching(settings, backend, board, inbox, _version(), collector)
-    crew = Crew(fork_server_config(settings), board, os.environ)
+    crew = Crew(fork_server_config(settings), board, _environ_of_children(backend))
     try:
         signals.install()
         crew.watch(signals.fileno(), signals.read)
@@ -130,6 +131,14 @@ def _run(
     if pool.fatal:
         raise JobpoolError(pool.fatal)
     return status
+
+
+def _environ_of_children(backend: QueueBackend) -> dict[str, str]:
+    """The environment without the master's secrets and the credentials of its broker."""
+    kept = [name for name in backend.credential_variables if name in os.environ]
+    if kept:
+        log.info("the app does not get the broker's credentials", extra={"fields": {"variables": kept}})
+    return scrubbed(os.environ, kept)
 
 
 @contextmanager

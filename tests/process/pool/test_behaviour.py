@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from support.poolrig import Rig
+from support.poolrig_brokers import PostgresBroker
+
+TELLING = """
+import os, pathlib, jobpool
+
+@jobpool.handler
+def tell(ctx, file: str):
+    pathlib.Path(file).write_text(repr(os.environ))
+"""
 
 
 def test_the_pools_default_timeout_holds_for_jobs_that_name_none(rig: Rig) -> None:
@@ -53,6 +63,26 @@ def test_no_child_holds_the_broker_or_its_secrets(rig: Rig) -> None:
         with open(f"/proc/{pid}/environ", "rb") as environ:
             assert b"do-not-tell" not in environ.read()
     assert pool.stop() == 0
+
+
+def test_no_handler_gets_the_brokers_password_from_the_environment(tmp_path: Path) -> None:
+    broker = PostgresBroker.on_shared_server()
+    rig = Rig(tmp_path, broker.url)
+    app = tmp_path / "telling.py"
+    app.write_text(TELLING)
+    try:
+        secret = {"PGPASSWORD": "do-not-tell", "JOBPOOL_SIGNING_KEY": "do-not-tell"}
+        rig.sign_with("do-not-tell")
+        rig.enqueue("tell", {"file": str(tmp_path / "told")})
+        pool = rig.run_pool("--until-empty", app=app, APP_PASSWORD="hand-on", **secret)
+        told = (tmp_path / "told").read_text()
+        assert "hand-on" in told
+        assert "do-not-tell" not in told
+        [line] = pool.log("the app does not get the broker's credentials")
+        assert line["variables"] == ["PGPASSWORD"]
+    finally:
+        rig.end()
+        broker.end()
 
 
 def _target(pid: int, fd: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from jobpool.errors import ConfigurationError
 from jobpool_backends.postgres.address import Address, read_address
+from jobpool_backends.postgres.backend import PostgresBackend
 
 
 def parameters(url: str, **options: object) -> dict[str, str]:
@@ -111,3 +114,13 @@ def test_a_place_in_the_environment_is_told_as_well(monkeypatch: pytest.MonkeyPa
 def test_defaults() -> None:
     address = read_address("postgresql://host")
     assert address == Address(address.parameters, timeout=3.0, schema="jobpool", listen=True)
+
+
+@pytest.mark.parametrize(
+    ("url", "variables"),
+    [("postgresql://jo@host/jobs", ("PGPASSWORD",)), ("postgresql://jo:secret@host/jobs", ())],
+    ids=["from the environment", "in the URL"],
+)
+def test_where_its_password_comes_from_is_known(url: str, variables: tuple[str, ...]) -> None:
+    with closing(PostgresBackend.from_url(url)) as backend:
+        assert backend.credential_variables == variables
