@@ -1,21 +1,18 @@
-"""A process that has run out of descriptors: every new one is refused with EMFILE."""
+"""A process that has run out of descriptors: every new one is refused with EMFILE, those that are open go on."""
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 @contextmanager
-def no_more_descriptors() -> Iterator[None]:
-    """Refuse this process every new descriptor; those that are open go on."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+def no_more_descriptors(pid: int = 0) -> Iterator[None]:
+    """Refuse every new descriptor to that process, or to this one."""
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[1]))  # what is closed meanwhile is not to be had again
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)

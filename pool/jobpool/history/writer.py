@@ -62,8 +62,15 @@ class Writer(threading.Thread):
     def run(self) -> None:
         while not self._end.wait(EVERY):
             if self._left or self._waiting():
-                self.write(self._take() or ())
-        self.write(self._rest)
+                self._try(self._take)
+        self._try(lambda: self._rest)
+
+    def _try(self, take: Callable[[], Sequence[Attempt] | None]) -> None:
+        """No error ends the thread: the pool has no other that would write."""
+        try:
+            self.write(take() or ())
+        except Exception as error:  # noqa: BLE001 - it is told, and the next visit is another try
+            self._failed(error)
 
     def stop(self) -> None:
         """End soon. Returns at once."""
@@ -107,7 +114,7 @@ class Writer(threading.Thread):
         del self._left[:over]
         self.dropped += over
         if not self._failing:
-            log.error("history cannot be written; trying again", extra={"error": str(error)})
+            log.error("history cannot be written; trying again", extra={"error": str(error) or repr(error)})
         self._failing = True
 
 

@@ -51,8 +51,15 @@ class Rollups(threading.Thread):
 
     def run(self) -> None:
         while not self._end.wait(self._until_next()):
-            self.write(self._counts())
-        self.write(self._last)
+            self._try(self._counts)
+        self._try(lambda: self._last)
+
+    def _try(self, counts: Callable[[], Counts | None]) -> None:
+        """No error ends the thread: the pool has no other that would write."""
+        try:
+            self.write(counts())
+        except Exception as error:  # noqa: BLE001 - it is told, and the next minute is another try
+            self._failed(error)
 
     def stop(self) -> None:
         """End soon. Returns at once."""
@@ -91,9 +98,13 @@ class Rollups(threading.Thread):
         """Seconds to the end of the minute; a minute at most, wherever the clock was set to."""
         return min(float(MINUTE), max(0.1, self._minute + MINUTE - self._wall()))
 
-    def _failed(self, error: JobpoolError) -> None:
+    def _failed(self, error: Exception) -> None:
         if not self._failing:
-            log.warning("rollups cannot be written; trying again each minute", extra={"error": str(error)})
+            log.warning("rollups cannot be written; trying again each minute", extra={"error": _text(error)})
         self._failing = True
         for name in list(self._pending)[:-MOST_PENDING]:
             del self._pending[name]
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, JobpoolError) else repr(error)

@@ -1,7 +1,11 @@
-"""The sample thread: resident memory and CPU share of each child, by psutil, once a second."""
+"""The sample thread: resident memory and CPU share of each child, by psutil, once a second.
+
+It holds no lease, so an error of its own, such as a process without a free descriptor, is told and ends nothing.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -18,6 +22,9 @@ IDLE_EVERY = 5
 """Idle children are looked at only every so many samples."""
 
 
+log = logging.getLogger("jobpool.pool")
+
+
 class Sampler(MasterThread):
     """`children` is asked for (child, pid, busy) of each living child."""
 
@@ -26,17 +33,31 @@ class Sampler(MasterThread):
         self._children = children
         self._known: dict[int, psutil.Process] = {}
         self._round = 0
+        self._failing = False
 
     def serve(self) -> None:
         while not self._halt.wait(EVERY):
-            children = self._children()
-            self._known = {child: known for child, known in self._known.items() if child in {c for c, _, _ in children}}
-            looks = [(child, pid) for child, pid, busy in children if pid and (busy or self._round % IDLE_EVERY == 0)]
-            self._round += 1
-            at = time.monotonic()
-            samples = [sample for child, pid in looks if (sample := self._look(child, pid))]
-            if samples:
-                self._inbox.put(Sampled(samples, at))
+            try:
+                self._sample()
+            except Exception as error:  # noqa: BLE001 - a pool whose children are not measured still runs jobs
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        if not self._failing:
+            text = "children cannot be measured, and memory_limit is not kept to; trying again each second"
+            log.error(text, extra={"error": repr(error)})
+        self._failing = True
+
+    def _sample(self) -> None:
+        children = self._children()
+        self._known = {child: known for child, known in self._known.items() if child in {c for c, _, _ in children}}
+        looks = [(child, pid) for child, pid, busy in children if pid and (busy or self._round % IDLE_EVERY == 0)]
+        self._round += 1
+        at = time.monotonic()
+        samples = [sample for child, pid in looks if (sample := self._look(child, pid))]
+        if samples:
+            self._failing = False
+            self._inbox.put(Sampled(samples, at))
 
     def _look(self, child: int, pid: int) -> tuple[int, int, float] | None:
         try:

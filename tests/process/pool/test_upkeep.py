@@ -6,7 +6,8 @@ import contextlib
 import signal
 
 from support.changing_app import an_app
-from support.poolrig import PoolProcess, Rig
+from support.descriptors import no_more_descriptors
+from support.poolrig import LIMIT, PoolProcess, Rig, kill_child
 from support.waiting import wait_until
 
 
@@ -46,3 +47,20 @@ def test_quit_ends_no_child_that_is_being_born(rig: Rig) -> None:
     assert children(pool) == born
     assert not pool.log("a child died")
     assert pool.stop() == 0
+
+
+def test_a_pool_that_has_run_out_of_descriptors_goes_on_and_has_its_children_again_later(rig: Rig) -> None:
+    pool = rig.start_pool("--metrics-port", "0", "--history", f"file:{rig.directory}/history").wait_ready(2)
+    rig.enqueue_many("work", [{}] * 20)
+    rig.wait_drained()
+    with no_more_descriptors(pool.pid):
+        kill_child(pool, pool.children()[0])
+        rig.enqueue_many("work", [{"seconds": 0.1}] * 20)
+        rig.wait_drained()
+        wait_until(lambda: pool.log("no child could be forked"), LIMIT)
+        wait_until(lambda: any(entry["event"].startswith("children cannot be measured") for entry in pool.log()), LIMIT)
+        wait_until(lambda: pool.log("history cannot be written; trying again"), LIMIT)
+    pool.wait_ready(2)
+    wait_until(lambda: pool.log("history is written again"), LIMIT)
+    assert pool.stop() == 0
+    rig.account().assert_clean()

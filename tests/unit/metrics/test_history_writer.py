@@ -105,6 +105,24 @@ def test_what_could_not_be_written_is_tried_again_and_said_once_each_way(caplog:
     ]
 
 
+def test_an_error_in_the_thread_is_said_and_it_goes_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "EVERY", 0.01)
+    place, calls = Moody(), iter([MemoryError(), RuntimeError("a fault of ours")])
+
+    def take() -> list[Attempt]:
+        for error in calls:
+            raise error
+        return [an_attempt(1)]
+
+    writer = Writer(place, Masker(), lambda: not place.lines, take)
+    writer.start()
+    wait_until(lambda: place.lines, 10)
+    writer.finish([], 10.0)
+    assert caplog.text.count("history cannot be written") == 1
+
+
 def test_an_outage_fills_no_memory_and_what_is_dropped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_LEFT", 10)
     place = Moody()

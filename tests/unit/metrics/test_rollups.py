@@ -216,5 +216,24 @@ def test_the_thread_asks_at_the_end_of_its_minute() -> None:
         assert len(read(backend)) == 1
 
 
+def test_an_error_ends_the_thread_no_sooner_than_an_outage_does(caplog: pytest.LogCaptureFixture) -> None:
+    calls = iter([MemoryError(), OSError(24, "Too many open files")])
+    asked = threading.Event()
+    with closing(open_backend("memory://")) as backend:
+
+        def counts() -> Mapping[Place, Ended]:
+            for error in calls:
+                raise error
+            asked.set()
+            return ended(a=(1, 0.1))
+
+        writer = Rollups(backend.keys, "p", 60.0, counts, Turned(NOON + 59.9))
+        writer.start()
+        assert asked.wait(10)
+        writer.finish(ended(a=(1, 0.1)), 10.0)
+        assert len(read(backend)) == 1
+    assert caplog.text.count("rollups cannot be written") == 1
+
+
 def test_the_minute_of_a_moment() -> None:
     assert [minute_of(NOON + seconds) - NOON for seconds in (0, 59.99, 60, -0.01)] == [0, 0, 60, -60]
