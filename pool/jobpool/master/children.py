@@ -114,7 +114,7 @@ class ChildLine:
         while True:
             try:
                 received = packets.recv(self._work_in, flags=socket.MSG_DONTWAIT)
-            except OSError:
+            except (OSError, packets.PacketTooLarge):  # the second without a descriptor for a large frame
                 return frozenset(nonces)
             if received is None:
                 return frozenset(nonces)

@@ -204,9 +204,12 @@ class Crew:
 
     def _spawned(self, child: int, pid: int, fds: list[int]) -> list[ev.Event]:
         line = self._lines.get(child)
-        if line is None or not fds:
+        if line is None:
             packets.close_all(fds)
             return []
+        if not fds:  # without a pidfd it could not be killed: it ends when its channel does
+            self.forget(child)
+            return [ev.SpawnRefused(child, "there is no free file descriptor for it: raise `ulimit -n`")]
         line.pidfd = fds[0]
         packets.close_all(fds[1:])
         self._pids[child] = pid

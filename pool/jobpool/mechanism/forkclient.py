@@ -97,7 +97,7 @@ class ForkServer:
                 self._outbox.flush()
         while not self.closed and len(frames) < _AT_ONCE:
             try:
-                got = packets.recv(self._control)
+                got = packets.recv(self._control, fds_may_lack=True)
             except BlockingIOError:
                 break
             except packets.PacketTooLarge as error:

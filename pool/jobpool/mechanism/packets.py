@@ -99,8 +99,12 @@ class Reader:
         return data
 
 
-def recv(sock: socket.socket, largest: int = LARGEST, flags: int = 0) -> tuple[bytes, list[int]] | None:
+def recv(
+    sock: socket.socket, largest: int = LARGEST, flags: int = 0, *, fds_may_lack: bool = False
+) -> tuple[bytes, list[int]] | None:
     """The next packet and the descriptors beside it; None at the end of the stream.
+
+    `fds_may_lack`: A packet whose descriptors this process has no room for (`ulimit -n`) comes without any.
 
     Raises:
         BlockingIOError: Nothing to read now, on a non-blocking socket or with MSG_DONTWAIT.
@@ -113,6 +117,8 @@ def recv(sock: socket.socket, largest: int = LARGEST, flags: int = 0) -> tuple[b
         return None
     if message_flags & _TRUNCATED:
         close_all(fds)
+        if fds_may_lack and not message_flags & socket.MSG_TRUNC:
+            return data, []
         raise PacketTooLarge(
             f"a packet above {INLINE} bytes, or with more descriptors than {MAX_FDS} or than `ulimit -n` allows"
         )
