@@ -9,6 +9,7 @@ import orjson
 
 from jobpool.backend import Message, NewMessage, State
 from jobpool.claimstore import QueueMessage
+from jobpool.errors import ConfigurationError
 from jobpool_backends.shared import MICRO, micros
 
 MEMBER = 19
@@ -107,11 +108,19 @@ class Row:
 
 
 def read_row(queue: str, member: str, answer: list[Any]) -> Row | None:
-    """A row from what `read.lua` says of one message; None when it is gone."""
+    """A row from what `read.lua` says of one message; None when it is gone.
+
+    Raises `ConfigurationError` where its keys do not fit together: Redis has evicted some of them.
+    """
     letter, moment, stored, notes, body = answer
     if stored is None:
         return None
     record = stored[TAG:] if letter == b"l" else stored
+    if letter != b"l" and record[HOLDER : HOLDER + 1] == b" " and not record[:HOLDER].count(b" "):
+        raise ConfigurationError(
+            f"Redis has lost keys of queue {queue!r}, as it does when it evicts them: a message there is leased, and the"
+            " list of leases is gone. Set maxmemory-policy noeviction, and enqueue again what is missing"
+        )
     deliveries, attempts, crashes, available, enqueued, ident, rest = record.decode().split(" ", 6)
     handler, claims, ends_at, claim = read_tail(rest)
     return Row(

@@ -35,6 +35,11 @@ OLDEST_SQLITE = (3, 35, 0)
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_GONE = (
+    "database file {path} was removed or replaced while it was in use: what is written now, others do not see. Stop all"
+    " that use the database, then start them again"
+)
+
 _SHORTEST_NAP = 0.0002
 _LONGEST_NAP = 0.005
 
@@ -68,7 +73,7 @@ class Database:
         _check_place(path)
         _create(path)
         self._prepare()
-        self._inode = os.stat(path).st_ino
+        self._files = {name: os.stat(name).st_ino for name in (path, f"{path}-wal", f"{path}-shm")}
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
@@ -119,14 +124,13 @@ class Database:
                 f"database {self.path} was opened by process {self._pid}, before a fork: SQLite's connections do not"
                 " survive that. Open the backend after the fork, in the process that uses it"
             )
-        try:
-            same = os.stat(self.path).st_ino == self._inode
-        except OSError:
-            same = False
-        if not same:
-            raise BackendUnavailable(
-                f"database {self.path} was removed or replaced while it was in use: restart what uses it"
-            )
+        for name, inode in self._files.items():
+            try:
+                same = os.stat(name).st_ino == inode
+            except OSError:
+                same = False
+            if not same:
+                raise BackendUnavailable(_GONE.format(path=name))
 
     def _idle_one(self) -> sqlite3.Connection | None:
         try:

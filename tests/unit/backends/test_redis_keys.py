@@ -10,7 +10,9 @@ import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at
 
+from jobpool.backend import MessageFilter
 from jobpool.claimstore import NewPost
+from jobpool.errors import ConfigurationError
 from jobpool.guards import Guards, Hold, Rate
 from jobpool.settlement import Abandon, Ack, Forfeit
 from jobpool_backends.redis import keys as keys_module
@@ -114,3 +116,25 @@ def test_a_leased_message_shows_its_holder(rig: Rig) -> None:
     [lease] = take(backend, ttl=12.5)
     record = rig.call("HGET", rig.key("record"), rig.call("ZRANGE", rig.key("leased"), 0, 0)[0]).decode()
     assert re.fullmatch(rf"{lease.owner_token[:16]} 00000012500000 1 0 0 - \d{{16}} gorder-17 report", record)
+
+
+@pytest.mark.parametrize("evicted", sorted(documented()))
+def test_a_key_that_redis_has_evicted_makes_no_reading_verb_fail_but_with_a_sentence(rig: Rig, evicted: str) -> None:
+    backend = rig.open()
+    backend.enqueue_many([a_job() for _ in range(3)])
+    leased, nacked, dead = take(backend, 3)
+    assert backend.nack(nacked, delay=100.0)
+    assert backend.abandon(dead, "failed", "boom")
+    rig.call("DEL", rig.key(evicted))
+    backend.stats(QUEUE)
+    backend.queues()
+    for where in (MessageFilter(), MessageFilter(text="boom"), MessageFilter(handler="report")):
+        backend.list_messages(where)
+        backend.count(where)
+    for lease in (nacked, dead):
+        backend.inspect(lease.id)
+    if evicted == "leased":
+        with pytest.raises(ConfigurationError, match=r"Redis has lost keys of queue 'reports'.*noeviction"):
+            backend.inspect(leased.id)
+    else:
+        backend.inspect(leased.id)

@@ -191,8 +191,34 @@ def test_a_file_that_was_taken_away_is_noticed(path: Path, open_sqlite: Open, re
     path.rename(path.with_suffix(".old"))
     if replaced:
         open_sqlite()
-    with pytest.raises(BackendUnavailable, match="removed or replaced while it was in use: restart"):
+    with pytest.raises(BackendUnavailable, match=r"removed or replaced while it was in use.*Stop all that use"):
         backend.enqueue(a_job())
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+def test_a_file_beside_it_that_was_taken_away_is_noticed(path: Path, open_sqlite: Open, suffix: str) -> None:
+    """A program that opens the database then writes another one: neither sees what the other does."""
+    backend = open_sqlite()
+    backend.enqueue(a_job())
+    beside = path.with_name(path.name + suffix)
+    beside.unlink()
+    for call in (lambda: backend.fetch(QUEUE), lambda: backend.stats(QUEUE), lambda: backend.wait_any([QUEUE], 0.1)):
+        with pytest.raises(BackendUnavailable, match=f"{suffix} was removed or replaced while it was in use"):
+            call()
+    beside.touch()
+    with pytest.raises(BackendUnavailable, match="was removed or replaced"):
+        backend.enqueue(a_job())
+
+
+def test_the_files_beside_it_stay_while_other_programs_come_and_go(open_sqlite: Open) -> None:
+    backend = open_sqlite()
+    for _ in range(3):
+        other = open_sqlite()
+        other.enqueue(a_job())
+        other.close()
+        lease = backend.fetch(QUEUE)
+        assert lease is not None
+        assert backend.ack(lease)
 
 
 # --- closing and forking ----------------------------------------------------------------------------------
