@@ -65,8 +65,8 @@ def is_name(text: str) -> bool:
 
 
 def storable(text: str) -> str:
-    """Return `text` without what brokers cannot keep: a lone surrogate becomes `?`, NUL becomes U+FFFD."""
-    whole = text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+    """Return `text` as every broker can keep it: lone surrogates are written out (`\\ud800`), NUL becomes U+FFFD."""
+    whole = text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
     return whole.replace("\0", "\ufffd")
 
 

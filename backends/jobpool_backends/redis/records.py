@@ -118,7 +118,7 @@ def read_row(queue: str, member: str, answer: list[Any]) -> Row | None:
     record = stored[TAG:] if letter == b"l" else stored
     if letter != b"l" and record[HOLDER : HOLDER + 1] == b" " and not record[:HOLDER].count(b" "):
         raise ConfigurationError(
-            f"Redis has lost keys of queue {queue!r}, as it does when it evicts them: a message there is leased, and the"
+            f"Redis has lost keys of queue {queue!r}, as it does when it evicts them: a message is leased, and the"
             " list of leases is gone. Set maxmemory-policy noeviction, and enqueue again what is missing"
         )
     deliveries, attempts, crashes, available, enqueued, ident, rest = record.decode().split(" ", 6)

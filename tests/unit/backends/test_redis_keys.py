@@ -105,7 +105,7 @@ def test_a_body_stands_there_as_it_was_signed_and_notes_can_be_read(rig: Rig) ->
     assert (queue, member[:3], len(member)) == (QUEUE, "005", 19)
     assert rig.call("HGET", rig.key("body"), member) == lease.body
     notes = orjson.loads(rig.call("HGET", rig.key("notes"), member))
-    assert notes == {"reason": "failed", "error": 'ValueError: "no"\n\x00 \\ud800'}
+    assert notes == {"reason": "failed", "error": 'ValueError: "no"\n\ufffd \\ud800'}
     record = rig.call("HGET", rig.key("record"), member).decode()
     assert re.fullmatch(rf"1 1 0 - \d{{16}} m{ident} report", record)
 
