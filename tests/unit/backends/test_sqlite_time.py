@@ -72,8 +72,8 @@ def test_a_visibility_timeout_reaches_across_a_reboot(open_sqlite: Open) -> None
     before.enqueue(a_job())
     before.fetch_many(QUEUE, limit=1, ttl=3600.0)
     after = open_sqlite(clock=SplitClock(wall_time=1_800_000_009.0, boot_time=1.0), boot=3)
-    assert after.reap_expired(QUEUE, visibility_timeout=10.0) == 0
-    assert after.reap_expired(QUEUE, visibility_timeout=9.0) == 1
+    assert after.reap_expired(QUEUE, visibility_timeout=9.0) == 0
+    assert after.reap_expired(QUEUE, visibility_timeout=8.9) == 1
 
 
 def test_this_boot_has_one_name() -> None:
