@@ -355,7 +355,7 @@ def check_ttl(ttl: float) -> float:
 
 
 def _delay(delay: float | None) -> float:
-    return 0.0 if delay is None else max(0.0, check_number(delay, "delay"))
+    return 0.0 if delay is None else max(0.0, check_number(delay, "delay", nan=True))
 
 
 class QueueBackend(ABC):

@@ -25,7 +25,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Nack:
-    """Failed: back to the queue after `delay` seconds (below 0 acts as 0), attempts + 1.
+    """Failed: back to the queue after `delay` seconds (below 0, and NaN, act as 0), attempts + 1.
 
     `cause` is how an attempt ended that was killed (death.py); None leaves what an earlier one left.
     """
@@ -35,7 +35,7 @@ class Nack:
     cause: str | None = None
 
     def __post_init__(self) -> None:
-        check_number(self.delay, "delay")
+        check_number(self.delay, "delay", nan=True)
         _make_storable(self, "error", "cause")
 
 
@@ -73,7 +73,7 @@ class Release:
     begun: bool = True
 
     def __post_init__(self) -> None:
-        check_number(self.delay, "delay")
+        check_number(self.delay, "delay", nan=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,9 @@ def parse_size(value: object) -> int:
     return size
 
 
-def check_number(value: float, what: str) -> float:
-    """Return `value` as a float, or raise `ValueError`: a number, and not NaN or a truth value."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+def check_number(value: float, what: str, *, nan: bool = False) -> float:
+    """Return `value` as a float, or raise `ValueError`: a number, and not a truth value or, without `nan`, NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or (math.isnan(value) and not nan):
         raise ValueError(f"{what} is a number of seconds, not {value!r}")
     return float(value)
 

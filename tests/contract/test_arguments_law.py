@@ -44,7 +44,7 @@ def test_a_number_out_of_its_range_is_refused_with_a_sentence(backend: QueueBack
 
 
 @pytest.mark.needs("leases")
-@pytest.mark.parametrize("delay", [True, "5", NAN])
+@pytest.mark.parametrize("delay", [True, "5"])
 def test_a_delay_that_is_not_a_number_is_refused_before_anything_is_done(backend: QueueBackend, delay: Any) -> None:
     backend.enqueue_many(numbered(1))
     [lease] = backend.fetch_many(QUEUE, limit=1)
