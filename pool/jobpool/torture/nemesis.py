@@ -215,7 +215,7 @@ class Nemesis:
         children = processes.children_of(pid)[:1]
         for child in children:
             processes.send(child, signal.SIGKILL, lambda child: child in pool.children())
-        return Deed(f"a fork server stopped for good, pid {pid}, and its child {children} killed", (pid, *children))
+        return Deed(f"{len(children)} child killed, and its fork server stopped for good, pid {pid}", (pid, *children))
 
     def _pick_fork_server(self, fault: Fault, pool: Pool) -> int:
         _there(pool)

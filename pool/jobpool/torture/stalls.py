@@ -9,15 +9,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jobpool.metrics.probes import LOOP_LIMIT
 from jobpool.torture import processes
 from jobpool.torture.pool import Pool
 from jobpool.torture.stops import Stops
 
 FROZEN_LIMIT_S = 60.0
 """Seconds within which a pool must have ended a fork server that stands still: far more than it waits itself."""
-
-LOOP_LIMIT_S = 4.0
-"""Seconds that a master's loop may take for a turn, on a busy machine."""
 
 
 @dataclass(slots=True)
@@ -97,10 +95,10 @@ class Stalls:
         header = pool.header()
         now = time.monotonic()
         calm = now - self._held_at.get(pool.number, 0.0)
-        if header is None or not header.loop_at or self._is_held(pool) or calm < LOOP_LIMIT_S:
+        if header is None or not header.loop_at or self._is_held(pool) or calm < LOOP_LIMIT:
             return
         silent = now - header.loop_at
-        if silent > LOOP_LIMIT_S:
+        if silent > LOOP_LIMIT:
             self.found.append(
                 f"{pool.name}: its master has stood still for {silent:.1f} s, of {seconds:g} s without a reader"
             )

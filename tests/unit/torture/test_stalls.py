@@ -7,9 +7,10 @@ from typing import cast
 
 import pytest
 
+from jobpool.metrics.probes import LOOP_LIMIT
 from jobpool.torture import stalls
 from jobpool.torture.pool import Pool
-from jobpool.torture.stalls import FROZEN_LIMIT_S, LOOP_LIMIT_S, Stalls
+from jobpool.torture.stalls import FROZEN_LIMIT_S, Stalls
 from jobpool.torture.stops import Stops
 
 
@@ -84,9 +85,9 @@ def test_nobody_is_blamed_who_had_no_time(scene: Scene, give_up: bool) -> None:
 @pytest.mark.parametrize(
     ("silent", "held", "found"),
     [
-        (LOOP_LIMIT_S + 1, False, ["pool1: its master has stood still for 5.0 s, of 9 s without a reader"]),
-        (LOOP_LIMIT_S - 1, False, []),
-        (LOOP_LIMIT_S + 1, True, []),
+        (LOOP_LIMIT + 1, False, ["pool1: its master has stood still for 6.0 s, of 9 s without a reader"]),
+        (LOOP_LIMIT - 1, False, []),
+        (LOOP_LIMIT + 1, True, []),
     ],
     ids=["stood still", "went on", "was stopped"],
 )
