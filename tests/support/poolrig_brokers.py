@@ -146,6 +146,8 @@ class PostgresBroker(Broker):
     fetch_calls = r"\x00\x07default\x00\x00\x00[\x02\x04\x08]"
     """A queue's name and a number, which reaps have too."""
 
+    server: PostgresServer
+
     @classmethod
     def on_shared_server(cls) -> Self:
         return cls(shared_postgres())

@@ -42,7 +42,7 @@ def start(name: str, folder: Path) -> tuple[Broker, list[str]]:
         case "redis-everysec":
             return RedisBroker(RedisServer(folder / "server", config=EVERY_SECOND), shared=False), []
         case "postgres":
-            return PostgresBroker.on_its_own(folder / "server"), []
+            return with_passwords(PostgresBroker.on_its_own(folder / "server")), []
         case "beanstalk":
             broker = BeanstalkBroker.on_its_own(folder / "server")
             broker.lasts = SHORT_TTR
@@ -52,6 +52,14 @@ def start(name: str, folder: Path) -> tuple[Broker, list[str]]:
 
             return ServiceBusBroker.on_its_own(folder / "server"), ["--queue=default", "--broker-timeout=4"]
     raise SystemExit(f"no broker {name!r}: sqlite, redis, redis-everysec, postgres, beanstalk or servicebus")
+
+
+def with_passwords(broker: PostgresBroker) -> PostgresBroker:
+    """It believes the superuser, and nobody else without a password: so one that is withdrawn locks a pool out."""
+    lines = ("host all postgres 127.0.0.1/32 trust", "host all all 127.0.0.1/32 scram-sha-256")
+    (broker.server.data / "pg_hba.conf").write_text("".join(f"{line}\n" for line in lines))
+    broker.ask("SELECT pg_reload_conf()")
+    return broker
 
 
 def restarter(broker: Broker) -> Callable[[], None]:
