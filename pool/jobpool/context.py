@@ -128,7 +128,8 @@ class JobContext:
             payload: With a name: any JSON value; None = an empty object.
 
         Raises:
-            InvalidJob: It is out of bounds, or its body above 1 MiB.
+            InvalidJob: It is out of bounds, or its body above 1 MiB, or the follow-ups of this attempt above 8 MiB
+                together. It is not enqueued then.
 
         Never blocks.
         """

@@ -21,6 +21,7 @@ from support.faultrig import broker_of_file, rig_of_file
 from support.poolrig import APP, LIMIT, PoolProcess, Rig, wait_gone
 from support.waiting import wait_until
 
+from jobpool.backend import State
 from jobpool.top import Watcher
 from jobpool.torture.processes import descriptors
 
@@ -224,6 +225,22 @@ def test_a_flood_of_questions_withholds_nobodys_acks(
     around.tell(figure)
     around.assert_undisturbed(set())
     assert_ran_once(rig, floods)
+
+
+@pytest.mark.row(34)
+@pytest.mark.on("sqlite")
+def test_follow_ups_that_are_too_much_are_refused_where_they_are_enqueued(rig: Rig, pools: list[PoolProcess]) -> None:
+    """Those below the bound arrive; above it the handler is told, and its child is the same as before."""
+    children = [pool.slots() for pool in pools]
+    good = rig.enqueue("follow_up_much", {"kibibytes": 900, "count": 8}, timeout=TIMEOUT)
+    bad = rig.enqueue("follow_up_much", {"kibibytes": 900, "count": 12}, timeout=TIMEOUT, max_retries=0)
+    rig.wait_drained()
+    assert len(rig.ends(good)) == 1
+    assert len(rig.starts(bad)) == 1, "it is no crash"
+    message = rig.inspect(bad)
+    assert (message.state, message.crashes) == (State.DEAD, 0)
+    assert "at most 8388608 bytes together" in (message.last_error or "")
+    assert [pool.slots() for pool in pools] == children
 
 
 @pytest.mark.row(35)

@@ -98,6 +98,16 @@ def flood_questions(ctx: jobpool.JobContext, until: str) -> None:
 
 
 @jobpool.handler
+def follow_up_much(ctx: jobpool.JobContext, kibibytes: int, count: int) -> None:
+    """Enqueues so many jobs with so much in each."""
+    note(ctx, "start")
+    for _ in range(count):
+        ident = ctx.enqueue("noop", {"much": "x" * (kibibytes << 10)})
+        note(ctx, "follow", tag=ident)
+    note(ctx, "end")
+
+
+@jobpool.handler
 def answer_for_others(ctx: jobpool.JobContext) -> None:
     """Answers for itself and for the next jobs, as if attempts had numbers in a row; then it dies."""
     note(ctx, "start")

@@ -22,9 +22,9 @@ from jobpool.child.registry import AnyHandler, HandlerNotAllowed, HandlerRegistr
 from jobpool.context import JobContext
 from jobpool.definition import JobDefinition
 from jobpool.envelope import JobEnvelope
-from jobpool.errors import ConfigurationError, Unsupported
+from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
 from jobpool.mechanism.alarm import Alarm, Borrowed
-from jobpool.mechanism.frames import Verdict
+from jobpool.mechanism.frames import MAX_ENQUEUED_BYTES, Verdict, size_of
 from jobpool.names import check_enqueue_to
 from jobpool.result import ExecutionResult
 
@@ -305,7 +305,7 @@ def run_attempt(
 class _Notes:
     """What the handler says through its context."""
 
-    __slots__ = ("_ack", "_enqueue_to", "_progress", "_still_open", "follow_ups")
+    __slots__ = ("_ack", "_bytes", "_enqueue_to", "_progress", "_still_open", "follow_ups")
 
     def __init__(self, progress: Progress | None, ack: OwnAck | None, enqueue_to: Collection[str]) -> None:
         self._enqueue_to = enqueue_to
@@ -313,6 +313,7 @@ class _Notes:
         self._ack = ack
         self._still_open: Callable[[], bool] | None = None
         self.follow_ups: list[JobDefinition] = []
+        self._bytes = 0
 
     def progress(self, fraction: float, text: str, /) -> None:
         if self._progress is not None:
@@ -322,6 +323,13 @@ class _Notes:
         if self._still_open is not None:
             raise Unsupported("this job has acked itself: enqueue its follow-ups before ctx.ack(connection)")
         check_enqueue_to(definition.queue, self._enqueue_to)
+        size = self._bytes + size_of(definition.to_dict())
+        if size > MAX_ENQUEUED_BYTES:
+            raise InvalidJob(
+                f"the follow-ups of one job have at most {MAX_ENQUEUED_BYTES} bytes together: give them less data"
+                " and say where the rest is, or let one follow-up enqueue the others"
+            )
+        self._bytes = size
         self.follow_ups.append(definition)
 
     def ack(self, connection: object, /) -> None:

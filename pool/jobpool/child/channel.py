@@ -14,6 +14,9 @@ from jobpool.errors import BackendUnavailable, InvalidJob, JobpoolError, Unsuppo
 from jobpool.mechanism import frames, packets
 from jobpool.mechanism.frames import Ask, Reply
 
+_FRAME = 1024
+"""Bytes of a question beside its jobs, and more than that."""
+
 
 class ChannelProducer:
     """A `Producer` over the child's channel. From any thread; one question at a time."""
@@ -33,7 +36,7 @@ class ChannelProducer:
 
         Raises:
             BackendUnavailable: The broker did not answer, or the master is gone. Nothing is known.
-            InvalidJob: More than 64 MiB at once, or refused by the backend.
+            InvalidJob: More than 8 MiB at once, or refused by the backend.
             Unsupported: In a process that the handler forked.
 
         Blocks until the master has the broker's answer.
@@ -49,6 +52,11 @@ class ChannelProducer:
         if os.getpid() != self._pid:
             raise Unsupported("a process that the handler forked cannot enqueue: do it in the handler itself")
         packet = ask.encode()
+        if len(packet) > frames.MAX_ENQUEUED_BYTES + _FRAME:
+            raise InvalidJob(
+                f"these jobs have {len(packet)} bytes together, and at most {frames.MAX_ENQUEUED_BYTES} go at once:"
+                " enqueue them in several calls"
+            )
         with self._lock:
             reply = self._ask(packet)
         if reply.kind:
@@ -65,9 +73,6 @@ class ChannelProducer:
                 self._owed -= 1
                 if not self._owed:
                     return reply
-        except packets.PacketTooLarge as error:
-            self._owed -= 1
-            raise InvalidJob(f"too much to enqueue at once: {error}") from None
         except (OSError, frames.BadFrame) as error:
             raise BackendUnavailable(f"the pool's master does not answer: {error}") from error
 

@@ -21,7 +21,7 @@ from setproctitle import setproctitle
 from jobpool import producer
 from jobpool.child import app, transaction
 from jobpool.child.attempt import Attempt, AttemptRunner, JobToRun, OwnAck
-from jobpool.child.capture import Capture, OutputFile
+from jobpool.child.capture import DEFAULT_CAP, Capture, OutputFile, cap_text
 from jobpool.child.channel import ChannelProducer
 from jobpool.child.recycle import DESCRIPTORS, SocketsLost, Wear
 from jobpool.child.registry import DEFAULT
@@ -183,10 +183,9 @@ class Child:
     def _send(self, nonce: int, attempt: Attempt, leaving: str) -> None:
         try:
             packets.send_announced(self._channel, _packet(nonce, attempt, leaving))
-        except packets.PacketTooLarge as error:
-            attempt.verdict = Verdict.FAILED
-            attempt.error = f"the job's follow-ups are too large to be sent at once: {error}"
-            attempt.follow_ups = ()
+        except packets.PacketTooLarge:  # of an output cap as large as this: its follow-ups are bounded
+            attempt.output = cap_text(attempt.output, DEFAULT_CAP)
+            attempt.error = cap_text(attempt.error, DEFAULT_CAP)
             packets.send_announced(self._channel, _packet(nonce, attempt, leaving))
 
 

@@ -10,10 +10,21 @@ from collections import deque
 from dataclasses import dataclass
 
 from jobpool.mechanism import packets
-from jobpool.mechanism.frames import Ask, BadFrame, BootFailed, Frame, Ready, Reply, Result, Run, decode
+from jobpool.mechanism.frames import (
+    MAX_ENQUEUED_BYTES,
+    Ask,
+    BadFrame,
+    BootFailed,
+    Frame,
+    Ready,
+    Reply,
+    Result,
+    Run,
+    decode,
+)
 
-LARGEST_ANSWER = 8 * 1024 * 1024
-"""Bytes of one frame from a child: outputs are capped far below, so more is no answer but an accident."""
+ESCAPED = 16
+"""Times the output cap that an answer's output and error may take as JSON: six bytes for one, and both are capped."""
 
 TRACE_TAIL = 16 * 1024
 OUTPUT_TAIL = 4 * 1024
@@ -51,15 +62,20 @@ class ChildLine:
 
     The master keeps the reading end of `work` as well: a frame that the child has not read yet can be taken back, and
     the kernel gives each packet to one reader only, so it is never both taken back and run.
+
+    Args:
+        child: Its serial number.
+        output_cap: Bytes of output that it keeps of an attempt.
     """
 
-    def __init__(self, child: int) -> None:
+    def __init__(self, child: int, output_cap: int) -> None:
         self.child = child
         self._work_in, self._work = packets.pair()
         self.channel, self._far = packets.pair()
         self._work.setblocking(False)
         self.channel.setblocking(False)
-        self._reader = packets.Reader(self.channel, LARGEST_ANSWER)
+        largest = MAX_ENQUEUED_BYTES + ESCAPED * max(output_cap, packets.INLINE)
+        self._reader = packets.Reader(self.channel, min(largest, packets.LARGEST))
         self._trace = os.memfd_create("jobpool-trace", os.MFD_CLOEXEC)
         self._output = os.memfd_create("jobpool-output", os.MFD_CLOEXEC)
         self._traced = 0

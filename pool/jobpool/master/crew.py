@@ -190,7 +190,7 @@ class Crew:
         server = self._servers.get(slot.generation)
         if server is None:
             raise OSError("the fork server is gone")
-        line = ChildLine(slot.child)
+        line = ChildLine(slot.child, self._config.options.output_cap)
         child = slot.child
         self._lines[child] = line
         self._slot_of[child] = slot.index

@@ -29,6 +29,9 @@ TICKET_HEAD = struct.Struct("<BI")
 TICKETED = 3
 """First byte of a run with a ticket before it."""
 
+MAX_ENQUEUED_BYTES = 8 * 1024 * 1024
+"""Bytes of jobs, as JSON, that one attempt may enqueue with its end, or ask for at once: the master holds all of it."""
+
 MAX_SECONDS = 1e12
 """No clock and no run time in a frame from a child reaches this."""
 
@@ -174,6 +177,11 @@ class Reply:
 
     def encode(self) -> bytes:
         return b"\x14" + _dump(self)
+
+
+def size_of(definition: dict[str, Any]) -> int:
+    """Count the bytes of a job in a `Result` or an `Ask`."""
+    return len(orjson.dumps(definition)) + 1
 
 
 @dataclass(frozen=True, slots=True)

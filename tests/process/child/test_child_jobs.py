@@ -131,11 +131,11 @@ def test_follow_ups_of_a_failed_attempt_are_dropped(start_child: Start) -> None:
     assert (result.verdict, result.follow_ups) == (Verdict.FAILED, [])
 
 
-def test_follow_ups_above_what_a_packet_carries_fail_the_attempt(start_child: Start) -> None:
+def test_follow_ups_above_their_bound_fail_the_attempt(start_child: Start) -> None:
     child = start_child()
     result = child.run("enqueue_too_much")
     assert result.verdict is Verdict.FAILED
-    assert "too large" in result.error
+    assert "at most 8388608 bytes together" in result.error
     child.succeed("noop")
 
 

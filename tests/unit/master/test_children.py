@@ -13,13 +13,13 @@ RUN = Run(7, 1, 0, 0, 0.0, b"x").encode()
 
 def line_and_reader() -> tuple[ChildLine, int]:
     """A line, and a copy of the child's reading end."""
-    line = ChildLine(1)
+    line = ChildLine(1, 65536)
     return line, os.dup(line.birth().work.fileno())
 
 
 def test_taking_back_what_a_child_has_not_read_does_not_take_back_the_order_to_leave() -> None:
     line, reading = line_and_reader()
-    assert line.hand(RUN)
+    assert line.hand(7, RUN)
     line.retire()
     assert line.take_back() == {7}
     assert line.take_back() == frozenset()
@@ -30,10 +30,10 @@ def test_taking_back_what_a_child_has_not_read_does_not_take_back_the_order_to_l
 
 def test_what_a_child_was_given_before_it_was_told_to_leave_is_there_to_be_read() -> None:
     line, reading = line_and_reader()
-    assert line.hand(RUN)
+    assert line.hand(7, RUN)
     line.retire()
     assert isinstance(decode(os.read(reading, packets.INLINE)), Run)
     assert os.read(reading, 1) == b""
     os.close(reading)
-    assert not line.hand(RUN), "nothing more is handed to it"
+    assert not line.hand(7, RUN), "nothing more is handed to it"
     line.close()
