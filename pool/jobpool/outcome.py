@@ -66,7 +66,9 @@ class Crashed:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Killed by a stop or a reload past its grace."""
+    """Killed by a stop or a reload past its grace, or with its fork server; `delay`: seconds until it may run again."""
+
+    delay: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The fork server is killed, and forks are refused: places fill again, and nothing is lost (row 19)."""
+"""The fork server is killed, forks are refused (row 19); it does not answer (32); jobs kill it again and again (33)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from contextlib import contextmanager
 
 import pytest
 from support import ordinary_user
+from support.apps_pool import LONG
+from support.changing_app import an_app
 from support.faultmoves import Figure, fed, kill_fork_server, seconds_until_gone, start_pools, stop_all, under_way
-from support.poolrig import LIMIT, Rig, kill_child
+from support.poolrig import LIMIT, PoolProcess, Rig, kill_child, measured, wait_gone
+from support.stalls import Stalls
 from support.waiting import wait_until
+
+from jobpool.torture.processes import is_alive, parent_of, send, state
 
 
 @pytest.mark.row(19)
@@ -39,10 +44,146 @@ def test_a_fork_server_that_is_killed_is_replaced_and_nothing_is_lost(rig: Rig, 
     rig.wait_drained()
     account = rig.account()
     account.assert_clean()
-    assert sum(account.crashes.values()) >= 1, "children died while they ran a job"
+    assert len(rig.starts()) > len(rig.ends()), "children died while they ran a job"
+    assert set(account.crashes.values()) == {0}, "and those jobs had no part in it"
     assert {line.attempt for line in rig.starts()} == {1}, "a crash is no failed attempt"
     assert not rig.dead()
     stop_all(rig, pools)
+
+
+# --- a fork server that does not answer -------------------------------------------------------------------------------
+
+ORDERS = """
+def hook():
+    if os.path.exists("hang") and os.getpid() == SERVER:
+        time.sleep(LONG)
+
+
+SERVER = os.getpid()
+os.register_at_fork(before=hook)
+
+
+@jobpool.handler
+def strike(ctx: jobpool.JobContext, number: int, once: bool = False) -> None:
+    note(ctx, "start")
+    if not (once and ctx.fence > 1):
+        os.kill(os.getppid(), number)
+        time.sleep(LONG if number == signal.SIGKILL else 0.0)
+    note(ctx, "end")
+"""
+"""Forks hang while the file `hang` is there; and a job sends its fork server a signal, each time or only once."""
+
+
+def served_by_another(pool: PoolProcess, than: int) -> bool:
+    """Whether it has one fork server, and children, none of them that one or its own."""
+    now = pool.fork_servers()
+    return len(now) == 1 and now != [than] and pool.ready() == pool.header().workers == len(pool.children())
+
+
+@pytest.mark.row(32)
+def test_a_fork_server_that_a_job_has_stopped_is_replaced_and_attempts_are_judged_as_what_they_were(
+    rig: Rig, figure: Figure
+) -> None:
+    pool = rig.start_pool("--max-crashes", "0", workers=3, app=an_app(rig, extra=ORDERS)).wait_ready(3)
+    [server] = pool.fork_servers()
+    end = rig.directory / "end"
+    innocent = rig.enqueue("again", {"first": 0, "later": 0, "until": str(end), "then": str(end)})
+    rig.wait_started(innocent)
+    striker = rig.enqueue("strike", {"number": int(signal.SIGSTOP)})
+    wait_until(lambda: rig.ends(striker), LIMIT)
+    stopped = time.monotonic()
+    late = rig.enqueue("hang", {"how": "hang_in_sum"}, timeout=0.5)
+    wait_until(lambda: served_by_another(pool, server), LIMIT, "it is replaced")
+    figure("replaced after it was stopped", time.monotonic() - stopped, "s")
+    assert pool.log("a fork server is killed")
+    wait_gone([server], LIMIT)
+    wait_until(lambda: rig.is_dead(late), LIMIT)
+    assert (rig.inspect(late).reason, rig.inspect(late).crashes) == ("timeout", 0)
+    rig.wait_started(innocent)
+    end.touch()
+    rig.wait_drained()
+    assert len(rig.starts(innocent)) == 2, "its child died with the fork server"
+    rig.account().assert_clean()
+    assert set(rig.account().crashes.values()) == {0}
+    stop_all(rig, [pool])
+
+
+@pytest.mark.row(32)
+@pytest.mark.parametrize("how", ["stopped", "hangs"])
+def test_a_pool_whose_fork_server_does_not_answer_stops_within_its_grace(rig: Rig, how: str) -> None:
+    pool = rig.start_pool("--stop-grace", "1", app=an_app(rig, extra=ORDERS)).wait_ready(2)
+    long = rig.enqueue("work", {"seconds": LONG})
+    [line] = rig.wait_started(long)
+    silence(rig, pool, how, spare=line.pid)
+    with Stalls() as stalls:
+        took = measured(lambda: pool.stop())
+    assert took < 1.0 + 2.0 + stalls.seconds
+    assert pool.wait() == 0
+    rig.assert_no_processes_left()
+    message = rig.inspect(long)
+    assert (message.state.value, message.attempts, message.crashes) == ("waiting", 0, 0)
+
+
+@pytest.mark.row(32)
+@pytest.mark.parametrize("how", ["stopped", "hangs"])
+def test_nothing_outlives_a_killed_master_whose_fork_server_does_not_answer(rig: Rig, how: str) -> None:
+    pool = rig.start_pool(app=an_app(rig, extra=ORDERS)).wait_ready(2)
+    [line] = rig.wait_started(rig.enqueue("work", {"seconds": LONG}))
+    silence(rig, pool, how, spare=line.pid)
+    pool.send(signal.SIGKILL)
+    pool.wait()
+    rig.assert_no_processes_left(LIMIT)
+
+
+@pytest.mark.row(32)
+def test_forks_that_hang_in_a_hook_do_not_last_and_health_says_that_no_child_comes_up(rig: Rig) -> None:
+    pool = rig.start_pool(app=an_app(rig, extra=ORDERS)).wait_ready(2)
+    [server] = pool.fork_servers()
+    silence(rig, pool, "hangs")
+    for pid in pool.slots().values():
+        kill_child(pool, pid)
+    wait_until(lambda: not pool.is_healthy(), LIMIT)
+    wait_until(lambda: pool.log("a fork server is killed"), LIMIT)
+    (rig.directory / "hang").unlink()
+    wait_until(lambda: served_by_another(pool, server), LIMIT)
+    wait_until(pool.is_healthy, LIMIT)
+    stop_all(rig, [pool])
+
+
+def silence(rig: Rig, pool: PoolProcess, how: str, spare: int = 0) -> None:
+    """Its fork server answers no more: it is stopped, or it hangs in the hook of a fork that is due."""
+    [server] = pool.fork_servers()
+    doomed = next(pid for pid in pool.children() if pid != spare)
+    if how == "stopped":
+        assert send(server, signal.SIGSTOP, lambda pid: pid in pool.fork_servers())
+        wait_until(lambda: state(server) == "T")
+        assert kill_child(pool, doomed)
+        return
+    (rig.directory / "hang").touch()
+    assert kill_child(pool, doomed)
+    wait_until(lambda: not is_alive(doomed) and parent_of(doomed) == 0, what="it has collected the child")
+    wait_until(lambda: state(server) == "S")
+
+
+# --- jobs that kill it ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.row(33)
+@pytest.mark.on("sqlite", "redis")
+def test_jobs_that_kill_their_fork_server_again_and_again_are_dead_and_innocents_are_charged_nothing(rig: Rig) -> None:
+    pool = rig.start_pool("--max-crashes", "1", workers=4, app=an_app(rig, extra=ORDERS)).wait_ready(4)
+    innocents = rig.enqueue_many("work", [{"seconds": 1.0}] * 2)
+    rig.wait_started(*innocents)
+    killers = rig.enqueue_many("strike", [{"number": int(signal.SIGKILL)}] * 2)
+    wait_until(lambda: all(map(rig.is_dead, killers)), 2 * LIMIT, "they are dead letters")
+    rig.wait_drained()
+    assert all(rig.ends(ident) for ident in innocents)
+    assert {rig.inspect(ident).reason for ident in killers} == {"crash-limit"}
+    account = rig.account()
+    account.assert_clean()
+    assert {account.crashes[ident] for ident in innocents} == {0}
+    assert {line.attempt for line in rig.starts()} == {1}
+    stop_all(rig, [pool])
 
 
 # --- forks that are refused -------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jobpool.errors import ConfigurationError
-from jobpool.mechanism import packets
+from jobpool.mechanism import nursery, packets
 from jobpool.mechanism.boot import ChildBoot, ChildOptions
 from jobpool.mechanism.frames import HandlerInfo, Ready, Result, Run, Verdict, decode
 
@@ -105,6 +105,31 @@ def forks_fail_at_first(_: ChildOptions) -> list[HandlerInfo]:
         return fork()
 
     os.fork = failing
+    return []
+
+
+def sleeps_at_the_third_fork(_: ChildOptions) -> list[HandlerInfo]:
+    return _hangs_at_the_third_fork(lambda: time.sleep(600))
+
+
+def hangs_in_c_at_the_third_fork(_: ChildOptions) -> list[HandlerInfo]:
+    nursery.FORK_LIMIT_S = 0.5
+    return _hangs_at_the_third_fork(lambda: sum(range(10**12)))
+
+
+def _hangs_at_the_third_fork(hang: Callable[[], object]) -> list[HandlerInfo]:
+    server, left = os.getpid(), [1, 2]
+
+    def hook() -> None:
+        if os.getpid() != server:
+            return
+        if left:
+            left.pop()
+            return
+        print("hanging", flush=True)
+        hang()
+
+    os.register_at_fork(before=hook)
     return []
 
 

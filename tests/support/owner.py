@@ -1,11 +1,13 @@
 """A program that owns a fork server with children and grandchildren, prints their pids, and obeys one word on stdin.
 
-`python owner.py COUNT`; words: "kill-server" (then it sweeps as a sub-reaper does, and prints how many it collected).
+`python owner.py COUNT [APP]`; words: "kill-server" (then it sweeps as a sub-reaper does, and prints how many it
+collected), "one-more" (then it asks for another child, and waits forever).
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 
 from nurse import LIMIT, Nurse
@@ -13,9 +15,9 @@ from nurse import LIMIT, Nurse
 from jobpool.mechanism import linux
 
 
-def main(count: int) -> None:
+def main(count: int, app: str = "plain") -> None:
     linux.become_subreaper()
-    with Nurse(slots=count) as nurse:
+    with Nurse(app, slots=count + 1) as nurse:
         children = [nurse.bear(slot) for slot in range(count)]
         grandchildren = [pid for child in children for pid in child.ask("leave_grandchildren")]
         print(
@@ -28,11 +30,15 @@ def main(count: int) -> None:
             ),
             flush=True,
         )
-        if sys.stdin.readline().strip() == "kill-server":
+        word = sys.stdin.readline().strip()
+        if word == "one-more":
+            nurse.spawn(count)
+            signal.pause()
+        if word == "kill-server":
             nurse.server.kill()
             nurse.server.wait(LIMIT)
             print(linux.sweep_strays((), LIMIT), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

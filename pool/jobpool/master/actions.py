@@ -26,6 +26,13 @@ class EndForkServer:
 
 
 @dataclass(frozen=True, slots=True)
+class KillForkServer:
+    """It does not answer: kill it and its children."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class SpawnChild:
     slot: Slot
 
@@ -111,6 +118,7 @@ class SignalCompanion:
 Action = (
     StartForkServer
     | EndForkServer
+    | KillForkServer
     | SpawnChild
     | Hand
     | TakeBack

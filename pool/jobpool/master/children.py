@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 from collections import deque
@@ -80,6 +81,7 @@ class ChildLine:
         self._output = os.memfd_create("jobpool-output", os.MFD_CLOEXEC)
         self._traced = 0
         self.pidfd = -1
+        self._doomed = False
         self.is_asking = False
         """Its question is open: nothing more of it is read until `reply`."""
         self._booted = False
@@ -177,10 +179,27 @@ class ChildLine:
             self._booted = True
 
     def signal(self, number: int) -> None:
-        """Send a signal through the pidfd: never to a process that has taken over the pid."""
+        """Send a signal through the pidfd: never to a process that has taken over the pid.
+
+        One that is not known to be born yet gets SIGKILL at its birth, and no other signal.
+        """
         if self.pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, number)
+        elif number == signal.SIGKILL:
+            self._doomed = True
+
+    def bear(self, pidfd: int) -> None:
+        """Note that the child is born; `pidfd` is this object's to close from here."""
+        self.pidfd = pidfd
+        if self._doomed:
+            self.signal(signal.SIGKILL)
+
+    def has_ended(self) -> bool:
+        """Return whether the child's process has ended, collected or not. Only of one that was born."""
+        look = select.poll()
+        look.register(self.pidfd, select.POLLIN)
+        return bool(look.poll(0))
 
     def read_trace(self) -> str:
         """What the child's fault handler has written since the last call, its tail."""

@@ -44,6 +44,9 @@ FRAMES_OF_THE_DEAD = 2048
 COLLECT_EVERY = 0.02
 """Seconds between two looks for the dead of a fork server that has died."""
 
+END_LIMIT_S = 1.0
+"""Seconds that a fork server gets to end by itself when the pool does, and again when it was killed."""
+
 SWEEP_LIMIT = 0.5
 """Seconds for killing what a dead fork server's children left behind."""
 
@@ -115,6 +118,16 @@ class Crew:
             if generation not in self._loaded:
                 server.kill()  # it may hang in the import, where it hears nothing
 
+    def kill_server(self, generation: int) -> None:
+        """Kill it and its children; they are collected by `poll`."""
+        server = self._servers.get(generation)
+        self.end_server(generation)
+        for child, its in self._generation_of.items():
+            if its == generation:
+                self._lines[child].signal(signal.SIGKILL)
+        if server is not None:
+            server.kill()
+
     def _read_server(self, generation: int, server: ForkServer) -> list[ev.Event]:
         events: list[ev.Event] = []
         for frame, fds in server.receive():
@@ -146,11 +159,12 @@ class Crew:
         """The children of fork servers that have died: this process adopts and collects them."""
         events: list[ev.Event] = []
         for generation, server in list(self._ended.items()):
-            if server.poll() is None:
+            gone = server.poll() is not None
+            if not gone and not server.is_undead:
                 continue
             for child in [c for c, g in self._generation_of.items() if g == generation]:
-                events.extend(self._collect_orphan(child))
-            if generation not in self._generation_of.values():
+                events.extend(self._collect_orphan(child) if gone else self._bury(child))
+            if gone and generation not in self._generation_of.values():
                 del self._ended[generation]
                 self._sweep()
         return events
@@ -165,6 +179,12 @@ class Crew:
             return []
         exited = _exited(child, pid, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
         return self._died(exited, ORPHANED)
+
+    def _bury(self, child: int) -> list[ev.Event]:
+        """Take the end of a process for its death: its fork server can neither collect it nor leave it to us."""
+        if child not in self._pids or not self._lines[child].has_ended():
+            return []
+        return self._died(Exited(child, self._pids[child], None, signal.SIGKILL), ORPHANED)
 
     def _sweep(self) -> None:
         servers = {server.pid for server in (*self._servers.values(), *self._ended.values())}
@@ -210,10 +230,17 @@ class Crew:
         if not fds:  # without a pidfd it could not be killed: it ends when its channel does
             self.forget(child)
             return [ev.SpawnRefused(child, "there is no free file descriptor for it: raise `ulimit -n`")]
-        line.pidfd = fds[0]
+        line.bear(fds[0])
         packets.close_all(fds[1:])
         self._pids[child] = pid
+        self.watch(line.pidfd, lambda: self._child_ended(child, line))
         return [ev.ChildSpawned(child, pid)]
+
+    def _child_ended(self, child: int, line: ChildLine) -> list[ev.Event]:
+        if not line.has_ended():  # what can be read was another's, whose number this descriptor has got since
+            return []
+        self.unwatch(line.pidfd)
+        return [ev.ChildEnded(child)]
 
     def _read_child(self, child: int, line: ChildLine, to_the_end: bool = False) -> list[ev.Event]:
         """What the child has said; after its last answer nothing is expected, and a look in vain is saved.
@@ -262,6 +289,7 @@ class Crew:
         line = self._lines.pop(child, None)
         if line is not None:
             self.unwatch(line.channel.fileno())
+            self.unwatch(line.pidfd)
             line.close()
         for table in (self._slot_of, self._generation_of, self._pids):
             table.pop(child, None)
@@ -321,11 +349,11 @@ class Crew:
 
 def _await_end(server: ForkServer) -> None:
     try:
-        server.wait(5.0)
+        server.wait(END_LIMIT_S)
     except subprocess.TimeoutExpired:
         server.kill()
         with suppress(subprocess.TimeoutExpired):  # it dies as soon as the kernel lets go of it, and init collects it
-            server.wait(5.0)
+            server.wait(END_LIMIT_S)
 
 
 def _child_said(child: int, frame: Frame) -> ev.Event:

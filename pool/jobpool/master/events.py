@@ -194,6 +194,13 @@ class ChildBroken:
 
 
 @dataclass(frozen=True, slots=True)
+class ChildEnded:
+    """Its process has ended; the fork server has yet to collect it, and to say how."""
+
+    child: int
+
+
+@dataclass(frozen=True, slots=True)
 class ChildDied:
     """The death was collected and the channel drained.
 
@@ -301,6 +308,7 @@ Event = (
     | ChildResult
     | ChildAsked
     | ChildBroken
+    | ChildEnded
     | ChildDied
     | TookBack
     | Sampled

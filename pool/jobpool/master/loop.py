@@ -189,6 +189,9 @@ class Master:
             case act.EndForkServer(generation):
                 self._crew.end_server(generation)
                 apply(self._pool, ev.ForkServerGone(generation), time.monotonic())
+            case act.KillForkServer(generation):
+                self._crew.kill_server(generation)
+                apply(self._pool, ev.ForkServerGone(generation), time.monotonic())
             case act.WriteStacks():
                 self._ask_stacks()
             case act.StartCompanion() if self._attendant is not None:

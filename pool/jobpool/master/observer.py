@@ -247,4 +247,4 @@ def cause_of_exit(slot: Slot, event: ev.ChildDied) -> str:
         return "oom-kill"
     if exited.signal is not None:
         return signal_name(exited.signal).replace(" ", "-")
-    return "retire" if slot.retiring and exited.code == 0 else "exit"
+    return "retire" if slot.retiring and exited.code == 0 and not slot.deliveries else "exit"

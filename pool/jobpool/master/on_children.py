@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,15 @@ from jobpool.master.pool import BROKEN_GRACE, Pool, ServerState, remember
 from jobpool.master.slots import Ending, Slot, SlotState
 from jobpool.master.verdicts import death_of, outcome_of_death, outcome_of_result
 from jobpool.mechanism.frames import Verdict
-from jobpool.outcome import Crashed, LostLease, NeverStarted, Outcome, Stopped
+from jobpool.outcome import Crashed, LostLease, NeverStarted, NotRun, Outcome, Stopped
+
+ORPHANED_LIMIT = 3
+"""How many attempts of one message in a row die with their fork server until one that ran alone there is a crash."""
+
+MAX_ORPHAN_PAUSE_S = 600.0
+"""Longest pause before the youngest of those that died with their fork server runs again; from 1 s on it doubles."""
+
+ALONE = "nothing else ran"
 
 
 def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
@@ -27,6 +36,7 @@ def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
         _app_failed(pool, ev.AppFailed(event.generation, misfit, ""))
         return
     server.state = ServerState.LOADED
+    server.heard_at = pool.now
     if event.generation < pool.generation:
         return  # of two reloads, the later one was quicker
     pool.generation = event.generation
@@ -70,20 +80,43 @@ def _app_failed(pool: Pool, event: ev.AppFailed) -> None:
 
 def _fork_server_gone(pool: Pool, event: ev.ForkServerGone) -> None:
     server = pool.servers.pop(event.generation, None)
-    if server is None or server.ending or pool.is_stopping:
+    if server is None:
+        return
+    _orphan_children(pool, event.generation)
+    if server.ending or pool.is_stopping:
         return
     pool.note("error", "the fork server died; another is started", generation=event.generation)
     pool.boot.failed("the fork server died", pool.now)
+
+
+def _orphan_children(pool: Pool, generation: int) -> None:
+    """They die with their fork server. Who began last is the likeliest to have killed it, if an attempt did."""
+    slots = [slot for slot in pool.slots.live if slot.generation == generation]
+    running = sorted((slot for slot in slots if slot.deliveries), key=lambda slot: slot.head_since)
+    for rank, slot in enumerate(running):
+        slot.suspicion = rank / max(1, len(running) - 1)
+    for slot in slots:
+        slot.end(Ending.SERVER, pool.now, ALONE if len(running) == 1 else "")
 
 
 def _child_spawned(pool: Pool, event: ev.ChildSpawned) -> None:
     slot = pool.slots.by_child(event.child)
     if slot is not None:
         slot.pid = event.pid
+        _heard(pool, slot)
+
+
+def _heard(pool: Pool, slot: Slot) -> None:
+    """The slot's fork server has said something."""
+    server = pool.servers.get(slot.generation)
+    if server is not None:
+        server.heard_at = pool.now
 
 
 def _spawn_refused(pool: Pool, event: ev.SpawnRefused) -> None:
-    if pool.slots.collect(event.child, pool.now) is not None:
+    slot = pool.slots.collect(event.child, pool.now)
+    if slot is not None:
+        _heard(pool, slot)
         pool.boot.failed(event.error, pool.now)
         pool.note("error", "no child could be forked", error=event.error)
 
@@ -120,6 +153,8 @@ def _child_result(pool: Pool, event: ev.ChildResult) -> None:
     ident = delivery.lease.id
     if pool.never_started:
         pool.never_started.pop(ident, None)
+    if pool.orphaned:
+        pool.orphaned.pop(ident, None)
     seen_for = pool.unknown_for(ident) if result.verdict is Verdict.UNKNOWN_HANDLER else 0.0
     pool.verdicts.append((delivery, outcome_of_result(result, delivery.handler, seen_for, slot.peak_rss)))
 
@@ -144,22 +179,33 @@ def _child_broken(pool: Pool, event: ev.ChildBroken) -> None:
         pool.note("warning", "a child sent rubbish", slot=slot.index, pid=slot.pid, why=event.why)
 
 
+def _child_ended(pool: Pool, event: ev.ChildEnded) -> None:
+    slot = pool.slots.by_child(event.child)
+    if slot is not None:
+        slot.retiring = True  # nothing more is handed to it
+        slot.dead_at = pool.now
+
+
 def _child_died(pool: Pool, event: ev.ChildDied) -> None:
     slot = pool.slots.by_child(event.child)
     if slot is None:
         return
-    was, ending, text = slot.state, slot.ending, slot.ending_text
+    _heard(pool, slot)
+    was = slot.state
+    if slot.ending is Ending.SERVER and event.exited.signal != signal.SIGKILL:
+        slot.ending = Ending.NONE  # it had died before, of itself
+    ending = slot.ending
     pool.slots.collect(event.child, pool.now)
     unread, rest = _split(slot.deliveries, event.unread)
     slot.deliveries.clear()
     pool.put_back(unread)
     death = death_of(event.exited, ending, event.killer, event.stack, event.output)
     for delivery in rest:
-        _attempt_died(pool, delivery, event, ending, text, death)
+        _attempt_died(pool, slot, delivery, event, death)
     if was is SlotState.STARTING:
         pool.boot.failed(death.headline, pool.now)
     in_order = not rest and event.exited.code == 0  # told to leave while it was busy, and it did
-    if ending not in (Ending.RECYCLE, Ending.RETIRE, Ending.STOP) and not in_order:
+    if ending not in (Ending.RECYCLE, Ending.RETIRE, Ending.STOP, Ending.SERVER) and not in_order:
         running = next((delivery for delivery in rest if delivery.nonce == event.started), None)
         _note_death(pool, slot, event, ending, death, running)
 
@@ -185,14 +231,16 @@ def _note_death(
     )
 
 
-def _attempt_died(pool: Pool, delivery: Delivery, event: ev.ChildDied, ending: Ending, text: str, death: Death) -> None:
+def _attempt_died(pool: Pool, slot: Slot, delivery: Delivery, event: ev.ChildDied, death: Death) -> None:
     if delivery.lost:
         return
     started = delivery.nonce == event.started
     if not started:
         death = replace(death, output="")  # what is there was printed by the attempt before
-    if started or ending in (Ending.TIMEOUT, Ending.STOP, Ending.LOST):
-        outcome = outcome_of_death(ending, text, death)
+    if slot.ending is Ending.SERVER:
+        outcome = _orphaned_outcome(pool, slot, delivery, death) if started else NotRun()
+    elif started or slot.ending in (Ending.TIMEOUT, Ending.STOP, Ending.LOST):
+        outcome = outcome_of_death(slot.ending, slot.ending_text, death)
     else:
         outcome = _never_started_outcome(pool, delivery, death.to_text())
     if isinstance(outcome, LostLease):
@@ -201,6 +249,18 @@ def _attempt_died(pool: Pool, delivery: Delivery, event: ev.ChildDied, ending: E
         if isinstance(outcome, Crashed):
             pool.remember_unsettled(delivery)
         pool.verdicts.append((delivery, outcome))
+
+
+def _orphaned_outcome(pool: Pool, slot: Slot, delivery: Delivery, death: Death) -> Outcome:
+    """Released: who killed the fork server is not known. Unless nothing else ran there, again and again."""
+    ident = delivery.lease.id
+    times = pool.orphaned.get(ident, 0) + 1
+    remember(pool.orphaned, ident, times)
+    if slot.ending_text == ALONE and times >= ORPHANED_LIMIT and not pool.is_stopping:
+        return Crashed(death.to_text())
+    if times == 1 or pool.is_stopping:
+        return Stopped()
+    return Stopped(slot.suspicion * min(MAX_ORPHAN_PAUSE_S, 2.0 ** min(times - 2, 30)))
 
 
 def _never_started_outcome(pool: Pool, delivery: Delivery, cause: str) -> Outcome:
@@ -243,6 +303,7 @@ ON_CHILDREN: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.ChildResult: _child_result,
     ev.ChildAsked: _child_asked,
     ev.ChildBroken: _child_broken,
+    ev.ChildEnded: _child_ended,
     ev.ChildDied: _child_died,
     ev.TookBack: _took_back,
     ev.Sampled: _sampled,

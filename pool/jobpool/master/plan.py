@@ -20,7 +20,7 @@ from jobpool.master.delivery import Delivery
 from jobpool.master.handout import hand_out
 from jobpool.master.pool import Pool, Stopping
 from jobpool.master.slots import Ending, SlotState
-from jobpool.master.upkeep import keep_children, keep_servers
+from jobpool.master.upkeep import keep_children, keep_servers, watch_servers
 from jobpool.master.verdicts import checked
 from jobpool.master.watch import lose_expired, watch
 from jobpool.mechanism.frames import Ask, Reply
@@ -67,6 +67,7 @@ class Planner:
                     keep_companion(pool, now, actions)
             hand_out(pool, now, actions)
         if due:
+            watch_servers(pool, now, actions)
             pool.checked_at = now
             watch(pool, now, actions)
         self._settle(pool, now_boot, actions)

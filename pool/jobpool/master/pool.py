@@ -63,6 +63,8 @@ class Server:
     ending: bool = False
     refused: bool = False
     """Its app cannot run on this pool's backend: it is to be ended."""
+    heard_at: float = 0.0
+    """When it last said something, or the master came back from a time in which it could not have heard it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,8 @@ class Pool:
     never_started: dict[str, int] = field(default_factory=dict)
     unsettled: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Id → handler, name and attempts of jobs whose leases ended here without a verdict: a reaper knows only the id."""
+    orphaned: dict[str, int] = field(default_factory=dict)
+    """Message → how many of its attempts in a row have died with their fork server."""
     unknown_since: dict[str, float] = field(default_factory=dict)
     broken: dict[str, float] = field(default_factory=dict)
     """Owner tokens of leases that broke, and when that was told: the fetch that brings them may still be on its way."""

@@ -55,6 +55,7 @@ class Ending(Enum):
     RETIRE = "retire"
     PROTOCOL = "broken channel"
     BOOT = "boot timeout"
+    SERVER = "its fork server has died"
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +80,10 @@ class Slot:
     last_death: str = ""
     full: bool = False
     broken_at: float = 0.0
+    dead_at: float = 0.0
+    """Its process has ended and was not collected yet."""
+    suspicion: float = 0.0
+    """When its fork server died: 0 for whose attempt had run the longest, 1 for the youngest of several."""
     ending: Ending = Ending.NONE
     ending_text: str = ""
     killed_at: float = 0.0
@@ -170,7 +175,7 @@ class Slots:
         slot.killed_at = slot.dumped_at = 0.0
         slot.rss = slot.peak_rss = 0
         slot.full = False
-        slot.broken_at = 0.0
+        slot.broken_at = slot.dead_at = 0.0
         self._by_child[child] = slot
 
     def collect(self, child: int, now: float) -> Slot | None:

@@ -7,6 +7,18 @@ from jobpool.master.actions import Action
 from jobpool.master.pool import Pool, Server, ServerState
 from jobpool.master.slots import Ending, Slot, SlotState
 
+ANSWER_LIMIT_S = 10.0
+"""Seconds in which a fork server forks a child that was asked for, or collects one that is dead; then it is killed.
+
+Most take some milliseconds; a sweep of strays may take a second, and a fork of many gigabytes as long.
+"""
+
+STOP_LIMIT_S = 0.5
+"""The same past the grace of a stop."""
+
+FROZEN_S = 3.0
+"""Seconds between two looks after which it was the master that stood still. Its loop turns once a second at least."""
+
 
 def keep_servers(pool: Pool, now: float, actions: list[Action]) -> None:
     """One loaded fork server, a young one while a reload is under way, and none longer than its children."""
@@ -58,6 +70,36 @@ def _is_spent(pool: Pool, server: Server) -> bool:
     """An old generation without children."""
     old = server.generation < pool.generation
     return old and not any(slot.generation == server.generation for slot in pool.slots.live)
+
+
+def watch_servers(pool: Pool, now: float, actions: list[Action]) -> None:
+    """Kill each fork server that lets a birth or a death wait for too long; its children can be collected then."""
+    if now - pool.checked_at > FROZEN_S:  # and perhaps the fork servers as well
+        for server in pool.servers.values():
+            server.heard_at = now
+    for server in pool.servers.values():
+        since = None if server.ending else _owes_since(pool, server)
+        if since is None:
+            continue
+        if now - since >= ANSWER_LIMIT_S:
+            _kill_server(pool, server, f"it has not answered for {ANSWER_LIMIT_S:g} s", now, actions)
+        elif pool.is_stopping and now >= pool.stop_by and now - since >= STOP_LIMIT_S:
+            _kill_server(pool, server, "it has not answered within the grace of the stop", now, actions)
+
+
+def _owes_since(pool: Pool, server: Server) -> float | None:
+    """Since when an answer of it is due; None: none is."""
+    live = [slot for slot in pool.slots.live if slot.generation == server.generation]
+    due = [slot.dead_at or slot.since for slot in live if slot.dead_at or not slot.pid]
+    return max(min(due), server.heard_at) if due else None
+
+
+def _kill_server(pool: Pool, server: Server, why: str, now: float, actions: list[Action]) -> None:
+    server.ending = True
+    if server.generation == pool.generation and not pool.is_stopping:
+        pool.boot.failed(f"the fork server was killed: {why}", now)
+    pool.note("error", "a fork server is killed", why=why, generation=server.generation)
+    actions.append(act.KillForkServer(server.generation))
 
 
 def keep_children(pool: Pool, now: float, actions: list[Action]) -> None:

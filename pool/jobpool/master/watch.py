@@ -26,6 +26,8 @@ HEARTBEAT = 1.0
 def watch(pool: Pool, now: float, actions: list[Action]) -> None:
     """Deadlines, limits, births and deaths that are due at `now`."""
     for slot in pool.slots.live:
+        if slot.dead_at:
+            continue  # it is to be collected, which is its fork server's affair (upkeep.watch_servers)
         match slot.state:
             case SlotState.BUSY | SlotState.IDLE if slot.broken_at and now - slot.broken_at >= BROKEN_GRACE:
                 slot.end(Ending.PROTOCOL, now, "its channel is of no use")
@@ -73,6 +75,8 @@ def next_due(pool: Pool, now: float) -> float:
 
 
 def _slot_due(pool: Pool, slot: Slot, now: float) -> float:
+    if slot.dead_at:
+        return now + HEARTBEAT
     match slot.state:
         case SlotState.BUSY:
             return _busy_due(pool, slot, now)
@@ -136,6 +140,8 @@ def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions:
 def _watch_dying(pool: Pool, slot: Slot, now: float, actions: list[Action]) -> None:
     if slot.deliveries and slot.ending is Ending.RECYCLE:
         actions.append(act.TakeBack(slot))
+    if not slot.pid and slot.generation in pool.servers:
+        return  # it was not born yet, and will be killed at its birth
     asked = slot.killed_at or slot.since
     if now - asked < UNDEAD_AFTER:
         return

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 
 from jobpool.mechanism import packets
@@ -15,6 +17,12 @@ from jobpool.mechanism.boot import ForkServerConfig
 from jobpool.mechanism.frames import BadFrame, Exited, Frame, Loaded, LoadFailed, Spawn, Spawned, SpawnFailed, decode
 from jobpool.mechanism.outbox import Outbox
 from jobpool.mechanism.scrubbing import scrubbed
+
+END_LIMIT_S = 10.0
+"""Seconds in which a fork server ends after its master has hung up: it may have strays to sweep."""
+
+UNDEAD_AFTER_S = 1.0
+"""Seconds after SIGKILL at which its children that are dead are not left to it any more."""
 
 _AT_ONCE = 256
 _UP = (Loaded, LoadFailed, Spawned, SpawnFailed, Exited)
@@ -37,6 +45,8 @@ class ForkServer:
         self._process = process
         self._control = control
         self._outbox = Outbox(control)
+        self._hung_up_at = math.inf
+        self._killed_at = math.inf
         self.pid = process.pid
         self.closed = False
         self.broken = ""
@@ -130,8 +140,19 @@ class ForkServer:
         self.kill()
 
     def poll(self) -> int | None:
-        """Its exit status, negative = by that signal; None while it runs. Collects it."""
-        return self._process.poll()
+        """Its exit status, negative = by that signal; None while it runs. Collects it.
+
+        Kills one that has not ended `END_LIMIT_S` seconds after `close`: it may be stopped, or hang in an app's hook.
+        """
+        status = self._process.poll()
+        if status is None and time.monotonic() - self._hung_up_at > END_LIMIT_S:
+            self._kill()
+        return status
+
+    @property
+    def is_undead(self) -> bool:
+        """Whether it was killed so long ago that the kernel must be holding it (state D)."""
+        return time.monotonic() - self._killed_at > UNDEAD_AFTER_S
 
     def wait(self, timeout: float) -> int:
         """Its exit status, after at most `timeout` seconds. Raises `subprocess.TimeoutExpired`."""
@@ -139,12 +160,17 @@ class ForkServer:
 
     def kill(self) -> None:
         """SIGKILL for it and its group; its children die with it. A dead one is fine."""
-        if self.poll() is None:
-            os.killpg(self.pid, signal.SIGKILL)
+        if self._process.poll() is None:
+            self._kill()
+
+    def _kill(self) -> None:
+        self._killed_at = min(self._killed_at, time.monotonic())
+        os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Hang up: it kills its children, groups and strays, and exits; `poll()` tells when. Safe to call twice."""
         self.closed = True
+        self._hung_up_at = min(self._hung_up_at, time.monotonic())
         self._outbox.close()
         self._control.close()
 

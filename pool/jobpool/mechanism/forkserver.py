@@ -4,9 +4,11 @@ Started by exec, so it is small and clean: one thread, no broker socket, no secr
 app once, freezes the heap, and forks children on request until the master is gone (nursery.py).
 
 Whose end it follows. While the app is imported, nothing but the kernel can end it when the master dies (an import may
-hang in C), so PDEATHSIG is set, and there is no child yet that would need more than that. After the import it is taken
-back: PDEATHSIG would leave no time to sweep, and fires when the *thread* ends that started this program. From then on
-the end of the control socket tells. So: start it on a thread that outlives the import, the master's main thread.
+hang in C), so PDEATHSIG is SIGKILL, and there is no child yet that would need more than that. Later that would leave no
+time to sweep, and it fires when the *thread* ends that started this program. So, from then on, the end of the control
+socket tells; and PDEATHSIG is SIGCONT, with a handler that looks who the parent is. That also ends a fork server which
+somebody has stopped, or which waits in an app's at-fork hook; one that hangs there in C code has the timer of a fork.
+So: start it on a thread that outlives the import, the master's main thread.
 
 Python threads that live on after the import make forking unsafe. Then, or when `options.preload` is False, the table of
 handlers is reported and the program executes itself anew with `--no-preload`; the children import the app themselves.
@@ -155,7 +157,8 @@ def _serve(
     flush_streams()  # or every child would print what the import left in the buffer
     gc.collect()
     gc.freeze()
-    linux.signal_at_parents_death(0)
+    signal.signal(signal.SIGCONT, lambda *_: nursery.end_with_master())
+    linux.signal_at_parents_death(signal.SIGCONT)
     nursery.run()
     return 0
 

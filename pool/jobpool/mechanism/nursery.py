@@ -1,7 +1,7 @@
 """The fork server's loop: fork on request, collect the dead with all that they left behind, end with the master.
 
-One poll over the control socket and one pidfd a child: no signal handler, and no pid that could be another's. The end
-of the control socket is the master's end; then every child, its group and every stray is killed.
+One poll over the control socket and one pidfd a child, and no pid that could be another's. The end of the control
+socket is the master's end; then every child, its group and every stray is killed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ SHORT_SWEEP = 0.05
 
 RESWEEP = 1.0
 END_LIMIT = 5.0
+
+FORK_LIMIT_S = 15.0
+"""Seconds that one fork may take, the app's own at-fork hooks included. The master is less patient, if it lives."""
+
 _AT_ONCE = 64
 
 
@@ -62,6 +66,7 @@ class Nursery:
         self._of_app = linux.direct_children()
         self._strays_left = False
         self._master_gone = False
+        self._pid, self._master = os.getpid(), os.getppid()
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
 
@@ -73,6 +78,12 @@ class Nursery:
                     self._turn()
         finally:
             self._end()
+
+    def end_with_master(self) -> None:
+        """End at once if the master has; else do nothing. For a signal handler: whatever is interrupted hangs."""
+        if os.getpid() == self._pid and os.getppid() != self._master:
+            self._end()
+            os._exit(0)
 
     def _turn(self) -> None:
         wait = RESWEEP * 1000 if self._strays_left else None
@@ -138,11 +149,13 @@ class Nursery:
         self._inheritance.keep = {0, 1, 2, *birth.fds}
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {ASKS_STACK})
         pid = -1
+        signal.setitimer(signal.ITIMER_REAL, FORK_LIMIT_S)  # its signal ends this process, also where a hook is in C
         try:
             pid = os.fork()
         finally:
             self._inheritance.keep = None
-            if pid:  # the child unblocks it itself
+            if pid:  # the child unblocks it itself, and has no timer
+                signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if pid == 0:
             self._control.detach()  # closed already; its number may be another's by now

@@ -112,8 +112,8 @@ def decide(outcome: Outcome, lease: JobLease, rules: Rules, retry: RetryPolicy, 
             return Release(_bounded(delay))
         case Contended(delay):
             return Release(_bounded(delay), begun=False)
-        case Stopped():
-            return RELEASE
+        case Stopped(delay):
+            return Release(_bounded(delay)) if delay else RELEASE
         case NotRun():
             return NOT_BEGUN
         case Crashed(cause):

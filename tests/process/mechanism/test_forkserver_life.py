@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nurse import LIMIT, SUPPORT, Nurse, Watch, wait_until
@@ -164,10 +165,9 @@ def test_a_closed_client_is_harmless() -> None:
     assert open_fds() == before
 
 
-def start_owner(count: int) -> tuple[subprocess.Popen[str], dict[str, list[int]]]:
-    owner = subprocess.Popen(
-        [sys.executable, f"{SUPPORT}/owner.py", str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+def start_owner(count: int, app: str = "plain") -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    words = [sys.executable, f"{SUPPORT}/owner.py", str(count), app]
+    owner = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     line = next(line for line in owner.stdout if line.startswith("{"))  # beside what the app prints at its import
     return owner, json.loads(line)
@@ -179,6 +179,37 @@ def test_kill_9_of_the_owner_ends_fork_server_children_and_grandchildren_within_
         watch = Watch([pids["server"], *pids["children"], *pids["grandchildren"]])
         owner.kill()
         assert watch.wait(1.0) == []
+
+
+@pytest.mark.parametrize("app", ["plain", "sleeps_at_the_third_fork", "hangs_in_c_at_the_third_fork"])
+def test_kill_9_of_the_owner_ends_a_fork_server_that_is_stopped_or_hangs_in_a_hook(app: str) -> None:
+    owner, pids = start_owner(2, app)
+    with owner:
+        assert owner.stdin is not None
+        assert owner.stdout is not None
+        if app == "plain":
+            os.kill(pids["server"], signal.SIGSTOP)
+        else:
+            owner.stdin.write("one-more\n")
+            owner.stdin.flush()
+            assert owner.stdout.readline() == "hanging\n"
+        watch, grandchildren = Watch([pids["server"], *pids["children"]]), Watch(pids["grandchildren"])
+        owner.kill()
+        assert watch.wait(LIMIT) == []
+        if app == "hangs_in_c_at_the_third_fork":
+            for pid in grandchildren.wait(0.001):
+                os.kill(pid, signal.SIGKILL)  # it was killed itself, and could sweep nothing
+        else:
+            assert grandchildren.wait(LIMIT) == []
+
+
+def test_a_signal_to_go_on_ends_no_fork_server_whose_owner_lives() -> None:
+    with Nurse() as nurse:
+        child = nurse.bear(0)
+        for _ in range(3):
+            os.kill(nurse.server.pid, signal.SIGCONT)
+            nurse.bear(1)
+        assert child.ask("report")["parent"] == nurse.server.pid
 
 
 def test_kill_9_of_the_owner_while_the_app_hangs_at_its_import_ends_the_fork_server() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 
 from jobpool.master.children import ChildLine
 from jobpool.mechanism import packets
@@ -36,4 +38,15 @@ def test_what_a_child_was_given_before_it_was_told_to_leave_is_there_to_be_read(
     assert os.read(reading, 1) == b""
     os.close(reading)
     assert not line.hand(7, RUN), "nothing more is handed to it"
+    line.close()
+
+
+def test_a_kill_that_comes_before_the_child_is_known_to_be_born_is_carried_out_at_its_birth() -> None:
+    line, _ = line_and_reader()
+    line.signal(signal.SIGUSR1)
+    line.signal(signal.SIGKILL)
+    with subprocess.Popen(["sleep", "600"]) as child:
+        line.bear(os.pidfd_open(child.pid))
+        assert child.wait(30.0) == -signal.SIGKILL
+    assert line.has_ended()
     line.close()

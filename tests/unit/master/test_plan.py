@@ -10,6 +10,7 @@ from stage import HANDLERS, Stage, of
 
 from jobpool.backend import QueueStats
 from jobpool.death import Death
+from jobpool.lease import JobLease
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
@@ -17,7 +18,7 @@ from jobpool.master.boot import LOOP_AT
 from jobpool.master.handout import room
 from jobpool.master.pool import Stopping
 from jobpool.master.slots import Ending, SlotState
-from jobpool.master.upkeep import reload_under_way
+from jobpool.master.upkeep import ANSWER_LIMIT_S, STOP_LIMIT_S, reload_under_way
 from jobpool.master.watch import DUMP_BEFORE_KILL, HEARTBEAT, STALE_AFTER, UNDEAD_AFTER, next_due
 from jobpool.mechanism.frames import Ask, HandlerInfo, Verdict
 from jobpool.outcome import LostLease, Rejected
@@ -92,6 +93,151 @@ class TestBoot:
         stage.tell(ev.SpawnRefused(slot.child, "EAGAIN"))
         assert slot.state is SlotState.EMPTY
         assert len(of(stage.after(0.11), act.SpawnChild)) == 1
+
+
+def step(stage: Stage, seconds: float) -> list[act.Action]:
+    """Let time pass in turns of a second at most, as the loop does."""
+    actions: list[act.Action] = []
+    while seconds > 1e-9:
+        actions += stage.after(min(1.0, seconds))
+        seconds -= 1.0
+    return actions
+
+
+class TestForkServersThatDoNotAnswer:
+    def test_one_that_forks_no_child_is_killed_and_replaced(self) -> None:
+        stage = Stage(workers=1)
+        stage.tell()
+        stage.load()
+        assert not of(step(stage, ANSWER_LIMIT_S - 0.5), act.KillForkServer)
+        assert [action.generation for action in of(step(stage, 1.0), act.KillForkServer)] == [1]
+        assert stage.pool.boot.failures == 1
+        [slot] = stage.pool.slots.live
+        stage.die(slot, signal=signal.SIGKILL)
+        assert [action.generation for action in of(step(stage, 1.0), act.StartForkServer)] == [2]
+
+    def test_one_that_does_not_collect_a_dead_child_is_killed_and_what_that_was_is_known_then(self) -> None:
+        stage = Stage(workers=2).boot()
+        stage.lease("report")
+        [slot] = stage.busy
+        stage.tell(ev.ChildEnded(slot.child), ev.ChildBroken(slot.child, "closed", closed=True))
+        actions = step(stage, ANSWER_LIMIT_S + 0.1)
+        assert not of(actions, act.KillChild), "it is dead"
+        assert len(of(actions, act.KillForkServer)) == 1
+        stage.die(slot, signal=signal.SIGSEGV)
+        [settlement] = stage.verdicts()
+        assert isinstance(settlement, Forfeit)
+        assert Death.from_text(settlement.cause).how == "killed by SIGSEGV"
+
+    def test_a_timeout_whose_death_it_does_not_collect_is_a_timeout(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("slow")
+        [slot] = stage.busy
+        actions = step(stage, 12.0)
+        assert len(of(actions, act.KillChild)) == 1
+        stage.tell(ev.ChildEnded(slot.child))
+        actions = step(stage, ANSWER_LIMIT_S + 0.1)
+        assert not of(actions, act.ForgetChild)
+        assert len(of(actions, act.KillForkServer)) == 1
+        stage.die(slot, signal=signal.SIGKILL)
+        [settlement] = stage.verdicts()
+        assert isinstance(settlement, Abandon)
+        assert settlement.reason == "timeout"
+
+    def test_each_answer_gives_it_the_time_anew(self) -> None:
+        stage = Stage(workers=3)
+        stage.tell()
+        stage.load()
+        first, *_ = stage.pool.slots.live
+        step(stage, ANSWER_LIMIT_S - 1.0)
+        stage.tell(ev.ChildSpawned(first.child, 1001))
+        assert not of(step(stage, ANSWER_LIMIT_S - 1.0), act.KillForkServer)
+        assert of(step(stage, 1.1), act.KillForkServer)
+
+    def test_a_master_that_stood_still_itself_waits_anew(self) -> None:
+        stage = Stage(workers=1)
+        stage.tell()
+        stage.load()
+        assert not of(stage.after(3600.0), act.KillForkServer)
+        assert of(step(stage, ANSWER_LIMIT_S + 0.1), act.KillForkServer)
+
+    def test_past_the_grace_of_a_stop_it_has_little_time(self) -> None:
+        stage = Stage(workers=1, stop_grace=1.0).boot()
+        [slot] = stage.idle
+        stage.tell(ev.SignalCame(signal.SIGTERM), ev.ChildEnded(slot.child))
+        assert not of(stage.after(0.9), act.KillForkServer)
+        assert of(stage.after(STOP_LIMIT_S + 0.2), act.KillForkServer)
+        stage.die(slot, signal=None, code=0)
+        assert stage.pool.finished
+        assert stage.pool.boot.failures == 0
+
+
+class TestDeathsOfTheForkServer:
+    def test_attempts_that_die_with_it_are_released_and_not_begun_ones_do_not_count(self) -> None:
+        stage = Stage(workers=2).boot()
+        stage.lease("report", "report")
+        slots = stage.busy
+        stage.tell(ev.ForkServerGone(1))
+        stage.die(slots[0], signal=signal.SIGKILL)
+        stage.die(slots[1], signal=signal.SIGKILL, begun=False)
+        assert stage.verdicts() == [Release(), Release(begun=False)]
+        assert [slot.crashes for slot in slots] == [0, 0]
+
+    def test_what_was_killed_or_crashed_before_is_that(self) -> None:
+        stage = Stage(workers=2).boot()
+        stage.lease("slow", "report")
+        late, crashed = stage.busy
+        step(stage, 12.0)
+        assert late.ending is Ending.TIMEOUT
+        stage.tell(ev.ForkServerGone(1))
+        stage.die(late, signal=signal.SIGKILL)
+        stage.die(crashed, signal=signal.SIGABRT)
+        timeout, crash = stage.verdicts()
+        assert isinstance(timeout, Abandon)
+        assert isinstance(crash, Forfeit)
+
+    def test_of_several_the_youngest_waits_ever_longer_and_none_is_charged(self) -> None:
+        stage = Stage(workers=2).boot()
+        old, young = stage.a_lease("report", ttl=900.0), stage.a_lease("report", ttl=900.0)
+        delays = [self.dies_beside(stage, old, young) for _ in range(5)]
+        assert delays == [(0.0, 0.0), (0.0, 1.0), (0.0, 2.0), (0.0, 4.0), (0.0, 8.0)]
+
+    def dies_beside(self, stage: Stage, *leases: JobLease) -> tuple[float, ...]:
+        """How long each is released for, when they died with their fork server; the last began last."""
+        for lease in leases:
+            stage.tell(ev.Leased([ev.Inspected(lease, None)]))
+            stage.after(0.1)
+        stage.settled.clear()
+        slots = stage.busy
+        stage.tell(ev.ForkServerGone(stage.pool.generation))
+        for slot in slots:
+            stage.die(slot, signal=signal.SIGKILL)
+        delays = {ident: verdict.delay for ident, verdict in stage.settled if isinstance(verdict, Release)}
+        step(stage, 31.0)
+        stage.load(stage.pool.generation + 1)
+        stage.make_ready()  # one, and after it the others
+        stage.make_ready()
+        return tuple(delays[lease.id] for lease in leases)
+
+    def test_what_runs_alone_there_is_charged_from_the_third_time_in_a_row(self) -> None:
+        stage = Stage(workers=2).boot()
+        lease = stage.a_lease("report", ttl=900.0)
+        assert [self.dies_beside(stage, lease) for _ in range(2)] == [(0.0,), (0.0,)]
+        stage.tell(ev.Leased([ev.Inspected(lease, None)]))
+        [slot] = stage.busy
+        stage.tell(ev.ForkServerGone(stage.pool.generation))
+        stage.die(slot, signal=signal.SIGKILL)
+        *_, settlement = stage.verdicts()
+        assert isinstance(settlement, Forfeit)
+
+    def test_a_result_ends_the_row(self) -> None:
+        stage = Stage(workers=2).boot()
+        lease = stage.a_lease("report", ttl=900.0)
+        for _ in range(2):
+            self.dies_beside(stage, lease)
+        stage.tell(ev.Leased([ev.Inspected(lease, None)]))
+        stage.answer(stage.busy[0])
+        assert self.dies_beside(stage, lease) == (0.0,)
 
 
 class TestHandingOut:
