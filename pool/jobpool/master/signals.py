@@ -13,12 +13,15 @@ from types import FrameType
 from typing import Any
 
 from jobpool.master.events import Event, SignalCame
+from jobpool.mechanism.linux import ACCIDENTAL_SIGNALS
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU)
 
 
 class Signals:
-    """Routes the signals that the pool knows into events, and puts the old handlers back.
+    """Routes the signals that the pool knows into events, ignores those that come by accident, and puts all back.
+
+    No disposition is SIG_IGN while the pool runs: a program that it starts would inherit that, but has no handlers.
 
     Elsewhere than on the main thread, where Python has no signals, nothing is installed.
 
@@ -40,7 +43,8 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             return
         self._fd_before = signal.set_wakeup_fd(self._there, warn_on_full_buffer=False)
-        for number in HANDLED:
+        accidental = {n for n in ACCIDENTAL_SIGNALS if signal.getsignal(n) is signal.SIG_DFL}
+        for number in accidental.union(HANDLED):
             self._before[number] = signal.signal(number, _ignore)
 
     def read(self) -> list[Event]:

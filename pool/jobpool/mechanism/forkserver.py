@@ -13,8 +13,8 @@ So: start it on a thread that outlives the import, the master's main thread.
 Python threads that live on after the import make forking unsafe. Then, or when `options.preload` is False, the table of
 handlers is reported and the program executes itself anew with `--no-preload`; the children import the app themselves.
 
-It ignores SIGINT, SIGTERM and SIGHUP, and is in a session of its own: a Ctrl-C or a TERM to the master's group is the
-master's to handle. Exit status: 0 the master is gone; 3 the app does not import.
+It is in a session of its own: a Ctrl-C or a TERM to the master's group does not reach it. What is sent to it all the
+same, or by accident, it ignores (`IGNORED`). Exit status: 0 the master is gone; 3 the app does not import.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import threading
 import time
 import traceback
 import warnings
+from types import FrameType
 from typing import Any, NoReturn
 
 import setproctitle
@@ -47,6 +48,12 @@ from jobpool.mechanism.scoreboard import ChildPages
 NO_PRELOAD = "--no-preload"
 LOAD_FAILED = 3
 VICTIM_POINTS = 100
+IGNORED = (linux.ACCIDENTAL_SIGNALS - {signal.SIGALRM}) | {
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
+}
+"""SIGALRM is that of the timer of a fork."""
+
 THREADS_LIMIT = 0.2
 """Seconds that threads which the import started get to finish by themselves."""
 
@@ -77,7 +84,8 @@ def main(argv: list[str]) -> int:
 
 
 def _prepare(config: ForkServerConfig, control: socket.socket) -> None:
-    _ignore_signals()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _nothing)  # and not SIG_IGN, which a program that the app starts would inherit
     _die_with_master(control)
     linux.become_subreaper()
     if sys.stderr is not None:
@@ -89,8 +97,14 @@ def _prepare(config: ForkServerConfig, control: socket.socket) -> None:
 
 
 def _ignore_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    """Children reset this. A handler would not do: when many signals come at once, its calls overflow the small stack
+    that the fault handler has them run on."""
+    for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    pass
 
 
 def _die_with_master(control: socket.socket) -> None:

@@ -21,6 +21,20 @@ from pathlib import Path
 
 from jobpool.errors import ConfigurationError
 
+_HARMLESS = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
+_STOPS = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+_REQUESTS = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGKILL}
+_FAULTS = {
+    *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
+    *(signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP),
+}
+_PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}
+ACCIDENTAL_SIGNALS = signal.valid_signals() - _HARMLESS - _STOPS - _REQUESTS - _FAULTS - _PYTHON_IGNORES
+"""Signals that end a process by default, and that nobody sends to a pool who means that: USR1, ALRM, real-time ones, …
+
+A fault's or an abort's are not among them: the kernel, a debugger or systemd's watchdog do mean them.
+"""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)

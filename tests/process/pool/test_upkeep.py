@@ -10,6 +10,9 @@ from support.descriptors import no_more_descriptors
 from support.poolrig import LIMIT, PoolProcess, Rig, kill_child
 from support.waiting import wait_until
 
+from jobpool.mechanism.linux import ACCIDENTAL_SIGNALS
+from jobpool.torture.processes import send
+
 
 def test_quit_logs_every_childs_stack(rig: Rig) -> None:
     pool = rig.start_pool().wait_ready(2)
@@ -64,3 +67,39 @@ def test_a_pool_that_has_run_out_of_descriptors_goes_on_and_has_its_children_aga
     wait_until(lambda: pool.log("history is written again"), LIMIT)
     assert pool.stop() == 0
     rig.account().assert_clean()
+
+
+DISPOSITIONS = """
+import re, subprocess
+
+
+def ignored_and_blocked(text):
+    return re.findall("^Sig(?:Ign|Blk):.*", text, re.MULTILINE)
+
+
+AT_IMPORT = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True).stdout
+
+
+@jobpool.handler
+def tell_signals(ctx: jobpool.JobContext) -> None:
+    started = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True).stdout
+    note(ctx, "end", tag=str([ignored_and_blocked(AT_IMPORT), ignored_and_blocked(started)]))
+"""
+PLAIN = ["SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000"]
+"""Of a program that nobody has told anything; Python gives those that it starts PIPE and XFSZ back."""
+
+
+def test_signals_that_mean_nothing_to_a_pool_are_ignored_and_programs_of_the_app_know_nothing_of_that(rig: Rig) -> None:
+    pool = rig.start_pool(app=an_app(rig, extra=DISPOSITIONS)).wait_ready(2)
+    [server] = pool.fork_servers()
+    born = children(pool)
+    for number in sorted(ACCIDENTAL_SIGNALS):
+        assert send(pool.pid, number, lambda _: True)
+        if number != signal.SIGALRM:
+            assert send(server, number, lambda _: True)
+    ident = rig.enqueue("tell_signals")
+    wait_until(lambda: rig.ends(ident))
+    assert rig.ends(ident)[0].tag == str([PLAIN, PLAIN])
+    assert pool.fork_servers() == [server]
+    assert children(pool) == born
+    assert pool.stop() == 0

@@ -7,6 +7,7 @@ import signal
 
 from jobpool.master.events import SignalCame
 from jobpool.master.signals import Signals
+from jobpool.mechanism.linux import ACCIDENTAL_SIGNALS
 
 STORM = 2_000
 
@@ -22,6 +23,33 @@ def test_a_storm_that_nobody_has_read_yet_does_not_swallow_the_signal_behind_it(
     finally:
         signals.close()
     assert came == [signal.SIGTTOU] * STORM + [signal.SIGTTIN]
+
+
+def test_signals_that_are_sent_by_accident_do_nothing_and_are_not_heard() -> None:
+    signals = Signals()
+    signals.install()
+    try:
+        for number in ACCIDENTAL_SIGNALS:
+            os.kill(os.getpid(), number)
+        assert signals.read() == []
+    finally:
+        signals.close()
+    assert {signal.SIGUSR1, signal.SIGPWR, signal.SIGXCPU, signal.SIGRTMIN} < ACCIDENTAL_SIGNALS
+    assert not ACCIDENTAL_SIGNALS & {signal.SIGABRT, signal.SIGSEGV, signal.SIGTERM, signal.SIGPIPE, signal.SIGTSTP}
+
+
+def test_a_handler_of_the_programs_own_for_a_signal_that_means_nothing_here_is_left_to_it() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, _: heard.append(number))
+    try:
+        signals = Signals()
+        signals.install()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        signals.close()
+        os.kill(os.getpid(), signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert heard == [signal.SIGUSR2] * 2
 
 
 def test_the_old_handlers_come_back() -> None:
