@@ -73,7 +73,8 @@ class Database:
         _check_place(path)
         _create(path)
         self._prepare()
-        self._files = {name: os.stat(name).st_ino for name in (path, f"{path}-wal", f"{path}-shm")}
+        real = os.path.realpath(path)  # SQLite puts its files beside what a link leads to
+        self._files = {name: os.stat(name).st_ino for name in (path, f"{real}-wal", f"{real}-shm")}
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
