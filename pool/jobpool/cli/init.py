@@ -12,7 +12,6 @@ from jobpool.cli.options import Command, common, option
 from jobpool.cli.output import note, say
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError
-from jobpool.opening import redact
 
 FILES = ("jobpool.toml", "jobs.py")
 
@@ -51,6 +50,8 @@ def _prepare(session: Session) -> None:
 
 
 def _write(directory: Path, url: str | None) -> None:
+    from jobpool.opening import redact
+
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name in FILES:
