@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.faultmoves import Figure
-from support.poolrig import LIMIT, PoolProcess, Rig, measured
+from support.poolrig import APP, LIMIT, PoolProcess, Rig, measured
 from support.stalls import Stalls
 from support.waiting import wait_until
 
@@ -22,6 +22,11 @@ from jobpool.logs import DRAIN_LIMIT_S
 TIMEOUT = 0.5
 STOP_LIMIT_S = 5.0
 """Seconds for a stop of an idle pool, beyond those for which it waits for the reader of its log."""
+
+SCHEDULE = """
+_scheduler = jobpool.Scheduler()
+_scheduler.define("work").named("each-minute").queue("default").every_minute().misfire("all(5)")
+"""
 
 XOFF, XON = b"\x13", b"\x11"
 
@@ -120,6 +125,18 @@ def test_a_pool_whose_log_nobody_reads_works_and_stops(rig: Rig, figure: Figure,
         wait_worked(rig)
         assert_stops(pool, figure)
     rig.account().assert_clean()
+    rig.assert_no_processes_left()
+
+
+@pytest.mark.row(36)
+@pytest.mark.on("sqlite")
+def test_a_scheduler_whose_log_nobody_reads_fires_and_stops_with_its_pool(rig: Rig, figure: Figure) -> None:
+    app = rig.directory / "the_app.py"
+    app.write_text(APP.read_text() + SCHEDULE)
+    with full_pipe() as reader:
+        pool = rig.start_pool("--cron", app=app, stderr=reader.writing).wait_ready(2)
+        wait_until(lambda: rig.ends(), LIMIT, "it has fired")
+        assert_stops(pool, figure)
     rig.assert_no_processes_left()
 
 
