@@ -43,7 +43,7 @@ COUNT_EVERY = 3.0
 MIN_RETRY_PAUSE_S = 0.05
 """Between two tries of refused settlements; doubles with each, up to `MAX_PAUSE_S`."""
 
-SETTLE, REFUSED, REAP, COUNT, FORWARD = "settle", "refused", "reap", "count", "forward"
+SETTLE, REFUSED, REAP, COUNT = "settle", "refused", "reap", "count"
 """Kinds of calls, for `Outage`."""
 
 logger = logging.getLogger("jobpool.pool")
@@ -268,7 +268,7 @@ class Settler(MasterThread):
         if now >= self._reap_at:
             self._reap_at = now + self.reap_every * random.uniform(0.8, 1.2)
             if self._forwarder.is_behind:  # what an outage has left
-                self._try(self._forwarder.forward, FORWARD)
+                self._try(self._forwarder.forward, REAP)
             self._try(self._reap_all, REAP, asks=not self._native_reap)
         if now >= self._count_at:
             self._count_at = now + self._count_every
