@@ -1,10 +1,11 @@
-"""What the log says of messages: one line for one that is dead, and a word about those from the future."""
+"""What the log says: of messages that are dead, or from the future, and of a database whose files were taken away."""
 
 from __future__ import annotations
 
 import json
 
-from support.poolrig import Rig
+import pytest
+from support.poolrig import LIMIT, Rig
 from support.waiting import wait_until
 
 from jobpool.backend import NewMessage
@@ -46,3 +47,17 @@ def test_a_message_of_a_newer_wire_is_given_back_with_a_delay_and_said_so(rig: R
     assert (message.attempts, message.crashes) == (0, 0)
     [entry] = pool.log("a message is of a newer version")
     assert (entry["id"], entry["version"], entry["level"]) == ("from-the-future", 2, "warning")
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+def test_a_pool_whose_log_beside_the_database_was_taken_away_says_so_and_is_not_healthy(rig: Rig, suffix: str) -> None:
+    """It would hear of no job any more, and settle where nobody sees it."""
+    pool = rig.start_pool("--stop-grace", "1").wait_ready(2)
+    rig.enqueue("work")
+    rig.wait_drained()
+    (rig.directory / f"jobpool.db{suffix}").unlink()
+    entry = wait_until(lambda: pool.log("the broker does not answer; trying again until it does"))[0]
+    assert f"jobpool.db{suffix} was removed or replaced while it was in use" in entry["error"]
+    assert "Stop all that use the database, then start them again" in entry["error"]
+    wait_until(lambda: not pool.is_healthy(), LIMIT, "health tells")
+    assert pool.stop() == 0
