@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,11 @@ FIELDS = (
 LARGEST = 200 * 1024
 """Bytes of one row: a key store takes 256 KiB, and a line is easier to read."""
 
-LONGEST_TEXT = 64 * 1024
-"""Characters of one field, at first; halved until the row is not too large."""
+LONGEST_TEXT = 64 * 1024 + 256
+"""Characters of one field, at first; halved until the row is not too large. An output at its cap of 64 KiB, with the
+mark of that, is not cut again."""
+
+_EARLIER_MARK = re.compile(r"\[… (\d+ bytes dropped) …\]")
 
 UNNAMED = "-"
 """The name of what has none that could be one: messages that were rejected unread."""
@@ -120,4 +124,21 @@ def shortened(value: Any, most: int) -> Any:
 
 
 def _cut(row: Mapping[str, Any], room: int) -> dict[str, Any]:
-    return {field: shortened(value, room) for field, value in row.items()}
+    return {field: _without_middle(value, room) for field, value in row.items()}
+
+
+def _without_middle(value: Any, most: int) -> Any:
+    """A field with at most `most` characters and a mark: how an attempt ended is at the end of what it printed.
+
+    The mark of an earlier cut, when it is cut out with the middle, goes into this one.
+    """
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if len(text) <= most:
+        return value
+    half = most // 2
+    middle = text[half : len(text) - half]
+    before = _EARLIER_MARK.search(middle)
+    also = f", {before[1]} before that" if before else ""
+    return f"{text[:half]}\n[… {len(middle):,} characters cut by the history{also} …]\n{text[len(text) - half :]}"

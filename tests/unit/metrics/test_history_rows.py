@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobpool.child.capture import DEFAULT_CAP, cap_text
 from jobpool.death import Death
 from jobpool.errors import ConfigurationError
 from jobpool.history.feed import Feed
@@ -67,8 +69,29 @@ def test_a_row_never_grows_too_large_for_a_key_store(text: str) -> None:
     assert len(line) <= LARGEST
     row = decode(line)
     assert row is not None
-    assert "characters more" in row["output"]
+    assert "characters cut by the history" in row["output"]
     assert row["id"] == "a" * 16
+
+
+def test_an_output_at_its_cap_is_kept_whole() -> None:
+    capped = cap_text("begins" + "x" * 1_000_000 + "ends", DEFAULT_CAP)
+    row = decode(encode(row_of(an_attempt(output=capped), MASKER)))
+    assert row is not None
+    assert row["output"] == capped
+
+
+def test_what_is_cut_again_keeps_both_ends_and_says_what_was_cut() -> None:
+    capped = cap_text("begins" + "\0" * 1_000_000 + "ends", DEFAULT_CAP)  # six bytes each, as JSON
+    row = decode(encode(row_of(an_attempt(output=capped), MASKER)))
+    assert row is not None
+    output = row["output"]
+    assert output.startswith("begins\0")
+    assert output.endswith("\0ends")
+    cut = re.search(r"\[… ([\d,]+) characters cut by the history, (\d+) bytes dropped before that …\]", output)
+    assert cut is not None
+    assert f"[… {cut[2]} bytes dropped …]" in capped
+    kept = len(output) - len(cut[0]) - 2
+    assert kept + int(cut[1].replace(",", "")) == len(capped)
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b'{"name": "x"', b"[]", b'{"job": "x"}', b'{"name": 1}', b"\xff\xfe"])
