@@ -16,6 +16,11 @@ import click
 
 FOR_THE_GROUP = frozenset({"-h", "--help", "-V", "--version"})
 
+DESTRUCTIVE_VERBS = frozenset({"purge", "delete", "pop"})
+NEAR, VERY_NEAR = 0.5, 0.8
+"""How alike a word and a verb must be (difflib) for a hint. A destructive verb is only named for its own misspelling:
+whoever writes `pause` does not mean `purge`."""
+
 
 def arrange(group: click.Group, words: Sequence[str], default: str, *, complete: bool = False) -> list[str]:
     """`words` with the verb in front, `default` where none is given, and options that stood before it behind it.
@@ -43,9 +48,13 @@ def arrange(group: click.Group, words: Sequence[str], default: str, *, complete:
 def unknown_verb(word: str, verbs: Iterable[str]) -> str:
     """The sentence for a word that is no verb."""
     verbs = sorted(verbs)
-    near = difflib.get_close_matches(word, verbs, n=1, cutoff=0.5)
+    near = [verb for verb in difflib.get_close_matches(word, verbs, cutoff=NEAR) if _may_be_meant(word, verb)]
     hint = f"did you mean {near[0]!r}?" if near else f"the verbs are {', '.join(verbs)}"
     return f"{word!r} is no verb of jobpool; {hint}"
+
+
+def _may_be_meant(word: str, verb: str) -> bool:
+    return verb not in DESTRUCTIVE_VERBS or bool(difflib.get_close_matches(word, [verb], cutoff=VERY_NEAR))
 
 
 def _first_plain(words: Sequence[str], takes: dict[str, bool]) -> int | None:

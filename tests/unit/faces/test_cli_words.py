@@ -47,7 +47,12 @@ def test_words_find_their_verb(words: str, arranged: str) -> None:
 
 @pytest.mark.parametrize(
     ("word", "hint"),
-    [("sttas", "did you mean 'stats'?"), ("zzzzzz", "the verbs are claim, cron, dead, doctor, enqueue")],
+    [
+        ("sttas", "did you mean 'stats'?"),
+        ("pruge", "did you mean 'purge'?"),
+        ("pause", "the verbs are claim"),
+        ("zzzzzz", "the verbs are claim, cron, dead, doctor, enqueue"),
+    ],
 )
 def test_an_unknown_verb_names_the_nearest_or_all(jobpool: Jobpool, word: str, hint: str) -> None:
     result = jobpool(word)
