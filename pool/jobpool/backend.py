@@ -417,14 +417,19 @@ class QueueBackend(ABC):
 
         Raises and blocks as `enqueue_many`. Safe to call again.
         """
-        ident = once_id(key)
+        return self.enqueue_many_once([(definition, key)])[0]
+
+    def enqueue_many_once(self, jobs: Sequence[tuple[JobDefinition, str]]) -> list[str]:
+        """`enqueue_once` of each definition and its key, in one round trip, all or none; their ids, in order."""
         if not self.capabilities.key_store:
-            self.enqueue(definition.with_identifier(ident))
-            return ident
-        message = replace(self._pack(definition, ident), given=True)
-        if message.unique_key is None:
-            message = replace(message, unique_key=f"once:{ident}")
-        return _ids([message], self._enqueue([message]))[0]
+            self.enqueue_many([definition.with_identifier(once_id(key)) for definition, key in jobs])
+            return [once_id(key) for _, key in jobs]
+        messages = [self._pack_once(definition, once_id(key)) for definition, key in jobs]
+        return _ids(messages, self._enqueue(messages) if messages else None)
+
+    def _pack_once(self, definition: JobDefinition, ident: str) -> NewMessage:
+        message = self._pack(definition, ident)
+        return replace(message, given=True, unique_key=message.unique_key or f"once:{ident}")
 
     def enqueue_in(self, connection: object, definitions: Iterable[JobDefinition]) -> list[str]:
         """Enqueue jobs within the transaction that is open on the caller's own database connection; their ids.

@@ -81,9 +81,13 @@ class KeyStore(ABC):
             rate: The same names as in `Guards.rates`.
             token: 1 to 64 characters, of this start alone; the same token again counts nothing.
         """
+        return self.take_many(queue, [rate], token)[0]
+
+    def take_many(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]:
+        """`take` for one start under each of several rates: each is counted, or not, by itself; an answer each."""
         if not 0 < len(token) <= 64:
             raise InvalidJob(f"the token of a start has 1 to 64 characters, not {len(token)}")
-        return self._take(check_queue(queue), rate, storable(token))
+        return self._take_many(check_queue(queue), rates, storable(token)) if rates else []
 
     def holders(self, queue: str, name: str) -> list[str]:
         """The ids of the messages that hold places under `name` now, sorted; for people who ask why a job waits.
@@ -163,7 +167,7 @@ class KeyStore(ABC):
     def _forget(self, queue: str, key: str) -> bool: ...
 
     @abstractmethod
-    def _take(self, queue: str, rate: Rate, token: str) -> float: ...
+    def _take_many(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]: ...
 
     @abstractmethod
     def _holders(self, queue: str, name: str) -> list[str]: ...

@@ -191,3 +191,14 @@ def test_a_unique_definition_meets_the_message_of_another_firing(backend: QueueB
     first = backend.enqueue_once(definition, "at one")
     assert backend.enqueue_once(definition, "at two") == first
     assert backend.stats(QUEUE).pending == 1
+
+
+@pytest.mark.needs("known_ids")
+def test_many_are_enqueued_once_together_and_those_that_are_known_left_out(backend: QueueBackend) -> None:
+    keys = [f"nightly-{number}" for number in range(5)]
+    backend.enqueue_once(a_job(1), keys[1])
+    for _ in range(2):
+        ids = backend.enqueue_many_once([(a_job(number), key) for number, key in enumerate(keys)])
+        assert ids == [once_id(key) for key in keys]
+    assert backend.stats(QUEUE).waiting == 5
+    assert backend.enqueue_many_once([]) == []

@@ -285,3 +285,16 @@ def test_take_in_a_queue_that_cannot_be_is_refused(backend: QueueBackend) -> Non
 def test_a_longest_token_will_do(backend: QueueBackend) -> None:
     assert backend.keys.take(QUEUE, Rate("mine", 1), "x" * 64) == 0.0
     assert backend.keys.take(QUEUE, Rate("mine", 1), "y" * 64) > 0.0
+
+
+def test_a_start_is_taken_under_many_rates_each_by_itself(backend: QueueBackend) -> None:
+    rates = [Rate(f"rate-{number}", 1 + number % 2, 60.0) for number in range(700)]
+    backend.keys.take(QUEUE, rates[0], "first")
+    backend.keys.take(QUEUE, rates[1], "first")
+    for _ in range(2):  # a repeat counts nothing
+        answers = backend.keys.take_many(QUEUE, rates, "second")
+        assert answers[0] > 0.0
+        assert set(answers[1:]) == {0.0}
+    third = backend.keys.take_many(QUEUE, rates[:4], "third")
+    assert [after > 0.0 for after in third] == [True, True, True, False]
+    assert backend.keys.take_many(QUEUE, [], "fourth") == []

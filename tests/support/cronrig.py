@@ -25,6 +25,7 @@ class Outage(MemoryBackend):
     keys_work: bool = False
     """The key store answers all the same."""
     calls: int = 0
+    key_calls: int = 0
 
     def _enqueue(self, messages: Any) -> Any:
         self.calls += 1
@@ -45,6 +46,7 @@ class _Keys:
     def __getattr__(self, name: str) -> Any:
         if self._backend.silent and not self._backend.keys_work:
             raise BackendUnavailable("nobody there")
+        self._backend.key_calls += 1
         return getattr(self._keys, name)
 
 

@@ -56,9 +56,10 @@ class MemoryKeys(KeyStore):
         with self._lock:
             return bool(self._places.done.pop((queue, key), self._wall()))
 
-    def _take(self, queue: str, rate: Rate, token: str) -> float:
+    def _take_many(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]:
         with self._lock:
-            return self._places.take(queue, rate, token, self._wall()) / MICRO
+            now = self._wall()
+            return [self._places.take(queue, rate, token, now) / MICRO for rate in rates]
 
     def _holders(self, queue: str, name: str) -> list[str]:
         with self._lock:

@@ -29,7 +29,9 @@ SELECT * FROM {schema}.begin_leases(%(queues)s, %(seqs)s, %(holders)s, %(wants)b
 _LEAVE = "SELECT {schema}.leave_places(%(queues)s, %(names)b::text[], %(seqs)s, %(holders)s)"
 _FIRST_RUN = "SELECT {schema}.first_run(%(queue)b, %(key)b, %(length)b::bigint)"
 _FORGET = "SELECT {schema}.forget(%(queue)b, %(key)b)"
-_TAKE = "SELECT {schema}.take_start(%(queue)b, %(name)b, %(most)b::integer, %(length)b::bigint, %(token)b)"
+_TAKE = """
+SELECT {schema}.take_starts(%(queue)b, %(names)b::text[], %(mosts)b::integer[], %(lengths)b::bigint[], %(token)b)
+"""
 _HOLDERS = "SELECT {schema}.holders(%(queue)b, %(name)b)"
 _PUT = "SELECT {schema}.put_records(%(space)b, %(keys)b::text[], %(values)b::bytea[], %(length)b::bigint)"
 _GET = "SELECT {schema}.get_record(%(space)b, %(key)b)"
@@ -80,11 +82,17 @@ class PostgresKeys(KeyStore):
         forgotten: bool = self._one(_FORGET, queue=queue, key=key)
         return forgotten
 
-    def _take(self, queue: str, rate: Rate, token: str) -> float:
-        start = {"name": rate.name, "most": rate.most, "length": micros(rate.window), "token": storable(token)}
-        [(rest,)] = self._decide(_TAKE, {"queue": queue, **start})
+    def _take_many(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]:
+        asked = {
+            "queue": queue,
+            "names": [rate.name for rate in rates],
+            "mosts": [rate.most for rate in rates],
+            "lengths": [micros(rate.window) for rate in rates],
+            "token": storable(token),
+        }
+        [(rests,)] = self._decide(_TAKE, asked)
         self._sweeper.sweep()
-        return float(rest / MICRO)
+        return [rest / MICRO for rest in rests]
 
     def _holders(self, queue: str, name: str) -> list[str]:
         return sorted(self._one(_HOLDERS, queue=queue, name=storable(name)))

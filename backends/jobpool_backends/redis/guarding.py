@@ -56,10 +56,14 @@ class Guarder:
     def forget(self, queue: str, key: str) -> bool:
         return bool(self._link.run(FORGET.script, [self._done(queue, key)], ()))
 
-    def take(self, queue: str, rate: Rate, token: str) -> float:
-        words = (rate.most, micros(rate.window), token)
-        left: int = self._link.run(TAKE.script, [self._keys.one(queue, f"rate:{rate.name}")], words)
-        return left / MICRO
+    def take(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]:
+        answers: list[float] = []
+        for first in range(0, len(rates), MOST):
+            piece = rates[first : first + MOST]
+            words: list[Word] = [token, *(number for rate in piece for number in (rate.most, micros(rate.window)))]
+            left = self._link.run(TAKE.script, [self._keys.one(queue, f"rate:{rate.name}") for rate in piece], words)
+            answers += [micros_left / MICRO for micros_left in left]
+        return answers
 
     def holders(self, queue: str, name: str) -> list[str]:
         key = name.removeprefix(KEY_PLACE)

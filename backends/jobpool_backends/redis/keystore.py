@@ -32,8 +32,8 @@ class RedisKeyStore(KeyStore):
     def _forget(self, queue: str, key: str) -> bool:
         return self._guarder.forget(queue, key)
 
-    def _take(self, queue: str, rate: Rate, token: str) -> float:
-        return self._guarder.take(queue, rate, token)
+    def _take_many(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]:
+        return self._guarder.take(queue, rates, token)
 
     def _holders(self, queue: str, name: str) -> list[str]:
         return self._guarder.holders(queue, name)

@@ -105,7 +105,7 @@ BEGIN = _verb("begin", "clock judge remember beside places rates", "leased recor
 HOLDERS = _verb("holders", "clock judge places", "leased record", "places")
 FIRST_RUN = _verb("firstrun", "clock remember", "", "done")
 FORGET = _verb("forget", "clock remember", "", "done")
-TAKE = _verb("take", "clock rates", "", "rate")
+TAKE = _verb("take", "clock rates", "")
 
 _RECORDS = "values names ends"
 

@@ -58,13 +58,16 @@ class SqliteKeys(KeyStore):
         with self._write() as (connection, now):
             return Places(connection, now).forget(queue, key)
 
-    def _take(self, queue: str, rate: Rate, token: str) -> float:
+    def _take_many(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]:
+        answers = []
         with self._write() as (connection, now):
-            rates = Rates(connection, now.wall)
-            after = rates.until_room(queue, rate, token)
-            if not after:
-                rates.count(queue, rate.name, rate.window, token)
-        return after / MICRO
+            for rate in rates:
+                starts = Rates(connection, now.wall)
+                after = starts.until_room(queue, rate, token)
+                if not after:
+                    starts.count(queue, rate.name, rate.window, token)
+                answers.append(after / MICRO)
+        return answers
 
     def _holders(self, queue: str, name: str) -> list[str]:
         with self._database.read() as connection:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -94,17 +94,20 @@ class Memory:
 
     def may_run(self, key: str) -> bool:
         """Whether this scheduler is the one that runs it inline. Raises `BackendUnavailable`."""
-        return self._records is None or self._records.win(key)
+        return self._records is None or self._records.win([key])[0]
 
-    def has_fired(self, key: str) -> bool:
-        """Whether this scheduler is the one that says that it was enqueued. Raises `BackendUnavailable`."""
-        return self._records is None or self._records.win(key, TOLD_FOR)
+    def have_fired(self, keys: Sequence[str]) -> list[bool]:
+        """Tell of each firing if this scheduler is the one that says that it was enqueued.
 
-    def tell(self, planned: Planned, record: Record) -> None:
-        """Leave a record. Where that fails, others try what is done already, which does nothing."""
-        if self._records is not None:
+        Raises `BackendUnavailable`.
+        """
+        return [True] * len(keys) if self._records is None else self._records.win(keys, TOLD_FOR)
+
+    def tell(self, records: Mapping[str, Record]) -> None:
+        """Leave records. Where that fails, others try what is done already, which does nothing."""
+        if self._records is not None and records:
             with contextlib.suppress(BackendUnavailable):
-                self._records.put(planned.name, record)
+                self._records.put(records)
 
     def introduce(self, records: Mapping[str, Record]) -> None:
         """Leave the first records of schedules: what is missed from here on is made up for."""

@@ -8,7 +8,7 @@ was done, which does nothing. It must never be newer than the truth: then a firi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -27,7 +27,7 @@ TOLD_FOR = 3600.0
 """Seconds for which it is remembered who may say that he fired what is enqueued: nothing hangs on that but logs."""
 
 MOST = 10_000
-"""Schedules that one broker's records can be listed of."""
+"""Records that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,35 +88,46 @@ class Records:
         self._token = token
 
     def load(self, names: Iterable[str]) -> dict[str, Record]:
-        """Those that there are."""
+        """Read those that there are: a round trip for each 10,000 that the broker keeps."""
         wanted = set(names)
-        found = self._keys.list_records(SPACE, limit=MOST)
-        read = {name: Record.from_bytes(data) for name, data in found if name in wanted}
+        read: dict[str, Record | None] = {}
+        after, page = "", [("", b"")] * MOST
+        while len(page) == MOST:
+            page = self._keys.list_records(SPACE, after=after, limit=MOST)
+            read |= {name: Record.from_bytes(data) for name, data in page if name in wanted}
+            after = page[-1][0] if page else ""
         return {name: record for name, record in read.items() if record is not None}
 
     def get(self, name: str) -> Record | None:
         data = self._keys.get_record(SPACE, name)
         return None if data is None else Record.from_bytes(data)
 
-    def put(self, name: str, record: Record) -> None:
-        """Write it, unless there is one that has seen more. Two round trips.
+    def put(self, records: Mapping[str, Record]) -> None:
+        """Write them, but for those of which there is one that has seen more. Two round trips.
 
         Between the two another scheduler may write a newer one, which is then put back by this one: see the module.
         """
-        known = self.get(name)
-        if known is not None and known.seen > record.seen:
-            return
-        if known is not None and record.last is None:
-            record = replace(known, seen=record.seen, next=record.next, failed=record.failed)
-        self._keys.put_records(SPACE, {name: record.to_bytes()}, LONGEST_KEPT)
+        known = {name: self.get(name) for name in records} if len(records) == 1 else self.load(records)
+        newer = {name: _merged(known.get(name), record) for name, record in records.items()}
+        self.begin({name: record for name, record in newer.items() if record is not None})
 
     def begin(self, records: Mapping[str, Record]) -> None:
         """Write the first records of schedules that had none. One round trip."""
         self._keys.put_records(SPACE, {name: record.to_bytes() for name, record in records.items()}, LONGEST_KEPT)
 
-    def win(self, key: str, seconds: float = MEMORY) -> bool:
-        """Whether this scheduler is the one that fires: of all that ask about a key within so many seconds, one is.
+    def win(self, keys: Sequence[str], seconds: float = MEMORY) -> list[bool]:
+        """Tell of each key if this scheduler is the one that fires: of all that ask within so many seconds, one is.
 
         Asked again by the same scheduler, the answer is the same: a lost reply does no harm.
         """
-        return self._keys.take(SPACE, Rate(f"cron:{key}", 1, seconds), self._token) == 0.0
+        rates = [Rate(f"cron:{key}", 1, seconds) for key in keys]
+        return [after == 0.0 for after in self._keys.take_many(SPACE, rates, self._token)]
+
+
+def _merged(known: Record | None, record: Record) -> Record | None:
+    """What is to be written where `known` is; None = nothing."""
+    if known is None:
+        return record
+    if known.seen > record.seen:
+        return None
+    return record if record.last else replace(known, seen=record.seen, next=record.next, failed=record.failed)

@@ -9,9 +9,10 @@ from support.cronrig import START, CronRig, minute, text, told
 
 from jobpool.backend import once_id
 from jobpool.context import JobContext
-from jobpool.cron.firing import firing_key
+from jobpool.cron.firing import FiringStatus, firing_key
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
+from jobpool.cron.tick import ENQUEUED_AT_ONCE
 from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError
 from jobpool.opening import open_backend
@@ -299,3 +300,44 @@ def test_a_broker_without_keys_needs_the_users_word() -> None:
     assert [one.status.value for one in runner.run(START)] == ["fired"]
     assert runner.run(START) == []
     assert len(ran) == 1
+
+
+def test_firings_of_one_minute_are_enqueued_together(rig: CronRig) -> None:
+    """A round trip or more for each would make the last of 10,000 late by most of a minute."""
+    count = 2 * ENQUEUED_AT_ONCE + 1
+    for number in range(count):
+        rig.scheduler.define("a", number).named(f"job-{number}").queue("reports").every_minute()
+    runner, other = rig.runner("one"), rig.runner("other")
+    runner.run()
+    other.run()
+    rig.backend.calls = rig.backend.key_calls = 0
+    rig.pass_minutes(1)
+    firings = runner.run()
+    assert [(one.name, one.status) for one in firings] == [(f"job-{n}", FiringStatus.FIRED) for n in range(count)]
+    assert rig.backend.calls == 3
+    assert rig.backend.key_calls == 3 * 3, "who tells of them; what others have seen; the records"
+    assert {one.status for one in other.run()} == {FiringStatus.ALREADY}
+    assert rig.backend.stats("reports").waiting == 2 * count
+    assert rig.runner("late").run() == [], "the records are there"
+
+
+def test_one_of_many_that_is_refused_does_not_stop_the_others(rig: CronRig) -> None:
+    for name, size in (("a", 1), ("b", 2**20), ("c", 1)):
+        rig.scheduler.define(name, "x" * size).queue("reports").every_minute()
+    assert told(rig.runner().run()) == [("a", 0, "fired"), ("b", 0, "failed"), ("c", 0, "fired")]
+    assert rig.queued() == [("a", text(0)), ("c", text(0))]
+
+
+def test_an_inline_job_between_others_keeps_its_place(rig: CronRig) -> None:
+    queued: list[tuple[str, str]] = []
+
+    def look(_ctx: JobContext) -> None:
+        queued.extend(rig.queued())
+
+    rig.registry.handler("look")(look)
+    for name in ("a", "b"):
+        rig.scheduler.define(name).queue("reports").every_minute()
+    rig.scheduler.define("look").every_minute()
+    rig.scheduler.define("c").queue("reports").every_minute()
+    assert told(rig.runner().run()) == [(name, 0, "fired") for name in ("a", "b", "look", "c")]
+    assert queued == [("a", text(0)), ("b", text(0))]

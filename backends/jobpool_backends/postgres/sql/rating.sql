@@ -1,19 +1,31 @@
 -- Starts that are counted in windows that slide. `length`: of the window, in microseconds.
 
--- Count a start of the caller's own; the microseconds to wait, 0 when it was counted.
-CREATE OR REPLACE FUNCTION {schema}.take_start(scope text, rate text, most integer, length bigint, start text)
-RETURNS bigint LANGUAGE plpgsql VOLATILE {planner} AS $$
+-- Count a start of the caller's own under each of these rates, by itself; the microseconds to wait, 0 when it was counted.
+CREATE OR REPLACE FUNCTION {schema}.take_starts(
+    scope text, rates text[], mosts integer[], lengths bigint[], start text
+) RETURNS bigint[] LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE
     now bigint;
     rest bigint;
+    rests bigint[] := '{}';
 BEGIN
-    PERFORM {schema}.take_turns(ARRAY[scope], ARRAY[rate]);
+    PERFORM {schema}.take_turns(array_fill(scope, ARRAY[cardinality(rates)]), rates);
     now := {schema}.moment();
-    rest := {schema}.time_to_start(scope, rate, most, length, start, now);
-    IF rest = 0 THEN
-        PERFORM {schema}.note_start(scope, rate, start, length, now);
-    END IF;
-    RETURN rest;
+    FOR number IN 1 .. cardinality(rates) LOOP
+        rest := {schema}.time_to_start(scope, rates[number], mosts[number], lengths[number], start, now);
+        IF rest = 0 THEN
+            PERFORM {schema}.note_start(scope, rates[number], start, lengths[number], now);
+        END IF;
+        rests := rests || rest;
+    END LOOP;
+    RETURN rests;
+END $$;
+
+-- The same under one rate, as programs of versions before 5 ask for it.
+CREATE OR REPLACE FUNCTION {schema}.take_start(scope text, rate text, most integer, length bigint, start text)
+RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN ({schema}.take_starts(scope, ARRAY[rate], ARRAY[most], ARRAY[length], start))[1];
 END $$;
 
 -- Microseconds until a rate has room for one more start; 0: there is, or this start has been counted. A clock that was

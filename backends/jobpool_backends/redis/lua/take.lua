@@ -1,9 +1,12 @@
--- Counts a start. ARGV: how many are allowed; within how many µs; its token
--- Answers: µs until there is room; 0 when it was counted
+-- Counts a start under each rate, whose keys are KEYS. ARGV: its token; of each, how many are allowed, within how many µs
+-- Answers: of each the µs until there is room; 0 when it was counted
 
-local window = tonumber(ARGV[2])
-local left = wait_for(LEAD.rate, tonumber(ARGV[1]), window, ARGV[3])
-if left == 0 then
-    count_start(LEAD.rate, window, ARGV[3])
+local answers = {}
+for i, key in ipairs(KEYS) do
+    local window = tonumber(ARGV[2 * i + 1])
+    answers[i] = wait_for(key, tonumber(ARGV[2 * i]), window, ARGV[1])
+    if answers[i] == 0 then
+        count_start(key, window, ARGV[1])
+    end
 end
-return left
+return answers
