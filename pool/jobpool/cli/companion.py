@@ -10,7 +10,7 @@ from jobpool.cron.service import read_start, serve
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.logs import configure
 from jobpool.mechanism import linux
-from jobpool.mechanism.companion import READY, REFUSED, say
+from jobpool.mechanism.companion import READY, REFUSED, say, say_fired
 
 FAILED = 1
 
@@ -19,11 +19,12 @@ def main(argv: list[str]) -> int:
     """Run with these arguments; the exit status: 0 told to end, 1 no broker, 2 the app or a setting cannot work."""
     config, line, master = map(int, argv[1:4])
     os.set_inheritable(line, False)
+    os.set_blocking(line, False)  # a master that stands still does not stop schedules
     linux.die_with_parent(master)
     start = read_start(config)
     configure(start.log_level, start.log_format).write_in_background()
     try:
-        serve(start, companion=True, on_ready=partial(say, line, READY))
+        serve(start, companion=True, on_ready=partial(say, line, READY), on_fired=partial(say_fired, line))
     except JobpoolError as error:
         say(line, str(error).encode())  # the master logs it
         return REFUSED if isinstance(error, ConfigurationError) else FAILED

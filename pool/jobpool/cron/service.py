@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from setproctitle import setproctitle
 
 from jobpool import producer
 from jobpool.backend import QueueBackend
 from jobpool.child.app import load
-from jobpool.cron.loop import CronLoop
+from jobpool.cron.firing import Firing, FiringStatus
+from jobpool.cron.loop import CronLoop, report
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler, known_schedulers
 from jobpool.cron.stopping import Stop
@@ -76,7 +78,13 @@ def runner_of(start: CronStart, backend: QueueBackend, schedulers: list[Schedule
     )
 
 
-def serve(start: CronStart, *, companion: bool = False, on_ready: Callable[[], object] | None = None) -> None:
+def serve(
+    start: CronStart,
+    *,
+    companion: bool = False,
+    on_ready: Callable[[], object] | None = None,
+    on_fired: Callable[[list[float]], object] | None = None,
+) -> None:
     """Fire what is due until SIGTERM or SIGINT. Call it on the main thread.
 
     Until the app is imported and the broker has answered, those signals do what they did before: what hangs there
@@ -86,6 +94,7 @@ def serve(start: CronStart, *, companion: bool = False, on_ready: Callable[[], o
         start: What to serve.
         companion: This process is a pool's own: as in the pool's children, all that its jobs enqueue goes to the pool's
             broker, whatever URL a `Jobs` of theirs names.
+        on_fired: Called after a turn in which something was fired, with the lateness of each, in seconds.
         on_ready: Called once nothing can refuse the start any more, before the first firing.
 
     Raises:
@@ -102,7 +111,14 @@ def serve(start: CronStart, *, companion: bool = False, on_ready: Callable[[], o
         with Stop() as stop:
             if on_ready is not None:
                 on_ready()
-            CronLoop(runner, stop).run()
+            CronLoop(runner, stop, None if on_fired is None else partial(_tell, on_fired)).run()
+
+
+def _tell(on_fired: Callable[[list[float]], object], firings: Sequence[Firing]) -> None:
+    report(firings)
+    late = [firing.lateness for firing in firings if firing.status is FiringStatus.FIRED]
+    if late:
+        on_fired(late)
 
 
 def read_start(fd: int) -> CronStart:

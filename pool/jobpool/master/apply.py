@@ -12,7 +12,12 @@ from jobpool.master.on_children import ON_CHILDREN
 from jobpool.master.on_messages import ON_MESSAGES
 from jobpool.master.pool import Pool
 
-_COMMON = frozenset({ev.ChildResult, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.Asked})
+_COMMON = frozenset(
+    {
+        *(ev.ChildResult, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.Asked),
+        ev.CompanionFired,
+    }
+)
 """What comes all the time and changes nothing about which children there should be."""
 
 
@@ -45,6 +50,10 @@ def _asked(pool: Pool, event: ev.Asked) -> None:
     event.make(pool)
 
 
+def _fired(pool: Pool, event: ev.CompanionFired) -> None:
+    """Only the observer has a use for it."""
+
+
 def _thread_died(pool: Pool, event: ev.ThreadDied) -> None:
     if event.error:
         pool.fatal = event.error
@@ -64,6 +73,7 @@ _APPLY: dict[type[Any], Callable[[Pool, Any], None]] = {
     ev.CompanionStarted: companion_started,
     ev.CompanionRefused: companion_refused,
     ev.CompanionReady: companion_ready,
+    ev.CompanionFired: _fired,
     ev.CompanionEnded: companion_ended,
     ev.ThreadDied: _thread_died,
 }

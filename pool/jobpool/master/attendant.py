@@ -43,7 +43,11 @@ class Attendant:
         was_ready = companion.is_ready
         if not companion.hear():
             self._crew.unwatch(companion.line)
-        return [ev.CompanionReady(companion.pid)] if companion.is_ready and not was_ready else []
+        events: list[ev.Event] = [ev.CompanionReady(companion.pid)] if companion.is_ready and not was_ready else []
+        if companion.fired:
+            events.append(ev.CompanionFired(companion.fired))
+            companion.fired = []
+        return events
 
     def _read(self, companion: Companion) -> list[ev.Event]:
         status = companion.poll()

@@ -268,6 +268,13 @@ class CompanionReady:
 
 
 @dataclass(frozen=True, slots=True)
+class CompanionFired:
+    """It has fired. `lateness`: seconds from each instant to its firing."""
+
+    lateness: list[float]
+
+
+@dataclass(frozen=True, slots=True)
 class CompanionEnded:
     """It was collected. `status`: as `subprocess` has it, negative = by that signal. `error`: its last words, or ""."""
 
@@ -317,6 +324,7 @@ Event = (
     | CompanionStarted
     | CompanionRefused
     | CompanionReady
+    | CompanionFired
     | CompanionEnded
     | ThreadDied
 )

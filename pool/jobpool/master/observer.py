@@ -82,6 +82,7 @@ class Observer:
             ev.ReapDone: self._reaped,
             ev.Renewed: self._renewed,
             ev.ChildDied: self._child_died,
+            ev.CompanionFired: self._fired,
         }
 
     def note(self, pool: Pool, event: ev.Event) -> None:
@@ -152,6 +153,13 @@ class Observer:
         for to in self._to:
             for margin in margins:
                 to.observe(names.MARGIN, max(0.0, margin))
+
+    # --- schedules ----------------------------------------------------------------------------------
+
+    def _fired(self, _: Pool, event: ev.CompanionFired) -> None:
+        for to in self._to:
+            for seconds in event.lateness:
+                to.observe(names.CRON_LATENESS, seconds)
 
     # --- children -----------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -30,6 +30,12 @@ READY = b"\0"
 REFUSED = 2
 """The exit status when the app or a setting cannot work, and another try cannot either."""
 
+FIRED = b"\1"
+"""Before the lateness of each firing of a turn: seconds with a space between them, up to a line break."""
+
+FIRED_AT_ONCE = 300
+"""Firings told in one write, which a pipe takes whole or not at all."""
+
 WORDS_LIMIT = 4096
 """Bytes of last words that are kept; a pipe takes so many at once."""
 
@@ -38,6 +44,13 @@ def say(line: int, words: bytes) -> None:
     """From the scheduler to the master, if there is one still. Does not wait for it."""
     with contextlib.suppress(OSError):
         os.write(line, words[:WORDS_LIMIT])
+
+
+def say_fired(line: int, lateness: Sequence[float]) -> None:
+    """Tell how late firings were. What finds no room, because the master stands still, is not told."""
+    for first in range(0, len(lateness), FIRED_AT_ONCE):
+        told = " ".join(f"{seconds:.3f}" for seconds in lateness[first : first + FIRED_AT_ONCE])
+        say(line, FIRED + told.encode() + b"\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +101,7 @@ class Companion:
         pid: Of the process; it leads a session and a group of its own.
         line: Readable when it has said something, and when it hung up; then `hear`.
         is_ready: It has said so.
+        fired: The lateness of firings that it has told of, in seconds; whoever reads it empties it.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], pidfd: int, line: int) -> None:
@@ -97,6 +111,7 @@ class Companion:
         self.pid = process.pid
         self.line = line
         self.is_ready = False
+        self.fired: list[float] = []
 
     @classmethod
     def start(cls, start: CronStart, environ: Mapping[str, str]) -> Companion:
@@ -136,10 +151,18 @@ class Companion:
         try:
             while words := os.read(self.line, WORDS_LIMIT):
                 self.is_ready = self.is_ready or READY in words
-                self._words = (self._words + words.replace(READY, b""))[:WORDS_LIMIT]
+                self._words = self._without_fired(self._words + words.replace(READY, b""))[:WORDS_LIMIT]
         except BlockingIOError:
             return True
         return False
+
+    def _without_fired(self, words: bytes) -> bytes:
+        """What is left when the firings that are told of whole are taken out."""
+        *lines, last = words.split(b"\n")
+        for line in lines:
+            if line.startswith(FIRED):
+                self.fired += map(float, line[len(FIRED) :].split())
+        return b"\n".join([*(line for line in lines if not line.startswith(FIRED)), last])
 
     @property
     def error(self) -> str:

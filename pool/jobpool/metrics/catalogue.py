@@ -80,6 +80,9 @@ OVERRUN = _histogram(
 MARGIN = _histogram(
     "lease_renew_margin_seconds", "", MARGIN_BUCKETS, "Seconds that leases had left when their renewal was answered."
 )
+CRON_LATENESS = _histogram(
+    "cron_lateness_seconds", "", RUN_BUCKETS, "Seconds from the instant of a schedule to its firing by this pool."
+)
 BREAKER = _gauge("breaker_open", "queue", "1 while the circuit breaker keeps the pool from fetching, else 0.")
 BUILD = _gauge("build_info", "version", "Always 1; the version that runs.")
 LABELS_DROPPED = _counter("metrics_labels_dropped", "", "Values counted under `other`, because there were too many.")
@@ -87,5 +90,5 @@ HISTORY_DROPPED = _counter("history_dropped", "", "Attempts that the history lef
 
 METRICS = (
     *(JOBS, FETCHED, RUN, WAIT, SETTLE, MESSAGES, OLDEST, SLOTS, EXITS, PEAK_RSS, OVERRUN, MARGIN, BREAKER, BUILD),
-    *(LABELS_DROPPED, HISTORY_DROPPED),
+    *(CRON_LATENESS, LABELS_DROPPED, HISTORY_DROPPED),
 )

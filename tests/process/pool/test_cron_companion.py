@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
+from urllib.request import urlopen
 
 from support.poolrig import APP, PoolProcess, Rig, is_alive
 from support.waiting import wait_until
@@ -111,3 +113,16 @@ def test_it_dies_with_the_master(rig: Rig) -> None:
     wait_until(lambda: not is_alive(companion), 5.0, "the scheduler is dead")
     assert time.monotonic() - began < 5.0
     rig.assert_no_processes_left()
+
+
+def test_how_late_schedules_fire_is_served_with_the_pools_metrics(rig: Rig) -> None:
+    pool = rig.start_pool("--cron", "--metrics-port", "0", app=an_app(rig))
+    port = int(wait_until(lambda: pool.log("metrics are served"), 30.0, "metrics are served")[0]["port"])
+
+    def fired() -> float:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10.0) as answer:
+            found = re.search(r"^jobpool_cron_lateness_seconds_count (\S+)$", answer.read().decode(), re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    wait_until(lambda: fired() >= 2.0, 60.0, "both schedules have fired, and are counted")
+    assert pool.stop() == 0
