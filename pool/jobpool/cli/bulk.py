@@ -37,7 +37,7 @@ all_option = option("--all", "all_", is_flag=True, help="Every message, when the
 @as_json
 @common
 def dead_list(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
-    """List dead letters: why each died, and of what; FILTER as in `jobpool list`, such as reason:timeout age:<1h."""
+    """List dead letters: why each died, and of what; FILTER as in `jobpool list`, such as reason:timeout "age:<1h"."""
     show(session, _dead(read_filter(terms, queue)), limit, json_, dead=True)
 
 

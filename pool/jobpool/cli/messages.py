@@ -59,8 +59,8 @@ TIMES = ("enqueued_at", "available_at", "expires_at", "died_at", "ends_at")
 def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
     """List messages in the order of their enqueue.
 
-    FILTER: queue:reports handler:report state:dead reason:timeout age:>1h id:ID "some text". Every term must match; a
-    word of 16 hex digits is an id.
+    FILTER: queue:reports handler:report state:dead reason:timeout "age:>1h" id:ID "some text". Every term must match;
+    a word of 16 hex digits is an id.
     """
     show(session, read_filter(terms, queue), limit, json_)
 
