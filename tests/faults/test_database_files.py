@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from support.faultmoves import Figure, gated, let_pass, start_pools, stop_all, under_way
-from support.outages import NO_ANSWER, costing, wait_begun_after
+from support.outages import NO_ANSWER, REFUSES_WRITES, costing, wait_begun_after
 from support.poolrig import LIMIT, PoolProcess, Rig
 from support.small_disk import SmallDisk, small_disk
 from support.stalls import Stalls
@@ -49,7 +49,7 @@ def test_a_file_that_another_program_locks_is_waited_for(rig: Rig, figure: Figur
         locked.touch()
         with costing(pools) as cost:
             let_pass(LOCKED)
-        _wait_told(pools, "locked by another process")
+        _wait_told(pools, NO_ANSWER, "locked by another process")
         wait_until(lambda: all(rig.ends(ident) for ident in long), what="they have ended")
         holder.execute("ROLLBACK")
     figure("work goes on after", wait_begun_after(rig, time.monotonic()), "s")
@@ -62,14 +62,14 @@ def test_a_file_that_another_program_locks_is_waited_for(rig: Rig, figure: Figur
     assert not any(account.crashes.values())
 
 
-def _wait_told(pools: Sequence[PoolProcess], why: str) -> None:
-    """Each has said within `TOLD` that the broker does not answer, and one of them why."""
+def _wait_told(pools: Sequence[PoolProcess], event: str, why: str) -> None:
+    """Each has said so within `TOLD`, and one of them why."""
     with Stalls() as stalls:
         begun = time.monotonic()
-        wait_until(lambda: all(pool.log(NO_ANSWER) for pool in pools), LIMIT, "it is told")
+        wait_until(lambda: all(pool.log(event) for pool in pools), LIMIT, "it is told")
         took = time.monotonic() - begun
     assert took < TOLD + stalls.seconds
-    entries = [entry for pool in pools for entry in pool.log(NO_ANSWER)]
+    entries = [entry for pool in pools for entry in pool.log(event)]
     assert any(why in entry["error"] for entry in entries), entries
 
 
@@ -98,7 +98,7 @@ def test_a_disk_that_is_full_is_waited_for(disk: SmallDisk, tmp_path: Path, figu
         rig.enqueue_many("work", [{"seconds": 0.01, "tag": "x" * 500}] * 300)
         wait_until(lambda: len(rig.ends()) > 20)
         disk.fill()
-        _wait_told(pools, "free some space")
+        _wait_told(pools, REFUSES_WRITES, "free some space")
         begun = len(rig.starts())
         with costing(pools) as cost:
             let_pass(1.0)

@@ -10,12 +10,11 @@ import psycopg
 import pytest
 from redis import Redis
 from support.faultmoves import gated, let_pass, start_pools, stop_all
-from support.outages import wait_back
+from support.outages import REFUSES_WRITES, wait_back
 from support.poolrig import Rig
 from support.poolrig_brokers import BeanstalkBroker, Broker, PostgresBroker, RedisBroker
 from support.waiting import wait_until
 
-REFUSES_WRITES = "the broker refuses to write; trying again until it does not"
 REFUSES_POOL = "the broker refuses this pool; trying again until that is mended"
 BACK_AGAIN = "the broker answers again"
 

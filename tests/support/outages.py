@@ -32,6 +32,7 @@ IDLE_CPU = 0.03
 """Share of a processor that a master may take while its broker is away."""
 
 NO_ANSWER = "the broker does not answer; trying again until it does"
+REFUSES_WRITES = "the broker refuses to write; trying again until it does not"
 
 INSIST_FOR = 40.0
 """Seconds that a producer tries to enqueue one job."""
