@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jobpool.torture.schedule import KINDS
+
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "faults.md"
 BEGIN, END = "<!-- soaked: begin -->\n", "<!-- soaked: end -->\n"
 NAMES = {"sqlite": "SQLite", "redis": "Redis", "postgresql": "Postgres", "beanstalk": "beanstalkd"}
@@ -59,15 +61,16 @@ def _count(*names: str) -> Callable[[Run], str]:
 
 
 def _kinds(run: Run) -> str:
-    number, whys = len(run["faults"]["by_kind"]), sorted(set(run["left_out"].values()))
-    return f"{number}; left out: {'; '.join(whys)}" if whys else f"all {number}"
+    told = f"{len(run['faults']['by_kind'])} of {len(KINDS)}"
+    return f"{told}; left out: {'; '.join(whys)}" if (whys := sorted(set(run["left_out"].values()))) else told
 
 
 def _descriptors(run: Run) -> str:
     more: dict[str, int] = {}
     for kinds in run["descriptors"].values():
         for kind, number in kinds.items():
-            more[kind] = more.get(kind, 0) + number
+            name = Path(kind).name  # of a file, wherever it was
+            more[name] = more.get(name, 0) + number
     return ", ".join(f"{number:+} {kind}" for kind, number in more.items() if number) or "as before"
 
 
