@@ -249,7 +249,8 @@ def _unix(schedule: str) -> float:
 def cause_of_exit(slot: Slot, event: ev.ChildDied) -> str:
     """A word of a small set: why the master ended a child, else the signal, else `exit`."""
     exited = event.exited
-    if slot.ending is not Ending.NONE:
+    died_before = slot.ending is Ending.SERVER and exited.signal != signal.SIGKILL
+    if slot.ending is not Ending.NONE and not died_before:
         return str(slot.ending.value).replace(" ", "-")
     if exited.signal == signal.SIGKILL and "out of memory" in event.killer:
         return "oom-kill"

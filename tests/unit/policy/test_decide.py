@@ -113,6 +113,7 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
         ),
         pytest.param(Crashed("SIGSEGV"), FIRST, UNABLE, Leave("left to expire: SIGSEGV"), id="crash, broker cannot"),
         pytest.param(Stopped(), LAST, Rules(), Release(), id="killed by a stop"),
+        pytest.param(Stopped(4.0), LAST, Rules(), Release(4.0), id="killed with its fork server again"),
         pytest.param(NeverStarted(1, "SIGKILL"), FIRST, Rules(), NOT_BEGUN, id="never started"),
         pytest.param(NeverStarted(2, "SIGKILL"), FIRST, Rules(), NOT_BEGUN, id="never started twice"),
         pytest.param(NeverStarted(3, "SIGKILL"), FIRST, Rules(), Forfeit("SIGKILL"), id="never started thrice"),
