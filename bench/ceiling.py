@@ -144,10 +144,10 @@ def _spawn(server: ForkServer, slot: int) -> Line:
     work_in, work = packets.pair()
     channel, far = packets.pair()
     channel.setblocking(False)
-    files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("trace", "output")]
-    server.spawn(slot + 1, slot, (work_in.fileno(), far.fileno(), files[0], files[1]))
+    trace, (reading, output) = os.memfd_create("trace", os.MFD_CLOEXEC), os.pipe()
+    server.spawn(slot + 1, slot, (work_in.fileno(), far.fileno(), trace, output))
     far.close()
-    packets.close_all(files)
+    packets.close_all([trace, reading, output])
     return Line(work_in, work, channel)
 
 

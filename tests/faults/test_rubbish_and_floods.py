@@ -22,6 +22,7 @@ from support.poolrig import APP, LIMIT, PoolProcess, Rig, wait_gone
 from support.waiting import wait_until
 
 from jobpool.backend import State
+from jobpool.death import Death
 from jobpool.top import Watcher
 from jobpool.torture.processes import descriptors
 
@@ -241,6 +242,21 @@ def test_follow_ups_that_are_too_much_are_refused_where_they_are_enqueued(rig: R
     assert (message.state, message.crashes) == (State.DEAD, 0)
     assert "at most 8388608 bytes together" in (message.last_error or "")
     assert [pool.slots() for pool in pools] == children
+
+
+@pytest.mark.row(34)
+@pytest.mark.on("sqlite")
+def test_raw_output_takes_no_memory_and_fails_no_writer(rig: Rig, pools: list[PoolProcess], figure: Figure) -> None:
+    around = Neighbourhood(rig, pools)
+    ident = rig.enqueue("print_raw", {"mebibytes": 64}, timeout=6.0, max_retries=0)
+    around.watch(lambda: not _is_settled(rig, ident))
+    [line] = rig.lines("effect", ident)
+    figure("memory of a child's output and trace", int(line.tag) / 2**20, "MiB")
+    assert int(line.tag) <= 1 << 20
+    record = Death.from_text(rig.inspect(ident).cause or "")
+    assert "the last words" in record.output
+    assert "bytes of raw output dropped" in record.output
+    around.assert_undisturbed({line.pid})
 
 
 @pytest.mark.row(35)

@@ -167,6 +167,29 @@ def flood(ctx: jobpool.JobContext, mebibytes: int, then: str = "") -> None:
 
 
 @jobpool.handler
+def print_raw(ctx: jobpool.JobContext, mebibytes: int) -> None:
+    """Prints so much by a subprocess, more by C code that holds the interpreter's lock, fills its trace file, waits.
+
+    A line `effect`: the bytes of memory that its output and its trace file hold then.
+    """
+    note(ctx, "start")
+    subprocess.run(["head", "-c", str(mebibytes << 20), "/dev/zero"], check=True)
+    held = os.fstat(1).st_blocks * 512
+    block = b"x" * (4 << 20)
+    assert ctypes.PyDLL(None).write(1, block, len(block)) == len(block)
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if "trace" in os.readlink(f"/proc/self/fd/{fd}"):
+                with contextlib.suppress(PermissionError):
+                    for _ in range(mebibytes):
+                        os.write(int(fd), b"x" * (1 << 20))
+                held += os.fstat(int(fd)).st_blocks * 512
+    os.write(1, b"the last words")
+    note(ctx, "effect", tag=str(held + os.fstat(1).st_blocks * 512))
+    time.sleep(LONG)
+
+
+@jobpool.handler
 def outgrow(ctx: jobpool.JobContext, mebibytes: int) -> None:
     """Takes that much memory, 10 MiB at a time, and keeps it: a line `effect` each time, with its size in MiB by then.
 

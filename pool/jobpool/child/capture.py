@@ -1,16 +1,19 @@
 """What an attempt prints, kept within a bound however much it is: the first half of the cap and the last.
 
 Two ways lead out of a handler. What goes through `sys.stdout` and `sys.stderr` stays in memory (`Capture`). What goes
-past them, straight to descriptors 1 and 2 (C code, subprocesses, log handlers made at import), lands in the child's
-output file (`OutputFile`) and is read, and emptied, when the attempt is over.
+past them, straight to descriptors 1 and 2 (C code, subprocesses, log handlers made at import), goes into the child's
+output pipe (`OutputPipe`) and is read when the attempt is over, as far as the master has not thrown it away by then.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import io
 import os
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO, cast
 
@@ -43,10 +46,6 @@ class HeadTail:
             self._tail += data[-self._room :]
             if len(self._tail) > 2 * self._room:
                 del self._tail[: -self._room]
-
-    def skip(self, count: int) -> None:
-        """Count bytes that were dropped before they came here."""
-        self.total += count
 
     def text(self) -> str:
         """All of it, or head, mark and tail. No character is cut in two, and bytes that are no UTF-8 become U+FFFD."""
@@ -125,37 +124,34 @@ class Capture:
             sys.stdout, sys.stderr = before
 
 
-class OutputFile:
-    """The file that descriptors 1 and 2 of a child append to.
+class OutputPipe:
+    """The pipe that descriptors 1 and 2 of a child write to. The master empties it when it is full.
 
     Args:
-        fd: Readable and writable.
+        fd: Its writing end.
         cap: Bytes that are kept of one attempt.
     """
 
     def __init__(self, fd: int, cap: int = DEFAULT_CAP) -> None:
-        self._fd = fd
+        # An end of its own: whether it waits is no matter of the master's, nor of a handler's subprocess.
+        self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._cap = cap
+        self._waiting = array.array("i", [0])
 
     def take(self) -> str:
-        """What was written since the last call; empties the file. Costs one system call when there is nothing.
+        """Return what was written since the last call. Costs one system call when there is nothing.
 
         Raises:
             OSError: The handler has closed it.
         """
-        size = os.lseek(self._fd, 0, os.SEEK_END)
+        fcntl.ioctl(self._fd, termios.FIONREAD, self._waiting)
+        size = self._waiting[0]
         return self._take(size) if size else ""
 
     def _take(self, size: int) -> str:
-        half = max(1, self._cap // 2)
         kept = HeadTail(self._cap)
-        kept.write(os.pread(self._fd, min(size, half), 0))
-        if size > half:
-            start = max(half, size - half)
-            kept.skip(start - half)
-            kept.write(os.pread(self._fd, size - start, start))
-        os.ftruncate(self._fd, 0)
-        os.lseek(self._fd, 0, os.SEEK_SET)  # for a file that was not opened to append
+        with contextlib.suppress(BlockingIOError):  # the master was quicker
+            kept.write(os.read(self._fd, size))
         return kept.text()
 
 

@@ -21,7 +21,7 @@ from setproctitle import setproctitle
 from jobpool import producer
 from jobpool.child import app, transaction
 from jobpool.child.attempt import Attempt, AttemptRunner, JobToRun, OwnAck
-from jobpool.child.capture import DEFAULT_CAP, Capture, OutputFile, cap_text
+from jobpool.child.capture import DEFAULT_CAP, Capture, OutputPipe, cap_text
 from jobpool.child.channel import ChannelProducer
 from jobpool.child.recycle import DESCRIPTORS, SocketsLost, Wear
 from jobpool.child.registry import DEFAULT
@@ -96,7 +96,7 @@ class Child:
         self._channel = boot.channel
         self._page = boot.page.child
         self._title = _Title(f"{options.title}: slot {boot.slot}")
-        raw_output = OutputFile(boot.output_fd, options.output_cap)
+        raw_output = OutputPipe(boot.output_fd, options.output_cap)
         capture = Capture(options.output_cap, boot.page.printed.write)
         self._runner = AttemptRunner(
             DEFAULT,
@@ -224,7 +224,7 @@ def _packet(nonce: int, attempt: Attempt, leaving: str) -> bytes:
 
 
 def _write_lines_at_once() -> None:
-    """What C code and old stream objects print must reach the output file with its own attempt, not a later one."""
+    """What C code and old stream objects print must reach the output pipe with its own attempt, not a later one."""
     for stream in (sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(AttributeError, ValueError, OSError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -233,7 +233,7 @@ def _write_lines_at_once() -> None:
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 1, 0)  # 1: _IOLBF
 
 
-def _forget_output(raw_output: OutputFile) -> None:
+def _forget_output(raw_output: OutputPipe) -> None:
     """What was printed before the first job belongs to none."""
     with contextlib.suppress(OSError):
         raw_output.take()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -27,13 +28,17 @@ from jobpool.mechanism.frames import (
 ESCAPED = 16
 """Times the output cap that an answer's output and error may take as JSON: six bytes for one, and both are capped."""
 
+TRACE_ROOM = 256 * 1024
+"""Bytes of a trace file: some dumps of many threads. Writes beyond fail, which a fault handler does not mind."""
+
 TRACE_TAIL = 16 * 1024
 OUTPUT_TAIL = 4 * 1024
 
-OUTPUT_LIMIT = 4 * 1024 * 1024
-"""Bytes of raw output of one attempt above which, at the next sample, only the first `OUTPUT_KEPT` stay."""
+OUTPUT_ROOM = 256 * 1024
+"""Bytes of a child's output pipe, if the user may still have that much in pipes; else it has what the kernel gives."""
 
-OUTPUT_KEPT = 1024 * 1024
+DRAINS_AT_ONCE = 16
+"""Halves of a full pipe that one look throws away, where the writer fills it again meanwhile: some 2 MiB."""
 
 
 class BrokenChannelError(Exception):
@@ -46,7 +51,7 @@ class BrokenChannelError(Exception):
 
 @dataclass(slots=True)
 class Birth:
-    """The child's ends, to be sent with `Spawn`: the reading end of work, its channel, its trace and output files."""
+    """The child's ends, to be sent with `Spawn`: reading end of work, channel, trace file, writing end of output."""
 
     work: socket.socket
     channel: socket.socket
@@ -77,9 +82,16 @@ class ChildLine:
         self.channel.setblocking(False)
         largest = MAX_ENQUEUED_BYTES + ESCAPED * max(output_cap, packets.INLINE)
         self._reader = packets.Reader(self.channel, min(largest, packets.LARGEST))
-        self._trace = os.memfd_create("jobpool-trace", os.MFD_CLOEXEC)
-        self._output = os.memfd_create("jobpool-output", os.MFD_CLOEXEC)
-        self._traced = 0
+        self._output, self._output_in = _output_pipe()
+        try:
+            self._trace = _trace_file()
+        except OSError:
+            packets.close_all([self._output, self._output_in])
+            raise
+        self._output_room = fcntl.fcntl(self._output, fcntl.F_GETPIPE_SZ)
+        self._has_room = select.poll()
+        self._has_room.register(self._output, select.POLLOUT)
+        self._dropped = 0
         self.pidfd = -1
         self._doomed = False
         self.is_asking = False
@@ -88,16 +100,23 @@ class ChildLine:
         self._handed: deque[int] = deque()
 
     def birth(self) -> Birth:
-        return Birth(self._work_in, self._far, self._trace, self._output)
+        return Birth(self._work_in, self._far, self._trace, self._output_in)
 
     def born(self) -> None:
         """The child's ends were sent: the far end of the channel is its alone from here, so that its close is seen."""
         self._far.close()
+        os.close(self._output_in)
+        self._output_in = -1
 
     @property
     def is_busy(self) -> bool:
         """Whether attempts were handed over that are neither answered nor taken back."""
         return bool(self._handed)
+
+    @property
+    def may_print(self) -> bool:
+        """Whether user code runs in it: it boots, or is busy."""
+        return bool(self._handed) or not self._booted
 
     def hand(self, nonce: int, run: bytes) -> bool:
         """Write attempt `nonce` (`frames.run_packet`) to the child; False: nothing was written, its socket is full."""
@@ -123,7 +142,7 @@ class ChildLine:
         try:
             _send_reply(self.channel, reply)
         except OSError:
-            with contextlib.suppress(OSError):  # or it would wait for this answer for ever
+            with contextlib.suppress(OSError):  # or it would wait for this answer forever
                 self.channel.shutdown(socket.SHUT_RDWR)
 
     def take_back(self) -> frozenset[int]:
@@ -202,26 +221,52 @@ class ChildLine:
         return bool(look.poll(0))
 
     def read_trace(self) -> str:
-        """What the child's fault handler has written since the last call, its tail."""
-        text, self._traced = _tail(self._trace, self._traced, TRACE_TAIL)
-        return text
+        """Read the tail of what the child's fault handler has written since the last call."""
+        end = min(os.lseek(self._trace, 0, os.SEEK_CUR), TRACE_ROOM)  # the position is the child's too
+        start = max(0, end - TRACE_TAIL)
+        os.lseek(self._trace, 0, os.SEEK_SET)
+        return os.pread(self._trace, end - start, start).decode("utf-8", "replace").replace("\0", "")
 
     def read_output(self) -> str:
-        """The tail of what the child wrote to its descriptors 1 and 2."""
-        return _tail(self._output, 0, OUTPUT_TAIL)[0]
+        """Read the tail of what the child wrote to its descriptors 1 and 2 and has not read itself: once it is dead."""
+        data = self._read_output(self._output_room)[-OUTPUT_TAIL:]
+        return self.tell_dropped(data.decode("utf-8", "replace"))
 
-    def bound_output(self) -> None:
-        """Cut back what a running attempt has flooded its raw descriptors with: the child can only do it afterwards."""
-        if os.fstat(self._output).st_size > OUTPUT_LIMIT:
-            os.ftruncate(self._output, OUTPUT_KEPT)
+    def drain_output(self) -> bool:
+        """Throw the older half of a full output pipe away; return whether it was full.
+
+        A writer past Python's streams (C code, a subprocess) never waits for longer than until the next look, never
+        fails and never takes memory; the child reads what is left in the pipe when the attempt is over. Not a file that
+        cannot grow: there a subprocess would fail in the middle, and with it the job. Not a thread of the child: C code
+        that prints and holds the interpreter's lock would wait for it forever.
+        """
+        for drained in range(DRAINS_AT_ONCE):
+            if self._has_room.poll(0):
+                return drained > 0
+            self._dropped += len(self._read_output(self._output_room // 2))
+        return True
+
+    def tell_dropped(self, output: str) -> str:
+        """Add to an attempt's output how much of it `drain_output` has thrown away."""
+        if not self._dropped:
+            return output
+        dropped, self._dropped = self._dropped, 0
+        mark = f"[… {dropped} bytes of raw output dropped, and the last of it kept …]"
+        return f"{output}\n{mark}" if output else mark
+
+    def _read_output(self, most: int) -> bytes:
+        try:
+            return os.read(self._output, most)
+        except BlockingIOError:  # empty, or the child was quicker
+            return b""
 
     def close(self) -> None:
         """Let everything go. Safe to call twice."""
         for sock in (self._work_in, self._work, self.channel, self._far):
             sock.close()
-        fds = [fd for fd in (self._trace, self._output, self.pidfd) if fd >= 0]
+        fds = [fd for fd in (self._trace, self._output, self._output_in, self.pidfd) if fd >= 0]
         packets.close_all(fds)
-        self._trace = self._output = self.pidfd = -1
+        self._trace = self._output = self._output_in = self.pidfd = -1
 
 
 def _send_reply(channel: socket.socket, reply: Reply) -> None:
@@ -232,8 +277,24 @@ def _send_reply(channel: socket.socket, reply: Reply) -> None:
         packets.send(channel, Reply([], "InvalidJob", why).encode())
 
 
-def _tail(fd: int, since: int, most: int) -> tuple[str, int]:
-    """Text behind offset `since`, at most its last `most` bytes, and the offset reached."""
-    size = os.fstat(fd).st_size
-    start = max(since, size - most)
-    return os.pread(fd, most, start).decode("utf-8", "replace"), size
+def _trace_file() -> int:
+    """Make a file that cannot grow: a handler that writes to every descriptor it finds must not fill the memory."""
+    fd = os.memfd_create("jobpool-trace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, TRACE_ROOM)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    return fd
+
+
+def _output_pipe() -> tuple[int, int]:
+    """Open a pipe: the master's end, which reads, never waits and tells whether there is room; and the child's end."""
+    reading, writing = os.pipe()
+    try:
+        with contextlib.suppress(OSError):  # the user has too much in pipes already
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, OUTPUT_ROOM)
+        own = os.open(f"/proc/self/fd/{reading}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        os.close(writing)
+        raise
+    finally:
+        os.close(reading)
+    return own, writing

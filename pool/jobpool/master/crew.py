@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -41,6 +42,12 @@ FRAMES_AT_ONCE = 128
 FRAMES_OF_THE_DEAD = 2048
 """Frames read from a dead child's channel: more than it holds, so that a result is found after any flood."""
 
+DRAIN_EVERY = 0.05
+"""Seconds between two looks for full output pipes while user code runs: for how long a writer may have to wait."""
+
+DRAIN_FLOOD_EVERY = 0.001
+"""The same while one is full: some hundred MiB a second, of a small part of the master's time."""
+
 COLLECT_EVERY = 0.02
 """Seconds between two looks for the dead of a fork server that has died."""
 
@@ -73,6 +80,7 @@ class Crew:
         self._loaded: set[int] = set()
         self._not_ours = linux.direct_children()
         self._oom_kills = OomKills(find())
+        self._drain_at = math.inf
 
     # --- waiting ------------------------------------------------------------------------------------
 
@@ -90,6 +98,8 @@ class Crew:
         """Sleep until something comes, `timeout` seconds at most; what came."""
         if self._ended:
             timeout = min(timeout, COLLECT_EVERY)
+        if timeout > 0:
+            timeout = min(timeout, self._drain_at - time.monotonic())
         events: list[ev.Event] = []
         # Who was stopped (SIGSTOP) for longer than its wait comes back from it with nothing, whatever has come in the
         # meantime, and would kill a child for a result that it has not read: it looks again.
@@ -99,7 +109,20 @@ class Crew:
                 events.extend(reader())
         if self._ended:
             events.extend(self._collect())
+        if time.monotonic() >= self._drain_at:
+            self._drain()
         return events
+
+    def _drain(self) -> None:
+        """Empty the full output pipes; look again while user code runs anywhere."""
+        flooded = [line for line in self._lines.values() if line.drain_output()]
+        runs = flooded or any(line.may_print for line in self._lines.values())
+        pause = DRAIN_FLOOD_EVERY if flooded else DRAIN_EVERY
+        self._drain_at = time.monotonic() + pause if runs else math.inf
+
+    def _drain_soon(self) -> None:
+        if self._drain_at == math.inf:
+            self._drain_at = time.monotonic() + DRAIN_EVERY
 
     # --- fork servers -------------------------------------------------------------------------------
 
@@ -218,6 +241,7 @@ class Crew:
         server.spawn(child, slot.index, line.birth().fds)
         line.born()
         self._listen(child, line)
+        self._drain_soon()
 
     def _listen(self, child: int, line: ChildLine) -> None:
         self.watch(line.channel.fileno(), lambda: self._read_child(child, line))
@@ -256,6 +280,8 @@ class Crew:
                     break
                 if to_the_end and type(frame) is Ask:
                     continue
+                if type(frame) is Result:
+                    frame.output = line.tell_dropped(frame.output)
                 events.append(_child_said(child, frame))
                 if line.is_asking and not to_the_end:
                     self.unwatch(line.channel.fileno())
@@ -301,6 +327,7 @@ class Crew:
             return False
         lease = delivery.lease
         run = run_packet(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
+        self._drain_soon()
         return line.hand(delivery.nonce, with_ticket(run, ticket) if ticket else run)
 
     def take_back(self, slot: Slot) -> ev.TookBack:
@@ -329,10 +356,9 @@ class Crew:
         return line.read_trace() if line else ""
 
     def bound_outputs(self) -> None:
-        """Keep the children's output files small, whatever is written to them; called about once a second."""
+        """Empty the output pipes of idle children too, where a process left behind may print; about once a second."""
         self._oom_kills.look(time.monotonic())
-        for line in self._lines.values():
-            line.bound_output()
+        self._drain()
 
     def close(self) -> None:
         """End every fork server and let go of everything. Blocks until they are dead, some milliseconds."""

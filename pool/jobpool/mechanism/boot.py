@@ -108,7 +108,7 @@ class ChildBoot:
         channel: Blocking, duplex.
         page: Its own page of the board. Never release it in a child.
         trace_fd: Where the fault handler writes stacks.
-        output_fd: What descriptors 1 and 2 are copies of.
+        output_fd: Writing end of the output pipe, of which descriptors 1 and 2 are copies.
         options: `options.preload` False: import the app before `Ready`.
     """
 

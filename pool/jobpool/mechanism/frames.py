@@ -229,7 +229,7 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Fork a child. With it travel four descriptors: work (reading end), channel, trace file, output file.
+    """Fork a child. With it travel four descriptors: work (reading end), channel, trace file, output (writing end).
 
     `child` is a serial number, never reused in the life of a master; `slot` is the page it writes.
     """

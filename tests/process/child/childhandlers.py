@@ -53,13 +53,10 @@ def sum_up(ctx: JobContext, order: Order) -> str:
 
 
 @handler
-def flood(ctx: JobContext, megabytes: int, raw: bool = False) -> None:
+def flood(ctx: JobContext, megabytes: int) -> None:
     chunk = "x" * (1 << 20)
     for _ in range(megabytes):
-        if raw:
-            os.write(1, chunk.encode())
-        else:
-            sys.stdout.write(chunk)
+        sys.stdout.write(chunk)
     print("the end", flush=True)
 
 

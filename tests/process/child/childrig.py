@@ -56,8 +56,9 @@ class ChildProcess:
         self._work, work = packets.pair()
         self.channel, channel = packets.pair()
         self.board = Scoreboard.create(None, 1)
-        self.trace, self.output = (os.memfd_create(name) for name in ("trace", "output"))
-        fds = [work.fileno(), channel.fileno(), self.board.fd, self.trace, self.output]
+        self.trace = os.memfd_create("trace")
+        self.output, output = os.pipe()
+        fds = [work.fileno(), channel.fileno(), self.board.fd, self.trace, output]
         arguments = [*map(str, fds), ChildOptions(**options).to_json().decode()]
         self.process = subprocess.Popen([sys.executable, __file__, *arguments], pass_fds=fds, process_group=0)
         self._nonce = 0
@@ -65,6 +66,7 @@ class ChildProcess:
         # As the master does, the test keeps the reading end of `work`.
         self.work_reading = work
         channel.close()
+        os.close(output)
 
     @property
     def page(self) -> ChildView:

@@ -57,11 +57,11 @@ class Pool:
     def bear(self) -> None:
         self.work, work = packets.pair()
         self.channel, channel = packets.pair()
-        files = [os.memfd_create(name) for name in ("trace", "output")]
-        self.server.spawn(1, 0, (work.fileno(), channel.fileno(), *files))
+        trace, (reading, output) = os.memfd_create("trace"), os.pipe()
+        self.server.spawn(1, 0, (work.fileno(), channel.fileno(), trace, output))
         spawned = self.hear(Spawned)
         self.pid = spawned.pid  # type: ignore[attr-defined]
-        self._fds += [*files, *(sock.detach() for sock in (work, channel))]
+        self._fds += [trace, reading, output, *(sock.detach() for sock in (work, channel))]
         assert isinstance(self.answer(), Ready)
 
     def answer(self) -> Frame:

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 
-from jobpool.child.capture import Capture, HeadTail, OutputFile, cap_text
+from jobpool.child.capture import Capture, HeadTail, OutputPipe, cap_text
 
 
 @pytest.mark.parametrize(
@@ -111,10 +112,11 @@ def test_memory_stays_flat_under_a_flood() -> None:
 
 
 @pytest.fixture
-def output_fd() -> int:  # type: ignore[misc]
-    fd = os.memfd_create("output")
-    yield fd
-    os.close(fd)
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for fd in ends:
+        os.close(fd)
 
 
 @pytest.mark.parametrize(
@@ -127,10 +129,13 @@ def output_fd() -> int:  # type: ignore[misc]
         (b"abcdefghi", "abcd\n[… 1 bytes dropped …]\nfghi"),
     ],
 )
-def test_the_output_file_is_read_and_emptied(output_fd: int, written: bytes, taken: str) -> None:
-    file = OutputFile(output_fd, 8)
-    os.write(output_fd, written)
-    assert file.take() == taken
-    assert file.take() == ""
-    os.write(output_fd, b"next")
-    assert file.take() == "next"
+def test_the_output_pipe_is_read_and_empty_then(pipe: tuple[int, int], written: bytes, taken: str) -> None:
+    output = OutputPipe(pipe[1], 8)
+    try:
+        os.write(pipe[1], written)
+        assert output.take() == taken
+        assert output.take() == ""
+        os.write(pipe[1], b"next")
+        assert output.take() == "next"
+    finally:
+        os.close(output._fd)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 
-from jobpool.master.children import ChildLine
+import pytest
+
+from jobpool.master.children import DRAINS_AT_ONCE, TRACE_ROOM, BrokenChannelError, ChildLine
 from jobpool.mechanism import packets
-from jobpool.mechanism.frames import Run, decode
+from jobpool.mechanism.frames import Ask, BootFailed, Frame, Ready, Reply, Result, Run, Verdict, decode
 
 RUN = Run(7, 1, 0, 0, 0.0, b"x").encode()
 
@@ -50,3 +55,114 @@ def test_a_kill_that_comes_before_the_child_is_known_to_be_born_is_carried_out_a
         assert child.wait(30.0) == -signal.SIGKILL
     assert line.has_ended()
     line.close()
+
+
+# --- what a child prints past Python ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def line() -> Iterator[ChildLine]:
+    line = ChildLine(1, 65536)
+    yield line
+    line.close()
+
+
+def fill(fd: int, data: bytes) -> int:
+    """Write it again and again until nothing more is taken; the bytes that were."""
+    written = 0
+    os.set_blocking(fd, False)
+    try:
+        while True:
+            written += os.write(fd, data)
+    except BlockingIOError:
+        return written
+    finally:
+        os.set_blocking(fd, True)
+
+
+def test_a_full_output_pipe_has_room_again_and_keeps_the_newest(line: ChildLine) -> None:
+    output = line.birth().output
+    os.write(output, b"a little")
+    assert not line.drain_output()
+    assert line.tell_dropped("printed") == "printed", "nothing is lost of what the child can read itself"
+    written = fill(output, b"x" * 4096)
+    assert line.drain_output()
+    assert not line.drain_output()
+    os.write(output, b"the last words")
+    left = line.read_output()
+    assert left.partition("\n")[0].endswith("xthe last words")
+    dropped = int(left.rpartition("[… ")[2].split()[0])
+    assert written / 4 < dropped < written
+
+
+@pytest.mark.parametrize("direct", [0, os.O_DIRECT], ids=["merged", "in packets"])
+def test_a_pipe_that_is_full_of_tiny_writes_has_room_again(line: ChildLine, direct: int) -> None:
+    """It may be full with far fewer bytes than it has room for."""
+    output = line.birth().output
+    fcntl.fcntl(output, fcntl.F_SETFL, fcntl.fcntl(output, fcntl.F_GETFL) | direct)
+    for _ in range(DRAINS_AT_ONCE):
+        assert fill(output, b"x") > 0
+        assert line.drain_output()
+
+
+def test_a_trace_file_does_not_grow_and_holds_the_next_dump(line: ChildLine) -> None:
+    trace = line.birth().trace
+    with contextlib.suppress(PermissionError):
+        for _ in range(1000):
+            os.write(trace, b"rubbish" * 10_000)
+    assert os.fstat(trace).st_size == TRACE_ROOM
+    assert "rubbish" in line.read_trace()
+    os.write(trace, b"File x.py, line 1")
+    assert line.read_trace() == "File x.py, line 1"
+    os.lseek(trace, 1 << 40, os.SEEK_SET)
+    line.read_trace()
+    assert line.read_trace() == ""
+
+
+# --- what a child says ------------------------------------------------------------------------------------------------
+
+
+ANSWER = Result(7, Verdict.SUCCEEDED, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [ANSWER, ANSWER],
+        [Result(8, Verdict.SUCCEEDED, 1.0, 1.0)],
+        [Ready(), Ready()],
+        [Ready(), BootFailed("too late")],
+    ],
+    ids=["twice", "for another", "ready twice", "boots and fails"],
+)
+def test_what_comes_out_of_turn_is_rubbish(line: ChildLine, frames: list[Frame]) -> None:
+    line.hand(7, RUN)
+    for frame in frames:
+        packets.send(line._far, frame.encode())
+    for _ in frames[1:]:
+        assert line.receive() is not None
+    with pytest.raises(BrokenChannelError):
+        line.receive()
+
+
+def test_a_child_that_reads_no_answer_is_cut_off(line: ChildLine) -> None:
+    """Else it would wait forever for the answer that found no room."""
+    asked = 0
+    with contextlib.suppress(BrokenPipeError):
+        while asked < 2000:
+            packets.send(line._far, Ask([]).encode())
+            assert line.receive() == Ask([])
+            line.reply(Reply(["x" * 1000]))
+            asked += 1
+    with pytest.raises(BrokenChannelError) as raised:
+        line.receive()
+    assert raised.value.closed
+
+
+def test_an_answer_that_is_too_large_is_told_as_an_error(line: ChildLine) -> None:
+    line.reply(Reply(["x" * packets.LARGEST]))
+    got = packets.recv(line._far)
+    assert got is not None
+    answer = decode(got[0])
+    assert isinstance(answer, Reply)
+    assert answer.kind == "InvalidJob"
