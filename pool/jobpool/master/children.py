@@ -91,7 +91,8 @@ class ChildLine:
         self._output_room = fcntl.fcntl(self._output, fcntl.F_GETPIPE_SZ)
         self._has_room = select.poll()
         self._has_room.register(self._output, select.POLLOUT)
-        self._dropped = 0
+        self.dropped = 0
+        """Bytes of the running attempt's raw output that were thrown away."""
         self.pidfd = -1
         self._doomed = False
         self.is_asking = False
@@ -243,14 +244,14 @@ class ChildLine:
         for drained in range(DRAINS_AT_ONCE):
             if self._has_room.poll(0):
                 return drained > 0
-            self._dropped += len(self._read_output(self._output_room // 2))
+            self.dropped += len(self._read_output(self._output_room // 2))
         return True
 
     def tell_dropped(self, output: str) -> str:
         """Add to an attempt's output how much of it `drain_output` has thrown away."""
-        if not self._dropped:
+        if not self.dropped:
             return output
-        dropped, self._dropped = self._dropped, 0
+        dropped, self.dropped = self.dropped, 0
         mark = f"[… {dropped} bytes of raw output dropped, and the last of it kept …]"
         return f"{output}\n{mark}" if output else mark
 

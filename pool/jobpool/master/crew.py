@@ -280,7 +280,7 @@ class Crew:
                     break
                 if to_the_end and type(frame) is Ask:
                     continue
-                if type(frame) is Result:
+                if line.dropped and type(frame) is Result:
                     frame.output = line.tell_dropped(frame.output)
                 events.append(_child_said(child, frame))
                 if line.is_asking and not to_the_end:
