@@ -148,7 +148,8 @@ def _program(
     directory: Path, url: str, workers: int, app: str, more: tuple[str, ...]
 ) -> Iterator[subprocess.Popen[bytes]]:
     words = ["-A", app, "-b", url, "-w", str(workers), "--stop-grace", "1", *more]
-    environment = clean_environment(JOBPOOL_RUNTIME_DIR=str(directory / "run"), PYTHONPATH=str(ROOT))
+    shown = {"JOBPOOL_DEBUG": "1"}  # its memory is measured, which is else hidden from all but root
+    environment = clean_environment(JOBPOOL_RUNTIME_DIR=str(directory / "run"), PYTHONPATH=str(ROOT), **shown)
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "jobpool.cli.main", *words], cwd=directory, env=environment, stdout=log, stderr=log

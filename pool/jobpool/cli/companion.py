@@ -21,6 +21,8 @@ def main(argv: list[str]) -> int:
     os.set_inheritable(line, False)
     os.set_blocking(line, False)  # a master that stands still does not stop schedules
     linux.die_with_parent(master)
+    if not os.environ.get("JOBPOOL_DEBUG"):
+        linux.hide_memory()
     start = read_start(config)
     configure(start.log_level, start.log_format).write_in_background()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -60,6 +61,8 @@ def run(
     """
     if once and max_ > 1:
         raise click.UsageError("--once and --max exclude each other")
+    if ctx.obj is None:  # else it runs under a witness, who counts its descriptors
+        _hide()
     mode = {"max_total": 1 if once else max_, "until_empty": until_empty, "fail_on_dead": fail_on_dead}
     start = _read(session, flags, mode)
     from jobpool.cli.startup import check_apps
@@ -76,6 +79,14 @@ def run(
         log.warning("others can use the signing keys", extra={"why": start.caution})
     with _published(pool, start.runtime_dir) as published:
         ctx.exit(_run(published, lines if progress else None, ctx.obj))
+
+
+def _hide() -> None:
+    """Keep the broker's credentials from the jobs, which could read this process's memory: they are of one user."""
+    from jobpool.mechanism import linux
+
+    if not os.environ.get("JOBPOOL_DEBUG"):
+        linux.hide_memory()
 
 
 def _read(session: Session, flags: dict[str, Any], mode: dict[str, Any]) -> Start:

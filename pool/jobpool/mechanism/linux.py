@@ -36,6 +36,7 @@ A fault's or an abort's are not among them: the kernel, a debugger or systemd's 
 """
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _WAITID = ctypes.CDLL(None).waitid
@@ -82,6 +83,15 @@ def die_with_parent(expected_ppid: int) -> None:
     signal_at_parents_death(signal.SIGKILL)
     if os.getppid() != expected_ppid:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hide_memory() -> None:
+    """Keep this process's memory, environment and descriptors from other processes of its user.
+
+    Only who may trace any process (CAP_SYS_PTRACE) still reads them, and the process leaves no core dump. What it
+    executes is not hidden, what it forks is.
+    """
+    _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def become_subreaper() -> None:

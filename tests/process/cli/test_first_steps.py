@@ -104,6 +104,7 @@ def test_a_killed_pool_is_not_shown_any_more(shell: Shell) -> None:
 
 def test_the_master_does_not_carry_the_settings_machinery(shell: Shell) -> None:
     shell.run("init")
+    shell.environment["JOBPOOL_DEBUG"] = "1"  # or its maps would be hidden from all but root
     pool = shell.start("-w", "1")
     wait_until(lambda: shell.run("health").returncode == 0, "healthy")
     maps = Path(f"/proc/{pool.pid}/maps").read_text()

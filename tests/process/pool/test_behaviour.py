@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from support.poolrig import Rig
 from support.poolrig_brokers import PostgresBroker
+from support.waiting import wait_until
 
 TELLING = """
 import os, pathlib, jobpool
@@ -14,6 +16,30 @@ import os, pathlib, jobpool
 @jobpool.handler
 def tell(ctx, file: str):
     pathlib.Path(file).write_text(repr(os.environ))
+"""
+
+PEEKING = """
+import os, pathlib, jobpool
+
+scheduler = jobpool.Scheduler()
+scheduler.define("peek").daily_at("03:00")
+
+@jobpool.handler
+def peek(ctx, pid: int, file: str):
+    told = []
+    for name in ("mem", "fd/0"):
+        try:
+            open(f"/proc/{pid}/{name}", "rb").close()
+            told.append(f"{name} opened")
+        except OSError as error:
+            told.append(f"{name} {type(error).__name__}")
+    pathlib.Path(file).write_text(", ".join(told))
+"""
+
+WITHOUT_PTRACE = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(24, 19, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_SYS_PTRACE: refused to who is not root, and has none
+os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
@@ -83,6 +109,22 @@ def test_no_handler_gets_the_brokers_password_from_the_environment(tmp_path: Pat
     finally:
         rig.end()
         broker.end()
+
+
+def test_no_job_reads_the_memory_of_the_master_or_of_the_scheduler(rig: Rig) -> None:
+    """Of one user, they are. Root with all its rights may trace anybody, so it goes without that one here."""
+    app = rig.directory / "peeking.py"
+    app.write_text(PEEKING)
+    pool = rig.start_pool("--cron", app=app, through=(sys.executable, "-c", WITHOUT_PTRACE)).wait_ready(2)
+    [started] = wait_until(lambda: pool.log("the scheduler starts"), what="a scheduler starts")
+    wait_until(lambda: pool.log("cron is ready"), what="the scheduler is ready")
+    for pid in (pool.pid, started["pid"]):
+        told = rig.directory / f"told-{pid}"
+        rig.enqueue("peek", {"pid": pid, "file": str(told)})
+        rig.wait_drained()
+        assert told.read_text() == "mem PermissionError, fd/0 PermissionError"
+    assert pool.is_healthy()
+    assert pool.stop() == 0
 
 
 def _target(pid: int, fd: str) -> str:

@@ -60,7 +60,7 @@ def the_one(pool: PoolProcess, not_this: int = 0) -> int:
 
 def test_it_fires_is_replaced_and_ends_with_the_pool(rig: Rig) -> None:
     app = an_app(rig)
-    pool = rig.start_pool("--cron", app=app).wait_ready(2)
+    pool = rig.start_pool("--cron", app=app, JOBPOOL_DEBUG="1").wait_ready(2)  # else its environment is hidden
     first = the_one(pool)
     wait_until(lambda: pool.log("schedule fired"), what="it has fired")
     fired = pool.log("schedule fired")
