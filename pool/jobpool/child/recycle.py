@@ -35,6 +35,7 @@ LAST_WORDS = 0.05
 SWEEP_LIMIT = 0.5
 """Seconds for which killing left-over processes may hold the result up; the fork server sweeps again anyway."""
 
+_SOL_SOCKET = socket.SOL_SOCKET
 _SO_COOKIE = 57
 """Of <asm-generic/socket.h>: a number that no other socket of this boot has."""
 
@@ -126,12 +127,15 @@ class _Descriptors:
     def __init__(self, sockets: tuple[socket.socket, ...], most: int) -> None:
         self._first = _lowest_free()
         self._most = self._first + most
-        self._sockets = [(sock, _cookie(sock)) for sock in sockets]
+        self._sockets = [(sock.getsockopt, sock.getsockopt(_SOL_SOCKET, _SO_COOKIE, 8)) for sock in sockets]
 
     def check_sockets(self) -> None:
-        for sock, cookie in self._sockets:
-            if _cookie(sock) != cookie:
-                raise SocketsLost
+        try:
+            for ask, cookie in self._sockets:
+                if ask(_SOL_SOCKET, _SO_COOKIE, 8) != cookie:
+                    raise SocketsLost
+        except OSError:  # closed, or a file now
+            raise SocketsLost from None
 
     def worn(self) -> bool:
         try:
@@ -165,10 +169,3 @@ def _lowest_free() -> int:
     fd = os.dup(1)
     os.close(fd)
     return fd
-
-
-def _cookie(sock: socket.socket) -> bytes:
-    try:
-        return sock.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8)
-    except OSError:  # closed, or a file now
-        return b""
