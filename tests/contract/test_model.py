@@ -28,6 +28,7 @@ AT_ONCE = ReapPolicy(max_crashes=2, window=40.0, back_off=0.0)
 steps = st.integers(0, 5)
 queues = st.sampled_from(QUEUES)
 priorities = st.sampled_from([0, 5, 5, 9])
+reasons = st.sampled_from(["hopeless", "failed"])
 errors = st.sampled_from([None, "boom", "Zürich"])
 causes = st.sampled_from([None, "SIGKILL"])
 given_ids = st.sampled_from(["a", "b", "c"])
@@ -132,7 +133,7 @@ class Comparison(SideBySide):
 
     def face(self, lease: JobLease) -> tuple[object, ...]:
         """What must be the same in two leases."""
-        return lease.id, lease.queue, lease.body, lease.attempts, lease.crashes, lease.deliveries
+        return lease.id, lease.queue, lease.body, lease.attempts, lease.crashes, lease.deliveries, lease.begun
 
     # --- settling ----------------------------------------------------------------------------------
 
@@ -144,10 +145,10 @@ class Comparison(SideBySide):
     def nack(self, pair: Pair, delay: int, error: str | None, cause: str | None) -> None:
         self.settle_as(pair, Nack(self.seconds(delay), error, cause))
 
-    @rule(pair=leases, error=errors, cause=causes, followed=st.booleans())
-    def abandon(self, pair: Pair, error: str | None, cause: str | None, followed: bool) -> None:
+    @rule(pair=leases, reason=reasons, error=errors, cause=causes, followed=st.booleans())
+    def abandon(self, pair: Pair, reason: str, error: str | None, cause: str | None, followed: bool) -> None:
         copies = (a_job("copy", queue="mails", identifier=f"copy-of-{pair.ours.id}"),) if followed else ()
-        self.settle_as(pair, Abandon("hopeless", error, cause, copies))
+        self.settle_as(pair, Abandon(reason, error, cause, copies))
 
     @rule(pair=leases, attempts=st.integers(0, 1), crashes=st.integers(0, 1), error=errors, cause=causes)
     def move(self, pair: Pair, attempts: int, crashes: int, error: str | None, cause: str | None) -> None:
