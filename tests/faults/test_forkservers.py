@@ -1,4 +1,4 @@
-"""The fork server is killed, forks are refused (row 19); it does not answer (32); jobs kill it again and again (33)."""
+"""The fork server is killed, forks are refused (row 19); it does not answer (32); jobs kill it again and again (37)."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def silence(rig: Rig, pool: PoolProcess, how: str, spare: int = 0) -> None:
 # --- jobs that kill it ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row(33)
+@pytest.mark.row(37)
 @pytest.mark.on("sqlite", "redis")
 def test_jobs_that_kill_their_fork_server_again_and_again_are_dead_and_innocents_are_charged_nothing(rig: Rig) -> None:
     pool = rig.start_pool("--max-crashes", "1", workers=4, app=an_app(rig, extra=ORDERS)).wait_ready(4)

@@ -1,4 +1,4 @@
-"""The reader of a pool's log stands still: jobs run on, timeouts are enforced, a stop ends in time (row 36)."""
+"""The reader of a pool's log stands still: jobs run on, timeouts are enforced, a stop ends in time (row 31)."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def assert_stops(pool: PoolProcess, figure: Figure, status: int = 0) -> None:
     assert seconds < DRAIN_LIMIT_S + STOP_LIMIT_S + stalls.seconds
 
 
-@pytest.mark.row(36)
+@pytest.mark.row(31)
 @pytest.mark.on("sqlite")
 @pytest.mark.parametrize("stands_still", READERS)
 def test_a_pool_whose_log_nobody_reads_works_and_stops(rig: Rig, figure: Figure, stands_still: str) -> None:
@@ -128,7 +128,7 @@ def test_a_pool_whose_log_nobody_reads_works_and_stops(rig: Rig, figure: Figure,
     rig.assert_no_processes_left()
 
 
-@pytest.mark.row(36)
+@pytest.mark.row(31)
 @pytest.mark.on("sqlite")
 def test_a_scheduler_whose_log_nobody_reads_fires_and_stops_with_its_pool(rig: Rig, figure: Figure) -> None:
     app = rig.directory / "the_app.py"
@@ -140,7 +140,7 @@ def test_a_scheduler_whose_log_nobody_reads_fires_and_stops_with_its_pool(rig: R
     rig.assert_no_processes_left()
 
 
-@pytest.mark.row(36)
+@pytest.mark.row(31)
 @pytest.mark.on("sqlite")
 def test_a_pool_that_draws_its_progress_on_a_stopped_terminal_ends_by_itself(rig: Rig) -> None:
     rig.enqueue_many("fail", [{"times": 9}] * 5, max_retries=0)
@@ -150,7 +150,7 @@ def test_a_pool_that_draws_its_progress_on_a_stopped_terminal_ends_by_itself(rig
     rig.assert_no_processes_left()
 
 
-@pytest.mark.row(36)
+@pytest.mark.row(31)
 @pytest.mark.on("sqlite")
 def test_an_error_that_nobody_reads_ends_the_pool_with_its_status(rig: Rig, tmp_path: Path) -> None:
     app = tmp_path / "broken.py"
@@ -160,7 +160,7 @@ def test_an_error_that_nobody_reads_ends_the_pool_with_its_status(rig: Rig, tmp_
     rig.assert_no_processes_left()
 
 
-@pytest.mark.row(36)
+@pytest.mark.row(31)
 @pytest.mark.on("sqlite")
 @pytest.mark.parametrize("stands_still", READERS)
 def test_a_reader_that_comes_back_gets_every_line_in_order(rig: Rig, stands_still: str) -> None:

@@ -1,4 +1,4 @@
-"""A broker that answers, and refuses: to write (row 37), or to let the pools in at all (row 38)."""
+"""A broker that answers, and refuses: to write (row 33), or to let the pools in at all (row 36)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AWAY = 4.0
 # --- it does not write --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.row(37)
+@pytest.mark.row(33)
 @pytest.mark.on("beanstalk")
 @pytest.mark.own_server
 @pytest.mark.ttr(3)
@@ -109,21 +109,21 @@ WITHDRAWALS: dict[str, tuple[Withdrawal, str]] = {
 """What goes away, and what is said of it."""
 
 
-@pytest.mark.row(38)
+@pytest.mark.row(36)
 @pytest.mark.on("sqlite", "postgres")
 @pytest.mark.own_server
 def test_a_table_that_is_away_for_a_while_is_waited_for(broker: Broker | None, rig: Rig) -> None:
     assert_waited_for(broker, rig, "table")
 
 
-@pytest.mark.row(38)
+@pytest.mark.row(36)
 @pytest.mark.on("postgres")
 @pytest.mark.own_server
 def test_a_login_that_is_away_for_a_while_is_waited_for(broker: Broker, rig: Rig) -> None:
     assert_waited_for(broker, rig, "login")
 
 
-@pytest.mark.row(38)
+@pytest.mark.row(36)
 @pytest.mark.on("redis")
 @pytest.mark.own_server
 def test_rights_that_are_away_for_a_while_are_waited_for(broker: Broker, rig: Rig) -> None:
@@ -156,7 +156,7 @@ def assert_waited_for(broker: Broker | None, rig: Rig, what: str) -> None:
     assert {line.id for line in rig.ends()} == {*held, *waiting}
 
 
-@pytest.mark.row(38)
+@pytest.mark.row(36)
 @pytest.mark.on("sqlite")
 def test_a_pool_that_is_refused_for_too_long_settles_what_it_can_and_exits(broker: Broker | None, rig: Rig) -> None:
     pool = rig.start_pool("--broker-refusal-timeout", "1", "--stop-grace", "2").wait_ready(2)
@@ -170,7 +170,7 @@ def test_a_pool_that_is_refused_for_too_long_settles_what_it_can_and_exits(broke
     rig.assert_no_processes_left()
 
 
-@pytest.mark.row(38)
+@pytest.mark.row(36)
 @pytest.mark.on("redis")
 @pytest.mark.own_server
 def test_a_refusal_before_the_first_answer_ends_a_pool_at_once(broker: Broker, rig: Rig) -> None:

@@ -1,4 +1,4 @@
-"""Reloads, with good code and with broken code, beside a pool that is not reloaded (rows 22 and 31)."""
+"""Reloads, with good code and with broken code, beside a pool that is not reloaded (row 22)."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_many_hups_under_load(rig: Rig) -> None:
     stop_all(rig, [pool, other])
 
 
-@pytest.mark.row(31)
+@pytest.mark.row(22)
 def test_reloads_in_a_stream_of_quick_jobs_with_longer_ones_among_them_come_to_their_end(rig: Rig) -> None:
     """The longer ones have frames behind them that are taken back, in the very turn that tells their child to leave."""
     pool, other = start(rig, "--max-crashes", "0", workers=4)

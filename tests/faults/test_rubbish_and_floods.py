@@ -228,7 +228,7 @@ def test_a_flood_of_questions_withholds_nobodys_acks(
     assert_ran_once(rig, floods)
 
 
-@pytest.mark.row(34)
+@pytest.mark.row(39)
 @pytest.mark.on("sqlite")
 def test_follow_ups_that_are_too_much_are_refused_where_they_are_enqueued(rig: Rig, pools: list[PoolProcess]) -> None:
     """Those below the bound arrive; above it the handler is told, and its child is the same as before."""
@@ -244,7 +244,7 @@ def test_follow_ups_that_are_too_much_are_refused_where_they_are_enqueued(rig: R
     assert [pool.slots() for pool in pools] == children
 
 
-@pytest.mark.row(34)
+@pytest.mark.row(40)
 @pytest.mark.on("sqlite")
 def test_raw_output_takes_no_memory_and_fails_no_writer(rig: Rig, pools: list[PoolProcess], figure: Figure) -> None:
     around = Neighbourhood(rig, pools)
@@ -259,7 +259,7 @@ def test_raw_output_takes_no_memory_and_fails_no_writer(rig: Rig, pools: list[Po
     around.assert_undisturbed({line.pid})
 
 
-@pytest.mark.row(35)
+@pytest.mark.row(41)
 @pytest.mark.on("sqlite")
 def test_a_stray_pointer_reaches_nothing_but_the_childs_own_page(rig: Rig, pools: list[PoolProcess]) -> None:
     around = Neighbourhood(rig, pools)
@@ -279,7 +279,7 @@ def test_a_stray_pointer_reaches_nothing_but_the_childs_own_page(rig: Rig, pools
     assert_ran_once(rig, [*ids, last, *steady])
 
 
-@pytest.mark.row(35)
+@pytest.mark.row(42)
 @pytest.mark.on("sqlite")
 def test_nobody_answers_for_a_job_that_its_child_has_not_taken(rig: Rig, pools: list[PoolProcess]) -> None:
     """In a stream of short jobs, where some wait in the sockets of children."""

@@ -35,7 +35,7 @@ def pool(rig: Rig) -> Iterator[PoolProcess]:
     stop_all(rig, [pool])
 
 
-@pytest.mark.row(39)
+@pytest.mark.row(38)
 @pytest.mark.parametrize("how", [*WAYS, *OF_ROOT])
 @pytest.mark.usefixtures("pool")
 def test_no_innocent_job_fails_after_one_that_spoils_its_process(rig: Rig, how: str) -> None:
