@@ -29,9 +29,9 @@ ROOT = "root directory"
 RIGHTS = "user or rights"
 LIMITS = "resource limits"
 
-_NAMES = ("TERM", "INT", "HUP", "QUIT", "CHLD", "PIPE", "VTALRM", "PROF")
-_KEPT = tuple(int(signal.Signals[f"SIG{name}"]) for name in _NAMES)
-_VIRTUAL, _PROF = int(signal.ITIMER_VIRTUAL), int(signal.ITIMER_PROF)
+_TIMERS = {int(signal.SIGVTALRM): int(signal.ITIMER_VIRTUAL), int(signal.SIGPROF): int(signal.ITIMER_PROF)}
+_NAMES = ("TERM", "INT", "HUP", "QUIT", "CHLD", "PIPE")
+_KEPT = (*(int(signal.Signals[f"SIG{name}"]) for name in _NAMES), *_TIMERS)
 
 
 class Tidy:
@@ -43,6 +43,9 @@ class Tidy:
         self._umask = os.umask(0o077)
         os.umask(self._umask)
         self._is_root = os.geteuid() == 0  # else it can change neither
+        for number in _TIMERS:
+            if raw_getsignal(number) == signal.SIG_DFL:
+                raw_signal(number, _stop_timer)
         self._handlers = list(map(raw_getsignal, _KEPT))
         self._limits = linux.limits()
         self._limits_text = linux.limits_text()
@@ -57,9 +60,6 @@ class Tidy:
         Raises:
             OSError: The handler has closed the folder's descriptor.
         """
-        if signal.getitimer(_VIRTUAL)[0] or signal.getitimer(_PROF)[0]:
-            signal.setitimer(_VIRTUAL, 0.0)
-            signal.setitimer(_PROF, 0.0)
         if list(map(raw_getsignal, _KEPT)) != self._handlers:
             self._restore_signals()
         self._interpreter.restore()
@@ -89,6 +89,11 @@ class Tidy:
         for number, handler in zip(_KEPT, self._handlers, strict=True):
             if raw_getsignal(number) is not handler and handler is not None:
                 raw_signal(number, handler)
+
+
+def _stop_timer(number: int, _: object) -> None:
+    """Disarm a timer that an earlier job left behind; to look for it after each attempt costs two system calls."""
+    signal.setitimer(_TIMERS[number], 0.0)
 
 
 class _Interpreter:
