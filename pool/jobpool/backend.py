@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -50,7 +51,7 @@ ENQUEUE_MEMORY = 600.0
 """Seconds after its end for which an id that a producer gave is still known (law 8)."""
 
 MAX_FETCH = 1_000_000
-"""Messages in one fetch."""
+"""Messages in one fetch at most, however many are asked for."""
 
 YEAR_S = 366 * 86400.0
 
@@ -545,7 +546,7 @@ class QueueBackend(ABC):
         """
         check_ttl(ttl)
         check_queue(queue)
-        check_count(limit, "limit", 1, MAX_FETCH)
+        limit = min(check_count(limit, "limit", 1, sys.maxsize), MAX_FETCH)
         ident = fetch_id or secrets.token_hex(8)
         give_up = self.clock.mono() + min(YEAR_S, check_number(wait, "wait"))
         while True:

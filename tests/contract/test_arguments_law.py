@@ -20,7 +20,7 @@ def fetch(backend: QueueBackend, **options: Any) -> object:
 
 
 WRONG: dict[str, tuple[Callable[[QueueBackend, Any], object], tuple[Any, ...]]] = {
-    "fetch limit": (lambda backend, value: fetch(backend, limit=value), (2.5, True, 0, "1", None, NAN, 10**9)),
+    "fetch limit": (lambda backend, value: fetch(backend, limit=value), (2.5, True, 0, "1", None, NAN)),
     "fetch ttl": (lambda backend, value: fetch(backend, ttl=value), (0, -1.0, True, "30", None, NAN, 1e9)),
     "fetch wait": (lambda backend, value: fetch(backend, wait=value), (True, "1", None, NAN)),
     "wait": (lambda backend, value: backend.wait_any([QUEUE], value), (True, "1", None, NAN)),

@@ -26,7 +26,7 @@ BY_NUMBER = {
     ("jobpool/mechanism/linux.py", "die_with_parent"): "itself",
     ("jobpool/mechanism/linux.py", "kill"): "a child that nobody else collects: its callers answer for that",
     ("jobpool/mechanism/linux.py", "kill_group"): "the group of such a child: its callers answer for that",
-    ("jobpool/mechanism/forkclient.py", "ForkServer.kill"): "the group of its own child, seen alive just before",
+    ("jobpool/mechanism/forkclient.py", "ForkServer._kill"): "the group of its own child, seen alive just before",
     ("jobpool/mechanism/companion.py", "Companion.start"): "its own child, by Popen, which has not collected it",
     ("jobpool/torture/failpoint.py", "FailPoints.at"): "itself",
     ("jobpool/torture/handlers.py", "_die"): "itself",

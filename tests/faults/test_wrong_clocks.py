@@ -88,7 +88,7 @@ def test_programs_on_wrong_clocks_fire_by_the_brokers(rig: Rig) -> None:
     """Each minute of the broker's once, and none of theirs. POOLTEST_FULL=1: over two minutes, and clocks that jump."""
     begun = datetime.now(UTC)
     seen = begun - MISSED
-    Records(rig.backend.keys, "of the test").put("each-minute", Record(seen))
+    Records(rig.backend.keys, "of the test").put({"each-minute": Record(seen)})
     with three_programs(rig) as programs:
         if os.environ.get("POOLTEST_FULL"):
             programs[1].clock.shift(-HOUR)

@@ -34,7 +34,7 @@ class Publisher:
 
     def publish(self, pool: Pool, now: float, broker_ok_at: float, reaped_at: float) -> None:
         """Write what has changed. The caller keeps to `EVERY`."""
-        ready = pool.slots.count(SlotState.IDLE, SlotState.BUSY)
+        ready = sum(slot.is_ready for slot in pool.slots)
         self._board.header.write(
             workers=pool.target,
             ready=ready,

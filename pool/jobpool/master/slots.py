@@ -130,6 +130,11 @@ class Slot:
                 self.move(SlotState.IDLE, now)
         return taken
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether its child runs an attempt, or could; one that has died cannot, collected or not."""
+        return self.state in (SlotState.IDLE, SlotState.BUSY) and not self.dead_at
+
     def deadline(self) -> float | None:
         """When the running attempt's time is up; None: nothing runs, or it is unlimited."""
         if not self.deliveries or self.deliveries[0].timeout <= 0:
