@@ -65,6 +65,13 @@ class DumpStack:
 
 
 @dataclass(frozen=True, slots=True)
+class LookForStack:
+    """See whether the stack that was asked for is written."""
+
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
 class KillChild:
     slot: Slot
 
@@ -124,6 +131,7 @@ Action = (
     | TakeBack
     | RetireChild
     | DumpStack
+    | LookForStack
     | KillChild
     | ForgetChild
     | Settle

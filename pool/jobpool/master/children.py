@@ -221,6 +221,11 @@ class ChildLine:
         look.register(self.pidfd, select.POLLIN)
         return bool(look.poll(0))
 
+    @property
+    def has_trace(self) -> bool:
+        """Whether the child's fault handler has written since the last `read_trace`."""
+        return os.lseek(self._trace, 0, os.SEEK_CUR) > 0
+
     def read_trace(self) -> str:
         """Read the tail of what the child's fault handler has written since the last call."""
         end = min(os.lseek(self._trace, 0, os.SEEK_CUR), TRACE_ROOM)  # the position is the child's too

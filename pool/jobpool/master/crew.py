@@ -350,6 +350,11 @@ class Crew:
             line.reply(reply)
             self._listen(child, line)
 
+    def has_stack(self, slot: Slot) -> bool:
+        """Return whether the child's fault handler has written since the last `stack`; True if there is no child."""
+        line = self._lines.get(slot.child)
+        return line is None or line.has_trace
+
     def stack(self, slot: Slot) -> str:
         """What the child's fault handler has written since the last look."""
         line = self._lines.get(slot.child)

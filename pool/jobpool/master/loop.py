@@ -175,6 +175,9 @@ class Master:
                 self._crew.signal(slot, signal.SIGKILL)
             case act.DumpStack(slot):
                 self._crew.signal(slot, ASKS_STACK)
+                slot.awaits_stack = True
+            case act.LookForStack(slot):
+                slot.awaits_stack = not self._crew.has_stack(slot)
             case act.ForgetChild(_, child):
                 self._crew.forget(child)
             case act.Produce(child, ask) if ask.pack:

@@ -88,6 +88,8 @@ class Slot:
     ending_text: str = ""
     killed_at: float = 0.0
     dumped_at: float = 0.0
+    awaits_stack: bool = False
+    """The stack that was asked for at `dumped_at` was not seen yet."""
     head_since: float = 0.0
     retiring: bool = False
     deliveries: deque[Delivery] = field(default_factory=deque)

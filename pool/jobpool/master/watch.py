@@ -16,6 +16,9 @@ STALE_AFTER = 0.1
 DUMP_BEFORE_KILL = 0.05
 """Seconds between the request for a stack and the kill."""
 
+MAX_DUMP_S = 0.25
+"""The same if no stack is written: on a busy machine a loop in C may not get a processor for so long."""
+
 UNDEAD_AFTER = 5.0
 """Seconds after SIGKILL at which a child that was not collected (state D) is given up and its slot replaced."""
 
@@ -131,6 +134,8 @@ def _watch_deadline(pool: Pool, slot: Slot, head: Delivery, now: float, actions:
     if not slot.dumped_at:  # however late this turn of the loop is: the stack is what its user will look for
         slot.dumped_at = now
         actions.append(act.DumpStack(slot))
+    elif slot.awaits_stack and DUMP_BEFORE_KILL <= now - slot.dumped_at < MAX_DUMP_S:
+        actions.append(act.LookForStack(slot))
     elif now - slot.dumped_at >= DUMP_BEFORE_KILL:
         name = head.lease.envelope.name or head.handler
         slot.end(Ending.TIMEOUT, now, f"Job '{name}' exceeded maximum execution time of {head.timeout:g} seconds.")

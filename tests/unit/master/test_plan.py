@@ -19,7 +19,7 @@ from jobpool.master.handout import room
 from jobpool.master.pool import Stopping
 from jobpool.master.slots import Ending, SlotState
 from jobpool.master.upkeep import ANSWER_LIMIT_S, STOP_LIMIT_S, reload_under_way
-from jobpool.master.watch import DUMP_BEFORE_KILL, HEARTBEAT, STALE_AFTER, UNDEAD_AFTER, next_due
+from jobpool.master.watch import DUMP_BEFORE_KILL, HEARTBEAT, MAX_DUMP_S, STALE_AFTER, UNDEAD_AFTER, next_due
 from jobpool.mechanism.frames import Ask, HandlerInfo, Verdict
 from jobpool.outcome import LostLease, Rejected
 from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled
@@ -466,6 +466,17 @@ class TestTimeouts:
         assert len(of(late, act.DumpStack)) == 1
         assert not of(late, act.KillChild)
         assert len(of(stage.after(DUMP_BEFORE_KILL + 0.001), act.KillChild)) == 1
+
+    def test_the_kill_waits_a_little_for_a_stack_that_is_not_written_yet(self) -> None:
+        stage = Stage(workers=1).boot()
+        stage.lease("slow")
+        [slot] = stage.busy
+        stage.after(11.01)
+        slot.awaits_stack = True
+        looked = stage.after(DUMP_BEFORE_KILL + 0.001)
+        assert len(of(looked, act.LookForStack)) == 1
+        assert not of(looked, act.KillChild)
+        assert len(of(stage.after(MAX_DUMP_S), act.KillChild)) == 1
 
     def test_the_jobs_own_timeout_wins_over_the_handlers_and_the_pools(self) -> None:
         stage = Stage(workers=1, default_timeout=99.0).boot()
