@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from jobpool.settlement import Settled
+from typing import Any
 
 
 class JobpoolError(Exception):
@@ -39,11 +36,11 @@ class WriteRefused(BackendUnavailable):
     """The broker answered, and takes no such write for now: it is full, draining or read-only. Try again later.
 
     Attributes:
-        answers: Of a settle call, in its order: what each settlement was answered; None for one that was refused, whose
-            message is unchanged. Empty: the whole call was refused, and changed nothing.
+        answers: Of a settle call, in its order: the `Settled` of each; None for one that was refused, whose message is
+            unchanged. Empty: the whole call was refused, and changed nothing.
     """
 
-    def __init__(self, text: str, answers: Sequence[Settled | None] = ()) -> None:
+    def __init__(self, text: str, answers: Sequence[Any] = ()) -> None:
         super().__init__(text)
         self.answers = answers
 

@@ -115,7 +115,7 @@ def _unknown(pool: Pool, delivery: Delivery, handler: str) -> Outcome:
 
 
 def _broker_silent(pool: Pool, event: ev.BrokerSilent) -> None:
-    pool.outages[event.thread] = event
+    pool.outages[event.thread] = event.kind, event.error
     _note_refusal(pool)
     if event.kind not in pool.outages_told:
         pool.outages_told.add(event.kind)
@@ -132,7 +132,7 @@ def _broker_answered(pool: Pool, event: ev.BrokerAnswered) -> None:
 
 
 def _note_refusal(pool: Pool) -> None:
-    refused = any(outage.kind is AccessRefused for outage in pool.outages.values())
+    refused = any(kind is AccessRefused for kind, _ in pool.outages.values())
     pool.refused_since = (pool.refused_since or pool.now) if refused else 0.0
 
 

@@ -17,7 +17,6 @@ from jobpool.errors import JobpoolError
 from jobpool.master.boot import BootBackOff
 from jobpool.master.counters import Counters
 from jobpool.master.delivery import Delivery, nonces
-from jobpool.master.events import BrokerSilent
 from jobpool.master.scheduling import CompanionState
 from jobpool.master.settings import PoolSettings
 from jobpool.master.slots import Slots, SlotState
@@ -112,7 +111,7 @@ class Pool:
     reload_asked: bool = False
     stacks_asked: bool = False
     fatal: str = ""
-    outages: dict[str, BrokerSilent] = field(default_factory=dict)
+    outages: dict[str, tuple[type[JobpoolError], str]] = field(default_factory=dict)
     """Thread → why its calls to the broker fail for now."""
     outages_told: set[type[JobpoolError]] = field(default_factory=set)
     """Kinds of errors of this outage that were logged."""

@@ -80,8 +80,7 @@ class Publisher:
 
 def _problem(pool: Pool) -> str:
     if pool.outages:
-        outages = pool.outages.values()
-        refusal = next((outage.error for outage in outages if outage.kind is not BackendUnavailable), None)
+        refusal = next((error for kind, error in pool.outages.values() if kind is not BackendUnavailable), None)
         return refusal or "the broker does not answer"
     if pool.boot.failures:
         return f"children do not come up: {pool.boot.last_error}"
