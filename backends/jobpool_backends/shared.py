@@ -134,7 +134,7 @@ def _read_cap(scheme: str, name: str, value: object, most: float, kind: str) -> 
 
 
 def lifts_expiry(lease: JobLease, release: Release) -> bool:
-    """Whether a release is the first that tells of a run of a message with an expiry, which is to be noted."""
+    """Return whether a release is the first that tells of a run of a message with an expiry, which is to be noted."""
     try:
         return release.begun and lease.expires is not None
     except MalformedEnvelope:

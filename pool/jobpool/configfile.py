@@ -124,7 +124,7 @@ def _doubt(status: os.stat_result) -> str:
 
 
 def _is_private(gid: int, uid: int) -> bool:
-    """Whether the group is the user's own, as many systems make one for each user, with files writable by it."""
+    """Return whether the group is the user's own, as many systems make one for each user, with files writable by it."""
     import grp  # no such modules on Windows
     import pwd
 

@@ -124,7 +124,7 @@ def redact(url: str) -> str:
 
 
 def _redact_rest(rest: str) -> str:
-    """What is behind the scheme."""
+    """Return what is after the scheme."""
     place, asked, query = rest.partition("?")
     if "@" in query:  # it may end a password that holds a '?'
         return re.split("[:@/]", place, maxsplit=1)[0] + ":***"

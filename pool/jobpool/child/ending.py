@@ -29,7 +29,7 @@ _OF_THE_PROCESS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the handler ended.
+    """The end of the handler.
 
     `after`: seconds that `Retry` or `Snooze` asked for. `suspect`: it failed in a way that may have spoilt its process.
     """

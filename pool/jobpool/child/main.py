@@ -224,7 +224,7 @@ def _packet(nonce: int, attempt: Attempt, leaving: str) -> bytes:
 
 
 def _write_lines_at_once() -> None:
-    """What C code and old stream objects print must reach the output pipe with its own attempt, not a later one."""
+    """Let what C code and old stream objects print reach the output pipe with its own attempt, not a later one."""
     for stream in (sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(AttributeError, ValueError, OSError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]

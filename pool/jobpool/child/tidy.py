@@ -76,7 +76,7 @@ class Tidy:
         return self._spoilt() if thorough else ""
 
     def _spoilt(self) -> str:
-        """What only a long look shows: some 20 microseconds."""
+        """Restore or name what only a long look shows: some 20 microseconds."""
         if linux.rights() != self._rights:
             return RIGHTS
         if linux.limits_text() != self._limits_text:
@@ -97,7 +97,7 @@ def _stop_timer(number: int, _: object) -> None:
 
 
 class _Interpreter:
-    """What Python keeps for the whole process."""
+    """Settings that Python keeps for the whole process."""
 
     def __init__(self) -> None:
         self._settings = _settings()

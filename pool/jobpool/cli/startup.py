@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What the command line needs of the settings besides the pool's own. `caution`: what deserves a warning."""
+    """Settings of the command line besides the pool's own. `caution`: what deserves a warning."""
 
     pool: PoolSettings
     log_level: str

@@ -125,7 +125,7 @@ class Records:
 
 
 def _merged(known: Record | None, record: Record) -> Record | None:
-    """What is to be written where `known` is; None = nothing."""
+    """Return what is to be written where `known` is; None = nothing."""
     if known is None:
         return record
     if known.seen > record.seen:

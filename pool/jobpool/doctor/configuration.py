@@ -36,7 +36,7 @@ def judge(settings: Settings) -> Iterator[Finding]:
 
 
 def judge_file(config: ConfigFile) -> Iterator[Finding]:
-    """Whether everybody on the machine can read a secret in the configuration file."""
+    """Return whether everybody on the machine can read a secret in the configuration file."""
     check, backend = "configuration-file", config.values.get("backend")
     if config.path is None:
         return

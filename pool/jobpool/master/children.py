@@ -111,12 +111,12 @@ class ChildLine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether attempts were handed over that are neither answered nor taken back."""
+        """Return whether attempts were handed over that are neither answered nor taken back."""
         return bool(self._handed)
 
     @property
     def may_print(self) -> bool:
-        """Whether user code runs in it: it boots, or is busy."""
+        """Return whether user code runs in it: it boots, or is busy."""
         return bool(self._handed) or not self._booted
 
     def hand(self, nonce: int, run: bytes) -> bool:
@@ -223,7 +223,7 @@ class ChildLine:
 
     @property
     def has_trace(self) -> bool:
-        """Whether the child's fault handler has written since the last `read_trace`."""
+        """Return whether the child's fault handler has written since the last `read_trace`."""
         return os.lseek(self._trace, 0, os.SEEK_CUR) > 0
 
     def read_trace(self) -> str:

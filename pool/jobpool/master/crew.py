@@ -267,7 +267,7 @@ class Crew:
         return [ev.ChildEnded(child)]
 
     def _read_child(self, child: int, line: ChildLine, to_the_end: bool = False) -> list[ev.Event]:
-        """What the child has said; after its last answer nothing is expected, and a look in vain is saved.
+        """Return what the child has said; after its last answer nothing is expected, and a look in vain is saved.
 
         A child that has asked is not listened to until it was answered: however much it asks, the broker is asked once
         at a time for it, and settlements have their turn. Nobody waits for what the dead have asked.

@@ -53,7 +53,7 @@ class BrokerSilent:
 
 @dataclass(frozen=True, slots=True)
 class BrokerAnswered:
-    """What had failed in this thread was answered: its outage is over."""
+    """A good answer to what had failed in this thread: its outage is over."""
 
     thread: str = ""
 

@@ -180,7 +180,7 @@ class Settler(MasterThread):
         self._reap_forfeited({d.lease.queue for d, s in batch if isinstance(s, Forfeit)})
 
     def _wait_out(self, batch: list[Work], error: BackendUnavailable | AccessRefused) -> bool:
-        """Whether it is over: too late, or what is refused is only what some of them bring along."""
+        """Return whether it is over: too late, or what is refused is only what some of them bring along."""
         if not self._any_live(batch):
             self._live(batch)
             return True
@@ -196,7 +196,7 @@ class Settler(MasterThread):
         return False
 
     def _is_let_in(self, deliveries: list[Delivery]) -> bool:
-        """Whether the broker takes writes to their own queues."""
+        """Return whether the broker takes writes to their own queues."""
         try:
             self._backend.renew_many([delivery.lease for delivery in deliveries], self._ttl)
             return True
@@ -250,7 +250,7 @@ class Settler(MasterThread):
         return any(now < delivery.lease.expires_at for delivery, _ in batch)
 
     def _live(self, batch: list[Work]) -> list[Work]:
-        """Those whose leases run; the others are given up."""
+        """Return those whose leases run; the others are given up."""
         now = self._clock.boot()
         ended = [delivery for delivery, _ in batch if now >= delivery.lease.expires_at]
         if ended:
@@ -325,7 +325,7 @@ class Settler(MasterThread):
 
 
 def _brings(settlement: Settlement) -> bool:
-    """Whether a settlement adds messages to queues."""
+    """Return whether a settlement adds messages to queues."""
     return isinstance(settlement, Move) or bool(isinstance(settlement, Ack | Abandon) and settlement.follow_ups)
 
 

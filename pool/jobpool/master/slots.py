@@ -134,7 +134,7 @@ class Slot:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its child runs an attempt, or could; one that has died cannot, collected or not."""
+        """Return whether its child runs an attempt, or could; one that has died cannot, collected or not."""
         return self.state in (SlotState.IDLE, SlotState.BUSY) and not self.dead_at
 
     def deadline(self) -> float | None:

@@ -34,7 +34,7 @@ def keep_servers(pool: Pool, now: float, actions: list[Action]) -> None:
 
 
 def reload_under_way(pool: Pool) -> str:
-    """How far a reload has come, in words; "" when none is under way."""
+    """Tell how far a reload has come, in words; "" when none is under way."""
     old = sum(slot.generation < pool.generation for slot in pool.slots.live)
     if old:
         return f"a reload is under way: {old} of the old code's children are not gone yet"

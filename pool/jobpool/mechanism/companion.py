@@ -157,7 +157,7 @@ class Companion:
         return False
 
     def _without_fired(self, words: bytes) -> bytes:
-        """What is left when the firings that are told of whole are taken out."""
+        """Return what is left when the firings that are told of whole are taken out."""
         *lines, last = words.split(b"\n")
         for line in lines:
             if line.startswith(FIRED):

@@ -151,7 +151,7 @@ class ForkServer:
 
     @property
     def is_undead(self) -> bool:
-        """Whether it was killed so long ago that the kernel must be holding it (state D)."""
+        """Return whether it was killed so long ago that the kernel must be holding it (state D)."""
         return time.monotonic() - self._killed_at > UNDEAD_AFTER_S
 
     def wait(self, timeout: float) -> int:

@@ -80,7 +80,7 @@ class User(ABC):
 
 
 class Access:
-    """What the user may do while faults overlap: all of it, once the last is over.
+    """The rights of the user while faults overlap: all of it, once the last is over.
 
     Attributes:
         url: The broker's URL, for the pools.
@@ -141,11 +141,11 @@ class Access:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the user may do everything again."""
+        """Return whether the user may do everything again."""
         return not (self._active or self._is_wrong)
 
     def was_denied_since(self, moment: float) -> bool:
-        """Whether it was locked out at or after `moment` (CLOCK_MONOTONIC), as far as is known."""
+        """Return whether it was locked out at or after `moment` (CLOCK_MONOTONIC), as far as is known."""
         return not self.is_whole or self._bad_at >= moment
 
     def remove(self) -> str:

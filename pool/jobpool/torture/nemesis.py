@@ -360,7 +360,7 @@ class Nemesis:
         return any(fault.kind == kind and fault.pool == pool for _, fault in self._pending.values())
 
     def _holds_up(self, pool: Pool) -> bool:
-        """Whether a pool cannot see to anything now, for faults that are in force."""
+        """Return whether a pool cannot see to anything now, for faults that are in force."""
         held = any(self._has_pending(kind, pool.number) for kind in ("master.stop", "group.stop"))
         return held or not pool.pid or not pool.was_ready
 

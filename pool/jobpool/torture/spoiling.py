@@ -79,7 +79,7 @@ OF_ROOT: dict[str, Callable[[], None]] = {"another user": _become_nobody, "anoth
 
 
 def ways() -> list[str]:
-    """Those that this user may do."""
+    """Return those that this user may do."""
     return [*WAYS, *(OF_ROOT if os.geteuid() == 0 else ())]
 
 

@@ -60,7 +60,7 @@ class Stalls:
         return bool(self._frozen)
 
     def has(self, pid: int) -> bool:
-        """Whether this fork server stands still for good."""
+        """Return whether this fork server stands still for good."""
         return any(frozen.pid == pid for frozen in self._frozen)
 
     def look(self, pools: list[Pool], *, give_up: bool = False) -> list[str]:
@@ -77,7 +77,7 @@ class Stalls:
         return told
 
     def _look_at(self, frozen: Frozen, now: float) -> str:
-        """What became of it; "" = it stands."""
+        """Tell what became of it; "" = it stands."""
         if not processes.is_alive(frozen.pid):
             return f"ended after {now - frozen.begun:.1f} s"
         if frozen.pool.pid != frozen.master:
