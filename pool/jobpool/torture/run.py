@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from jobpool.backend import QueueBackend, QueueStats
 from jobpool.errors import BackendUnavailable, JobpoolError
-from jobpool.opening import open_backend
+from jobpool.opening import open_backend, scheme_of
 from jobpool.signing import EnvelopeSigner
 from jobpool.torture import emptying, remains, verdict
 from jobpool.torture.atrest import REST_LIMIT, AtRest, Open
@@ -51,6 +51,10 @@ EMPTY_LIMIT = 10.0
 """Seconds, beyond a lease, for the leases of pools that were killed to end."""
 
 OF_ALL = ("broker.restart", "access.deny")
+"""Faults that hold up every pool."""
+
+OF_ALL_IN_ONE_FILE = (*OF_ALL, "master.stop", "group.stop")
+"""The same on SQLite: a pool that is stopped in the middle of a write keeps the lock that all others wait for."""
 """Faults that strike all pools at once."""
 
 T = TypeVar("T")
@@ -175,7 +179,8 @@ class Run:
             return
         struck = self.result.struck
         struck[fault.kind] = struck.get(fault.kind, 0) + 1
-        pool = "" if fault.kind in OF_ALL else self._fleet.pools[fault.pool].name
+        of_all = OF_ALL_IN_ONE_FILE if scheme_of(self._options.backend) == "sqlite" else OF_ALL
+        pool = "" if fault.kind in of_all else self._fleet.pools[fault.pool].name
         self._windows.append(Window(pool, fault.kind, begun, time.monotonic() + fault.seconds))
 
     def _heal(self, producer: Producer) -> None:
