@@ -96,13 +96,33 @@ def _stop_timer(number: int, _: object) -> None:
     signal.setitimer(_TIMERS[number], 0.0)
 
 
+class _NotedVariables(dict[bytes, bytes]):
+    """The environment as Python keeps it, with a note that it was changed: to compare it each time is not cheap."""
+
+    __slots__ = ("changed",)
+
+    def __init__(self, variables: dict[bytes, bytes]) -> None:
+        super().__init__(variables)
+        self.changed = False
+
+    def __setitem__(self, name: bytes, value: bytes) -> None:
+        self.changed = True
+        super().__setitem__(name, value)
+
+    def __delitem__(self, name: bytes) -> None:
+        self.changed = True
+        super().__delitem__(name)
+
+
 class _Interpreter:
     """Settings that Python keeps for the whole process."""
 
     def __init__(self) -> None:
         self._settings = _settings()
         self._environ = os.environ
-        self._variables = dict(_variables())
+        self._noted = _NotedVariables(os.environ._data)  # type: ignore[attr-defined]
+        os.environ._data = os.environb._data = self._noted  # type: ignore[attr-defined]
+        self._variables = dict(self._noted)
         self._path = list(sys.path)
         self._filters = list(warnings.filters)
 
@@ -110,7 +130,7 @@ class _Interpreter:
         faulthandler.cancel_dump_traceback_later()
         if _settings() != self._settings:
             self._restore_settings()
-        if os.environ is not self._environ or _variables() != self._variables:
+        if self._noted.changed or os.environ is not self._environ:
             self._restore_environment()
         if sys.path != self._path:
             self._restore_path()
@@ -128,11 +148,12 @@ class _Interpreter:
     def _restore_environment(self) -> None:
         os.environ = self._environ  # noqa: B003 - a handler has put another object in its place
         for name, value in self._variables.items():
-            now = _variables().get(name)
+            now = self._noted.get(name)
             # A framework that reads its settings late sets the time zone by them, and means it for all that follows.
             if now is None or (now != value and name != b"TZ"):
                 os.environb[name] = value
-        self._variables = dict(_variables())
+        self._variables = dict(self._noted)
+        self._noted.changed = False
 
     def _restore_path(self) -> None:
         added = [entry for entry in sys.path if entry not in self._path]
@@ -175,11 +196,6 @@ _PUT: tuple[Callable[[Any], object], ...] = (
     lambda prec: setattr(decimal.getcontext(), "prec", prec),
     lambda rounding: setattr(decimal.getcontext(), "rounding", rounding),
 )
-
-
-def _variables() -> dict[bytes, bytes]:
-    """The environment as Python keeps it: to compare a dict is quick, to decode each variable is not."""
-    return os.environ._data  # type: ignore[attr-defined, no-any-return]
 
 
 def _working_directory() -> str:
