@@ -43,6 +43,9 @@ COUNT_EVERY = 3.0
 MIN_RETRY_PAUSE_S = 0.05
 """Between two tries of refused settlements; doubles with each, up to `MAX_PAUSE_S`."""
 
+CALM_S = 10.0
+"""Without a refusal, after which an outage is over though what was refused was only given up, not settled."""
+
 SETTLE, REFUSED, REAP, COUNT = "settle", "refused", "reap", "count"
 """Kinds of calls, for `Outage`."""
 
@@ -75,6 +78,7 @@ class Settler(MasterThread):
         self._refused: list[Work] = []
         self._retry_at = math.inf
         self._retry_pause = 0.0
+        self._calm_at = math.inf
         self._ttl = ttl
         self._forwarder = Forwarder(backend, dead_letter_queue)
         self.reap_every = ttl / 3
@@ -233,6 +237,7 @@ class Settler(MasterThread):
             delivery.refused_at = delivery.refused_at or now
         self._refused += refused
         self._retry_at = min(self._retry_at, now + max(self._retry_pause, MIN_RETRY_PAUSE_S))
+        self._calm_at = now + CALM_S
         self._outage.tell(error, REFUSED)
 
     def _settle_refused(self) -> None:
@@ -240,10 +245,16 @@ class Settler(MasterThread):
         self._retry_pause = min(MAX_PAUSE_S, 2 * self._retry_pause or MIN_RETRY_PAUSE_S)
         self._retry_at = math.inf
         work, self._refused = self._refused, []
-        self._settle_all(self._live(work))
+        live = self._live(work)
+        self._settle_all(live)
         if not self._refused:
             self._retry_pause = 0.0
-            self._outage.over(REFUSED)
+            if live:  # what was only given up says nothing of the broker: it will be refused again elsewhere, or here
+                self._end_refusal()
+
+    def _end_refusal(self) -> None:
+        self._calm_at = math.inf
+        self._outage.over(REFUSED)
 
     def _any_live(self, batch: list[Work]) -> bool:
         now = self._clock.boot()
@@ -265,6 +276,8 @@ class Settler(MasterThread):
 
     def _do_what_is_due(self) -> None:
         now = self._clock.mono()
+        if now >= self._calm_at and not self._refused:
+            self._end_refusal()
         if now >= self._reap_at:
             self._reap_at = now + self.reap_every * random.uniform(0.8, 1.2)
             if self._forwarder.is_behind:  # what an outage has left

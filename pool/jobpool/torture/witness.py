@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from jobpool.backend import QueueBackend, Reaped, ReapPolicy
-from jobpool.errors import ConfigurationError
+from jobpool.errors import ConfigurationError, WriteRefused
 from jobpool.lease import JobLease
 from jobpool.settlement import Abandon, Move, Settled, Settlement
 from jobpool.torture.failpoint import FailPoint, FailPoints, parse_points
@@ -84,7 +84,7 @@ class Witness:
         try:
             answers = self._backend.settle_many(settlements, call_id)
         except Exception as error:
-            self._write_call("unknown", settlements, [type(error).__name__] * len(verbs), since)
+            self._write_failed(settlements, error, since)
             raise
         self._write_call("settled", settlements, [answer.value for answer in answers], since)
         self._points.at("after-settle", verbs)
@@ -136,6 +136,15 @@ class Witness:
     ) -> None:
         asked = zip(settlements, answers, strict=True)
         self._write([self._of_call(event, lease, what, answer, since) for (lease, what), answer in asked])
+
+    def _write_failed(self, settlements: Sequence[tuple[JobLease, Settlement]], error: Exception, since: float) -> None:
+        """Note what a call that failed has settled all the same, and that the rest is not known."""
+        answers = (isinstance(error, WriteRefused) and error.answers) or [None] * len(settlements)
+        for asked, answer in zip(settlements, answers, strict=True):
+            if answer is None:
+                self._write_call("unknown", [asked], [type(error).__name__], since)
+            else:
+                self._write_call("settled", [asked], [answer.value], since)
 
     def _of_call(self, event: str, lease: JobLease, settlement: Settlement, answer: str, since: float) -> Line:
         about: dict[str, Any] = {"owner": lease.owner_token, "verb": type(settlement).__name__.lower()}

@@ -68,6 +68,7 @@ def test_it_fires_is_replaced_and_ends_with_the_pool(rig: Rig) -> None:
     wait_until(lambda: ids <= {line.id for line in rig.ends()}, what="the pool has run what it fired")
     assert b"JOBPOOL_BACKEND" not in Path(f"/proc/{first}/environ").read_bytes()
 
+    wait_until(lambda: pool.log("cron is ready"))
     os.kill(first, signal.SIGKILL)
     second = the_one(pool, first)
     wait_until(lambda: len(pool.log("cron is ready")) == 2)
