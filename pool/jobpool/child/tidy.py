@@ -5,7 +5,7 @@ job first imports it stays: entries of `sys.path`, environment variables, a high
 are the alarm's own business, the standard streams the capture's. Locale, time zone, imported modules and what was put
 into them stay as the handler left them.
 
-It costs two microseconds: most looks compare objects that are the same. What costs more (`_spoilt`) is looked at only
+It costs 1.4 microseconds: most looks compare objects that are the same. What costs more (`_spoilt`) is looked at only
 after an attempt that failed or was long. What cannot be put back is told, and the child is replaced.
 """
 

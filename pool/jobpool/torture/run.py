@@ -55,7 +55,6 @@ OF_ALL = ("broker.restart", "access.deny")
 
 OF_ALL_IN_ONE_FILE = (*OF_ALL, "master.stop", "group.stop")
 """The same on SQLite: a pool that is stopped in the middle of a write keeps the lock that all others wait for."""
-"""Faults that strike all pools at once."""
 
 T = TypeVar("T")
 
