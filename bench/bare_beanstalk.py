@@ -12,9 +12,9 @@ import greenstalk
 
 from bench.processes import family_seconds
 from bench.programs import answer
-from jobpool.backend import QueueBackend
-from jobpool.definition import JobDefinition
-from jobpool.opening import open_backend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
+from jobpool.message.definition import JobDefinition
 
 BATCH = 1000
 TUBE = "bare"

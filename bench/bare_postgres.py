@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 import psycopg
 
+from jobpool.broker.opening import open_backend
 from jobpool.client import Jobs
-from jobpool.opening import open_backend
 
 Step = Callable[[psycopg.Connection[Any]], object]
 """Something that was said on a connection."""

@@ -17,14 +17,14 @@ from typing import Any
 
 from bench.processes import total_cpu
 from bench.programs import ROOT, answer
-from jobpool.definition import JobDefinition
-from jobpool.envelope import encode
 from jobpool.mechanism import packets
 from jobpool.mechanism.boot import ChildOptions, ForkServerConfig
 from jobpool.mechanism.forkclient import ForkServer
 from jobpool.mechanism.frames import RESULT_HEAD, RUN_HEAD, Frame, Loaded, Ready, Result, Run, Spawned, decode
 from jobpool.mechanism.scoreboard import Scoreboard
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import encode
+from jobpool.message.signing import EnvelopeSigner
 
 TIMEOUT = 3600.0
 """Of each attempt, as the pool's default is: the children arm the same alarm."""

@@ -9,11 +9,11 @@ from typing import Any
 from bench.cycles import WARM_UP, Spent, timed
 from bench.filling import PATIENCE, QUEUE
 from bench.programs import answer
-from jobpool.backend import QueueBackend
-from jobpool.claimstore import Deleted, NewPost
-from jobpool.definition import JobDefinition
-from jobpool.opening import open_backend
-from jobpool.settlement import Ack
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.claim_store import Deleted, NewPost
+from jobpool.broker.opening import open_backend
+from jobpool.message.definition import JobDefinition
+from jobpool.message.settlement import Ack
 
 BATCH = 20
 LEASE = ("fetch", "renew", "settle")

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from bench.filling import PATIENCE, QUEUE
 from bench.programs import answer
-from jobpool.backend import QueueBackend
-from jobpool.definition import JobDefinition
-from jobpool.opening import open_backend
-from jobpool.settlement import Ack
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
+from jobpool.message.definition import JobDefinition
+from jobpool.message.settlement import Ack
 
 T = TypeVar("T")
 

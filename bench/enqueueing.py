@@ -14,7 +14,7 @@ from bench import bare_postgres, bare_redis
 from bench.beside import KEY
 from bench.programs import answer
 from jobpool.client import BATCH, Jobs
-from jobpool.definition import JobDefinition
+from jobpool.message.definition import JobDefinition
 
 QUEUE = "bench"
 

@@ -17,9 +17,9 @@ from bench import servers
 from bench.beanstalk_server import beanstalkd
 from bench.livepool import wait_for
 from bench.plan import Plan
-from jobpool.backend import QueueBackend
-from jobpool.definition import JobDefinition
-from jobpool.opening import open_backend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
+from jobpool.message.definition import JobDefinition
 from jobpool.torture import processes
 from jobpool.torture.fleet import Fleet
 from jobpool.torture.ledger import LEDGER, Ledger, Line

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bench.programs import answer
-from jobpool.backend import QueueBackend
-from jobpool.definition import JobDefinition
-from jobpool.opening import open_backend
-from jobpool.settlement import Abandon
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
+from jobpool.message.definition import JobDefinition
+from jobpool.message.settlement import Abandon
 
 QUEUE = "bench"
 BATCH = 1000

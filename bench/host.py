@@ -17,13 +17,13 @@ from bench import programs
 from bench.processes import family_seconds, thread_seconds, total_cpu
 from bench.programs import ROOT, answer
 from bench.watched import Watched
-from jobpool.backend import QueueBackend
-from jobpool.definition import JobDefinition
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
 from jobpool.master.run import run_pool
 from jobpool.master.settings import PoolSettings
 from jobpool.mechanism.scoreboard import Scoreboard
-from jobpool.opening import open_backend
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.definition import JobDefinition
+from jobpool.message.signing import EnvelopeSigner
 
 BATCH = 1000
 

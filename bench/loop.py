@@ -8,10 +8,10 @@ from typing import Any
 
 from bench.processes import family_seconds
 from bench.programs import answer
-from jobpool.backend import QueueBackend
-from jobpool.definition import JobDefinition
-from jobpool.opening import open_backend
-from jobpool.settlement import Ack
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
+from jobpool.message.definition import JobDefinition
+from jobpool.message.settlement import Ack
 
 BATCH = 1000
 

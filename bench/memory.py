@@ -6,7 +6,7 @@ from bench.figures import Figure, Section, Target, median
 from bench.livepool import QUEUE, LivePool, live_pool, wait_for
 from bench.plan import Plan
 from bench.processes import MIB, memory
-from jobpool.definition import JobDefinition
+from jobpool.message.definition import JobDefinition
 
 TITLE = "16 idle children, an app with 30 MB of preloaded data (smaps_rollup)"
 WORKERS = 16

@@ -11,7 +11,7 @@ from bench.figures import Figure, Section, median
 from bench.plan import Plan
 from bench.programs import sample
 from bench.work import loops_for
-from jobpool.opening import redact
+from jobpool.broker.opening import redact
 
 TITLE = "preloaded jobs, from the first fetch to the last settlement"
 NOTES = [

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from jobpool.backend import QueueBackend
-from jobpool.lease import JobLease
-from jobpool.settlement import Settled, Settlement
+from jobpool.broker.backend import QueueBackend
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Settled, Settlement
 
 R = TypeVar("R")
 

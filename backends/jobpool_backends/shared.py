@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
-from jobpool.backend import NewMessage, QueueBackend, State, Verb
-from jobpool.definition import LONGEST
-from jobpool.envelope import OVERSIZED
+from jobpool.broker.backend import NewMessage, QueueBackend, State, Verb
 from jobpool.errors import ConfigurationError, MalformedEnvelope
-from jobpool.guards import Rate
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Move, Release, Settlement
-from jobpool.units import check_count
+from jobpool.message.definition import LONGEST
+from jobpool.message.envelope import OVERSIZED
+from jobpool.message.guards import Rate
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Move, Release, Settlement
+from jobpool.message.units import check_count
 
 MICRO = 1_000_000
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import ClassVar
 
-from jobpool.backend import (
+from jobpool.broker.backend import (
     Capabilities,
     Message,
     MessageFilter,
@@ -22,13 +22,13 @@ from jobpool.backend import (
     ReapPolicy,
     Verb,
 )
+from jobpool.broker.opening import redact
 from jobpool.clock import Clock
-from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError, Unsupported
-from jobpool.lease import JobLease
-from jobpool.opening import redact
-from jobpool.settlement import Settled, Settlement
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.definition import JobDefinition
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Settled, Settlement
+from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.shared import check_page, check_positive, read_cursor, refuse_options
 
 Runner = Callable[[JobDefinition], object]

@@ -8,21 +8,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jobpool import producer
+from jobpool.message import producer
 
 if TYPE_CHECKING:
-    from jobpool.allowances import Allowances
-    from jobpool.backend import Capabilities, QueueBackend
-    from jobpool.builder import JobBuilder
+    from jobpool.broker.backend import Capabilities, QueueBackend
+    from jobpool.broker.opening import open_backend
     from jobpool.child.registry import HandlerRegistry, builtin, command, handler, listener
     from jobpool.claims import Claim, ClaimMessage, Queue
     from jobpool.client import Jobs
-    from jobpool.context import JobContext
     from jobpool.cron.runner import CronRunner
     from jobpool.cron.scheduler import Scheduler
-    from jobpool.deadletters import DeadLetterQueue
-    from jobpool.definition import JobDefinition
-    from jobpool.envelope import JobEnvelope
     from jobpool.errors import (
         BackendUnavailable,
         ClaimNotFound,
@@ -34,16 +29,21 @@ if TYPE_CHECKING:
         Unrecoverable,
     )
     from jobpool.idempotency import IdempotencyGuard
-    from jobpool.lease import JobLease
     from jobpool.limiter import RateLimiter
+    from jobpool.message.allowances import Allowances
+    from jobpool.message.builder import JobBuilder
+    from jobpool.message.context import JobContext
+    from jobpool.message.dead_letters import DeadLetterQueue
+    from jobpool.message.definition import JobDefinition
+    from jobpool.message.envelope import JobEnvelope
+    from jobpool.message.lease import JobLease
+    from jobpool.message.result import ExecutionResult, WorkerResult
+    from jobpool.message.settlement import Settled
+    from jobpool.message.signing import EnvelopeSigner
     from jobpool.metrics.collector import MetricsCollector
-    from jobpool.opening import open_backend
     from jobpool.policy.breaker import CircuitBreaker
     from jobpool.policy.guarding import Limits
     from jobpool.policy.retry import RetryPolicy
-    from jobpool.result import ExecutionResult, WorkerResult
-    from jobpool.settlement import Settled
-    from jobpool.signing import EnvelopeSigner
     from jobpool.worker import QueueWorker
 
 __version__ = "0.1.0"
@@ -92,46 +92,46 @@ __all__ = [
 ]
 
 _HOME = {
-    "Allowances": "jobpool.allowances",
+    "Allowances": "jobpool.message.allowances",
     "BackendUnavailable": "jobpool.errors",
-    "Capabilities": "jobpool.backend",
+    "Capabilities": "jobpool.broker.backend",
     "CircuitBreaker": "jobpool.policy.breaker",
     "CronRunner": "jobpool.cron.runner",
     "Claim": "jobpool.claims",
     "ClaimMessage": "jobpool.claims",
     "ClaimNotFound": "jobpool.errors",
-    "DeadLetterQueue": "jobpool.deadletters",
-    "EnvelopeSigner": "jobpool.signing",
-    "ExecutionResult": "jobpool.result",
+    "DeadLetterQueue": "jobpool.message.dead_letters",
+    "EnvelopeSigner": "jobpool.message.signing",
+    "ExecutionResult": "jobpool.message.result",
     "Forbidden": "jobpool.errors",
     "HandlerRegistry": "jobpool.child.registry",
     "HardTimeout": "jobpool.errors",
     "IdempotencyGuard": "jobpool.idempotency",
-    "JobBuilder": "jobpool.builder",
-    "JobContext": "jobpool.context",
-    "JobDefinition": "jobpool.definition",
-    "JobEnvelope": "jobpool.envelope",
-    "JobLease": "jobpool.lease",
+    "JobBuilder": "jobpool.message.builder",
+    "JobContext": "jobpool.message.context",
+    "JobDefinition": "jobpool.message.definition",
+    "JobEnvelope": "jobpool.message.envelope",
+    "JobLease": "jobpool.message.lease",
     "Jobs": "jobpool.client",
     "LeaseLost": "jobpool.errors",
     "MetricsCollector": "jobpool.metrics.collector",
     "Limits": "jobpool.policy.guarding",
     "Queue": "jobpool.claims",
-    "QueueBackend": "jobpool.backend",
+    "QueueBackend": "jobpool.broker.backend",
     "QueueWorker": "jobpool.worker",
     "RateLimiter": "jobpool.limiter",
     "Retry": "jobpool.errors",
     "RetryPolicy": "jobpool.policy.retry",
     "Scheduler": "jobpool.cron.scheduler",
-    "Settled": "jobpool.settlement",
+    "Settled": "jobpool.message.settlement",
     "Snooze": "jobpool.errors",
     "Unrecoverable": "jobpool.errors",
-    "WorkerResult": "jobpool.result",
+    "WorkerResult": "jobpool.message.result",
     "builtin": "jobpool.child.registry",
     "command": "jobpool.child.registry",
     "handler": "jobpool.child.registry",
     "listener": "jobpool.child.registry",
-    "open_backend": "jobpool.opening",
+    "open_backend": "jobpool.broker.opening",
 }
 
 

@@ -23,12 +23,12 @@ from typing import Any, Self, TypeVar
 
 import orjson
 
-from jobpool.backend import QueueBackend
-from jobpool.claimstore import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
-from jobpool.envelope import JobEnvelope, decode, verify
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.errors import BackendUnavailable, Forbidden, InvalidJob
-from jobpool.names import check_queue
-from jobpool.payload import check_payload
+from jobpool.message.envelope import JobEnvelope, decode, verify
+from jobpool.message.names import check_queue
+from jobpool.message.payload import check_payload
 
 T = TypeVar("T")
 

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Self
 
-from jobpool import producer
-from jobpool.backend import QueueBackend, QueueStats
-from jobpool.builder import JobBuilder
+from jobpool.broker.backend import QueueBackend, QueueStats
+from jobpool.broker.config_file import find_config
+from jobpool.broker.opening import Runner, check_url, default_signer, default_url, open_backend, redact, scheme_of
 from jobpool.claims import Queue
-from jobpool.configfile import find_config
-from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError, Unsupported
-from jobpool.opening import Runner, check_url, default_signer, default_url, open_backend, redact, scheme_of
-from jobpool.signing import Key
+from jobpool.message import producer
+from jobpool.message.builder import JobBuilder
+from jobpool.message.definition import JobDefinition
+from jobpool.message.signing import Key
 
 BATCH = 1000
 """Jobs in one round trip of `enqueue_many`."""

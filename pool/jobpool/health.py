@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from jobpool.master.boot import LOOP_AT
 from jobpool.mechanism.board_views import HeaderView
 from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.message.units import format_duration
 from jobpool.metrics.probes import LOOP_LIMIT, MISSED
 from jobpool.runtime_dir import PoolFile
-from jobpool.units import format_duration
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.client import Jobs
-from jobpool.guards import IDEMPOTENCY_TTL, check_keep
 from jobpool.keysource import KeySource
-from jobpool.names import check_queue
+from jobpool.message.guards import IDEMPOTENCY_TTL, check_keep
+from jobpool.message.names import check_queue
 
 
 class IdempotencyGuard:

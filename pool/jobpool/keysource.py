@@ -6,11 +6,11 @@ the top of a module, which the children of a pool import too.
 
 from __future__ import annotations
 
-from jobpool import producer
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.key_store import KeyStore
 from jobpool.client import Jobs
 from jobpool.errors import ConfigurationError, Unsupported
-from jobpool.keystore import KeyStore
+from jobpool.message import producer
 
 
 class KeySource:

@@ -6,13 +6,13 @@ import secrets
 import time
 from collections import deque
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.client import Jobs
-from jobpool.definition import check_seconds
 from jobpool.errors import BackendUnavailable
-from jobpool.guards import RATE_WINDOW, Rate
 from jobpool.keysource import KeySource
-from jobpool.names import check_queue
+from jobpool.message.definition import check_seconds
+from jobpool.message.guards import RATE_WINDOW, Rate
+from jobpool.message.names import check_queue
 
 SHORTEST_NAP = 0.001
 """Seconds that `wait` sleeps at least between two questions."""

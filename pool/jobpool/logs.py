@@ -28,7 +28,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TextIO, cast
 
-from jobpool.printable import json_text, one_line, printable
+from jobpool.message.printable import json_text, one_line, printable
 
 # What every record carries; anything else came through `extra`.
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "fields", "limit"}

@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from jobpool.broker.opening import redact
 from jobpool.errors import ConfigurationError
-from jobpool.opening import redact
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -19,7 +19,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, fi
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from jobpool.allowances import (
+from jobpool.broker.config_file import ConfigFile, find_config
+from jobpool.broker.opening import read_keys, sqlite_url
+from jobpool.errors import ConfigurationError
+from jobpool.history.places import check_keep as check_history_keep
+from jobpool.history.places import setting as parse_history
+from jobpool.master.settings import PoolSettings
+from jobpool.message.allowances import (
     LARGEST_BODY,
     LONGEST_CALL,
     check_callable,
@@ -27,15 +33,8 @@ from jobpool.allowances import (
     check_network,
     check_shell_command,
 )
-from jobpool.configfile import ConfigFile, find_config
-from jobpool.errors import ConfigurationError
-from jobpool.guards import IDEMPOTENCY_TTL, LONGEST_KEPT
-from jobpool.history.places import check_keep as check_history_keep
-from jobpool.history.places import setting as parse_history
-from jobpool.master.settings import PoolSettings
-from jobpool.opening import read_keys, sqlite_url
-from jobpool.policy.retry import PRESETS
-from jobpool.settingtypes import (
+from jobpool.message.guards import IDEMPOTENCY_TTL, LONGEST_KEPT
+from jobpool.message.setting_types import (
     each,
     parse_count,
     parse_handlers,
@@ -50,7 +49,8 @@ from jobpool.settingtypes import (
     parse_workers,
     usable_cpus,
 )
-from jobpool.units import parse_duration, parse_size
+from jobpool.message.units import parse_duration, parse_size
+from jobpool.policy.retry import PRESETS
 
 PREFIX = "JOBPOOL_"
 NOT_SETTINGS = frozenset({"CONFIG", "DEBUG", "FAILPOINT", "LEDGER"})

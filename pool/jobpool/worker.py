@@ -17,22 +17,22 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Self, TypeVar
 
-from jobpool.allowances import Allowances
-from jobpool.backend import QueueBackend, check_ttl
+from jobpool.broker.backend import QueueBackend, check_ttl
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.child.registry import DEFAULT, AnyHandler, HandlerRegistry
 from jobpool.child.transaction import own_ack
-from jobpool.definition import JobDefinition, capped, check_seconds
-from jobpool.envelope import JobEnvelope, decode, encode
 from jobpool.errors import BackendUnavailable, JobpoolError, LeaseLost, Unsupported
-from jobpool.lease import JobLease
 from jobpool.master.events import Inspected
 from jobpool.master.guarding import Guarding, check_key_store
 from jobpool.master.inspection import Inspector
 from jobpool.master.losses import EVERY
 from jobpool.master.verdicts import checked, outcome_of
 from jobpool.mechanism.frames import Verdict
-from jobpool.outcome import (
+from jobpool.message.allowances import Allowances
+from jobpool.message.definition import JobDefinition, capped, check_seconds
+from jobpool.message.envelope import JobEnvelope, decode, encode
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import (
     Contended,
     Failed,
     LostLease,
@@ -42,12 +42,12 @@ from jobpool.outcome import (
     Succeeded,
     TimedOut,
 )
+from jobpool.message.result import ExecutionResult, Status, WorkerResult
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Nack, Settled, Settlement
+from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.decide import Rules, counters_of, decide, status_of
 from jobpool.policy.guarding import Limits
 from jobpool.policy.retry import RetryPolicy
-from jobpool.result import ExecutionResult, Status, WorkerResult
-from jobpool.settlement import Abandon, Ack, Forfeit, Leave, Nack, Settled, Settlement
-from jobpool.signing import EnvelopeSigner
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import pytest
 from support.harness import HARNESSES, Harness, misfit
 from support.harnesses.base import dismiss_crowd
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 
 
 def pytest_configure(config: pytest.Config) -> None:

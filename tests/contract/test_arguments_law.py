@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.jobs import QUEUE, numbered
 
-from jobpool.backend import MessageFilter, QueueBackend, Verb
-from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.broker.backend import MessageFilter, QueueBackend, Verb
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 
 NAN = float("nan")
 EVERYTHING = MessageFilter()

@@ -7,11 +7,11 @@ from support.claims import AT_ONCE, claim, found, ids
 from support.harness import Harness
 from support.jobs import QUEUE, a_job
 
-from jobpool.backend import QueueBackend, State
-from jobpool.claimstore import CLAIM_LIMIT, Deleted
-from jobpool.guards import Begin, Guards, Hold
-from jobpool.lease import JobLease
-from jobpool.settlement import Settled
+from jobpool.broker.backend import QueueBackend, State
+from jobpool.broker.claim_store import CLAIM_LIMIT, Deleted
+from jobpool.message.guards import Begin, Guards, Hold
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Settled
 
 pytestmark = pytest.mark.needs("leases", "key_store", "claims")
 

@@ -7,8 +7,8 @@ from support.claims import claim, found, ids, nothing_to_claim, post
 from support.harness import Harness
 from support.jobs import QUEUE, a_job
 
-from jobpool.backend import MessageFilter, QueueBackend, State, Verb
-from jobpool.claimstore import Deleted
+from jobpool.broker.backend import MessageFilter, QueueBackend, State, Verb
+from jobpool.broker.claim_store import Deleted
 from jobpool.errors import ClaimNotFound
 
 pytestmark = pytest.mark.needs("leases", "claims")

@@ -7,7 +7,7 @@ from support.claims import claim, ids, post
 from support.harness import Harness
 from support.jobs import QUEUE
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 
 pytestmark = pytest.mark.needs("leases", "claims")
 

@@ -17,11 +17,11 @@ from support.harness import HARNESSES, skip_by_capability
 from support.jobs import a_job, at
 from support.side_by_side import Pair, SideBySide, compare
 
-from jobpool.backend import Message, MessageFilter, QueueBackend, ReapPolicy, State, Verb
-from jobpool.claimstore import CLAIM_LIMIT, HeldClaim, NewPost, QueueMessage
+from jobpool.broker.backend import Message, MessageFilter, QueueBackend, ReapPolicy, State, Verb
+from jobpool.broker.claim_store import CLAIM_LIMIT, HeldClaim, NewPost, QueueMessage
 from jobpool.errors import ClaimNotFound
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Nack, Release, Settlement
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Nack, Release, Settlement
 
 QUEUES = ("reports", "mails")
 AT_ONCE = ReapPolicy(max_crashes=2, window=400.0, back_off=0.0)

@@ -11,11 +11,11 @@ from support.claims import AT_ONCE, claim, found, ids, nothing_to_claim, post
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.backend import QueueBackend, State
-from jobpool.claimstore import Deleted
+from jobpool.broker.backend import QueueBackend, State
+from jobpool.broker.claim_store import Deleted
 from jobpool.errors import ClaimNotFound
-from jobpool.guards import Begin, Guards
-from jobpool.settlement import Abandon, Ack, Nack, Release, Settled
+from jobpool.message.guards import Begin, Guards
+from jobpool.message.settlement import Abandon, Ack, Nack, Release, Settled
 
 pytestmark = pytest.mark.needs("leases", "claims")
 

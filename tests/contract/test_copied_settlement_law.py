@@ -7,9 +7,9 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job
 from support.looks import seen
 
-from jobpool.backend import MessageFilter, QueueBackend, State, Verb
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.broker.backend import MessageFilter, QueueBackend, State, Verb
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Forfeit, Move, Nack, Release, Settled, Settlement
 
 pytestmark = [pytest.mark.needs("leases"), pytest.mark.lacks("atomic_nack")]
 

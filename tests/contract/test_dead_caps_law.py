@@ -8,9 +8,9 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.backend import Message, MessageFilter, QueueBackend, ReapPolicy, State, Verb
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Settled
+from jobpool.broker.backend import Message, MessageFilter, QueueBackend, ReapPolicy, State, Verb
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Settled
 
 pytestmark = pytest.mark.needs("leases", "dead_caps")
 

@@ -7,9 +7,9 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 from support.looks import dead_letter, in_order, is_refusal, recover, seen
 
-from jobpool.backend import Message, MessageFilter, QueueBackend, ReapPolicy, State, Verb
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Nack, Settled, Settlement
+from jobpool.broker.backend import Message, MessageFilter, QueueBackend, ReapPolicy, State, Verb
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Nack, Settled, Settlement
 
 pytestmark = pytest.mark.needs("leases")
 

@@ -7,8 +7,8 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered
 from support.looks import dead_letter, picture
 
-from jobpool.backend import MessageFilter, QueueBackend, State, Verb
-from jobpool.settlement import Abandon
+from jobpool.broker.backend import MessageFilter, QueueBackend, State, Verb
+from jobpool.message.settlement import Abandon
 
 pytestmark = pytest.mark.needs("leases")
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from jobpool.backend import QueueBackend
-from jobpool.finding import Level, cautions_of
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.finding import Level, cautions_of
 
 pytestmark = pytest.mark.needs("leases")
 

@@ -8,11 +8,11 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.backend import MessageFilter, QueueBackend, Verb
+from jobpool.broker.backend import MessageFilter, QueueBackend, Verb
 from jobpool.errors import ConfigurationError, InvalidJob
-from jobpool.guards import IDEMPOTENCY_TTL, LONGEST_KEPT, Begin, Begun, Guards
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.message.guards import IDEMPOTENCY_TTL, LONGEST_KEPT, Begin, Begun, Guards
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 
 pytestmark = pytest.mark.needs("leases", "key_store")
 

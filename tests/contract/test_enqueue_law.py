@@ -7,9 +7,9 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered
 from support.looks import in_order, seen
 
-from jobpool.backend import ENQUEUE_MEMORY, MessageFilter, QueueBackend, State, Verb
+from jobpool.broker.backend import ENQUEUE_MEMORY, MessageFilter, QueueBackend, State, Verb
 from jobpool.errors import InvalidJob, Unsupported
-from jobpool.settlement import Ack
+from jobpool.message.settlement import Ack
 
 pytestmark = pytest.mark.needs("leases")
 

@@ -7,12 +7,12 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job
 from support.looks import recover
 
-from jobpool.backend import MessageFilter, QueueBackend, Verb
-from jobpool.lease import JobLease
+from jobpool.broker.backend import MessageFilter, QueueBackend, Verb
 from jobpool.master.inspection import Inspector
-from jobpool.outcome import Expired
-from jobpool.settlement import Nack, Release, Settled, Settlement
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import Expired
+from jobpool.message.settlement import Nack, Release, Settled, Settlement
+from jobpool.message.signing import EnvelopeSigner
 
 pytestmark = pytest.mark.needs("leases")
 

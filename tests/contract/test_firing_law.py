@@ -6,12 +6,12 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at
 
-from jobpool.backend import ENQUEUE_MEMORY, MessageFilter, QueueBackend, ReapPolicy, State, Verb, once_id
-from jobpool.definition import JobDefinition
+from jobpool.broker.backend import ENQUEUE_MEMORY, MessageFilter, QueueBackend, ReapPolicy, State, Verb, once_id
 from jobpool.errors import InvalidJob
-from jobpool.guards import IDEMPOTENCY_TTL, Guards
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.message.definition import JobDefinition
+from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Forfeit, Move, Nack, Release, Settled, Settlement
 
 pytestmark = pytest.mark.needs("leases")
 

@@ -9,10 +9,10 @@ from support.harness import Harness
 from support.jobs import QUEUE
 
 from jobpool.child.registry import HandlerRegistry
-from jobpool.context import JobContext
 from jobpool.cron.records import Records
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
+from jobpool.message.context import JobContext
 
 pytestmark = pytest.mark.needs("leases", "key_store")
 

@@ -6,8 +6,8 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job
 
-from jobpool.backend import QueueBackend
-from jobpool.settlement import Settled
+from jobpool.broker.backend import QueueBackend
+from jobpool.message.settlement import Settled
 
 pytestmark = [pytest.mark.needs("leases"), pytest.mark.lacks("chosen_ttl")]
 

@@ -7,10 +7,10 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered
 from support.looks import dead_letter, is_refusal
 
-from jobpool.backend import MessageFilter, QueueBackend, State
+from jobpool.broker.backend import MessageFilter, QueueBackend, State
 from jobpool.errors import InvalidJob
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Settled, Settlement
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Settled, Settlement
 
 pytestmark = pytest.mark.needs("leases")
 

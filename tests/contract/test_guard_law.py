@@ -8,10 +8,10 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.backend import QueueBackend
-from jobpool.guards import Begin, Begun, Guards, Hold, Rate
-from jobpool.lease import JobLease
-from jobpool.settlement import Settled
+from jobpool.broker.backend import QueueBackend
+from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Settled
 
 pytestmark = pytest.mark.needs("leases", "key_store")
 

@@ -8,10 +8,10 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, numbered
 
-from jobpool.backend import QueueBackend
-from jobpool.guards import Begin, Begun, Guards, Hold
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.broker.backend import QueueBackend
+from jobpool.message.guards import Begin, Begun, Guards, Hold
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 
 pytestmark = pytest.mark.needs("leases", "key_store")
 

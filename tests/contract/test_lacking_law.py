@@ -8,9 +8,9 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job
 
-from jobpool.backend import MessageFilter, QueueBackend, Verb
+from jobpool.broker.backend import MessageFilter, QueueBackend, Verb
 from jobpool.errors import ConfigurationError, Unsupported
-from jobpool.settlement import Move, Settled
+from jobpool.message.settlement import Move, Settled
 
 pytestmark = pytest.mark.needs("leases")
 

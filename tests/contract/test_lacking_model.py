@@ -17,9 +17,9 @@ from support.harness import HARNESSES, skip_by_capability
 from support.jobs import a_job, at
 from support.side_by_side import Pair, SideBySide, compare
 
-from jobpool.backend import Message, MessageFilter, QueueBackend, ReapPolicy, State, Verb
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settlement
+from jobpool.broker.backend import Message, MessageFilter, QueueBackend, ReapPolicy, State, Verb
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settlement
 
 QUEUES = ("reports", "mails")
 DEAD = (State.DEAD,)

@@ -10,11 +10,11 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job
 from support.looks import dead_letter, recover
 
-from jobpool.backend import NewMessage, QueueBackend
-from jobpool.envelope import MAX_BODY_BYTES, OVERSIZED
+from jobpool.broker.backend import NewMessage, QueueBackend
 from jobpool.errors import MalformedEnvelope
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Settled
+from jobpool.message.envelope import MAX_BODY_BYTES, OVERSIZED
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Settled
 
 HOLDERS = ["memory", "postgres", "redis", "redis-cluster", "sqlite"]
 """beanstalkd (`-z`) and Service Bus bound what they take themselves."""

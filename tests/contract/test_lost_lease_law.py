@@ -7,7 +7,7 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job, at
 from support.looks import recover, seen
 
-from jobpool.backend import QueueBackend, ReapPolicy, State
+from jobpool.broker.backend import QueueBackend, ReapPolicy, State
 
 pytestmark = pytest.mark.needs("leases")
 

@@ -17,10 +17,10 @@ from support.harness import HARNESSES, skip_by_capability
 from support.jobs import a_job, at
 from support.side_by_side import Pair, SideBySide, compare
 
-from jobpool.backend import MessageFilter, QueueBackend, ReapPolicy, State, Verb
-from jobpool.guards import Guards, Hold, Rate
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Move, Nack, Release, Settlement
+from jobpool.broker.backend import MessageFilter, QueueBackend, ReapPolicy, State, Verb
+from jobpool.message.guards import Guards, Hold, Rate
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Move, Nack, Release, Settlement
 
 QUEUES = ("reports", "mails")
 AT_ONCE = ReapPolicy(max_crashes=2, window=40.0, back_off=0.0)

@@ -10,13 +10,13 @@ from support.jobs import QUEUE, a_job, numbered
 from support.looks import dead_letter, is_refusal, recover, seen
 from support.looks import picture as picture_of
 
-from jobpool.backend import Message, MessageFilter, QueueBackend, ReapPolicy, State, Verb
-from jobpool.envelope import verify
+from jobpool.broker.backend import Message, MessageFilter, QueueBackend, ReapPolicy, State, Verb
 from jobpool.errors import InvalidJob
-from jobpool.guards import Guards
-from jobpool.lease import JobLease
-from jobpool.settlement import Ack, Move, Nack, Settled, Settlement
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.envelope import verify
+from jobpool.message.guards import Guards
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Ack, Move, Nack, Settled, Settlement
+from jobpool.message.signing import EnvelopeSigner
 
 pytestmark = pytest.mark.needs("leases")
 

@@ -11,9 +11,9 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 from support.looks import dead_letter
 
-from jobpool.backend import MessageFilter, QueueBackend, Reaped, ReapPolicy, Verb
-from jobpool.lease import JobLease
-from jobpool.settlement import Ack, Forfeit, Move, Settled
+from jobpool.broker.backend import MessageFilter, QueueBackend, Reaped, ReapPolicy, Verb
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Ack, Forfeit, Move, Settled
 
 pytestmark = pytest.mark.needs("leases", "native_reap")
 

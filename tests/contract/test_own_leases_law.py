@@ -7,9 +7,9 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 from support.looks import recover
 
-from jobpool.backend import QueueBackend
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.broker.backend import QueueBackend
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 
 pytestmark = pytest.mark.needs("leases")
 

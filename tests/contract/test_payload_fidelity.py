@@ -11,7 +11,7 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job
 from support.looks import recover
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 
 pytestmark = pytest.mark.needs("leases")
 

@@ -7,9 +7,9 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered
 from support.looks import picture
 
-from jobpool.backend import MessageFilter, QueueBackend, State, Verb
+from jobpool.broker.backend import MessageFilter, QueueBackend, State, Verb
 from jobpool.errors import Unsupported
-from jobpool.lease import JobLease
+from jobpool.message.lease import JobLease
 
 pytestmark = [pytest.mark.needs("leases"), pytest.mark.lacks("deletes_live")]
 

@@ -6,7 +6,7 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.backend import Message, QueueBackend, ReapPolicy, State
+from jobpool.broker.backend import Message, QueueBackend, ReapPolicy, State
 
 pytestmark = [pytest.mark.needs("leases"), pytest.mark.lacks("native_reap")]
 

@@ -6,10 +6,10 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.key_store import LONGEST_RECORD, MOST_LINES, KeyStore
 from jobpool.errors import ConfigurationError, InvalidJob
-from jobpool.guards import LONGEST_KEPT, Guards, Hold
-from jobpool.keystore import LONGEST_RECORD, MOST_LINES, KeyStore
+from jobpool.message.guards import LONGEST_KEPT, Guards, Hold
 
 pytestmark = pytest.mark.needs("key_store")
 

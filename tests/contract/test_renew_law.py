@@ -7,9 +7,9 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 from support.looks import is_refusal
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.errors import LeaseLost
-from jobpool.settlement import Settled
+from jobpool.message.settlement import Settled
 
 pytestmark = pytest.mark.needs("leases")
 

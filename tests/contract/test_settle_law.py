@@ -11,9 +11,9 @@ from support.jobs import QUEUE, a_job, numbered
 from support.looks import dead_letter, in_order, is_refusal, seen
 from support.looks import picture as picture_of
 
-from jobpool.backend import REMEMBER_CALLS, QueueBackend, State
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.broker.backend import REMEMBER_CALLS, QueueBackend, State
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 
 pytestmark = pytest.mark.needs("leases")
 

@@ -8,12 +8,12 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at
 
-from jobpool.backend import MessageFilter, QueueBackend, ReapPolicy, State, Verb
-from jobpool.definition import JobDefinition
+from jobpool.broker.backend import MessageFilter, QueueBackend, ReapPolicy, State, Verb
 from jobpool.errors import InvalidJob
-from jobpool.guards import IDEMPOTENCY_TTL, Guards
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.message.definition import JobDefinition
+from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 
 pytestmark = pytest.mark.needs("leases", "key_store")
 

@@ -13,8 +13,8 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job, at
 
 import jobpool_backends
-from jobpool.backend import QueueBackend
-from jobpool.settlement import Ack, Settled
+from jobpool.broker.backend import QueueBackend
+from jobpool.message.settlement import Ack, Settled
 
 pytestmark = pytest.mark.needs("leases")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.errors import Unsupported
 
 

@@ -9,10 +9,10 @@ import pytest
 from support.harness import Harness, SyncHarness
 from support.jobs import QUEUE, a_job, at
 
-from jobpool.backend import MessageFilter, QueueBackend, QueueStats, Verb
+from jobpool.broker.backend import MessageFilter, QueueBackend, QueueStats, Verb
 from jobpool.errors import InvalidJob, Unsupported
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Nack, Release, Settled
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Nack, Release, Settled
 
 pytestmark = pytest.mark.lacks("leases")
 

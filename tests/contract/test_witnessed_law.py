@@ -10,8 +10,8 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.backend import QueueBackend, ReapPolicy
-from jobpool.settlement import Abandon, Ack, Nack, Release, Settled
+from jobpool.broker.backend import QueueBackend, ReapPolicy
+from jobpool.message.settlement import Abandon, Ack, Nack, Release, Settled
 from jobpool.torture.ledger import Ledger, Line
 from jobpool.torture.oracle import count
 from jobpool.torture.witness import Witness

@@ -18,8 +18,8 @@ from support.poolrig import Rig
 from support.poolrig_brokers import Broker, PostgresBroker, RedisBroker
 from support.waiting import wait_until
 
-from jobpool.backend import NewMessage
-from jobpool.definition import JobDefinition
+from jobpool.broker.backend import NewMessage
+from jobpool.message.definition import JobDefinition
 
 JOBS = 500
 DEAD, DELAYED = 1000, 1000

@@ -19,10 +19,10 @@ from support.poolrig import LIMIT, Rig
 from support.poolrig_brokers import TTR, BeanstalkBroker, Broker
 from support.waiting import wait_until
 
-from jobpool.backend import QueueBackend, ReapPolicy
-from jobpool.definition import JobDefinition
-from jobpool.opening import open_backend
-from jobpool.signing import EnvelopeSigner
+from jobpool.broker.backend import QueueBackend, ReapPolicy
+from jobpool.broker.opening import open_backend
+from jobpool.message.definition import JobDefinition
+from jobpool.message.signing import EnvelopeSigner
 from jobpool.torture.account import Account
 from jobpool.torture.ledger import Line
 

@@ -11,7 +11,7 @@ from support.faultmoves import Figure, start_pools, stop_all
 from support.poolrig import Rig
 from support.waiting import wait_until
 
-from jobpool.death import Death
+from jobpool.message.death import Death
 
 MAX_CRASHES = 3
 FIRST, REST = 50, 450

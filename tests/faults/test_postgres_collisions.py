@@ -18,9 +18,9 @@ from support.outages import NO_ANSWER
 from support.poolrig import LIMIT, Rig
 from support.poolrig_brokers import PostgresBroker
 
-from jobpool.backend import QueueBackend
-from jobpool.definition import JobDefinition
-from jobpool.opening import open_backend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
+from jobpool.message.definition import JobDefinition
 
 SERIALIZABLE = "-c default_transaction_isolation=serializable"
 """Of the pools' sessions: any two that touch what the other has read collide."""

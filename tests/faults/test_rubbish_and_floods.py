@@ -21,8 +21,8 @@ from support.faultrig import broker_of_file, rig_of_file
 from support.poolrig import APP, LIMIT, PoolProcess, Rig, wait_gone
 from support.waiting import wait_until
 
-from jobpool.backend import State
-from jobpool.death import Death
+from jobpool.broker.backend import State
+from jobpool.message.death import Death
 from jobpool.top import Watcher
 from jobpool.torture.processes import descriptors
 

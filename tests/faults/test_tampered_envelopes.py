@@ -19,12 +19,12 @@ from support.poolrig import PoolProcess, Rig
 from support.seeds import printed_seed
 from support.waiting import wait_until
 
-from jobpool.backend import NewMessage
-from jobpool.definition import JobDefinition
-from jobpool.envelope import MAX_BODY_BYTES, decode, encode, verify
+from jobpool.broker.backend import NewMessage
+from jobpool.broker.opening import open_backend
 from jobpool.errors import MalformedEnvelope
-from jobpool.opening import open_backend
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import MAX_BODY_BYTES, decode, encode, verify
+from jobpool.message.signing import EnvelopeSigner
 
 KEY, OLD = "a key of the pool's own, long enough", "the key before it, still listed"
 KNOWN = EnvelopeSigner([KEY, OLD])

@@ -19,11 +19,11 @@ from psycopg.conninfo import make_conninfo
 from support.jobs import a_job, at, numbered
 from support.servers import fresh_name, shared_postgres, shared_redis
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
 from jobpool.errors import ConfigurationError
-from jobpool.guards import Guards, Hold
-from jobpool.opening import open_backend
-from jobpool.settlement import Abandon
+from jobpool.message.guards import Guards, Hold
+from jobpool.message.settlement import Abandon
 from jobpool_backends.redis.keys import Keys
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,10 +21,10 @@ from types import FrameType
 from apps_pool import HELD, LONG, note, rubbish_to_all
 
 import jobpool
-from jobpool import producer
 from jobpool.child.recycle import resident
 from jobpool.mechanism import packets
 from jobpool.mechanism.frames import Ask, Result, Verdict, plain_success
+from jobpool.message import producer
 
 
 def sockets() -> Iterator[socket.socket]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobpool.allowances import Allowances
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.child.registry import HandlerRegistry
-from jobpool.definition import JobDefinition
-from jobpool.envelope import decode, encode
 from jobpool.mechanism.frames import Verdict
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.allowances import Allowances
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import decode, encode
+from jobpool.message.signing import EnvelopeSigner
 
 
 def attempt(

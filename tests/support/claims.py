@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Iterable
 from typing import Any
 
-from jobpool.backend import Message, QueueBackend, ReapPolicy
-from jobpool.claimstore import HeldClaim, NewPost
+from jobpool.broker.backend import Message, QueueBackend, ReapPolicy
+from jobpool.broker.claim_store import HeldClaim, NewPost
 from support.jobs import QUEUE
 
 AT_ONCE = ReapPolicy(back_off=0.0)

@@ -18,11 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobpool.context import JobContext
+from jobpool.broker.opening import open_backend
 from jobpool.cron.loop import CronLoop
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
-from jobpool.opening import open_backend
+from jobpool.message.context import JobContext
 
 MOST = 8
 GRACE = 4 * 3600.0

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import sqlite_url
 from jobpool.errors import BackendUnavailable
-from jobpool.opening import sqlite_url
 from support.cron_driven import Drive
 from support.harness import Harness
 from support.servers import shared_postgres

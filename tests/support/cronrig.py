@@ -7,12 +7,12 @@ from typing import Any
 
 from jobpool.child.registry import HandlerRegistry
 from jobpool.clock import ManualClock
-from jobpool.context import JobContext
 from jobpool.cron.firing import Firing
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
-from jobpool.envelope import decode
 from jobpool.errors import BackendUnavailable
+from jobpool.message.context import JobContext
+from jobpool.message.envelope import decode
 from jobpool_backends.memory import MemoryBackend
 
 START = datetime(2027, 1, 15, 8, 0, tzinfo=UTC)

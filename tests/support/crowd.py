@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jobpool.backend import QueueBackend, ReapPolicy
-from jobpool.settlement import Ack
+from jobpool.broker.backend import QueueBackend, ReapPolicy
+from jobpool.message.settlement import Ack
 from support.jobs import QUEUE
 
 SOON = ReapPolicy(back_off=0.02)

@@ -7,9 +7,9 @@ import secrets
 import time
 from dataclasses import dataclass, field, replace
 
-from jobpool.backend import QueueBackend, ReapPolicy
-from jobpool.claimstore import Deleted
-from jobpool.settlement import Ack, Nack, Release, Settled
+from jobpool.broker.backend import QueueBackend, ReapPolicy
+from jobpool.broker.claim_store import Deleted
+from jobpool.message.settlement import Ack, Nack, Release, Settled
 from support.jobs import QUEUE
 
 TTLS = (0.02, 0.2)

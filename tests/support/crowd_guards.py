@@ -8,9 +8,9 @@ from __future__ import annotations
 import secrets
 import time
 
-from jobpool.backend import QueueBackend
-from jobpool.guards import Begin, Guards, Hold, Rate
-from jobpool.lease import JobLease
+from jobpool.broker.backend import QueueBackend
+from jobpool.message.guards import Begin, Guards, Hold, Rate
+from jobpool.message.lease import JobLease
 from support.jobs import QUEUE, a_job
 
 Span = tuple[float, float]

@@ -8,11 +8,11 @@ import time
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from jobpool.backend import QueueBackend, ReapPolicy
-from jobpool.lease import JobLease
-from jobpool.opening import open_backend
-from jobpool.settlement import Abandon, Ack, Settlement
-from jobpool.signing import EnvelopeSigner
+from jobpool.broker.backend import QueueBackend, ReapPolicy
+from jobpool.broker.opening import open_backend
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Settlement
+from jobpool.message.signing import EnvelopeSigner
 
 POLICY = ReapPolicy(max_crashes=4, back_off=0.0)
 """Some messages end by their completion, some by the reaper."""

@@ -16,7 +16,7 @@ import sys
 import time
 from contextlib import closing
 
-from jobpool.definition import JobDefinition
+from jobpool.message.definition import JobDefinition
 from jobpool_backends.sqlite import SqliteBackend
 
 TOGETHER = 3

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobpool.backend import QueueBackend
-from jobpool.definition import JobDefinition
-from jobpool.opening import open_backend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
+from jobpool.message.definition import JobDefinition
 from jobpool.torture.clocks import PoolClock
 from jobpool.torture.fleet import Fleet
 from jobpool.torture.nemesis import Nemesis

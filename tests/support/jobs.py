@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from jobpool.definition import JobDefinition
+from jobpool.message.definition import JobDefinition
 
 QUEUE = "reports"
 

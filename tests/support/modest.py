@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from jobpool.backend import (
+from jobpool.broker.backend import (
     Capabilities,
     Existing,
     Message,
@@ -25,7 +25,7 @@ from jobpool.backend import (
 )
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, ConfigurationError, Unsupported
-from jobpool.lease import JobLease
+from jobpool.message.lease import JobLease
 from jobpool_backends.memory import MemoryBackend
 
 

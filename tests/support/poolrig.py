@@ -21,14 +21,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jobpool.backend import Message, MessageFilter, QueueBackend, QueueStats, State
-from jobpool.definition import JobDefinition
+from jobpool.broker.backend import Message, MessageFilter, QueueBackend, QueueStats, State
+from jobpool.broker.opening import open_backend
 from jobpool.health import look
 from jobpool.mechanism.board_views import HeaderView
 from jobpool.mechanism.scoreboard import Scoreboard
-from jobpool.opening import open_backend
+from jobpool.message.definition import JobDefinition
+from jobpool.message.signing import EnvelopeSigner
 from jobpool.runtime_dir import PoolFile, discover
-from jobpool.signing import EnvelopeSigner
 from jobpool.torture import processes
 from jobpool.torture.account import Account
 from jobpool.torture.ledger import LEDGER, Ledger, Line

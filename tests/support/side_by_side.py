@@ -12,9 +12,9 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.clock import ManualClock
-from jobpool.lease import JobLease
+from jobpool.message.lease import JobLease
 from jobpool_backends.memory import MemoryBackend
 from support.harness import Harness
 from support.harnesses.embedded import MemoryHarness, SqliteHarness

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from jobpool.child.builtin.url.call import Caller
-from jobpool.context import JobContext
-from jobpool.definition import JobDefinition
-from jobpool.envelope import decode, encode
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.context import JobContext
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import decode, encode
+from jobpool.message.signing import EnvelopeSigner
 from support.webserver import WebServer
 
 

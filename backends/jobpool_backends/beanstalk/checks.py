@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jobpool.envelope import MAX_BODY_BYTES
+from jobpool.broker.finding import Finding, Level
 from jobpool.errors import ConfigurationError
-from jobpool.finding import Finding, Level
+from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool_backends.beanstalk.asking import Stats, names_of, number, stats_of
 from jobpool_backends.beanstalk.lines import Lines
 

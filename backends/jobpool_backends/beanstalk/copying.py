@@ -9,9 +9,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jobpool.backend import NewMessage
+from jobpool.broker.backend import NewMessage
 from jobpool.clock import Clock
-from jobpool.settlement import Abandon, Forfeit, Move, Nack, Release, Settlement
+from jobpool.message.settlement import Abandon, Forfeit, Move, Nack, Release, Settlement
 from jobpool_backends.beanstalk.charging import EXPIRED, Charge, Ledger, charge, whole_seconds
 from jobpool_backends.beanstalk.dying import Copy
 from jobpool_backends.beanstalk.line import Held

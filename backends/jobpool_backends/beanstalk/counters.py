@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from jobpool.frozen import maker
+from jobpool.message.frozen import maker
 
 _COUNTERS = re.compile(
     rb'tube: "?([^"\n]+)"?\nstate: (\w+)\npri: (\d+)\nage: (-?\d+)\ndelay: (\d+)\nttr: (\d+)\ntime-left: (-?\d+)\n'

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import greenstalk
 
-from jobpool.backend import Message, MessageFilter, State
-from jobpool.envelope import JobEnvelope, decode
+from jobpool.broker.backend import Message, MessageFilter, State
 from jobpool.errors import MalformedEnvelope
+from jobpool.message.envelope import JobEnvelope, decode
 from jobpool_backends.beanstalk.asking import counters_of, job_of, number, stats_of, told
 from jobpool_backends.beanstalk.burst import Answer
 from jobpool_backends.beanstalk.line import Line

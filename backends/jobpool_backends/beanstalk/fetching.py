@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import greenstalk
 
 from jobpool.clock import Clock
-from jobpool.lease import make_lease
+from jobpool.message.lease import make_lease
 from jobpool_backends.beanstalk.burst import Answer
 from jobpool_backends.beanstalk.charging import Ledger
 from jobpool_backends.beanstalk.counters import Counters, read_counters

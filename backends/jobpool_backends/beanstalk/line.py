@@ -19,7 +19,7 @@ from typing import cast
 
 import greenstalk
 
-from jobpool.lease import JobLease
+from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
 from jobpool_backends.beanstalk.burst import Answer, pieces, read_answer
 from jobpool_backends.beanstalk.records import Record

@@ -21,7 +21,7 @@ import greenstalk
 
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
-from jobpool.lease import JobLease
+from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
 from jobpool_backends.beanstalk.burst import Answer
 from jobpool_backends.beanstalk.line import Held, Line

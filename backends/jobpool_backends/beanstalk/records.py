@@ -15,9 +15,9 @@ from typing import Any
 
 import orjson
 
-from jobpool.backend import NewMessage
-from jobpool.frozen import maker
-from jobpool.names import IDENTIFIER
+from jobpool.broker.backend import NewMessage
+from jobpool.message.frozen import maker
+from jobpool.message.names import IDENTIFIER
 
 VERSION = 1
 

@@ -18,11 +18,11 @@ from itertools import count
 
 import greenstalk
 
-from jobpool.backend import NewMessage
+from jobpool.broker.backend import NewMessage
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, JobpoolError, WriteRefused
-from jobpool.lease import JobLease
-from jobpool.settlement import Ack, Release, Settled, Settlement
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Ack, Release, Settled, Settlement
 from jobpool_backends.beanstalk.burst import Answer
 from jobpool_backends.beanstalk.charging import Ledger, whole_seconds
 from jobpool_backends.beanstalk.copying import Copier, Work

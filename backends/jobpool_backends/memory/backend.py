@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import ClassVar
 
-from jobpool.backend import (
+from jobpool.broker.backend import (
     REMEMBER_CALLS,
     Capabilities,
     Existing,
@@ -24,14 +24,14 @@ from jobpool.backend import (
     State,
     Verb,
 )
+from jobpool.broker.finding import Finding
+from jobpool.broker.opening import redact
 from jobpool.clock import Clock
-from jobpool.envelope import MAX_BODY_BYTES, OVERSIZED
 from jobpool.errors import ConfigurationError
-from jobpool.finding import Finding
-from jobpool.lease import JobLease, make_lease
-from jobpool.opening import redact
-from jobpool.settlement import Settled, Settlement
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.envelope import MAX_BODY_BYTES, OVERSIZED
+from jobpool.message.lease import JobLease, make_lease
+from jobpool.message.settlement import Settled, Settlement
+from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.memory.checks import PLACE
 from jobpool_backends.memory.claims import MemoryClaims
 from jobpool_backends.memory.ending import Ending

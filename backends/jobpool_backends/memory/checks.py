@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobpool.finding import Finding, Level
+from jobpool.broker.finding import Finding, Level
 
 PLACE = Finding(
     "memory.place",

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import islice
 from threading import Condition
 
-from jobpool.backend import State
-from jobpool.claimstore import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
+from jobpool.broker.backend import State
+from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.clock import Clock
-from jobpool.envelope import MAX_BODY_BYTES, OVERSIZED
+from jobpool.message.envelope import MAX_BODY_BYTES, OVERSIZED
 from jobpool_backends.memory.claiming import Claiming
 from jobpool_backends.memory.store import Store
 from jobpool_backends.memory.values import Claim, Entry, Queue

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from threading import Condition
 
+from jobpool.broker.key_store import KeyStore
 from jobpool.clock import Clock
-from jobpool.guards import Begin, Begun, Guards, Rate
-from jobpool.keystore import KeyStore
-from jobpool.lease import JobLease
+from jobpool.message.guards import Begin, Begun, Guards, Rate
+from jobpool.message.lease import JobLease
 from jobpool_backends.memory.notes import Notes
 from jobpool_backends.memory.store import Store
 from jobpool_backends.memory.values import judge

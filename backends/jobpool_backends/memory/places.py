@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
-from jobpool.backend import REMEMBER_CALLS
-from jobpool.guards import Begin, Begun, Guards, Rate
+from jobpool.broker.backend import REMEMBER_CALLS
+from jobpool.message.guards import Begin, Begun, Guards, Rate
 from jobpool_backends.memory.ending import Ending
 from jobpool_backends.memory.values import Entry
 from jobpool_backends.shared import KEY_PLACE, MICRO, longest_windows, micros

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jobpool.backend import NewMessage
-from jobpool.guards import IDEMPOTENCY_TTL
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settlement
+from jobpool.broker.backend import NewMessage
+from jobpool.message.guards import IDEMPOTENCY_TTL
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settlement
 from jobpool_backends.memory.store import Store
 from jobpool_backends.memory.values import Entry
 from jobpool_backends.shared import delay_micros, micros

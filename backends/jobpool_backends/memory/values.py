@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from jobpool.backend import Message, MessageFilter, State
-from jobpool.lease import JobLease
-from jobpool.settlement import Settled
+from jobpool.broker.backend import Message, MessageFilter, State
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Settled
 from jobpool_backends.memory.ending import Ends
 from jobpool_backends.shared import MICRO, contains, micros
 

@@ -14,8 +14,8 @@ from urllib.parse import parse_qsl
 import psycopg
 from psycopg import conninfo, pq
 
+from jobpool.broker.opening import redact
 from jobpool.errors import ConfigurationError
-from jobpool.opening import redact
 from jobpool_backends.shared import DeadCaps, read_caps, refuse_options
 
 SCHEME = "postgresql"

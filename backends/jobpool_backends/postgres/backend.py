@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from jobpool.backend import (
+from jobpool.broker.backend import (
     Capabilities,
     Existing,
     Message,
@@ -18,13 +18,13 @@ from jobpool.backend import (
     Ticket,
     Verb,
 )
-from jobpool.claimstore import ClaimStore
+from jobpool.broker.claim_store import ClaimStore
+from jobpool.broker.finding import Finding
+from jobpool.broker.key_store import KeyStore
 from jobpool.clock import Clock
-from jobpool.finding import Finding
-from jobpool.keystore import KeyStore
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Settled, Settlement
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Settled, Settlement
+from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.postgres import checks, intransaction
 from jobpool_backends.postgres.address import Address, read_address
 from jobpool_backends.postgres.calls import Sweeper

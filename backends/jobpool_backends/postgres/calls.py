@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from jobpool.errors import AccessRefused, BackendUnavailable
-from jobpool.settlement import Settled
+from jobpool.message.settlement import Settled
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import fill
 

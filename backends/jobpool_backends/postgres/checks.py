@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jobpool.finding import Finding, Level
+from jobpool.broker.finding import Finding, Level
 from jobpool_backends.postgres.database import Database
 
 _SETTINGS = "SELECT name, setting FROM pg_settings WHERE name = ANY (%(names)b::text[])"

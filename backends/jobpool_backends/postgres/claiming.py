@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from jobpool.claimstore import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
-from jobpool.envelope import OVERSIZED
-from jobpool.names import storable
+from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
+from jobpool.message.envelope import OVERSIZED
+from jobpool.message.names import storable
 from jobpool_backends.postgres.calls import Sweeper
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.fetching import HOLDERS

@@ -6,8 +6,8 @@ import secrets
 from typing import Any
 
 from jobpool.clock import Clock
-from jobpool.envelope import OVERSIZED
-from jobpool.lease import JobLease
+from jobpool.message.envelope import OVERSIZED
+from jobpool.message.lease import JobLease
 from jobpool_backends.postgres.calls import Sweeper
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import fill

@@ -16,9 +16,9 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from jobpool.backend import NewMessage, Ticket
+from jobpool.broker.backend import NewMessage, Ticket
 from jobpool.errors import ConfigurationError, LeaseLost
-from jobpool.names import storable
+from jobpool.message.names import storable
 from jobpool_backends.shared import micros
 
 _ENQUEUE = """

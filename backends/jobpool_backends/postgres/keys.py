@@ -8,11 +8,11 @@ from typing import Any
 
 import orjson
 
+from jobpool.broker.key_store import KeyStore
 from jobpool.errors import BackendUnavailable
-from jobpool.guards import Begin, Begun, Guards, Rate
-from jobpool.keystore import KeyStore
-from jobpool.lease import JobLease
-from jobpool.names import storable
+from jobpool.message.guards import Begin, Begun, Guards, Rate
+from jobpool.message.lease import JobLease
+from jobpool.message.names import storable
 from jobpool_backends.postgres.calls import Sweeper
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.fetching import holder_of, number_of

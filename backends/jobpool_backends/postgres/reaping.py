@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jobpool.backend import Reaped, ReapPolicy
-from jobpool.definition import LONGEST
+from jobpool.broker.backend import Reaped, ReapPolicy
+from jobpool.message.definition import LONGEST
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import fill
 from jobpool_backends.postgres.schema import REAP_LIMIT

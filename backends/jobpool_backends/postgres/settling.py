@@ -13,12 +13,12 @@ from typing import Any
 
 import psycopg
 
-from jobpool.backend import NewMessage
+from jobpool.broker.backend import NewMessage
 from jobpool.clock import Clock
-from jobpool.guards import IDEMPOTENCY_TTL, Guards
-from jobpool.lease import JobLease
-from jobpool.names import storable
-from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
+from jobpool.message.lease import JobLease
+from jobpool.message.names import storable
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.postgres.calls import Sweeper, read_answers
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.fetching import holder_of, number_of

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Self
 
-from jobpool.backend import (
+from jobpool.broker.backend import (
     Capabilities,
     Existing,
     Message,
@@ -18,13 +18,13 @@ from jobpool.backend import (
     ReapPolicy,
     Verb,
 )
-from jobpool.claimstore import ClaimStore
+from jobpool.broker.claim_store import ClaimStore
+from jobpool.broker.finding import Finding
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError
-from jobpool.finding import Finding
-from jobpool.lease import JobLease
-from jobpool.settlement import Settled, Settlement
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Settled, Settlement
+from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.redis import checks
 from jobpool_backends.redis.address import read_address
 from jobpool_backends.redis.claiming import RedisClaimStore

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 import orjson
 
-from jobpool.backend import NewMessage
-from jobpool.guards import IDEMPOTENCY_TTL
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.broker.backend import NewMessage
+from jobpool.message.guards import IDEMPOTENCY_TTL
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.redis.guarding import guarded_token, token_of
 from jobpool_backends.redis.producing import messages_words
 from jobpool_backends.redis.records import HOLDER, MEMBER, encode_text, readable, write_entry

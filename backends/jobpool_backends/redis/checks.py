@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from redis.exceptions import ResponseError
 
+from jobpool.broker.finding import Finding, Level
 from jobpool.errors import ConfigurationError
-from jobpool.finding import Finding, Level
 from jobpool_backends.redis.link import Link
 
 OLDEST = (6, 2)

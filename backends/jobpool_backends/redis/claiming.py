@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from jobpool.backend import MessageFilter, State
-from jobpool.claimstore import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
+from jobpool.broker.backend import MessageFilter, State
+from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.errors import InvalidJob
-from jobpool.frozen import maker
+from jobpool.message.frozen import maker
 from jobpool_backends.redis.keys import Keys
 from jobpool_backends.redis.link import Link
 from jobpool_backends.redis.looking import PIECE, Looker, cursor_of

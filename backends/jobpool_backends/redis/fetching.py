@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from itertools import repeat
 from typing import Any
 
-from jobpool.backend import REMEMBER_CALLS
+from jobpool.broker.backend import REMEMBER_CALLS
 from jobpool.clock import Clock
-from jobpool.lease import JobLease, make_lease
+from jobpool.message.lease import JobLease, make_lease
 from jobpool_backends.redis.keys import Keys
 from jobpool_backends.redis.link import Link
 from jobpool_backends.redis.records import HOLDER, TAG

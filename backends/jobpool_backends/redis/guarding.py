@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import orjson
 
-from jobpool.guards import Begin, Begun, Guards, Rate
-from jobpool.lease import JobLease
+from jobpool.message.guards import Begin, Begun, Guards, Rate
+from jobpool.message.lease import JobLease
 from jobpool_backends.redis.keys import Keys
 from jobpool_backends.redis.link import Link
 from jobpool_backends.redis.records import MEMBER

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from jobpool.guards import Begun, Guards, Rate
-from jobpool.keystore import KeyStore
-from jobpool.lease import JobLease
+from jobpool.broker.key_store import KeyStore
+from jobpool.message.guards import Begun, Guards, Rate
+from jobpool.message.lease import JobLease
 from jobpool_backends.redis.guarding import Guarder
 from jobpool_backends.redis.keys import Keys
 from jobpool_backends.redis.link import Link

@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from jobpool.backend import Reaped, ReapPolicy
-from jobpool.definition import LONGEST
+from jobpool.broker.backend import Reaped, ReapPolicy
+from jobpool.message.definition import LONGEST
 from jobpool_backends.redis.keys import Keys
 from jobpool_backends.redis.link import Link
 from jobpool_backends.redis.scripts import REAP

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from jobpool.backend import REMEMBER_CALLS
+from jobpool.broker.backend import REMEMBER_CALLS
 from jobpool.clock import Clock
-from jobpool.lease import JobLease
-from jobpool.settlement import Settled, Settlement
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Settled, Settlement
 from jobpool_backends.redis.batch import Batch, Brought, read_answers
 from jobpool_backends.redis.guarding import token_of
 from jobpool_backends.redis.keys import Keys

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Self
 
-from jobpool.backend import (
+from jobpool.broker.backend import (
     Capabilities,
     Message,
     MessageFilter,
@@ -16,11 +16,11 @@ from jobpool.backend import (
     ReapPolicy,
     Verb,
 )
+from jobpool.broker.finding import Finding
 from jobpool.clock import Clock
-from jobpool.finding import Finding
-from jobpool.lease import JobLease
-from jobpool.settlement import Settled, Settlement
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Settled, Settlement
+from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.servicebus import checks
 from jobpool_backends.servicebus.address import read_address
 from jobpool_backends.servicebus.charging import Charges

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
+from jobpool.broker.finding import Finding, Level
 from jobpool.errors import ConfigurationError
-from jobpool.finding import Finding, Level
 from jobpool_backends.servicebus import settings
 from jobpool_backends.servicebus.hub import Hub
 from jobpool_backends.servicebus.locks import TOLERANCE, Noticed

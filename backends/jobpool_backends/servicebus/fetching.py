@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from jobpool.lease import JobLease, make_lease
+from jobpool.message.lease import JobLease, make_lease
 from jobpool_backends.servicebus.holdings import Held, Holdings
 from jobpool_backends.servicebus.hub import Hub
 from jobpool_backends.servicebus.locks import Asked, Locks

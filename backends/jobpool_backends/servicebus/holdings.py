@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jobpool.clock import Clock
-from jobpool.lease import JobLease
-from jobpool.settlement import Settled
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Settled
 from jobpool_backends.servicebus.records import Record
 from jobpool_backends.servicebus.taker import Delivery
 

@@ -26,8 +26,8 @@ from typing import Any
 import orjson
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
-from jobpool.backend import NewMessage
-from jobpool.names import IDENTIFIER
+from jobpool.broker.backend import NewMessage
+from jobpool.message.names import IDENTIFIER
 from jobpool_backends.shared import MICRO, micros
 
 VERSION = 1

@@ -13,7 +13,7 @@ from dataclasses import replace
 from azure.servicebus.aio import ServiceBusReceiver
 
 from jobpool.clock import Clock
-from jobpool.lease import JobLease
+from jobpool.message.lease import JobLease
 from jobpool_backends.servicebus.holdings import Held, Holdings
 from jobpool_backends.servicebus.hub import TRY, Hub
 from jobpool_backends.servicebus.internals import renew_locks

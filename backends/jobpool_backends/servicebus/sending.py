@@ -15,10 +15,10 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus import exceptions as sdk
 from azure.servicebus.aio import ServiceBusSender
 
-from jobpool.backend import NewMessage
+from jobpool.broker.backend import NewMessage
 from jobpool.clock import Clock
-from jobpool.definition import LONGEST
 from jobpool.errors import BackendUnavailable, InvalidJob
+from jobpool.message.definition import LONGEST
 from jobpool_backends.servicebus.hub import Hub
 from jobpool_backends.servicebus.internals import largest_message
 from jobpool_backends.servicebus.records import GROWTH, OVERHEAD, Numbers, Record, copy_id, new_record

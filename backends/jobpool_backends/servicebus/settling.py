@@ -12,11 +12,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from jobpool.backend import REMEMBER_CALLS, NewMessage
+from jobpool.broker.backend import REMEMBER_CALLS, NewMessage
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, WriteRefused
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.servicebus.charging import Charge, Charges
 from jobpool_backends.servicebus.dispositions import is_there
 from jobpool_backends.servicebus.holdings import Held, Holdings

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from azure.servicebus import ServiceBusMessageState, ServiceBusReceivedMessage
 
-from jobpool.backend import Message, MessageFilter, State
+from jobpool.broker.backend import Message, MessageFilter, State
 from jobpool.clock import Clock
-from jobpool.envelope import decode
 from jobpool.errors import MalformedEnvelope
+from jobpool.message.envelope import decode
 from jobpool_backends.servicebus.holdings import Held
 from jobpool_backends.servicebus.records import Record, as_seconds, read
 from jobpool_backends.shared import MICRO, contains

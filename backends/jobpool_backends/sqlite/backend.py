@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 from urllib.parse import unquote
 
-from jobpool.backend import (
+from jobpool.broker.backend import (
     Capabilities,
     Existing,
     Message,
@@ -19,13 +19,13 @@ from jobpool.backend import (
     Ticket,
     Verb,
 )
+from jobpool.broker.finding import Finding
+from jobpool.broker.opening import redact
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError
-from jobpool.finding import Finding
-from jobpool.lease import JobLease
-from jobpool.opening import redact
-from jobpool.settlement import Settled, Settlement
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Settled, Settlement
+from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.inotify import ring
 from jobpool_backends.shared import DeadCaps, brought_by_each, micros, read_caps, refuse_options, split_query
 from jobpool_backends.sqlite import checks, intransaction, producing

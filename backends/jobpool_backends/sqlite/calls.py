@@ -8,8 +8,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping
 
-from jobpool.backend import ENQUEUE_MEMORY, REMEMBER_CALLS
-from jobpool.settlement import Settled
+from jobpool.broker.backend import ENQUEUE_MEMORY, REMEMBER_CALLS
+from jobpool.message.settlement import Settled
 from jobpool_backends.shared import MICRO, micros
 
 _LETTERS = {Settled.OK: "o", Settled.NOT_IN_FLIGHT: "n", Settled.EXPIRED: "e", Settled.NOT_OWNER: "w"}

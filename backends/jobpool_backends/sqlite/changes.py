@@ -8,10 +8,10 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass, field, replace
 
-from jobpool.backend import NewMessage
-from jobpool.guards import IDEMPOTENCY_TTL, Guards
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settlement
+from jobpool.broker.backend import NewMessage
+from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settlement
 from jobpool_backends.shared import DeadCaps, delay_micros, micros
 from jobpool_backends.sqlite import calls, producing, removing
 from jobpool_backends.sqlite.facts import Fact

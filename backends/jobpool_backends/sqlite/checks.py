@@ -11,7 +11,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobpool.finding import Finding, Level
+from jobpool.broker.finding import Finding, Level
 from jobpool_backends.sqlite.database import Database
 
 MOUNTS = Path("/proc/self/mountinfo")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from jobpool.claimstore import ClaimStats, HeldClaim, QueueMessage
+from jobpool.broker.claim_store import ClaimStats, HeldClaim, QueueMessage
 from jobpool_backends.shared import MICRO, stand_in
 from jobpool_backends.sqlite.fetching import BODY
 from jobpool_backends.sqlite.filters import living

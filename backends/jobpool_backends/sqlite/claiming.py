@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from jobpool.claimstore import CLAIM_LIMIT, MOST_LIFE, HeldClaim
+from jobpool.broker.claim_store import CLAIM_LIMIT, MOST_LIFE, HeldClaim
 from jobpool_backends.shared import DeadCaps, micros
 from jobpool_backends.sqlite import claimed, removing
 from jobpool_backends.sqlite.claimed import COLUMNS, LIVING, Claim

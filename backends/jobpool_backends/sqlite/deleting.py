@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from jobpool.claimstore import Deleted, QueueMessage
+from jobpool.broker.claim_store import Deleted, QueueMessage
 from jobpool_backends.sqlite import calls, claimed, removing
 from jobpool_backends.sqlite.claimed import COLUMNS, LIVING
 from jobpool_backends.sqlite.claiming import look, numbers, promote_all

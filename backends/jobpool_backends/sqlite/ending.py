@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jobpool.claimstore import MOST_MESSAGES
+from jobpool.broker.claim_store import MOST_MESSAGES
 from jobpool_backends.sqlite import calls, removing
 from jobpool_backends.sqlite.moment import Moment
 from jobpool_backends.sqlite.schema import LEASED, NO_LEASE, POSTED, WAITING

@@ -7,8 +7,8 @@ import sqlite3
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jobpool.lease import JobLease
-from jobpool.settlement import Settled
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Settled
 from jobpool_backends.sqlite.fetching import owner_token
 from jobpool_backends.sqlite.moment import Moment
 from jobpool_backends.sqlite.schema import LEASED

@@ -13,8 +13,8 @@ import sqlite3
 from typing import Any
 
 from jobpool.clock import Clock
-from jobpool.envelope import MAX_BODY_BYTES
-from jobpool.lease import JobLease, make_lease
+from jobpool.message.envelope import MAX_BODY_BYTES
+from jobpool.message.lease import JobLease, make_lease
 from jobpool_backends.shared import MICRO, micros, stand_in
 from jobpool_backends.sqlite import calls
 from jobpool_backends.sqlite.calls import Sweeper

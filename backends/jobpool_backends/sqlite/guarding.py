@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 
-from jobpool.guards import Begin, Begun, Guards
-from jobpool.lease import JobLease
+from jobpool.message.guards import Begin, Begun, Guards
+from jobpool.message.lease import JobLease
 from jobpool_backends.shared import KEY_PLACE, MICRO, longest_windows
 from jobpool_backends.sqlite.facts import Fact, judge, number, read_facts
 from jobpool_backends.sqlite.moment import Moment

@@ -12,12 +12,12 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from jobpool.backend import Existing, NewMessage, Ticket
+from jobpool.broker.backend import Existing, NewMessage, Ticket
 from jobpool.clock import Clock, SystemClock
 from jobpool.errors import ConfigurationError, LeaseLost
-from jobpool.guards import Guards
-from jobpool.lease import JobLease
-from jobpool.settlement import Ack
+from jobpool.message.guards import Guards
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Ack
 from jobpool_backends.shared import MICRO, DeadCaps, micros
 from jobpool_backends.sqlite import producing
 from jobpool_backends.sqlite.moment import read_moment

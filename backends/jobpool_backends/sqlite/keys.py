@@ -6,10 +6,10 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from jobpool.broker.key_store import KeyStore
 from jobpool.clock import Clock
-from jobpool.guards import Begun, Guards, Rate
-from jobpool.keystore import KeyStore
-from jobpool.lease import JobLease
+from jobpool.message.guards import Begun, Guards, Rate
+from jobpool.message.lease import JobLease
 from jobpool_backends.shared import MICRO, micros
 from jobpool_backends.sqlite import guarding, notes, places
 from jobpool_backends.sqlite.calls import Sweeper

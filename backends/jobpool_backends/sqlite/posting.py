@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from jobpool.claimstore import POST_PRIORITY, NewPost
+from jobpool.broker.claim_store import POST_PRIORITY, NewPost
 from jobpool_backends.shared import delay_micros, micros
 from jobpool_backends.sqlite.producing import INSERT_BODY, leave_out_known, next_seq
 from jobpool_backends.sqlite.schema import POST_DELAYED, POSTED

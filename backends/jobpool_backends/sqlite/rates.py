@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sqlite3
 
-from jobpool.backend import REMEMBER_CALLS
-from jobpool.guards import Rate
+from jobpool.broker.backend import REMEMBER_CALLS
+from jobpool.message.guards import Rate
 from jobpool_backends.shared import micros
 
 # A clock that was set back leaves starts in the future: those further off than a window are no reason to wait.

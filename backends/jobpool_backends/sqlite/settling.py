@@ -10,10 +10,10 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jobpool.backend import NewMessage
+from jobpool.broker.backend import NewMessage
 from jobpool.clock import Clock
-from jobpool.lease import JobLease
-from jobpool.settlement import Ack, Forfeit, Settled, Settlement
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Ack, Forfeit, Settled, Settlement
 from jobpool_backends.shared import DeadCaps, micros
 from jobpool_backends.sqlite import calls
 from jobpool_backends.sqlite.calls import Sweeper

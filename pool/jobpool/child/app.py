@@ -10,11 +10,11 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from jobpool.allowances import Allowances
 from jobpool.child.registry import DEFAULT
 from jobpool.errors import ConfigurationError
 from jobpool.mechanism.boot import ChildOptions
 from jobpool.mechanism.frames import HandlerInfo
+from jobpool.message.allowances import Allowances
 
 
 def load(options: ChildOptions, *, may_be_empty: bool = False) -> list[HandlerInfo]:

@@ -19,14 +19,14 @@ from jobpool.child import ending, loops, output
 from jobpool.child.capture import DEFAULT_CAP, Capture
 from jobpool.child.ending import Ending
 from jobpool.child.registry import AnyHandler, HandlerNotAllowed, HandlerRegistry, UnknownHandler
-from jobpool.context import JobContext
-from jobpool.definition import JobDefinition
-from jobpool.envelope import JobEnvelope
 from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
 from jobpool.mechanism.alarm import Alarm, Borrowed
 from jobpool.mechanism.frames import MAX_ENQUEUED_BYTES, Verdict, size_of
-from jobpool.names import check_enqueue_to
-from jobpool.result import ExecutionResult
+from jobpool.message.context import JobContext
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import JobEnvelope
+from jobpool.message.names import check_enqueue_to
+from jobpool.message.result import ExecutionResult
 
 DOUBLE = 75
 """Exit status of a process that a handler forked and that came back from it: there is one of us already."""

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Iterable
 
 from jobpool import errors
-from jobpool.backend import NewMessage
-from jobpool.definition import JobDefinition
+from jobpool.broker.backend import NewMessage
 from jobpool.errors import BackendUnavailable, InvalidJob, JobpoolError, Unsupported
 from jobpool.mechanism import frames, packets
 from jobpool.mechanism.frames import Ask, Reply
+from jobpool.message.definition import JobDefinition
 
 _FRAME = 1024
 """Bytes of a question beside its jobs, and more than that."""

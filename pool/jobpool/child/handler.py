@@ -7,16 +7,16 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from jobpool import producer
-from jobpool.builder import JobBuilder
 from jobpool.child.classes import as_function
 from jobpool.child.invoke import Bound, bind, check_shape, place_of
-from jobpool.context import JobContext
-from jobpool.definition import check_seconds
 from jobpool.errors import InvalidJob
 from jobpool.mechanism.frames import HandlerInfo
-from jobpool.names import check_name, check_queue
-from jobpool.result import ExecutionResult
+from jobpool.message import producer
+from jobpool.message.builder import JobBuilder
+from jobpool.message.context import JobContext
+from jobpool.message.definition import check_seconds
+from jobpool.message.names import check_name, check_queue
+from jobpool.message.result import ExecutionResult
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -18,8 +18,8 @@ from typing import Any
 
 from jobpool.child.convert import Convert, Mismatch, converter, is_model, resolve_hints
 from jobpool.child.loops import run_coroutine
-from jobpool.context import JobContext
 from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.message.context import JobContext
 
 Bound = Callable[[JobContext], Any]
 

@@ -18,7 +18,6 @@ from time import monotonic
 
 from setproctitle import setproctitle
 
-from jobpool import producer
 from jobpool.child import app, transaction
 from jobpool.child.attempt import Attempt, AttemptRunner, JobToRun, OwnAck
 from jobpool.child.capture import DEFAULT_CAP, Capture, OutputPipe, cap_text
@@ -26,7 +25,6 @@ from jobpool.child.channel import ChannelProducer
 from jobpool.child.recycle import DESCRIPTORS, SocketsLost, Wear
 from jobpool.child.registry import DEFAULT
 from jobpool.child.tidy import Tidy
-from jobpool.envelope import decode_again
 from jobpool.errors import ConfigurationError
 from jobpool.mechanism import packets
 from jobpool.mechanism.alarm import Alarm
@@ -41,6 +39,8 @@ from jobpool.mechanism.frames import (
     plain_success,
     split_ticket,
 )
+from jobpool.message import producer
+from jobpool.message.envelope import decode_again
 
 OK = 0
 CANNOT_BOOT = 69

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, overload
 
-from jobpool.allowances import Allowances
 from jobpool.child import builtin as kinds
 from jobpool.child.handler import AfterRun, AnyHandler, BeforeRun, Handler, P, R, check_hook, check_retries
-from jobpool.definition import check_seconds
 from jobpool.errors import ConfigurationError
 from jobpool.mechanism.frames import HandlerInfo
+from jobpool.message.allowances import Allowances
+from jobpool.message.definition import check_seconds
 
 __all__ = [
     "DEFAULT",

@@ -11,9 +11,9 @@ from pkgutil import resolve_name
 
 import orjson
 
-from jobpool.backend import NewMessage, Ticket
+from jobpool.broker.backend import NewMessage, Ticket
 from jobpool.child.attempt import OwnAck
-from jobpool.definition import JobDefinition
+from jobpool.message.definition import JobDefinition
 
 Packer = Callable[[Sequence[JobDefinition]], list[NewMessage]]
 """Signs jobs: the master, asked over the channel, or a backend of this process."""

@@ -15,11 +15,11 @@ from jobpool.cli.options import Command, as_json, common, confirmed, option
 from jobpool.cli.output import note, plural, say
 from jobpool.cli.session import Session
 from jobpool.cli.sweep import CAP, Sweep, WholeQueues
-from jobpool.printable import one_line
-from jobpool.units import format_duration
+from jobpool.message.printable import one_line
+from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
-    from jobpool.backend import MessageFilter, QueueBackend
+    from jobpool.broker.backend import MessageFilter, QueueBackend
 
 EXAMPLES = 5
 
@@ -63,7 +63,7 @@ def dead_retry(
 
     A letter that dies again meanwhile is left for the next time. Ctrl-C ends it; the same command goes on.
     """
-    from jobpool.backend import Verb
+    from jobpool.broker.backend import Verb
 
     _require(terms, queue, all_)
     verb = Verb.RESUME if keep_counters else Verb.RETRY
@@ -94,7 +94,7 @@ def dead_purge(
     dry_run: bool,
 ) -> None:
     """Throw dead letters away, the oldest first; FILTER as in `jobpool list`."""
-    from jobpool.backend import Verb
+    from jobpool.broker.backend import Verb
 
     _require(terms, queue, all_, bounded=bool(keep) or older_than is not None)
     if older_than is not None:
@@ -115,7 +115,7 @@ def dead_purge(
 @common
 def purge(session: Session, terms: tuple[str, ...], queue: str | None, all_: bool, yes: bool, dry_run: bool) -> None:
     """Throw messages away that wait, are delayed or dead; leased ones are left alone. FILTER as in `jobpool list`."""
-    from jobpool.backend import Verb
+    from jobpool.broker.backend import Verb
 
     _require(terms, queue, all_)
     where = _unleased(read_filter(terms, queue))
@@ -138,7 +138,7 @@ def _require(terms: tuple[str, ...], queue: str | None, all_: bool, *, bounded: 
 
 
 def _dead(where: MessageFilter) -> MessageFilter:
-    from jobpool.backend import State
+    from jobpool.broker.backend import State
 
     if where.states not in ((), (State.DEAD,)):
         raise click.UsageError("only dead letters are meant here: leave the term state: out")
@@ -146,7 +146,7 @@ def _dead(where: MessageFilter) -> MessageFilter:
 
 
 def _unleased(where: MessageFilter) -> MessageFilter:
-    from jobpool.backend import State
+    from jobpool.broker.backend import State
 
     if State.LEASED in where.states:
         raise click.UsageError("leased messages cannot be purged: they are being worked on")

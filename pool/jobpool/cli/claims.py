@@ -20,11 +20,11 @@ from jobpool.cli.posts import (
     wrong_usage,
 )
 from jobpool.cli.session import Session
-from jobpool.units import format_duration
+from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
+    from jobpool.broker.claim_store import HeldClaim
     from jobpool.claims import Claim
-    from jobpool.claimstore import HeldClaim
 
 COLUMNS = (
     Column("CLAIM"),

@@ -300,6 +300,6 @@ def _local(at: datetime, planned: Planned) -> str:
 
 
 def _iso(at: datetime) -> str:
-    from jobpool.definition import rfc3339
+    from jobpool.message.definition import rfc3339
 
     return rfc3339(at)

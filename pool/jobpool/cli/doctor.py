@@ -13,10 +13,10 @@ from jobpool.cli import options
 from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import answer_json, note, plural
 from jobpool.cli.session import Session
-from jobpool.printable import one_line
+from jobpool.message.printable import one_line
 
 if TYPE_CHECKING:
-    from jobpool.finding import Finding
+    from jobpool.broker.finding import Finding
     from jobpool.settings import Settings
 
 ILL = 1

@@ -15,8 +15,8 @@ from jobpool.cli.output import answer_json, say
 from jobpool.cli.session import Session
 
 if TYPE_CHECKING:
-    from jobpool.backend import QueueBackend
-    from jobpool.definition import JobDefinition
+    from jobpool.broker.backend import QueueBackend
+    from jobpool.message.definition import JobDefinition
 
 BATCH = 1000
 
@@ -138,8 +138,8 @@ def _read_line(line: bytes, handler: str | None) -> dict[str, Any]:
 
 
 def _definition(values: dict[str, Any]) -> JobDefinition:
-    from jobpool.definition import JobDefinition
-    from jobpool.units import parse_duration
+    from jobpool.message.definition import JobDefinition
+    from jobpool.message.units import parse_duration
 
     fields = dict(values)
     if "id" in fields:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import click
 
 from jobpool.errors import ConfigurationError, JobpoolError
-from jobpool.printable import printable
+from jobpool.message.printable import printable
 
 FAILED = 1
 USAGE = 2

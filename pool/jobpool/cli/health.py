@@ -10,7 +10,7 @@ import click
 from jobpool.cli.options import Command, as_json, common
 from jobpool.cli.output import answer_json, note, say
 from jobpool.cli.session import Session
-from jobpool.printable import one_line
+from jobpool.message.printable import one_line
 
 if TYPE_CHECKING:
     from jobpool.health import Health

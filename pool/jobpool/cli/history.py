@@ -13,11 +13,11 @@ import click
 from jobpool.cli.options import Command, as_json, common, option
 from jobpool.cli.output import Column, answer_json, note, plural, say, table
 from jobpool.cli.session import Session
-from jobpool.printable import json_text, printable
+from jobpool.message.printable import json_text, printable
 
 if TYPE_CHECKING:
+    from jobpool.broker.key_store import KeyStore
     from jobpool.history.places import Place, Where
-    from jobpool.keystore import KeyStore
     from jobpool.metrics.rollup import Row
     from jobpool.settings import Settings
 
@@ -129,7 +129,7 @@ def _show_attempts(place: Place, name: str, asked: dict[str, Any], json_: bool) 
 
 def _wanted(place: Place, name: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
     """A status is looked for among all that is kept, so that rare ones are found."""
-    from jobpool.keystore import MOST_LINES
+    from jobpool.broker.key_store import MOST_LINES
 
     status, queue = asked["status"], asked["queue"]
     rows = place.read(name, MOST_LINES if status or queue else asked["limit"])
@@ -138,7 +138,7 @@ def _wanted(place: Place, name: str, asked: dict[str, Any]) -> list[dict[str, An
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    from jobpool.headline import headline
+    from jobpool.message.headline import headline
 
     said = headline(row["error"]) or str(row["output"] or "")
     duration = "-" if row["duration"] is None else f"{row['duration']:.3f}"
@@ -194,8 +194,8 @@ def _show_rollups(session: Session, asked: dict[str, Any], json_: bool) -> None:
 
 
 def _rolled(keys: KeyStore, asked: dict[str, Any]) -> list[Row]:
+    from jobpool.message.units import parse_duration
     from jobpool.metrics.reader import rollups
-    from jobpool.units import parse_duration
 
     try:
         back = parse_duration(asked["since"])

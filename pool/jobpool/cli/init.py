@@ -50,7 +50,7 @@ def _prepare(session: Session) -> None:
 
 
 def _write(directory: Path, url: str | None) -> None:
-    from jobpool.opening import redact
+    from jobpool.broker.opening import redact
 
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -14,9 +14,9 @@ import click
 from jobpool.cli.output import note
 
 if TYPE_CHECKING:
-    from jobpool.backend import Message, MessageFilter, QueueBackend
+    from jobpool.broker.backend import Message, MessageFilter, QueueBackend
     from jobpool.cli.session import Session
-    from jobpool.definition import JobDefinition
+    from jobpool.message.definition import JobDefinition
 
 
 def meet_queues(session: Session, backend: QueueBackend, queue: str | None = None) -> list[str]:
@@ -46,7 +46,7 @@ def meet_queues(session: Session, backend: QueueBackend, queue: str | None = Non
 
 def listable(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
     """`where`, less what the broker cannot list. Raises `Unsupported` when nothing is left."""
-    from jobpool.backend import State
+    from jobpool.broker.backend import State
     from jobpool.errors import Unsupported
 
     if backend.capabilities.lists_live or where.states == (State.DEAD,):
@@ -60,7 +60,7 @@ def listable(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
 
 def find(backend: QueueBackend, ident: str, queue: str | None) -> Message | None:
     """The message with this id, in this queue or in any; None when it cannot be seen."""
-    from jobpool.backend import MessageFilter, State
+    from jobpool.broker.backend import MessageFilter, State
 
     if queue is None:
         return backend.inspect(ident)
@@ -82,7 +82,7 @@ def goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
 
     Raises `Unsupported` if `where` picks out some of the messages that are not dead.
     """
-    from jobpool.backend import State
+    from jobpool.broker.backend import State
     from jobpool.errors import Unsupported
 
     if backend.capabilities.deletes_live or where.states == (State.DEAD,):
@@ -103,7 +103,7 @@ def tell_of_stats(backend: QueueBackend) -> None:
 
 def tell_of_job(backend: QueueBackend, job: JobDefinition) -> None:
     """What of a job's wishes has no meaning there."""
-    from jobpool.definition import JobDefinition
+    from jobpool.message.definition import JobDefinition
 
     if job.priority != JobDefinition(job.handler).priority and not backend.capabilities.priorities:
         note(f"{backend.scheme}:// knows no priorities (Capabilities.priorities): the job waits behind those before it")

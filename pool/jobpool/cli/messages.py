@@ -14,11 +14,11 @@ from jobpool.cli.lacking import find, listable, meet_queues, unseen
 from jobpool.cli.options import Command, as_json, common, option
 from jobpool.cli.output import Column, answer_json, note, say, table
 from jobpool.cli.session import Session
-from jobpool.headline import headline
-from jobpool.printable import json_text, one_line, printable
+from jobpool.message.headline import headline
+from jobpool.message.printable import json_text, one_line, printable
 
 if TYPE_CHECKING:
-    from jobpool.backend import Message, MessageFilter, QueueBackend
+    from jobpool.broker.backend import Message, MessageFilter, QueueBackend
 
 PAGE = 500
 
@@ -89,7 +89,7 @@ def read_filter(terms: tuple[str, ...], queue: str | None = None) -> MessageFilt
 
     The shell has eaten the quotes of `"disk full"`, so a word with spaces and nothing else special is one text.
     """
-    from jobpool.filters import parse_filter
+    from jobpool.broker.filters import parse_filter
 
     words = [_term(term) for term in terms]
     if queue is not None:
@@ -135,7 +135,7 @@ def row(message: Message) -> list[str]:
 
 def dead_row(message: Message) -> list[str]:
     """One dead letter as the cells of `DEAD_COLUMNS`."""
-    from jobpool.death import short_cause
+    from jobpool.message.death import short_cause
 
     return [
         *(message.id, message.queue, message.handler or "-", str(message.attempts), str(message.crashes), age(message)),
@@ -147,14 +147,14 @@ def dead_row(message: Message) -> list[str]:
 
 def age(message: Message) -> str:
     """Since its enqueue; of a dead letter since its death."""
-    from jobpool.units import format_duration
+    from jobpool.message.units import format_duration
 
     return format_duration(max(0.0, time.time() - (message.died_at or message.enqueued_at)))
 
 
 def as_values(message: Message) -> dict[str, Any]:
     """One message as JSON values: times in RFC 3339, the body decoded where it is an envelope of ours, or a post."""
-    from jobpool.death import cause_values
+    from jobpool.message.death import cause_values
 
     names = ("id", "queue", "handler", "priority", "attempts", "crashes", "deliveries", "claims", "claim", "reason")
     values: dict[str, Any] = {name: getattr(message, name) for name in (*names, "last_error")}
@@ -197,15 +197,15 @@ def _term(term: str) -> str:
 
 def _why(message: Message) -> str:
     """The reason of a dead letter, and the end of the last error: the line that names the exception."""
-    from jobpool.death import cause_headline
+    from jobpool.message.death import cause_headline
 
     said = headline(message.last_error) or cause_headline(message.cause)
     return ": ".join(part for part in (message.reason, said) if part)
 
 
 def _body(body: bytes) -> dict[str, Any]:
-    from jobpool.envelope import decode
     from jobpool.errors import MalformedEnvelope
+    from jobpool.message.envelope import decode
 
     try:
         envelope = decode(body, attempts=0)
@@ -222,7 +222,7 @@ def _body(body: bytes) -> dict[str, Any]:
 
 
 def _describe(message: Message) -> None:
-    from jobpool.death import Death
+    from jobpool.message.death import Death
 
     values = as_values(message)
     long = {key: values.pop(key, None) for key in ("payload", "meta", "message", "body", "last_error", "cause")}

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from jobpool.printable import json_text, one_line, printable
+from jobpool.message.printable import json_text, one_line, printable
 
 NARROWEST = 8
 """Characters that a column keeps, however narrow the terminal is."""

@@ -18,12 +18,12 @@ from jobpool.cli.options import Command, as_json, common, option
 from jobpool.cli.output import Column, answer_json, note, plural, say, table
 from jobpool.cli.session import Session
 from jobpool.errors import JobpoolError
-from jobpool.units import format_duration, parse_duration
+from jobpool.message.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
-    from jobpool.backend import QueueBackend
+    from jobpool.broker.backend import QueueBackend
+    from jobpool.broker.claim_store import ClaimStore
     from jobpool.claims import ClaimMessage, Queue
-    from jobpool.claimstore import ClaimStore
 
 MESSAGES = (
     Column("ID"),
@@ -239,7 +239,7 @@ def _print(body: bytes) -> None:
 
 def _delete(claims: ClaimStore, queue: str, idents: Iterable[str], claim: str | None) -> Iterator[str]:
     """Delete all of these; yields those that are held by somebody else. Raises `ClaimNotFound`."""
-    from jobpool.claimstore import MOST_MESSAGES, Deleted
+    from jobpool.broker.claim_store import MOST_MESSAGES, Deleted
 
     rest = iter(idents)
     while batch := tuple(islice(rest, MOST_MESSAGES)):

@@ -9,7 +9,7 @@ from types import TracebackType
 from jobpool.logs import LineHandler
 from jobpool.mechanism.board_views import HeaderView
 from jobpool.mechanism.scoreboard import Scoreboard
-from jobpool.units import format_duration
+from jobpool.message.units import format_duration
 
 INTERVAL = 0.2
 WIDTH = 30

@@ -11,10 +11,10 @@ from jobpool.cli.lacking import meet_queues, tell_of_stats
 from jobpool.cli.options import Command, as_json, common, option
 from jobpool.cli.output import Column, answer_json, note, plural, say, table
 from jobpool.cli.session import Session
-from jobpool.printable import one_line
+from jobpool.message.printable import one_line
 
 if TYPE_CHECKING:
-    from jobpool.backend import QueueBackend, QueueStats, Reaped, ReapPolicy
+    from jobpool.broker.backend import QueueBackend, QueueStats, Reaped, ReapPolicy
 
 FULL_REAP = 1000
 """Messages that one reap returns at most; a full answer means that there may be more."""
@@ -56,8 +56,8 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
 @common
 def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
     """Give back the messages whose lease has expired, in these queues or in all. Every pool does this by itself."""
-    from jobpool.backend import ReapPolicy
-    from jobpool.death import cause_values
+    from jobpool.broker.backend import ReapPolicy
+    from jobpool.message.death import cause_values
 
     settings = session.settings()
     policy = ReapPolicy(
@@ -79,7 +79,7 @@ def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_:
 
 
 def _queues(session: Session, backend: QueueBackend, names: tuple[str, ...]) -> list[str]:
-    from jobpool.names import check_queue
+    from jobpool.message.names import check_queue
 
     parts = [part.strip() for name in names for part in name.split(",")]
     return [check_queue(part) for part in dict.fromkeys(parts)] if parts else meet_queues(session, backend)
@@ -95,7 +95,7 @@ def _reap(backend: QueueBackend, queue: str, policy: ReapPolicy) -> list[Reaped]
 
 
 def _row(queue: str, counts: QueueStats) -> list[str]:
-    from jobpool.units import format_duration
+    from jobpool.message.units import format_duration
 
     numbers = (counts.waiting, counts.delayed, counts.leased, counts.dead)
     shown = [f"{number:,}+" if counts.cap and number >= counts.cap else f"{number:,}" for number in numbers]

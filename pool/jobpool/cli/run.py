@@ -18,7 +18,7 @@ from jobpool.cli.options import Command, option
 from jobpool.cli.session import Session
 
 if TYPE_CHECKING:
-    from jobpool.backend import QueueBackend
+    from jobpool.broker.backend import QueueBackend
     from jobpool.cli.startup import Start
     from jobpool.logs import LineHandler
     from jobpool.master.settings import PoolSettings
@@ -103,7 +103,7 @@ def _read(session: Session, flags: dict[str, Any], mode: dict[str, Any]) -> Star
 
 
 def _announce(pool: PoolSettings) -> None:
-    from jobpool.opening import LOCAL, redact, scheme_of
+    from jobpool.broker.opening import LOCAL, redact, scheme_of
 
     about = {"name": pool.name, "workers": pool.workers, "queues": list(pool.queue_names)}
     log.info("pool starts", extra={"fields": about | {"backend": redact(pool.backend), "apps": list(pool.apps)}})

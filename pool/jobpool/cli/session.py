@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from jobpool.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from jobpool.backend import QueueBackend
-    from jobpool.configfile import ConfigFile
+    from jobpool.broker.backend import QueueBackend
+    from jobpool.broker.config_file import ConfigFile
     from jobpool.settings import Settings
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -47,7 +47,7 @@ class Session:
 
     def config_file(self) -> ConfigFile:
         """Return the configuration file that applies. Raises `ConfigurationError`."""
-        from jobpool.configfile import find_config
+        from jobpool.broker.config_file import find_config
 
         return find_config(self._config)
 
@@ -65,9 +65,9 @@ class Session:
     @contextlib.contextmanager
     def broker(self) -> Iterator[QueueBackend]:
         """The configured broker, open for the block, with a log for a command (warnings only, unless asked)."""
+        from jobpool.broker.opening import open_backend
         from jobpool.logs import configure
-        from jobpool.opening import open_backend
-        from jobpool.signing import EnvelopeSigner
+        from jobpool.message.signing import EnvelopeSigner
 
         settings = self.settings()
         asked = self._logging["log_level"] is not None
@@ -96,7 +96,7 @@ class Session:
     def _peek(self, key: str) -> str | None:
         import os
 
-        from jobpool.configfile import find_config
+        from jobpool.broker.config_file import find_config
 
         given = self._flags.get(key) or os.environ.get(f"JOBPOOL_{key.upper()}")
         if given:

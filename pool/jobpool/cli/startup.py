@@ -110,7 +110,7 @@ def _check_file(app: str, sys_path: tuple[str, ...]) -> str:
 
 def backlog(pool: PoolSettings) -> int:
     """How many messages wait, are delayed or leased in the pool's queues. Raises `BackendUnavailable`."""
-    from jobpool.opening import open_backend
+    from jobpool.broker.opening import open_backend
 
     backend = open_backend(pool.backend, timeout=pool.broker_timeout)
     try:
@@ -132,7 +132,7 @@ def read_start(settings: Settings, **mode: Any) -> Start:
 
 def key_caution(settings: Settings) -> str:
     """Return the warning that the file of signing keys deserves; "" = none."""
-    from jobpool.opening import judge_key_file
+    from jobpool.broker.opening import judge_key_file
 
     found = None if settings.signing_key_file is None else judge_key_file(settings.signing_key_file)
     return "" if found is None else str(found)

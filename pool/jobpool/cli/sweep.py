@@ -20,7 +20,7 @@ from jobpool.cli.output import note, plural
 from jobpool.errors import JobpoolError
 
 if TYPE_CHECKING:
-    from jobpool.backend import MessageFilter, QueueBackend, Verb
+    from jobpool.broker.backend import MessageFilter, QueueBackend, Verb
 
 CAP = 100_000
 """Counting stops here, so that a look costs little however long the queue is."""
@@ -144,7 +144,7 @@ class WholeQueues(Sweep):
 
     def _whole(self, queue: str) -> MessageFilter:
         """All that is meant of a queue; every state that can be purged is no state named."""
-        from jobpool.backend import MessageFilter, State
+        from jobpool.broker.backend import MessageFilter, State
 
         purged = {State.WAITING, State.DELAYED, State.DEAD}
         return MessageFilter(queue=queue, states=() if purged <= set(self.where.states) else self.where.states)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jobpool.printable import one_line
-from jobpool.units import format_duration, format_size
+from jobpool.message.printable import one_line
+from jobpool.message.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

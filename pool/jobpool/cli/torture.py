@@ -115,7 +115,7 @@ def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[
 
 def _translated(run: dict[str, Any]) -> dict[str, Any]:
     """Flags as the fields of `Options`."""
-    from jobpool.units import parse_duration
+    from jobpool.message.units import parse_duration
 
     run = {"seed": secrets.randbelow(1 << 31), **run}
     if "minutes" in run:
@@ -244,7 +244,7 @@ class _Face:
 
     def _replay_command(self, folder: Path | None) -> str:
         """What strikes the same faults again: of the file where it is left, else of the seed."""
-        from jobpool.opening import redact
+        from jobpool.broker.opening import redact
         from jobpool.torture.conduct import SCHEDULE
 
         assert self._plan is not None

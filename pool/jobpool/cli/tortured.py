@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.cli.main import cli
 from jobpool.mechanism import linux
 from jobpool.torture.fleet import MARK

@@ -14,12 +14,12 @@ from platform import python_version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from jobpool.broker.opening import redact
 from jobpool.cli.output import Column, note, plural, say, table
-from jobpool.opening import redact
-from jobpool.printable import printable
+from jobpool.message.printable import printable
+from jobpool.message.units import format_duration
 from jobpool.torture.descriptors import listed
 from jobpool.torture.result import MEANINGS, quantiles
-from jobpool.units import format_duration
 
 if TYPE_CHECKING:
     from rich.live import Live

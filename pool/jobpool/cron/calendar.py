@@ -10,7 +10,7 @@ from calendar import monthrange
 from datetime import date
 from functools import lru_cache
 
-from jobpool.cronfields import CronFields
+from jobpool.message.cron_fields import CronFields
 
 DAY = 86400
 LAST_YEAR = 9999

@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from jobpool.definition import rfc3339
+from jobpool.message.definition import rfc3339
 
 
 class FiringStatus(StrEnum):

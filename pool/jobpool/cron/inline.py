@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.child.registry import DEFAULT, HandlerRegistry
 from jobpool.cron.stopping import signals_kept
-from jobpool.definition import JobDefinition
 from jobpool.errors import JobpoolError
-from jobpool.headline import headline
-from jobpool.result import ExecutionResult
+from jobpool.message.definition import JobDefinition
+from jobpool.message.headline import headline
+from jobpool.message.result import ExecutionResult
 from jobpool.worker import DEFAULT_TIMEOUT, JobFailedError, run_inline
 
 

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from jobpool.cron.firing import Firing, FiringStatus
 from jobpool.cron.runner import CronRunner
-from jobpool.definition import rfc3339
 from jobpool.errors import BackendUnavailable
+from jobpool.message.definition import rfc3339
 
 RETRY_FIRST = 1.0
 RETRY_LONGEST = 30.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
-from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError
+from jobpool.message.definition import JobDefinition
 
 
 def job_name(definition: JobDefinition) -> str:

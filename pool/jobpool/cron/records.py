@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from jobpool.definition import rfc3339
-from jobpool.guards import LONGEST_KEPT, Rate
-from jobpool.keystore import KeyStore
+from jobpool.broker.key_store import KeyStore
+from jobpool.message.definition import rfc3339
+from jobpool.message.guards import LONGEST_KEPT, Rate
 
 SPACE = "cron"
 """Where the records, and the rights to run inline, are kept."""

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.child.registry import DEFAULT, HandlerRegistry
 from jobpool.clock import Clock
 from jobpool.cron.firing import Firing
@@ -26,8 +26,8 @@ from jobpool.cron.scheduler import Planned, Scheduler, plan
 from jobpool.cron.tick import Means, Tick
 from jobpool.cron.timing import CronTime
 from jobpool.cron.trial import try_out
-from jobpool.definition import JobDefinition, check_seconds, rfc3339
 from jobpool.errors import ConfigurationError
+from jobpool.message.definition import JobDefinition, check_seconds, rfc3339
 from jobpool.worker import DEFAULT_TIMEOUT
 
 LONGEST_GRACE = 12 * 3600.0

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from jobpool.cron.calendar import DAY, LocalTimes
 from jobpool.cron.timeline import EARLIEST, LATEST, Piece, timeline
-from jobpool.cronfields import Kind, parse_fields
+from jobpool.message.cron_fields import Kind, parse_fields
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)

@@ -9,12 +9,12 @@ from functools import cached_property
 from types import FrameType
 from typing import Any
 
-from jobpool.builder import JobBuilder
 from jobpool.cron.misfire import Misfire
 from jobpool.cron.order import execution_order, job_name
 from jobpool.cron.schedule import Schedule
-from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError, InvalidJob
+from jobpool.message.builder import JobBuilder
+from jobpool.message.definition import JobDefinition
 
 QUEUED_ONLY = ("single_instance", "idempotency_key", "unique", "concurrency_key", "expires_in")
 """Fields that mean something to messages only: a job that runs inline is none."""

@@ -9,8 +9,8 @@ from functools import partial
 
 from setproctitle import setproctitle
 
-from jobpool import producer
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
 from jobpool.child.app import load
 from jobpool.cron.firing import Firing, FiringStatus
 from jobpool.cron.loop import CronLoop, report
@@ -20,8 +20,8 @@ from jobpool.cron.stopping import Stop
 from jobpool.errors import ConfigurationError
 from jobpool.mechanism.boot import ChildOptions
 from jobpool.mechanism.companion import CronStart
-from jobpool.opening import open_backend
-from jobpool.signing import EnvelopeSigner
+from jobpool.message import producer
+from jobpool.message.signing import EnvelopeSigner
 from jobpool.worker import inline_runner
 
 

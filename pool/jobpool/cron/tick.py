@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from jobpool.backend import QueueBackend, once_id
+from jobpool.broker.backend import QueueBackend, once_id
 from jobpool.cron.firing import Firing, FiringStatus, firing_key
 from jobpool.cron.inline import Inline
 from jobpool.cron.memory import Memory
 from jobpool.cron.misfire import Due, decide
 from jobpool.cron.records import Owner, Record
 from jobpool.cron.scheduler import Planned
-from jobpool.definition import JobDefinition, rfc3339
 from jobpool.errors import BackendUnavailable, JobpoolError
+from jobpool.message.definition import JobDefinition, rfc3339
 
 INSTANT_KEY = "scheduled_for"
 """The key of `meta` under which a job finds its instant, RFC 3339 in UTC; one of the job's own stays."""

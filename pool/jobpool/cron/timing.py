@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from jobpool.backend import QueueBackend
-from jobpool.brokertime import ASK_EVERY, BrokerTime
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.broker_time import ASK_EVERY, BrokerTime
 from jobpool.clock import Clock
 
 LOOK_EVERY = 1.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.finding import Finding, Level
+from jobpool.broker.opening import open_backend, redact
 from jobpool.doctor import fit
 from jobpool.errors import JobpoolError
-from jobpool.finding import Finding, Level
-from jobpool.opening import open_backend, redact
 from jobpool.settings import Settings
 
 SKEW_TOLD = 1.0

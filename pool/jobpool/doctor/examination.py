@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from jobpool.configfile import ConfigFile
+from jobpool.broker.config_file import ConfigFile
+from jobpool.broker.finding import Finding, Level
 from jobpool.doctor import broker, configuration, handlers, machine, stopping
 from jobpool.doctor.surroundings import look_around
-from jobpool.finding import Finding, Level
 from jobpool.settings import Settings
 
 

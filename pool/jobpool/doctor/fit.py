@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.finding import Finding, Level
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
-from jobpool.finding import Finding, Level
 from jobpool.master.demands import queues_of, unmet
 from jobpool.master.run import retry_policy
 from jobpool.master.settings import PoolSettings

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from ipaddress import ip_address, ip_network
 
-from jobpool.allowances import Allowances
+from jobpool.broker.finding import Finding, Level
 from jobpool.doctor.configuration import attempts_of
-from jobpool.finding import Finding, Level
 from jobpool.mechanism.frames import HandlerInfo
+from jobpool.message.allowances import Allowances
 from jobpool.settings import Settings
 
 PATIENCE = 10.0

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from jobpool.broker.finding import Finding, Level
 from jobpool.doctor.surroundings import Surroundings
-from jobpool.finding import Finding, Level
 from jobpool.master.pool import slot_count
 from jobpool.master.run import DESCRIPTORS_A_CHILD, DESCRIPTORS_BESIDES
+from jobpool.message.units import format_size
 from jobpool.settings import Settings
-from jobpool.units import format_size
 
 EARLIEST = datetime(2024, 1, 1, tzinfo=UTC).timestamp()
 LATEST = datetime(2100, 1, 1, tzinfo=UTC).timestamp()

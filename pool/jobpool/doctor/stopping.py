@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from jobpool.broker.finding import Finding, Level
 from jobpool.doctor.surroundings import Supervisor, Surroundings
-from jobpool.finding import Finding, Level
 
 MARGIN = 2.0
 """Seconds that a stop takes beyond `stop_grace`: kills, releases, goodbyes."""

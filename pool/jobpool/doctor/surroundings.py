@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jobpool.errors import ConfigurationError
 from jobpool.mechanism import linux
-from jobpool.units import parse_duration
+from jobpool.message.units import parse_duration
 
 STOP_VARIABLE = "TIMEOUT_STOP_SEC"
 """Says how long the supervisor waits, where nobody can be asked."""

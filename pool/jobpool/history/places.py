@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jobpool.broker.key_store import MOST_LINES, KeyStore
 from jobpool.errors import ConfigurationError
 from jobpool.history import file
 from jobpool.history.file import HistoryFile, Line
 from jobpool.history.row import decode, log_name
-from jobpool.keystore import MOST_LINES, KeyStore
 
 SPACE = "history"
 

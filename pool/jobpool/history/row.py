@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobpool.masking import Masker
-from jobpool.names import is_name
+from jobpool.message.names import is_name
 
 FIELDS = (
     *("name", "job", "id", "attempt", "queue", "source", "payload", "output", "error", "status"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jobpool.master.delivery import Delivery
 from jobpool.master.slots import Slot
 from jobpool.mechanism.frames import Ask, Reply
-from jobpool.settlement import Settlement
+from jobpool.message.settlement import Settlement
 
 
 @dataclass(frozen=True, slots=True)

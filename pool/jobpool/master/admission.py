@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Event as Flag
 
-from jobpool.backend import QueueBackend
-from jobpool.guards import Begin, Begun
-from jobpool.lease import JobLease
+from jobpool.broker.backend import QueueBackend
 from jobpool.master.events import Inspected
 from jobpool.master.gates import Gates
 from jobpool.master.guarding import Asked, Guarding
 from jobpool.master.outage import OUTAGES, Outage
-from jobpool.outcome import NotRun
+from jobpool.message.guards import Begin, Begun
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import NotRun
 
 LOST = Begun(Begin.LOST)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from jobpool.master.delivery import Delivery
-from jobpool.settlement import Ack, Settlement
+from jobpool.message.settlement import Ack, Settlement
 
 LINGER = 0.01
 """Seconds for which an ack may wait."""

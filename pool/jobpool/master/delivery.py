@@ -7,8 +7,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jobpool.lease import JobLease
-from jobpool.outcome import Outcome
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import Outcome
 
 _AT_ONCE = 512
 

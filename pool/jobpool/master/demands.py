@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.errors import ConfigurationError
 from jobpool.history.places import parse
 from jobpool.master.guarding import check_key_store

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jobpool.backend import QueueStats, Reaped
+from jobpool.broker.backend import QueueStats, Reaped
 from jobpool.errors import BackendUnavailable, JobpoolError
-from jobpool.lease import JobLease
 from jobpool.master.delivery import Delivery
 from jobpool.mechanism.frames import Ask, Exited, HandlerInfo, Result
-from jobpool.outcome import Outcome
-from jobpool.settlement import Settled, Settlement
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import Outcome
+from jobpool.message.settlement import Settled, Settlement
 
 if TYPE_CHECKING:
     from jobpool.master.pool import Pool

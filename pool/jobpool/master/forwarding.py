@@ -12,11 +12,11 @@ import logging
 from collections import deque
 from datetime import UTC, datetime
 
-from jobpool.backend import Message, MessageFilter, QueueBackend, Reaped, State
-from jobpool.deadletters import copy_id, copy_of
-from jobpool.definition import JobDefinition
-from jobpool.envelope import decode, verify
+from jobpool.broker.backend import Message, MessageFilter, QueueBackend, Reaped, State
 from jobpool.errors import BackendUnavailable, JobpoolError
+from jobpool.message.dead_letters import copy_id, copy_of
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import decode, verify
 
 MOST = 10_000
 """Deaths that wait for the broker; the oldest are forgotten beyond that."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 
-from jobpool.guards import Begin, Begun
+from jobpool.message.guards import Begin, Begun
 from jobpool.policy.contention import contention_delay
 from jobpool.policy.guarding import Limits
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from jobpool.backend import QueueBackend
-from jobpool.envelope import JobEnvelope
+from jobpool.broker.backend import QueueBackend
 from jobpool.errors import ConfigurationError, MalformedEnvelope
-from jobpool.guards import IDEMPOTENCY_TTL, Begin, Begun, Guards
-from jobpool.lease import JobLease
 from jobpool.master.events import Inspected
-from jobpool.outcome import AlreadyDone, Contended, LostLease, Outcome, Rejected
+from jobpool.message.envelope import JobEnvelope
+from jobpool.message.guards import IDEMPOTENCY_TTL, Begin, Begun, Guards
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import AlreadyDone, Contended, LostLease, Outcome, Rejected
 from jobpool.policy.contention import Contentions, contention_delay
 from jobpool.policy.guarding import QUEUE, Limits, QueueLimits, guards_of, refusal
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from jobpool.envelope import WIRE_VERSION, verify
 from jobpool.errors import BadSignature, MalformedEnvelope
-from jobpool.lease import JobLease
 from jobpool.master.events import Inspected
-from jobpool.outcome import Expired, HandlerNotAllowed, NewerWire, Outcome, Rejected
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.envelope import WIRE_VERSION, verify
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import Expired, HandlerNotAllowed, NewerWire, Outcome, Rejected
+from jobpool.message.signing import EnvelopeSigner
 
 MOST = 2**32 - 1
 """Of any counter: what a frame to a child can carry. Who reaches the broker may have written another one there."""

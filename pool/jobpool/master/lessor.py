@@ -11,9 +11,8 @@ import secrets
 import threading
 from collections.abc import Iterable, Mapping
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.errors import AccessRefused, BackendUnavailable
-from jobpool.lease import JobLease
 from jobpool.master.admission import BEGIN, RENEW, Admission
 from jobpool.master.breakers import Breakers, BreakerSettings
 from jobpool.master.events import Leased
@@ -24,6 +23,7 @@ from jobpool.master.inspection import Inspector
 from jobpool.master.outage import OUTAGES, Outage
 from jobpool.master.rotation import Rotation
 from jobpool.master.thread import MasterThread
+from jobpool.message.lease import JobLease
 from jobpool.policy.guarding import Limits
 
 WAIT = 0.5

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import orjson
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply

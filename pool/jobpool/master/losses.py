@@ -6,7 +6,7 @@ keep for seconds.
 
 from __future__ import annotations
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.master.events import LeasesBroke
 from jobpool.master.inbox import Inbox
 from jobpool.master.thread import MasterThread

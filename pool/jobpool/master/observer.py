@@ -17,19 +17,19 @@ from typing import Any
 
 from jobpool.clock import Clock
 from jobpool.history.feed import Feed
-from jobpool.lease import JobLease
 from jobpool.master import events as ev
 from jobpool.master.delivery import Delivery
 from jobpool.master.pool import Pool
 from jobpool.master.recording import Recorded, is_history, name_of, size_of
 from jobpool.master.slots import Ending, Slot, SlotState
 from jobpool.master.verdicts import signal_name
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import Outcome, Succeeded
+from jobpool.message.settlement import Ack, Settled, Settlement
 from jobpool.metrics import catalogue as names
 from jobpool.metrics.collector import MetricsCollector
 from jobpool.metrics.memory import OTHER, MemoryMetrics, Snapshot
-from jobpool.outcome import Outcome, Succeeded
 from jobpool.policy.decide import counters_of
-from jobpool.settlement import Ack, Settled, Settlement
 
 REMEMBER_DEAD = 60.0
 """Seconds for which an ended child counts in `child_peak_rss_bytes`."""

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from jobpool.death import Death, innermost
 from jobpool.master import events as ev
 from jobpool.master.delivery import Delivery
 from jobpool.master.pool import BROKEN_GRACE, Pool, ServerState, remember
 from jobpool.master.slots import Ending, Slot, SlotState
 from jobpool.master.verdicts import death_of, outcome_of_death, outcome_of_result
 from jobpool.mechanism.frames import Verdict
-from jobpool.outcome import Crashed, LostLease, NeverStarted, NotRun, Outcome, Stopped
+from jobpool.message.death import Death, innermost
+from jobpool.message.outcome import Crashed, LostLease, NeverStarted, NotRun, Outcome, Stopped
 
 ORPHANED_LIMIT = 3
 """How many attempts of one message in a row die with their fork server until one that ran alone there is a crash."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jobpool.death import cause_headline
-from jobpool.definition import capped
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
-from jobpool.headline import headline
 from jobpool.master import events as ev
 from jobpool.master.boot import LOOP_AT
 from jobpool.master.delivery import Delivery
 from jobpool.master.pool import Pool
 from jobpool.mechanism.frames import Reply
-from jobpool.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
+from jobpool.message.death import cause_headline
+from jobpool.message.definition import capped
+from jobpool.message.headline import headline
+from jobpool.message.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
+from jobpool.message.settlement import Abandon, Ack, Move, Release, Settled, Settlement
 from jobpool.policy.decide import counters_of
-from jobpool.settlement import Abandon, Ack, Move, Release, Settled, Settlement
 
 MUCH_SHORTER = 2.0
 """A lease that lasts for less than the ttl by this factor deserves a word."""

@@ -10,8 +10,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from jobpool.deadletters import copy_of_abandoned
-from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.master import actions as act
 from jobpool.master.actions import Action
@@ -24,11 +22,13 @@ from jobpool.master.upkeep import keep_children, keep_servers, watch_servers
 from jobpool.master.verdicts import checked
 from jobpool.master.watch import lose_expired, watch
 from jobpool.mechanism.frames import Ask, Reply
-from jobpool.names import check_enqueue_to
-from jobpool.outcome import NotRun, Outcome
+from jobpool.message.dead_letters import copy_of_abandoned
+from jobpool.message.definition import JobDefinition
+from jobpool.message.names import check_enqueue_to
+from jobpool.message.outcome import NotRun, Outcome
+from jobpool.message.settlement import Abandon, Leave
 from jobpool.policy.decide import Rules, counters_of, decide
 from jobpool.policy.retry import RetryPolicy
-from jobpool.settlement import Abandon, Leave
 
 CHECK_EVERY = 0.01
 """Seconds between two looks at everything that is due by the clock, while the loop is busy."""

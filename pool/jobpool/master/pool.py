@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
-from jobpool.backend import QueueStats
+from jobpool.broker.backend import QueueStats
 from jobpool.errors import JobpoolError
 from jobpool.master.boot import BootBackOff
 from jobpool.master.counters import Counters
@@ -21,7 +21,7 @@ from jobpool.master.scheduling import CompanionState
 from jobpool.master.settings import PoolSettings
 from jobpool.master.slots import Slots, SlotState
 from jobpool.mechanism.frames import Ask, HandlerInfo, Reply
-from jobpool.outcome import NotRun, Outcome
+from jobpool.message.outcome import NotRun, Outcome
 from jobpool.policy.lookahead import LookAhead
 
 V = TypeVar("V")

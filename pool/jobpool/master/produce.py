@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from jobpool.backend import QueueBackend
-from jobpool.definition import JobDefinition
+from jobpool.broker.backend import QueueBackend
 from jobpool.errors import JobpoolError
 from jobpool.master.events import Produced
 from jobpool.mechanism.frames import Ask
+from jobpool.message.definition import JobDefinition
 
 
 def produce(backend: QueueBackend, child: int, ask: Ask) -> Produced:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.master.delivery import Delivery
 from jobpool.master.events import Renewed
 from jobpool.master.inbox import Inbox

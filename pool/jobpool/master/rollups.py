@@ -6,8 +6,8 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
+from jobpool.broker.key_store import KeyStore
 from jobpool.errors import JobpoolError
-from jobpool.keystore import KeyStore
 from jobpool.metrics.memory import Ended
 from jobpool.metrics.rollup import MINUTE, SPACE, Place, Row, key, minute_of, rows
 

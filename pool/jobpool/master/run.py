@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from setproctitle import setproctitle
 
-from jobpool.allowances import Allowances
-from jobpool.backend import QueueBackend, ReapPolicy
+from jobpool.broker.backend import QueueBackend, ReapPolicy
+from jobpool.broker.opening import open_backend, redact
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.master.attendant import Attendant
 from jobpool.master.breakers import BreakerSettings
@@ -36,10 +36,10 @@ from jobpool.mechanism.boot import ChildOptions, ForkServerConfig
 from jobpool.mechanism.companion import CronStart
 from jobpool.mechanism.scoreboard import Scoreboard
 from jobpool.mechanism.scrubbing import scrubbed
+from jobpool.message.allowances import Allowances
+from jobpool.message.signing import EnvelopeSigner
 from jobpool.metrics.collector import MetricsCollector
-from jobpool.opening import open_backend, redact
 from jobpool.policy.retry import RetryPolicy
-from jobpool.signing import EnvelopeSigner
 
 COUNT_EVERY_UNTIL_EMPTY = 0.2
 """Seconds between two looks at the counts when the pool ends as soon as they are 0."""

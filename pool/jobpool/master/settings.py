@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jobpool.guards import IDEMPOTENCY_TTL
+from jobpool.message.guards import IDEMPOTENCY_TTL
 
 
 @dataclass(frozen=True, slots=True)

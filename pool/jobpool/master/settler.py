@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from jobpool.backend import QueueBackend, QueueStats, ReapPolicy
+from jobpool.broker.backend import QueueBackend, QueueStats, ReapPolicy
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.master.delivery import Delivery
 from jobpool.master.events import Answered, Counted, GivenUp, ReapDone
@@ -30,7 +30,7 @@ from jobpool.master.outage import MAX_PAUSE_S, OUTAGES, Outage
 from jobpool.master.produce import produce
 from jobpool.master.thread import MasterThread
 from jobpool.mechanism.frames import Ask
-from jobpool.settlement import Abandon, Ack, Forfeit, Move, Settled, Settlement
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Settled, Settlement
 
 Work = tuple[Delivery, Settlement]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Collection
 
-from jobpool.death import Death
-from jobpool.definition import JobDefinition
 from jobpool.errors import InvalidJob, JobpoolError
 from jobpool.master.slots import Ending
 from jobpool.mechanism.frames import Exited, Result, Verdict
-from jobpool.names import check_enqueue_to
-from jobpool.outcome import (
+from jobpool.message.death import Death
+from jobpool.message.definition import JobDefinition
+from jobpool.message.names import check_enqueue_to
+from jobpool.message.outcome import (
     Crashed,
     Failed,
     HandlerNotAllowed,

@@ -8,7 +8,7 @@ from jobpool.master.actions import Action
 from jobpool.master.delivery import Delivery
 from jobpool.master.pool import BROKEN_GRACE, Pool, Stopping
 from jobpool.master.slots import Ending, Slot, SlotState
-from jobpool.outcome import NotRun
+from jobpool.message.outcome import NotRun
 
 STALE_AFTER = 0.1
 """Seconds after its lease at which a message that no child has begun goes back to its place."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.errors import ConfigurationError
 from jobpool.history.feed import Feed
 from jobpool.history.places import InFile, InTable, Place, check_place, parse

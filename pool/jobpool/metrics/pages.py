@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jobpool.printable import one_line
+from jobpool.message.printable import one_line
 
 
 @dataclass(frozen=True, slots=True)

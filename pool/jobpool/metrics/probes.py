@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jobpool.mechanism.board_views import HeaderView
-from jobpool.units import format_duration
+from jobpool.message.units import format_duration
 
 LOOP_LIMIT = 5.0
 """Seconds: the master's loop turns at least once a second, even when there is nothing to do."""

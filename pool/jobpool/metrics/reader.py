@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jobpool.keystore import KeyStore
+from jobpool.broker.key_store import KeyStore
 from jobpool.metrics.rollup import SPACE, Row, decode, stamp
 
 PAGE = 5_000

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
-from jobpool.death import cause_headline
-from jobpool.definition import LONGEST
-from jobpool.envelope import MAX_BODY_BYTES
-from jobpool.lease import JobLease
-from jobpool.outcome import (
+from jobpool.message.death import cause_headline
+from jobpool.message.definition import LONGEST
+from jobpool.message.envelope import MAX_BODY_BYTES
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import (
     AlreadyDone,
     CancelledByPerson,
     Contended,
@@ -36,9 +36,9 @@ from jobpool.outcome import (
     TimedOut,
     UnknownHandler,
 )
+from jobpool.message.result import Status
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
 from jobpool.policy.retry import RetryPolicy
-from jobpool.result import Status
-from jobpool.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
 
 NEVER_STARTED_LIMIT = 3
 """So many children in a row that died before they began a message: it is the message's doing."""

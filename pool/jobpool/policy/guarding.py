@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from jobpool.envelope import JobEnvelope
 from jobpool.errors import ConfigurationError, InvalidJob, MalformedEnvelope
-from jobpool.guards import IDEMPOTENCY_TTL, MOST_PLACES, Guards, Hold, Rate, check_keep
-from jobpool.names import LONGEST_NAME, check_queue, is_name
+from jobpool.message.envelope import JobEnvelope
+from jobpool.message.guards import IDEMPOTENCY_TTL, MOST_PLACES, Guards, Hold, Rate, check_keep
+from jobpool.message.names import LONGEST_NAME, check_queue, is_name
 
 QUEUE = "queue"
 """Under this name a queue's own places and starts are counted."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Literal, get_args
 
-from jobpool.definition import LONGEST
 from jobpool.errors import ConfigurationError
+from jobpool.message.definition import LONGEST
 
 Strategy = Literal["none", "fixed", "exponential"]
 

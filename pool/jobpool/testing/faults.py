@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from jobpool.errors import ConfigurationError, MalformedEnvelope
-from jobpool.lease import JobLease
+from jobpool.message.lease import JobLease
 
 Point = Literal["before_start", "in_handler", "before_settle", "after_settle"]
 

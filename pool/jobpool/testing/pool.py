@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Self
 
-from jobpool import producer
-from jobpool.allowances import Allowances
-from jobpool.backend import Message, MessageFilter, ReapPolicy, State
-from jobpool.builder import JobBuilder
+from jobpool.broker.backend import Message, MessageFilter, ReapPolicy, State
+from jobpool.broker.opening import open_backend
 from jobpool.child.registry import HandlerRegistry
 from jobpool.client import Jobs
 from jobpool.clock import ManualClock
-from jobpool.definition import JobDefinition
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool.opening import open_backend
+from jobpool.message import producer
+from jobpool.message.allowances import Allowances
+from jobpool.message.builder import JobBuilder
+from jobpool.message.definition import JobDefinition
+from jobpool.message.result import Status
+from jobpool.message.signing import EnvelopeSigner, Key
 from jobpool.policy.guarding import Limits
 from jobpool.policy.retry import RetryPolicy
-from jobpool.result import Status
-from jobpool.signing import EnvelopeSigner, Key
 from jobpool.testing.faults import Fault, FaultPlan, Injection, Point
 from jobpool.testing.runs import Run
 from jobpool.testing.worker import FaultyWorker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jobpool.result import WorkerResult
+from jobpool.message.result import WorkerResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.child.capture import DEFAULT_CAP
 from jobpool.child.ending import timeout_text
 from jobpool.child.registry import AnyHandler, HandlerRegistry
-from jobpool.context import JobContext
-from jobpool.lease import JobLease
 from jobpool.mechanism.frames import Verdict
-from jobpool.result import ExecutionResult
+from jobpool.message.context import JobContext
+from jobpool.message.lease import JobLease
+from jobpool.message.result import ExecutionResult
 from jobpool.testing.faults import Crash, Fault, FaultPlan, LoseLease, Timeout
 
 

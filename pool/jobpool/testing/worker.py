@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.child.attempt import Attempt, JobToRun
 from jobpool.child.registry import AnyHandler, HandlerRegistry
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, MalformedEnvelope
-from jobpool.lease import JobLease
-from jobpool.outcome import Crashed, Outcome
-from jobpool.result import Status, WorkerResult
-from jobpool.settlement import Forfeit, Settled, Settlement
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import Crashed, Outcome
+from jobpool.message.result import Status, WorkerResult
+from jobpool.message.settlement import Forfeit, Settled, Settlement
 from jobpool.testing.faults import BrokerDown, Crash, FaultPlan, LoseLease, Point
 from jobpool.testing.runs import Run
 from jobpool.testing.sabotage import Sabotage

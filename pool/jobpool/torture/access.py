@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qsl
 
+from jobpool.broker.opening import scheme_of
 from jobpool.errors import JobpoolError
-from jobpool.opening import scheme_of
 from jobpool.torture.routes import Route, find_route
 from jobpool.torture.schedule import Fault
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jobpool.backend import Capabilities, Message
+from jobpool.broker.backend import Capabilities, Message
 from jobpool.torture.chain import Story
 
 

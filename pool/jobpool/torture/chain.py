@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from jobpool.backend import Capabilities, Message, State
-from jobpool.settlement import Settled
+from jobpool.broker.backend import Capabilities, Message, State
+from jobpool.message.settlement import Settled
 from jobpool.torture.ledger import Line
 
 HANDLERS = ("start", "end", "fail", "effect", "left", "follow")

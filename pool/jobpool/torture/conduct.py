@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jobpool.broker.finding import Finding
+from jobpool.broker.opening import open_backend
 from jobpool.errors import ConfigurationError, JobpoolError
-from jobpool.finding import Finding
-from jobpool.opening import open_backend
 from jobpool.torture import schedule
 from jobpool.torture.options import FAULTS_A_SECOND, Options, check_broker, check_kinds
 from jobpool.torture.pace import Moment

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, replace
 
-from jobpool.backend import MessageFilter, QueueBackend, QueueStats, State, Verb
+from jobpool.broker.backend import MessageFilter, QueueBackend, QueueStats, State, Verb
 from jobpool.torture.ledger import Line
 from jobpool.torture.remains import PAGE, pages
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from jobpool.backend import State
+from jobpool.broker.backend import State
 from jobpool.torture.case import Case
 from jobpool.torture.chain import Delivery, Story
 from jobpool.torture.ledger import Line

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from jobpool.backend import Capabilities
+from jobpool.broker.backend import Capabilities
 from jobpool.torture.chain import ACCEPTED
 from jobpool.torture.ledger import Line
 

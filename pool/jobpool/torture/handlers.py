@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import jobpool
-from jobpool.definition import JobDefinition
+from jobpool.message.definition import JobDefinition
 from jobpool.torture import spoiling
 from jobpool.torture.ledger import LASTS, LEDGER, Line, append
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from jobpool.backend import Message, State
+from jobpool.broker.backend import Message, State
 from jobpool.torture.chain import ACCEPTED
 from jobpool.torture.excuses import Window
 from jobpool.torture.keys import key_of, stories_of

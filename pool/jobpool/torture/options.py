@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import parse_qsl
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import scheme_of, sqlite_url
 from jobpool.errors import ConfigurationError
-from jobpool.names import check_queue
-from jobpool.opening import scheme_of, sqlite_url
+from jobpool.message.names import check_queue
+from jobpool.message.units import format_size
 from jobpool.torture.schedule import KINDS
-from jobpool.units import format_size
 
 FAULTS_A_SECOND = 0.5
 """How often a fault strikes, on average."""

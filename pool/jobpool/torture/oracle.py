@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
-from jobpool.backend import Capabilities, Message
+from jobpool.broker.backend import Capabilities, Message
 from jobpool.torture import counters, ends
 from jobpool.torture.account import Account
 from jobpool.torture.case import Case, Rule

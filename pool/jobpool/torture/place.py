@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from jobpool.backend import QueueBackend
-from jobpool.opening import LOCAL, open_backend, scheme_of
-from jobpool.signing import EnvelopeSigner
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import LOCAL, open_backend, scheme_of
+from jobpool.message.signing import EnvelopeSigner
 from jobpool.torture import spoiling
 from jobpool.torture.access import Access, make_access
 from jobpool.torture.clocks import PoolClock, missing

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jobpool.backend import QueueBackend
-from jobpool.definition import JobDefinition
+from jobpool.broker.backend import QueueBackend
 from jobpool.errors import BackendUnavailable, InvalidJob
+from jobpool.message.definition import JobDefinition
 from jobpool.torture.ledger import Line, append
 from jobpool.torture.workload import Item, smaller
 

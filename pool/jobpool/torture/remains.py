@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from jobpool.backend import Message, MessageFilter, QueueBackend, State
+from jobpool.broker.backend import Message, MessageFilter, QueueBackend, State
 
 PAGE = 500
 

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
+from jobpool.broker.opening import scheme_of
 from jobpool.errors import ConfigurationError
-from jobpool.opening import scheme_of
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|([A-Za-z0-9._-]+))(?::(\d{1,5}))?")
 _ENDPOINT = re.compile(r"(?i)(?<=Endpoint=sb://)[^;/?]+")

@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from jobpool.backend import QueueBackend, QueueStats
+from jobpool.broker.backend import QueueBackend, QueueStats
+from jobpool.broker.opening import open_backend, scheme_of
 from jobpool.errors import BackendUnavailable, JobpoolError
-from jobpool.opening import open_backend, scheme_of
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.signing import EnvelopeSigner
 from jobpool.torture import emptying, remains, verdict
 from jobpool.torture.atrest import REST_LIMIT, AtRest, Open
 from jobpool.torture.excuses import Window

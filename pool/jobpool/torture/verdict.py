@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from jobpool.backend import Capabilities, Message
+from jobpool.broker.backend import Capabilities, Message
 from jobpool.torture import excuses, judge, keys, oracle, remains
 from jobpool.torture.chain import ACCEPTED
 from jobpool.torture.ledger import Line

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from jobpool.backend import QueueBackend, Reaped, ReapPolicy
+from jobpool.broker.backend import QueueBackend, Reaped, ReapPolicy
 from jobpool.errors import ConfigurationError, WriteRefused
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Move, Settled, Settlement
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Move, Settled, Settlement
 from jobpool.torture.failpoint import FailPoint, FailPoints, parse_points
 from jobpool.torture.ledger import LEDGER, Line, append, open_ledger
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from jobpool.backend import Capabilities
-from jobpool.definition import JobDefinition
+from jobpool.broker.backend import Capabilities
+from jobpool.message.definition import JobDefinition
 
 APP = "jobpool.torture.handlers"
 

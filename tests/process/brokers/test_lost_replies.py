@@ -12,11 +12,11 @@ from support.outages import insist
 from support.poolrig import Rig
 from support.poolrig_brokers import Broker, Host
 
-from jobpool.backend import QueueBackend
-from jobpool.definition import JobDefinition
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
 from jobpool.errors import BackendUnavailable
-from jobpool.opening import open_backend
-from jobpool.settlement import Abandon, Ack, Nack, Release, Settled, Settlement
+from jobpool.message.definition import JobDefinition
+from jobpool.message.settlement import Abandon, Ack, Nack, Release, Settled, Settlement
 
 NOW_AND_THEN = 0.2
 """The share of replies that are lost."""

@@ -19,12 +19,12 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-import jobpool.producer
+import jobpool.message.producer
 from jobpool.child.registry import handler
-from jobpool.context import JobContext
-from jobpool.definition import JobDefinition
 from jobpool.errors import Retry, Snooze, Unrecoverable
-from jobpool.result import ExecutionResult
+from jobpool.message.context import JobContext
+from jobpool.message.definition import JobDefinition
+from jobpool.message.result import ExecutionResult
 
 LONG = 60.0
 STARTED_IN = os.getcwd()

@@ -18,14 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobpool.definition import JobDefinition
-from jobpool.envelope import encode
 from jobpool.mechanism import packets
 from jobpool.mechanism.board_views import ChildView
 from jobpool.mechanism.boot import ChildOptions
 from jobpool.mechanism.frames import BootFailed, Frame, Ready, Reply, Result, Run, Verdict, decode
 from jobpool.mechanism.scoreboard import ChildPages, Scoreboard
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import encode
+from jobpool.message.signing import EnvelopeSigner
 
 HERE = str(Path(__file__).parent)
 LIMIT = 20.0

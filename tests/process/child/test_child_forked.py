@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from childrig import HERE, LIMIT
 
-from jobpool.definition import JobDefinition
-from jobpool.envelope import encode
 from jobpool.mechanism import packets
 from jobpool.mechanism.boot import ChildOptions, ForkServerConfig
 from jobpool.mechanism.forkclient import ForkServer
 from jobpool.mechanism.frames import Exited, Frame, Loaded, Ready, Result, Run, Spawned, Verdict, decode
 from jobpool.mechanism.scoreboard import Scoreboard
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import encode
+from jobpool.message.signing import EnvelopeSigner
 
 
 class Pool:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 from cli_shell import Shell
 
-from jobpool.backend import QueueBackend
-from jobpool.definition import JobDefinition
-from jobpool.opening import open_backend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
+from jobpool.message.definition import JobDefinition
 
 LETTERS = 40
 

@@ -14,8 +14,8 @@ from cli_shell import Shell, wait_until
 from redis import Redis
 from support.servers import fresh_name, shared_redis
 
-from jobpool.backend import QueueStats
-from jobpool.opening import open_backend
+from jobpool.broker.backend import QueueStats
+from jobpool.broker.opening import open_backend
 from jobpool.torture.result import MEANINGS
 from jobpool.torture.schedule import Fault, dump
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jobpool.definition import JobDefinition
-from jobpool.opening import open_backend
+from jobpool.broker.opening import open_backend
+from jobpool.message.definition import JobDefinition
 from jobpool.torture.ledger import Ledger
 
 APP = """

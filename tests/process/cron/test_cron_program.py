@@ -12,7 +12,7 @@ from pathlib import Path
 
 from support.waiting import wait_until
 
-from jobpool.opening import open_backend
+from jobpool.broker.opening import open_backend
 
 APP = """
 import jobpool

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from support.poolrig import Rig
 
-from jobpool.backend import State
+from jobpool.broker.backend import State
 
 APP = """
 import jobpool, time

@@ -17,10 +17,10 @@ from support.faultmoves import kill_fork_server
 from support.poolrig import PoolProcess, Rig, kill_child
 from support.waiting import wait_until
 
-from jobpool.backend import Message, State
-from jobpool.death import LARGEST, Death
+from jobpool.broker.backend import Message, State
 from jobpool.mechanism.oomkills import find
 from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.message.death import LARGEST, Death
 
 APP = Path(apps_deaths.__file__)
 MEBI = 2**20

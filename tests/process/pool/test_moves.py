@@ -9,10 +9,10 @@ from support import apps_deaths
 from support.poolrig import Rig
 from support.waiting import wait_until
 
-from jobpool.backend import Message, State
-from jobpool.death import Death
-from jobpool.envelope import decode, verify
-from jobpool.signing import EnvelopeSigner
+from jobpool.broker.backend import Message, State
+from jobpool.message.death import Death
+from jobpool.message.envelope import decode, verify
+from jobpool.message.signing import EnvelopeSigner
 
 APP = Path(apps_deaths.__file__)
 KEY = "sixteen bytes of it"

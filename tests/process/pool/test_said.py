@@ -8,10 +8,10 @@ import pytest
 from support.poolrig import LIMIT, Rig
 from support.waiting import wait_until
 
-from jobpool.backend import NewMessage
-from jobpool.definition import JobDefinition
-from jobpool.envelope import canonical_bytes, decode
-from jobpool.signing import EnvelopeSigner
+from jobpool.broker.backend import NewMessage
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import canonical_bytes, decode
+from jobpool.message.signing import EnvelopeSigner
 
 KEY = "a key that is long enough"
 

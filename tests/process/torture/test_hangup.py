@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.waiting import wait_until
 
-from jobpool.opening import open_backend
+from jobpool.broker.opening import open_backend
 
 LIMIT = 120.0
 """Seconds: a run warms up before it strikes, and drains before it counts."""

@@ -12,7 +12,7 @@ from support.servers import fresh_name, shared_redis
 from support.stalls import Stalls
 from support.waiting import wait_until
 
-from jobpool.definition import JobDefinition
+from jobpool.message.definition import JobDefinition
 
 TTL = 2.0
 HOUR = 3600.0

@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jobpool.backend import Capabilities, QueueBackend
+from jobpool.broker.backend import Capabilities, QueueBackend
 from jobpool.clock import ManualClock
 
 Opener = Callable[[], QueueBackend]

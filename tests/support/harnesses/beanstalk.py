@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool_backends.beanstalk import BeanstalkBackend
 from support.harnesses.base import Opener, TurnedClock
 from support.servers import fresh_name, shared_beanstalk

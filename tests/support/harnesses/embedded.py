@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jobpool.backend import QueueBackend
-from jobpool.definition import JobDefinition
-from jobpool.opening import sqlite_url
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import sqlite_url
+from jobpool.message.definition import JobDefinition
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sync import SyncBackend

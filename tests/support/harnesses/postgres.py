@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.clock import ManualClock
 from jobpool_backends.postgres import PostgresBackend
 from support.harnesses.base import Opener, TurnedClock

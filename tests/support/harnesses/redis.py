@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool_backends.redis import RedisBackend, RedisClusterBackend
 from support.harnesses.base import Opener, TurnedClock
 from support.servers import RedisCluster, RedisServer, fresh_name, shared_redis, shared_redis_cluster

@@ -8,10 +8,10 @@ from typing import Any, Self
 import greenstalk
 from support.servers import BeanstalkServer, fresh_name, shared_beanstalk
 
-from jobpool.backend import ReapPolicy
+from jobpool.broker.backend import ReapPolicy
 from jobpool.clock import ManualClock
-from jobpool.definition import JobDefinition
-from jobpool.lease import JobLease
+from jobpool.message.definition import JobDefinition
+from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk import BeanstalkBackend
 
 QUEUE = "reports"

@@ -9,9 +9,9 @@ import greenstalk
 from support.servers import BeanstalkServer, fresh_name
 
 from jobpool.clock import ManualClock
-from jobpool.definition import JobDefinition
-from jobpool.envelope import encode
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import encode
+from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.beanstalk.address import Address, read_address
 from jobpool_backends.beanstalk.lines import Lines
 from jobpool_backends.beanstalk.looking import Looker

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from support.servers import RedisServer, fresh_name, shared_redis
 
-from jobpool.backend import QueueBackend
-from jobpool.lease import JobLease
+from jobpool.broker.backend import QueueBackend
+from jobpool.message.lease import JobLease
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.address import read_address
 from jobpool_backends.redis.keys import Keys

@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 from support.harness import HARNESSES
 
-from jobpool.backend import Capabilities, QueueBackend
+from jobpool.broker.backend import Capabilities, QueueBackend
 from jobpool_backends.beanstalk import BeanstalkBackend
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.postgres import PostgresBackend

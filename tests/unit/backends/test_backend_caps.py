@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from support.jobs import QUEUE, numbered
 
+from jobpool.broker.opening import open_backend
 from jobpool.clock import ManualClock
 from jobpool.errors import ConfigurationError
-from jobpool.opening import open_backend
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sqlite import SqliteBackend
 

@@ -8,9 +8,9 @@ from contextlib import closing
 import pytest
 from support.jobs import QUEUE, numbered
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.clock import ManualClock
-from jobpool.guards import Begin, Begun, Guards, Rate
+from jobpool.message.guards import Begin, Begun, Guards, Rate
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sqlite import SqliteBackend
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.jobs import a_job
 
+from jobpool.broker.opening import open_backend, sqlite_url
 from jobpool.errors import ConfigurationError
-from jobpool.opening import open_backend, sqlite_url
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sync import SyncBackend

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from beanstalk_clients import QUEUE, Clients, a_job
 from support.waiting import wait_until
 
-from jobpool.backend import MessageFilter, ReapPolicy
+from jobpool.broker.backend import MessageFilter, ReapPolicy
 from jobpool.errors import BackendUnavailable
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 from jobpool.torture.network import Proxy
 from jobpool_backends.beanstalk import BeanstalkBackend
 from jobpool_backends.beanstalk.records import Record, from_bytes

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from support.servers import BeanstalkServer, fresh_name
 
+from jobpool.broker.finding import Level, cautions_of
 from jobpool.clock import SystemClock
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool.finding import Level, cautions_of
 from jobpool_backends.beanstalk.address import read_address
 from jobpool_backends.beanstalk.asking import Stats
 from jobpool_backends.beanstalk.checks import (

@@ -10,9 +10,9 @@ import pytest
 from support.jobs import QUEUE, a_job, at
 from support.servers import fresh_name, shared_beanstalk
 
-from jobpool.backend import State
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Nack, Release, Settlement
+from jobpool.broker.backend import State
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Nack, Release, Settlement
 from jobpool_backends.beanstalk import BeanstalkBackend
 
 FEW, MANY = 20, 1500

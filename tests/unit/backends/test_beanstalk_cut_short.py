@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobpool.errors import BackendUnavailable
-from jobpool.settlement import Abandon, Ack, Nack, Settled
+from jobpool.message.settlement import Abandon, Ack, Nack, Settled
 from jobpool_backends.beanstalk import line
 from jobpool_backends.beanstalk.burst import PIECE, PIECE_BYTES, Answer, pieces, read_answer
 from jobpool_backends.beanstalk.records import from_bytes

@@ -10,7 +10,7 @@ from support.servers import fresh_name, shared_beanstalk
 from support.waiting import wait_until
 
 from jobpool.clock import ManualClock
-from jobpool.lease import JobLease
+from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk import BeanstalkBackend
 
 TTR = 30.0

@@ -10,10 +10,10 @@ import pytest
 from beanstalk_clients import QUEUE, Clients, a_job, one
 from support.waiting import wait_until
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob
-from jobpool.lease import JobLease
-from jobpool.settlement import Ack, Nack
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Ack, Nack
 from jobpool.torture.network import Proxy
 from jobpool_backends.beanstalk.lines import MOST_HELD, SPARE
 

@@ -10,7 +10,7 @@ from beanstalk_clients import AT_ONCE, QUEUE, Clients, a_job, one
 from support.servers import BeanstalkServer
 
 from jobpool.errors import BackendUnavailable, InvalidJob, WriteRefused
-from jobpool.settlement import Abandon, Ack, Nack, Settled
+from jobpool.message.settlement import Abandon, Ack, Nack, Settled
 from jobpool_backends.beanstalk.line import Held
 from jobpool_backends.beanstalk.records import HEADER_ROOM, from_bytes
 from jobpool_backends.beanstalk.settling import Call

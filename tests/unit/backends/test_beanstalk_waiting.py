@@ -12,7 +12,7 @@ from beanstalk_clients import AT_ONCE, QUEUE, Clients, a_job, one
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable
-from jobpool.settlement import Ack
+from jobpool.message.settlement import Ack
 from jobpool.torture.network import Proxy
 from jobpool_backends.beanstalk import BeanstalkBackend
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.backend import MessageFilter, Verb
+from jobpool.broker.backend import MessageFilter, Verb
 from jobpool.clock import ManualClock
-from jobpool.guards import Guards, Hold, Rate
+from jobpool.message.guards import Guards, Hold, Rate
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.memory.ending import Ending
 from jobpool_backends.shared import DeadCaps

@@ -15,8 +15,8 @@ from support.servers.postgres_server import DURABLE
 from support.servers.process import as_user
 from support.waiting import wait_until
 
+from jobpool.broker.finding import Level, cautions_of
 from jobpool.errors import BackendUnavailable
-from jobpool.finding import Level, cautions_of
 from jobpool_backends.postgres.address import read_address
 from jobpool_backends.postgres.checks import diagnose, server_time
 from jobpool_backends.postgres.database import Database

@@ -19,10 +19,10 @@ from support.servers import shared_postgres
 from support.servers.pgbouncer import Pgbouncer
 from support.waiting import wait_until
 
-from jobpool.backend import MessageFilter, State, Verb
-from jobpool.claimstore import CLAIM_LIMIT, Deleted, HeldClaim
+from jobpool.broker.backend import MessageFilter, State, Verb
+from jobpool.broker.claim_store import CLAIM_LIMIT, Deleted, HeldClaim
 from jobpool.errors import BackendUnavailable, ClaimNotFound, LeaseLost
-from jobpool.settlement import Ack, Nack, Release
+from jobpool.message.settlement import Ack, Nack, Release
 from jobpool_backends.postgres import PostgresBackend, claiming, intransaction
 from jobpool_backends.postgres.bell import channel
 from jobpool_backends.postgres.schema import PAGE_BYTES, TIDY_LIMIT

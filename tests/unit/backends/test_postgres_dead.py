@@ -8,10 +8,10 @@ import pytest
 from postgres_rig import Rig, together
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.backend import ReapPolicy
+from jobpool.broker.backend import ReapPolicy
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Settled
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Settled
 from jobpool_backends.postgres import PostgresBackend, capping
 from jobpool_backends.postgres.address import read_address
 from jobpool_backends.shared import DeadCaps

@@ -15,9 +15,9 @@ from postgres_explained import Explained, explained
 from postgres_rig import Rig
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.guards import Guards, Hold
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settlement
+from jobpool.message.guards import Guards, Hold
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settlement
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.link import Link
 

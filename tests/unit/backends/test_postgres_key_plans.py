@@ -16,11 +16,11 @@ from postgres_explained import Explained, check_plans, explained
 from postgres_rig import Rig
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.backend import MessageFilter, State, Verb
-from jobpool.definition import JobDefinition
-from jobpool.guards import Begin, Guards, Hold, Rate
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Move, Release
+from jobpool.broker.backend import MessageFilter, State, Verb
+from jobpool.message.definition import JobDefinition
+from jobpool.message.guards import Begin, Guards, Hold, Rate
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Move, Release
 
 pytestmark = pytest.mark.xdist_group("postgres-million")  # one load after the other
 

@@ -13,10 +13,10 @@ from postgres_rig import Rig, together
 from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until
 
-from jobpool.backend import QueueBackend
-from jobpool.guards import Begin, Begun, Guards, Hold, Rate
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
+from jobpool.broker.backend import QueueBackend
+from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 from jobpool_backends.postgres import PostgresBackend, keys
 from jobpool_backends.postgres.fetching import number_of
 from jobpool_backends.postgres.intransaction import ack

@@ -11,10 +11,10 @@ import pytest
 from postgres_rig import Rig, together
 from support.jobs import QUEUE, a_job
 
-from jobpool.backend import MessageFilter, Verb
+from jobpool.broker.backend import MessageFilter, Verb
 from jobpool.errors import ConfigurationError
-from jobpool.guards import Guards
-from jobpool.settlement import Settled
+from jobpool.message.guards import Guards
+from jobpool.message.settlement import Settled
 from jobpool_backends.postgres import migrating
 from jobpool_backends.postgres.migrating import VERSION
 

@@ -15,10 +15,10 @@ from support.servers import PostgresServer, shared_postgres
 from support.servers.pgbouncer import Pgbouncer
 from support.waiting import wait_until
 
-from jobpool.backend import MessageFilter, Verb
+from jobpool.broker.backend import MessageFilter, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool.guards import Begin, Begun, Guards, Hold, Rate
-from jobpool.settlement import Ack, Move, Release, Settled
+from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
+from jobpool.message.settlement import Ack, Move, Release, Settled
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.bell import channel
 from jobpool_backends.postgres.link import Link

@@ -17,9 +17,9 @@ from postgres_rig import Rig, together
 from support.jobs import QUEUE, a_job, at, numbered
 from support.waiting import wait_until
 
-from jobpool.backend import MessageFilter, ReapPolicy, State, Verb
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
+from jobpool.broker.backend import MessageFilter, ReapPolicy, State, Verb
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 from jobpool_backends.postgres import PostgresBackend, looking, producing
 from jobpool_backends.postgres.calls import Sweeper
 from jobpool_backends.postgres.schema import PROMOTE_LIMIT

@@ -20,8 +20,8 @@ from support.waiting import wait_until
 
 from jobpool import Jobs
 from jobpool.errors import ConfigurationError, InvalidJob, LeaseLost
-from jobpool.lease import JobLease
-from jobpool.settlement import Ack, Nack, Settled
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Ack, Nack, Settled
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.intransaction import ack
 from jobpool_backends.postgres.waiting import LOOK_AGAIN

@@ -13,11 +13,11 @@ from postgres_rig import Rig, together
 from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until
 
-from jobpool.backend import MessageFilter, Verb
-from jobpool.definition import JobDefinition
-from jobpool.guards import Guards
-from jobpool.lease import JobLease
-from jobpool.settlement import Ack, Settled
+from jobpool.broker.backend import MessageFilter, Verb
+from jobpool.message.definition import JobDefinition
+from jobpool.message.guards import Guards
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.postgres import PostgresBackend, producing
 from jobpool_backends.postgres.intransaction import ack
 

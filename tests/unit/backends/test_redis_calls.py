@@ -10,10 +10,10 @@ from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at, numbered
 from support.servers import RedisServer, shared_redis
 
-from jobpool.backend import MessageFilter, ReapPolicy, State, Verb
+from jobpool.broker.backend import MessageFilter, ReapPolicy, State, Verb
 from jobpool.errors import BackendUnavailable, InvalidJob
-from jobpool.guards import Begin, Guards, Hold, Rate
-from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
+from jobpool.message.guards import Begin, Guards, Hold, Rate
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 from jobpool_backends.redis import producing, settling
 from jobpool_backends.redis.scripts import CHANGE
 

@@ -10,8 +10,8 @@ from redis_rig import Rig, take
 from support.claims import a_post, claim
 from support.jobs import QUEUE, a_job
 
-from jobpool.claimstore import Deleted
-from jobpool.settlement import Abandon, Ack
+from jobpool.broker.claim_store import Deleted
+from jobpool.message.settlement import Abandon, Ack
 from jobpool_backends.redis import RedisBackend
 
 Work = Callable[[RedisBackend], object]

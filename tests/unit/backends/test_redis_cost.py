@@ -9,10 +9,10 @@ import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at
 
-from jobpool.backend import MessageFilter, ReapPolicy, State, Verb
-from jobpool.guards import Guards, Hold, Rate
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Nack
+from jobpool.broker.backend import MessageFilter, ReapPolicy, State, Verb
+from jobpool.message.guards import Guards, Hold, Rate
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Nack
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.batch import Batch
 from jobpool_backends.redis.producing import messages_words

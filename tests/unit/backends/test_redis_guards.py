@@ -13,10 +13,10 @@ from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, numbered
 from support.servers import shared_redis
 
-from jobpool.backend import QueueBackend
-from jobpool.guards import Begin, Begun, Guards, Hold, Rate
-from jobpool.lease import JobLease
-from jobpool.settlement import Ack, Release, Settled
+from jobpool.broker.backend import QueueBackend
+from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Ack, Release, Settled
 from jobpool_backends.redis import guarding
 from jobpool_backends.redis.guarding import guarded_token
 

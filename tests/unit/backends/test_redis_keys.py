@@ -10,11 +10,11 @@ import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at
 
-from jobpool.backend import MessageFilter
-from jobpool.claimstore import NewPost
+from jobpool.broker.backend import MessageFilter
+from jobpool.broker.claim_store import NewPost
 from jobpool.errors import ConfigurationError
-from jobpool.guards import Guards, Hold, Rate
-from jobpool.settlement import Abandon, Ack, Forfeit
+from jobpool.message.guards import Guards, Hold, Rate
+from jobpool.message.settlement import Abandon, Ack, Forfeit
 from jobpool_backends.redis import keys as keys_module
 from jobpool_backends.redis.keys import Keys
 

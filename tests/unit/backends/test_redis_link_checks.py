@@ -12,8 +12,8 @@ from support.servers import RedisServer
 from support.servers.redis_server import DURABLE
 from support.waiting import wait_until
 
+from jobpool.broker.finding import Finding, Level, cautions_of
 from jobpool.errors import ConfigurationError
-from jobpool.finding import Finding, Level, cautions_of
 from jobpool_backends.redis.checks import Facts, check_version, diagnose, judge, require_version, server_time
 from jobpool_backends.redis.link import Link, ServerLink
 from jobpool_backends.redis.wire import Endpoint

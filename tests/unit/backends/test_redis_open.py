@@ -11,8 +11,8 @@ from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job
 from support.servers import RedisServer, free_port, shared_redis
 
+from jobpool.broker.opening import open_backend
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool.opening import open_backend
 from jobpool_backends.redis import RedisBackend
 
 

@@ -8,7 +8,7 @@ import pytest
 from redis_rig import Rig
 from support.servers import shared_redis
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 
 SPACE = "pools"
 OF_RECORDS = ("values", "names", "ends")

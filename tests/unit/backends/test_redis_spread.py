@@ -9,9 +9,9 @@ import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at, numbered
 
-from jobpool.backend import Capabilities, MessageFilter, NewMessage, Verb
-from jobpool.guards import Guards, Hold, Rate
-from jobpool.settlement import Ack, Settled
+from jobpool.broker.backend import Capabilities, MessageFilter, NewMessage, Verb
+from jobpool.message.guards import Guards, Hold, Rate
+from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.records import read_entry, write_entry
 

@@ -16,12 +16,12 @@ from support.servers.redis_cluster import ClusterNode
 from support.servers.redis_sentinel import SentinelGroup
 from support.waiting import wait_until
 
-from jobpool.backend import MessageFilter, QueueBackend
+from jobpool.broker.backend import MessageFilter, QueueBackend
+from jobpool.broker.opening import open_backend
 from jobpool.errors import BackendUnavailable
-from jobpool.guards import Guards, Hold
-from jobpool.lease import JobLease
-from jobpool.opening import open_backend
-from jobpool.settlement import Ack, Move, Settled
+from jobpool.message.guards import Guards, Hold
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Ack, Move, Settled
 from jobpool_backends.redis import RedisClusterBackend
 from jobpool_backends.redis.keys import Keys
 from jobpool_backends.redis.records import write_entry

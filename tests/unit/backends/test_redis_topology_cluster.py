@@ -16,8 +16,8 @@ from support.servers import fresh_name, shared_redis
 from support.servers.redis_cluster import ClusterNode, RedisCluster
 from support.waiting import wait_until
 
+from jobpool.broker.finding import cautions_of
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool.finding import cautions_of
 from jobpool_backends.redis.address import read_address
 from jobpool_backends.redis.checks import check_version, diagnose
 from jobpool_backends.redis.link import Link, Script

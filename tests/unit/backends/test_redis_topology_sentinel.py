@@ -12,8 +12,8 @@ from support.servers import shared_redis
 from support.servers.redis_sentinel import SentinelGroup
 from support.waiting import wait_until
 
+from jobpool.broker.finding import cautions_of
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
-from jobpool.finding import cautions_of
 from jobpool_backends.redis.address import read_address
 from jobpool_backends.redis.checks import diagnose
 from jobpool_backends.redis.link import Link, Script

@@ -8,11 +8,11 @@ import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.backend import MessageFilter, NewMessage, ReapPolicy, Verb
-from jobpool.definition import JobDefinition
-from jobpool.guards import IDEMPOTENCY_TTL, Guards
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Move, Settled, Settlement
+from jobpool.broker.backend import MessageFilter, NewMessage, ReapPolicy, Verb
+from jobpool.message.definition import JobDefinition
+from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Move, Settled, Settlement
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.records import read_entry, write_entry
 

@@ -14,10 +14,10 @@ from support.peers import let_go
 from support.servicebus import Counts, PeerThread
 from support.waiting import wait_until
 
-from jobpool.definition import JobDefinition
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError, WriteRefused
-from jobpool.lease import JobLease
-from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled
+from jobpool.message.definition import JobDefinition
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled
 from jobpool_backends.servicebus import ServiceBusBackend, internals
 from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.station import PATIENCE

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from azure.servicebus.management import EntityStatus, QueueProperties
 
-from jobpool.finding import Finding, Level
+from jobpool.broker.finding import Finding, Level
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.checks import judge, judge_lock
 from jobpool_backends.servicebus.settings import Facts, ask, read

@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 
 from jobpool.clock import ManualClock
-from jobpool.lease import JobLease
-from jobpool.settlement import Settled
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Settled
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.holdings import REMEMBER, Held, Holdings
 from jobpool_backends.servicebus.locks import Asked, Locks

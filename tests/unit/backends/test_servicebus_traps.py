@@ -25,11 +25,11 @@ from support.jobs import QUEUE, a_job
 from support.servicebus import Control, PeerThread
 from support.waiting import wait_until
 
-from jobpool.backend import MessageFilter, Verb
+from jobpool.broker.backend import MessageFilter, Verb
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable
-from jobpool.lease import JobLease
-from jobpool.settlement import Settled
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Settled
 from jobpool_backends.servicebus import ServiceBusBackend, channel, internals, station, taker
 from jobpool_backends.servicebus.channel import Channel
 

@@ -10,8 +10,8 @@ import pytest
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import exceptions as sdk
 
+from jobpool.broker.opening import redact
 from jobpool.errors import AccessRefused, BackendUnavailable, InvalidJob, JobpoolError, WriteRefused
-from jobpool.opening import redact
 from jobpool_backends.servicebus.address import Address
 from jobpool_backends.servicebus.trouble import explain, too_large
 

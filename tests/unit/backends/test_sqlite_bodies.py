@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from support.jobs import QUEUE, a_job
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
 from jobpool.errors import MalformedEnvelope
-from jobpool.opening import open_backend
 
 
 @pytest.fixture

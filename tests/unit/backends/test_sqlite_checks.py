@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from jobpool.definition import JobDefinition
-from jobpool.finding import Finding, Level
+from jobpool.broker.finding import Finding, Level
+from jobpool.message.definition import JobDefinition
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sqlite.checks import Mount, diagnose, judge_place, judge_space, mount_of
 from jobpool_backends.sqlite.database import PRAGMAS

@@ -9,9 +9,9 @@ from sqlite_explained import tracing
 from support.claims import claim, ids, post
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.clock import ManualClock
-from jobpool.settlement import Ack
+from jobpool.message.settlement import Ack
 from jobpool_backends.sqlite import SqliteBackend
 
 Open = Callable[..., SqliteBackend]

@@ -10,10 +10,10 @@ import pytest
 from support.claims import AT_ONCE, a_post, claim, ids, post
 from support.jobs import QUEUE, a_job, at, numbered
 
-from jobpool.backend import MessageFilter, State, Verb
-from jobpool.claimstore import ClaimStats
+from jobpool.broker.backend import MessageFilter, State, Verb
+from jobpool.broker.claim_store import ClaimStats
 from jobpool.clock import ManualClock
-from jobpool.settlement import Ack, Nack
+from jobpool.message.settlement import Ack, Nack
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sqlite.claiming import BURY_LIMIT
 from jobpool_backends.sqlite.ending import CLEAR_LIMIT

@@ -11,10 +11,10 @@ import pytest
 from support.claims import claim, found, ids, post
 from support.jobs import QUEUE, a_job
 
-from jobpool.backend import MessageFilter, QueueStats, State, Verb
+from jobpool.broker.backend import MessageFilter, QueueStats, State, Verb
 from jobpool.clock import ManualClock
-from jobpool.guards import Guards
-from jobpool.settlement import Settled
+from jobpool.message.guards import Guards
+from jobpool.message.settlement import Settled
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sqlite.schema import MIGRATIONS, VERSION
 

@@ -9,8 +9,8 @@ from sqlite_explained import tracing
 from support.jobs import QUEUE, a_job, numbered
 
 from jobpool.clock import ManualClock
-from jobpool.guards import Guards, Hold, Rate
-from jobpool.settlement import Abandon, Ack, Nack, Release
+from jobpool.message.guards import Guards, Hold, Rate
+from jobpool.message.settlement import Abandon, Ack, Nack, Release
 from jobpool_backends.sqlite import SqliteBackend
 
 Open = Callable[..., SqliteBackend]

@@ -13,9 +13,9 @@ from support.jobs import QUEUE, a_job, numbered
 
 from jobpool.clock import ManualClock
 from jobpool.errors import LeaseLost
-from jobpool.guards import Begin, Guards, Hold, Rate
-from jobpool.lease import JobLease
-from jobpool.settlement import Ack, Settled
+from jobpool.message.guards import Begin, Guards, Hold, Rate
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sqlite.intransaction import ack
 from jobpool_backends.sqlite.places import PAGE

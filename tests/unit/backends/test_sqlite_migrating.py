@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.backend import MessageFilter, State, Verb
+from jobpool.broker.backend import MessageFilter, State, Verb
 from jobpool.clock import ManualClock
-from jobpool.guards import Guards, Hold
-from jobpool.settlement import Settled
+from jobpool.message.guards import Guards, Hold
+from jobpool.message.settlement import Settled
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sqlite.schema import MIGRATIONS, VERSION
 

@@ -14,10 +14,10 @@ import pytest
 from sqlite_explained import OPCODES, explained, instructions, traced
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.backend import MessageFilter, State, Verb
+from jobpool.broker.backend import MessageFilter, State, Verb
 from jobpool.clock import ManualClock
-from jobpool.guards import Begin, Guards, Hold, Rate
-from jobpool.settlement import Abandon, Ack, Move, Nack, Release
+from jobpool.message.guards import Begin, Guards, Hold, Rate
+from jobpool.message.settlement import Abandon, Ack, Move, Nack, Release
 from jobpool_backends.shared import DeadCaps, micros
 from jobpool_backends.sqlite import SqliteBackend
 

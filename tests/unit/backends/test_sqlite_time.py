@@ -9,7 +9,7 @@ import pytest
 from support.jobs import QUEUE, a_job, at, numbered
 
 from jobpool.clock import ManualClock
-from jobpool.settlement import Ack, Settled
+from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sqlite.fetching import PROMOTE_LIMIT
 from jobpool_backends.sqlite.looking import STATS_CAP

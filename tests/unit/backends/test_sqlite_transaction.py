@@ -13,8 +13,8 @@ from support.jobs import QUEUE, a_job
 from jobpool import Jobs
 from jobpool.clock import ManualClock
 from jobpool.errors import ConfigurationError, LeaseLost, Unsupported
-from jobpool.lease import JobLease
-from jobpool.settlement import Ack, Settled
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sqlite.intransaction import ack

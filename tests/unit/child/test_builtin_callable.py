@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from support.built_in import attempt, failure, output, refusal
 
-from jobpool.allowances import Allowances
 from jobpool.errors import ConfigurationError
 from jobpool.mechanism.frames import Verdict
+from jobpool.message.allowances import Allowances
 
 MODULE = """
 from jobpool import HandlerRegistry

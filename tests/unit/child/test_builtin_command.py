@@ -18,9 +18,9 @@ from support.built_in import attempt, failure, output, refusal
 from jobpool.child.builtin import Kit
 from jobpool.child.builtin.command import make
 from jobpool.child.registry import HandlerRegistry
-from jobpool.context import JobContext
 from jobpool.errors import ConfigurationError, Unrecoverable
 from jobpool.mechanism.frames import Verdict
+from jobpool.message.context import JobContext
 
 
 class Colour(Enum):

@@ -11,9 +11,9 @@ import pytest
 from support.built_in import attempt, failure, output, refusal
 
 from jobpool.child.registry import HandlerRegistry
-from jobpool.context import JobContext
 from jobpool.errors import ConfigurationError, InvalidJob, Retry, Snooze, Unrecoverable
 from jobpool.mechanism.frames import Verdict
+from jobpool.message.context import JobContext
 
 PAID: dict[str, Any] = {"allowed_events": ["order.paid", "nobody.listens"]}
 

@@ -14,18 +14,18 @@ import pytest
 from support.built_in import attempt, output, refusal
 
 from jobpool import Jobs, open_backend
-from jobpool.allowances import Allowances
 from jobpool.child.builtin import MAKERS
 from jobpool.child.registry import HandlerNotAllowed, HandlerRegistry, UnknownHandler
 from jobpool.cli.startup import check_apps
-from jobpool.context import JobContext
-from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.master.run import fork_server_config
 from jobpool.master.settings import PoolSettings
 from jobpool.mechanism.boot import ChildOptions
 from jobpool.mechanism.frames import HandlerInfo, Verdict
-from jobpool.result import Status
+from jobpool.message.allowances import Allowances
+from jobpool.message.context import JobContext
+from jobpool.message.definition import JobDefinition
+from jobpool.message.result import Status
 from jobpool.testing import VirtualPool
 from jobpool.worker import JobFailedError, QueueWorker, inline_runner
 

@@ -16,13 +16,13 @@ import pytest
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.child.ending import chain
 from jobpool.child.registry import HandlerRegistry
-from jobpool.context import JobContext
-from jobpool.definition import JobDefinition
-from jobpool.envelope import decode, encode
 from jobpool.errors import Retry, Snooze, Unrecoverable
 from jobpool.mechanism.frames import Verdict
-from jobpool.result import ExecutionResult
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.context import JobContext
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import decode, encode
+from jobpool.message.result import ExecutionResult
+from jobpool.message.signing import EnvelopeSigner
 
 
 def job(handler: str = "it", *, timeout: float = 0.0, **fields: Any) -> JobToRun:

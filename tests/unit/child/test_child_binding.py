@@ -18,11 +18,11 @@ import pytest
 
 from jobpool.child.convert import Mismatch, converter
 from jobpool.child.invoke import PayloadMismatch, bind, check_shape
-from jobpool.context import JobContext
-from jobpool.definition import JobDefinition
-from jobpool.envelope import decode, encode
 from jobpool.errors import ConfigurationError
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.context import JobContext
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import decode, encode
+from jobpool.message.signing import EnvelopeSigner
 
 if TYPE_CHECKING:
     from nowhere import Unknown

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from jobpool import producer
 from jobpool.child.registry import Handler, HandlerNotAllowed, HandlerRegistry, UnknownHandler
-from jobpool.context import JobContext
-from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.mechanism.frames import HandlerInfo
+from jobpool.message import producer
+from jobpool.message.context import JobContext
+from jobpool.message.definition import JobDefinition
 
 
 def build_report(ctx: JobContext, customer: int) -> str:

@@ -12,9 +12,9 @@ import pytest
 from support.built_in import attempt, failure, output
 
 from jobpool.child.registry import Handler, HandlerRegistry
-from jobpool.context import JobContext
 from jobpool.errors import ConfigurationError
 from jobpool.mechanism.frames import Verdict
+from jobpool.message.context import JobContext
 
 
 @dataclass

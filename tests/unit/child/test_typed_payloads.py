@@ -21,8 +21,8 @@ from support.built_in import attempt, failure, output
 
 from jobpool.child.convert import Mismatch, converter
 from jobpool.child.registry import HandlerRegistry
-from jobpool.context import JobContext
 from jobpool.mechanism.frames import Verdict
+from jobpool.message.context import JobContext
 
 
 class Colour(Enum):

@@ -26,10 +26,10 @@ from jobpool.child.builtin.url.call import Caller
 from jobpool.child.builtin.url.refusal import Later, Refused
 from jobpool.child.registry import HandlerRegistry
 from jobpool.child.sentences import Failure
-from jobpool.definition import JobDefinition
-from jobpool.envelope import decode, encode
 from jobpool.mechanism.frames import Verdict
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import decode, encode
+from jobpool.message.signing import EnvelopeSigner
 
 LIMIT = 100_000
 

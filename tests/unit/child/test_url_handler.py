@@ -12,10 +12,10 @@ import pytest
 from support.built_in import attempt, failure, output, refusal
 from support.webserver import WebServer, answer
 
-from jobpool.allowances import Allowances
 from jobpool.child.registry import HandlerRegistry
 from jobpool.errors import ConfigurationError
 from jobpool.mechanism.frames import Verdict
+from jobpool.message.allowances import Allowances
 from jobpool.settings import load
 
 INWARD: dict[str, Any] = {"allowed_url_networks": ["127.0.0.0/8"]}

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobpool import producer
 from jobpool.client import Jobs
 from jobpool.clock import ManualClock
+from jobpool.message import producer
 from jobpool_backends.memory import MemoryBackend
 
 

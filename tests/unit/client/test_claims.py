@@ -8,11 +8,11 @@ from typing import TypeVar
 import pytest
 
 from jobpool import Claim, ClaimMessage, ClaimNotFound, Forbidden, Jobs, Queue
-from jobpool.backend import State
-from jobpool.claimstore import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
+from jobpool.broker.backend import State
+from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, BadSignature, InvalidJob, Unsupported
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sync import SyncBackend
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import jobpool
-from jobpool import producer
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
 from jobpool.client import Jobs
-from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
-from jobpool.opening import open_backend
+from jobpool.message import producer
+from jobpool.message.definition import JobDefinition
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from jobpool import DeadLetterQueue, Jobs
-from jobpool.backend import Message, MessageFilter, QueueBackend
-from jobpool.deadletters import METADATA, copy_id, copy_of_abandoned
-from jobpool.definition import JobDefinition
+from jobpool.broker.backend import Message, MessageFilter, QueueBackend
+from jobpool.broker.opening import open_backend
 from jobpool.errors import BackendUnavailable, InvalidJob
-from jobpool.lease import JobLease
-from jobpool.opening import open_backend
-from jobpool.settlement import Abandon
+from jobpool.message.dead_letters import METADATA, copy_id, copy_of_abandoned
+from jobpool.message.definition import JobDefinition
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon
 
 NOW = datetime(2026, 7, 1, 12, 0, 0, 123456, UTC)
 

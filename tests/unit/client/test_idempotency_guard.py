@@ -10,9 +10,9 @@ import pytest
 from jobpool import IdempotencyGuard, Jobs
 from jobpool.child.registry import HandlerRegistry
 from jobpool.clock import ManualClock
-from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
-from jobpool.result import Status
+from jobpool.message.definition import JobDefinition
+from jobpool.message.result import Status
 from jobpool.worker import QueueWorker
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sync import SyncBackend

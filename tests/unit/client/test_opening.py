@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobpool.broker.config_file import ConfigFile
+from jobpool.broker.opening import default_signer, default_url, known_schemes, open_backend, redact, scheme_of
 from jobpool.client import Jobs
 from jobpool.clock import ManualClock
-from jobpool.configfile import ConfigFile
-from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError
 from jobpool.master.settings import PoolSettings
-from jobpool.opening import default_signer, default_url, known_schemes, open_backend, redact, scheme_of
+from jobpool.message.definition import JobDefinition
+from jobpool.message.signing import EnvelopeSigner
 from jobpool.settings import load
-from jobpool.signing import EnvelopeSigner
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jobpool import Jobs, Limits, RateLimiter
+from jobpool.broker.key_store import KeyStore
 from jobpool.child.registry import HandlerRegistry
 from jobpool.clock import ManualClock
-from jobpool.definition import JobDefinition
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, Unsupported
-from jobpool.guards import Rate
-from jobpool.keystore import KeyStore
-from jobpool.result import Status
+from jobpool.message.definition import JobDefinition
+from jobpool.message.guards import Rate
+from jobpool.message.result import Status
 from jobpool.worker import QueueWorker
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sync import SyncBackend

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jobpool.child.registry import HandlerRegistry
-from jobpool.context import JobContext
-from jobpool.result import Status
+from jobpool.message.context import JobContext
+from jobpool.message.result import Status
 from jobpool.testing import VirtualPool
 
 

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from jobpool import Limits, RetryPolicy, Snooze, Unrecoverable, producer
-from jobpool.backend import NewMessage, ReapPolicy, State
+from jobpool import Limits, RetryPolicy, Snooze, Unrecoverable
+from jobpool.broker.backend import NewMessage, ReapPolicy, State
 from jobpool.child.registry import HandlerRegistry
-from jobpool.context import JobContext
-from jobpool.definition import JobDefinition
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool.guards import Guards, Hold
-from jobpool.result import ExecutionResult, Status
+from jobpool.message import producer
+from jobpool.message.context import JobContext
+from jobpool.message.definition import JobDefinition
+from jobpool.message.guards import Guards, Hold
+from jobpool.message.result import ExecutionResult, Status
 from jobpool.testing import POINTS, BrokerDown, Crash, Fault, LoseLease, Point, Timeout, VirtualPool
 
 ROOT = Path(__file__).resolve().parents[3]

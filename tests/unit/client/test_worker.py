@@ -16,19 +16,19 @@ import pytest
 from support.modest import Breakable, OwnLeases
 
 from jobpool import worker as worker_module
-from jobpool.backend import Message, MessageFilter, QueueBackend, State
+from jobpool.broker.backend import Message, MessageFilter, QueueBackend, State
+from jobpool.broker.opening import open_backend
 from jobpool.child.registry import HandlerRegistry
 from jobpool.client import Jobs
 from jobpool.clock import ManualClock
-from jobpool.context import JobContext
-from jobpool.definition import JobDefinition
 from jobpool.errors import BackendUnavailable, Retry, Snooze, Unrecoverable, Unsupported
-from jobpool.lease import JobLease
-from jobpool.opening import open_backend
+from jobpool.message.context import JobContext
+from jobpool.message.definition import JobDefinition
+from jobpool.message.lease import JobLease
+from jobpool.message.result import Status, WorkerResult
+from jobpool.message.settlement import Settled, Settlement
+from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.retry import RetryPolicy
-from jobpool.result import Status, WorkerResult
-from jobpool.settlement import Settled, Settlement
-from jobpool.signing import EnvelopeSigner
 from jobpool.worker import JobFailedError, QueueWorker, inline_runner
 from jobpool_backends.memory import MemoryBackend
 

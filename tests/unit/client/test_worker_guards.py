@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from support.jobs import QUEUE, a_job
 
-from jobpool.backend import Capabilities
+from jobpool.broker.backend import Capabilities
 from jobpool.child.registry import HandlerRegistry
 from jobpool.clock import ManualClock
-from jobpool.context import JobContext
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool.guards import Begun, Guards, Hold
-from jobpool.lease import JobLease
+from jobpool.message.context import JobContext
+from jobpool.message.guards import Begun, Guards, Hold
+from jobpool.message.lease import JobLease
+from jobpool.message.result import Status
 from jobpool.policy.guarding import Limits
-from jobpool.result import Status
 from jobpool.worker import QueueWorker
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.memory.keys import MemoryKeys

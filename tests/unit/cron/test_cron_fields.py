@@ -13,9 +13,9 @@ from support.cron_oracle import Oracle
 from support.cron_texts import ALLOWED
 
 from jobpool.cron.calendar import DAY, LocalTimes
-from jobpool.cronfields import ALIASES, Kind, parse_fields
 from jobpool.errors import InvalidJob
-from jobpool.zones import open_zone
+from jobpool.message.cron_fields import ALIASES, Kind, parse_fields
+from jobpool.message.zones import open_zone
 
 
 @settings(max_examples=120, deadline=None)

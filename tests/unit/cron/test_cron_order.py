@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobpool.cron.order import execution_order, job_name
-from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError
+from jobpool.message.definition import JobDefinition
 
 
 def jobs(text: str) -> list[JobDefinition]:

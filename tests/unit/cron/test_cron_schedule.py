@@ -13,8 +13,8 @@ from support.cron_texts import ALLOWED, MOMENTS, PLAIN, ZONES
 
 from jobpool.cron.schedule import Schedule
 from jobpool.cron.timeline import Timeline
-from jobpool.cronfields import ALIASES, parse_fields
 from jobpool.errors import InvalidJob
+from jobpool.message.cron_fields import ALIASES, parse_fields
 
 SECOND = timedelta(seconds=1)
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from support.cronrig import CronRig, told
 
-from jobpool.builder import JobBuilder
-from jobpool.context import JobContext
 from jobpool.cron.scheduler import Scheduler
-from jobpool.envelope import decode
+from jobpool.message.builder import JobBuilder
+from jobpool.message.context import JobContext
+from jobpool.message.envelope import decode
 
 
 @pytest.fixture

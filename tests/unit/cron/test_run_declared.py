@@ -11,8 +11,8 @@ import pytest
 from jobpool.cron import scheduler as schedulers
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler, known_schedulers, plan
-from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError, InvalidJob
+from jobpool.message.definition import JobDefinition
 from jobpool_backends.memory import MemoryBackend
 
 HERE = __file__

@@ -7,15 +7,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.cronrig import START, CronRig, minute, text, told
 
-from jobpool.backend import once_id
-from jobpool.context import JobContext
+from jobpool.broker.backend import once_id
+from jobpool.broker.opening import open_backend
 from jobpool.cron.firing import FiringStatus, firing_key
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
 from jobpool.cron.tick import ENQUEUED_AT_ONCE
-from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError
-from jobpool.opening import open_backend
+from jobpool.message.context import JobContext
+from jobpool.message.definition import JobDefinition
 
 
 @pytest.fixture

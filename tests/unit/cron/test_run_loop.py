@@ -17,7 +17,7 @@ from support.waiting import wait_until
 from jobpool.cron.firing import Firing, FiringStatus
 from jobpool.cron.loop import RETRY_LONGEST, CronLoop, report
 from jobpool.cron.stopping import Stop
-from jobpool.guards import Rate
+from jobpool.message.guards import Rate
 
 
 class Turning:

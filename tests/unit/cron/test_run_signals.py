@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from support.cronrig import CronRig, told
 
-from jobpool.context import JobContext
 from jobpool.cron import scheduler as schedulers
 from jobpool.cron.firing import Firing
 from jobpool.cron.loop import CronLoop
@@ -22,6 +21,7 @@ from jobpool.cron.service import serve
 from jobpool.cron.stopping import SIGNALS, Stop
 from jobpool.mechanism.boot import ChildOptions
 from jobpool.mechanism.companion import CronStart
+from jobpool.message.context import JobContext
 
 LONG = 30.0
 """Seconds that nothing here waits for, if it is right."""

@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 from support.cronrig import START
 
-from jobpool.brokertime import ASK_EVERY
+from jobpool.broker.broker_time import ASK_EVERY
 from jobpool.clock import ManualClock
 from jobpool.cron.timing import LOOK_EVERY, CronTime
 from jobpool.errors import BackendUnavailable

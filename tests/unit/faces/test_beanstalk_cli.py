@@ -11,8 +11,8 @@ from click.testing import Result
 from support.servers import fresh_name, shared_beanstalk
 from support.servers.ports import free_port
 
-from jobpool.backend import QueueBackend
-from jobpool.opening import open_backend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
 
 Ask = Callable[..., Result]
 

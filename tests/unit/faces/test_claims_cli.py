@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from jobpool.claimstore import NewPost
-from jobpool.opening import open_backend
+from jobpool.broker.claim_store import NewPost
+from jobpool.broker.opening import open_backend
 
 Jobpool = Callable[..., Result]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from jobpool.opening import open_backend
+from jobpool.broker.opening import open_backend
 
 Jobpool = Callable[..., Result]
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from support.poolrig import is_alive, wait_gone
 
+from jobpool.broker.opening import open_backend
 from jobpool.cli.progress import Progress, bar
 from jobpool.cli.startup import apart, backlog, check_apps, search_path
 from jobpool.errors import ConfigurationError
 from jobpool.logs import LineHandler
 from jobpool.master.settings import PoolSettings
 from jobpool.mechanism.scoreboard import HeaderView, Scoreboard
-from jobpool.opening import open_backend
 
 
 def a_pool(tmp_path: Path, *apps: str) -> PoolSettings:
@@ -84,7 +84,7 @@ def test_apps_are_looked_for_here_and_beside_the_configuration(tmp_path: Path) -
 
 
 def test_the_backlog_counts_what_is_still_to_do(tmp_path: Path) -> None:
-    from jobpool.definition import JobDefinition
+    from jobpool.message.definition import JobDefinition
 
     backend = open_backend(f"sqlite:///{tmp_path}/jobpool.db")
     backend.enqueue_many([JobDefinition("a"), JobDefinition("b"), JobDefinition("c", queue="other")])

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
 from jobpool.cli.init import _write as write_first_files
-from jobpool.opening import open_backend
 from jobpool.settings import load
 
 Jobpool = Callable[..., Result]

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
 from jobpool.child.registry import DEFAULT
 from jobpool.cron import scheduler as schedulers
 from jobpool.cron.records import SPACE, Record
-from jobpool.opening import open_backend
 
 Jobpool = Callable[..., Result]
 

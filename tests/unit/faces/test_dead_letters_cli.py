@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from jobpool.backend import Message, MessageFilter, QueueBackend, State, Verb
+from jobpool.broker.backend import Message, MessageFilter, QueueBackend, State, Verb
+from jobpool.broker.opening import open_backend
 from jobpool.cli import sweep
-from jobpool.death import Death
-from jobpool.definition import JobDefinition
 from jobpool.errors import BackendUnavailable
-from jobpool.opening import open_backend
-from jobpool.settlement import Abandon, Settled
+from jobpool.message.death import Death
+from jobpool.message.definition import JobDefinition
+from jobpool.message.settlement import Abandon, Settled
 
 Jobpool = Callable[..., Result]
 DEAD = MessageFilter(states=(State.DEAD,))

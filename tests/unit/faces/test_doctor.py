@@ -16,7 +16,8 @@ import pytest
 from support.servers import BeanstalkServer, RedisServer
 from support.servers.ports import free_port
 
-from jobpool.configfile import find_config
+from jobpool.broker.config_file import find_config
+from jobpool.broker.finding import Finding, Level, cautions_of
 from jobpool.doctor import broker, configuration, handlers, machine, stopping
 from jobpool.doctor.examination import examine, is_well
 from jobpool.doctor.surroundings import (
@@ -27,7 +28,6 @@ from jobpool.doctor.surroundings import (
     memory_of,
     parse_systemd,
 )
-from jobpool.finding import Finding, Level, cautions_of
 from jobpool.mechanism.frames import HandlerInfo
 from jobpool.settings import Settings, load
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from click.testing import Result
 
-from jobpool.envelope import decode
-from jobpool.opening import open_backend
+from jobpool.broker.opening import open_backend
+from jobpool.message.envelope import decode
 
 Jobpool = Callable[..., Result]
 

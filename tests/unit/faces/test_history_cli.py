@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
 from jobpool.history.places import InFile, InTable
 from jobpool.history.row import Attempt, encode, row_of
 from jobpool.masking import Masker
 from jobpool.metrics.histogram import Histogram
 from jobpool.metrics.memory import FINE_BUCKETS
 from jobpool.metrics.rollup import HOUR, MINUTE, Row, key, minute_of
-from jobpool.opening import open_backend
 
 Jobpool = Callable[..., Result]
 

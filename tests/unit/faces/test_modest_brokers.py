@@ -11,15 +11,15 @@ import pytest
 from click.testing import Result
 from support.modest import Modest
 
-from jobpool import opening
-from jobpool.backend import QueueBackend, QueueStats
+from jobpool.broker import opening
+from jobpool.broker.backend import QueueBackend, QueueStats
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
-from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError
 from jobpool.master.demands import check_demands
 from jobpool.master.settings import PoolSettings
-from jobpool.settlement import Abandon
+from jobpool.message.definition import JobDefinition
+from jobpool.message.settlement import Abandon
 from jobpool_backends.memory import MemoryBackend
 
 Ask = Callable[..., Result]

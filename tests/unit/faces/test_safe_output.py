@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
 from jobpool.cli.health import _tell as tell_health
 from jobpool.cli.output import Column, table
 from jobpool.cli.topview import cells, headline, screen
@@ -24,9 +25,8 @@ from jobpool.history.places import InFile
 from jobpool.history.row import Attempt, encode, row_of
 from jobpool.logs import configure
 from jobpool.masking import Masker
+from jobpool.message.printable import json_text, one_line, printable
 from jobpool.metrics.pages import text_page
-from jobpool.opening import open_backend
-from jobpool.printable import json_text, one_line, printable
 from jobpool.runtime_dir import PoolFile
 from jobpool.top import PoolSample, SlotRow
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from jobpool.allowances import Allowances
-from jobpool.configfile import find_config
+from jobpool.broker.config_file import find_config
 from jobpool.errors import ConfigurationError
 from jobpool.master.settings import PoolSettings
+from jobpool.message.allowances import Allowances
 from jobpool.settings import KEYS, Settings, load
 
 

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 from click.testing import Result
 
+from jobpool.broker.opening import open_backend
 from jobpool.cli import torture
-from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError
-from jobpool.opening import open_backend
+from jobpool.message.definition import JobDefinition
 from jobpool.torture import options as limits
 from jobpool.torture.options import Options, check_machine
 from jobpool.torture.schedule import KINDS, Fault, dump

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool.units import format_duration, format_size, parse_duration, parse_size
+from jobpool.message.units import format_duration, format_size, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,6 @@ from __future__ import annotations
 import secrets
 from typing import TypeVar
 
-from jobpool.definition import JobDefinition
-from jobpool.envelope import encode
-from jobpool.lease import JobLease
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
@@ -16,10 +13,13 @@ from jobpool.master.pool import Pool
 from jobpool.master.settings import PoolSettings
 from jobpool.master.slots import Slot, SlotState
 from jobpool.mechanism.frames import Exited, HandlerInfo, Result, Verdict
-from jobpool.outcome import Outcome
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import encode
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import Outcome
+from jobpool.message.settlement import Settled, Settlement
+from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.retry import RetryPolicy
-from jobpool.settlement import Settled, Settlement
-from jobpool.signing import EnvelopeSigner
 
 A = TypeVar("A")
 

@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 from support.jobs import QUEUE, a_job
 
-from jobpool.backend import Capabilities
+from jobpool.broker.backend import Capabilities
 from jobpool.clock import ManualClock
-from jobpool.envelope import encode
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool.guards import Begun, Guards
-from jobpool.lease import JobLease
 from jobpool.master.admission import Admission
 from jobpool.master.events import Inspected
 from jobpool.master.gates import Gates
@@ -23,9 +20,12 @@ from jobpool.master.inbox import Inbox
 from jobpool.master.outage import Outage
 from jobpool.master.run import run_pool
 from jobpool.master.settings import PoolSettings
-from jobpool.outcome import AlreadyDone, Contended, Expired, LostLease, NotRun, Outcome, Rejected
+from jobpool.message.envelope import encode
+from jobpool.message.guards import Begun, Guards
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import AlreadyDone, Contended, Expired, LostLease, NotRun, Outcome, Rejected
+from jobpool.message.settlement import Ack, Release
 from jobpool.policy.guarding import Limits
-from jobpool.settlement import Ack, Release
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.memory.keys import MemoryKeys
 

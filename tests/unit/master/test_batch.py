@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from jobpool.lease import JobLease
 from jobpool.master.batch import LINGER, SHARE, Batch
 from jobpool.master.delivery import Delivery
-from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settlement
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settlement
 
 NOW = 100.0
 

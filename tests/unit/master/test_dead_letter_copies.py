@@ -9,16 +9,16 @@ import pytest
 from stage import Stage
 from support.modest import Modest
 
-from jobpool.backend import Message, MessageFilter, QueueBackend, Reaped, ReapPolicy
+from jobpool.broker.backend import Message, MessageFilter, QueueBackend, Reaped, ReapPolicy
+from jobpool.broker.opening import open_backend
 from jobpool.clock import ManualClock
-from jobpool.definition import JobDefinition
 from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.master.forwarding import Forwarder
 from jobpool.mechanism.frames import Verdict
-from jobpool.opening import open_backend
-from jobpool.outcome import CancelledByPerson, Expired, Outcome, Rejected
-from jobpool.settlement import Abandon, Nack
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.definition import JobDefinition
+from jobpool.message.outcome import CancelledByPerson, Expired, Outcome, Rejected
+from jobpool.message.settlement import Abandon, Nack
+from jobpool.message.signing import EnvelopeSigner
 
 AT_ONCE = ReapPolicy(max_crashes=1, back_off=0.0)
 

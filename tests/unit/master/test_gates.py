@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jobpool.guards import Begin, Begun
 from jobpool.master.gates import LONGEST_SHUT, SHORTEST_SHUT, Gates
+from jobpool.message.guards import Begin, Begun
 from jobpool.policy.guarding import Limits
 
 HELD = Begun(Begin.HELD, "queue")

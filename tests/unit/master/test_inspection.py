@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from support.jobs import QUEUE, a_job
 
-from jobpool.lease import JobLease
 from jobpool.master.inspection import MOST, Inspector
 from jobpool.mechanism.frames import run_packet
-from jobpool.outcome import Rejected
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import Rejected
+from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.memory import MemoryBackend
 
 

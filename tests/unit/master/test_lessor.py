@@ -11,12 +11,12 @@ from support.modest import OwnLeases
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable
-from jobpool.lease import JobLease
 from jobpool.master import events as ev
 from jobpool.master.inbox import Inbox
 from jobpool.master.inspection import Inspector
 from jobpool.master.lessor import Lessor
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.lease import JobLease
+from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.memory import MemoryBackend
 
 

@@ -11,16 +11,16 @@ from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable
-from jobpool.lease import JobLease
 from jobpool.master import events as ev
 from jobpool.master.breakers import BreakerSettings
 from jobpool.master.inbox import Inbox
 from jobpool.master.inspection import Inspector
 from jobpool.master.lessor import Lessor
-from jobpool.outcome import Contended
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import Contended
+from jobpool.message.settlement import Ack, Release
+from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.guarding import Limits
-from jobpool.settlement import Ack, Release
-from jobpool.signing import EnvelopeSigner
 from jobpool_backends.memory import MemoryBackend
 
 OTHER = "mails"

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from stage import Stage
 
-from jobpool.guards import Guards, Hold
-from jobpool.lease import JobLease
 from jobpool.master import events as ev
 from jobpool.master.watch import STALE_AFTER
-from jobpool.outcome import AlreadyDone, Contended
-from jobpool.settlement import Ack, Release
+from jobpool.message.guards import Guards, Hold
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import AlreadyDone, Contended
+from jobpool.message.settlement import Ack, Release
 
 GUARDS = Guards(holds=(Hold("queue", 4),))
 

@@ -11,7 +11,8 @@ from contextlib import closing
 from stage import HANDLERS
 from support.jobs import a_job
 
-from jobpool.backend import QueueBackend, ReapPolicy, State
+from jobpool.broker.backend import QueueBackend, ReapPolicy, State
+from jobpool.broker.opening import open_backend
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
 from jobpool.master.inbox import Inbox
@@ -23,9 +24,8 @@ from jobpool.master.pool import Pool
 from jobpool.master.publisher import EVERY
 from jobpool.master.settings import PoolSettings
 from jobpool.master.settler import Settler
-from jobpool.opening import open_backend
+from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.retry import RetryPolicy
-from jobpool.signing import EnvelopeSigner
 from jobpool_backends.memory import MemoryBackend
 
 

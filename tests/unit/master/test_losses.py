@@ -17,7 +17,7 @@ from jobpool.master.losses import Losses
 from jobpool.master.on_messages import REMEMBER_BROKEN
 from jobpool.master.slots import Ending
 from jobpool.master.watch import next_due
-from jobpool.settlement import Ack, Settled
+from jobpool.message.settlement import Ack, Settled
 
 BROKE = "leases ended with their connection to the broker"
 

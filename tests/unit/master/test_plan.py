@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from stage import HANDLERS, Stage, of
 
-from jobpool.backend import QueueStats
-from jobpool.death import Death
-from jobpool.lease import JobLease
+from jobpool.broker.backend import QueueStats
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
@@ -21,8 +19,10 @@ from jobpool.master.slots import Ending, SlotState
 from jobpool.master.upkeep import ANSWER_LIMIT_S, STOP_LIMIT_S, reload_under_way
 from jobpool.master.watch import DUMP_BEFORE_KILL, HEARTBEAT, MAX_DUMP_S, STALE_AFTER, UNDEAD_AFTER, next_due
 from jobpool.mechanism.frames import Ask, HandlerInfo, Verdict
-from jobpool.outcome import LostLease, Rejected
-from jobpool.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled
+from jobpool.message.death import Death
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import LostLease, Rejected
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled
 
 
 class TestBoot:

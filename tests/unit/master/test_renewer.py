@@ -11,14 +11,14 @@ from support.jobs import QUEUE, a_job
 from support.modest import OwnLeases
 from support.waiting import wait_until
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable
-from jobpool.lease import JobLease
 from jobpool.master import events as ev
 from jobpool.master.delivery import Delivery
 from jobpool.master.inbox import Inbox
 from jobpool.master.renewer import ROUNDS, Renewer
+from jobpool.message.lease import JobLease
 from jobpool_backends.memory import MemoryBackend
 
 OTHER = "mails"

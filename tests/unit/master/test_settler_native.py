@@ -11,15 +11,15 @@ from support.jobs import QUEUE, a_job
 from support.modest import Modest
 from support.waiting import wait_until
 
-from jobpool.backend import MessageFilter, QueueBackend, QueueStats, Reaped, ReapPolicy, State
-from jobpool.definition import JobDefinition
+from jobpool.broker.backend import MessageFilter, QueueBackend, QueueStats, Reaped, ReapPolicy, State
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool.lease import JobLease
 from jobpool.master import events as ev
 from jobpool.master.delivery import Delivery
 from jobpool.master.inbox import Inbox
 from jobpool.master.settler import Settler, Work
-from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Settled, Settlement
+from jobpool.message.definition import JobDefinition
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Settled, Settlement
 from jobpool_backends.memory import MemoryBackend
 
 

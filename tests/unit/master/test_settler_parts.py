@@ -10,14 +10,14 @@ import pytest
 from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
-from jobpool.backend import Capabilities, Reaped, ReapPolicy
+from jobpool.broker.backend import Capabilities, Reaped, ReapPolicy
 from jobpool.errors import BackendUnavailable
-from jobpool.lease import JobLease
 from jobpool.master import events as ev
 from jobpool.master.delivery import Delivery
 from jobpool.master.inbox import Inbox
 from jobpool.master.settler import Settler
-from jobpool.settlement import Ack, Settled, Settlement
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Ack, Settled, Settlement
 from jobpool_backends.memory import MemoryBackend
 
 OTHER = "mails"

@@ -9,15 +9,15 @@ import pytest
 from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
-from jobpool.backend import ReapPolicy
+from jobpool.broker.backend import ReapPolicy
 from jobpool.errors import AccessRefused, WriteRefused
-from jobpool.lease import JobLease
 from jobpool.master import events as ev
 from jobpool.master.delivery import Delivery
 from jobpool.master.inbox import Inbox
 from jobpool.master.renewer import Renewer
 from jobpool.master.settler import Settler, Work
-from jobpool.settlement import Ack, Nack, Settled, Settlement
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Ack, Nack, Settled, Settlement
 from jobpool_backends.memory import MemoryBackend
 
 

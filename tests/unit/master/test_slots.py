@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from jobpool.lease import JobLease
 from jobpool.master.delivery import Delivery
 from jobpool.master.slots import MOVES, Ending, IllegalMoveError, Slot, Slots, SlotState
+from jobpool.message.lease import JobLease
 
 
 def a_delivery(nonce: int, timeout: float = 5.0) -> Delivery:

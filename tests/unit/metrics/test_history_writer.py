@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from support.waiting import wait_until
 
+from jobpool.broker.opening import open_backend
 from jobpool.history import writer as module
 from jobpool.history.file import Line
 from jobpool.history.places import InFile, InTable, Place
 from jobpool.history.row import Attempt
 from jobpool.history.writer import Writer
 from jobpool.masking import Masker
-from jobpool.opening import open_backend
 
 
 class Gathered:

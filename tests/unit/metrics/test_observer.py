@@ -10,10 +10,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from stage import Stage
 
-from jobpool.backend import QueueStats, Reaped
+from jobpool.broker.backend import QueueStats, Reaped
 from jobpool.clock import SystemClock
 from jobpool.history.feed import Feed
-from jobpool.lease import JobLease
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
@@ -21,13 +20,14 @@ from jobpool.master.observer import Observer
 from jobpool.master.recording import Recorded, attempt_of
 from jobpool.master.slots import Ending, Slot
 from jobpool.mechanism.frames import Exited, Result, Verdict
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import Rejected
+from jobpool.message.settlement import Settled
 from jobpool.metrics import catalogue as names
 from jobpool.metrics.catalogue import Metric
 from jobpool.metrics.collector import Labels
 from jobpool.metrics.histogram import Histogram
 from jobpool.metrics.memory import OTHER, MemoryMetrics
-from jobpool.outcome import Rejected
-from jobpool.settlement import Settled
 
 STALE = 0.2
 """Seconds after which what was leased and not begun is given back."""

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.key_store import KeyStore
+from jobpool.broker.opening import open_backend
 from jobpool.errors import BackendUnavailable
-from jobpool.keystore import KeyStore
 from jobpool.master.rollups import Rollups
 from jobpool.metrics.catalogue import OUTCOMES
 from jobpool.metrics.histogram import Histogram
 from jobpool.metrics.memory import FINE_BUCKETS, Ended, MemoryMetrics
 from jobpool.metrics.reader import rollups
 from jobpool.metrics.rollup import HOUR, MINUTE, Row, decode, key, minute_of, rows, stamp, summed
-from jobpool.opening import open_backend
 
 NOON = 1_790_000_040
 """A whole minute."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.waiting import wait_until
 
+from jobpool.broker.opening import open_backend
 from jobpool.errors import ConfigurationError
 from jobpool.history.row import FIELDS
 from jobpool.master import events as ev
@@ -28,7 +29,6 @@ from jobpool.mechanism.scoreboard import Scoreboard
 from jobpool.metrics.catalogue import METRICS, OUTCOMES
 from jobpool.metrics.memory import MemoryMetrics
 from jobpool.metrics.probes import live, ready
-from jobpool.opening import open_backend
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -7,11 +7,11 @@ from typing import Any, get_args
 
 import pytest
 
-from jobpool.death import Death
-from jobpool.definition import LONGEST, JobDefinition
-from jobpool.envelope import MAX_BODY_BYTES, encode
-from jobpool.lease import JobLease
-from jobpool.outcome import (
+from jobpool.message.death import Death
+from jobpool.message.definition import LONGEST, JobDefinition
+from jobpool.message.envelope import MAX_BODY_BYTES, encode
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import (
     AlreadyDone,
     CancelledByPerson,
     Contended,
@@ -34,11 +34,11 @@ from jobpool.outcome import (
     TimedOut,
     UnknownHandler,
 )
+from jobpool.message.result import Status
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
+from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.decide import TIERS, Rules, counters_of, decide, status_of
 from jobpool.policy.retry import RetryPolicy
-from jobpool.result import Status
-from jobpool.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
-from jobpool.signing import EnvelopeSigner
 
 NOW = 1000.0
 EXPIRES_AT = 1030.0

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from jobpool.definition import JobDefinition
-from jobpool.envelope import JobEnvelope, decode, encode
 from jobpool.errors import ConfigurationError, MalformedEnvelope
-from jobpool.guards import Guards, Hold, Rate
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import JobEnvelope, decode, encode
+from jobpool.message.guards import Guards, Hold, Rate
+from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.guarding import Limits, QueueLimits, guards_of, refusal
-from jobpool.signing import EnvelopeSigner
 
 FREE = Limits().of("reports")
 LIMITED = Limits(

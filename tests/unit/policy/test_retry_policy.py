@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobpool.definition import LONGEST
 from jobpool.errors import ConfigurationError
+from jobpool.message.definition import LONGEST
 from jobpool.policy.retry import PRESETS, RetryPolicy, attempts_from_retries
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from jobpool.deadletters import NEVER_COPIED
-from jobpool.definition import JobDefinition
-from jobpool.envelope import encode
-from jobpool.lease import JobLease
-from jobpool.outcome import (
+from jobpool.message.dead_letters import NEVER_COPIED
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import encode
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import (
     CancelledByPerson,
     CrashLimit,
     Expired,
@@ -24,11 +24,11 @@ from jobpool.outcome import (
     TimedOut,
     UnknownHandler,
 )
+from jobpool.message.settlement import Abandon
+from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy import decide as decisions
 from jobpool.policy.decide import Rules, decide
 from jobpool.policy.retry import RetryPolicy
-from jobpool.settlement import Abandon
-from jobpool.signing import EnvelopeSigner
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "dead-letters.md").read_text("utf-8")

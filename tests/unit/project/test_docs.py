@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import jobpool
-import jobpool.backend
+import jobpool.broker.backend
 import jobpool.master.slots
 
 ROOT = Path(__file__).resolve().parents[3]

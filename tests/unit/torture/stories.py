@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jobpool.backend import Message, State
+from jobpool.broker.backend import Message, State
 from jobpool.torture.ledger import Line
 
 ID = "m"

@@ -12,7 +12,7 @@ from redis import Redis, RedisError
 from support.servers import fresh_name, shared_postgres, shared_redis
 from support.waiting import wait_until
 
-from jobpool.opening import open_backend
+from jobpool.broker.opening import open_backend
 from jobpool.torture.access import Access, PostgresUser, RedisUser, make_access
 from jobpool.torture.schedule import Fault
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from stories import ID, asked, cut_short, failed, fetched, kept, ran, settled, unknown
 
-from jobpool.backend import Capabilities, Message, State
+from jobpool.broker.backend import Capabilities, Message, State
 from jobpool.torture.chain import CRASHED, Known, Link, Story, known_of, links, steps_of
 from jobpool.torture.ledger import Line
 

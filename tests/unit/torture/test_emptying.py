@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from jobpool.backend import MessageFilter, QueueBackend, State, Verb
-from jobpool.definition import JobDefinition
+from jobpool.broker.backend import MessageFilter, QueueBackend, State, Verb
+from jobpool.broker.opening import open_backend
 from jobpool.errors import Unsupported
-from jobpool.opening import open_backend
+from jobpool.message.definition import JobDefinition
 from jobpool.torture import emptying
 from jobpool.torture.emptying import empty, own_ids
 from jobpool.torture.ledger import Line

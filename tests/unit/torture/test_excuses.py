@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool.backend import Capabilities
+from jobpool.broker.backend import Capabilities
 from jobpool.torture.excuses import Window, copied, doubled, recounted, repeated
 from jobpool.torture.ledger import Line
 

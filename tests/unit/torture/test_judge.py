@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from stories import kept
 
-from jobpool.backend import Message, State
+from jobpool.broker.backend import Message, State
 from jobpool.torture.excuses import AFTER, Window
 from jobpool.torture.judge import JUST_NOW, blamed, overruns, swallowed, undeserved, unpoisoned, unrun
 from jobpool.torture.ledger import Line

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from stories import ID, asked, cut_short, enq, failed, fetched, kept, ran, reaped, run, settled, unknown
 
-from jobpool.backend import Capabilities, Message, State
+from jobpool.broker.backend import Capabilities, Message, State
 from jobpool.torture.account import Account
 from jobpool.torture.ledger import Line
 from jobpool.torture.oracle import count

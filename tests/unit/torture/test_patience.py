@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool.backend import QueueStats
+from jobpool.broker.backend import QueueStats
 from jobpool.torture.patience import Patience
 
 SECONDS = 60.0

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 from support.waiting import wait_until
 
-from jobpool.backend import Capabilities, QueueBackend
-from jobpool.definition import JobDefinition
+from jobpool.broker.backend import Capabilities, QueueBackend
+from jobpool.broker.opening import open_backend
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob
-from jobpool.opening import open_backend
+from jobpool.message.definition import JobDefinition
 from jobpool.torture import producer
 from jobpool.torture.ledger import Ledger
 from jobpool.torture.producer import Producer

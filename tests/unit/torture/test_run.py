@@ -15,11 +15,11 @@ from typing import Any, cast
 import pytest
 from support.waiting import wait_until
 
-from jobpool.backend import QueueBackend
-from jobpool.definition import JobDefinition
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import open_backend
 from jobpool.errors import JobpoolError
-from jobpool.opening import open_backend
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.definition import JobDefinition
+from jobpool.message.signing import EnvelopeSigner
 from jobpool.torture import atrest, pace
 from jobpool.torture import run as module
 from jobpool.torture.fleet import End

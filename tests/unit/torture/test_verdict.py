@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from stories import ID, cut_short, enq, failed, fetched, kept, reaped, settled
 
-from jobpool.backend import Capabilities, Message, State
+from jobpool.broker.backend import Capabilities, Message, State
 from jobpool.torture.ledger import Line
 from jobpool.torture.result import Result
 from jobpool.torture.verdict import MAX_CRASHES, reach

@@ -13,10 +13,10 @@ from typing import Any, cast
 import pytest
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.backend import QueueBackend, ReapPolicy
+from jobpool.broker.backend import QueueBackend, ReapPolicy
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, ConfigurationError, LeaseLost
-from jobpool.settlement import Ack, Move, Nack, Settled
+from jobpool.message.settlement import Ack, Move, Nack, Settled
 from jobpool.torture.ledger import LEDGER, Ledger, Line
 from jobpool.torture.witness import FAILPOINT, NAME, Witness, watched
 from jobpool_backends.memory import MemoryBackend

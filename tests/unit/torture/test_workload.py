@@ -9,7 +9,7 @@ from inspect import signature
 
 import pytest
 
-from jobpool.backend import Capabilities
+from jobpool.broker.backend import Capabilities
 from jobpool.child.registry import DEFAULT
 from jobpool.torture import handlers
 from jobpool.torture.workload import DIES_OF, KEYS, KINDS, SLOW, SPAN, Item, taste, workload

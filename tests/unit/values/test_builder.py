@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from jobpool import producer
-from jobpool.builder import JobBuilder
 from jobpool.clock import ManualClock
-from jobpool.definition import JobDefinition
 from jobpool.errors import InvalidJob
+from jobpool.message import producer
+from jobpool.message.builder import JobBuilder
+from jobpool.message.definition import JobDefinition
 
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
 

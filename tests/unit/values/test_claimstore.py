@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobpool.claimstore import CLAIM_ID, ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
+from jobpool.broker.claim_store import CLAIM_ID, ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.errors import ClaimNotFound, InvalidJob
 
 MINE = "0123456789abcdef" * 2

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobpool.death import LARGEST, Death, cause_headline, innermost, short_cause
-from jobpool.definition import JobDefinition
-from jobpool.settlement import Nack
+from jobpool.message.death import LARGEST, Death, cause_headline, innermost, short_cause
+from jobpool.message.definition import JobDefinition
+from jobpool.message.settlement import Nack
 from jobpool_backends.memory import MemoryBackend
 
 FULL = Death(

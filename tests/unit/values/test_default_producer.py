@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from jobpool import producer
-from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError
+from jobpool.message import producer
+from jobpool.message.definition import JobDefinition
 
 
 class Somewhere:

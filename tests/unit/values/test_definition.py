@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobpool.definition import LONGEST, JobDefinition
-from jobpool.envelope import encode
 from jobpool.errors import InvalidJob, Unsupported
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.definition import LONGEST, JobDefinition
+from jobpool.message.envelope import encode
+from jobpool.message.signing import EnvelopeSigner
 
 NOON = datetime(2026, 7, 1, 12, 0, 0, 123456, tzinfo=UTC)
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from jobpool.definition import JobDefinition
-from jobpool.envelope import MAX_BODY_BYTES, WIRE_VERSION, JobEnvelope, canonical_bytes, decode, encode, verify
 from jobpool.errors import BadSignature, InvalidJob, MalformedEnvelope
-from jobpool.payload import LARGEST_INT, SMALLEST_INT
-from jobpool.signing import EnvelopeSigner
-from jobpool.wirerules import RULES, complaint
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import MAX_BODY_BYTES, WIRE_VERSION, JobEnvelope, canonical_bytes, decode, encode, verify
+from jobpool.message.payload import LARGEST_INT, SMALLEST_INT
+from jobpool.message.signing import EnvelopeSigner
+from jobpool.message.wire_rules import RULES, complaint
 
 SIGNER = EnvelopeSigner("secret-key")
 UNSIGNED = EnvelopeSigner()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobpool.backend import MessageFilter, State
-from jobpool.filters import BadFilter, parse_filter
+from jobpool.broker.backend import MessageFilter, State
+from jobpool.broker.filters import BadFilter, parse_filter
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from dataclasses import FrozenInstanceError, dataclass, field, fields
 
 import pytest
 
-from jobpool.envelope import JobEnvelope
-from jobpool.frozen import maker
-from jobpool.lease import JobLease, make_lease
+from jobpool.message.envelope import JobEnvelope
+from jobpool.message.frozen import maker
+from jobpool.message.lease import JobLease, make_lease
 
 
 @dataclass(frozen=True, slots=True)

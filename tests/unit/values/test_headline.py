@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from jobpool.headline import LONGEST, headline
+from jobpool.message.headline import LONGEST, headline
 
 
 @pytest.mark.parametrize(

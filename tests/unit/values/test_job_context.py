@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from jobpool.builder import JobBuilder
-from jobpool.context import JobContext
-from jobpool.definition import JobDefinition
-from jobpool.envelope import MAX_BODY_BYTES, JobEnvelope
 from jobpool.errors import InvalidJob
+from jobpool.message.builder import JobBuilder
+from jobpool.message.context import JobContext
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import MAX_BODY_BYTES, JobEnvelope
 
 
 class Listener:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobpool.errors import InvalidJob
-from jobpool.names import check_identifier, check_name, check_queue
+from jobpool.message.names import check_identifier, check_name, check_queue
 
 
 @pytest.mark.parametrize("queue", ["a", "reports", "9", "eu-west.pdf_v2", "A" * 100])

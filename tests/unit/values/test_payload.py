@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobpool.errors import InvalidJob
-from jobpool.payload import LARGEST_INT, MAX_DEPTH, SMALLEST_INT, check_payload
+from jobpool.message.payload import LARGEST_INT, MAX_DEPTH, SMALLEST_INT, check_payload
 
 json_values = st.recursive(
     st.none()

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobpool.definition import JobDefinition
-from jobpool.envelope import decode, encode
 from jobpool.errors import ConfigurationError, InvalidJob
-from jobpool.signing import EnvelopeSigner
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import decode, encode
+from jobpool.message.signing import EnvelopeSigner
 
 COMMAND = (
     b'{"job":"command","payload":"app:report","queue":"reports","priority":5,"maxRetries":3,"name":"daily-report",'

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobpool.definition import LONGEST, JobDefinition
-from jobpool.envelope import MAX_BODY_BYTES, JobEnvelope, decode, decode_again, encode, sign_again, verify
+from jobpool.broker.opening import default_signer
 from jobpool.errors import BadSignature, ConfigurationError, InvalidJob, MalformedEnvelope
-from jobpool.lease import JobLease
 from jobpool.master.inspection import Inspector
-from jobpool.opening import default_signer
-from jobpool.outcome import Rejected
-from jobpool.payload import MAX_DEPTH
+from jobpool.message.definition import LONGEST, JobDefinition
+from jobpool.message.envelope import MAX_BODY_BYTES, JobEnvelope, decode, decode_again, encode, sign_again, verify
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import Rejected
+from jobpool.message.payload import MAX_DEPTH
+from jobpool.message.signing import EnvelopeSigner
 from jobpool.settings import load
-from jobpool.signing import EnvelopeSigner
 
 SIGNER = EnvelopeSigner("secret-key")
 QUEUE = "reports"

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jobpool.allowances import Allowances
 from jobpool.errors import ConfigurationError
+from jobpool.message.allowances import Allowances
 
 if TYPE_CHECKING:
     from jobpool.child.builtin.command import Command

@@ -12,7 +12,7 @@ from jobpool.child.handler import Handler
 from jobpool.child.invoke import PayloadMismatch
 from jobpool.child.loops import run_coroutine
 from jobpool.child.sentences import Failure, Refused, kind_of
-from jobpool.context import JobContext
+from jobpool.message.context import JobContext
 
 if TYPE_CHECKING:
     from jobpool.child.builtin import Kit

@@ -13,9 +13,9 @@ from jobpool.child.handler import Handler
 from jobpool.child.invoke import check_shape, place_of
 from jobpool.child.loops import run_coroutine
 from jobpool.child.sentences import Refused, kind_of
-from jobpool.context import JobContext
 from jobpool.errors import ConfigurationError
-from jobpool.names import LONGEST_NAME, is_name
+from jobpool.message.context import JobContext
+from jobpool.message.names import LONGEST_NAME, is_name
 
 if TYPE_CHECKING:
     from jobpool.child.builtin import Kit

@@ -14,9 +14,9 @@ from jobpool.child.ending import below_ours
 from jobpool.child.handler import Handler
 from jobpool.child.invoke import Bound, bind, check_shape, place_of
 from jobpool.child.sentences import Failure, Refused, kind_of
-from jobpool.context import JobContext
 from jobpool.errors import Retry, Snooze
-from jobpool.names import check_name
+from jobpool.message.context import JobContext
+from jobpool.message.names import check_name
 
 if TYPE_CHECKING:
     from jobpool.child.builtin import Kit

@@ -13,8 +13,8 @@ from jobpool.child.builtin.programs import Program, choose
 from jobpool.child.builtin.spawning import Ended
 from jobpool.child.handler import Handler
 from jobpool.child.sentences import Failure, Refused, kind_of
-from jobpool.context import JobContext
 from jobpool.mechanism.scrubbing import scrubbed
+from jobpool.message.context import JobContext
 
 if TYPE_CHECKING:
     from jobpool.child.builtin import Kit

@@ -16,8 +16,8 @@ from typing import Any
 from jobpool.child.convert import Convert, Mismatch, converter
 from jobpool.child.invoke import hints_of, parameters_of
 from jobpool.child.sentences import Refused
-from jobpool.context import JobContext
 from jobpool.errors import ConfigurationError
+from jobpool.message.context import JobContext
 
 Call = Callable[[JobContext, list[str]], Any]
 

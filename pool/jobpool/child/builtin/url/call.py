@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from urllib3 import BaseHTTPResponse
 
-    from jobpool.context import JobContext
+    from jobpool.message.context import JobContext
 
 
 HEAD = 256 << 10

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, Self
 
-from jobpool import producer as producers
 from jobpool.clock import Clock, SystemClock
-from jobpool.definition import EVERY_MINUTE, JobDefinition, check_seconds
 from jobpool.errors import InvalidJob
-from jobpool.names import check_name
-from jobpool.payload import check_payload
+from jobpool.message import producer as producers
+from jobpool.message.definition import EVERY_MINUTE, JobDefinition, check_seconds
+from jobpool.message.names import check_name
+from jobpool.message.payload import check_payload
 
 _CLOCK = SystemClock()
 _DAYS = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
@@ -145,7 +145,7 @@ class JobBuilder:
 
     def cron(self, expression: str) -> Self:
         """All five fields at once: minute, hour, day of month, month, day of week; or `@daily` and its like."""
-        from jobpool.cronfields import split_fields  # here, for the sake of those who schedule nothing
+        from jobpool.message.cron_fields import split_fields  # here, for the sake of those who schedule nothing
 
         self._cron = split_fields(expression)
         return self

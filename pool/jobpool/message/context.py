@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 from typing import Any, Protocol
 
-from jobpool.builder import JobBuilder
-from jobpool.definition import JobDefinition
-from jobpool.envelope import MAX_BODY_BYTES, JobEnvelope, encode
 from jobpool.errors import InvalidJob
-from jobpool.signing import SIGNATURE_LENGTH, EnvelopeSigner
+from jobpool.message.builder import JobBuilder
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import MAX_BODY_BYTES, JobEnvelope, encode
+from jobpool.message.signing import SIGNATURE_LENGTH, EnvelopeSigner
 
 _UNSIGNED = EnvelopeSigner()
 _TRACE = "traceparent"

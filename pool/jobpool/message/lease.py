@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from jobpool.envelope import JobEnvelope, decode
-from jobpool.frozen import maker
-from jobpool.guards import Guards
+from jobpool.message.envelope import JobEnvelope, decode
+from jobpool.message.frozen import maker
+from jobpool.message.guards import Guards
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from jobpool.errors import ConfigurationError
-from jobpool.names import LONGEST_NAME
+from jobpool.message.names import LONGEST_NAME
 
 IDEMPOTENCY_TTL = 86400.0
 """Seconds for which a key stays done, unless something else is said (SEMANTICS §6)."""

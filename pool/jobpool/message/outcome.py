@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jobpool.definition import JobDefinition
+from jobpool.message.definition import JobDefinition
 
 
 @dataclass(frozen=True, slots=True)

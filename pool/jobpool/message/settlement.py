@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from jobpool.definition import JobDefinition
-from jobpool.names import storable
-from jobpool.units import check_number
+from jobpool.message.definition import JobDefinition
+from jobpool.message.names import storable
+from jobpool.message.units import check_number
 
 FAILED_REASONS = frozenset({"failed", "unrecoverable", "timeout", "memory-limit"})
 """Reasons of an abandon that ends a failed attempt."""

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jobpool.errors import InvalidJob, Unsupported
-from jobpool.names import check_identifier, check_name, check_queue
-from jobpool.payload import check_payload
+from jobpool.message.names import check_identifier, check_name, check_queue
+from jobpool.message.payload import check_payload
 
 LONGEST = 100 * 366 * 86400.0
 """Seconds: the upper bound of every duration, far below what a timer or a date overflows at."""
@@ -117,9 +117,9 @@ class JobDefinition:
 
     def _check_schedule(self) -> None:
         # Imported here, with the time zones and croniter: a job that is not scheduled pays for none of them.
-        from jobpool.cronfields import parse_fields
-        from jobpool.misfires import Misfire
-        from jobpool.zones import check_zone
+        from jobpool.message.cron_fields import parse_fields
+        from jobpool.message.misfires import Misfire
+        from jobpool.message.zones import check_zone
 
         if not isinstance(self.cron_expression, str):
             raise InvalidJob(f"cron_expression is text, such as {EVERY_MINUTE!r}, not {self.cron_expression!r}")

@@ -37,10 +37,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from jobpool.envelope import MAX_BODY_BYTES
 from jobpool.errors import ClaimNotFound, InvalidJob
-from jobpool.names import check_identifier, check_queue, storable
-from jobpool.units import check_count, check_seconds
+from jobpool.message.envelope import MAX_BODY_BYTES
+from jobpool.message.names import check_identifier, check_queue, storable
+from jobpool.message.units import check_count, check_seconds
 
 MOST_MESSAGES = 20
 """Messages in one claim, one `pop`, and one `delete_many`."""

@@ -26,23 +26,23 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from jobpool.brokertime import BrokerTime
-from jobpool.claimstore import ClaimStore
+from jobpool.broker.broker_time import BrokerTime
+from jobpool.broker.claim_store import ClaimStore
+from jobpool.broker.finding import Finding, cautions_of
+from jobpool.broker.key_store import KeyStore
 from jobpool.clock import Clock, SystemClock
-from jobpool.death import Death
-from jobpool.definition import JobDefinition
-from jobpool.envelope import MAX_BODY_BYTES, encode, sign_again
 from jobpool.errors import ConfigurationError, InvalidJob, LeaseLost, Unsupported
-from jobpool.finding import Finding, cautions_of
-from jobpool.frozen import maker
-from jobpool.keystore import KeyStore
-from jobpool.lease import JobLease
-from jobpool.names import QUEUE_NAME as QUEUE_NAME
-from jobpool.names import check_queue as check_queue
-from jobpool.names import storable
-from jobpool.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
-from jobpool.signing import EnvelopeSigner
-from jobpool.units import check_count, check_number
+from jobpool.message.death import Death
+from jobpool.message.definition import JobDefinition
+from jobpool.message.envelope import MAX_BODY_BYTES, encode, sign_again
+from jobpool.message.frozen import maker
+from jobpool.message.lease import JobLease
+from jobpool.message.names import QUEUE_NAME as QUEUE_NAME
+from jobpool.message.names import check_queue as check_queue
+from jobpool.message.names import storable
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.message.signing import EnvelopeSigner
+from jobpool.message.units import check_count, check_number
 
 REMEMBER_CALLS = 60.0
 """Seconds for which a settle call's or a fetch's id is remembered (law 2, law 1)."""

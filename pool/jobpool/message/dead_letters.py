@@ -11,11 +11,11 @@ import logging
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from jobpool.definition import JobDefinition
 from jobpool.errors import InvalidJob, JobpoolError
-from jobpool.lease import JobLease
-from jobpool.names import check_queue
-from jobpool.settlement import Abandon
+from jobpool.message.definition import JobDefinition
+from jobpool.message.lease import JobLease
+from jobpool.message.names import check_queue
+from jobpool.message.settlement import Abandon
 
 METADATA = "_dlq_metadata"
 """The key in a copy's payload."""

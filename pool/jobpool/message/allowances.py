@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any
 
 from jobpool.errors import ConfigurationError
-from jobpool.names import is_name
+from jobpool.message.names import is_name
 
 _WORD = r"(?!__\w*__)[A-Za-z_][A-Za-z0-9_]*"
 CALLABLE = re.compile(rf"{_WORD}(?:\.{_WORD})*:{_WORD}")

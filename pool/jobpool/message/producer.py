@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError
+from jobpool.message.definition import JobDefinition
 
 
 class Producer(Protocol):

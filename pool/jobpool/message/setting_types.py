@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from jobpool.errors import ConfigurationError
-from jobpool.guards import MOST_PLACES
-from jobpool.names import QUEUE_NAME, check_queue
+from jobpool.message.guards import MOST_PLACES
+from jobpool.message.names import QUEUE_NAME, check_queue
 
 Queues = tuple[tuple[str, float], ...]
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from jobpool.backend import QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.config_file import ConfigFile, find_config
+from jobpool.broker.finding import Finding, Level
 from jobpool.clock import Clock
-from jobpool.configfile import ConfigFile, find_config
-from jobpool.definition import JobDefinition
 from jobpool.errors import ConfigurationError
-from jobpool.finding import Finding, Level
-from jobpool.signing import EnvelopeSigner, Key
+from jobpool.message.definition import JobDefinition
+from jobpool.message.signing import EnvelopeSigner, Key
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

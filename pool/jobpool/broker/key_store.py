@@ -17,10 +17,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from jobpool.errors import InvalidJob
-from jobpool.guards import IDEMPOTENCY_TTL, Begun, Guards, Rate, check_keep
-from jobpool.lease import JobLease
-from jobpool.names import check_name, check_queue, storable
-from jobpool.units import check_count
+from jobpool.message.guards import IDEMPOTENCY_TTL, Begun, Guards, Rate, check_keep
+from jobpool.message.lease import JobLease
+from jobpool.message.names import check_name, check_queue, storable
+from jobpool.message.units import check_count
 
 LONGEST_RECORD = 256 * 1024
 """Bytes of one record, or of one line of a log."""

@@ -15,15 +15,15 @@ from typing import Any
 
 import orjson
 
-from jobpool.definition import JobDefinition, is_reserved, rfc3339
 from jobpool.errors import BadSignature, InvalidJob, MalformedEnvelope
-from jobpool.frozen import maker
-from jobpool.names import LONGEST_IDENTIFIER, LONGEST_NAME
-from jobpool.payload import MAX_DEPTH
-from jobpool.signing import EnvelopeSigner, canonical
-from jobpool.signing import canonical_bytes as canonical_bytes
-from jobpool.wirerules import RULES, complaint, is_meta, is_name, shown
-from jobpool.wirerules import WIRE_VERSION as WIRE_VERSION
+from jobpool.message.definition import JobDefinition, is_reserved, rfc3339
+from jobpool.message.frozen import maker
+from jobpool.message.names import LONGEST_IDENTIFIER, LONGEST_NAME
+from jobpool.message.payload import MAX_DEPTH
+from jobpool.message.signing import EnvelopeSigner, canonical
+from jobpool.message.signing import canonical_bytes as canonical_bytes
+from jobpool.message.wire_rules import RULES, complaint, is_meta, is_name, shown
+from jobpool.message.wire_rules import WIRE_VERSION as WIRE_VERSION
 
 MAX_BODY_BYTES = 1024 * 1024
 

@@ -17,10 +17,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from jobpool.backend import MessageFilter, State
+from jobpool.broker.backend import MessageFilter, State
 from jobpool.errors import InvalidJob, JobpoolError
-from jobpool.names import check_queue
-from jobpool.units import parse_duration
+from jobpool.message.names import check_queue
+from jobpool.message.units import parse_duration
 
 _TERM = re.compile(
     r"""\s*+(?:(?P<key>[A-Za-z_]+):)?(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>[^\s"]*))(?=\s|$)""", re.DOTALL

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from jobpool.definition import LONGEST
-from jobpool.names import LONGEST_IDENTIFIER, LONGEST_NAME
+from jobpool.message.definition import LONGEST
+from jobpool.message.names import LONGEST_IDENTIFIER, LONGEST_NAME
 
 WIRE_VERSION = 1
 """Written as `v` in the meta from version 2 on; absent = 1."""
