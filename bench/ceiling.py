@@ -17,11 +17,11 @@ from typing import Any
 
 from bench.processes import total_cpu
 from bench.programs import ROOT, answer
-from jobpool.mechanism import packets
-from jobpool.mechanism.boot import ChildOptions, ForkServerConfig
-from jobpool.mechanism.forkclient import ForkServer
-from jobpool.mechanism.frames import RESULT_HEAD, RUN_HEAD, Frame, Loaded, Ready, Result, Run, Spawned, decode
-from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.ipc import packets
+from jobpool.ipc.fork_client import ForkServer
+from jobpool.ipc.frames import RESULT_HEAD, RUN_HEAD, Frame, Loaded, Ready, Result, Run, Spawned, decode
+from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import encode
 from jobpool.message.signing import EnvelopeSigner
@@ -62,7 +62,7 @@ def run(workers: int, jobs: int, depth: int, bare: bool = False) -> dict[str, An
 
 def _config() -> ForkServerConfig:
     options = ChildOptions(apps=["bench.apps"], sys_path=[str(ROOT)], queues=["bench"])
-    return ForkServerConfig(options, child_main="jobpool.child.main:run", app_loader="jobpool.child.app:load")
+    return ForkServerConfig(options, child_main="jobpool.child.main:run", app_loader="jobpool.handlers.app:load")
 
 
 def _measure(lines: list[Line], jobs: int, depth: int, bare: bool) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from bench.programs import ROOT, answer
 from bench.watched import Watched
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master.run import run_pool
 from jobpool.master.settings import PoolSettings
-from jobpool.mechanism.scoreboard import Scoreboard
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner
 

@@ -17,8 +17,8 @@ from bench.plan import Plan
 from bench.processes import descendants
 from bench.programs import ROOT, clean_environment
 from jobpool.client import Jobs
-from jobpool.mechanism.board_views import ChildState
-from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.ipc.board_views import ChildState
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.runtime_dir import discover
 
 T = TypeVar("T")

@@ -13,7 +13,6 @@ from jobpool.message import producer
 if TYPE_CHECKING:
     from jobpool.broker.backend import Capabilities, QueueBackend
     from jobpool.broker.opening import open_backend
-    from jobpool.child.registry import HandlerRegistry, builtin, command, handler, listener
     from jobpool.claims import Claim, ClaimMessage, Queue
     from jobpool.client import Jobs
     from jobpool.cron.runner import CronRunner
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
         Snooze,
         Unrecoverable,
     )
+    from jobpool.handlers.registry import HandlerRegistry, builtin, command, handler, listener
     from jobpool.idempotency import IdempotencyGuard
     from jobpool.limiter import RateLimiter
     from jobpool.message.allowances import Allowances
@@ -104,7 +104,7 @@ _HOME = {
     "EnvelopeSigner": "jobpool.message.signing",
     "ExecutionResult": "jobpool.message.result",
     "Forbidden": "jobpool.errors",
-    "HandlerRegistry": "jobpool.child.registry",
+    "HandlerRegistry": "jobpool.handlers.registry",
     "HardTimeout": "jobpool.errors",
     "IdempotencyGuard": "jobpool.idempotency",
     "JobBuilder": "jobpool.message.builder",
@@ -127,10 +127,10 @@ _HOME = {
     "Snooze": "jobpool.errors",
     "Unrecoverable": "jobpool.errors",
     "WorkerResult": "jobpool.message.result",
-    "builtin": "jobpool.child.registry",
-    "command": "jobpool.child.registry",
-    "handler": "jobpool.child.registry",
-    "listener": "jobpool.child.registry",
+    "builtin": "jobpool.handlers.registry",
+    "command": "jobpool.handlers.registry",
+    "handler": "jobpool.handlers.registry",
+    "listener": "jobpool.handlers.registry",
     "open_backend": "jobpool.broker.opening",
 }
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from jobpool.ipc.board_views import HeaderView
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master.boot import LOOP_AT
-from jobpool.mechanism.board_views import HeaderView
-from jobpool.mechanism.scoreboard import Scoreboard
 from jobpool.message.units import format_duration
 from jobpool.metrics.probes import LOOP_LIMIT, MISSED
 from jobpool.runtime_dir import PoolFile

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
-from jobpool.mechanism.board_views import ChildState, ChildView, HeaderView, MasterView
-from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.ipc.board_views import ChildState, ChildView, HeaderView, MasterView
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.runtime_dir import PoolFile
 
 RATE_SPAN = 5.0

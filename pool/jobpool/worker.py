@@ -19,15 +19,15 @@ from typing import Self, TypeVar
 
 from jobpool.broker.backend import QueueBackend, check_ttl
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
-from jobpool.child.registry import DEFAULT, AnyHandler, HandlerRegistry
 from jobpool.child.transaction import own_ack
 from jobpool.errors import BackendUnavailable, JobpoolError, LeaseLost, Unsupported
+from jobpool.handlers.registry import DEFAULT, AnyHandler, HandlerRegistry
+from jobpool.ipc.frames import Verdict
 from jobpool.master.events import Inspected
 from jobpool.master.guarding import Guarding, check_key_store
 from jobpool.master.inspection import Inspector
 from jobpool.master.losses import EVERY
 from jobpool.master.verdicts import checked, outcome_of
-from jobpool.mechanism.frames import Verdict
 from jobpool.message.allowances import Allowances
 from jobpool.message.definition import JobDefinition, capped, check_seconds
 from jobpool.message.envelope import JobEnvelope, decode, encode

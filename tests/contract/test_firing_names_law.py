@@ -8,10 +8,10 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE
 
-from jobpool.child.registry import HandlerRegistry
 from jobpool.cron.records import Records
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
+from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 
 pytestmark = pytest.mark.needs("leases", "key_store")

@@ -22,8 +22,8 @@ from apps_pool import HELD, LONG, note, rubbish_to_all
 
 import jobpool
 from jobpool.child.recycle import resident
-from jobpool.mechanism import packets
-from jobpool.mechanism.frames import Ask, Result, Verdict, plain_success
+from jobpool.ipc import packets
+from jobpool.ipc.frames import Ask, Result, Verdict, plain_success
 from jobpool.message import producer
 
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import jobpool
 from jobpool.child import main as child_main
-from jobpool.mechanism import packets
-from jobpool.mechanism.frames import RUN_HEAD
+from jobpool.ipc import packets
+from jobpool.ipc.frames import RUN_HEAD
 from jobpool.torture.ledger import LEDGER
 
 sys.path.insert(0, str(Path(__file__).parent))

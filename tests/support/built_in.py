@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
-from jobpool.child.registry import HandlerRegistry
-from jobpool.mechanism.frames import Verdict
+from jobpool.handlers.registry import HandlerRegistry
+from jobpool.ipc.frames import Verdict
 from jobpool.message.allowances import Allowances
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode, encode

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from jobpool.errors import ConfigurationError
-from jobpool.mechanism import nursery, packets
-from jobpool.mechanism.boot import ChildBoot, ChildOptions
-from jobpool.mechanism.frames import HandlerInfo, Ready, Result, Run, Verdict, decode
+from jobpool.ipc import nursery, packets
+from jobpool.ipc.frames import HandlerInfo, Ready, Result, Run, Verdict, decode
+from jobpool.ipc.process_options import ChildBoot, ChildOptions
 
 OPENED: list[Any] = []
 GENERATOR = random.Random(1)

@@ -106,7 +106,7 @@ def a_scheduler(folder: Path) -> Scheduler:
 
 def main(folder: Path, number: int) -> None:
     """One scheduler, until it is killed."""
-    from jobpool.child.registry import HandlerRegistry
+    from jobpool.handlers.registry import HandlerRegistry
 
     page = Page(folder)
     registry = HandlerRegistry()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from jobpool.child.registry import HandlerRegistry
 from jobpool.clock import ManualClock
 from jobpool.cron.firing import Firing
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
 from jobpool.errors import BackendUnavailable
+from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.envelope import decode
 from jobpool_backends.memory import MemoryBackend

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jobpool.mechanism import packets
-from jobpool.mechanism.boot import ChildOptions, ForkServerConfig
-from jobpool.mechanism.forkclient import ForkServer
-from jobpool.mechanism.frames import Exited, Frame, Ready, Result, Run, Spawned, decode
-from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.ipc import packets
+from jobpool.ipc.fork_client import ForkServer
+from jobpool.ipc.frames import Exited, Frame, Ready, Result, Run, Spawned, decode
+from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
+from jobpool.ipc.scoreboard import Scoreboard
 
 LIMIT = 20.0
 """Seconds after which a test gives up waiting: far above what anything here takes."""

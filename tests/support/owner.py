@@ -12,7 +12,7 @@ import sys
 
 from nurse import LIMIT, Nurse
 
-from jobpool.mechanism import linux
+from jobpool.ipc import linux
 
 
 def main(count: int, app: str = "plain") -> None:

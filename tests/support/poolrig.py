@@ -24,8 +24,8 @@ from typing import Any
 from jobpool.broker.backend import Message, MessageFilter, QueueBackend, QueueStats, State
 from jobpool.broker.opening import open_backend
 from jobpool.health import look
-from jobpool.mechanism.board_views import HeaderView
-from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.ipc.board_views import HeaderView
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.runtime_dir import PoolFile, discover

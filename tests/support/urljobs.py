@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, cast
 
-from jobpool.child.builtin.url.call import Caller
+from jobpool.handlers.builtin.url.call import Caller
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode, encode

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from jobpool import errors
 from jobpool.broker.backend import NewMessage
 from jobpool.errors import BackendUnavailable, InvalidJob, JobpoolError, Unsupported
-from jobpool.mechanism import frames, packets
-from jobpool.mechanism.frames import Ask, Reply
+from jobpool.ipc import frames, packets
+from jobpool.ipc.frames import Ask, Reply
 from jobpool.message.definition import JobDefinition
 
 _FRAME = 1024

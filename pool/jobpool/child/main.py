@@ -18,27 +18,19 @@ from time import monotonic
 
 from setproctitle import setproctitle
 
-from jobpool.child import app, transaction
+from jobpool.child import transaction
 from jobpool.child.attempt import Attempt, AttemptRunner, JobToRun, OwnAck
 from jobpool.child.capture import DEFAULT_CAP, Capture, OutputPipe, cap_text
 from jobpool.child.channel import ChannelProducer
 from jobpool.child.recycle import DESCRIPTORS, SocketsLost, Wear
-from jobpool.child.registry import DEFAULT
-from jobpool.child.tidy import Tidy
+from jobpool.child.restore import Tidy
 from jobpool.errors import ConfigurationError
-from jobpool.mechanism import packets
-from jobpool.mechanism.alarm import Alarm
-from jobpool.mechanism.boot import ChildBoot
-from jobpool.mechanism.frames import (
-    RUN_HEAD,
-    TICKETED,
-    BootFailed,
-    Ready,
-    Result,
-    Verdict,
-    plain_success,
-    split_ticket,
-)
+from jobpool.handlers import app
+from jobpool.handlers.registry import DEFAULT
+from jobpool.ipc import packets
+from jobpool.ipc.alarm import Alarm
+from jobpool.ipc.frames import RUN_HEAD, TICKETED, BootFailed, Ready, Result, Verdict, plain_success, split_ticket
+from jobpool.ipc.process_options import ChildBoot
 from jobpool.message import producer
 from jobpool.message.envelope import decode_again
 

@@ -14,9 +14,9 @@ import threading
 from time import monotonic
 
 from jobpool.child.attempt import Attempt
-from jobpool.mechanism import linux
-from jobpool.mechanism.boot import ChildBoot, ChildOptions
-from jobpool.mechanism.frames import Verdict
+from jobpool.ipc import linux
+from jobpool.ipc.frames import Verdict
+from jobpool.ipc.process_options import ChildBoot, ChildOptions
 
 TIMEOUT = "timeout"
 JOBS = "jobs"

@@ -8,9 +8,9 @@ from functools import partial
 
 from jobpool.cron.service import read_start, serve
 from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.ipc import linux
+from jobpool.ipc.scheduler_process import READY, REFUSED, say, say_fired
 from jobpool.logs import configure
-from jobpool.mechanism import linux
-from jobpool.mechanism.companion import READY, REFUSED, say, say_fired
 
 FAILED = 1
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jobpool.cron.firing import Firing
     from jobpool.cron.records import Record
     from jobpool.cron.scheduler import Planned
-    from jobpool.mechanism.companion import CronStart
+    from jobpool.ipc.scheduler_process import CronStart
 
 LISTED = (
     *(Column("NAME", style="bold", flexible=True), Column("EXPRESSION"), Column("ZONE"), Column("QUEUE")),

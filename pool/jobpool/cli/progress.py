@@ -6,9 +6,9 @@ import threading
 import time
 from types import TracebackType
 
+from jobpool.ipc.board_views import HeaderView
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.logs import LineHandler
-from jobpool.mechanism.board_views import HeaderView
-from jobpool.mechanism.scoreboard import Scoreboard
 from jobpool.message.units import format_duration
 
 INTERVAL = 0.2

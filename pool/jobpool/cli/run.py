@@ -83,7 +83,7 @@ def run(
 
 def _hide() -> None:
     """Keep the broker's credentials from the jobs, which could read this process's memory: they are of one user."""
-    from jobpool.mechanism import linux
+    from jobpool.ipc import linux
 
     if not os.environ.get("JOBPOOL_DEBUG"):
         linux.hide_memory()

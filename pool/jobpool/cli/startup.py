@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobpool.errors import ConfigurationError
+from jobpool.ipc import linux
 from jobpool.master.settings import PoolSettings
-from jobpool.mechanism import linux
 
 if TYPE_CHECKING:
     from jobpool.settings import Settings

@@ -11,7 +11,7 @@ import os
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.cli.main import cli
-from jobpool.mechanism import linux
+from jobpool.ipc import linux
 from jobpool.torture.fleet import MARK
 from jobpool.torture.witness import watched
 

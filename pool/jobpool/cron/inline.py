@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.child.registry import DEFAULT, HandlerRegistry
 from jobpool.cron.stopping import signals_kept
 from jobpool.errors import JobpoolError
+from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.message.definition import JobDefinition
 from jobpool.message.headline import headline
 from jobpool.message.result import ExecutionResult

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.child.registry import DEFAULT, HandlerRegistry
 from jobpool.clock import Clock
 from jobpool.cron.firing import Firing
 from jobpool.cron.inline import Inline
@@ -27,6 +26,7 @@ from jobpool.cron.tick import Means, Tick
 from jobpool.cron.timing import CronTime
 from jobpool.cron.trial import try_out
 from jobpool.errors import ConfigurationError
+from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.message.definition import JobDefinition, check_seconds, rfc3339
 from jobpool.worker import DEFAULT_TIMEOUT
 

@@ -11,15 +11,15 @@ from setproctitle import setproctitle
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
-from jobpool.child.app import load
 from jobpool.cron.firing import Firing, FiringStatus
 from jobpool.cron.loop import CronLoop, report
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler, known_schedulers
 from jobpool.cron.stopping import Stop
 from jobpool.errors import ConfigurationError
-from jobpool.mechanism.boot import ChildOptions
-from jobpool.mechanism.companion import CronStart
+from jobpool.handlers.app import load
+from jobpool.ipc.process_options import ChildOptions
+from jobpool.ipc.scheduler_process import CronStart
 from jobpool.message import producer
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.worker import inline_runner

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
-from jobpool.child import loops
-from jobpool.mechanism.alarm import is_in_call
+from jobpool.handlers import event_loop as loops
+from jobpool.ipc.alarm import is_in_call
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -12,7 +12,7 @@ from ipaddress import ip_address, ip_network
 
 from jobpool.broker.finding import Finding, Level
 from jobpool.doctor.configuration import attempts_of
-from jobpool.mechanism.frames import HandlerInfo
+from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.allowances import Allowances
 from jobpool.settings import Settings
 

@@ -8,9 +8,9 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from jobpool.child.app import load
 from jobpool.errors import JobpoolError
-from jobpool.mechanism.boot import ChildOptions
+from jobpool.handlers.app import load
+from jobpool.ipc.process_options import ChildOptions
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobpool.errors import ConfigurationError
-from jobpool.mechanism import linux
+from jobpool.ipc import linux
 from jobpool.message.units import parse_duration
 
 STOP_VARIABLE = "TIMEOUT_STOP_SEC"

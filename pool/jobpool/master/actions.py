@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jobpool.ipc.frames import Ask, Reply
 from jobpool.master.delivery import Delivery
 from jobpool.master.slots import Slot
-from jobpool.mechanism.frames import Ask, Reply
 from jobpool.message.settlement import Settlement
 
 

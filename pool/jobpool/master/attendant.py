@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+from jobpool.ipc.scheduler_process import Companion, CronStart
 from jobpool.master import events as ev
 from jobpool.master.crew import Crew
-from jobpool.mechanism.companion import Companion, CronStart
 
 
 class Attendant:

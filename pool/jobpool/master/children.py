@@ -11,19 +11,8 @@ import socket
 from collections import deque
 from dataclasses import dataclass
 
-from jobpool.mechanism import packets
-from jobpool.mechanism.frames import (
-    MAX_ENQUEUED_BYTES,
-    Ask,
-    BadFrame,
-    BootFailed,
-    Frame,
-    Ready,
-    Reply,
-    Result,
-    Run,
-    decode,
-)
+from jobpool.ipc import packets
+from jobpool.ipc.frames import MAX_ENQUEUED_BYTES, Ask, BadFrame, BootFailed, Frame, Ready, Reply, Result, Run, decode
 
 ESCAPED = 16
 """Times the output cap that an answer's output and error may take as JSON: six bytes for one, and both are capped."""

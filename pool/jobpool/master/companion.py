@@ -10,9 +10,9 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+from jobpool.ipc.scheduler_process import REFUSED
 from jobpool.master import actions as act
 from jobpool.master.slots import SlotState
-from jobpool.mechanism.companion import REFUSED
 
 if TYPE_CHECKING:
     from jobpool.master import events as ev

@@ -11,14 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from jobpool.master import events as ev
-from jobpool.master.children import BrokenChannelError, ChildLine
-from jobpool.master.delivery import Delivery
-from jobpool.master.slots import Slot
-from jobpool.mechanism import linux, packets
-from jobpool.mechanism.boot import ForkServerConfig
-from jobpool.mechanism.forkclient import ForkServer
-from jobpool.mechanism.frames import (
+from jobpool.ipc import linux, packets
+from jobpool.ipc.fork_client import ForkServer
+from jobpool.ipc.frames import (
     Ask,
     BootFailed,
     Exited,
@@ -33,8 +28,13 @@ from jobpool.mechanism.frames import (
     run_packet,
     with_ticket,
 )
-from jobpool.mechanism.oomkills import OomKills, find
-from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.ipc.oom_kills import OomKills, find
+from jobpool.ipc.process_options import ForkServerConfig
+from jobpool.ipc.scoreboard import Scoreboard
+from jobpool.master import events as ev
+from jobpool.master.children import BrokenChannelError, ChildLine
+from jobpool.master.delivery import Delivery
+from jobpool.master.slots import Slot
 
 FRAMES_AT_ONCE = 128
 """Frames read from one child before the others get their turn."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from jobpool.broker.backend import QueueStats, Reaped
 from jobpool.errors import BackendUnavailable, JobpoolError
+from jobpool.ipc.frames import Ask, Exited, HandlerInfo, Result
 from jobpool.master.delivery import Delivery
-from jobpool.mechanism.frames import Ask, Exited, HandlerInfo, Result
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Outcome
 from jobpool.message.settlement import Settled, Settlement

@@ -9,6 +9,7 @@ from dataclasses import asdict
 import orjson
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.ipc.process_options import ASKS_STACK
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
@@ -31,7 +32,6 @@ from jobpool.master.settler import Settler
 from jobpool.master.slots import Slot, SlotState
 from jobpool.master.watch import next_due
 from jobpool.master.watching import Watching
-from jobpool.mechanism.boot import ASKS_STACK
 
 STACK_WAIT = 0.1
 """Seconds for the children's fault handlers to write, before their stacks are logged."""

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from jobpool.ipc.frames import Verdict
 from jobpool.master import events as ev
 from jobpool.master.delivery import Delivery
 from jobpool.master.pool import BROKEN_GRACE, Pool, ServerState, remember
 from jobpool.master.slots import Ending, Slot, SlotState
 from jobpool.master.verdicts import death_of, outcome_of_death, outcome_of_result
-from jobpool.mechanism.frames import Verdict
 from jobpool.message.death import Death, innermost
 from jobpool.message.outcome import Crashed, LostLease, NeverStarted, NotRun, Outcome, Stopped
 

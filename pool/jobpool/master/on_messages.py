@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
+from jobpool.ipc.frames import Reply
 from jobpool.master import events as ev
 from jobpool.master.boot import LOOP_AT
 from jobpool.master.delivery import Delivery
 from jobpool.master.pool import Pool
-from jobpool.mechanism.frames import Reply
 from jobpool.message.death import cause_headline
 from jobpool.message.definition import capped
 from jobpool.message.headline import headline

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.ipc.frames import Ask, Reply
 from jobpool.master import actions as act
 from jobpool.master.actions import Action
 from jobpool.master.companion import end_companion, keep_companion
@@ -21,7 +22,6 @@ from jobpool.master.slots import Ending, SlotState
 from jobpool.master.upkeep import keep_children, keep_servers, watch_servers
 from jobpool.master.verdicts import checked
 from jobpool.master.watch import lose_expired, watch
-from jobpool.mechanism.frames import Ask, Reply
 from jobpool.message.dead_letters import copy_of_abandoned
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import check_enqueue_to

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 from jobpool.broker.backend import QueueStats
 from jobpool.errors import JobpoolError
+from jobpool.ipc.frames import Ask, HandlerInfo, Reply
 from jobpool.master.boot import BootBackOff
 from jobpool.master.counters import Counters
 from jobpool.master.delivery import Delivery, nonces
 from jobpool.master.scheduling import CompanionState
 from jobpool.master.settings import PoolSettings
 from jobpool.master.slots import Slots, SlotState
-from jobpool.mechanism.frames import Ask, HandlerInfo, Reply
 from jobpool.message.outcome import NotRun, Outcome
 from jobpool.policy.lookahead import LookAhead
 

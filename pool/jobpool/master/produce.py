@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.errors import JobpoolError
+from jobpool.ipc.frames import Ask
 from jobpool.master.events import Produced
-from jobpool.mechanism.frames import Ask
 from jobpool.message.definition import JobDefinition
 
 

@@ -8,10 +8,10 @@ import time
 from dataclasses import asdict
 
 from jobpool.errors import BackendUnavailable
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master.pool import Pool
 from jobpool.master.slots import Slot, SlotState
 from jobpool.master.upkeep import reload_under_way
-from jobpool.mechanism.scoreboard import Scoreboard
 
 EVERY = 0.25
 """Seconds between two writes: a person reads it, and each costs some microseconds a slot."""

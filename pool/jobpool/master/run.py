@@ -16,6 +16,11 @@ from setproctitle import setproctitle
 from jobpool.broker.backend import QueueBackend, ReapPolicy
 from jobpool.broker.opening import open_backend, redact
 from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.ipc import linux
+from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
+from jobpool.ipc.scheduler_process import CronStart
+from jobpool.ipc.scoreboard import Scoreboard
+from jobpool.ipc.scrubbing import scrubbed
 from jobpool.master.attendant import Attendant
 from jobpool.master.breakers import BreakerSettings
 from jobpool.master.crew import Crew
@@ -31,11 +36,6 @@ from jobpool.master.settings import PoolSettings
 from jobpool.master.settler import COUNT_EVERY, Settler
 from jobpool.master.signals import Signals
 from jobpool.master.watching import Watching, watching
-from jobpool.mechanism import linux
-from jobpool.mechanism.boot import ChildOptions, ForkServerConfig
-from jobpool.mechanism.companion import CronStart
-from jobpool.mechanism.scoreboard import Scoreboard
-from jobpool.mechanism.scrubbing import scrubbed
 from jobpool.message.allowances import Allowances
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.metrics.collector import MetricsCollector
@@ -241,7 +241,7 @@ def fork_server_config(settings: PoolSettings) -> ForkServerConfig:
         allowances=asdict(Allowances.of(settings)),
     )
     return ForkServerConfig(
-        options, child_main="jobpool.child.main:run", app_loader="jobpool.child.app:load", name=settings.name
+        options, child_main="jobpool.child.main:run", app_loader="jobpool.handlers.app:load", name=settings.name
     )
 
 

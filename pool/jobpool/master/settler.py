@@ -22,6 +22,7 @@ from dataclasses import replace
 
 from jobpool.broker.backend import QueueBackend, QueueStats, ReapPolicy
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
+from jobpool.ipc.frames import Ask
 from jobpool.master.delivery import Delivery
 from jobpool.master.events import Answered, Counted, GivenUp, ReapDone
 from jobpool.master.forwarding import Forwarder
@@ -29,7 +30,6 @@ from jobpool.master.inbox import Inbox
 from jobpool.master.outage import MAX_PAUSE_S, OUTAGES, Outage
 from jobpool.master.produce import produce
 from jobpool.master.thread import MasterThread
-from jobpool.mechanism.frames import Ask
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Settled, Settlement
 
 Work = tuple[Delivery, Settlement]

@@ -12,8 +12,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from jobpool.ipc.linux import ACCIDENTAL_SIGNALS
 from jobpool.master.events import Event, SignalCame
-from jobpool.mechanism.linux import ACCIDENTAL_SIGNALS
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU)
 

@@ -6,8 +6,8 @@ import signal
 from collections.abc import Callable, Collection
 
 from jobpool.errors import InvalidJob, JobpoolError
+from jobpool.ipc.frames import Exited, Result, Verdict
 from jobpool.master.slots import Ending
-from jobpool.mechanism.frames import Exited, Result, Verdict
 from jobpool.message.death import Death
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import check_enqueue_to

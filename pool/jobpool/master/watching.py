@@ -14,6 +14,8 @@ from jobpool.history.feed import Feed
 from jobpool.history.places import InFile, InTable, Place, check_place, parse
 from jobpool.history.row import Attempt
 from jobpool.history.writer import Writer
+from jobpool.ipc.board_views import HeaderView
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.masking import Masker
 from jobpool.master.asking import Asker
 from jobpool.master.demands import no_table
@@ -23,8 +25,6 @@ from jobpool.master.pool import Pool
 from jobpool.master.recording import Recorded, attempt_of
 from jobpool.master.rollups import Counts, Rollups
 from jobpool.master.settings import PoolSettings
-from jobpool.mechanism.board_views import HeaderView
-from jobpool.mechanism.scoreboard import Scoreboard
 from jobpool.metrics.collector import MetricsCollector
 from jobpool.metrics.exposition import MEND, expose, require_client
 from jobpool.metrics.memory import MemoryMetrics

@@ -9,10 +9,10 @@ from typing import Self
 
 from jobpool.broker.backend import Message, MessageFilter, ReapPolicy, State
 from jobpool.broker.opening import open_backend
-from jobpool.child.registry import HandlerRegistry
 from jobpool.client import Jobs
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message import producer
 from jobpool.message.allowances import Allowances
 from jobpool.message.builder import JobBuilder

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.child.capture import DEFAULT_CAP
-from jobpool.child.ending import timeout_text
-from jobpool.child.registry import AnyHandler, HandlerRegistry
-from jobpool.mechanism.frames import Verdict
+from jobpool.handlers.ending import timeout_text
+from jobpool.handlers.registry import AnyHandler, HandlerRegistry
+from jobpool.ipc.frames import Verdict
 from jobpool.message.context import JobContext
 from jobpool.message.lease import JobLease
 from jobpool.message.result import ExecutionResult

@@ -7,9 +7,9 @@ from typing import Any
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.child.attempt import Attempt, JobToRun
-from jobpool.child.registry import AnyHandler, HandlerRegistry
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, MalformedEnvelope
+from jobpool.handlers.registry import AnyHandler, HandlerRegistry
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Crashed, Outcome
 from jobpool.message.result import Status, WorkerResult

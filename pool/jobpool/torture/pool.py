@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jobpool.mechanism.board_views import ChildState, HeaderView
-from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.ipc.board_views import ChildState, HeaderView
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.runtime_dir import PoolFile, discover
 from jobpool.torture import processes
 from jobpool.torture.clocks import PoolClock, clear

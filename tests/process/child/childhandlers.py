@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jobpool.message.producer
-from jobpool.child.registry import handler
 from jobpool.errors import Retry, Snooze, Unrecoverable
+from jobpool.handlers.registry import handler
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.result import ExecutionResult

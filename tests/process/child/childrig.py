@@ -18,11 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobpool.mechanism import packets
-from jobpool.mechanism.board_views import ChildView
-from jobpool.mechanism.boot import ChildOptions
-from jobpool.mechanism.frames import BootFailed, Frame, Ready, Reply, Result, Run, Verdict, decode
-from jobpool.mechanism.scoreboard import ChildPages, Scoreboard
+from jobpool.ipc import packets
+from jobpool.ipc.board_views import ChildView
+from jobpool.ipc.frames import BootFailed, Frame, Ready, Reply, Result, Run, Verdict, decode
+from jobpool.ipc.process_options import ChildOptions
+from jobpool.ipc.scoreboard import ChildPages, Scoreboard
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import encode
 from jobpool.message.signing import EnvelopeSigner
@@ -149,7 +149,7 @@ class ChildProcess:
 
 def main(work: str, channel: str, board: str, trace: str, output: str, options: str) -> None:
     from jobpool.child.main import run
-    from jobpool.mechanism.newborn import Birth, live
+    from jobpool.ipc.postfork import Birth, live
 
     fds = (int(work), int(channel), int(trace), int(output))
     for fd in (*fds, int(board)):

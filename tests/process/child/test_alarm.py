@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from jobpool.errors import HardTimeout
-from jobpool.mechanism.alarm import Alarm, Borrowed
+from jobpool.ipc.alarm import Alarm, Borrowed
 
 RACES = 5000
 TIMEOUT = 0.0005

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from childrig import HERE, LIMIT
 
-from jobpool.mechanism import packets
-from jobpool.mechanism.boot import ChildOptions, ForkServerConfig
-from jobpool.mechanism.forkclient import ForkServer
-from jobpool.mechanism.frames import Exited, Frame, Loaded, Ready, Result, Run, Spawned, Verdict, decode
-from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.ipc import packets
+from jobpool.ipc.fork_client import ForkServer
+from jobpool.ipc.frames import Exited, Frame, Loaded, Ready, Result, Run, Spawned, Verdict, decode
+from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import encode
 from jobpool.message.signing import EnvelopeSigner
@@ -26,7 +26,7 @@ class Pool:
 
     def __init__(self) -> None:
         options = ChildOptions(apps=["childhandlers"], sys_path=[HERE], kill_grace=0.4)
-        config = ForkServerConfig(options, "jobpool.child.main:run", "jobpool.child.app:load", "test")
+        config = ForkServerConfig(options, "jobpool.child.main:run", "jobpool.handlers.app:load", "test")
         self.board = Scoreboard.create(None, 1)
         self.server = ForkServer.start(config, self.board.fd, os.environ)
         self.pid = 0

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from childrig import ChildProcess, wait_until
 
-from jobpool.mechanism.board_views import ChildState
-from jobpool.mechanism.frames import Ask, BootFailed, Reply, Verdict
+from jobpool.ipc.board_views import ChildState
+from jobpool.ipc.frames import Ask, BootFailed, Reply, Verdict
 
 Start = Callable[..., ChildProcess]
 

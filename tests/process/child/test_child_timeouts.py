@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from childrig import ChildProcess
 
-from jobpool.mechanism.frames import Verdict
+from jobpool.ipc.frames import Verdict
 
 Start = Callable[..., ChildProcess]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from childrig import ChildProcess, alive
 
-from jobpool.mechanism.frames import Result, Verdict
+from jobpool.ipc.frames import Result, Verdict
 
 Start = Callable[..., ChildProcess]
 

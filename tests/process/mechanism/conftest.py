@@ -3,7 +3,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from jobpool.mechanism.linux import allow_open_files
+from jobpool.ipc.linux import allow_open_files
 
 SUPPORT = str(Path(__file__).parents[2] / "support")
 if SUPPORT not in sys.path:

@@ -8,11 +8,11 @@ import select
 from nurse import LIMIT, SUPPORT, wait_until
 from support.descriptors import no_more_descriptors
 
+from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master.crew import Crew
 from jobpool.master.slots import Slot
-from jobpool.mechanism.boot import ChildOptions, ForkServerConfig
-from jobpool.mechanism.scoreboard import Scoreboard
 
 
 def heard(crew: Crew, kind: type[ev.Event]) -> list[ev.Event]:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from nurse import LIMIT, SUPPORT, Nurse, Watch, wait_until
 
-from jobpool.mechanism import packets
-from jobpool.mechanism.frames import Exited, HandlerInfo, Loaded, LoadFailed
-from jobpool.mechanism.linux import open_fds
+from jobpool.ipc import packets
+from jobpool.ipc.frames import Exited, HandlerInfo, Loaded, LoadFailed
+from jobpool.ipc.linux import open_fds
 
 
 def command_line(pid: int) -> str:

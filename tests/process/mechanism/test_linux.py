@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from jobpool.errors import ConfigurationError
-from jobpool.mechanism import linux
+from jobpool.ipc import linux
 
 HEAD = """
 import os, signal, subprocess, sys, time

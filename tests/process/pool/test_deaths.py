@@ -18,8 +18,8 @@ from support.poolrig import PoolProcess, Rig, kill_child
 from support.waiting import wait_until
 
 from jobpool.broker.backend import Message, State
-from jobpool.mechanism.oomkills import find
-from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.ipc.oom_kills import find
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.death import LARGEST, Death
 
 APP = Path(apps_deaths.__file__)

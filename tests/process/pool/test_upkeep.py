@@ -10,7 +10,7 @@ from support.descriptors import no_more_descriptors
 from support.poolrig import LIMIT, PoolProcess, Rig, kill_child
 from support.waiting import wait_until
 
-from jobpool.mechanism.linux import ACCIDENTAL_SIGNALS
+from jobpool.ipc.linux import ACCIDENTAL_SIGNALS
 from jobpool.torture.processes import send
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.built_in import attempt, failure, output, refusal
 
 from jobpool.errors import ConfigurationError
-from jobpool.mechanism.frames import Verdict
+from jobpool.ipc.frames import Verdict
 from jobpool.message.allowances import Allowances
 
 MODULE = """

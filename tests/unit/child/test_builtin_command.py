@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.built_in import attempt, failure, output, refusal
 
-from jobpool.child.builtin import Kit
-from jobpool.child.builtin.command import make
-from jobpool.child.registry import HandlerRegistry
 from jobpool.errors import ConfigurationError, Unrecoverable
-from jobpool.mechanism.frames import Verdict
+from jobpool.handlers.builtin import Kit
+from jobpool.handlers.builtin.command import make
+from jobpool.handlers.registry import HandlerRegistry
+from jobpool.ipc.frames import Verdict
 from jobpool.message.context import JobContext
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from support.built_in import attempt, failure, output, refusal
 
-from jobpool.child.registry import HandlerRegistry
 from jobpool.errors import ConfigurationError, InvalidJob, Retry, Snooze, Unrecoverable
-from jobpool.mechanism.frames import Verdict
+from jobpool.handlers.registry import HandlerRegistry
+from jobpool.ipc.frames import Verdict
 from jobpool.message.context import JobContext
 
 PAID: dict[str, Any] = {"allowed_events": ["order.paid", "nobody.listens"]}

@@ -14,14 +14,14 @@ import pytest
 from support.built_in import attempt, output, refusal
 
 from jobpool import Jobs, open_backend
-from jobpool.child.builtin import MAKERS
-from jobpool.child.registry import HandlerNotAllowed, HandlerRegistry, UnknownHandler
 from jobpool.cli.startup import check_apps
 from jobpool.errors import ConfigurationError, InvalidJob
+from jobpool.handlers.builtin import MAKERS
+from jobpool.handlers.registry import HandlerNotAllowed, HandlerRegistry, UnknownHandler
+from jobpool.ipc.frames import HandlerInfo, Verdict
+from jobpool.ipc.process_options import ChildOptions
 from jobpool.master.run import fork_server_config
 from jobpool.master.settings import PoolSettings
-from jobpool.mechanism.boot import ChildOptions
-from jobpool.mechanism.frames import HandlerInfo, Verdict
 from jobpool.message.allowances import Allowances
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
@@ -111,9 +111,9 @@ def test_an_app_needs_nothing_of_its_own_where_they_have_work(tmp_path: Path, mo
     code = f"""
 import json
 from dataclasses import asdict
-from jobpool.child.app import load
+from jobpool.handlers.app import load
 from jobpool.errors import ConfigurationError
-from jobpool.mechanism.boot import ChildOptions
+from jobpool.ipc.process_options import ChildOptions
 import sys
 def loaded(*apps, **allowances):
     found = load(ChildOptions(apps=list(apps), allowances=allowances))
@@ -127,7 +127,7 @@ except ConfigurationError as error:
 print(loaded("only_listens", allowed_events=["x"]))
 print(loaded(allowed_shell_commands=["git"], allowed_callables=["a:b"]))
 print(loaded("only_commands"))
-print(sorted(name for name in sys.modules if name.startswith("jobpool.child.builtin.")))
+print(sorted(name for name in sys.modules if name.startswith("jobpool.handlers.builtin.")))
 """
     monkeypatch.chdir(tmp_path)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -136,7 +136,7 @@ print(sorted(name for name in sys.modules if name.startswith("jobpool.child.buil
         "['event']",
         "['callable', 'shell']",
         "['command']",
-        "['jobpool.child.builtin.command', 'jobpool.child.builtin.event', 'jobpool.child.builtin.words']",
+        "['jobpool.handlers.builtin.command', 'jobpool.handlers.builtin.event', 'jobpool.handlers.builtin.words']",
     ], "and of what is not used, nothing is imported"
 
 
@@ -157,7 +157,7 @@ def test_what_a_pool_allows_is_what_its_children_are_told() -> None:
 
 
 def test_a_built_in_one_that_cannot_be_made_says_so(registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MAKERS, "shell", "jobpool.child.builtin.gone:make")
+    monkeypatch.setitem(MAKERS, "shell", "jobpool.handlers.builtin.gone:make")
     made = attempt("shell", "echo", registry)
     assert made.verdict is Verdict.FAILED
     assert made.error.startswith("the built-in handler 'shell' cannot be used here: No module named")

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from support.built_in import attempt, failure, output, refusal
 from support.waiting import wait_until
 
-from jobpool.child.builtin.programs import choose
-from jobpool.child.sentences import Refused
-from jobpool.mechanism.frames import Verdict
-from jobpool.mechanism.linux import direct_children, open_fds
+from jobpool.handlers.builtin.programs import choose
+from jobpool.handlers.sentences import Refused
+from jobpool.ipc.frames import Verdict
+from jobpool.ipc.linux import direct_children, open_fds
 
 PYTHON = os.path.realpath(sys.executable)
 

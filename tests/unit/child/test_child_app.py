@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from jobpool.child import app
-from jobpool.child.builtin import MAKERS
-from jobpool.child.registry import DEFAULT
 from jobpool.errors import ConfigurationError
-from jobpool.mechanism.boot import ChildOptions
-from jobpool.mechanism.frames import HandlerInfo
+from jobpool.handlers import app
+from jobpool.handlers.builtin import MAKERS
+from jobpool.handlers.registry import DEFAULT
+from jobpool.ipc.frames import HandlerInfo
+from jobpool.ipc.process_options import ChildOptions
 
-GOOD = "import jobpool.child.registry as r\n@r.handler({name!r}, queue='reports', timeout=5)\ndef f(ctx): ...\n"
+GOOD = "import jobpool.handlers.registry as r\n@r.handler({name!r}, queue='reports', timeout=5)\ndef f(ctx): ...\n"
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +89,7 @@ def test_the_allowed_handlers_are_set(tmp_path: Path) -> None:
             id="two of a name",
         ),
         pytest.param(
-            "import jobpool.child.registry as r\n@r.handler\ndef f(): ...\n",
+            "import jobpool.handlers.registry as r\n@r.handler\ndef f(): ...\n",
             "must take the job's context",
             id="no context",
         ),

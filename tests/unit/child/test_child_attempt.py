@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
-from jobpool.child.ending import chain
-from jobpool.child.registry import HandlerRegistry
 from jobpool.errors import Retry, Snooze, Unrecoverable
-from jobpool.mechanism.frames import Verdict
+from jobpool.handlers.ending import chain
+from jobpool.handlers.registry import HandlerRegistry
+from jobpool.ipc.frames import Verdict
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode, encode
@@ -190,7 +190,7 @@ def test_a_timeout_ends_the_handler_and_says_so() -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), [(1.0, "1"), (3600.0, "3600"), (1234567.0, "1234567"), (0.5, "0.5")])
 def test_the_seconds_of_a_timeout_are_written_plainly(seconds: float, text: str) -> None:
-    from jobpool.child.ending import timeout_text
+    from jobpool.handlers.ending import timeout_text
 
     assert timeout_text("n", seconds, None, 100) == f"Job 'n' exceeded maximum execution time of {text} seconds."
 
@@ -258,7 +258,7 @@ def test_async_handlers_run_on_any_thread() -> None:
 
 
 def _closing(run: Callable[[], str]) -> str:
-    from jobpool.child import loops
+    from jobpool.handlers import event_loop as loops
 
     try:
         return run()

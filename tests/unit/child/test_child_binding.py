@@ -16,9 +16,9 @@ from uuid import UUID
 import pydantic
 import pytest
 
-from jobpool.child.convert import Mismatch, converter
-from jobpool.child.invoke import PayloadMismatch, bind, check_shape
 from jobpool.errors import ConfigurationError
+from jobpool.handlers.conversion import Mismatch, converter
+from jobpool.handlers.invocation import PayloadMismatch, bind, check_shape
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode, encode

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobpool.child.output import compose, render
+from jobpool.handlers.output import compose, render
 
 CAP = 1000
 

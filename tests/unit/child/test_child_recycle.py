@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from jobpool.child.recycle import _lifetime, resident
-from jobpool.mechanism.boot import ChildOptions
+from jobpool.ipc.process_options import ChildOptions
 
 
 def test_children_leave_at_different_times_and_a_child_always_at_the_same() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from jobpool.child.registry import Handler, HandlerNotAllowed, HandlerRegistry, UnknownHandler
 from jobpool.errors import ConfigurationError, InvalidJob
-from jobpool.mechanism.frames import HandlerInfo
+from jobpool.handlers.registry import Handler, HandlerNotAllowed, HandlerRegistry, UnknownHandler
+from jobpool.ipc.frames import HandlerInfo
 from jobpool.message import producer
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition

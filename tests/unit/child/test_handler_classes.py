@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from support.built_in import attempt, failure, output
 
-from jobpool.child.registry import Handler, HandlerRegistry
 from jobpool.errors import ConfigurationError
-from jobpool.mechanism.frames import Verdict
+from jobpool.handlers.registry import Handler, HandlerRegistry
+from jobpool.ipc.frames import Verdict
 from jobpool.message.context import JobContext
 
 

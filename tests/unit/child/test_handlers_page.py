@@ -13,9 +13,9 @@ import pytest
 from support.built_in import attempt, output
 
 import jobpool
-from jobpool.child.builtin import MAKERS
-from jobpool.child.registry import HandlerRegistry
-from jobpool.mechanism.frames import Verdict
+from jobpool.handlers.builtin import MAKERS
+from jobpool.handlers.registry import HandlerRegistry
+from jobpool.ipc.frames import Verdict
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "handlers.md").read_text("utf-8")
 

@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.built_in import attempt, failure, output
 
-from jobpool.child.convert import Mismatch, converter
-from jobpool.child.registry import HandlerRegistry
-from jobpool.mechanism.frames import Verdict
+from jobpool.handlers.conversion import Mismatch, converter
+from jobpool.handlers.registry import HandlerRegistry
+from jobpool.ipc.frames import Verdict
 from jobpool.message.context import JobContext
 
 

@@ -21,12 +21,12 @@ from support.waiting import wait_until
 from support.webserver import Answer, WebServer, answer
 
 from jobpool.child.attempt import JobToRun, run_attempt
-from jobpool.child.builtin.url.answer import CHARSETS, LONGEST_WAIT, wait_asked
-from jobpool.child.builtin.url.call import Caller
-from jobpool.child.builtin.url.refusal import Later, Refused
-from jobpool.child.registry import HandlerRegistry
-from jobpool.child.sentences import Failure
-from jobpool.mechanism.frames import Verdict
+from jobpool.handlers.builtin.url.answer import CHARSETS, LONGEST_WAIT, wait_asked
+from jobpool.handlers.builtin.url.call import Caller
+from jobpool.handlers.builtin.url.refusal import Later, Refused
+from jobpool.handlers.registry import HandlerRegistry
+from jobpool.handlers.sentences import Failure
+from jobpool.ipc.frames import Verdict
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode, encode
 from jobpool.message.signing import EnvelopeSigner

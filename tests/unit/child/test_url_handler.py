@@ -12,9 +12,9 @@ import pytest
 from support.built_in import attempt, failure, output, refusal
 from support.webserver import WebServer, answer
 
-from jobpool.child.registry import HandlerRegistry
 from jobpool.errors import ConfigurationError
-from jobpool.mechanism.frames import Verdict
+from jobpool.handlers.registry import HandlerRegistry
+from jobpool.ipc.frames import Verdict
 from jobpool.message.allowances import Allowances
 from jobpool.settings import load
 
@@ -137,7 +137,7 @@ def test_settings_reach_the_handler() -> None:
 def test_a_child_that_never_calls_holds_no_http_client() -> None:
     program = """
 import sys
-from jobpool.child.registry import HandlerRegistry
+from jobpool.handlers.registry import HandlerRegistry
 HandlerRegistry().resolve("url", "default").bound
 print([name for name in ("urllib3", "http.client", "ssl") if name in sys.modules])
 """

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobpool.child.builtin.url.addresses import V4, V6, why_not_public
-from jobpool.child.builtin.url.refusal import Refused
-from jobpool.child.builtin.url.target import parse
+from jobpool.handlers.builtin.url.addresses import V4, V6, why_not_public
+from jobpool.handlers.builtin.url.refusal import Refused
+from jobpool.handlers.builtin.url.target import parse
 
 TRANSLATED = IPv6Network("64:ff9b::/96")
 PLAIN = {

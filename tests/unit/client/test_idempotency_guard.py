@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from jobpool import IdempotencyGuard, Jobs
-from jobpool.child.registry import HandlerRegistry
 from jobpool.clock import ManualClock
 from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
+from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.definition import JobDefinition
 from jobpool.message.result import Status
 from jobpool.worker import QueueWorker

@@ -9,9 +9,9 @@ import pytest
 
 from jobpool import Jobs, Limits, RateLimiter
 from jobpool.broker.key_store import KeyStore
-from jobpool.child.registry import HandlerRegistry
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, Unsupported
+from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import Rate
 from jobpool.message.result import Status

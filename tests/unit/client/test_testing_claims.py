@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool.child.registry import HandlerRegistry
+from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.result import Status
 from jobpool.testing import VirtualPool

@@ -16,8 +16,8 @@ import pytest
 
 from jobpool import Limits, RetryPolicy, Snooze, Unrecoverable
 from jobpool.broker.backend import NewMessage, ReapPolicy, State
-from jobpool.child.registry import HandlerRegistry
 from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message import producer
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition

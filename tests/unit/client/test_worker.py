@@ -18,10 +18,10 @@ from support.modest import Breakable, OwnLeases
 from jobpool import worker as worker_module
 from jobpool.broker.backend import Message, MessageFilter, QueueBackend, State
 from jobpool.broker.opening import open_backend
-from jobpool.child.registry import HandlerRegistry
 from jobpool.client import Jobs
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, Retry, Snooze, Unrecoverable, Unsupported
+from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease

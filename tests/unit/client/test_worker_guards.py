@@ -9,9 +9,9 @@ import pytest
 from support.jobs import QUEUE, a_job
 
 from jobpool.broker.backend import Capabilities
-from jobpool.child.registry import HandlerRegistry
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.context import JobContext
 from jobpool.message.guards import Begun, Guards, Hold
 from jobpool.message.lease import JobLease

@@ -19,8 +19,8 @@ from jobpool.cron.firing import Firing
 from jobpool.cron.loop import CronLoop
 from jobpool.cron.service import serve
 from jobpool.cron.stopping import SIGNALS, Stop
-from jobpool.mechanism.boot import ChildOptions
-from jobpool.mechanism.companion import CronStart
+from jobpool.ipc.process_options import ChildOptions
+from jobpool.ipc.scheduler_process import CronStart
 from jobpool.message.context import JobContext
 
 LONG = 30.0

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.runtime_dir import PoolFile, register, this_pool
 
 NOW = 1000.0

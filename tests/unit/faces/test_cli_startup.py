@@ -16,9 +16,9 @@ from jobpool.broker.opening import open_backend
 from jobpool.cli.progress import Progress, bar
 from jobpool.cli.startup import apart, backlog, check_apps, search_path
 from jobpool.errors import ConfigurationError
+from jobpool.ipc.scoreboard import HeaderView, Scoreboard
 from jobpool.logs import LineHandler
 from jobpool.master.settings import PoolSettings
-from jobpool.mechanism.scoreboard import HeaderView, Scoreboard
 
 
 def a_pool(tmp_path: Path, *apps: str) -> PoolSettings:

@@ -13,9 +13,9 @@ from click.testing import Result
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
-from jobpool.child.registry import DEFAULT
 from jobpool.cron import scheduler as schedulers
 from jobpool.cron.records import SPACE, Record
+from jobpool.handlers.registry import DEFAULT
 
 Jobpool = Callable[..., Result]
 

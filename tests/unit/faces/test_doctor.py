@@ -28,7 +28,7 @@ from jobpool.doctor.surroundings import (
     memory_of,
     parse_systemd,
 )
-from jobpool.mechanism.frames import HandlerInfo
+from jobpool.ipc.frames import HandlerInfo
 from jobpool.settings import Settings, load
 
 KEY = "0123456789abcdef"

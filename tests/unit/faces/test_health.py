@@ -7,7 +7,7 @@ import pytest
 from face_boards import NOW, WELL, a_pool, publish
 
 from jobpool.health import examine, look
-from jobpool.mechanism.scoreboard import HeaderView, Scoreboard
+from jobpool.ipc.scoreboard import HeaderView, Scoreboard
 
 
 def header(**changes: Any) -> HeaderView:

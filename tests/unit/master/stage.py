@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TypeVar
 
+from jobpool.ipc.frames import Exited, HandlerInfo, Result, Verdict
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
@@ -12,7 +13,6 @@ from jobpool.master.plan import Planner
 from jobpool.master.pool import Pool
 from jobpool.master.settings import PoolSettings
 from jobpool.master.slots import Slot, SlotState
-from jobpool.mechanism.frames import Exited, HandlerInfo, Result, Verdict
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import encode
 from jobpool.message.lease import JobLease

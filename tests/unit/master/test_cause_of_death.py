@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from stage import Stage
 
+from jobpool.ipc.frames import Exited
 from jobpool.master import events as ev
 from jobpool.master.slots import Ending
 from jobpool.master.verdicts import by_alarm, death_of, outcome_of_death, sender_of
-from jobpool.mechanism.frames import Exited
 from jobpool.message.death import Death
 from jobpool.message.outcome import Crashed, LostLease, MemoryExceeded, Stopped, TimedOut
 from jobpool.message.settlement import Forfeit

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from jobpool.ipc import packets
+from jobpool.ipc.frames import Ask, BootFailed, Frame, Ready, Reply, Result, Run, Verdict, decode
 from jobpool.master.children import DRAINS_AT_ONCE, TRACE_ROOM, BrokenChannelError, ChildLine
-from jobpool.mechanism import packets
-from jobpool.mechanism.frames import Ask, BootFailed, Frame, Ready, Reply, Result, Run, Verdict, decode
 
 RUN = Run(7, 1, 0, 0, 0.0, b"x").encode()
 

@@ -7,10 +7,10 @@ import signal
 import pytest
 from stage import Stage, of
 
+from jobpool.ipc.scheduler_process import REFUSED
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.scheduling import LONGEST, STEADY
-from jobpool.mechanism.companion import REFUSED
 
 
 def a_stage(**settings: object) -> Stage:

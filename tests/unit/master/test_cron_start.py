@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from jobpool.errors import ConfigurationError
+from jobpool.ipc.scheduler_process import CronStart
 from jobpool.master.run import cron_start, run_pool
 from jobpool.master.settings import PoolSettings
-from jobpool.mechanism.companion import CronStart
 from jobpool_backends.memory import MemoryBackend
 
 SETTINGS = PoolSettings(

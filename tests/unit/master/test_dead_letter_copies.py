@@ -13,8 +13,8 @@ from jobpool.broker.backend import Message, MessageFilter, QueueBackend, Reaped,
 from jobpool.broker.opening import open_backend
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, InvalidJob
+from jobpool.ipc.frames import Verdict
 from jobpool.master.forwarding import Forwarder
-from jobpool.mechanism.frames import Verdict
 from jobpool.message.definition import JobDefinition
 from jobpool.message.outcome import CancelledByPerson, Expired, Outcome, Rejected
 from jobpool.message.settlement import Abandon, Nack

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.jobs import QUEUE, a_job
 
+from jobpool.ipc.frames import run_packet
 from jobpool.master.inspection import MOST, Inspector
-from jobpool.mechanism.frames import run_packet
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Rejected
 from jobpool.message.signing import EnvelopeSigner

@@ -9,6 +9,7 @@ import pytest
 from stage import HANDLERS, Stage, of
 
 from jobpool.broker.backend import QueueStats
+from jobpool.ipc.frames import Ask, HandlerInfo, Verdict
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
@@ -18,7 +19,6 @@ from jobpool.master.pool import Stopping
 from jobpool.master.slots import Ending, SlotState
 from jobpool.master.upkeep import ANSWER_LIMIT_S, STOP_LIMIT_S, reload_under_way
 from jobpool.master.watch import DUMP_BEFORE_KILL, HEARTBEAT, MAX_DUMP_S, STALE_AFTER, UNDEAD_AFTER, next_due
-from jobpool.mechanism.frames import Ask, HandlerInfo, Verdict
 from jobpool.message.death import Death
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import LostLease, Rejected

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
+from jobpool.ipc.linux import ACCIDENTAL_SIGNALS
 from jobpool.master.events import SignalCame
 from jobpool.master.signals import Signals
-from jobpool.mechanism.linux import ACCIDENTAL_SIGNALS
 
 STORM = 2_000
 

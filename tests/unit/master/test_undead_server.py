@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from typing import cast
 
+from jobpool.ipc.fork_client import ForkServer
 from jobpool.master.crew import _await_end
-from jobpool.mechanism.forkclient import ForkServer
 
 
 class Undead:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool.mechanism.boot import ChildOptions, ForkServerConfig
-from jobpool.mechanism.scrubbing import scrubbed
+from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
+from jobpool.ipc.scrubbing import scrubbed
 
 OPTIONS = ChildOptions(
     apps=["myapp.jobs"], kill_grace=0.5, max_jobs=100, queue_handlers={"reports": ["render"]}, sys_path=["/srv/ü"]
@@ -15,7 +15,7 @@ def test_options_come_back_as_they_went() -> None:
 
 
 def test_a_config_comes_back_as_it_went() -> None:
-    config = ForkServerConfig(OPTIONS, "jobpool.child.main:run", "jobpool.child.app:load", "reports")
+    config = ForkServerConfig(OPTIONS, "jobpool.child.main:run", "jobpool.handlers.app:load", "reports")
     assert ForkServerConfig.from_json(config.to_json()) == config
 
 

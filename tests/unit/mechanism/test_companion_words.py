@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from jobpool.mechanism.companion import FIRED_AT_ONCE, READY, Companion, say, say_fired
+from jobpool.ipc.scheduler_process import FIRED_AT_ONCE, READY, Companion, say, say_fired
 
 
 class Line:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobpool.mechanism.frames import (
+from jobpool.ipc.frames import (
     RESULT_HEAD,
     Ask,
     BadFrame,

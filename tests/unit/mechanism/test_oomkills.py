@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobpool.mechanism.oomkills import BELIEVED, OomKills, count_in, find
+from jobpool.ipc.oom_kills import BELIEVED, OomKills, count_in, find
 
 V2 = "low 0\nhigh 3\nmax 9\noom 2\noom_kill {}\noom_group_kill 0\n"
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys
-from jobpool.mechanism.linux import allow_open_files
+from jobpool.ipc.linux import allow_open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 400))
 print(allow_open_files(int(sys.argv[1])), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """

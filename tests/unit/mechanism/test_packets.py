@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobpool.mechanism import packets
-from jobpool.mechanism.frames import Run, decode
-from jobpool.mechanism.linux import open_fds
-from jobpool.mechanism.outbox import Outbox
+from jobpool.ipc import packets
+from jobpool.ipc.frames import Run, decode
+from jobpool.ipc.linux import open_fds
+from jobpool.ipc.outbox import Outbox
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -134,7 +134,7 @@ def test_nothing_to_read_with_dontwait_is_a_blocking_io_error(pair: Pair) -> Non
 READER = """
 import socket, sys
 from jobpool.mechanism import packets
-from jobpool.mechanism.frames import decode
+from jobpool.ipc.frames import decode
 work = socket.socket(fileno=int(sys.argv[1]))
 print("reading", flush=True)
 while received := packets.recv(work):

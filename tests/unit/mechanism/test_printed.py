@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobpool.mechanism.board_layout import PRINTED
-from jobpool.mechanism.scoreboard import Scoreboard, Slot
+from jobpool.ipc.board_layout import PRINTED
+from jobpool.ipc.scoreboard import Scoreboard, Slot
 
 ROOM = PRINTED.fields["ring"].room
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from jobpool.mechanism import board_layout
-from jobpool.mechanism.board_layout import CHILD, HEADER, MASTER, PAGE, PRINTED, PROGRESS, Layout
-from jobpool.mechanism.board_parts import cut
-from jobpool.mechanism.linux import open_fds
-from jobpool.mechanism.scoreboard import (
+from jobpool.ipc import board_layout
+from jobpool.ipc.board_layout import CHILD, HEADER, MASTER, PAGE, PRINTED, PROGRESS, Layout
+from jobpool.ipc.board_parts import cut
+from jobpool.ipc.linux import open_fds
+from jobpool.ipc.scoreboard import (
     ChildPages,
     ChildState,
     ChildView,
@@ -350,7 +350,7 @@ def test_texts_longer_than_their_room_do_not_touch_their_neighbours(board: Score
 
 WRITER = """
 import sys
-from jobpool.mechanism.scoreboard import ChildPages
+from jobpool.ipc.scoreboard import ChildPages
 mapped = ChildPages(int(sys.argv[1])).mapped(0)
 child = mapped.__enter__().child
 number = 0
@@ -364,7 +364,7 @@ while True:
 
 KILLED = """
 import os, signal, sys
-from jobpool.mechanism.scoreboard import ChildPages
+from jobpool.ipc.scoreboard import ChildPages
 class Bomb(str):
     def encode(self, *_):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from jobpool.mechanism.board_views import HeaderView
-from jobpool.mechanism.scoreboard import Scoreboard
+from jobpool.ipc.board_views import HeaderView
+from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.metrics.probes import live, ready
 
 NOW = 1000.0

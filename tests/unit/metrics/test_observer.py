@@ -13,13 +13,13 @@ from stage import Stage
 from jobpool.broker.backend import QueueStats, Reaped
 from jobpool.clock import SystemClock
 from jobpool.history.feed import Feed
+from jobpool.ipc.frames import Exited, Result, Verdict
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
 from jobpool.master.observer import Observer
 from jobpool.master.recording import Recorded, attempt_of
 from jobpool.master.slots import Ending, Slot
-from jobpool.mechanism.frames import Exited, Result, Verdict
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Rejected
 from jobpool.message.settlement import Settled

@@ -10,7 +10,7 @@ from inspect import signature
 import pytest
 
 from jobpool.broker.backend import Capabilities
-from jobpool.child.registry import DEFAULT
+from jobpool.handlers.registry import DEFAULT
 from jobpool.torture import handlers
 from jobpool.torture.workload import DIES_OF, KEYS, KINDS, SLOW, SPAN, Item, taste, workload
 

@@ -1,0 +1,205 @@
+"""Putting back, after every attempt, what a handler may have changed in its process and what is cheap to put back.
+
+The rule: as it was right before the first job, and so as the app's import left it. What a library may well add when a
+job first imports it stays: entries of `sys.path`, environment variables, a higher limit. The alarm and the signal mask
+are the alarm's own business, the standard streams the capture's. Locale, time zone, imported modules and what was put
+into them stay as the handler left them.
+
+It costs 1.4 microseconds: most looks compare objects that are the same. What costs more (`_spoilt`) is looked at only
+after an attempt that failed or was long. What cannot be put back is told, and the child is replaced.
+"""
+
+from __future__ import annotations
+
+import decimal
+import faulthandler
+import gc
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from jobpool.ipc import linux
+from jobpool.ipc.alarm import raw_getsignal, raw_signal
+
+ROOT = "root directory"
+RIGHTS = "user or rights"
+LIMITS = "resource limits"
+
+_TIMERS = {int(signal.SIGVTALRM): int(signal.ITIMER_VIRTUAL), int(signal.SIGPROF): int(signal.ITIMER_PROF)}
+_NAMES = ("TERM", "INT", "HUP", "QUIT", "CHLD", "PIPE")
+_KEPT = (*(int(signal.Signals[f"SIG{name}"]) for name in _NAMES), *_TIMERS)
+
+
+class Tidy:
+    """What this process was like when this was made; `restore` makes it so again. Keeps one descriptor open."""
+
+    def __init__(self) -> None:
+        self._folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._working_directory = _working_directory()
+        self._umask = os.umask(0o077)
+        os.umask(self._umask)
+        self._is_root = os.geteuid() == 0  # else it can change neither
+        for number in _TIMERS:
+            if raw_getsignal(number) == signal.SIG_DFL:
+                raw_signal(number, _stop_timer)
+        self._handlers = list(map(raw_getsignal, _KEPT))
+        self._limits = linux.limits()
+        self._limits_text = linux.limits_text()
+        self._rights = linux.rights()
+        self._interpreter = _Interpreter()
+
+    def restore(self, thorough: bool = False) -> str:
+        """Make it so; what could not be put back, "" = nothing.
+
+        `thorough`: look at what is not cheap to look at, too.
+
+        Raises:
+            OSError: The handler has closed the folder's descriptor.
+        """
+        if list(map(raw_getsignal, _KEPT)) != self._handlers:
+            self._restore_signals()
+        self._interpreter.restore()
+        os.umask(self._umask)
+        if not self._is_root or _working_directory() != self._working_directory:
+            os.fchdir(self._folder)
+            if self._is_root and _working_directory() != self._working_directory:
+                return ROOT
+        if self._is_root and os.geteuid() != 0:
+            return RIGHTS
+        modules = sys.modules
+        if ("resource" in modules or "psutil" in modules) and not linux.restore_limits(self._limits):
+            return LIMITS
+        return self._spoilt() if thorough else ""
+
+    def _spoilt(self) -> str:
+        """Restore or name what only a long look shows: some 20 microseconds."""
+        if linux.rights() != self._rights:
+            return RIGHTS
+        if linux.limits_text() != self._limits_text:
+            if not linux.restore_limits(self._limits):
+                return LIMITS
+            self._limits_text = linux.limits_text()
+        return ""
+
+    def _restore_signals(self) -> None:
+        for number, handler in zip(_KEPT, self._handlers, strict=True):
+            if raw_getsignal(number) is not handler and handler is not None:
+                raw_signal(number, handler)
+
+
+def _stop_timer(number: int, _: object) -> None:
+    """Disarm a timer that an earlier job left behind; to look for it after each attempt costs two system calls."""
+    signal.setitimer(_TIMERS[number], 0.0)
+
+
+class _NotedVariables(dict[bytes, bytes]):
+    """The environment as Python keeps it, with a note that it was changed: to compare it each time is not cheap."""
+
+    __slots__ = ("changed",)
+
+    def __init__(self, variables: dict[bytes, bytes]) -> None:
+        super().__init__(variables)
+        self.changed = False
+
+    def __setitem__(self, name: bytes, value: bytes) -> None:
+        self.changed = True
+        super().__setitem__(name, value)
+
+    def __delitem__(self, name: bytes) -> None:
+        self.changed = True
+        super().__delitem__(name)
+
+
+class _Interpreter:
+    """Settings that Python keeps for the whole process."""
+
+    def __init__(self) -> None:
+        self._settings = _settings()
+        self._environ = os.environ
+        self._noted = _NotedVariables(os.environ._data)  # type: ignore[attr-defined]
+        os.environ._data = os.environb._data = self._noted  # type: ignore[attr-defined]
+        self._variables = dict(self._noted)
+        self._path = list(sys.path)
+        self._filters = list(warnings.filters)
+
+    def restore(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        if _settings() != self._settings:
+            self._restore_settings()
+        if self._noted.changed or os.environ is not self._environ:
+            self._restore_environment()
+        if sys.path != self._path:
+            self._restore_path()
+        if warnings.filters != self._filters:
+            self._restore_filters()
+
+    def _restore_settings(self) -> None:
+        for number, (now, put) in enumerate(zip(_settings(), _PUT, strict=True)):
+            before = self._settings[number]
+            if put is sys.setrecursionlimit and now > before:
+                self._settings[number] = now
+            elif now != before:
+                put(before)
+
+    def _restore_environment(self) -> None:
+        os.environ = self._environ  # noqa: B003 - a handler has put another object in its place
+        for name, value in self._variables.items():
+            now = self._noted.get(name)
+            # A framework that reads its settings late sets the time zone by them, and means it for all that follows.
+            if now is None or (now != value and name != b"TZ"):
+                os.environb[name] = value
+        self._variables = dict(self._noted)
+        self._noted.changed = False
+
+    def _restore_path(self) -> None:
+        added = [entry for entry in sys.path if entry not in self._path]
+        if len(sys.path) - len(added) < len(self._path):
+            sys.path = [*added, *self._path]
+        self._path = list(sys.path)
+
+    def _restore_filters(self) -> None:
+        """Take those out that make other jobs fail; the rest may be those of a library that was imported late."""
+        self._filters = [found for found in warnings.filters if found in self._filters or found[0] != "error"]
+        warnings.filters[:] = self._filters  # type: ignore[index]
+        with warnings.catch_warnings():
+            pass  # at its end Python looks at the filters anew
+
+
+def _settings() -> list[Any]:
+    """In the order of `_PUT`."""
+    decimals = decimal.getcontext()
+    return [
+        sys.getrecursionlimit(),
+        sys.gettrace(),
+        sys.getprofile(),
+        socket.getdefaulttimeout(),
+        gc.isenabled(),
+        decimals.prec,
+        decimals.rounding,
+    ]
+
+
+def _switch_gc(on: bool) -> None:
+    (gc.enable if on else gc.disable)()
+
+
+_PUT: tuple[Callable[[Any], object], ...] = (
+    sys.setrecursionlimit,
+    sys.settrace,
+    sys.setprofile,
+    socket.setdefaulttimeout,
+    _switch_gc,
+    lambda prec: setattr(decimal.getcontext(), "prec", prec),
+    lambda rounding: setattr(decimal.getcontext(), "rounding", rounding),
+)
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""

@@ -1,0 +1,113 @@
+"""Importing the user's application: modules by name or by path, and what is wrong with them in one sentence."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from jobpool.errors import ConfigurationError
+from jobpool.handlers.registry import DEFAULT
+from jobpool.ipc.frames import HandlerInfo
+from jobpool.ipc.process_options import ChildOptions
+from jobpool.message.allowances import Allowances
+
+
+def load(options: ChildOptions, *, may_be_empty: bool = False) -> list[HandlerInfo]:
+    """Import `options.apps`, in order, and return what handlers they registered, and the built-in ones.
+
+    The working directory, and before it `options.sys_path`, come first on `sys.path`. An app that is imported already
+    costs nothing. `may_be_empty`: it may register no handler at all.
+
+    Raises:
+        ConfigurationError: An app is not there, does not import, registers nothing that a job could call, or a handler
+            cannot be called.
+
+    Blocks as long as the imports take.
+    """
+    _extend_path([*options.sys_path, os.getcwd()])
+    for app in options.apps:
+        _import(app)
+    DEFAULT.allow(Allowances(**options.allowances))
+    if options.apps and DEFAULT.is_empty and not may_be_empty:
+        raise ConfigurationError(
+            f"{', '.join(options.apps)} registers no handler: decorate a function with @jobpool.handler"
+        )
+    DEFAULT.prepare()
+    DEFAULT.restrict(options.queue_handlers)
+    return [*DEFAULT.infos(), *DEFAULT.built_in_infos()]
+
+
+def _extend_path(folders: list[str]) -> None:
+    for folder in reversed(folders):
+        if folder in sys.path:
+            sys.path.remove(folder)
+        sys.path.insert(0, folder)
+
+
+def _import(app: str) -> None:
+    try:
+        if app.endswith(".py") or "/" in app:
+            _import_file(app)
+        else:
+            importlib.import_module(app)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"the app {app} does not import: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(_why(app, error)) from error
+
+
+def _import_file(app: str) -> ModuleType:
+    path = Path(app).resolve()
+    if not path.is_file():
+        raise ConfigurationError("there is no such file")
+    name = path.stem
+    known = sys.modules.get(name)
+    if known is not None:
+        if getattr(known, "__file__", None) == str(path):
+            return known
+        raise ConfigurationError(f"its name is that of another module, {name!r}: rename the file")
+    _extend_path([str(path.parent)])
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigurationError("it is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _why(app: str, error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{app}.".startswith(f"{error.name}."):
+        return (
+            f"there is no module {error.name!r} for the app {app}: looked in {os.getcwd()} and on sys.path;"
+            " give a module's name or the path of a .py file"
+        )
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"the app {app} needs the module {error.name!r}, which is not installed{_where(error)}"
+    if isinstance(error, SyntaxError):
+        return f"the app {app} does not import: {error.filename}:{error.lineno}: {error.msg}"
+    if isinstance(error, SystemExit):
+        return f"the app {app} called sys.exit({error.code!r}) while it was imported{_where(error)}"
+    text = str(error).partition("\n")[0]
+    return f"the app {app} does not import: {type(error).__name__}: {text}{_where(error)}"
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line outside Python's own import machinery and this file."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if (
+            not frame.filename.startswith("<frozen")
+            and frame.filename != __file__
+            and "importlib" not in frame.filename
+        ):
+            return f" ({frame.filename}:{frame.lineno})"
+    return ""

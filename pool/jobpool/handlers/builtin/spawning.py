@@ -1,0 +1,164 @@
+"""Starting a program and reading what it prints, within a bound, so that nothing of it outlives the call.
+
+It leads a process group of its own. However the call ends, by the program's end, an exception of the alarm's or a
+deadline, that group is killed before its leader is collected, so that its number cannot be another's. What the program
+has put into other sessions is an orphan then: a pool's child adopts it, and kills it when the attempt is over.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from io import FileIO
+from itertools import chain, starmap
+from time import monotonic, sleep
+
+from jobpool.child.capture import HeadTail
+from jobpool.ipc.linux import kill_group, open_fds
+
+_CHUNK = 1 << 16
+_DEATH = 0.3
+"""Seconds for which a killed program's death is waited for; what does not die (state D) is left."""
+
+_PAUSE = 0.001
+
+_RESET = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+"""Signals that the program is to meet as usual, whatever its parent ignores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program ended.
+
+    Attributes:
+        code: Its exit status; negative = the signal that killed it; None = nobody knows.
+        out, err: What it printed on its two streams: beginning and end, if it was much.
+    """
+
+    code: int | None
+    out: str
+    err: str
+
+
+def run(path: str, argv: Sequence[str], environ: Mapping[str, str], cap: int, give_up: float | None = None) -> Ended:
+    """Start the program at `path`, with nothing on its standard input, and wait for its end.
+
+    Args:
+        path: Of the file; no search, no shell.
+        argv: Its name and arguments.
+        environ: Its environment.
+        cap: Bytes that are kept of each stream.
+        give_up: CLOCK_MONOTONIC seconds at which it is killed; None = never.
+
+    Raises:
+        OSError: It cannot be started.
+
+    Blocks until the program has ended. What it has left running in its process group is killed then.
+    """
+    out, err = HeadTail(cap), HeadTail(cap)
+    with _pipe() as (out_read, out_write), _pipe() as (err_read, err_write):
+        pids: list[int] = []
+        codes: list[int | None] = []
+        try:
+            _spawn(pids, path, argv, environ, (out_write.fileno(), err_write.fileno()))
+            out_write.close()
+            err_write.close()
+            with _watched(pids[0]) as pidfd:
+                _read({out_read.fileno(): out, err_read.fileno(): err}, pidfd, give_up)
+        finally:
+            codes.extend(map(_end, pids))
+    return Ended(codes[0], out.text(), err.text())
+
+
+def _spawn(
+    pids: list[int], path: str, argv: Sequence[str], environ: Mapping[str, str], streams: tuple[int, int]
+) -> None:
+    actions = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)]
+    actions += [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(streams, 1)]  # type: ignore[misc]
+    # What Python opens is closed by itself; what C code has opened, or somebody has handed down, is not.
+    actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in open_fds() if fd > 2 and _inheritable(fd)]  # type: ignore[misc]
+    spawn = partial(os.posix_spawn, file_actions=actions, setpgroup=0, setsigmask=(), setsigdef=_RESET)
+    # All in C: between the start and the list there is no point at which the alarm could raise and the pid be lost.
+    pids.extend(map(spawn, [path], [argv], [environ]))
+
+
+def _inheritable(fd: int) -> bool:
+    with suppress(OSError):  # another thread has closed it
+        return os.get_inheritable(fd)
+    return False
+
+
+def _read(streams: Mapping[int, HeadTail], pidfd: int, give_up: float | None) -> None:
+    """Read until the program has ended, and then what is in its pipes still."""
+    poll = select.poll()
+    for fd in (pidfd, *streams):
+        poll.register(fd, select.POLLIN)
+    while True:
+        left = None if give_up is None else max(0.0, give_up - monotonic()) * 1000
+        ready = [fd for fd, _ in poll.poll(left)]
+        if pidfd in ready or not ready:
+            break
+        for fd in ready:
+            if not _take(fd, streams[fd]):
+                poll.unregister(fd)
+    for fd, kept in streams.items():
+        _take_what_is_left(fd, kept)
+
+
+def _take(fd: int, kept: HeadTail) -> int:
+    data = os.read(fd, _CHUNK)
+    kept.write(data)
+    return len(data)
+
+
+def _take_what_is_left(fd: int, kept: HeadTail) -> None:
+    """No more than a pipe holds: what the program has left running may hold the other end, and go on writing."""
+    os.set_blocking(fd, False)
+    left = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
+    with suppress(BlockingIOError):
+        while left > 0 and (taken := _take(fd, kept)):
+            left -= taken
+
+
+def _end(pid: int) -> int | None:
+    """Kill the process group, which is there as long as its leader was not collected, and collect the leader."""
+    kill_group(pid)
+    give_up = monotonic() + _DEATH
+    with suppress(ChildProcessError):  # the app ignores SIGCHLD, or collects every child
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            if monotonic() >= give_up:
+                return None
+            sleep(_PAUSE)
+        return os.waitstatus_to_exitcode(ended[1])
+    return None
+
+
+@contextmanager
+def _watched(pid: int) -> Iterator[int]:
+    """A descriptor that is readable when the process has ended."""
+    found: list[int] = []
+    closing = map(os.close, found)
+    try:
+        found.extend(map(os.pidfd_open, [pid]))  # in C, as in `_spawn`: the alarm must not come between
+        yield found[0]
+    finally:
+        deque(closing, maxlen=0)
+
+
+@contextmanager
+def _pipe() -> Iterator[tuple[FileIO, FileIO]]:
+    """The reading and the writing end of a pipe. Opened and closed in C, as in `_watched`."""
+    ends: list[FileIO] = []
+    closing = map(FileIO.close, ends)
+    try:
+        ends.extend(starmap(FileIO, zip(chain.from_iterable(starmap(os.pipe, [()])), ("rb", "wb"), strict=False)))
+        yield ends[0], ends[1]
+    finally:
+        deque(closing, maxlen=0)

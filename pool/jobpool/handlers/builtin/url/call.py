@@ -1,0 +1,96 @@
+"""One call from beginning to end, within its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import ip_network
+from typing import TYPE_CHECKING, Any
+
+from jobpool.handlers.builtin.url import answer, request
+from jobpool.handlers.builtin.url.addresses import Address
+from jobpool.handlers.builtin.url.admission import Lookup, admit, system_lookup
+from jobpool.handlers.builtin.url.deadline import Deadline
+from jobpool.handlers.sentences import Failure
+
+if TYPE_CHECKING:
+    import ssl
+
+    from urllib3 import BaseHTTPResponse
+
+    from jobpool.message.context import JobContext
+
+
+HEAD = 256 << 10
+"""Bytes that the head of an answer may have."""
+
+FRAMING = 2
+"""So many times its size may a body have on its way, in chunks."""
+
+
+class Caller:
+    """Makes calls, one after the other.
+
+    Args:
+        timeout: Seconds, > 0: what one call may take in all, and the most that a job may ask for.
+        max_bytes: Of a request's and of an answer's body, at most, >= 1.
+        networks: CIDR blocks that may be called beside the public addresses.
+        keep: Bytes of an answer's body in the result.
+        lookup: From names to addresses.
+        context: For TLS; None = the system's authorities.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout: float = 30.0,
+        max_bytes: int = 1 << 20,
+        networks: Sequence[str] = (),
+        keep: int = 32768,
+        lookup: Lookup = system_lookup,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._timeout = timeout
+        self._max_bytes = max_bytes
+        self._networks = [ip_network(network) for network in networks]
+        self._keep = keep
+        self._lookup = lookup
+        self._context = context
+
+    def run(self, ctx: JobContext) -> dict[str, Any]:
+        """Call what the job's payload says.
+
+        Returns:
+            `status`, `headers` (a few), `body` (text, its beginning), `bytes` (of the body); and where it applies
+            `truncated`, `ignored`.
+
+        Raises:
+            Refused: A rule forbids it, now and later.
+            Failure: It may go better next time.
+            Later: The server said when to come again.
+
+        Blocks for the call's timeout at most.
+        """
+        wanted = request.read(ctx.payload, timeout=self._timeout, max_bytes=self._max_bytes, identifier=ctx.id)
+        deadline = Deadline(wanted.timeout)
+        try:
+            addresses = admit(wanted.target, self._networks, self._lookup, deadline)
+        except TimeoutError:
+            raise Failure(f"{wanted.target.authority}: no time was left for its lookup") from None
+        return self._exchange(wanted, addresses, deadline)
+
+    def _exchange(self, wanted: request.Request, addresses: Sequence[Address], deadline: Deadline) -> dict[str, Any]:
+        # Here, because they bring urllib3 and ssl, which a child that never calls a URL should not hold.
+        from jobpool.handlers.builtin.url import connection, sockets
+
+        if self._context is None and wanted.target.scheme == "https":
+            self._context = connection.tls_context()
+
+        def use(response: BaseHTTPResponse) -> dict[str, Any]:
+            answer.judge(wanted, response)
+            return answer.result(wanted, response, max_bytes=self._max_bytes, keep=self._keep)
+
+        bounds = sockets.Bounds(deadline, FRAMING * self._max_bytes + HEAD)
+        try:
+            return connection.exchange(wanted, addresses, bounds, self._context, use)
+        except sockets.TooMuch:
+            raise answer.too_large(self._max_bytes) from None

@@ -1,0 +1,173 @@
+"""One HTTP exchange with an address that was checked. The only module here that imports urllib3.
+
+urllib3 is given the address, not the name, so there is nothing left to resolve: the connection goes where the check
+looked. The name goes into the `Host` header, the TLS handshake (SNI) and the check of the certificate. Connections are
+used directly, without a pool or its manager: so there are no redirects, no retries, no proxies and no environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from http.client import HTTPException
+from ipaddress import ip_address
+from typing import TypeVar
+
+from urllib3 import BaseHTTPResponse
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import HTTPError
+
+from jobpool.handlers.builtin.url.addresses import Address
+from jobpool.handlers.builtin.url.deadline import Deadline
+from jobpool.handlers.builtin.url.request import Request
+from jobpool.handlers.builtin.url.sockets import BoundedTlsSocket, Bounds, bounded
+from jobpool.handlers.builtin.url.target import Target
+from jobpool.handlers.sentences import Failure
+
+T = TypeVar("T")
+
+# urllib3 warns of a broken head with the whole URL, and thus with tokens in its query: the warning is left out.
+logging.getLogger("urllib3.connection").addFilter(
+    lambda record: not str(record.msg).startswith("Failed to parse headers")
+)
+
+CONNECT = 10.0
+"""Seconds for the TCP connection to one address, and again for its TLS handshake."""
+
+MOST_ADDRESSES = 4
+"""So many addresses of a name are tried."""
+
+ERRORS = (OSError, HTTPError, HTTPException)
+"""What an exchange fails with."""
+
+
+def tls_context(ca_file: str | None = None) -> ssl.SSLContext:
+    """A context that verifies certificates and names, against the system's authorities or those of `ca_file`.
+
+    Nothing that a job says reaches this. Takes some 20 ms: keep it.
+    """
+    context = ssl.create_default_context(cafile=ca_file)
+    context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)
+    context.hostname_checks_common_name = False
+    context.sslsocket_class = BoundedTlsSocket
+    return context
+
+
+def exchange(
+    request: Request,
+    addresses: Sequence[Address],
+    bounds: Bounds,
+    context: ssl.SSLContext | None,
+    use: Callable[[BaseHTTPResponse], T],
+) -> T:
+    """Send the request to the first of the addresses that answers, and return what `use` makes of the response.
+
+    The body is not read when `use` gets it. Whatever ends this, the hard timeout too, closes the socket.
+
+    Raises:
+        Failure: No address took the connection, or the exchange broke off, in `use` too.
+        TooMuch: More came in than the bounds allow.
+        Exception: What else `use` raises.
+
+    Blocks until the deadline at most.
+    """
+    try:
+        connection = _connect_any(request.target, addresses, bounds, context)
+        try:
+            _send(connection, request)
+            with contextlib.closing(connection.getresponse()) as response:
+                return use(response)
+        finally:
+            connection.close()
+    except ERRORS as error:
+        raise Failure(f"{request.method} {request.target.authority}: {_told(error)}") from error
+
+
+def _connect_any(
+    target: Target, addresses: Sequence[Address], bounds: Bounds, context: ssl.SSLContext | None
+) -> HTTPConnection:
+    tried = addresses[:MOST_ADDRESSES]
+    for address in tried[:-1]:
+        with contextlib.suppress(*ERRORS):
+            return _connect(target, address, bounds, context)
+    return _connect(target, tried[-1], bounds, context)
+
+
+def _connect(target: Target, address: Address, bounds: Bounds, context: ssl.SSLContext | None) -> HTTPConnection:
+    connection = _connection(target, str(address), bounds.deadline, context)
+    try:
+        connection.connect()
+        peer = connection.sock.getpeername()[0]
+        if ip_address(peer) != address:  # cannot be; but all the rest stands on it
+            raise OSError("connected to another address than the one that was checked")
+        connection.sock = bounded(connection.sock, bounds)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connection(
+    target: Target, address: str, deadline: Deadline, context: ssl.SSLContext | None
+) -> HTTPConnection | HTTPSConnection:
+    timeout = min(CONNECT, deadline.left())
+    if target.scheme == "http":
+        return HTTPConnection(address, target.port, timeout=timeout)
+    if context is None:  # urllib3 would make one of its own
+        raise TypeError("a call of https needs a TLS context")
+    made = _Https(address, target.port, timeout=timeout, ssl_context=context, server_hostname=target.host)
+    made.deadline = deadline
+    return made
+
+
+class _Https(HTTPSConnection):
+    """Its handshake keeps to the deadline too: urllib3 would give it the time anew that TCP may have used up."""
+
+    deadline: Deadline
+
+    def _new_conn(self) -> socket.socket:
+        sock = super()._new_conn()
+        try:
+            sock.settimeout(min(CONNECT, self.deadline.left()))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+def _send(connection: HTTPConnection, request: Request) -> None:
+    headers = {
+        "Host": request.target.authority,
+        "Accept-Encoding": "identity",
+        "Connection": "close",
+        **request.headers,
+    }
+    # A server that has read enough may answer and hang up: its answer is what counts then.
+    with contextlib.suppress(BrokenPipeError):
+        connection.request(
+            request.method,
+            request.target.path,
+            body=request.body,
+            headers=headers,
+            preload_content=False,
+            decode_content=False,
+        )
+
+
+def _told(error: Exception) -> str:
+    """In a few words. urllib3's own texts hold the connection's address, which is nobody's business."""
+    cause: BaseException = error
+    while isinstance(cause, HTTPError) and isinstance(cause.__cause__ or cause.__context__, Exception):
+        cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
+    if isinstance(cause, TimeoutError):
+        return "no complete answer in time"
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"the certificate is not accepted: {cause.verify_message}"
+    if isinstance(cause, ssl.SSLError):
+        return f"TLS failed: {cause.reason or type(cause).__name__}"
+    if isinstance(cause, OSError):
+        return f"the connection failed: {cause.strerror or type(cause).__name__}"
+    return f"the answer is broken: {type(cause).__name__}"

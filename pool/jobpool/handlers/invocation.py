@@ -1,0 +1,168 @@
+"""From a payload to a call: how a handler wants its arguments, worked out once per handler and not once per job.
+
+A handler takes its `JobContext` first, and then
+
+* nothing: it reads `ctx.payload` itself;
+* one parameter annotated with a dataclass, or with a class that has `model_validate` (pydantic, which is never imported
+  here): the whole payload, as that type;
+* anything else: parameters filled by name from a payload that is an object, each checked against its annotation.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Container, Mapping
+from types import CoroutineType
+from typing import Any
+
+from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.handlers.conversion import Convert, Mismatch, converter, is_model, resolve_hints
+from jobpool.handlers.event_loop import run_coroutine
+from jobpool.message.context import JobContext
+
+Bound = Callable[[JobContext], Any]
+
+_FILLED_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class PayloadMismatch(JobpoolError, ValueError):
+    """A payload does not fit its handler's parameters. The text names the handler and the field."""
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """Where a function was written, as `file:line (name)`."""
+    function = inspect.unwrap(function)
+    name = getattr(function, "__qualname__", repr(function))
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return f"{getattr(function, '__module__', '?')} ({name})"
+    return f"{code.co_filename}:{code.co_firstlineno} ({name})"
+
+
+def check_shape(function: Callable[..., Any], name: str, place: str, kind: str = "handler") -> None:
+    """Refuse, where it is written, a function that no job could call. `kind`: what the text calls it.
+
+    Raises:
+        ConfigurationError: It is a class or a generator, takes no context, or has parameters that no name can fill.
+    """
+    if isinstance(function, type):
+        raise ConfigurationError(f"{kind} {name!r}, {place}, is a class: decorate a function")
+    plain = _annotated(function)
+    if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
+        raise ConfigurationError(f"{kind} {name!r}, {place}, is a generator and would never run: take the yield out")
+    parameters = parameters_of(function)
+    if parameters is None:
+        return
+    if not parameters or parameters[0].kind not in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.VAR_POSITIONAL,
+    ):
+        raise ConfigurationError(f"{kind} {name!r}, {place}, must take the job's context as its first parameter")
+    for parameter in parameters[1:]:
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            raise ConfigurationError(
+                f"{kind} {name!r}, {place}: parameter {parameter.name!r} cannot be filled by name: drop the '/'"
+            )
+
+
+def bind(function: Callable[..., Any], name: str, kind: str = "handler") -> Bound:
+    """A function of the context alone that calls `function` with what the payload says and awaits it if need be.
+
+    Calling it raises `PayloadMismatch`, whose text calls the function `kind` and `name`, or what `function` raises.
+    """
+    call = _by_shape(function, f"{kind} {name!r}")
+
+    def run(ctx: JobContext) -> Any:
+        value = call(ctx)
+        return run_coroutine(value) if type(value) is CoroutineType else value
+
+    return run
+
+
+def _by_shape(function: Callable[..., Any], named: str) -> Bound:
+    parameters = parameters_of(function) or []
+    rest = parameters[1:]
+    if not any(parameter.kind is not inspect.Parameter.VAR_POSITIONAL for parameter in rest):
+        return function
+    hints = hints_of(function)
+    if len(rest) == 1 and is_model(hints.get(rest[0].name)):
+        return _typed(function, named, converter(hints[rest[0].name]), rest[0])
+    return _by_name(function, named, parameters, hints)
+
+
+def _typed(function: Callable[..., Any], named: str, convert: Convert, parameter: inspect.Parameter) -> Bound:
+    keyword = parameter.name if parameter.kind is inspect.Parameter.KEYWORD_ONLY else None
+
+    def call(ctx: JobContext) -> Any:
+        try:
+            value = convert(ctx.payload, "")
+        except Mismatch as mismatch:
+            raise PayloadMismatch(f"the payload does not fit {named}: {mismatch}") from None
+        return function(ctx, value) if keyword is None else function(ctx, **{keyword: value})
+
+    return call
+
+
+def _by_name(
+    function: Callable[..., Any], named: str, parameters: list[inspect.Parameter], hints: Mapping[str, Any]
+) -> Bound:
+    first, *rest = parameters
+    converters = {p.name: converter(hints.get(p.name, Any)) for p in rest if p.kind in _FILLED_BY_NAME}
+    required = [p.name for p in rest if p.kind in _FILLED_BY_NAME and p.default is inspect.Parameter.empty]
+    # What else a function with `**fields` takes: not what would be its context, or the `self` of its method, again.
+    taken = {first.name, "self"} if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in rest) else None
+
+    def call(ctx: JobContext) -> Any:
+        try:
+            arguments = _arguments(ctx.payload, converters, required, taken)
+        except Mismatch as mismatch:
+            raise PayloadMismatch(f"the payload does not fit {named}: {mismatch}") from None
+        return function(ctx, **arguments)
+
+    return call
+
+
+def _arguments(
+    payload: Any, converters: Mapping[str, Convert], required: list[str], taken: Container[str] | None
+) -> dict[str, Any]:
+    """The keyword arguments. `taken`: what no further field may be called; None = there are no further fields."""
+    if type(payload) is not dict:
+        raise Mismatch(f"it must be an object with the handler's parameters, not {type(payload).__name__}")
+    for field in required:
+        if field not in payload:
+            raise Mismatch(f"field {field!r} is missing")
+    arguments = {}
+    for field, value in payload.items():
+        convert = converters.get(field)
+        if convert is not None:
+            arguments[field] = convert(value, field)
+        elif taken is not None and field not in taken:
+            arguments[field] = value
+        else:
+            raise Mismatch(f"field {field!r} is unknown; it takes {', '.join(map(repr, converters)) or 'none'}")
+    return arguments
+
+
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a function's parameters, of whatever it is made."""
+    return resolve_hints(_annotated(function))
+
+
+def _annotated(function: Any) -> Any:
+    """What was written with `def`: of a decorated function, a `partial`, or an object that is called."""
+    function = inspect.unwrap(function)
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
+    if isinstance(function, type) or hasattr(function, "__code__"):
+        return function
+    return inspect.unwrap(getattr(type(function), "__call__", function))  # noqa: B004 - the method itself is wanted
+
+
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """None for a builtin that does not tell; it is then called with the context alone."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None

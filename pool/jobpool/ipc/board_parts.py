@@ -1,0 +1,335 @@
+"""Writers and readers of the scoreboard's parts, under the sequence lock that scoreboard.py explains."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+from jobpool.ipc.board_layout import CHILD, HEADER, MASTER, MAX_COUNT, MAX_REAL, PRINTED, PROGRESS, WORD, Layout, Memory
+from jobpool.ipc.board_views import ChildState, ChildView, HeaderView, MasterView
+
+READ_LIMIT = 0.001
+"""Seconds after which a reader gives up on a part that is being written."""
+
+_BUSY, _IDLE, _BOOTING = int(ChildState.BUSY), int(ChildState.IDLE), int(ChildState.BOOTING)
+_PID, _STATE, _NONCE, _ATTEMPT, _DONE, _FAILED = (
+    CHILD.at[name] for name in ("pid", "state", "nonce", "attempt", "done", "failed")
+)
+_SINCE, _STARTED, _DEADLINE = (CHILD.at[name] for name in ("since", "started", "deadline"))
+_IDENT, _QUEUE, _HANDLER = (CHILD.at[name] for name in ("ident", "queue", "handler"))
+_NAME_ROOM = CHILD.fields["ident"].room
+_FOR_NONCE, _FRACTION, _TEXT = (PROGRESS.at[name] for name in ("nonce", "fraction", "text"))
+_PRINTED_FOR, _TOTAL, _RING = (PRINTED.at[name] for name in ("nonce", "total", "ring"))
+_RING_START, _RING_ROOM = (_RING + 1) * WORD, PRINTED.fields["ring"].room
+_TEXT_ROOM = PROGRESS.fields["text"].room
+
+
+def cut(text: str, room: int) -> bytes:
+    """`text` in UTF-8, at most `room` bytes, never half a character; a lone surrogate becomes "?"."""
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= room:
+        return raw
+    return raw[:room].decode("utf-8", "ignore").encode()
+
+
+def write_text(memory: Memory, at: int, text: str, room: int) -> None:
+    """Store `text` in the field at word `at`. Call it between the two writes of the sequence."""
+    raw = cut(text, room)
+    start = (at + 1) * WORD
+    memory.bytes[start : start + len(raw)] = raw
+    memory.words[at] = len(raw)
+
+
+def read_part(layout: Layout, memory: Memory) -> list[Any]:
+    """The fields in the order of the table, and behind them whether they may be torn.
+
+    Blocks for `READ_LIMIT` seconds at most.
+    """
+    give_up = 0.0
+    while True:
+        before = memory.words[0]
+        raw = bytes(memory.bytes)
+        if not before & 1 and memory.words[0] == before:
+            return [*_values(layout, raw), False]
+        now = time.monotonic()
+        if not give_up:
+            give_up = now + READ_LIMIT
+        elif now >= give_up:
+            return [*_values(layout, raw), True]
+        os.sched_yield()  # the writer may be waiting for this very core
+
+
+def _values(layout: Layout, raw: bytes) -> list[Any]:
+    view = memoryview(raw)
+    words, reals = view.cast("Q"), view.cast("d")
+    values: list[Any] = []
+    for name, field in layout.fields.items():
+        at = layout.at[name]
+        if field.kind == "word":
+            values.append(words[at])
+        elif field.kind == "count":
+            values.append(words[at] if words[at] < MAX_COUNT else 0)
+        elif field.kind == "real":
+            values.append(reals[at] if -MAX_REAL <= reals[at] <= MAX_REAL else 0.0)  # NaN neither
+        else:
+            start = (at + 1) * WORD
+            length = min(words[at], field.room)  # a torn length word must not lead outside
+            values.append(raw[start : start + length].decode("utf-8", "replace"))
+    return values
+
+
+class _NamedPart:
+    """A part that is written by name: the master's, where a microsecond does not matter.
+
+    The sequence is the writer's own number. What is in the shared memory is never read back to write: a word there that
+    is not ours must not end the master.
+    """
+
+    def __init__(self, layout: Layout, memory: Memory) -> None:
+        self._layout = layout
+        self._memory = memory
+        self._sequence = 0
+
+    def write(self, **fields: int | float | str) -> None:
+        """Set these fields in one step; the others stay.
+
+        Raises:
+            KeyError: No such field; nothing was written.
+        """
+        places = [(self._layout.fields[name], self._layout.at[name], value) for name, value in fields.items()]
+        memory = self._memory
+        self._sequence += 2
+        memory.words[0] = self._sequence - 1
+        try:
+            for field, at, value in places:
+                _put(memory, field.kind, field.room, at, value)
+        finally:
+            memory.words[0] = self._sequence
+
+    def release(self) -> None:
+        self._memory.release()
+
+
+def _put(memory: Memory, kind: str, room: int, at: int, value: Any) -> None:
+    if kind == "real":
+        memory.reals[at] = value
+    elif kind == "text":
+        write_text(memory, at, value, room)
+    else:
+        memory.words[at] = int(value)
+
+
+class HeaderPart(_NamedPart):
+    """The pool. Written by the master's main thread only."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(HEADER, memory)
+
+    def read(self) -> HeaderView:
+        """What it says now. Blocks for `READ_LIMIT` seconds at most."""
+        return HeaderView(*read_part(HEADER, self._memory))
+
+
+class MasterPart(_NamedPart):
+    """What the master says of a slot. Written by the master's main thread only."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(MASTER, memory)
+
+    def read(self) -> MasterView:
+        """What it says now. Blocks for `READ_LIMIT` seconds at most."""
+        return MasterView(*read_part(MASTER, self._memory))
+
+
+class ChildPart:
+    """What the child says of itself. Each writer is called in the child, on its main thread; `progress` on any thread.
+
+    The sequences are this object's own numbers, and come out even again whatever a writer before has left: it may have
+    been ended in mid-write, by a kill or by the alarm's exception, and a handler may have written over the page.
+    """
+
+    def __init__(self, memory: Memory, progress: Memory) -> None:
+        self._memory = memory
+        self._words = memory.words
+        self._reals = memory.reals
+        self._bytes = memory.bytes
+        self._progress = progress
+        self._queue = self._handler = ""
+        self._done = self._failed = 0
+        self._sequence = self._progress_sequence = 0
+        self._lock = threading.Lock()
+
+    # --- written by the child ----------------------------------------------------------------------
+
+    def booting(self, pid: int, now: float) -> None:
+        """Take the page over from the child before: reset all but the totals, and heal both sequences.
+
+        Whatever that one has left there, even where its handler had written over the page.
+        """
+        words, progress = self._words, self._progress.words
+        self._lock = threading.Lock()  # the old one may have been held when the process was forked
+        self._queue = self._handler = ""
+        words[_DONE] = self._done = _count(words[_DONE])
+        words[_FAILED] = self._failed = _count(words[_FAILED])
+        self._sequence = sequence = (_count(words[0]) | 1) + 1
+        self._progress_sequence = (_count(progress[0]) | 1) + 1
+        words[0] = sequence - 1
+        words[_PID] = pid
+        words[_STATE] = _BOOTING
+        words[_NONCE] = words[_ATTEMPT] = words[_IDENT] = words[_QUEUE] = words[_HANDLER] = 0
+        self._reals[_STARTED] = self._reals[_DEADLINE] = 0.0
+        self._reals[_SINCE] = now
+        words[0] = sequence
+        self._write_progress(0, 0.0, "")
+
+    def idle(self, now: float) -> None:
+        """It waits for a frame."""
+        words = self._words
+        self._sequence = sequence = self._sequence + 2
+        words[0] = sequence - 1
+        words[_STATE] = _IDLE
+        self._reals[_SINCE] = now
+        words[0] = sequence
+
+    def took(self, nonce: int, now: float) -> None:
+        """It has received this frame and not looked into it: the first act on a frame."""
+        words, reals = self._words, self._reals
+        self._sequence = sequence = self._sequence + 2
+        words[0] = sequence - 1
+        words[_NONCE] = nonce
+        words[_STATE] = _BUSY
+        words[_IDENT] = 0
+        reals[_SINCE] = reals[_STARTED] = now
+        reals[_DEADLINE] = 0.0
+        words[0] = sequence
+
+    def started(
+        self, nonce: int, now: float, deadline: float, ident: str, queue: str, handler: str, attempt: int
+    ) -> None:
+        """It runs this attempt. `deadline` 0 = unlimited."""
+        words, reals = self._words, self._reals
+        self._sequence = sequence = self._sequence + 2
+        words[0] = sequence - 1
+        words[_NONCE] = nonce
+        words[_STATE] = _BUSY
+        words[_ATTEMPT] = attempt
+        reals[_SINCE] = reals[_STARTED] = now
+        reals[_DEADLINE] = deadline
+        write_text(self._memory, _IDENT, ident, _NAME_ROOM)
+        if queue != self._queue:
+            write_text(self._memory, _QUEUE, queue, _NAME_ROOM)
+            self._queue = queue
+        if handler != self._handler:
+            write_text(self._memory, _HANDLER, handler, _NAME_ROOM)
+            self._handler = handler
+        words[0] = sequence
+
+    def finished(self, succeeded: bool, now: float) -> None:
+        """The attempt has ended with a verdict; it waits for a frame."""
+        words = self._words
+        self._sequence = sequence = self._sequence + 2
+        words[0] = sequence - 1
+        words[_STATE] = _IDLE
+        self._reals[_SINCE] = now
+        if succeeded:
+            self._done += 1
+            words[_DONE] = self._done
+        else:
+            self._failed += 1
+            words[_FAILED] = self._failed
+        words[0] = sequence
+
+    def progress(self, fraction: float, text: str = "") -> None:
+        """How far the attempt is. When two threads tell at the same time, one is left out."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._write_progress(self._words[_NONCE], fraction, text)
+        finally:
+            self._lock.release()
+
+    def _write_progress(self, nonce: int, fraction: float, text: str) -> None:
+        words = self._progress.words
+        self._progress_sequence = sequence = self._progress_sequence + 2
+        words[0] = sequence - 1
+        words[_FOR_NONCE] = nonce
+        self._progress.reals[_FRACTION] = fraction
+        write_text(self._progress, _TEXT, text, _TEXT_ROOM)
+        words[0] = sequence
+
+    # --- read by anybody ---------------------------------------------------------------------------
+
+    @property
+    def nonce(self) -> int:
+        """The last attempt that the slot's child has taken; one word, never torn, no lock."""
+        return self._words[_NONCE]
+
+    @property
+    def pid(self) -> int:
+        """The process that wrote last; one word."""
+        return self._words[_PID]
+
+    def read(self) -> ChildView:
+        """What it says now. Blocks for twice `READ_LIMIT` seconds at most."""
+        told_for, fraction, text, torn_progress = read_part(PROGRESS, self._progress)
+        pid, state, nonce, *rest, torn = read_part(CHILD, self._memory)
+        if told_for != nonce or torn_progress:  # of an attempt before: so no new one has to reset it
+            fraction, text = 0.0, ""
+        known = ChildState(state) if state <= _BUSY else ChildState.NONE
+        shown = [_printable(value) if isinstance(value, str) else value for value in rest]
+        return ChildView(*(pid, known, nonce, *shown, min(1.0, max(0.0, fraction)), _printable(text), torn))
+
+    def release(self) -> None:
+        self._memory.release()
+        self._progress.release()
+
+
+def _count(word: int) -> int:
+    return word if word < MAX_COUNT else 0
+
+
+def _printable(text: str) -> str:
+    """`text` on one line, without what a terminal would obey."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
+
+
+class PrintedPart:
+    """The last of what the running attempt has printed, where a kill cannot take it away.
+
+    `write` is called in the child. A thread that writes at the same time may lose some of it to another.
+    """
+
+    def __init__(self, memory: Memory, child: Memory) -> None:
+        self._memory = memory
+        self._words = memory.words
+        self._ring = memory.bytes[_RING_START : _RING_START + _RING_ROOM]
+        self._child = child.words
+
+    def write(self, data: bytes) -> None:
+        """Add to it; the first bytes of an attempt take the place of those of the one before."""
+        words = self._words
+        if words[_PRINTED_FOR] != self._child[_NONCE]:
+            words[_TOTAL] = 0
+            words[_PRINTED_FOR] = self._child[_NONCE]
+        total = _count(words[_TOTAL])
+        kept = data[-_RING_ROOM:]
+        at = (total + len(data) - len(kept)) % _RING_ROOM
+        first = min(len(kept), _RING_ROOM - at)
+        self._ring[at : at + first] = kept[:first]
+        self._ring[: len(kept) - first] = kept[first:]
+        words[_TOTAL] = total + len(data)
+
+    def read(self, nonce: int) -> str:
+        """What attempt `nonce` has printed, its last 2 KiB; "" when another was the last to print."""
+        total = self._words[_TOTAL]
+        if self._words[_PRINTED_FOR] != nonce or not total:
+            return ""
+        at = total % _RING_ROOM if total > _RING_ROOM else 0
+        ring = bytes(self._ring[: min(total, _RING_ROOM)])
+        return (ring[at:] + ring[:at]).decode("utf-8", "replace")
+
+    def release(self) -> None:
+        self._ring.release()
+        self._memory.release()

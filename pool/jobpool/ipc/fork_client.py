@@ -1,0 +1,185 @@
+"""The master's side of a fork server: start it, ask for children, hear what became of them. Nothing here waits."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+
+from jobpool.ipc import packets
+from jobpool.ipc.frames import BadFrame, Exited, Frame, Loaded, LoadFailed, Spawn, Spawned, SpawnFailed, decode
+from jobpool.ipc.outbox import Outbox
+from jobpool.ipc.process_options import ForkServerConfig
+from jobpool.ipc.scrubbing import scrubbed
+
+END_LIMIT_S = 10.0
+"""Seconds in which a fork server ends after its master has hung up: it may have strays to sweep."""
+
+UNDEAD_AFTER_S = 1.0
+"""Seconds after SIGKILL at which its children that are dead are not left to it any more."""
+
+_AT_ONCE = 256
+_UP = (Loaded, LoadFailed, Spawned, SpawnFailed, Exited)
+
+
+class ForkServer:
+    """One running fork server. Use it on one thread.
+
+    Poll `fileno()` for reading and call `receive()`; when `closed` is true, unregister it, call `close()`, and call
+    `poll()` until it gives a status. Its children die with it.
+
+    Attributes:
+        pid: Of the process; it leads a session and a group of its own.
+        closed: No frame will come any more: it has died, or it was closed.
+        broken: Why it was killed by this class; "" = it was not.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+        control.setblocking(False)
+        self._process = process
+        self._control = control
+        self._outbox = Outbox(control)
+        self._hung_up_at = math.inf
+        self._killed_at = math.inf
+        self.pid = process.pid
+        self.closed = False
+        self.broken = ""
+
+    @classmethod
+    def start(cls, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str]) -> ForkServer:
+        """Start one; its first frame is `Loaded` or `LoadFailed`.
+
+        Args:
+            config: What it is told.
+            board_fd: Of the scoreboard; stays the caller's.
+            environ: Its environment, before it is `scrubbed`.
+
+        Raises:
+            OSError: No process or descriptor to be had.
+
+        Call it on the main thread: the fork server dies with the calling thread until the app is imported.
+        Blocks until the interpreter is executed, some milliseconds.
+        """
+        here, there = packets.pair()
+        with there:
+            config_fd = os.memfd_create("jobpool-config", os.MFD_CLOEXEC)
+            try:
+                os.write(config_fd, config.to_json())
+                process = _execute((there.fileno(), config_fd, board_fd), environ)
+            except BaseException:
+                here.close()
+                raise
+            finally:
+                os.close(config_fd)
+        return cls(process, here)
+
+    def fileno(self) -> int:
+        """Readable when `receive` has something; -1 once `close` was called."""
+        return self._control.fileno()
+
+    def spawn(self, child: int, slot: int, fds: tuple[int, int, int, int]) -> None:
+        """Ask for a child; the answer is `Spawned` or `SpawnFailed`, or `closed`.
+
+        Args:
+            child: Serial number, never used before.
+            slot: Which page of the board it writes.
+            fds: work (reading end), channel, trace, output; they stay the caller's.
+
+        Raises:
+            OSError: EMFILE, no descriptor to be had for a request that has to wait.
+        """
+        if self.closed:
+            return
+        with contextlib.suppress(ConnectionError):  # `receive` hears of it, after what came before
+            self._outbox.send(Spawn(child, slot).encode(), fds)
+
+    def receive(self) -> list[tuple[Frame, list[int]]]:
+        """The frames that have come, at most 256, and with a `Spawned` the pidfd, which is the caller's to close."""
+        frames: list[tuple[Frame, list[int]]] = []
+        if not self.closed:
+            with contextlib.suppress(ConnectionError):
+                self._outbox.flush()
+        while not self.closed and len(frames) < _AT_ONCE:
+            try:
+                got = packets.recv(self._control, fds_may_lack=True)
+            except BlockingIOError:
+                break
+            except packets.PacketTooLarge as error:
+                self._give_up(str(error))
+            except OSError:
+                self.closed = True
+            else:
+                self._take(got, frames)
+        return frames
+
+    def _take(self, got: tuple[bytes, list[int]] | None, frames: list[tuple[Frame, list[int]]]) -> None:
+        if got is None:
+            self.closed = True
+            return
+        packet, fds = got
+        try:
+            frame = decode(packet)
+            if not isinstance(frame, _UP):
+                raise BadFrame(f"{type(frame).__name__} is not for the master")
+        except BadFrame as error:
+            packets.close_all(fds)
+            self._give_up(str(error))
+        else:
+            frames.append((frame, fds))
+
+    def _give_up(self, why: str) -> None:
+        """It sends rubbish: the app has got at its descriptors. Its children cannot be looked after any more."""
+        self.broken = f"the fork server does not speak our language any more ({why}), and was killed"
+        self.closed = True
+        self.kill()
+
+    def poll(self) -> int | None:
+        """Its exit status, negative = by that signal; None while it runs. Collects it.
+
+        Kills one that has not ended `END_LIMIT_S` seconds after `close`: it may be stopped, or hang in an app's hook.
+        """
+        status = self._process.poll()
+        if status is None and time.monotonic() - self._hung_up_at > END_LIMIT_S:
+            self._kill()
+        return status
+
+    @property
+    def is_undead(self) -> bool:
+        """Return whether it was killed so long ago that the kernel must be holding it (state D)."""
+        return time.monotonic() - self._killed_at > UNDEAD_AFTER_S
+
+    def wait(self, timeout: float) -> int:
+        """Its exit status, after at most `timeout` seconds. Raises `subprocess.TimeoutExpired`."""
+        return self._process.wait(timeout)
+
+    def kill(self) -> None:
+        """SIGKILL for it and its group; its children die with it. A dead one is fine."""
+        if self._process.poll() is None:
+            self._kill()
+
+    def _kill(self) -> None:
+        self._killed_at = min(self._killed_at, time.monotonic())
+        os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Hang up: it kills its children, groups and strays, and exits; `poll()` tells when. Safe to call twice."""
+        self.closed = True
+        self._hung_up_at = min(self._hung_up_at, time.monotonic())
+        self._outbox.close()
+        self._control.close()
+
+
+def _execute(fds: tuple[int, int, int], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "jobpool.ipc.fork_server", *map(str, fds)],
+        stdin=subprocess.DEVNULL,
+        pass_fds=fds,
+        start_new_session=True,
+        env=scrubbed(environ),
+    )

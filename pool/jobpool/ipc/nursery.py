@@ -1,0 +1,215 @@
+"""The fork server's loop: fork on request, collect the dead with all that they left behind, end with the master.
+
+One poll over the control socket and one pidfd a child, and no pid that could be another's. The end of the control
+socket is the master's end; then every child, its group and every stray is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from dataclasses import dataclass
+
+from jobpool.ipc import linux, packets
+from jobpool.ipc import postfork as newborn
+from jobpool.ipc.frames import BadFrame, Exited, Spawn, Spawned, SpawnFailed, decode
+from jobpool.ipc.outbox import Outbox
+from jobpool.ipc.process_options import ASKS_STACK, ChildOptions
+from jobpool.ipc.scoreboard import ChildPages
+
+SWEEP_LIMIT = 1.0
+"""Seconds for which one sweep may hold the loop up; what is left is tried again every `RESWEEP` seconds."""
+
+SHORT_SWEEP = 0.05
+"""The same while something is left from the sweep before, which may not die for long (state D)."""
+
+RESWEEP = 1.0
+END_LIMIT = 5.0
+
+FORK_LIMIT_S = 15.0
+"""Seconds that one fork may take, the app's own at-fork hooks included. The master is less patient, if it lives."""
+
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Born:
+    """A child that was not collected yet."""
+
+    child: int
+    pid: int
+    pidfd: int
+
+
+class Nursery:
+    """The children of one fork server."""
+
+    def __init__(
+        self,
+        control: socket.socket,
+        pages: ChildPages,
+        options: ChildOptions,
+        child_main: newborn.ChildMain,
+        inheritance: newborn.Inheritance,
+    ) -> None:
+        control.setblocking(False)
+        self._control = control
+        self._outbox = Outbox(control)
+        self._pages = pages
+        self._options = options
+        self._main = child_main
+        self._inheritance = inheritance
+        self._born: dict[int, Born] = {}
+        self._of_app = linux.direct_children()
+        self._strays_left = False
+        self._master_gone = False
+        self._pid, self._master = os.getpid(), os.getppid()
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+
+    def run(self) -> None:
+        """Serve until the master is gone; nothing of the pool is alive below this process afterwards."""
+        try:
+            with contextlib.suppress(ConnectionError):
+                while not self._master_gone:
+                    self._turn()
+        finally:
+            self._end()
+
+    def end_with_master(self) -> None:
+        """End at once if the master has; else do nothing. For a signal handler: whatever is interrupted hangs."""
+        if os.getpid() == self._pid and os.getppid() != self._master:
+            self._end()
+            os._exit(0)
+
+    def _turn(self) -> None:
+        wait = RESWEEP * 1000 if self._strays_left else None
+        ready = dict(self._poll.poll(wait))
+        control = ready.pop(self._control.fileno(), 0)
+        if ready or self._strays_left:
+            self._collect([self._born[pidfd] for pidfd in ready])
+        if control & select.POLLOUT:
+            self._outbox.flush()
+        if control & ~select.POLLOUT:
+            self._read()
+        waiting = select.POLLOUT if self._outbox else 0
+        self._poll.modify(self._control, select.POLLIN | waiting)
+
+    # --- requests ----------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                got = packets.recv(self._control)
+            except BlockingIOError:
+                return
+            if got is None:
+                self._master_gone = True
+                return
+            self._serve(*got)
+
+    def _serve(self, packet: bytes, fds: list[int]) -> None:
+        try:
+            frame = decode(packet)
+            if not isinstance(frame, Spawn):
+                raise BadFrame(f"{type(frame).__name__} is not for a fork server")
+            self._spawn(frame, fds)
+        finally:
+            packets.close_all(fds)
+
+    def _spawn(self, frame: Spawn, fds: list[int]) -> None:
+        if len(fds) != 4 or not 0 <= frame.slot < self._pages.slots:
+            raise BadFrame(f"a Spawn for slot {frame.slot} with {len(fds)} descriptors")
+        work, channel, trace, output = fds
+        try:
+            with self._pages.mapped(frame.slot) as page:
+                birth = newborn.Birth(
+                    slot=frame.slot,
+                    child=frame.child,
+                    fds=(work, channel, trace, output),
+                    server_pid=os.getpid(),
+                    page=page,
+                    options=self._options,
+                    main=self._main,
+                )
+                born = self._fork(birth)
+        except OSError as error:  # EAGAIN: too many processes; ENOMEM; EMFILE: no pidfd
+            self._outbox.send(SpawnFailed(frame.child, f"the child could not be forked: {error}").encode())
+            return
+        self._born[born.pidfd] = born
+        self._poll.register(born.pidfd, select.POLLIN)
+        self._outbox.send(Spawned(born.child, born.pid).encode(), [born.pidfd])
+
+    def _fork(self, birth: newborn.Birth) -> Born:
+        # Not the board's descriptor: the child has its page mapped, and a handler that writes to every descriptor it
+        # finds must not write over the pages of the others.
+        self._inheritance.keep = {0, 1, 2, *birth.fds}
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {ASKS_STACK})
+        pid = -1
+        signal.setitimer(signal.ITIMER_REAL, FORK_LIMIT_S)  # its signal ends this process, also where a hook is in C
+        try:
+            pid = os.fork()
+        finally:
+            self._inheritance.keep = None
+            if pid:  # the child unblocks it itself, and has no timer
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if pid == 0:
+            self._control.detach()  # closed already; its number may be another's by now
+            newborn.live(birth)
+        with contextlib.suppress(PermissionError, ProcessLookupError):  # the child was faster: executed, or dead
+            os.setpgid(pid, pid)  # on both sides, so that it holds before either goes on
+        try:
+            return Born(birth.child, pid, os.pidfd_open(pid))
+        except OSError:
+            linux.kill(pid)
+            os.waitpid(pid, 0)
+            raise
+
+    # --- deaths ------------------------------------------------------------------------------------
+
+    def _collect(self, dead: list[Born]) -> None:
+        """Kill the groups of the dead, sweep, and only then free their pids; so no pid or group can be another's."""
+        for born in dead:
+            os.waitid(os.P_PIDFD, born.pidfd, os.WEXITED | os.WNOWAIT)
+            linux.kill_group(born.pid)
+        strays = self._sweep()
+        for born in dead:
+            self._outbox.send(self._collected(born, strays).encode())
+            strays = 0  # when several die at once, the first is charged with all
+
+    def _sweep(self) -> int:
+        ours = {born.pid for born in self._born.values()} | self._of_app
+        limit = SHORT_SWEEP if self._strays_left else SWEEP_LIMIT
+        begun = time.monotonic()
+        strays = linux.sweep_strays(ours, limit)
+        self._strays_left = time.monotonic() - begun >= limit
+        return strays
+
+    def _collected(self, born: Born, strays: int) -> Exited:
+        self._poll.unregister(born.pidfd)
+        os.close(born.pidfd)
+        del self._born[born.pidfd]
+        _, status, usage = os.wait4(born.pid, 0)
+        signaled = os.WIFSIGNALED(status)
+        return Exited(
+            child=born.child,
+            pid=born.pid,
+            code=None if signaled else os.WEXITSTATUS(status),
+            signal=os.WTERMSIG(status) if signaled else None,
+            core=os.WCOREDUMP(status),
+            cpu_seconds=usage.ru_utime + usage.ru_stime,
+            peak_rss=usage.ru_maxrss * 1024,
+            strays=strays,
+        )
+
+    def _end(self) -> None:
+        for born in self._born.values():
+            linux.kill(born.pid)
+            linux.kill_group(born.pid)
+        linux.sweep_strays((), END_LIMIT)
+        self._outbox.close()

@@ -1,0 +1,157 @@
+"""The first moments of a child: from the fork to its main function, and out again without ever going back.
+
+The order matters. Descriptors are shed first, by an after-fork hook that was registered before the app was imported:
+so it runs before the app's own hooks, and what those open anew is kept. Then the process group, so that a kill of the
+group finds it; then its end with the parent's; then signals, streams, the fault handler, random states.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from jobpool.ipc import linux
+from jobpool.ipc.process_options import ASKS_STACK, ChildBoot, ChildOptions
+from jobpool.ipc.scoreboard import ChildPage
+
+BROKEN = 70
+"""Exit status of a child whose main function raised, or returned no status."""
+
+VICTIM_POINTS = 300
+
+_PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}
+
+ChildMain = Callable[[ChildBoot], int]
+
+
+class Inheritance:
+    """What a process that was forked from the fork server may keep.
+
+    Three kinds of forks come by. Of a child: it keeps `keep`; what the app opened at its import is blinded, the rest
+    closed. Of something that the app forks at its import: it must not hold the control socket, or nobody would see the
+    fork server's end. Of anything that a handler forks later: none of our business.
+    """
+
+    def __init__(self, control: int) -> None:
+        self.keep: Collection[int] | None = None
+        self._control = control
+        self._before = linux.open_fds()
+        self._of_app: set[int] = set()
+        self._in_server = True
+        os.register_at_fork(after_in_child=self._shed)
+
+    def app_is_imported(self) -> None:
+        """Note what was opened meanwhile."""
+        self._of_app = linux.open_fds() - self._before
+
+    def _shed(self) -> None:
+        if not self._in_server:
+            return
+        self._in_server = False
+        if self.keep is None:
+            os.close(self._control)
+            return
+        unwanted = linux.open_fds().difference(self.keep)
+        linux.blind(unwanted & self._of_app)
+        linux.close_each(unwanted - self._of_app)
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """What the fork server knows of the child that it forks."""
+
+    slot: int
+    child: int
+    fds: tuple[int, int, int, int]
+    """work, channel, trace, output."""
+    server_pid: int
+    page: ChildPage
+    options: ChildOptions
+    main: ChildMain
+
+
+def live(birth: Birth) -> NoReturn:
+    """Be the child, and exit with what its main function returns."""
+    status = BROKEN
+    try:
+        returned = birth.main(_settle_in(birth))
+        status = returned if isinstance(returned, int) else BROKEN
+    except BaseException:  # noqa: BLE001 - whatever it is, it must not get into the fork server's stack
+        traceback.print_exc()
+    finally:
+        _leave(status)
+
+
+def _leave(status: int) -> NoReturn:
+    try:
+        flush_streams()
+    finally:
+        os._exit(status & 0xFF)
+
+
+def flush_streams() -> None:
+    """Write out what print() has buffered; a stream that is closed, replaced or gone is fine."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _settle_in(birth: Birth) -> ChildBoot:
+    work, channel, trace, output = birth.fds
+    with contextlib.suppress(PermissionError):  # the fork server did it first, or the child leads a session
+        os.setpgid(0, 0)
+    linux.die_with_parent(birth.server_pid)
+    linux.become_subreaper()
+    linux.prefer_as_victim(VICTIM_POINTS)
+    reset_signals({ASKS_STACK})
+    _set_streams(output)
+    faulthandler.enable(file=trace, all_threads=True)
+    faulthandler.register(ASKS_STACK, file=trace, all_threads=True, chain=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {ASKS_STACK})
+    _reseed()
+    return ChildBoot(
+        slot=birth.slot,
+        child=birth.child,
+        work=socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=work),
+        channel=socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=channel),
+        page=birth.page,
+        trace_fd=trace,
+        output_fd=output,
+        options=birth.options,
+    )
+
+
+def reset_signals(blocked: Iterable[signal.Signals] = ()) -> None:
+    """Every signal does what it does to a plain program: one that a stranger sends to a child ends it, as a crash.
+
+    What Python itself ignores stays ignored; those that are to stay blocked wait.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - _PYTHON_IGNORES:
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _set_streams(output: int) -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+
+
+def _reseed() -> None:
+    """No two children share a random state. `random.Random` objects and numpy generators of the app still do."""
+    for name in ("random", "numpy.random"):
+        module = sys.modules.get(name)
+        if module is not None:
+            module.seed()

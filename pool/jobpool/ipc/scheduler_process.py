@@ -1,0 +1,199 @@
+"""The scheduler that runs beside a pool: what it is told, and the master's side of its process. Nothing here waits.
+
+It is started by exec, in a session of its own, so that a Ctrl-C to the master's group is the master's to handle. It has
+a connection of its own to the broker, imports the app, and may run its code, which the master never does. It ends with
+the master: PDEATHSIG, followed by a look at the parent. Start it on a thread that lives as long as the pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from jobpool.ipc.process_options import ChildOptions
+from jobpool.ipc.scrubbing import scrubbed
+
+PROGRAM = "jobpool.cli.companion"
+"""Called with the number of a descriptor that holds a `CronStart` as JSON, of a pipe to say `READY` and last words in,
+and the master's pid."""
+
+READY = b"\0"
+"""Said when the app is imported, its schedules are good and the broker has answered. All else is an error's text."""
+
+REFUSED = 2
+"""The exit status when the app or a setting cannot work, and another try cannot either."""
+
+FIRED = b"\1"
+"""Before the lateness of each firing of a turn: seconds with a space between them, up to a line break."""
+
+FIRED_AT_ONCE = 300
+"""Firings told in one write, which a pipe takes whole or not at all."""
+
+WORDS_LIMIT = 4096
+"""Bytes of last words that are kept; a pipe takes so many at once."""
+
+
+def say(line: int, words: bytes) -> None:
+    """From the scheduler to the master, if there is one still. Does not wait for it."""
+    with contextlib.suppress(OSError):
+        os.write(line, words[:WORDS_LIMIT])
+
+
+def say_fired(line: int, lateness: Sequence[float]) -> None:
+    """Tell how late firings were. What finds no room, because the master stands still, is not told."""
+    for first in range(0, len(lateness), FIRED_AT_ONCE):
+        told = " ".join(f"{seconds:.3f}" for seconds in lateness[first : first + FIRED_AT_ONCE])
+        say(line, FIRED + told.encode() + b"\n")
+
+
+@dataclass(frozen=True, slots=True)
+class CronStart:
+    """What a scheduler's process is started with: plain values, already checked. JSON-able.
+
+    Attributes:
+        backend: URL of the broker.
+        options: What the app's import needs, as a child of the pool gets it.
+        signing_keys: The first signs; empty = unsigned.
+        broker_timeout: Seconds that a call may take; None = the backend's own limit.
+        name: Of the pool.
+        environment: Of the schedules that are served.
+        grace: Seconds within which what was missed is made up for.
+        only: There is no other scheduler.
+        default_timeout: Seconds for inline jobs that set none; 0 = unlimited.
+        log_level, log_format: Of the log.
+    """
+
+    backend: str = field(repr=False)
+    options: ChildOptions
+    signing_keys: tuple[str, ...] = field(default=(), repr=False)
+    broker_timeout: float | None = None
+    name: str = "jobpool"
+    environment: str | None = None
+    grace: float = 3600.0
+    only: bool = False
+    default_timeout: float = 3600.0
+    log_level: str = "info"
+    log_format: str = "text"
+
+    def to_json(self) -> bytes:
+        """As UTF-8 JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> CronStart:
+        """The reverse of `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
+        values: dict[str, Any] = json.loads(data)
+        values["signing_keys"] = tuple(values["signing_keys"])
+        return cls(options=ChildOptions(**values.pop("options")), **values)
+
+
+class Companion:
+    """One running scheduler. Use it on one thread.
+
+    Attributes:
+        pid: Of the process; it leads a session and a group of its own.
+        line: Readable when it has said something, and when it hung up; then `hear`.
+        is_ready: It has said so.
+        fired: The lateness of firings that it has told of, in seconds; whoever reads it empties it.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], pidfd: int, line: int) -> None:
+        self._process = process
+        self._pidfd = pidfd
+        self._words = b""
+        self.pid = process.pid
+        self.line = line
+        self.is_ready = False
+        self.fired: list[float] = []
+
+    @classmethod
+    def start(cls, start: CronStart, environ: Mapping[str, str]) -> Companion:
+        """Start one.
+
+        Args:
+            start: What it is told.
+            environ: Its environment, before it is `scrubbed`.
+
+        Raises:
+            OSError: No process or descriptor to be had.
+
+        Blocks until the interpreter is executed, some milliseconds.
+        """
+        here, there = os.pipe2(os.O_CLOEXEC)
+        try:
+            os.set_blocking(here, False)
+            process = _execute(start, there, environ)
+            try:
+                return cls(process, os.pidfd_open(process.pid), here)
+            except OSError:
+                process.kill()
+                process.wait()
+                raise
+        except OSError:
+            os.close(here)
+            raise
+        finally:
+            os.close(there)
+
+    def fileno(self) -> int:
+        """Readable when the process has ended."""
+        return self._pidfd
+
+    def hear(self) -> bool:
+        """Take in what it has said; False when nothing more will come."""
+        try:
+            while words := os.read(self.line, WORDS_LIMIT):
+                self.is_ready = self.is_ready or READY in words
+                self._words = self._without_fired(self._words + words.replace(READY, b""))[:WORDS_LIMIT]
+        except BlockingIOError:
+            return True
+        return False
+
+    def _without_fired(self, words: bytes) -> bytes:
+        """Return what is left when the firings that are told of whole are taken out."""
+        *lines, last = words.split(b"\n")
+        for line in lines:
+            if line.startswith(FIRED):
+                self.fired += map(float, line[len(FIRED) :].split())
+        return b"\n".join([*(line for line in lines if not line.startswith(FIRED)), last])
+
+    @property
+    def error(self) -> str:
+        """The last words of one that could not go on; "" = there were none."""
+        return self._words.decode(errors="replace").strip()
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, never to a process that has taken over its pid. A dead one is fine."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def poll(self) -> int | None:
+        """Its exit status, negative = by that signal; None while it runs. Collects it."""
+        return self._process.poll()
+
+    def close(self) -> None:
+        """Let go of the descriptors, once the process was collected."""
+        os.close(self._pidfd)
+        os.close(self.line)
+
+
+def _execute(start: CronStart, line: int, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    config = os.memfd_create("jobpool-cron", os.MFD_CLOEXEC)
+    try:
+        os.write(config, start.to_json())
+        return subprocess.Popen(
+            [sys.executable, "-m", PROGRAM, str(config), str(line), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(config, line),
+            start_new_session=True,
+            env=scrubbed(environ),
+        )
+    finally:
+        os.close(config)
