@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from jobpool.message.result import ExecutionResult, WorkerResult
     from jobpool.message.settlement import Settled
     from jobpool.message.signing import EnvelopeSigner
-    from jobpool.metrics.collector import MetricsCollector
     from jobpool.policy.breaker import CircuitBreaker
     from jobpool.policy.guarding import Limits
     from jobpool.policy.retry import RetryPolicy
+    from jobpool.telemetry.metrics.collector import MetricsCollector
     from jobpool.worker import QueueWorker
 
 __version__ = "0.1.0"
@@ -114,7 +114,7 @@ _HOME = {
     "JobLease": "jobpool.message.lease",
     "Jobs": "jobpool.client",
     "LeaseLost": "jobpool.errors",
-    "MetricsCollector": "jobpool.metrics.collector",
+    "MetricsCollector": "jobpool.telemetry.metrics.collector",
     "Limits": "jobpool.policy.guarding",
     "Queue": "jobpool.claims",
     "QueueBackend": "jobpool.broker.backend",

@@ -22,8 +22,6 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from jobpool.broker.config_file import ConfigFile, find_config
 from jobpool.broker.opening import read_keys, sqlite_url
 from jobpool.errors import ConfigurationError
-from jobpool.history.places import check_keep as check_history_keep
-from jobpool.history.places import setting as parse_history
 from jobpool.master.settings import PoolSettings
 from jobpool.message.allowances import (
     LARGEST_BODY,
@@ -51,6 +49,8 @@ from jobpool.message.setting_types import (
 )
 from jobpool.message.units import parse_duration, parse_size
 from jobpool.policy.retry import PRESETS
+from jobpool.telemetry.history.places import check_keep as check_history_keep
+from jobpool.telemetry.history.places import setting as parse_history
 
 PREFIX = "JOBPOOL_"
 NOT_SETTINGS = frozenset({"CONFIG", "DEBUG", "FAILPOINT", "LEDGER"})

@@ -17,10 +17,10 @@ from support.servers import RedisServer
 from support.waiting import wait_until
 
 from jobpool.health import look
-from jobpool.history.places import InFile
 from jobpool.master.run import BROKER_INTERVAL
-from jobpool.metrics.reader import rollups
-from jobpool.metrics.rollup import HOUR
+from jobpool.telemetry.history.places import InFile
+from jobpool.telemetry.metrics.reader import rollups
+from jobpool.telemetry.metrics.rollup import HOUR
 
 KILLS = 3
 BEHIND = 2.0

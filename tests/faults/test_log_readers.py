@@ -17,7 +17,7 @@ from support.poolrig import APP, LIMIT, PoolProcess, Rig, measured
 from support.stalls import Stalls
 from support.waiting import wait_until
 
-from jobpool.logs import DRAIN_LIMIT_S
+from jobpool.telemetry.logs import DRAIN_LIMIT_S
 
 TIMEOUT = 0.5
 STOP_LIMIT_S = 5.0

@@ -10,7 +10,7 @@ from jobpool.cron.service import read_start, serve
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc import linux
 from jobpool.ipc.scheduler_process import READY, REFUSED, say, say_fired
-from jobpool.logs import configure
+from jobpool.telemetry.logs import configure
 
 FAILED = 1
 

@@ -144,8 +144,8 @@ def _start(session: Session, flags: dict[str, Any]) -> CronStart:
     from dataclasses import replace
 
     from jobpool.cli.startup import check_apps, key_caution, search_path
-    from jobpool.logs import configure
     from jobpool.master.run import cron_start
+    from jobpool.telemetry.logs import configure
 
     only = flags.pop("only_scheduler", False)
     settings = session.settings(**{key: value for key, value in flags.items() if value not in (None, ())})
@@ -166,7 +166,7 @@ def _plan(start: CronStart) -> list[Planned]:
 
 def _serve(start: CronStart) -> None:
     from jobpool.cron.service import serve
-    from jobpool.logs import configure
+    from jobpool.telemetry.logs import configure
 
     configure(start.log_level, start.log_format).write_in_background()
     serve(start)

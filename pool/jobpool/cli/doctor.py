@@ -40,7 +40,7 @@ def doctor(
     """
     from jobpool.cli.startup import search_path
     from jobpool.doctor.examination import examine, is_well
-    from jobpool.logs import configure
+    from jobpool.telemetry.logs import configure
 
     settings = session.settings(**{key: value for key, value in flags.items() if value not in (None, ())})
     configure(session.log_level("error"), settings.log_format)
@@ -77,7 +77,7 @@ def _with_apps(settings: Settings, sys_path: tuple[str, ...]) -> Settings:
 
 
 def _tell(finding: Finding) -> None:
-    from jobpool.logs import is_colourful
+    from jobpool.telemetry.logs import is_colourful
 
     style = _STYLES.get(finding.level.value, {}) if is_colourful(sys.stdout) else {}
     level = click.style(f"{finding.level.value:<7}", **style, reset=bool(style))

@@ -17,9 +17,9 @@ from jobpool.message.printable import json_text, printable
 
 if TYPE_CHECKING:
     from jobpool.broker.key_store import KeyStore
-    from jobpool.history.places import Place, Where
-    from jobpool.metrics.rollup import Row
     from jobpool.settings import Settings
+    from jobpool.telemetry.history.places import Place, Where
+    from jobpool.telemetry.metrics.rollup import Row
 
 SHORT = 200
 """Characters of a field, unless all is asked for."""
@@ -80,7 +80,7 @@ def history(session: Session, job: str | None, rollup: bool, json_: bool, **aske
 @contextmanager
 def _place(session: Session, settings: Settings) -> Iterator[Place]:
     from jobpool.errors import ConfigurationError
-    from jobpool.history.places import InFile, parse
+    from jobpool.telemetry.history.places import InFile, parse
 
     where: Where = parse(settings.history)
     if where.path is not None:
@@ -94,7 +94,7 @@ def _place(session: Session, settings: Settings) -> Iterator[Place]:
 
 
 def _table(session: Session, settings: Settings) -> Iterator[Place]:
-    from jobpool.history.places import InTable
+    from jobpool.telemetry.history.places import InTable
 
     with session.broker() as backend:
         yield InTable(backend.keys, settings.history_keep)
@@ -113,7 +113,7 @@ def _show_names(place: Place, json_: bool) -> None:
 def _show_attempts(place: Place, name: str, asked: dict[str, Any], json_: bool) -> None:
     rows = _wanted(place, name, asked)
     if not asked["full"]:
-        from jobpool.history.row import shortened
+        from jobpool.telemetry.history.row import shortened
 
         rows = [{field: shortened(value, SHORT) for field, value in row.items()} for row in rows]
     if json_:
@@ -181,7 +181,7 @@ def _moment(unix: Any) -> str:
 
 
 def _show_rollups(session: Session, asked: dict[str, Any], json_: bool) -> None:
-    from jobpool.metrics.rollup import summed
+    from jobpool.telemetry.metrics.rollup import summed
 
     with session.broker() as backend:
         found = summed(_rolled(backend.keys, asked), SPANS[asked["by"]])
@@ -195,7 +195,7 @@ def _show_rollups(session: Session, asked: dict[str, Any], json_: bool) -> None:
 
 def _rolled(keys: KeyStore, asked: dict[str, Any]) -> list[Row]:
     from jobpool.message.units import parse_duration
-    from jobpool.metrics.reader import rollups
+    from jobpool.telemetry.metrics.reader import rollups
 
     try:
         back = parse_duration(asked["since"])

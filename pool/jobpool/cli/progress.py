@@ -8,8 +8,8 @@ from types import TracebackType
 
 from jobpool.ipc.board_views import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
-from jobpool.logs import LineHandler
 from jobpool.message.units import format_duration
+from jobpool.telemetry.logs import LineHandler
 
 INTERVAL = 0.2
 WIDTH = 30

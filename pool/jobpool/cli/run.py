@@ -20,8 +20,8 @@ from jobpool.cli.session import Session
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.cli.startup import Start
-    from jobpool.logs import LineHandler
     from jobpool.master.settings import PoolSettings
+    from jobpool.telemetry.logs import LineHandler
 
 log = logging.getLogger("jobpool.cli")
 
@@ -66,7 +66,7 @@ def run(
     mode = {"max_total": 1 if once else max_, "until_empty": until_empty, "fail_on_dead": fail_on_dead}
     start = _read(session, flags, mode)
     from jobpool.cli.startup import check_apps
-    from jobpool.logs import configure
+    from jobpool.telemetry.logs import configure
 
     pool = replace(check_apps(start.pool), log_level=session.log_level(start.log_level))
     lines = configure(pool.log_level, start.log_format)

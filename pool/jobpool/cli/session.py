@@ -66,8 +66,8 @@ class Session:
     def broker(self) -> Iterator[QueueBackend]:
         """The configured broker, open for the block, with a log for a command (warnings only, unless asked)."""
         from jobpool.broker.opening import open_backend
-        from jobpool.logs import configure
         from jobpool.message.signing import EnvelopeSigner
+        from jobpool.telemetry.logs import configure
 
         settings = self.settings()
         asked = self._logging["log_level"] is not None

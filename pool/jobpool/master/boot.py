@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobpool.metrics.probes import BOOT_LOOP
+from jobpool.telemetry.metrics.probes import BOOT_LOOP
 
 FIRST = 0.1
 LONGEST = 30.0

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.errors import ConfigurationError
-from jobpool.history.places import parse
 from jobpool.master.guarding import check_key_store
 from jobpool.master.settings import PoolSettings
 from jobpool.policy.guarding import Limits
+from jobpool.telemetry.history.places import parse
 
 log = logging.getLogger("jobpool.pool")
 

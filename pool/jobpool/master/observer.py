@@ -16,7 +16,6 @@ from datetime import datetime
 from typing import Any
 
 from jobpool.clock import Clock
-from jobpool.history.feed import Feed
 from jobpool.master import events as ev
 from jobpool.master.delivery import Delivery
 from jobpool.master.pool import Pool
@@ -26,10 +25,11 @@ from jobpool.master.verdicts import signal_name
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Outcome, Succeeded
 from jobpool.message.settlement import Ack, Settled, Settlement
-from jobpool.metrics import catalogue as names
-from jobpool.metrics.collector import MetricsCollector
-from jobpool.metrics.memory import OTHER, MemoryMetrics, Snapshot
 from jobpool.policy.decide import counters_of
+from jobpool.telemetry.history.feed import Feed
+from jobpool.telemetry.metrics import catalogue as names
+from jobpool.telemetry.metrics.collector import MetricsCollector
+from jobpool.telemetry.metrics.memory import OTHER, MemoryMetrics, Snapshot
 
 REMEMBER_DEAD = 60.0
 """Seconds for which an ended child counts in `child_peak_rss_bytes`."""

@@ -6,11 +6,11 @@ import contextlib
 from dataclasses import dataclass
 
 from jobpool.errors import MalformedEnvelope
-from jobpool.history.row import UNNAMED, Attempt
 from jobpool.master.delivery import Delivery
 from jobpool.message.outcome import Rejected, Snoozed
 from jobpool.message.settlement import Abandon, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool.policy.decide import status_of
+from jobpool.telemetry.history.row import UNNAMED, Attempt
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 from jobpool.broker.key_store import KeyStore
 from jobpool.errors import JobpoolError
-from jobpool.metrics.memory import Ended
-from jobpool.metrics.rollup import MINUTE, SPACE, Place, Row, key, minute_of, rows
+from jobpool.telemetry.metrics.memory import Ended
+from jobpool.telemetry.metrics.rollup import MINUTE, SPACE, Place, Row, key, minute_of, rows
 
 MOST_PENDING = 5_000
 """Rows that are kept while the broker is away."""

@@ -38,8 +38,8 @@ from jobpool.master.signals import Signals
 from jobpool.master.watching import Watching, watching
 from jobpool.message.allowances import Allowances
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.metrics.collector import MetricsCollector
 from jobpool.policy.retry import RetryPolicy
+from jobpool.telemetry.metrics.collector import MetricsCollector
 
 COUNT_EVERY_UNTIL_EMPTY = 0.2
 """Seconds between two looks at the counts when the pool ends as soon as they are 0."""

@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.errors import ConfigurationError
-from jobpool.history.feed import Feed
-from jobpool.history.places import InFile, InTable, Place, check_place, parse
-from jobpool.history.row import Attempt
-from jobpool.history.writer import Writer
 from jobpool.ipc.board_views import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
-from jobpool.masking import Masker
 from jobpool.master.asking import Asker
 from jobpool.master.demands import no_table
 from jobpool.master.inbox import Inbox
@@ -25,14 +20,19 @@ from jobpool.master.pool import Pool
 from jobpool.master.recording import Recorded, attempt_of
 from jobpool.master.rollups import Counts, Rollups
 from jobpool.master.settings import PoolSettings
-from jobpool.metrics.collector import MetricsCollector
-from jobpool.metrics.exposition import MEND, expose, require_client
-from jobpool.metrics.memory import MemoryMetrics
-from jobpool.metrics.pages import Page, View, text_page
-from jobpool.metrics.probes import Probe, live, ready
+from jobpool.telemetry.history.feed import Feed
+from jobpool.telemetry.history.places import InFile, InTable, Place, check_place, parse
+from jobpool.telemetry.history.row import Attempt
+from jobpool.telemetry.history.writer import Writer
+from jobpool.telemetry.masking import Masker
+from jobpool.telemetry.metrics.collector import MetricsCollector
+from jobpool.telemetry.metrics.exposition import MEND, expose, require_client
+from jobpool.telemetry.metrics.memory import MemoryMetrics
+from jobpool.telemetry.metrics.pages import Page, View, text_page
+from jobpool.telemetry.metrics.probes import Probe, live, ready
 
 if TYPE_CHECKING:
-    from jobpool.metrics.server import Server
+    from jobpool.telemetry.metrics.server import Server
 
 END_LIMIT = 2.0
 """Seconds for the last rollups, and for the last rows of history, to be written at a stop."""
@@ -155,7 +155,7 @@ def _rollups(settings: PoolSettings, backend: QueueBackend, asker: Asker, observ
 def _server(settings: PoolSettings, board: Scoreboard, asker: Asker, observer: Observer) -> Server | None:
     if settings.metrics_port is None:
         return None
-    from jobpool.metrics.server import Server  # brings http.server, and that much more: only where it is used
+    from jobpool.telemetry.metrics.server import Server  # brings http.server, and that much more: only where it is used
 
     try:
         require_client()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jobpool.metrics.probes import LOOP_LIMIT
+from jobpool.telemetry.metrics.probes import LOOP_LIMIT
 from jobpool.torture import processes
 from jobpool.torture.pool import Pool
 from jobpool.torture.stops import Stops

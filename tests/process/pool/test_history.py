@@ -9,7 +9,7 @@ import pytest
 from support.poolrig import Rig
 from support.waiting import wait_until
 
-from jobpool.history.places import InFile, InTable, Place
+from jobpool.telemetry.history.places import InFile, InTable, Place
 
 
 def statuses(place: Place, name: str) -> list[str]:

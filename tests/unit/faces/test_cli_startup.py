@@ -17,8 +17,8 @@ from jobpool.cli.progress import Progress, bar
 from jobpool.cli.startup import apart, backlog, check_apps, search_path
 from jobpool.errors import ConfigurationError
 from jobpool.ipc.scoreboard import HeaderView, Scoreboard
-from jobpool.logs import LineHandler
 from jobpool.master.settings import PoolSettings
+from jobpool.telemetry.logs import LineHandler
 
 
 def a_pool(tmp_path: Path, *apps: str) -> PoolSettings:

@@ -12,12 +12,12 @@ from click.testing import Result
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
-from jobpool.history.places import InFile, InTable
-from jobpool.history.row import Attempt, encode, row_of
-from jobpool.masking import Masker
-from jobpool.metrics.histogram import Histogram
-from jobpool.metrics.memory import FINE_BUCKETS
-from jobpool.metrics.rollup import HOUR, MINUTE, Row, key, minute_of
+from jobpool.telemetry.history.places import InFile, InTable
+from jobpool.telemetry.history.row import Attempt, encode, row_of
+from jobpool.telemetry.masking import Masker
+from jobpool.telemetry.metrics.histogram import Histogram
+from jobpool.telemetry.metrics.memory import FINE_BUCKETS
+from jobpool.telemetry.metrics.rollup import HOUR, MINUTE, Row, key, minute_of
 
 Jobpool = Callable[..., Result]
 

@@ -10,7 +10,7 @@ from typing import TextIO
 import pytest
 from support.waiting import wait_until
 
-from jobpool.logs import MAX_UNWRITTEN_BYTES, LineHandler, RateLimit, configure, fields_of
+from jobpool.telemetry.logs import MAX_UNWRITTEN_BYTES, LineHandler, RateLimit, configure, fields_of
 
 
 class Terminal(io.StringIO):

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from jobpool.history import file
-from jobpool.history.file import HistoryFile, newest
-from jobpool.history.row import encode
+from jobpool.telemetry.history import file
+from jobpool.telemetry.history.file import HistoryFile, newest
+from jobpool.telemetry.history.row import encode
 
 
 def a_line(name: str, number: int, fill: int = 0) -> tuple[str, bytes]:
@@ -109,8 +109,8 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from jobpool.history.file import HistoryFile
-from jobpool.history.row import encode
+from jobpool.telemetry.history.file import HistoryFile
+from jobpool.telemetry.history.row import encode
 me, path = int(sys.argv[1]), Path(sys.argv[2])
 history = HistoryFile(path, keep=int(sys.argv[3]), tidy_from=5_000)
 for number in range(200):

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from jobpool.child.capture import DEFAULT_CAP, cap_text
 from jobpool.errors import ConfigurationError
-from jobpool.history.feed import Feed
-from jobpool.history.places import Where, check_keep, check_place, parse, setting
-from jobpool.history.row import FIELDS, LARGEST, UNNAMED, Attempt, decode, encode, log_name, row_of, shortened
-from jobpool.masking import MASK, Masker
 from jobpool.message.death import Death
+from jobpool.telemetry.history.feed import Feed
+from jobpool.telemetry.history.places import Where, check_keep, check_place, parse, setting
+from jobpool.telemetry.history.row import FIELDS, LARGEST, UNNAMED, Attempt, decode, encode, log_name, row_of, shortened
+from jobpool.telemetry.masking import MASK, Masker
 
 MASKER = Masker()
 

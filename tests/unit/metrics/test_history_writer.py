@@ -12,12 +12,12 @@ import pytest
 from support.waiting import wait_until
 
 from jobpool.broker.opening import open_backend
-from jobpool.history import writer as module
-from jobpool.history.file import Line
-from jobpool.history.places import InFile, InTable, Place
-from jobpool.history.row import Attempt
-from jobpool.history.writer import Writer
-from jobpool.masking import Masker
+from jobpool.telemetry.history import writer as module
+from jobpool.telemetry.history.file import Line
+from jobpool.telemetry.history.places import InFile, InTable, Place
+from jobpool.telemetry.history.row import Attempt
+from jobpool.telemetry.history.writer import Writer
+from jobpool.telemetry.masking import Masker
 
 
 class Gathered:

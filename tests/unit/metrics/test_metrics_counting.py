@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobpool.metrics import catalogue as names
-from jobpool.metrics.catalogue import METRICS, RUN_BUCKETS, Kind
-from jobpool.metrics.collector import Labels, MetricsCollector
-from jobpool.metrics.histogram import Histogram
-from jobpool.metrics.memory import FINE_BUCKETS, OTHER, MemoryMetrics, Sample, coarser
+from jobpool.telemetry.metrics import catalogue as names
+from jobpool.telemetry.metrics.catalogue import METRICS, RUN_BUCKETS, Kind
+from jobpool.telemetry.metrics.collector import Labels, MetricsCollector
+from jobpool.telemetry.metrics.histogram import Histogram
+from jobpool.telemetry.metrics.memory import FINE_BUCKETS, OTHER, MemoryMetrics, Sample, coarser
 
 
 def sample(metrics: MemoryMetrics, metric: names.Metric) -> Sample:

@@ -10,10 +10,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from jobpool.errors import ConfigurationError
-from jobpool.metrics import catalogue as names
-from jobpool.metrics.catalogue import METRICS, RUN_BUCKETS
-from jobpool.metrics.exposition import expose
-from jobpool.metrics.memory import MemoryMetrics, Snapshot
+from jobpool.telemetry.metrics import catalogue as names
+from jobpool.telemetry.metrics.catalogue import METRICS, RUN_BUCKETS
+from jobpool.telemetry.metrics.exposition import expose
+from jobpool.telemetry.metrics.memory import MemoryMetrics, Snapshot
 
 
 def snapshot() -> Snapshot:

@@ -15,9 +15,9 @@ from support.descriptors import no_more_descriptors
 from support.waiting import wait_until
 
 from jobpool.errors import ConfigurationError
-from jobpool.metrics import server as module
-from jobpool.metrics.pages import Page, text_page
-from jobpool.metrics.server import MOST_CONNECTIONS, Server
+from jobpool.telemetry.metrics import server as module
+from jobpool.telemetry.metrics.pages import Page, text_page
+from jobpool.telemetry.metrics.server import MOST_CONNECTIONS, Server
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from stage import Stage
 
 from jobpool.broker.backend import QueueStats, Reaped
 from jobpool.clock import SystemClock
-from jobpool.history.feed import Feed
 from jobpool.ipc.frames import Exited, Result, Verdict
 from jobpool.master import actions as act
 from jobpool.master import events as ev
@@ -23,11 +22,12 @@ from jobpool.master.slots import Ending, Slot
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Rejected
 from jobpool.message.settlement import Settled
-from jobpool.metrics import catalogue as names
-from jobpool.metrics.catalogue import Metric
-from jobpool.metrics.collector import Labels
-from jobpool.metrics.histogram import Histogram
-from jobpool.metrics.memory import OTHER, MemoryMetrics
+from jobpool.telemetry.history.feed import Feed
+from jobpool.telemetry.metrics import catalogue as names
+from jobpool.telemetry.metrics.catalogue import Metric
+from jobpool.telemetry.metrics.collector import Labels
+from jobpool.telemetry.metrics.histogram import Histogram
+from jobpool.telemetry.metrics.memory import OTHER, MemoryMetrics
 
 STALE = 0.2
 """Seconds after which what was leased and not begun is given back."""

@@ -16,7 +16,6 @@ from support.waiting import wait_until
 
 from jobpool.broker.opening import open_backend
 from jobpool.errors import ConfigurationError
-from jobpool.history.row import FIELDS
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
@@ -26,9 +25,10 @@ from jobpool.master.observer import Observer
 from jobpool.master.pool import Pool
 from jobpool.master.settings import PoolSettings
 from jobpool.master.watching import NO_ANSWER, Watching, metrics_page, probe_page, watching
-from jobpool.metrics.catalogue import METRICS, OUTCOMES
-from jobpool.metrics.memory import MemoryMetrics
-from jobpool.metrics.probes import live, ready
+from jobpool.telemetry.history.row import FIELDS
+from jobpool.telemetry.metrics.catalogue import METRICS, OUTCOMES
+from jobpool.telemetry.metrics.memory import MemoryMetrics
+from jobpool.telemetry.metrics.probes import live, ready
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from jobpool.metrics.probes import LOOP_LIMIT
+from jobpool.telemetry.metrics.probes import LOOP_LIMIT
 from jobpool.torture import stalls
 from jobpool.torture.pool import Pool
 from jobpool.torture.stalls import FROZEN_LIMIT_S, Stalls

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobpool.masking import DEEPEST, MASK, TOO_DEEP, Masker
+from jobpool.telemetry.masking import DEEPEST, MASK, TOO_DEEP, Masker
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N"
 PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{'MIIEow-IBAAKC+/=' * 4}\n-----END RSA PRIVATE KEY-----"

@@ -8,9 +8,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from jobpool.metrics.catalogue import JOBS, LABELS_DROPPED, RUN, RUN_BUCKETS, WAIT, Metric
-from jobpool.metrics.collector import Labels, MetricsCollector
-from jobpool.metrics.histogram import Histogram
+from jobpool.telemetry.metrics.catalogue import JOBS, LABELS_DROPPED, RUN, RUN_BUCKETS, WAIT, Metric
+from jobpool.telemetry.metrics.collector import Labels, MetricsCollector
+from jobpool.telemetry.metrics.histogram import Histogram
 
 MOST_SERIES = 1000
 """Sets of labels that a metric, or that queues and handlers together, can have; more go under `other`."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from jobpool.metrics.histogram import Histogram
-from jobpool.metrics.memory import FINE_BUCKETS, Ended
+from jobpool.telemetry.metrics.histogram import Histogram
+from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Ended
 
 SPACE = "rollups"
 MINUTE = 60

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from jobpool.errors import ConfigurationError
-from jobpool.metrics.catalogue import METRICS, Kind, Metric
-from jobpool.metrics.histogram import Histogram
-from jobpool.metrics.memory import Sample, Snapshot
+from jobpool.telemetry.metrics.catalogue import METRICS, Kind, Metric
+from jobpool.telemetry.metrics.histogram import Histogram
+from jobpool.telemetry.metrics.memory import Sample, Snapshot
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jobpool.history.row import decode
+from jobpool.telemetry.history.row import decode
 
 TIDY_FROM = 1024 * 1024
 """Bytes: a smaller file is left alone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from jobpool.metrics.catalogue import FETCHED, JOBS, RUN, WAIT, Metric
+from jobpool.telemetry.metrics.catalogue import FETCHED, JOBS, RUN, WAIT, Metric
 
 Labels = tuple[str, ...]
 """Values, in the order of `Metric.labels`."""

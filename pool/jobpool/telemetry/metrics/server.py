@@ -18,7 +18,7 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 
 from jobpool.errors import ConfigurationError
-from jobpool.metrics.pages import Page, View, text_page
+from jobpool.telemetry.metrics.pages import Page, View, text_page
 
 PATIENCE = 5.0
 """Seconds for a whole request and its answer."""

@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable, Sequence
 
 from jobpool.errors import JobpoolError
-from jobpool.history.file import Line
-from jobpool.history.places import Place
-from jobpool.history.row import Attempt, encode, log_name, row_of
-from jobpool.masking import Masker
+from jobpool.telemetry.history.file import Line
+from jobpool.telemetry.history.places import Place
+from jobpool.telemetry.history.row import Attempt, encode, log_name, row_of
+from jobpool.telemetry.masking import Masker
 
 EVERY = 0.5
 """Seconds between two visits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jobpool.broker.key_store import KeyStore
-from jobpool.metrics.rollup import SPACE, Row, decode, stamp
+from jobpool.telemetry.metrics.rollup import SPACE, Row, decode, stamp
 
 PAGE = 5_000
 

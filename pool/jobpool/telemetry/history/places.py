@@ -10,9 +10,9 @@ from typing import Any
 
 from jobpool.broker.key_store import MOST_LINES, KeyStore
 from jobpool.errors import ConfigurationError
-from jobpool.history import file
-from jobpool.history.file import HistoryFile, Line
-from jobpool.history.row import decode, log_name
+from jobpool.telemetry.history import file
+from jobpool.telemetry.history.file import HistoryFile, Line
+from jobpool.telemetry.history.row import decode, log_name
 
 SPACE = "history"
 
