@@ -10,7 +10,7 @@ from unittest.mock import patch
 import psycopg
 
 from jobpool.broker.opening import open_backend
-from jobpool.client import Jobs
+from jobpool.client.jobs import Jobs
 
 Step = Callable[[psycopg.Connection[Any]], object]
 """Something that was said on a connection."""

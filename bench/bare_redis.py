@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from redis import Redis
 
 from bench.recorder import recorded
-from jobpool.client import Jobs
+from jobpool.client.jobs import Jobs
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from bench import bare_postgres, bare_redis
 from bench.beside import KEY
 from bench.programs import answer
-from jobpool.client import BATCH, Jobs
+from jobpool.client.jobs import BATCH, Jobs
 from jobpool.message.definition import JobDefinition
 
 QUEUE = "bench"

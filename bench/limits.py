@@ -12,7 +12,7 @@ from bench.figures import Figure, Section, Target
 from bench.guards import Place, brokers_of
 from bench.livepool import twins, wait_for
 from bench.plan import Plan
-from jobpool.client import Jobs
+from jobpool.client.jobs import Jobs
 
 TITLE = "two pools on one broker: what they keep together"
 NOTES = [

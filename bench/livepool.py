@@ -16,10 +16,10 @@ from typing import TypeVar
 from bench.plan import Plan
 from bench.processes import descendants
 from bench.programs import ROOT, clean_environment
-from jobpool.client import Jobs
+from jobpool.client.jobs import Jobs
 from jobpool.ipc.board_views import ChildState
 from jobpool.ipc.scoreboard import Scoreboard
-from jobpool.runtime_dir import discover
+from jobpool.ops.runtime_dir import discover
 
 T = TypeVar("T")
 

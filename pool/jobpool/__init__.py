@@ -13,8 +13,11 @@ from jobpool.message import producer
 if TYPE_CHECKING:
     from jobpool.broker.backend import Capabilities, QueueBackend
     from jobpool.broker.opening import open_backend
-    from jobpool.claims import Claim, ClaimMessage, Queue
-    from jobpool.client import Jobs
+    from jobpool.client.claims import Claim, ClaimMessage, Queue
+    from jobpool.client.idempotency import IdempotencyGuard
+    from jobpool.client.jobs import Jobs
+    from jobpool.client.limiter import RateLimiter
+    from jobpool.client.worker import QueueWorker
     from jobpool.cron.runner import CronRunner
     from jobpool.cron.scheduler import Scheduler
     from jobpool.errors import (
@@ -28,8 +31,6 @@ if TYPE_CHECKING:
         Unrecoverable,
     )
     from jobpool.handlers.registry import HandlerRegistry, builtin, command, handler, listener
-    from jobpool.idempotency import IdempotencyGuard
-    from jobpool.limiter import RateLimiter
     from jobpool.message.allowances import Allowances
     from jobpool.message.builder import JobBuilder
     from jobpool.message.context import JobContext
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from jobpool.policy.guarding import Limits
     from jobpool.policy.retry import RetryPolicy
     from jobpool.telemetry.metrics.collector import MetricsCollector
-    from jobpool.worker import QueueWorker
 
 __version__ = "0.1.0"
 
@@ -97,8 +97,8 @@ _HOME = {
     "Capabilities": "jobpool.broker.backend",
     "CircuitBreaker": "jobpool.policy.breaker",
     "CronRunner": "jobpool.cron.runner",
-    "Claim": "jobpool.claims",
-    "ClaimMessage": "jobpool.claims",
+    "Claim": "jobpool.client.claims",
+    "ClaimMessage": "jobpool.client.claims",
     "ClaimNotFound": "jobpool.errors",
     "DeadLetterQueue": "jobpool.message.dead_letters",
     "EnvelopeSigner": "jobpool.message.signing",
@@ -106,20 +106,20 @@ _HOME = {
     "Forbidden": "jobpool.errors",
     "HandlerRegistry": "jobpool.handlers.registry",
     "HardTimeout": "jobpool.errors",
-    "IdempotencyGuard": "jobpool.idempotency",
+    "IdempotencyGuard": "jobpool.client.idempotency",
     "JobBuilder": "jobpool.message.builder",
     "JobContext": "jobpool.message.context",
     "JobDefinition": "jobpool.message.definition",
     "JobEnvelope": "jobpool.message.envelope",
     "JobLease": "jobpool.message.lease",
-    "Jobs": "jobpool.client",
+    "Jobs": "jobpool.client.jobs",
     "LeaseLost": "jobpool.errors",
     "MetricsCollector": "jobpool.telemetry.metrics.collector",
     "Limits": "jobpool.policy.guarding",
-    "Queue": "jobpool.claims",
+    "Queue": "jobpool.client.claims",
     "QueueBackend": "jobpool.broker.backend",
-    "QueueWorker": "jobpool.worker",
-    "RateLimiter": "jobpool.limiter",
+    "QueueWorker": "jobpool.client.worker",
+    "RateLimiter": "jobpool.client.limiter",
     "Retry": "jobpool.errors",
     "RetryPolicy": "jobpool.policy.retry",
     "Scheduler": "jobpool.cron.scheduler",
@@ -149,7 +149,7 @@ def __dir__() -> list[str]:
 
 
 def _open_default() -> producer.Producer:
-    from jobpool.client import Jobs
+    from jobpool.client.jobs import Jobs
 
     return Jobs()
 

@@ -17,8 +17,8 @@ from support.faultmoves import Figure, start_pools, stop_all
 from support.poolrig import LIMIT, PoolProcess, Rig, kill_child
 from support.waiting import wait_until
 
-from jobpool.health import look
 from jobpool.master.boot import FIRST, LOOP_AT
+from jobpool.ops.health import look
 
 BOOT = 2.0
 """Seconds that a boot may take: enough for one that succeeds, on a busy machine."""

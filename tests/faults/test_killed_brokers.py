@@ -16,8 +16,8 @@ from support.poolrig_brokers import BeanstalkBroker, Broker, ClusterBroker, Redi
 from support.servers import RedisServer
 from support.waiting import wait_until
 
-from jobpool.health import look
 from jobpool.master.run import BROKER_INTERVAL
+from jobpool.ops.health import look
 from jobpool.telemetry.history.places import InFile
 from jobpool.telemetry.metrics.reader import rollups
 from jobpool.telemetry.metrics.rollup import HOUR

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.errors import BackendUnavailable
-from jobpool.health import MISSED, look
 from jobpool.master.run import BROKER_INTERVAL
 from jobpool.message.definition import JobDefinition
+from jobpool.ops.health import MISSED, look
 from support.faultmoves import fed
 from support.poolrig import LIMIT, PoolProcess, Rig
 from support.poolrig_brokers import Host

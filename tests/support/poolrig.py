@@ -23,12 +23,12 @@ from typing import Any
 
 from jobpool.broker.backend import Message, MessageFilter, QueueBackend, QueueStats, State
 from jobpool.broker.opening import open_backend
-from jobpool.health import look
 from jobpool.ipc.board_views import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.runtime_dir import PoolFile, discover
+from jobpool.ops.health import look
+from jobpool.ops.runtime_dir import PoolFile, discover
 from jobpool.torture import processes
 from jobpool.torture.account import Account
 from jobpool.torture.ledger import LEDGER, Ledger, Line

@@ -24,7 +24,7 @@ from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
     from jobpool.broker.claim_store import HeldClaim
-    from jobpool.claims import Claim
+    from jobpool.client.claims import Claim
 
 COLUMNS = (
     Column("CLAIM"),

@@ -39,7 +39,7 @@ def doctor(
     Takes all options of the pool, and starts none. Exits 0: well, or warnings only; 1: a problem.
     """
     from jobpool.cli.startup import search_path
-    from jobpool.doctor.examination import examine, is_well
+    from jobpool.ops.doctor.examination import examine, is_well
     from jobpool.telemetry.logs import configure
 
     settings = session.settings(**{key: value for key, value in flags.items() if value not in (None, ())})

@@ -13,7 +13,7 @@ from jobpool.cli.session import Session
 from jobpool.message.printable import one_line
 
 if TYPE_CHECKING:
-    from jobpool.health import Health
+    from jobpool.ops.health import Health
 
 DEGRADED = 1
 NO_POOL = 3
@@ -25,8 +25,8 @@ NO_POOL = 3
 @click.pass_context
 def health(ctx: click.Context, session: Session, json_: bool) -> None:
     """Check the pools on this machine, or those called --name. Exits 0: healthy, 1: degraded, 3: no pool."""
-    from jobpool.health import look
-    from jobpool.runtime_dir import discover
+    from jobpool.ops.health import look
+    from jobpool.ops.runtime_dir import discover
 
     directory = session.runtime_dir()
     found = [look(pool) for pool in discover(directory, session.pool_name())]

@@ -168,7 +168,7 @@ def as_values(message: Message) -> dict[str, Any]:
 
 def shown_value(body: bytes) -> Any:
     """What was posted, as a JSON value; bytes that are none as text."""
-    from jobpool.claims import posted_value
+    from jobpool.client.claims import posted_value
 
     value = posted_value(body)
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -23,7 +23,7 @@ from jobpool.message.units import format_duration, parse_duration
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.broker.claim_store import ClaimStore
-    from jobpool.claims import ClaimMessage, Queue
+    from jobpool.client.claims import ClaimMessage, Queue
 
 MESSAGES = (
     Column("ID"),
@@ -158,7 +158,7 @@ def pop(session: Session, queue: str, limit: int, json_: bool) -> None:
 
 def selected(backend: QueueBackend, queue: str, max_claims: int = 0) -> Queue:
     """This queue of that broker. Raises `InvalidJob`, or `Unsupported` where the broker has no claims."""
-    from jobpool.claims import Queue
+    from jobpool.client.claims import Queue
 
     _ = backend.claims
     return Queue(lambda: backend, queue, max_claims)

@@ -117,7 +117,7 @@ def _published(pool: PoolSettings, directory: str | None) -> Iterator[PoolSettin
     from importlib.metadata import version
 
     from jobpool.errors import ConfigurationError
-    from jobpool.runtime_dir import board_path, register, runtime_dir, this_pool, unregister
+    from jobpool.ops.runtime_dir import board_path, register, runtime_dir, this_pool, unregister
 
     try:
         place = runtime_dir(directory)

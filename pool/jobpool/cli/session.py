@@ -85,7 +85,7 @@ class Session:
 
     def runtime_dir(self) -> Path:
         """The runtime directory, without reading the settings as a whole: health probes come often."""
-        from jobpool.runtime_dir import runtime_dir
+        from jobpool.ops.runtime_dir import runtime_dir
 
         return runtime_dir(self._peek("runtime_dir"))
 

@@ -20,7 +20,7 @@ from jobpool.cli.session import Session
 from jobpool.cli.topview import COLUMNS, cells, headline, screen
 
 if TYPE_CHECKING:
-    from jobpool.top import Watcher
+    from jobpool.ops.top import Watcher
 
 FAILED = 1
 
@@ -36,8 +36,8 @@ def top(ctx: click.Context, session: Session, once: bool, interval: float, json_
 
     It reads shared memory only, so it answers while a pool or its broker hangs. q or Ctrl-C leaves.
     """
-    from jobpool.runtime_dir import discover
-    from jobpool.top import Watcher
+    from jobpool.ops.runtime_dir import discover
+    from jobpool.ops.top import Watcher
 
     directory = session.runtime_dir()
     with Watcher(partial(discover, directory, session.pool_name())) as watcher:

@@ -10,7 +10,7 @@ from jobpool.message.units import format_duration, format_size
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from jobpool.top import PoolSample, SlotRow
+    from jobpool.ops.top import PoolSample, SlotRow
 
 COLUMNS = (
     *(("SLOT", True), ("PID", True), ("STATE", False), ("HANDLER", False), ("JOB", False), ("QUEUE", False)),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.client.worker import DEFAULT_TIMEOUT, JobFailedError, run_inline
 from jobpool.cron.stopping import signals_kept
 from jobpool.errors import JobpoolError
 from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.message.definition import JobDefinition
 from jobpool.message.headline import headline
 from jobpool.message.result import ExecutionResult
-from jobpool.worker import DEFAULT_TIMEOUT, JobFailedError, run_inline
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 
 from jobpool.broker.backend import QueueBackend
+from jobpool.client.worker import DEFAULT_TIMEOUT
 from jobpool.clock import Clock
 from jobpool.cron.firing import Firing
 from jobpool.cron.inline import Inline
@@ -28,7 +29,6 @@ from jobpool.cron.trial import try_out
 from jobpool.errors import ConfigurationError
 from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.message.definition import JobDefinition, check_seconds, rfc3339
-from jobpool.worker import DEFAULT_TIMEOUT
 
 LONGEST_GRACE = 12 * 3600.0
 """Seconds: what was missed longer ago is never made up for, because firings are remembered for a day only."""

@@ -11,6 +11,7 @@ from setproctitle import setproctitle
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.client.worker import inline_runner
 from jobpool.cron.firing import Firing, FiringStatus
 from jobpool.cron.loop import CronLoop, report
 from jobpool.cron.runner import CronRunner
@@ -22,7 +23,6 @@ from jobpool.ipc.process_options import ChildOptions
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.message import producer
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.worker import inline_runner
 
 
 def schedules_of(options: ChildOptions) -> list[Scheduler]:

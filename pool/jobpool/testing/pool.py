@@ -9,7 +9,8 @@ from typing import Self
 
 from jobpool.broker.backend import Message, MessageFilter, ReapPolicy, State
 from jobpool.broker.opening import open_backend
-from jobpool.client import Jobs
+from jobpool.client.jobs import Jobs
+from jobpool.client.worker import DEFAULT_TIMEOUT
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.handlers.registry import HandlerRegistry
@@ -24,7 +25,6 @@ from jobpool.policy.retry import RetryPolicy
 from jobpool.testing.faults import Fault, FaultPlan, Injection, Point
 from jobpool.testing.runs import Run
 from jobpool.testing.worker import FaultyWorker
-from jobpool.worker import DEFAULT_TIMEOUT
 
 OUTAGE_PAUSE = 1.0
 """Virtual seconds after which a fetch that was not answered is tried again."""

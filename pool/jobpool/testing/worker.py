@@ -7,6 +7,7 @@ from typing import Any
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.child.attempt import Attempt, JobToRun
+from jobpool.client.worker import QueueWorker
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, MalformedEnvelope
 from jobpool.handlers.registry import AnyHandler, HandlerRegistry
@@ -17,7 +18,6 @@ from jobpool.message.settlement import Forfeit, Settled, Settlement
 from jobpool.testing.faults import BrokerDown, Crash, FaultPlan, LoseLease, Point
 from jobpool.testing.runs import Run
 from jobpool.testing.sabotage import Sabotage
-from jobpool.worker import QueueWorker
 
 SILENT = "the broker does not answer: a test has told it so"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jobpool.ipc.board_views import ChildState, HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
-from jobpool.runtime_dir import PoolFile, discover
+from jobpool.ops.runtime_dir import PoolFile, discover
 from jobpool.torture import processes
 from jobpool.torture.clocks import PoolClock, clear
 from jobpool.torture.logpipe import LogPipe

@@ -15,6 +15,7 @@ from support.built_in import attempt, output, refusal
 
 from jobpool import Jobs, open_backend
 from jobpool.cli.startup import check_apps
+from jobpool.client.worker import JobFailedError, QueueWorker, inline_runner
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.handlers.builtin import MAKERS
 from jobpool.handlers.registry import HandlerNotAllowed, HandlerRegistry, UnknownHandler
@@ -27,7 +28,6 @@ from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.result import Status
 from jobpool.testing import VirtualPool
-from jobpool.worker import JobFailedError, QueueWorker, inline_runner
 
 ECHO: dict[str, Any] = {"allowed_shell_commands": ["echo"]}
 OWN = ("callable", "command", "event", "shell")

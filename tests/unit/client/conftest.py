@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobpool.client import Jobs
+from jobpool.client.jobs import Jobs
 from jobpool.clock import ManualClock
 from jobpool.message import producer
 from jobpool_backends.memory import MemoryBackend

@@ -12,7 +12,7 @@ import pytest
 import jobpool
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
-from jobpool.client import Jobs
+from jobpool.client.jobs import Jobs
 from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
 from jobpool.message import producer
 from jobpool.message.definition import JobDefinition

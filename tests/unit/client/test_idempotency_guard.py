@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from jobpool import IdempotencyGuard, Jobs
+from jobpool.client.worker import QueueWorker
 from jobpool.clock import ManualClock
 from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.definition import JobDefinition
 from jobpool.message.result import Status
-from jobpool.worker import QueueWorker
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sync import SyncBackend
 

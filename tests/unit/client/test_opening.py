@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from jobpool.broker.config_file import ConfigFile
 from jobpool.broker.opening import default_signer, default_url, known_schemes, open_backend, redact, scheme_of
-from jobpool.client import Jobs
+from jobpool.client.jobs import Jobs
 from jobpool.clock import ManualClock
 from jobpool.errors import ConfigurationError
 from jobpool.master.settings import PoolSettings

@@ -9,13 +9,13 @@ import pytest
 
 from jobpool import Jobs, Limits, RateLimiter
 from jobpool.broker.key_store import KeyStore
+from jobpool.client.worker import QueueWorker
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, Unsupported
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import Rate
 from jobpool.message.result import Status
-from jobpool.worker import QueueWorker
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.sync import SyncBackend
 

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from support.modest import Breakable, OwnLeases
 
-from jobpool import worker as worker_module
 from jobpool.broker.backend import Message, MessageFilter, QueueBackend, State
 from jobpool.broker.opening import open_backend
-from jobpool.client import Jobs
+from jobpool.client import worker as worker_module
+from jobpool.client.jobs import Jobs
+from jobpool.client.worker import JobFailedError, QueueWorker, inline_runner
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, Retry, Snooze, Unrecoverable, Unsupported
 from jobpool.handlers.registry import HandlerRegistry
@@ -29,7 +30,6 @@ from jobpool.message.result import Status, WorkerResult
 from jobpool.message.settlement import Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.retry import RetryPolicy
-from jobpool.worker import JobFailedError, QueueWorker, inline_runner
 from jobpool_backends.memory import MemoryBackend
 
 LIMIT = 10.0

@@ -9,6 +9,7 @@ import pytest
 from support.jobs import QUEUE, a_job
 
 from jobpool.broker.backend import Capabilities
+from jobpool.client.worker import QueueWorker
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.handlers.registry import HandlerRegistry
@@ -17,7 +18,6 @@ from jobpool.message.guards import Begun, Guards, Hold
 from jobpool.message.lease import JobLease
 from jobpool.message.result import Status
 from jobpool.policy.guarding import Limits
-from jobpool.worker import QueueWorker
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.memory.keys import MemoryKeys
 

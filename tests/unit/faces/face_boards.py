@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jobpool.ipc.scoreboard import Scoreboard
-from jobpool.runtime_dir import PoolFile, register, this_pool
+from jobpool.ops.runtime_dir import PoolFile, register, this_pool
 
 NOW = 1000.0
 WELL: dict[str, Any] = {

@@ -18,9 +18,10 @@ from support.servers.ports import free_port
 
 from jobpool.broker.config_file import find_config
 from jobpool.broker.finding import Finding, Level, cautions_of
-from jobpool.doctor import broker, configuration, handlers, machine, stopping
-from jobpool.doctor.examination import examine, is_well
-from jobpool.doctor.surroundings import (
+from jobpool.ipc.frames import HandlerInfo
+from jobpool.ops.doctor import broker, configuration, handlers, machine, stopping
+from jobpool.ops.doctor.examination import examine, is_well
+from jobpool.ops.doctor.surroundings import (
     Supervisor,
     Surroundings,
     find_supervisor,
@@ -28,7 +29,6 @@ from jobpool.doctor.surroundings import (
     memory_of,
     parse_systemd,
 )
-from jobpool.ipc.frames import HandlerInfo
 from jobpool.settings import Settings, load
 
 KEY = "0123456789abcdef"
@@ -368,8 +368,8 @@ program = struct.pack("HxxxxxxP", len(rules), ctypes.addressof(held))
 assert libc.prctl(38, 1, 0, 0, 0) == 0
 if libc.prctl(22, 2, program, 0, 0) != 0:
     sys.exit(77)
-from jobpool.doctor.machine import judge_kernel
-from jobpool.doctor.surroundings import look_around
+from jobpool.ops.doctor.machine import judge_kernel
+from jobpool.ops.doctor.surroundings import look_around
 found = judge_kernel(look_around())
 print(found.level.value, found)
 """

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from face_boards import NOW, WELL, a_pool, publish
 
-from jobpool.health import examine, look
 from jobpool.ipc.scoreboard import HeaderView, Scoreboard
+from jobpool.ops.health import examine, look
 
 
 def header(**changes: Any) -> HeaderView:

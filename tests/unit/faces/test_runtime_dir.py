@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jobpool.errors import ConfigurationError
-from jobpool.runtime_dir import (
+from jobpool.ops.runtime_dir import (
     PoolFile,
     _choose,
     board_path,

@@ -20,15 +20,15 @@ from jobpool.broker.opening import open_backend
 from jobpool.cli.health import _tell as tell_health
 from jobpool.cli.output import Column, table
 from jobpool.cli.topview import cells, headline, screen
-from jobpool.health import Check, Health
 from jobpool.message.printable import json_text, one_line, printable
-from jobpool.runtime_dir import PoolFile
+from jobpool.ops.health import Check, Health
+from jobpool.ops.runtime_dir import PoolFile
+from jobpool.ops.top import PoolSample, SlotRow
 from jobpool.telemetry.history.places import InFile
 from jobpool.telemetry.history.row import Attempt, encode, row_of
 from jobpool.telemetry.logs import configure
 from jobpool.telemetry.masking import Masker
 from jobpool.telemetry.metrics.pages import text_page
-from jobpool.top import PoolSample, SlotRow
 
 Jobpool = Callable[..., Result]
 

@@ -10,8 +10,8 @@ from face_boards import NOW, a_pool, publish
 from rich.console import Console
 
 from jobpool.cli.topview import cells, headline, screen
-from jobpool.runtime_dir import discover, note_path, register, unregister
-from jobpool.top import PoolSample, Watcher
+from jobpool.ops.runtime_dir import discover, note_path, register, unregister
+from jobpool.ops.top import PoolSample, Watcher
 
 
 def sample(directory: Path, now: float = NOW) -> list[PoolSample]:

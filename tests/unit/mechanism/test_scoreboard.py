@@ -26,7 +26,7 @@ from jobpool.ipc.scoreboard import (
     Scoreboard,
     ScoreboardError,
 )
-from jobpool.top import slot_row
+from jobpool.ops.top import slot_row
 
 
 @pytest.fixture

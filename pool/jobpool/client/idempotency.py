@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.client import Jobs
-from jobpool.keysource import KeySource
+from jobpool.client.jobs import Jobs
+from jobpool.client.key_source import KeySource
 from jobpool.message.guards import IDEMPOTENCY_TTL, check_keep
 from jobpool.message.names import check_queue
 

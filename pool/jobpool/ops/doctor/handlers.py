@@ -11,9 +11,9 @@ from dataclasses import asdict
 from ipaddress import ip_address, ip_network
 
 from jobpool.broker.finding import Finding, Level
-from jobpool.doctor.configuration import attempts_of
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message.allowances import Allowances
+from jobpool.ops.doctor.configuration import attempts_of
 from jobpool.settings import Settings
 
 PATIENCE = 10.0
@@ -133,7 +133,7 @@ def _load(settings: Settings, sys_path: Sequence[str]) -> list[HandlerInfo] | Fi
     """The handlers, or why there are none."""
     allowances = asdict(Allowances.of(settings))
     asked = json.dumps({"apps": settings.apps, "sys_path": [*sys_path, os.getcwd()], "allowances": allowances})
-    command = [sys.executable, "-m", "jobpool.doctor.listing"]
+    command = [sys.executable, "-m", "jobpool.ops.doctor.listing"]
     try:
         done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=PATIENCE, check=False)
     except subprocess.TimeoutExpired:

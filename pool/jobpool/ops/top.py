@@ -13,7 +13,7 @@ from types import TracebackType
 
 from jobpool.ipc.board_views import ChildState, ChildView, HeaderView, MasterView
 from jobpool.ipc.scoreboard import Scoreboard
-from jobpool.runtime_dir import PoolFile
+from jobpool.ops.runtime_dir import PoolFile
 
 RATE_SPAN = 5.0
 """Seconds over which jobs/s is averaged."""

@@ -12,7 +12,7 @@ from jobpool.ipc.board_views import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master.boot import LOOP_AT
 from jobpool.message.units import format_duration
-from jobpool.runtime_dir import PoolFile
+from jobpool.ops.runtime_dir import PoolFile
 from jobpool.telemetry.metrics.probes import LOOP_LIMIT, MISSED
 
 

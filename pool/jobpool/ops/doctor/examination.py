@@ -7,8 +7,8 @@ from pathlib import Path
 
 from jobpool.broker.config_file import ConfigFile
 from jobpool.broker.finding import Finding, Level
-from jobpool.doctor import broker, configuration, handlers, machine, stopping
-from jobpool.doctor.surroundings import look_around
+from jobpool.ops.doctor import broker, configuration, handlers, machine, stopping
+from jobpool.ops.doctor.surroundings import look_around
 from jobpool.settings import Settings
 
 

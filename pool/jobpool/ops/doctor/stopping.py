@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from jobpool.broker.finding import Finding, Level
-from jobpool.doctor.surroundings import Supervisor, Surroundings
+from jobpool.ops.doctor.surroundings import Supervisor, Surroundings
 
 MARGIN = 2.0
 """Seconds that a stop takes beyond `stop_grace`: kills, releases, goodbyes."""

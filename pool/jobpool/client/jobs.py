@@ -18,7 +18,7 @@ from typing import Any, Self
 from jobpool.broker.backend import QueueBackend, QueueStats
 from jobpool.broker.config_file import find_config
 from jobpool.broker.opening import Runner, check_url, default_signer, default_url, open_backend, redact, scheme_of
-from jobpool.claims import Queue
+from jobpool.client.claims import Queue
 from jobpool.errors import ConfigurationError, Unsupported
 from jobpool.message import producer
 from jobpool.message.builder import JobBuilder
@@ -232,6 +232,6 @@ def _definition(job: JobDefinition | JobBuilder) -> JobDefinition:
 
 
 def _inline_runner() -> Runner:
-    from jobpool.worker import inline_runner  # a producer needs what runs handlers only for sync://
+    from jobpool.client.worker import inline_runner  # a producer needs what runs handlers only for sync://
 
     return inline_runner()

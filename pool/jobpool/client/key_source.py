@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.key_store import KeyStore
-from jobpool.client import Jobs
+from jobpool.client.jobs import Jobs
 from jobpool.errors import ConfigurationError, Unsupported
 from jobpool.message import producer
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding, Level
 from jobpool.broker.opening import open_backend, redact
-from jobpool.doctor import fit
 from jobpool.errors import JobpoolError
+from jobpool.ops.doctor import fit
 from jobpool.settings import Settings
 
 SKEW_TOLD = 1.0

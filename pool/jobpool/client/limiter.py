@@ -7,9 +7,9 @@ import time
 from collections import deque
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.client import Jobs
+from jobpool.client.jobs import Jobs
+from jobpool.client.key_source import KeySource
 from jobpool.errors import BackendUnavailable
-from jobpool.keysource import KeySource
 from jobpool.message.definition import check_seconds
 from jobpool.message.guards import RATE_WINDOW, Rate
 from jobpool.message.names import check_queue
