@@ -20,12 +20,12 @@ from bench.plan import Plan
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.message.definition import JobDefinition
-from jobpool.torture import processes
-from jobpool.torture.fleet import Fleet
-from jobpool.torture.ledger import LEDGER, Ledger, Line
-from jobpool.torture.network import Proxy
-from jobpool.torture.pool import Pool
-from jobpool.torture.routes import through
+from jobpool_torture import processes
+from jobpool_torture.fleet import Fleet
+from jobpool_torture.ledger import LEDGER, Ledger, Line
+from jobpool_torture.network import Proxy
+from jobpool_torture.pool import Pool
+from jobpool_torture.routes import through
 
 WORKERS = 2
 
@@ -90,7 +90,7 @@ class Stage:
         url = self.server.start() if self.server else f"sqlite:///{directory}/bench.db"
         self.proxies = [self._life.enter_context(_network(url)) for _ in range(2)] if self.server else []
         urls = [_routed(url, proxy) for proxy in self.proxies] or [url, url]
-        words = ["-A", "jobpool.torture.handlers", "-w", str(WORKERS), "--ttl", f"{self.ttl:g}", "--stop-grace", "1"]
+        words = ["-A", "jobpool_torture.handlers", "-w", str(WORKERS), "--ttl", f"{self.ttl:g}", "--stop-grace", "1"]
         self._ledger = Ledger(directory / "ledger")
         self._fleet = Fleet(directory, urls, words, environment={LEDGER: str(self._ledger.path)})
         self._backend: QueueBackend = open_backend(url)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jobpool.torture.schedule import KINDS
+from jobpool_torture.schedule import KINDS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "faults.md"
 BEGIN, END = "<!-- soaked: begin -->\n", "<!-- soaked: end -->\n"

@@ -12,9 +12,9 @@ from support.jobs import QUEUE, a_job, numbered
 
 from jobpool.broker.backend import QueueBackend, ReapPolicy
 from jobpool.message.settlement import Abandon, Ack, Nack, Release, Settled
-from jobpool.torture.ledger import Ledger, Line
-from jobpool.torture.oracle import count
-from jobpool.torture.witness import Witness
+from jobpool_torture.ledger import Ledger, Line
+from jobpool_torture.oracle import count
+from jobpool_torture.witness import Witness
 
 pytestmark = pytest.mark.needs("leases")
 

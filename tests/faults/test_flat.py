@@ -22,7 +22,7 @@ from support.poolrig_brokers import Broker
 from support.seeds import printed_seed
 from support.waiting import wait_until
 
-from jobpool.torture.processes import descriptors
+from jobpool_torture.processes import descriptors
 
 FULL = bool(os.environ.get("POOLTEST_FULL"))
 MOST_GROWTH = 8 << 20 if FULL else 3 << 20

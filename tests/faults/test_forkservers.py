@@ -19,7 +19,7 @@ from support.poolrig import LIMIT, PoolProcess, Rig, kill_child, measured, wait_
 from support.stalls import Stalls
 from support.waiting import wait_until
 
-from jobpool.torture.processes import send, state
+from jobpool_torture.processes import send, state
 
 
 @pytest.mark.row(19)

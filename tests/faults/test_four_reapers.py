@@ -23,8 +23,8 @@ from jobpool.broker.backend import QueueBackend, ReapPolicy
 from jobpool.broker.opening import open_backend
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.torture.account import Account
-from jobpool.torture.ledger import Line
+from jobpool_torture.account import Account
+from jobpool_torture.ledger import Line
 
 if TYPE_CHECKING:
     from support.poolrig_servicebus import ServiceBusBroker

@@ -22,8 +22,8 @@ from support.poolrig import LIMIT, PoolProcess, Rig, is_alive
 from support.poolrig_brokers import SHORT_TTR, BeanstalkBroker
 from support.waiting import wait_until
 
-from jobpool.torture.ledger import Line
-from jobpool.torture.processes import state
+from jobpool_torture.ledger import Line
+from jobpool_torture.processes import state
 
 TTL = 2.0
 FLAGS = ("--ttl", str(TTL), "--max-crashes", "0", "--crash-back-off", "0")

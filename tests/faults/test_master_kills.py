@@ -13,7 +13,7 @@ from support.poolrig_brokers import BeanstalkBroker, Broker
 from support.stalls import Stalls
 from support.waiting import wait_until
 
-from jobpool.torture.processes import state
+from jobpool_torture.processes import state
 
 TTL = 4.0
 """Seconds: the leases of those that live must bear the pauses of a busy machine, of which two thirds are sure."""

@@ -11,7 +11,7 @@ from support.faultmoves import Figure, stop_all
 from support.poolrig import LIMIT, PoolProcess, Rig, kill_child, wait_gone
 from support.waiting import wait_until
 
-from jobpool.torture.processes import is_alive
+from jobpool_torture.processes import is_alive
 
 
 def runs(rig: Rig, version: str, times: int = 6) -> bool:

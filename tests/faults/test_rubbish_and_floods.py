@@ -24,7 +24,7 @@ from support.waiting import wait_until
 from jobpool.broker.backend import State
 from jobpool.message.death import Death
 from jobpool.ops.top import Watcher
-from jobpool.torture.processes import descriptors
+from jobpool_torture.processes import descriptors
 
 pytestmark = pytest.mark.xdist_group("fault-floods")  # two pools for all of them
 

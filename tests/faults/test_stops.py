@@ -18,7 +18,7 @@ from support.poolrig import PoolProcess, Rig
 from support.stalls import Stalls
 from support.waiting import wait_until
 
-from jobpool.torture.processes import send, tree_of
+from jobpool_torture.processes import send, tree_of
 
 SCALE, SHORT = (1.0, 1.0) if os.environ.get("POOLTEST_FULL") else (0.5, 0.2)
 GRACE = 5.0 * SCALE

@@ -17,7 +17,7 @@ from support.faultmoves import Figure, kill_fork_server, start_pools
 from support.poolrig import LIMIT, Rig
 from support.waiting import wait_until
 
-from jobpool.torture.processes import is_alive
+from jobpool_torture.processes import is_alive
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (ROOT / "pool" / "jobpool", ROOT / "backends" / "jobpool_backends")

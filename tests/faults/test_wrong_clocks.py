@@ -21,7 +21,7 @@ from support.poolrig import Rig
 from support.waiting import wait_until
 
 from jobpool.cron.records import Record, Records
-from jobpool.torture.clocks import PoolClock, clear
+from jobpool_torture.clocks import PoolClock, clear
 
 HOUR = 3600.0
 MINUTE, MISSED = timedelta(minutes=1), timedelta(minutes=5)

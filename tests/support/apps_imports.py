@@ -21,7 +21,7 @@ from typing import Any
 import psycopg
 
 import jobpool
-from jobpool.torture.ledger import LEDGER, Line, append
+from jobpool_torture.ledger import LEDGER, Line, append
 
 log = logging.getLogger(__name__)
 LOCK = threading.RLock()

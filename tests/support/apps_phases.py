@@ -22,7 +22,7 @@ import jobpool
 from jobpool.child import main as child_main
 from jobpool.ipc import packets
 from jobpool.ipc.frames import RUN_HEAD
-from jobpool.torture.ledger import LEDGER
+from jobpool_torture.ledger import LEDGER
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -1,6 +1,6 @@
 """The app of the pool's process tests: every handler writes what it does to the ledger, and many of them misbehave.
 
-The ledger is the file JOBPOOL_LEDGER; see `jobpool.torture.ledger`.
+The ledger is the file JOBPOOL_LEDGER; see `jobpool_torture.ledger`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jobpool
-from jobpool.torture.ledger import LEDGER, Line, append
+from jobpool_torture.ledger import LEDGER, Line, append
 
 LONG = 600
 HELD: list[bytearray] = []

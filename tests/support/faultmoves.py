@@ -9,8 +9,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from jobpool.torture.ledger import Line
-from jobpool.torture.processes import send
+from jobpool_torture.ledger import Line
+from jobpool_torture.processes import send
 from support.poolrig import LIMIT, PoolProcess, Rig, wait_gone
 from support.poolrig_brokers import Host
 from support.stalls import Stalls

@@ -13,13 +13,13 @@ from typing import Any
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.message.definition import JobDefinition
-from jobpool.torture.clocks import PoolClock
-from jobpool.torture.fleet import Fleet
-from jobpool.torture.nemesis import Nemesis
-from jobpool.torture.network import Proxy, close_all
-from jobpool.torture.pool import Pool
-from jobpool.torture.routes import Route, find_route
-from jobpool.torture.schedule import Fault
+from jobpool_torture.clocks import PoolClock
+from jobpool_torture.fleet import Fleet
+from jobpool_torture.nemesis import Nemesis
+from jobpool_torture.network import Proxy, close_all
+from jobpool_torture.pool import Pool
+from jobpool_torture.routes import Route, find_route
+from jobpool_torture.schedule import Fault
 from support.waiting import wait_until
 
 LIMIT = 60.0

@@ -29,11 +29,11 @@ from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.ops.health import look
 from jobpool.ops.runtime_dir import PoolFile, discover
-from jobpool.torture import processes
-from jobpool.torture.account import Account
-from jobpool.torture.ledger import LEDGER, Ledger, Line
-from jobpool.torture.oracle import count
-from jobpool.torture.processes import is_alive
+from jobpool_torture import processes
+from jobpool_torture.account import Account
+from jobpool_torture.ledger import LEDGER, Ledger, Line
+from jobpool_torture.oracle import count
+from jobpool_torture.processes import is_alive
 from support.waiting import wait_ended, wait_until
 
 LIMIT = 90.0
@@ -153,7 +153,7 @@ class Rig:
     """A directory with a queue, a ledger and any number of pools. `end` kills what is left.
 
     `url`: of the broker; the rig enqueues and looks there, and so do pools that are not given another way to it.
-    `witness`: whether pools run under the witness (jobpool.torture.witness) that are not told otherwise.
+    `witness`: whether pools run under the witness (jobpool_torture.witness) that are not told otherwise.
     """
 
     def __init__(self, directory: Path, url: str | None = None, *, witness: bool = False) -> None:

@@ -11,7 +11,7 @@ import psycopg
 from redis import Redis
 from redis.crc import key_slot
 
-from jobpool.torture.network import Proxy
+from jobpool_torture.network import Proxy
 from support.servers import (
     BeanstalkServer,
     PostgresServer,

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from jobpool.torture.processes import is_alive
+from jobpool_torture.processes import is_alive
 from support.poolrig import PoolProcess, Rig, kill_child
 from support.waiting import wait_until
 

@@ -10,25 +10,11 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from jobpool.cli import (
-    bulk,
-    claims,
-    cron,
-    doctor,
-    enqueue,
-    health,
-    history,
-    init,
-    messages,
-    posts,
-    queues,
-    run,
-    top,
-    torture,
-)
+from jobpool.cli import bulk, claims, cron, doctor, enqueue, health, history, init, messages, posts, queues, run, top
 from jobpool.cli.arrange import arrange
 from jobpool.cli.failures import guarded
 from jobpool.cli.options import write_sections
+from jobpool_torture import command as torture
 
 DEFAULT_VERB = "run"
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}

@@ -16,8 +16,8 @@ from support.servers import fresh_name, shared_redis
 
 from jobpool.broker.backend import QueueStats
 from jobpool.broker.opening import open_backend
-from jobpool.torture.result import MEANINGS
-from jobpool.torture.schedule import Fault, dump
+from jobpool_torture.result import MEANINGS
+from jobpool_torture.schedule import Fault, dump
 
 LIMIT = 120.0
 """Seconds: a run drains before it counts."""
@@ -123,8 +123,8 @@ LIAR = '''
 """The broker of tortured pools says that it has taken some first acks, and has not."""
 import sys
 
-if "jobpool.cli.tortured" in sys.orig_argv:
-    import jobpool.torture.witness as witness
+if "jobpool_torture.pool_process" in sys.orig_argv:
+    import jobpool_torture.witness as witness
     from jobpool.settlement import Ack, Settled
 
     class Liar:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jobpool.broker.opening import open_backend
 from jobpool.message.definition import JobDefinition
-from jobpool.torture.ledger import Ledger
+from jobpool_torture.ledger import Ledger
 
 APP = """
 import jobpool
@@ -23,7 +23,7 @@ def work(ctx):
 def tortured(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("JOBPOOL_", "JOBS_"))}
     return subprocess.run(
-        [sys.executable, "-m", "jobpool.cli.tortured", *words],
+        [sys.executable, "-m", "jobpool_torture.pool_process", *words],
         cwd=folder,
         env=kept | {"JOBPOOL_RUNTIME_DIR": str(folder / "run")} | environment,
         capture_output=True,

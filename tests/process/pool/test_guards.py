@@ -10,7 +10,7 @@ import pytest
 from support.poolrig import PoolProcess, Rig
 from support.waiting import wait_until
 
-from jobpool.torture.ledger import Line
+from jobpool_torture.ledger import Line
 
 TTL = 2.0
 

@@ -6,7 +6,7 @@ import pytest
 from support.poolrig import PoolProcess, Rig
 from support.waiting import wait_until
 
-from jobpool.torture.ledger import Line
+from jobpool_torture.ledger import Line
 
 
 def start_two_pools(rig: Rig, *flags: str, workers: int) -> tuple[PoolProcess, PoolProcess]:

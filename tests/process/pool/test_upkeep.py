@@ -11,7 +11,7 @@ from support.poolrig import LIMIT, PoolProcess, Rig, kill_child
 from support.waiting import wait_until
 
 from jobpool.ipc.linux import ACCIDENTAL_SIGNALS
-from jobpool.torture.processes import send
+from jobpool_torture.processes import send
 
 
 def test_quit_logs_every_childs_stack(rig: Rig) -> None:

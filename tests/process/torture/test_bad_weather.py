@@ -13,7 +13,7 @@ from support.fleetrig import LIMIT, FleetRig, fleet_rig
 from support.servers import fresh_name, shared_redis
 from support.waiting import wait_until
 
-from jobpool.torture.schedule import KINDS
+from jobpool_torture.schedule import KINDS
 
 pytestmark = pytest.mark.xdist_group("bad-weather")  # two pools for all of them
 

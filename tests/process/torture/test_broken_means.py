@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from support.waiting import wait_until
 
-from jobpool.torture import broker_restart, processes, stops
-from jobpool.torture.fleet import Fleet
-from jobpool.torture.nemesis import Nemesis
-from jobpool.torture.network import Proxy
-from jobpool.torture.schedule import Fault
-from jobpool.torture.stops import Stops
+from jobpool_torture import broker_restart, processes, stops
+from jobpool_torture.fleet import Fleet
+from jobpool_torture.nemesis import Nemesis
+from jobpool_torture.network import Proxy
+from jobpool_torture.schedule import Fault
+from jobpool_torture.stops import Stops
 
 
 @pytest.fixture

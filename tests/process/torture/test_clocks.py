@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from jobpool.torture import clocks
-from jobpool.torture.clocks import PoolClock
+from jobpool_torture import clocks
+from jobpool_torture.clocks import PoolClock
 
 PROGRAM = """
 import json, os, subprocess, sys, threading, time

@@ -11,8 +11,8 @@ import pytest
 from support.fleetrig import LIMIT, FleetRig, fleet_rig
 from support.waiting import wait_until
 
-from jobpool.torture import processes
-from jobpool.torture.schedule import KINDS
+from jobpool_torture import processes
+from jobpool_torture.schedule import KINDS
 
 pytestmark = pytest.mark.xdist_group("nemesis")  # two pools for all of them
 

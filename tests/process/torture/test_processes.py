@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.waiting import wait_until
 
-from jobpool.torture import processes
+from jobpool_torture import processes
 
 SLEEPER = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
 
@@ -108,13 +108,13 @@ def clock_ticks() -> int:
 OWNER = """
 import sys, time
 from pathlib import Path
-from jobpool.torture.fleet import Fleet
-from jobpool.torture.ledger import LEDGER
-from jobpool.torture.nemesis import Nemesis
-from jobpool.torture.schedule import Fault
+from jobpool_torture.fleet import Fleet
+from jobpool_torture.ledger import LEDGER
+from jobpool_torture.nemesis import Nemesis
+from jobpool_torture.schedule import Fault
 
 folder = Path(sys.argv[1])
-words = ["-A", "jobpool.torture.handlers", "-w", "1"]
+words = ["-A", "jobpool_torture.handlers", "-w", "1"]
 fleet = Fleet(folder, [f"sqlite:///{folder}/q.db"], words, environment={LEDGER: f"{folder}/ledger"})
 fleet.start()
 assert not fleet.wait_ready(60.0)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from jobpool.torture import clocks
+from jobpool_torture import clocks
 from support.servers.process import ServerFailed
 
 

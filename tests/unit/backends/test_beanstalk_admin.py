@@ -15,11 +15,11 @@ from support.servers import BeanstalkServer
 
 from jobpool.broker.backend import MessageFilter, QueueStats, State, Verb
 from jobpool.errors import BackendUnavailable, Unsupported
-from jobpool.torture.network import Proxy
 from jobpool_backends.beanstalk import BeanstalkBackend
 from jobpool_backends.beanstalk.dead import Walk
 from jobpool_backends.beanstalk.raising import PIECE, Work
 from jobpool_backends.beanstalk.records import Record, from_bytes
+from jobpool_torture.network import Proxy
 
 MINE = MessageFilter(queue=QUEUE)
 RAISE = [Verb.RETRY, Verb.RESUME]

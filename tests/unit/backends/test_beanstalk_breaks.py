@@ -15,9 +15,9 @@ from jobpool.broker.backend import MessageFilter, ReapPolicy
 from jobpool.errors import BackendUnavailable
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
-from jobpool.torture.network import Proxy
 from jobpool_backends.beanstalk import BeanstalkBackend
 from jobpool_backends.beanstalk.records import Record, from_bytes
+from jobpool_torture.network import Proxy
 
 JOBS = 120
 ENDLESS = ReapPolicy(max_crashes=0, back_off=0.0)

@@ -14,8 +14,8 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Nack
-from jobpool.torture.network import Proxy
 from jobpool_backends.beanstalk.lines import MOST_HELD, SPARE
+from jobpool_torture.network import Proxy
 
 
 @pytest.fixture

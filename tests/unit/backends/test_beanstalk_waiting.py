@@ -13,8 +13,8 @@ from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable
 from jobpool.message.settlement import Ack
-from jobpool.torture.network import Proxy
 from jobpool_backends.beanstalk import BeanstalkBackend
+from jobpool_torture.network import Proxy
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from support.servers import RedisServer, free_port, shared_redis
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
-from jobpool.torture.network import Proxy
 from jobpool_backends.redis.link import Link, Script, ServerLink
 from jobpool_backends.redis.wire import Endpoint
+from jobpool_torture.network import Proxy
 
 PASSWORD = "hidden-from-all"
 WRITE = Script("write", "return redis.call('SET', KEYS[1], ARGV[1])")

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from click.testing import Result as Answer
 
-from jobpool.cli import torture, tortureview
-from jobpool.torture import conduct
-from jobpool.torture.conduct import SHORTEST, Plan, Watcher
-from jobpool.torture.options import Options
-from jobpool.torture.pace import Moment
-from jobpool.torture.result import Result
-from jobpool.torture.schedule import Fault
-from jobpool.torture.tally import Tally
+from jobpool_torture import command as torture
+from jobpool_torture import conduct
+from jobpool_torture import view as tortureview
+from jobpool_torture.conduct import SHORTEST, Plan, Watcher
+from jobpool_torture.options import Options
+from jobpool_torture.pace import Moment
+from jobpool_torture.result import Result
+from jobpool_torture.schedule import Fault
+from jobpool_torture.tally import Tally
 
 MOMENT = Moment("drain", None, Tally(), None, 0)
 

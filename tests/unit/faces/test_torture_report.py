@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from jobpool.cli.tortureview import SHOWN, document, head, line, report
-from jobpool.torture.conduct import Plan
-from jobpool.torture.options import Options
-from jobpool.torture.pace import Moment
-from jobpool.torture.result import MEANINGS, Result
-from jobpool.torture.schedule import Fault
-from jobpool.torture.tally import Tally
+from jobpool_torture.conduct import Plan
+from jobpool_torture.options import Options
+from jobpool_torture.pace import Moment
+from jobpool_torture.result import MEANINGS, Result
+from jobpool_torture.schedule import Fault
+from jobpool_torture.tally import Tally
+from jobpool_torture.view import SHOWN, document, head, line, report
 
 PLAN = Plan(
     Options("redis://:secret@host/0", seed=17, queue="torture-1", seconds=60.0),

@@ -13,12 +13,12 @@ import pytest
 from click.testing import Result
 
 from jobpool.broker.opening import open_backend
-from jobpool.cli import torture
 from jobpool.errors import ConfigurationError
 from jobpool.message.definition import JobDefinition
-from jobpool.torture import options as limits
-from jobpool.torture.options import Options, check_machine
-from jobpool.torture.schedule import KINDS, Fault, dump
+from jobpool_torture import command as torture
+from jobpool_torture import options as limits
+from jobpool_torture.options import Options, check_machine
+from jobpool_torture.schedule import KINDS, Fault, dump
 
 Jobpool = Callable[..., Result]
 
@@ -145,7 +145,7 @@ def test_a_disk_that_cannot_hold_the_ledger_is_told(tmp_path: Path, monkeypatch:
         asked.append(path)
         return SimpleNamespace(free=6000 * limits.FOLDER_BYTES - 1)
 
-    monkeypatch.setattr("jobpool.torture.options.shutil.disk_usage", usage)
+    monkeypatch.setattr("jobpool_torture.options.shutil.disk_usage", usage)
     with pytest.raises(ConfigurationError, match=r"the ledger takes about 12M, and .* are free at .*: name a folder"):
         check_machine(options, tmp_path / "absent", tmp_path / "not" / "yet")
     assert asked == [tmp_path]

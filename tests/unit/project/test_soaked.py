@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from jobpool.torture.result import MEANINGS, Result
-from jobpool.torture.schedule import KINDS
+from jobpool_torture.result import MEANINGS, Result
+from jobpool_torture.schedule import KINDS
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "soaked.py"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jobpool.broker.backend import Message, State
-from jobpool.torture.ledger import Line
+from jobpool_torture.ledger import Line
 
 ID = "m"
 

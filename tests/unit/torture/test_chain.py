@@ -9,8 +9,8 @@ import pytest
 from stories import ID, asked, cut_short, failed, fetched, kept, ran, settled, unknown
 
 from jobpool.broker.backend import Capabilities, Message, State
-from jobpool.torture.chain import CRASHED, Known, Link, Story, known_of, links, steps_of
-from jobpool.torture.ledger import Line
+from jobpool_torture.chain import CRASHED, Known, Link, Story, known_of, links, steps_of
+from jobpool_torture.ledger import Line
 
 CAN = Capabilities()
 

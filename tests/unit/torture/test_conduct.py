@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from jobpool.torture import conduct
-from jobpool.torture.conduct import SHORTEST, Watcher, find_shorter, read_schedule
-from jobpool.torture.options import Options
-from jobpool.torture.result import Result
-from jobpool.torture.schedule import Fault
+from jobpool_torture import conduct
+from jobpool_torture.conduct import SHORTEST, Watcher, find_shorter, read_schedule
+from jobpool_torture.options import Options
+from jobpool_torture.result import Result
+from jobpool_torture.schedule import Fault
 
 FAULTS = [Fault(number, float(number), "child.kill", 0) for number in range(4)]
 OPTIONS = Options("sqlite:///q.db", pools=1)

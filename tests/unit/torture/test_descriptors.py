@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from jobpool.torture import processes
-from jobpool.torture.descriptors import (
+from jobpool_torture import processes
+from jobpool_torture.descriptors import (
     FILE,
     FILES_TOLERATED,
     SOCKET,
@@ -20,7 +20,7 @@ from jobpool.torture.descriptors import (
     listed,
     unix_sockets,
 )
-from jobpool.torture.place import connections
+from jobpool_torture.place import connections
 
 SOCKETS = TOLERATED[SOCKET]
 BEFORE = Counter({"socket": 10, "unix socket": 12, "pipe": 3, "/jobs.db": 1})

@@ -12,9 +12,9 @@ from jobpool.broker.backend import MessageFilter, QueueBackend, State, Verb
 from jobpool.broker.opening import open_backend
 from jobpool.errors import Unsupported
 from jobpool.message.definition import JobDefinition
-from jobpool.torture import emptying
-from jobpool.torture.emptying import empty, own_ids
-from jobpool.torture.ledger import Line
+from jobpool_torture import emptying
+from jobpool_torture.emptying import empty, own_ids
+from jobpool_torture.ledger import Line
 
 QUEUE = "torture-1"
 OURS = {"a", "b", "c"}

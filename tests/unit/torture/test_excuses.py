@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jobpool.broker.backend import Capabilities
-from jobpool.torture.excuses import Window, copied, doubled, recounted, repeated
-from jobpool.torture.ledger import Line
+from jobpool_torture.excuses import Window, copied, doubled, recounted, repeated
+from jobpool_torture.ledger import Line
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from jobpool.torture.ledger import LASTS
+from jobpool_torture.ledger import LASTS
 
 
 def test_it_lasts_longer_than_faults_strike() -> None:

@@ -8,12 +8,12 @@ import pytest
 from stories import kept
 
 from jobpool.broker.backend import Message, State
-from jobpool.torture.excuses import AFTER, Window
-from jobpool.torture.judge import JUST_NOW, blamed, overruns, swallowed, undeserved, unpoisoned, unrun
-from jobpool.torture.ledger import Line
-from jobpool.torture.result import quantiles
-from jobpool.torture.tally import Tally
-from jobpool.torture.workload import DIES_OF, KINDS, TIMEOUT, Item
+from jobpool_torture.excuses import AFTER, Window
+from jobpool_torture.judge import JUST_NOW, blamed, overruns, swallowed, undeserved, unpoisoned, unrun
+from jobpool_torture.ledger import Line
+from jobpool_torture.result import quantiles
+from jobpool_torture.tally import Tally
+from jobpool_torture.workload import DIES_OF, KINDS, TIMEOUT, Item
 
 
 def item(kind: str, **options: object) -> Item:

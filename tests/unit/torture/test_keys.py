@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from stories import asked, fetched, run, settled, unknown
 
-from jobpool.torture.keys import broken
-from jobpool.torture.ledger import Line
-from jobpool.torture.workload import Item
+from jobpool_torture.keys import broken
+from jobpool_torture.ledger import Line
+from jobpool_torture.workload import Item
 
 
 def item(kind: str, **options: object) -> Item:

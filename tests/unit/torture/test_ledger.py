@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobpool.torture.ledger import Ledger, LedgerBroken, Line, append, encode, open_ledger
+from jobpool_torture.ledger import Ledger, LedgerBroken, Line, append, encode, open_ledger
 
 LINES = [
     Line("start", "a", fence=1, pid=7, at=1.5, wall=2.5, attempt=1),

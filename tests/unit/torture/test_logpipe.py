@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.waiting import wait_until
 
-from jobpool.torture.logpipe import FILLING, PIPE_BYTES, LogPipe
+from jobpool_torture.logpipe import FILLING, PIPE_BYTES, LogPipe
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from redis.retry import Retry
 from support.servers import fresh_name, shared_redis
 from support.waiting import wait_until
 
-from jobpool.torture import network
-from jobpool.torture.network import Direction, NetworkFailed, Proxy
+from jobpool_torture import network
+from jobpool_torture.network import Direction, NetworkFailed, Proxy
 
 SOON = 0.15
 """Seconds in which nothing must come."""

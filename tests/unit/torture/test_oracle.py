@@ -9,9 +9,9 @@ import pytest
 from stories import ID, asked, cut_short, enq, failed, fetched, kept, ran, reaped, run, settled, unknown
 
 from jobpool.broker.backend import Capabilities, Message, State
-from jobpool.torture.account import Account
-from jobpool.torture.ledger import Line
-from jobpool.torture.oracle import count
+from jobpool_torture.account import Account
+from jobpool_torture.ledger import Line
+from jobpool_torture.oracle import count
 
 COPYING = Capabilities(atomic_nack=False, idempotent_settle=False)
 INEXACT = Capabilities(atomic_nack=False, exact_crashes=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jobpool.broker.backend import QueueStats
-from jobpool.torture.patience import Patience
+from jobpool_torture.patience import Patience
 
 SECONDS = 60.0
 STEP = 50.0

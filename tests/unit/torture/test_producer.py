@@ -14,10 +14,10 @@ from jobpool.broker.backend import Capabilities, QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob
 from jobpool.message.definition import JobDefinition
-from jobpool.torture import producer
-from jobpool.torture.ledger import Ledger
-from jobpool.torture.producer import Producer
-from jobpool.torture.workload import Item
+from jobpool_torture import producer
+from jobpool_torture.ledger import Ledger
+from jobpool_torture.producer import Producer
+from jobpool_torture.workload import Item
 
 QUEUE = "torture-1"
 LIMIT = 20.0

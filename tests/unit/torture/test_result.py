@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool.torture.result import Result
+from jobpool_torture.result import Result
 
 
 @pytest.mark.parametrize(

@@ -20,19 +20,19 @@ from jobpool.broker.opening import open_backend
 from jobpool.errors import JobpoolError
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.torture import atrest, pace
-from jobpool.torture import run as module
-from jobpool.torture.fleet import End
-from jobpool.torture.ledger import Ledger, Line, append
-from jobpool.torture.nemesis import Blow
-from jobpool.torture.options import Options
-from jobpool.torture.patience import Patience
-from jobpool.torture.place import Place
-from jobpool.torture.result import Result
-from jobpool.torture.run import Run
-from jobpool.torture.schedule import Fault
-from jobpool.torture.witness import Witness
-from jobpool.torture.workload import Item
+from jobpool_torture import atrest, pace
+from jobpool_torture import run as module
+from jobpool_torture.fleet import End
+from jobpool_torture.ledger import Ledger, Line, append
+from jobpool_torture.nemesis import Blow
+from jobpool_torture.options import Options
+from jobpool_torture.patience import Patience
+from jobpool_torture.place import Place
+from jobpool_torture.result import Result
+from jobpool_torture.run import Run
+from jobpool_torture.schedule import Fault
+from jobpool_torture.witness import Witness
+from jobpool_torture.workload import Item
 
 QUEUE = "torture-1"
 JOBS = (1, 2)

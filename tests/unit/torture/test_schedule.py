@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobpool.torture.schedule import KINDS, Fault, dump, load, plan
+from jobpool_torture.schedule import KINDS, Fault, dump, load, plan
 
 ALL = tuple(KINDS)
 SEEDS = st.integers(min_value=0, max_value=2**63)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobpool.torture.shrink import shrink
+from jobpool_torture.shrink import shrink
 
 
 class Runs:

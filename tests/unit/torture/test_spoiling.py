@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jobpool.torture import spoiling
+from jobpool_torture import spoiling
 
 EACH_WAY = """
 import importlib.util, json, os, resource, signal, sys, time

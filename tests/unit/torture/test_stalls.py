@@ -8,10 +8,10 @@ from typing import cast
 import pytest
 
 from jobpool.telemetry.metrics.probes import LOOP_LIMIT
-from jobpool.torture import stalls
-from jobpool.torture.pool import Pool
-from jobpool.torture.stalls import FROZEN_LIMIT_S, Stalls
-from jobpool.torture.stops import Stops
+from jobpool_torture import stalls
+from jobpool_torture.pool import Pool
+from jobpool_torture.stalls import FROZEN_LIMIT_S, Stalls
+from jobpool_torture.stops import Stops
 
 
 class Scene:

@@ -8,10 +8,10 @@ import pytest
 from stories import ID, cut_short, enq, failed, fetched, kept, reaped, settled
 
 from jobpool.broker.backend import Capabilities, Message, State
-from jobpool.torture.ledger import Line
-from jobpool.torture.result import Result
-from jobpool.torture.verdict import MAX_CRASHES, reach
-from jobpool.torture.workload import Item
+from jobpool_torture.ledger import Line
+from jobpool_torture.result import Result
+from jobpool_torture.verdict import MAX_CRASHES, reach
+from jobpool_torture.workload import Item
 
 MUTE = Capabilities(lists_live=False)
 

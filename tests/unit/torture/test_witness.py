@@ -17,9 +17,9 @@ from jobpool.broker.backend import QueueBackend, ReapPolicy
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, ConfigurationError, LeaseLost
 from jobpool.message.settlement import Ack, Move, Nack, Settled
-from jobpool.torture.ledger import LEDGER, Ledger, Line
-from jobpool.torture.witness import FAILPOINT, NAME, Witness, watched
 from jobpool_backends.memory import MemoryBackend
+from jobpool_torture.ledger import LEDGER, Ledger, Line
+from jobpool_torture.witness import FAILPOINT, NAME, Witness, watched
 
 WATCHED = {
     *("fetch", "fetch_many", "ack", "nack", "abandon", "release", "forfeit", "settle_many"),

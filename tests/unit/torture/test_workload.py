@@ -11,8 +11,8 @@ import pytest
 
 from jobpool.broker.backend import Capabilities
 from jobpool.handlers.registry import DEFAULT
-from jobpool.torture import handlers
-from jobpool.torture.workload import DIES_OF, KEYS, KINDS, SLOW, SPAN, Item, taste, workload
+from jobpool_torture import handlers
+from jobpool_torture.workload import DIES_OF, KEYS, KINDS, SLOW, SPAN, Item, taste, workload
 
 ALL = Capabilities(key_store=True)
 NOW = datetime(2026, 6, 1, tzinfo=UTC)

@@ -1,0 +1,69 @@
+"""The masters at rest, before the faults and after them: what each has open once its pool has all its children."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from jobpool_torture import descriptors
+from jobpool_torture.fleet import Fleet
+from jobpool_torture.pace import Pace
+from jobpool_torture.pool import Pool
+from jobpool_torture.result import Result
+
+REST_LIMIT = 30.0
+"""Seconds for pools without a job to have all their children, and for what their masters have open to be closed."""
+
+Open = dict[str, Counter[str]]
+"""How many descriptors of each kind each master has open, by the pool's name."""
+
+
+class AtRest:
+    """Looks at the masters of a run. What could not be compared is a problem of the result.
+
+    Args:
+        workers: Children of each pool when nothing ails it.
+        connections: The kind of descriptor that a connection to the broker is.
+    """
+
+    def __init__(self, fleet: Fleet, workers: int, connections: str, pace: Pace, result: Result) -> None:
+        self._fleet = fleet
+        self._workers = workers
+        self._connections = connections
+        self._pace = pace
+        self._result = result
+
+    def look(self) -> Open | None:
+        """Blocks for `REST_LIMIT` seconds at most. None: a pool lacks children, or a person has interrupted."""
+        if self._pace.wait(lambda: self._result.interrupted or not self._short(), REST_LIMIT):
+            return None if self._result.interrupted else self._fleet.descriptors()
+        self._note_short()
+        return None
+
+    def compare(self, before: Open) -> None:
+        """Fill in FD, and how the descriptors have changed. Blocks for `REST_LIMIT` seconds at most."""
+
+        def is_as_before() -> bool:
+            if self._short():
+                return False
+            self._result.descriptors = descriptors.difference(before, self._fleet.descriptors())
+            return not self._grown()
+
+        if self._pace.wait(is_as_before, REST_LIMIT) or not self._short():
+            self._result.add("FD", self._grown())
+        else:
+            self._note_short()
+
+    def _grown(self) -> list[str]:
+        return descriptors.grown(self._result.descriptors, self._connections)
+
+    def _short(self) -> Sequence[Pool]:
+        """Pools that have not all their children, or more: each of them costs its master some descriptors."""
+        return [pool for pool in self._fleet.pools if not pool.is_full(self._workers)]
+
+    def _note_short(self) -> None:
+        names = " and ".join(pool.name for pool in self._short())
+        self._result.problems.append(
+            f"descriptors were not compared: after {REST_LIMIT:g} s without a job {names or 'a pool'} had more or"
+            f" fewer than {self._workers} ready children"
+        )

@@ -1,0 +1,235 @@
+"""One message's story: its deliveries, what is known of the settlement of each, and which counters could follow.
+
+Two pools write to one ledger, and either may be stopped between an answer and its line. So the order of lines of two
+pools proves nothing; what counts are the broker's own numbers (a message's deliveries are numbered in their true
+order), the order of lines of one delivery, which one master wrote, and clocks: a call that began after another was
+answered came after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from jobpool.broker.backend import Capabilities, Message, State
+from jobpool.message.settlement import Settled
+from jobpool_torture.ledger import Line
+
+HANDLERS = ("start", "end", "fail", "effect", "left", "follow")
+"""Events that a run of the handler writes."""
+
+ACCEPTED = (Settled.OK.value, Settled.ALREADY.value)
+"""Answers of a broker to a settlement that is in force."""
+
+REMEMBERED = 50.0
+"""Seconds for which a broker surely knows a call again; less than the contract's 60, for clocks."""
+
+Step = tuple[int, int]
+"""What a delivery adds to attempts and to crashes."""
+
+CRASHED: Step = (0, 1)
+
+STEPS: dict[str, Step] = {"nack": (1, 0), "release": (0, 0), "forfeit": CRASHED}
+"""By an accepted settlement. A `move` or `abandon` says itself what it adds; after an ack nothing follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of one delivery's settlement.
+
+    Attributes:
+        done: Calls that the broker answered with OK: it changed something; more than one is a fault.
+        accepted: The last call that was answered OK or ALREADY.
+        unknown: Calls that may have been carried out, and of which no later answer tells.
+        unanswered: All calls that were not answered, those included of which a later answer told.
+    """
+
+    done: tuple[Line, ...] = ()
+    accepted: Line | None = None
+    unknown: tuple[Line, ...] = ()
+    unanswered: tuple[Line, ...] = ()
+
+    @property
+    def verb(self) -> str:
+        """The accepted one; "" = none is known to be."""
+        return self.accepted.verb if self.accepted else ""
+
+    def may_be(self, verb: str) -> bool:
+        """Whether it was settled so, as far as anybody knows."""
+        return self.verb == verb or any(line.verb == verb for line in self.unknown)
+
+
+def known_of(calls: Iterable[Line], *, idempotent: bool = True) -> Known:
+    """Read the `asked`, `settled` and `unknown` lines of one delivery, in their order.
+
+    Args:
+        idempotent: The broker knows a repeated call again (`Capabilities.idempotent_settle`): then a refusal tells that
+            the unanswered calls before it had no effect.
+    """
+    done: list[Line] = []
+    accepted: Line | None = None
+    unknown: list[Line] = []
+    unanswered: list[Line] = []
+    asked: Line | None = None
+    for line in calls:
+        if line.event == "asked":
+            silent, asked = asked, line  # whoever asked before was killed in that call
+        else:
+            silent, asked = (line if line.event == "unknown" else None), None
+        if silent is not None:
+            unknown.append(silent)
+            unanswered.append(silent)
+        if line.answer in ACCEPTED and line.event == "settled":
+            accepted = line
+            done += [line] if line.answer == Settled.OK.value else []
+        elif line.event == "settled" and idempotent:
+            unknown = [call for call in unknown if line.at - call.since > REMEMBERED]
+    if asked is not None:
+        unknown.append(asked)
+        unanswered.append(asked)
+    return Known(tuple(done), accepted, () if accepted else tuple(unknown), tuple(unanswered))
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One lease of the message, as far as anybody has seen it."""
+
+    fence: int
+    fetched: list[Line] = field(default_factory=list)
+    calls: list[Line] = field(default_factory=list)
+    run: list[Line] = field(default_factory=list)
+    known: Known = Known()
+
+    def refused(self) -> list[Line]:
+        """The calls that were answered with a refusal."""
+        return [line for line in self.calls if line.event == "settled" and line.answer not in ACCEPTED]
+
+    def wrote(self, event: str) -> list[Line]:
+        """The handler's lines of that event."""
+        return [line for line in self.run if line.event == event]
+
+
+class Story:
+    """The lines of one message, in the ledger's order."""
+
+    def __init__(self, ident: str, lines: Iterable[Line], can: Capabilities) -> None:
+        self.id = ident
+        self.reaped: list[Line] = []
+        self.run: list[Line] = []
+        self._deliveries: dict[int, Delivery] = {}
+        for line in lines:
+            self._add(line)
+        self.deliveries = [self._deliveries[fence] for fence in sorted(self._deliveries)]
+        for delivery in self.deliveries:
+            delivery.known = known_of(delivery.calls, idempotent=can.idempotent_settle)
+
+    def _add(self, line: Line) -> None:
+        if line.event == "reaped":
+            self.reaped.append(line)
+        elif line.event == "fetched":
+            self._delivery(line.fence).fetched.append(line)
+        elif line.event in ("asked", "settled", "unknown"):
+            self._delivery(line.fence).calls.append(line)
+        elif line.event in HANDLERS:
+            self.run.append(line)
+            self._delivery(line.fence).run.append(line)
+
+    def _delivery(self, fence: int) -> Delivery:
+        return self._deliveries.setdefault(fence, Delivery(fence))
+
+    def at(self, fence: int) -> Delivery | None:
+        """The delivery of that number, if anybody has seen it."""
+        return self._deliveries.get(fence)
+
+    def after(self, fence: int) -> Iterator[Delivery]:
+        """The deliveries with a higher number."""
+        return (delivery for delivery in self.deliveries if delivery.fence > fence)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody has seen anything of it."""
+        return not (self._deliveries or self.reaped)
+
+    def wrote(self, event: str) -> list[Line]:
+        """The handlers' lines of that event, of all deliveries."""
+        return [line for line in self.run if line.event == event]
+
+    def copies(self) -> int:
+        """Settlements which a broker that copies may have left half done: not answered, or refused after the copy."""
+        calls = (call for delivery in self.deliveries for call in (*delivery.known.unanswered, *delivery.refused()))
+        return sum(call.verb != "ack" for call in calls)
+
+
+# --- counters ---------------------------------------------------------------------------------------------------------
+
+
+def steps_of(known: Known) -> set[Step]:
+    """What this delivery can have added, given that the message was delivered again, or is kept."""
+    if known.accepted is not None:
+        return {_step(known.accepted)}
+    return {CRASHED, *(_step(line) for line in known.unknown)}
+
+
+def _step(call: Line) -> Step:
+    return (call.attempt, call.crashes) if call.verb in ("move", "abandon") else STEPS.get(call.verb, CRASHED)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """From one delivery, or the enqueue, to the next that was seen, or to what is kept.
+
+    Attributes:
+        fence: Of the second.
+        added: What it had more of attempts and crashes than the first.
+        steps: What the first can have added.
+        unseen: Deliveries between the two, which nobody saw: each crashed, or was given back.
+    """
+
+    fence: int
+    added: Step
+    steps: frozenset[Step]
+    unseen: int
+
+    def attempts_fit(self) -> bool:
+        """No unseen delivery has failed."""
+        return any(self.added[0] == attempts for attempts, _ in self.steps)
+
+    def crashes_fit(self, *, exact: bool) -> bool:
+        """`exact`: False where the broker may charge less (`Capabilities.exact_crashes`)."""
+        fitting = [crashes for attempts, crashes in self.steps if attempts == self.added[0]]
+        return any((crashes if exact else -math.inf) <= self.added[1] <= crashes + self.unseen for crashes in fitting)
+
+
+def links(story: Story, kept: Message | None) -> list[Link]:
+    """The chain of counters: of the deliveries whose `fetched` line is there, and of the message that is kept.
+
+    It ends with an accepted ack: what comes after that is another fault.
+    """
+    found: list[Link] = []
+    before, told, steps, ended = 0, (0, 0), frozenset({(0, 0)}), ""
+    for delivery in story.deliveries:
+        if delivery.fetched:
+            line = delivery.fetched[0]
+            now = (line.attempt - 1, line.crashes)
+            found.append(_link(delivery.fence, now, told, steps, delivery.fence - before - 1))
+            before, told, steps = delivery.fence, now, frozenset(steps_of(delivery.known))
+            ended = delivery.known.verb
+        if delivery.known.verb == "ack":
+            return found
+    if kept is not None:
+        found.append(_to_kept(kept, before, told, steps, ended))
+    return found
+
+
+def _to_kept(kept: Message, before: int, told: Step, steps: frozenset[Step], ended: str) -> Link:
+    """A lease that runs has added nothing yet; nor has one that was forfeited, until it is reaped."""
+    runs = kept.state is State.LEASED
+    unseen = kept.deliveries - before
+    if runs and unseen == 0 and ended in ("", "forfeit"):
+        steps = frozenset({(0, 0)})
+    return _link(kept.deliveries, (kept.attempts, kept.crashes), told, steps, unseen - (runs and unseen > 0))
+
+
+def _link(fence: int, now: Step, told: Step, steps: frozenset[Step], unseen: int) -> Link:
+    return Link(fence, (now[0] - told[0], now[1] - told[1]), steps, max(0, unseen))

@@ -1,0 +1,281 @@
+"""`jobpool torture`: pools under faults on the user's own broker, in a queue of its own, and a count of every job."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobpool.cli.options import Command, as_json, common, option
+from jobpool.cli.output import answer_json, note
+from jobpool.cli.session import Session
+
+if TYPE_CHECKING:
+    from jobpool_torture.conduct import Plan, Watcher
+    from jobpool_torture.options import Options
+    from jobpool_torture.pace import Moment
+    from jobpool_torture.result import Result
+    from jobpool_torture.run import Run
+    from jobpool_torture.schedule import Fault
+
+FAILED = 1
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+OF_THE_RUN = ("minutes", "seed", "pools", "workers", "ttl", "rate", "faults")
+"""Options that a schedule file brings along."""
+
+
+@click.command("torture", cls=Command, short_help="Run pools under faults on your broker; count every job.")
+@option("--minutes", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Of faults.  [default: 5]")
+@option("--seed", type=click.IntRange(min=0), metavar="N", help="Of faults and jobs.  [default: another each time]")
+@option("--pools", type=int, metavar="N", help="[default: 3]")
+@option("-w", "--workers", type=int, metavar="N", help="Children of each pool.  [default: 4]")
+@option("-Q", "--queue", metavar="NAME", help="An empty one.  [default: torture-…, a new one]")
+@option("--ttl", metavar="TIME", help="How long a lease holds.  [default: 5s]")
+@option("--rate", type=float, metavar="N", help="Jobs a second.  [default: 20]")
+@option("--faults", metavar="KIND,…|all", help="What may strike; `--faults help` lists them.  [default: all]")
+@option("--replay", type=click.Path(dir_okay=False), metavar="FILE", help="Strike the schedule of an earlier run.")
+@option("--shrink", is_flag=True, help="After a violation look for a shorter schedule that still fails.")
+@option("--restart-broker", metavar="COMMAND", help="A shell command; the broker may be restarted by it.")
+@option("--directory", type=click.Path(file_okay=False), metavar="DIR", help="An empty one, which is left.")
+@option("--keep-all", is_flag=True, help="Leave folder, jobs and dead letters as they are.")
+@as_json
+@common
+@click.pass_context
+def torture(
+    ctx: click.Context, /, session: Session, replay: str | None, shrink: bool, json_: bool, **given: Any
+) -> None:
+    """Run pools under kills, stops, bad networks and moved clocks on your own broker; count what became of each job.
+
+    It works in a queue of its own and empties it at the end; no other queue is touched, and the broker is neither
+    configured nor flushed. Exits 0: nothing was lost, ended twice or left behind; 1: something was, or nobody can say.
+    """
+    if given["faults"] == "help":
+        _list_faults()
+        return
+    options, faults = _read(session, replay, given)
+    if shrink and options.queue and options.keep:
+        raise click.UsageError("--shrink runs in --queue again and again, which --keep-all leaves full: omit one")
+    folder, is_named = _folder(given["directory"])
+    is_verbose = session.log_level("warning") in ("info", "debug")
+    face = _Face(folder, is_verbose, json_, given["restart_broker"] or "", given["queue"] or "")
+    try:
+        result = face.run(options, faults)
+    except BaseException:  # an interrupt too: whatever ends it, what was written is told of, and the error goes on
+        has_begun = any(folder.glob("*.log"))
+        _forget(folder, not is_named and not has_begun)
+        if has_begun:
+            _told(f"logs and ledger: {folder}")
+        raise
+    keeps = is_named or options.keep or not result.is_clean
+    with ExitStack() as whatever_happens:
+        whatever_happens.callback(_forget, folder, not keeps)
+        whatever_happens.callback(face.report, result, folder if keeps else None)
+        if shrink and result.counts and not result.interrupted:
+            face.shrink(options)
+    ctx.exit(0 if result.is_clean else FAILED)
+
+
+# --- options ------------------------------------------------------------------------------------------------------
+
+
+def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[Options, Sequence[Fault] | None]:
+    """The options, and the faults of a schedule file. Raises `ConfigurationError` and `click.UsageError`."""
+    from jobpool_torture.conduct import read_schedule
+    from jobpool_torture.options import Options, absolute, check_machine
+
+    settings = session.settings()
+    run = {name: given[name] for name in OF_THE_RUN if given[name] is not None}
+    faults: Sequence[Fault] | None = None
+    if replay is not None:
+        if run:
+            raise click.UsageError(f"--replay takes --{next(iter(run))} from its file: leave it out")
+        faults, run = read_schedule(Path(replay))
+    else:
+        run = _translated(run)
+    options = Options(
+        absolute(settings.backend),
+        **run,
+        queue=given["queue"] or "",
+        restart_broker=given["restart_broker"] or "",
+        keep=given["keep_all"],
+        broker_timeout=settings.broker_timeout,
+    )
+    check_machine(options, folder=Path(given["directory"] or tempfile.gettempdir()))
+    return options, faults
+
+
+def _translated(run: dict[str, Any]) -> dict[str, Any]:
+    """Flags as the fields of `Options`."""
+    from jobpool.message.units import parse_duration
+
+    run = {"seed": secrets.randbelow(1 << 31), **run}
+    if "minutes" in run:
+        run["seconds"] = 60 * run.pop("minutes")
+    if "ttl" in run:
+        try:
+            run["ttl"] = parse_duration(run["ttl"])
+        except ValueError as error:
+            raise click.UsageError(f"--ttl: {error}") from None
+    if "faults" in run:
+        words = [word.strip() for word in run["faults"].split(",") if word.strip()]
+        if not words:
+            raise click.UsageError("--faults names no kind: leave it out for all of them")
+        run["faults"] = () if "all" in words else tuple(dict.fromkeys(words))
+    return run
+
+
+def _list_faults() -> None:
+    from jobpool.cli.output import Column, table
+    from jobpool_torture.schedule import KINDS
+
+    table([Column("KIND"), Column("WHAT IT DOES", flexible=True)], [[name, kind.about] for name, kind in KINDS.items()])
+
+
+def _folder(directory: str | None) -> tuple[Path, bool]:
+    """Where the run writes, and whether the user has named it."""
+    from jobpool_torture.options import check_folder
+
+    if directory is None:
+        return Path(tempfile.mkdtemp(prefix="jobpool-torture-")), False
+    return check_folder(Path(directory)), True
+
+
+def _forget(folder: Path, really: bool) -> None:
+    if really:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# --- running, and what is shown -------------------------------------------------------------------------------------
+
+
+class _Face:
+    """What the user sees of runs, and how they are interrupted."""
+
+    def __init__(self, folder: Path, verbose: bool, json_: bool, restart: str, queue: str) -> None:
+        self._folder = folder
+        self._verbose = verbose
+        self._json = json_
+        self._restart = restart
+        self._queue = queue
+        self._plan: Plan | None = None
+        self._run: Run | None = None
+        self._shortest: Path | None = None
+        self._has_said = False
+        self._gives_up = False
+
+    def run(self, options: Options, faults: Sequence[Fault] | None) -> Result:
+        """The one that was asked for, with its progress shown."""
+        from jobpool_torture.conduct import conduct
+        from jobpool_torture.view import Progress
+
+        with _interrupts(self._interrupt), Progress() as progress:
+            return conduct(options, self._folder, self._watcher(self._planned, progress.tell), faults)
+
+    def shrink(self, options: Options) -> None:
+        """Shorter ones, a line each. What has been found is reported, whatever ends the search."""
+        from jobpool_torture.conduct import SHORTEST, find_shorter
+
+        assert self._plan is not None
+        quiet = self._watcher(lambda _: None, lambda _: None)
+        path = self._folder / SHORTEST
+        try:
+            with _interrupts(self._interrupt), suppress(KeyboardInterrupt):
+                find_shorter(options, self._folder, self._plan.faults, quiet, _told)
+        finally:
+            self._shortest = path if path.exists() else None
+
+    def report(self, result: Result, folder: Path | None) -> None:
+        """The answer. `folder`: None = it is removed."""
+        from jobpool_torture import view as tortureview
+
+        assert self._plan is not None
+        again = self._replay_command(folder)
+        if self._json:
+            answer_json(tortureview.document(self._plan, result, folder, self._shortest, again))
+        else:
+            tortureview.report(self._plan, result, folder, self._shortest, again)
+
+    def _planned(self, plan: Plan) -> None:
+        from jobpool_torture import view as tortureview
+
+        self._plan = plan
+        with suppress(OSError):
+            tortureview.head(plan, with_schedule=self._verbose)
+
+    def _watcher(self, planned: Callable[[Plan], None], show: Callable[[Moment], None]) -> Watcher:
+        from jobpool_torture.conduct import Watcher
+
+        return Watcher(planned, self._begun, partial(self._tell, show), self._over)
+
+    def _begun(self, run: Run) -> None:
+        self._run, self._has_said = run, False
+
+    def _tell(self, show: Callable[[Moment], None], moment: Moment) -> None:
+        if self._run is not None and self._run.result.interrupted and not self._has_said:
+            self._has_said = True
+            _told("\ninterrupted: healing, draining for a short time, and counting; again = give up")
+        show(moment)
+
+    def _over(self) -> None:
+        """Until another begins there is nothing to heal or count."""
+        self._run = None
+
+    def _interrupt(self, number: int) -> None:
+        """Called by a signal, in the middle of anything: it writes nothing."""
+        if self._gives_up:  # processes are being killed: whoever ended that would leave them behind
+            return
+        if self._run is None:
+            self._gives_up = True
+            raise KeyboardInterrupt
+        if not self._run.result.interrupted:
+            self._run.interrupt()
+        elif number != signal.SIGHUP:  # of one closed terminal there may be two: the kernel's, and the shell's
+            self._gives_up = True
+            raise KeyboardInterrupt
+
+    def _replay_command(self, folder: Path | None) -> str:
+        """What strikes the same faults again: of the file where it is left, else of the seed."""
+        from jobpool.broker.opening import redact
+        from jobpool_torture.conduct import SCHEDULE
+
+        assert self._plan is not None
+        options = self._plan.options
+        words = ["jobpool", "torture", "--backend", redact(options.backend)]
+        if folder is not None:
+            words += ["--replay", str(folder / SCHEDULE)]
+        else:
+            words += ["--minutes", f"{options.seconds / 60:g}", "--seed", str(options.seed)]
+            words += ["--pools", str(options.pools), "--workers", str(options.workers)]
+            words += ["--ttl", f"{options.ttl:g}", "--rate", f"{options.rate:g}"]
+            words += ["--faults", ",".join(options.faults)] if options.faults else []
+        words += ["--queue", self._queue] if self._queue else []
+        words += ["--broker-timeout", f"{options.broker_timeout:g}"] if options.broker_timeout else []
+        words += ["--restart-broker", self._restart] if self._restart else []
+        return shlex.join(words)
+
+
+def _told(text: str) -> None:
+    """A line on stderr, if anybody is there to read it: a closed terminal is no end of a run."""
+    with suppress(OSError):
+        note(text)
+
+
+@contextmanager
+def _interrupts(handle: Callable[[int], None]) -> Iterator[None]:
+    """Ctrl-C, TERM, and HUP of a closed terminal call `handle` within the block, unless they are ignored (nohup)."""
+    heard = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
+    old = {number: signal.signal(number, lambda number, _: handle(number)) for number in heard}
+    try:
+        yield
+    finally:
+        for number, before in old.items():
+            signal.signal(number, before)

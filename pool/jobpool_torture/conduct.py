@@ -1,0 +1,205 @@
+"""From options to a result: the checks, the folder's files, the place, the schedule and the run; and shorter runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jobpool.broker.finding import Finding
+from jobpool.broker.opening import open_backend
+from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool_torture import schedule
+from jobpool_torture.options import FAULTS_A_SECOND, Options, check_broker, check_kinds
+from jobpool_torture.pace import Moment
+from jobpool_torture.place import Place
+from jobpool_torture.result import Result
+from jobpool_torture.run import Run
+from jobpool_torture.schedule import KINDS, Fault
+from jobpool_torture.shrink import shrink
+
+SCHEDULE = "schedule.json"
+SHORTEST = "shortest.json"
+"""Files of a run's folder: the schedule; and the shortest part of it that has failed too."""
+
+SHRINK_RUNS = 20
+"""Runs, at most, that look for a shorter schedule."""
+
+SHRINK_TAIL = 3.0
+"""Seconds for which jobs still arrive after the last fault of a shorter schedule."""
+
+REPLAYED = {"seed": int, "seconds": int | float, "pools": int, "workers": int, "ttl": int | float, "rate": int | float}
+"""Options that a schedule file brings along → what they must be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run is about to do.
+
+    Attributes:
+        left_out: Kinds that were asked for and cannot be had → why.
+        broker: What the broker says of itself: its version, where it tells, and settings that can lose jobs.
+    """
+
+    options: Options
+    folder: Path
+    faults: Sequence[Fault]
+    left_out: Mapping[str, str]
+    broker: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Who is told what. `planned`: before the pools are started; `begun`, `over`: may be interrupted in between."""
+
+    planned: Callable[[Plan], None]
+    begun: Callable[[Run], None]
+    tell: Callable[[Moment], None]
+    over: Callable[[], None] = lambda: None
+
+
+def conduct(options: Options, folder: Path, watcher: Watcher, faults: Sequence[Fault] | None = None) -> Result:
+    """Run once. Blocks for as long as that takes; no process is left afterwards.
+
+    Args:
+        folder: Empty; what the run wrote stays there.
+        faults: To be struck; None = they are planned from the seed.
+
+    Raises:
+        ConfigurationError: Nothing was done; the text has the mend.
+        BackendUnavailable: The broker does not answer; the same.
+        JobpoolError: The pools did not come up, or the torture's own parts failed.
+    """
+    with ExitStack() as stack:
+        wanted = _wanted(options, faults)
+        backend = open_backend(options.backend, timeout=options.timeout)
+        try:
+            check_broker(backend, options)
+            options = options.on_its_queue()
+            told = [str(finding) for finding in backend.diagnose() if _is_worth_telling(finding)]
+            place = Place(options, folder, backend, wanted)
+        finally:
+            backend.close()
+        stack.callback(place.close)
+        left_out = {kind: why for kind, why in place.nemesis.cannot().items() if kind in wanted}
+        chosen = _plan(options, place) if faults is None else list(faults)
+        (folder / SCHEDULE).write_text(schedule.dump(chosen, about(options)))
+        run = Run(options, folder, place, chosen, watcher.tell)
+        run.result.left_out = left_out
+        watcher.planned(Plan(options, folder, chosen, left_out, told))
+        watcher.begun(run)
+        stack.callback(watcher.over)
+        return run.go()
+
+
+def _is_worth_telling(finding: Finding) -> bool:
+    return finding.is_bad or finding.check.endswith(".server")
+
+
+def _plan(options: Options, place: Place) -> list[Fault]:
+    there = place.nemesis.kinds()
+    kinds = [kind for kind in options.faults or there if kind in there]
+    if not kinds:
+        reasons = {place.nemesis.cannot()[kind] for kind in options.faults or KINDS}
+        raise ConfigurationError(f"none of these faults can be had here: {'; '.join(sorted(reasons))}")
+    return schedule.plan(
+        options.seed,
+        seconds=options.seconds,
+        pools=options.pools,
+        kinds=kinds,
+        ttl=options.ttl,
+        rate=FAULTS_A_SECOND,
+    )
+
+
+def _wanted(options: Options, faults: Sequence[Fault] | None) -> Collection[str]:
+    """Kinds of fault that are asked for."""
+    if faults is not None:
+        return {fault.kind for fault in faults}
+    return options.faults or tuple(KINDS)
+
+
+def about(options: Options) -> dict[str, Any]:
+    """What a schedule file says of its run."""
+    return {name: getattr(options, name) for name in REPLAYED}
+
+
+def read_schedule(path: Path) -> tuple[list[Fault], dict[str, Any]]:
+    """The faults of a file, and the options that it brings along.
+
+    Raises:
+        ConfigurationError: It cannot be read, or is no schedule.
+    """
+    try:
+        faults, told = schedule.load(path.read_text())
+    except OSError as error:
+        raise ConfigurationError(f"--replay {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"--replay {path}: {error}") from error
+    for name, kinds in REPLAYED.items():
+        if isinstance(told.get(name), bool) or not isinstance(told.get(name), kinds):
+            raise ConfigurationError(f"--replay {path}: it does not say the {name} of its run")
+        if name != "seed" and not -schedule.LARGEST <= told[name] <= schedule.LARGEST:
+            raise ConfigurationError(f"--replay {path}: no run has such a number of {name}")
+    if outside := [fault for fault in faults if fault.pool >= told["pools"]]:
+        raise ConfigurationError(f"--replay {path}: fault {outside[0].number} strikes a pool that is not there")
+    check_kinds([fault.kind for fault in faults])
+    return faults, {name: told[name] for name in REPLAYED}
+
+
+# --- a shorter one ------------------------------------------------------------------------------------------------
+
+
+def find_shorter(
+    options: Options, folder: Path, faults: Sequence[Fault], watcher: Watcher, tell: Callable[[str], None]
+) -> Path | None:
+    """Replay parts of a schedule that has failed; the file of the shortest that fails too, None = no shorter one does.
+
+    Args:
+        options: Of the run that failed, its queue left out where one is made for each.
+        folder: Of that run; the runs' folders are made in it.
+        tell: Called with a line before and after each run.
+
+    Blocks for `SHRINK_RUNS` runs at most, each as long as its last fault needs. The file is there from the first part
+    that fails on, whatever ends the search.
+    """
+    tried = 0
+    path = folder / SHORTEST
+
+    def fails(part: list[Fault]) -> bool:
+        nonlocal tried
+        tried += 1
+        one = folder / f"shrink{tried:02d}"
+        if not _fails(options, one, part, watcher, lambda text: tell(f"run {tried}: {text}")):
+            return False
+        path.write_text(schedule.dump(part, about(replace(options, seconds=_seconds(part)))))
+        return True
+
+    longest = SHRINK_RUNS * _seconds(faults) / 60
+    tell(f"looking for a shorter schedule: at most {SHRINK_RUNS} runs, of {longest:.0f} minutes of faults in all")
+    with suppress(KeyboardInterrupt):
+        shrink(list(faults), fails, most=SHRINK_RUNS)
+    return path if path.exists() else None
+
+
+def _fails(options: Options, folder: Path, part: list[Fault], watcher: Watcher, tell: Callable[[str], None]) -> bool:
+    folder.mkdir(mode=0o700)
+    begun = time.monotonic()
+    tell(f"{len(part)} faults in {_seconds(part):.0f} s")
+    try:
+        result = conduct(replace(options, seconds=_seconds(part)), folder, watcher, part)
+    except JobpoolError as error:
+        tell(f"did not come to its end: {error}")
+        return False
+    found = ", ".join(f"{len(ids)} {count}" for count, ids in result.counts.items()) or result.doubt or "clean"
+    tell(f"{found}, in {time.monotonic() - begun:.0f} s")
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return bool(result.counts)
+
+
+def _seconds(faults: Sequence[Fault]) -> float:
+    return max((fault.ends for fault in faults), default=0.0) + SHRINK_TAIL

@@ -1,0 +1,122 @@
+"""The oracle's rules of what is counted on the way: FENCE, ATT, CR, and OVERLAP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jobpool_torture.case import Case
+from jobpool_torture.chain import Delivery, Link, Story, links
+
+# --- FENCE ------------------------------------------------------------------------------------------------------------
+
+
+def fence(case: Case) -> str:
+    """Numbers of deliveries strictly grow, and each is one delivery."""
+    if not case.witnessed:
+        numbers = [line.fence for line in case.story.wrote("start")]
+        return "" if numbers == sorted(set(numbers)) else f"it began as the deliveries {numbers}"
+    if case.copies:
+        return ""
+    return next((found for d in case.story.deliveries if (found := _misnumbered(case.story, d))), "")
+
+
+def _misnumbered(story: Story, delivery: Delivery) -> str:
+    number = delivery.fence
+    if len({line.owner for line in delivery.fetched}) > 1:
+        return f"delivery {number} was handed out {len(delivery.fetched)} times"
+    starts = delivery.wrote("start")
+    if len(starts) > 1:
+        return f"delivery {number} began {len(starts)} times"
+    if starts and not delivery.fetched:
+        return f"it began as delivery {number}, which nobody had fetched"
+    for later in story.after(number):
+        if any(ours.since > theirs.at for ours in delivery.fetched for theirs in later.fetched):
+            return f"delivery {number} was asked for after delivery {later.fence} was there"
+    return ""
+
+
+# --- ATT, CR ----------------------------------------------------------------------------------------------------------
+
+
+def attempts(case: Case) -> str:
+    """The counter of failures is not what was settled, or not what the handler was told or did."""
+    if not case.witnessed:
+        return _attempts_told(case.story)
+    if case.copies:
+        return ""
+    for link in _links(case):
+        if not link.attempts_fit():
+            return f"before delivery {link.fence}, {link.added[0]} failures were added, not {_steps(link.steps, 0)}"
+    return _told_otherwise(case.story, "attempt") or _failed_and_released(case.story)
+
+
+def crashes(case: Case) -> str:
+    """The counter of crashes is not that of the deliveries without a verdict."""
+    if not case.witnessed:
+        return _crashes_told(case.story)
+    if case.copies:
+        return ""
+    for link in _links(case):
+        if link.attempts_fit() and not link.crashes_fit(exact=case.can.exact_crashes):
+            unseen = f", and up to {link.unseen} of deliveries that nobody saw" if link.unseen else ""
+            due = _steps(link.steps, 1) + unseen
+            return f"before delivery {link.fence}, {link.added[1]} crashes were added, not {due}"
+    return _told_otherwise(case.story, "crashes")
+
+
+def _links(case: Case) -> list[Link]:
+    return links(case.story, case.kept[0] if len(case.kept) == 1 else None)
+
+
+def _steps(steps: Iterable[tuple[int, int]], place: int) -> str:
+    return " or ".join(str(number) for number in sorted({step[place] for step in steps}))
+
+
+def _told_otherwise(story: Story, counter: str) -> str:
+    """A handler was told another number than its pool."""
+    for delivery in story.deliveries:
+        told = {getattr(line, counter) for line in (*delivery.fetched, *delivery.wrote("start"))}
+        if len(told) > 1:
+            return f"as delivery {delivery.fence} its {counter} were told as {sorted(told)}"
+    return ""
+
+
+def _failed_and_released(story: Story) -> str:
+    for delivery in story.deliveries:
+        if delivery.known.verb == "release" and delivery.wrote("fail"):
+            return f"delivery {delivery.fence} failed, and was released"
+    return ""
+
+
+def _attempts_told(story: Story) -> str:
+    for start in story.wrote("start"):
+        failures = sum(line.fence < start.fence for line in story.wrote("fail"))
+        if start.attempt != failures + 1:
+            return f"delivery {start.fence} was told attempt {start.attempt} after {failures} failures"
+    return ""
+
+
+def _crashes_told(story: Story) -> str:
+    """Each run but the last that wrote neither an end nor a failure was cut short."""
+    starts = story.wrote("start")
+    ends = {line.fence for line in story.run if line.event in ("end", "fail")}
+    cut_short = sum(line.fence not in ends for line in starts[:-1])
+    if starts and cut_short > starts[-1].crashes:
+        return f"{cut_short} runs were cut short, and the last was told of {starts[-1].crashes} crashes"
+    return ""
+
+
+# --- OVERLAP ----------------------------------------------------------------------------------------------------------
+
+
+def overlap(case: Case) -> str:
+    """A run wrote something after a later one had begun."""
+    begun = 0
+    for line in case.story.run:
+        if line.event == "start":
+            if line.fence < begun:
+                return f"delivery {line.fence} began after delivery {begun}"
+            begun = line.fence
+        elif line.fence < begun:
+            return f"delivery {line.fence} ran on after delivery {begun} had begun"
+    return ""

@@ -1,0 +1,85 @@
+"""How the queue of a run is emptied at its end: of what the run has put there, and of nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict, replace
+
+from jobpool.broker.backend import MessageFilter, QueueBackend, QueueStats, State, Verb
+from jobpool_torture.ledger import Line
+from jobpool_torture.remains import PAGE, pages
+
+MOST = 1000
+"""Messages that one call deletes."""
+
+NAMED = 5
+"""Ids of strangers' messages that are told."""
+
+BETWEEN = 0.5
+"""Seconds between two looks at what is held."""
+
+UNHELD = (State.WAITING, State.DELAYED)
+
+OURS = ("try", "enq", "start")
+"""Events of messages that this run has enqueued, or whose handlers it has run: a job that others have put into its
+queue is not signed with its key, and so never begins."""
+
+
+def own_ids(lines: Iterable[Line]) -> set[str]:
+    """The ids of all messages that a run has put into its queue, as far as its ledger knows."""
+    found = set()
+    for line in lines:
+        if line.event in OURS:
+            found.add(line.id)
+        elif line.event == "follow":
+            found.add(line.tag)
+    return found
+
+
+def empty(backend: QueueBackend, queue: str, ours: Collection[str], rest: Callable[[float], None], limit: float) -> str:
+    """Delete a run's messages. What is held is waited for: a lease may outlive the pool that was killed with it.
+
+    Args:
+        ours: Ids; messages of other ids are left alone where the broker can tell them apart.
+        rest: Called between two looks, with seconds to wait.
+        limit: Seconds to wait for leases.
+
+    Returns:
+        What is still there, as a sentence; "" = nothing. Raises `BackendUnavailable`.
+    """
+    give_up = time.monotonic() + limit
+    while True:
+        strangers = _delete(backend, queue, ours)
+        stats = backend.stats(queue)
+        if not stats.leased or time.monotonic() >= give_up:
+            return _left(queue, stats, strangers)
+        rest(BETWEEN)
+        backend.reap_expired(queue)
+
+
+def _delete(backend: QueueBackend, queue: str, ours: Collection[str]) -> list[str]:
+    """One pass; the ids of strangers' messages, as far as they are listed."""
+    where = MessageFilter(queue=queue)
+    if not (backend.capabilities.lists_live and backend.capabilities.deletes_live):
+        _delete_all(backend, MessageFilter(queue=queue, states=UNHELD))
+        where = MessageFilter(queue=queue, states=(State.DEAD,))
+    found = [message.id for message in pages(backend, where) if message.state is not State.LEASED]
+    own = [ident for ident in found if ident in ours]
+    for start in range(0, len(own), PAGE):
+        _delete_all(backend, replace(where, ids=tuple(own[start : start + PAGE])))
+    return [ident for ident in found if ident not in ours]
+
+
+def _delete_all(backend: QueueBackend, where: MessageFilter) -> None:
+    while backend.bulk(where, Verb.DELETE, limit=MOST):
+        pass
+
+
+def _left(queue: str, stats: QueueStats, strangers: list[str]) -> str:
+    counts = {name: count for name, count in asdict(stats).items() if name not in ("oldest", "cap") and count}
+    if not counts:
+        return ""
+    told = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    whose = f", {len(strangers):,} of them not this run's ({', '.join(strangers[:NAMED])})" if strangers else ""
+    return f"queue {queue} still holds {told}{whose}: `jobpool purge -Q {queue}` deletes what nobody holds"

@@ -1,0 +1,117 @@
+"""What faults excuse: when they struck, and of which messages a broker that copies may have left two. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from jobpool.broker.backend import Capabilities
+from jobpool_torture.chain import ACCEPTED
+from jobpool_torture.ledger import Line
+
+AFTER = 10.0
+"""Seconds after its end for which a fault excuses what is late."""
+
+SOON = 1.0
+"""Seconds after its end within which a call may still meet a connection that a fault has spoilt."""
+
+QUICK = 0.2
+"""Seconds of an enqueue in which no connection is made anew, and so nothing sent again."""
+
+HARMLESS = ("child.kill", "child.stop", "child.spoil", "log.block")
+"""Faults that hold up no timeout: a child that is stopped is killed all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`pool` ("" = all of them) was disturbed between two moments of CLOCK_MONOTONIC."""
+
+    pool: str
+    kind: str
+    begun: float
+    ended: float
+
+    def covers(self, pool: str, begun: float, ended: float, after: float = AFTER) -> bool:
+        """Whether something in that pool and between these moments was disturbed, or within `after` seconds of it."""
+        if self.kind in HARMLESS or self.pool not in ("", pool):
+            return False
+        return self.begun <= ended and begun <= self.ended + after
+
+
+def doubled(lines: Sequence[Line], windows: Sequence[Window], can: Capabilities) -> set[str]:
+    """All messages that are not judged by their counters and numbers, for what this broker cannot do.
+
+    Beside those of which the oracle itself sees, by their calls, that a copy may be left (`Case.copies`).
+    """
+    found = set() if can.atomic_nack else copied(lines, windows)
+    found |= set() if can.known_ids else repeated(lines)
+    if can.native_reap and can.exact_crashes and not can.atomic_nack:
+        found |= recounted(lines, windows)
+    return found
+
+
+def copied(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
+    """Messages of which a copy too many may be left where a broker copies (`Capabilities.atomic_nack` is False).
+
+    Those that were settled by a copy, and follow-ups that were put with an ack, while the pool had no good way to the
+    broker: the put of a copy that was not answered is repeated, within the call.
+    """
+    story = list(lines)
+    follow_ups = defaultdict(set)
+    for line in story:
+        if line.event == "follow":
+            follow_ups[line.id, line.fence].add(line.tag)
+    bad = [window for window in windows if window.kind.startswith(("net.", "broker."))]
+    found: set[str] = set()
+    for line in story:
+        settled = line.event in ("settled", "unknown")
+        if settled and any(window.covers(line.pool, line.since, line.at, SOON) for window in bad):
+            found |= follow_ups[line.id, line.fence] if line.verb == "ack" else {line.id}
+    return found
+
+
+def repeated(lines: Iterable[Line]) -> set[str]:
+    """Messages whose enqueue took so long that the client may have sent them twice, where the broker knows no ids."""
+    story = [line for line in lines if line.event in ("try", "enq")]
+    tried = {line.id: line.at for line in story if line.event == "try"}
+    return {line.id for line in story if line.event == "enq" and line.at - tried.get(line.id, line.at) > QUICK}
+
+
+def recounted(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
+    """Messages whose crashes may have been charged by half, where who fetches a message charges them by a copy.
+
+    That is a broker that counts deliveries itself (`Capabilities.native_reap` and `exact_crashes`, not `atomic_nack`).
+    Between two fetches a delivery had ended without a verdict, and some pool was cut off, stopped or killed: it may
+    have put the copy and not deleted the original. A restart of such a broker forgets deliveries that no copy counts.
+    """
+    story = sorted((line for line in lines if line.event in ("try", "fetched", "settled")), key=lambda line: line.at)
+    bad = [window for window in windows if window.kind.startswith(("net.", "broker.", "master.", "group."))]
+    restarts = [window for window in bad if window.kind == "broker.restart"]
+    held: dict[str, _Held] = {}
+    found: set[str] = set()
+    for line in story:
+        now = held.setdefault(line.id, _Held(line.at))
+        if line.event == "settled":
+            now.settle(line)
+        elif line.event == "fetched":
+            disturbed = bad if now.is_open or line.crashes > now.crashes else restarts if now.is_released else []
+            found |= {line.id for window in disturbed if window.covers(window.pool, now.since, line.at, SOON)}
+            held[line.id] = _Held(line.since, line.crashes, is_open=True)
+    ends = ((ident, now.since) for ident, now in held.items() if now.is_open)
+    return found.union(ident for ident, since in ends if any(since <= window.ended + SOON for window in bad))
+
+
+@dataclass(slots=True)
+class _Held:
+    """Since when a message has been as it was fetched last, and what has become of that delivery."""
+
+    since: float
+    crashes: int = 0
+    is_open: bool = False
+    is_released: bool = False
+
+    def settle(self, line: Line) -> None:
+        if line.answer in ACCEPTED and self.is_open:
+            self.is_open, self.is_released = False, line.verb == "release"
+            self.crashes += line.verb == "forfeit"

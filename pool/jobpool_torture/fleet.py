@@ -1,0 +1,257 @@
+"""Several pools on one queue, as real programs in one folder: started, ended, counted, and killed at the last.
+
+Everything that belongs to a fleet works in a folder of its own, of a name that nobody else's has: so its processes are
+found wherever they have put themselves. (An environment does not tell: a process title is written over it.)
+
+Methods are for one thread. Nothing blocks but what says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobpool_torture import processes
+from jobpool_torture.clocks import PoolClock
+from jobpool_torture.pool import Pool
+
+PROGRAM = (sys.executable, "-m", "jobpool_torture.pool_process")
+MARK = "TORTURE_MARK"
+"""The environment variable by which a fleet knows its own: the pid of who runs it, and what nobody else has."""
+AGAIN = 1.0
+"""Seconds until a pool is started again that has ended by itself."""
+PAUSE = 0.02
+KILL_LIMIT = 10.0
+"""Seconds for killed processes to be gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A pool has ended.
+
+    Attributes:
+        pool: Its name.
+        pid: Of its master.
+        status: Its exit status; negative = by that signal.
+        expected: It was ordered to end so, or could not do otherwise.
+        why: A sentence.
+        log_end: The end of its log, where it was not expected.
+    """
+
+    pool: str
+    pid: int
+    status: int
+    expected: bool
+    why: str
+    log_end: str = ""
+
+
+class Fleet:
+    """Pools, numbered from 0.
+
+    Attributes:
+        pools: All of them, running or not.
+        ends: Every end of a pool so far.
+        excuse: Asked about a pool that ended before it was ready: why it may ("" = it may not). Set by the nemesis.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        urls: Sequence[str],
+        flags: Sequence[str] = (),
+        *,
+        environment: Mapping[str, str] | None = None,
+        clocks: Sequence[PoolClock | None] = (),
+        program: Sequence[str] = PROGRAM,
+    ) -> None:
+        """
+        Args:
+            directory: For logs (`pool1.log`, …), runtime directories and the working folder; exists.
+            urls: One pool each; handed over in the environment, where `ps` does not show them.
+            flags: What all the programs are given: app, workers, queue, ttl, ….
+            environment: On top of the caller's, of which JOBPOOL_* and JOBS_* are left out.
+            clocks: By pool; one that is left out has the machine's.
+            program: The command itself.
+        """
+        self._words = [*program, *flags]
+        self._mark = f"{MARK}={os.getpid()}-{secrets.token_hex(8)}"
+        self._folder = directory / f"work-{secrets.token_hex(4)}"
+        self._folder.mkdir(mode=0o700)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("JOBPOOL_", "JOBS_"))}
+        self._environment = kept | dict(environment or {}) | dict([self._mark.split("=")])
+        padded = [*clocks, *[None] * (len(urls) - len(clocks))]
+        self.pools = [
+            Pool(number, url, directory, clock) for number, (url, clock) in enumerate(zip(urls, padded, strict=True))
+        ]
+        self.ends: list[End] = []
+        self._untold: list[End] = []
+        self.excuse: Callable[[Pool], str] = lambda _: ""
+
+    @property
+    def unexpected(self) -> list[End]:
+        """The ends that nobody had ordered: faults of the pool."""
+        return [end for end in self.ends if not end.expected]
+
+    # --- starting -----------------------------------------------------------------------------------
+
+    def start(self, number: int | None = None) -> None:
+        """Start one pool, or all that are not running. Blocks for the start of a process each. Raises OSError.
+
+        A tortured pool is killed when the thread ends that has started it, however that ends.
+        """
+        for pool in self.pools if number is None else [self.pools[number]]:
+            if not pool.pid:
+                pool.start(self._words, self._environment, self._folder)
+
+    def wait_ready(self, limit: float) -> list[str]:
+        """Wait until every pool that runs has had a ready child; blocks for up to `limit` seconds.
+
+        Returns:
+            The names of those that have not; also of those that have ended meanwhile.
+        """
+        give_up = time.monotonic() + limit
+        while True:
+            self._look()
+            waiting = [pool for pool in self.pools if not (pool.pid and pool.is_ready())]
+            if time.monotonic() >= give_up or not any(pool.pid for pool in waiting):
+                return [pool.name for pool in waiting]
+            time.sleep(PAUSE)
+
+    def revive(self, now: float) -> list[str]:
+        """Start the pools whose time has come (CLOCK_MONOTONIC); a sentence each. Raises OSError."""
+        told = []
+        for pool in self.pools:
+            if not pool.pid and pool.start_at is not None and now >= pool.start_at:
+                self.start(pool.number)
+                told.append(f"{pool.name} started again, as pid {pool.pid}")
+        return told
+
+    def hurry(self) -> None:
+        """What has been ended, or is about to end as ordered, is to be started again at once."""
+        for pool in self.pools:
+            pool.away = 0.0
+            pool.start_at = None if pool.start_at is None else 0.0
+
+    # --- ending -------------------------------------------------------------------------------------
+
+    def order_end(self, number: int, how: signal.Signals, away: float) -> int:
+        """SIGTERM or SIGKILL to a master; another is started `away` seconds after its end.
+
+        Returns:
+            Its pid; 0 = it is not there.
+        """
+        pool = self.pools[number]
+        pid = pool.pid
+        if not (pid and processes.send(pid, how, pool.is_master)):
+            return 0
+        pool.awaited.add(0 if how == signal.SIGTERM else -int(how))
+        pool.away = away
+        return pid
+
+    def collect(self) -> list[End]:
+        """What has ended and was not told yet. It is started again by `revive`, when its time has come."""
+        self._look()
+        told, self._untold = self._untold, []
+        return told
+
+    def _look(self) -> None:
+        """Note what has ended; `collect` will tell of it."""
+        fresh = []
+        for pool in self.pools:
+            if pool.pid:
+                pool.is_ready()
+            if ended := pool.collect():
+                fresh.append(self._judge(pool, *ended))
+                pool.start_at = time.monotonic() + (pool.away if pool.awaited else AGAIN)
+        self.ends += fresh
+        self._untold += fresh
+
+    def _judge(self, pool: Pool, pid: int, status: int) -> End:
+        if status in pool.awaited:
+            return End(pool.name, pid, status, True, f"{pool.name} has ended as ordered, with status {status}")
+        if status == -signal.SIGTERM and 0 in pool.awaited and not pool.was_ready:
+            return End(pool.name, pid, status, True, f"{pool.name} was told to stop before it knew how to")
+        if status in (1, 2) and not pool.was_ready and (why := self.excuse(pool)):
+            return End(pool.name, pid, status, True, f"{pool.name} has not come up: {why}")
+        awaited = f" instead of {min(pool.awaited)}" if pool.awaited else ", and nobody had told it to"
+        why = f"{pool.name} (pid {pid}) has ended with status {status}{awaited}"
+        return End(pool.name, pid, status, False, why, pool.log_end())
+
+    def stop_all(self, limit: float) -> dict[str, int | None]:
+        """SIGTERM to all that run, and wait for their ends; blocks for up to `limit` seconds, a little more at worst.
+
+        Returns:
+            Exit statuses by name, of those that ran: 0 = drained. None = it had not ended, and was killed.
+        """
+        running = {pool.name: pool for pool in self.pools if pool.pid}
+        for pool in running.values():
+            self.order_end(pool.number, signal.SIGTERM, 0.0)
+        before = len(self.ends)
+        give_up = time.monotonic() + limit
+        while any(pool.pid for pool in running.values()) and time.monotonic() < give_up:
+            self._look()
+            time.sleep(PAUSE)
+        statuses: dict[str, int | None] = {end.pool: end.status for end in self.ends[before:]}
+        late = [pool for pool in running.values() if pool.pid]
+        for pool in late:
+            self.order_end(pool.number, signal.SIGKILL, 0.0)
+        for pool in self.pools:
+            pool.start_at = None
+        return {name: statuses.get(name) for name in running}
+
+    def kill_all(self) -> None:
+        """SIGKILL to everything that belongs to the fleet, and collect it; blocks for up to 10 s. Safe at any time."""
+        give_up = time.monotonic() + KILL_LIMIT
+        while time.monotonic() < give_up:
+            left = self.processes()
+            for pid in left:
+                processes.send(pid, signal.SIGKILL, self._owns)
+            for pool in self.pools:
+                pool.awaited.add(-signal.SIGKILL)
+            self._look()
+            if not left and not any(pool.pid for pool in self.pools):
+                break
+            time.sleep(PAUSE)
+        for pool in self.pools:
+            pool.start_at = None
+            pool.close_log()
+
+    # --- looking ------------------------------------------------------------------------------------
+
+    def processes(self) -> dict[int, str]:
+        """Pid → command of all that is alive of the fleet, and of what its handlers have started."""
+        masters = {pool.pid: processes.command(pool.pid) for pool in self.pools if processes.is_alive(pool.pid)}
+        return masters | processes.marked(self._mark, self._folder)
+
+    def _owns(self, pid: int) -> bool:
+        if any(pool.is_master(pid) for pool in self.pools):
+            return True
+        with contextlib.suppress(OSError):
+            return processes.works_for_us(pid, self._folder) or processes.has_mark(pid, self._mark)
+        return False
+
+    def orphans(self) -> dict[int, str]:
+        """Of the `processes` those that hang below no running master."""
+        found = self.processes()
+        for pool in self.pools:
+            for pid in processes.tree_of(pool.pid) if pool.pid else []:
+                found.pop(pid, None)
+        return found
+
+    def descriptors(self) -> dict[str, Counter[str]]:
+        """How many descriptors each running master has open, by kind; by the pool's name."""
+        found = {}
+        for pool in self.pools:
+            with contextlib.suppress(OSError):
+                if pool.pid:
+                    found[pool.name] = processes.descriptors(pool.pid)
+        return found

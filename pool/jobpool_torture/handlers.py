@@ -1,0 +1,212 @@
+"""The app of the tortured pools: each handler writes to the ledger what it does, and many of them misbehave.
+
+The ledger is the file JOBPOOL_LEDGER. `start` is a run's first act; `end` is written just before a success, `fail` just
+before an error is raised; a run that ends with neither was cut short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import jobpool
+from jobpool.message.definition import JobDefinition
+from jobpool_torture import spoiling
+from jobpool_torture.ledger import LASTS, LEDGER, Line, append
+
+DEPTH = 100
+ROOM = 1 << 20
+"""Calls and bytes that a plain job needs."""
+
+FOREVER = 3600 + round(float(os.environ.get(LASTS, "0")))
+"""Seconds: longer than a run, at whose end somebody looks for what was left behind."""
+
+
+def note(ctx: jobpool.JobContext, event: str, tag: str = "") -> None:
+    """One line to the ledger."""
+    line = Line(
+        event,
+        ctx.id,
+        fence=ctx.fence,
+        pid=os.getpid(),
+        at=time.monotonic(),
+        wall=time.time(),
+        attempt=ctx.attempt,
+        crashes=ctx.crashes,
+        tag=tag,
+    )
+    append(os.environ[LEDGER], [line])
+
+
+# --- those that behave --------------------------------------------------------------------------------------------
+
+
+@jobpool.handler("torture.work")
+def work(ctx: jobpool.JobContext, seconds: float) -> None:
+    """Does what many jobs do, which a process must allow that others have used before; and sleeps."""
+    note(ctx, "start")
+    importlib.util.find_spec("this")
+    _go_down(DEPTH)
+    bytearray(ROOM)
+    with open(os.devnull, "rb"):
+        time.sleep(seconds)
+    note(ctx, "end")
+    _obey(ctx)
+
+
+def _go_down(calls: int) -> None:
+    if calls:
+        _go_down(calls - 1)
+
+
+def _obey(ctx: jobpool.JobContext) -> None:
+    """Take the order to spoil this process, if there is one; what the system does not allow is not done."""
+    pool = os.path.basename(os.environ["JOBPOOL_RUNTIME_DIR"])
+    if way := spoiling.take(Path(os.environ[spoiling.FOLDER]), pool):
+        note(ctx, "spoilt", way)
+        with contextlib.suppress(OSError, ValueError):
+            spoiling.spoil(way)
+
+
+@jobpool.handler("torture.spin")
+def spin(ctx: jobpool.JobContext, seconds: float) -> None:
+    """Burns so much of a CPU."""
+    note(ctx, "start")
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        sum(range(1000))
+    note(ctx, "end")
+
+
+@jobpool.handler("torture.asleep")
+async def asleep(ctx: jobpool.JobContext, seconds: float) -> None:
+    """Sleeps in an event loop."""
+    note(ctx, "start")
+    await asyncio.sleep(seconds)
+    note(ctx, "end")
+
+
+@jobpool.handler("torture.weigh")
+def weigh(ctx: jobpool.JobContext, filling: str, size: int) -> int:
+    """Takes a big payload, and fails if any of it is missing."""
+    note(ctx, "start")
+    if len(filling) != size:
+        note(ctx, "fail")
+        raise ValueError(f"{len(filling)} bytes of payload have come, not {size}")
+    note(ctx, "end")
+    return len(filling)
+
+
+@jobpool.handler("torture.shout")
+def shout(ctx: jobpool.JobContext, kilobytes: int) -> None:
+    """Prints that much, half of it to stderr."""
+    note(ctx, "start")
+    line = "x" * 1023
+    for number in range(kilobytes):
+        print(line, file=sys.stderr if number % 2 else sys.stdout)
+    note(ctx, "end")
+
+
+@jobpool.handler("torture.follow")
+def follow(ctx: jobpool.JobContext, jobs: int) -> None:
+    """Enqueues so many jobs with its ack."""
+    note(ctx, "start")
+    for _ in range(jobs):
+        note(ctx, "follow", ctx.enqueue(JobDefinition("torture.work", {"seconds": 0.01}, queue=ctx.queue)))
+    note(ctx, "end")
+
+
+# --- those that fail ----------------------------------------------------------------------------------------------
+
+
+@jobpool.handler("torture.fail")
+def fail(ctx: jobpool.JobContext, times: int) -> None:
+    """Fails in its first `times` attempts."""
+    note(ctx, "start")
+    if ctx.attempt <= times:
+        note(ctx, "fail")
+        _obey(ctx)
+        raise ValueError("no such customer")
+    note(ctx, "end")
+
+
+@jobpool.handler("torture.ask")
+def ask(ctx: jobpool.JobContext, what: str) -> None:
+    """Asks once to be run later (`retry`: as a failed attempt; `snooze`), or never again (`unrecoverable`)."""
+    note(ctx, "start")
+    if what == "snooze" and ctx.fence == 1:
+        raise jobpool.Snooze(after=0.1)
+    if what == "unrecoverable" or (what == "retry" and ctx.attempt == 1):
+        note(ctx, "fail")
+        raise jobpool.Unrecoverable("no such customer") if what == "unrecoverable" else jobpool.Retry(after=0.1)
+    note(ctx, "end")
+
+
+# --- those that die, hang or leave something behind -------------------------------------------------------------------
+
+
+@jobpool.handler("torture.crash")
+def crash(ctx: jobpool.JobContext, how: str, times: int) -> None:
+    """Dies, by a signal or as if nothing was wrong, until it is told of so many crashes."""
+    note(ctx, "start")
+    if ctx.crashes < times:
+        _die(how)
+    note(ctx, "end")
+
+
+def _die(how: str) -> NoReturn:
+    if how != "exit":
+        os.kill(os.getpid(), signal.Signals[how])
+        time.sleep(FOREVER)
+    os._exit(0)
+
+
+@jobpool.handler("torture.hang")
+def hang(ctx: jobpool.JobContext, how: str) -> None:
+    """Never ends by itself."""
+    note(ctx, "start")
+    if how == "in C":
+        sum(range(10**11))
+    if how == "sleep":
+        time.sleep(FOREVER)
+    while True:
+        with contextlib.suppress(BaseException):
+            time.sleep(0.01)
+
+
+@jobpool.handler("torture.leave")
+def leave(ctx: jobpool.JobContext, how: str) -> None:
+    """Leaves a process behind, and succeeds."""
+    note(ctx, "start")
+    pid = _double_fork() if how == "double fork" else _start(how == "new session")
+    note(ctx, "left", str(pid))
+    note(ctx, "end")
+
+
+def _start(new_session: bool) -> int:
+    return subprocess.Popen(["sleep", str(FOREVER)], start_new_session=new_session).pid
+
+
+def _double_fork() -> int:
+    """The pid of a process in a session of its own, whose parent has ended."""
+    reading, writing = os.pipe()
+    between = os.fork()
+    if between == 0:
+        os.setsid()
+        last = os.fork()
+        if last:
+            os.write(writing, str(last).encode())
+            os._exit(0)
+        os.execvp("sleep", ["sleep", str(FOREVER)])
+    os.waitpid(between, 0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        return int(pipe.read())

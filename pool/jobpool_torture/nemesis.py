@@ -1,0 +1,481 @@
+"""Strikes the faults of a schedule at a fleet, undoes each when its time is over, and writes down what it really did.
+
+A fault names no process: when it strikes, its `pick` chooses among those that are there. Where there is none, it is
+missed, which is no error. A pool that a fault has ended is started again; a pool that ends by itself is, too, and
+stays in `fleet.unexpected`.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobpool_torture import processes, spoiling
+from jobpool_torture.access import Access, AccessFailed
+from jobpool_torture.broker_restart import BrokerRestart
+from jobpool_torture.clocks import PoolClock
+from jobpool_torture.fleet import Fleet
+from jobpool_torture.network import NetworkFailed, Proxy
+from jobpool_torture.pool import Pool
+from jobpool_torture.record import Record
+from jobpool_torture.schedule import KINDS, Fault
+from jobpool_torture.stalls import FROZEN_LIMIT_S, Stalls
+from jobpool_torture.stops import Stops
+from jobpool_torture.weather import Weather
+
+PASSES = 5
+"""Looks at a pool that is to be stopped whole: what it forks between two of them is found by the next."""
+
+PAUSE = 0.02
+
+HEAL_LIMIT_S = FROZEN_LIMIT_S + 30.0
+"""Seconds: a fork server that was stopped last is judged as all are."""
+
+
+class Missed(Exception):
+    """There is nothing that the fault could strike now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """What a fault has done: a sentence without its subject, and to which processes."""
+
+    said: str
+    pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Blow:
+    """What became of a fault: a sentence, and whether it found nothing to strike."""
+
+    said: str
+    missed: bool
+
+
+class Nemesis:
+    """Strikes faults. For one thread; the sentences that it returns are for people, `record` is for programs.
+
+    `close` must be called at the end.
+
+    Attributes:
+        problems: What went wrong with the means of the nemesis itself: a command that failed, a proxy that died.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        networks: Sequence[Proxy | None] = (),
+        clocks: Sequence[PoolClock | None] = (),
+        restart_broker: str = "",
+        *,
+        record: Path,
+        access: Access | str = "no user was given",
+        orders: Path | None = None,
+        no_network: str = "",
+        no_clock: str = "",
+    ) -> None:
+        """
+        Args:
+            fleet: Its `excuse` is set here: a pool may fail to come up while its broker is out of reach.
+            networks: By pool; empty, or None among them = no network fault can strike.
+            clocks: By pool; the same.
+            restart_broker: A command for the shell; "" = the broker is left alone.
+            record: A file; one JSON line is appended for each thing that happens.
+            access: The user by whom the pools log in; or why there is none of their own, as half a sentence.
+            orders: A folder that the pools' jobs look into, see `spoiling`; None = they do not.
+            no_network, no_clock: Why there is none, as half a sentence.
+        """
+        self._fleet = fleet
+        self._weather = [Weather(proxy) for proxy in networks if proxy is not None]
+        self._clocks = [clock for clock in clocks if clock is not None]
+        self._reasons = {
+            "net": "" if len(self._weather) == len(fleet.pools) else no_network or "no network was given",
+            "clock": "" if len(self._clocks) == len(fleet.pools) else no_clock or "no clock was given",
+            "broker": "" if restart_broker else "it needs a command that restarts the broker",
+            "access": access if isinstance(access, str) else "",
+            "child.spoil": "" if orders else "no jobs take orders",
+        }
+        self._access = None if isinstance(access, str) else access
+        self._orders = orders
+        self._record = Record(record)
+        self._restart = BrokerRestart(restart_broker, record.with_suffix(".broker.log"))
+        self._stops = Stops()
+        self._stalls = Stalls(self._stops, self._holds_up)
+        self._pending: dict[int, tuple[float, Fault]] = {}
+        self.problems: list[str] = []
+        fleet.excuse = self._excuse
+
+    @property
+    def restarts(self) -> Sequence[tuple[float, float]]:
+        """When the broker's restarts had been ordered, and were over (CLOCK_MONOTONIC)."""
+        return self._restart.moments
+
+    @property
+    def freezes(self) -> Sequence[tuple[str, float, float]]:
+        """Pool, begin and end (CLOCK_MONOTONIC) of each time that a fork server stood still for good."""
+        return self._stalls.moments
+
+    @property
+    def stalled(self) -> Sequence[str]:
+        """Pools that were held up by what must not hold up a pool: a sentence for each time."""
+        return self._stalls.found
+
+    # --- what it can do -----------------------------------------------------------------------------
+
+    def kinds(self) -> list[str]:
+        """The kinds of fault that it can strike here."""
+        return [kind for kind in KINDS if not self._why_not(kind)]
+
+    def cannot(self) -> dict[str, str]:
+        """The other kinds, and why not, as half a sentence."""
+        return {kind: why for kind in KINDS if (why := self._why_not(kind))}
+
+    def _why_not(self, kind: str) -> str:
+        return self._reasons.get(kind.partition(".")[0], "") or self._reasons.get(kind, "")
+
+    # --- striking -----------------------------------------------------------------------------------
+
+    def strike(self, fault: Fault, now: float | None = None) -> Blow:
+        """Strike one fault, now; `due` undoes it when it is over.
+
+        Args:
+            fault: Of a pool that there is; its kind one of `kinds()`.
+            now: CLOCK_MONOTONIC seconds; None = read it.
+
+        Returns:
+            What was done to which process, or why it was missed. Blocks for milliseconds.
+
+        Raises:
+            ValueError: Its kind cannot be struck here, or there is no such pool.
+            OSError: No process can be started any more.
+        """
+        if why := self._why_not(fault.kind):
+            raise ValueError(f"{fault.kind} cannot be struck here: {why}")
+        if fault.pool >= len(self._fleet.pools):
+            raise ValueError(f"fault {fault.number} is for pool {fault.pool}, and there are {len(self._fleet.pools)}")
+        pool = self._fleet.pools[fault.pool]
+        try:
+            deed = MEANS[fault.kind](self, fault, pool)
+        except Missed as missed:
+            return Blow(self._note("missed", fault, Deed(f"missed: {missed}")), missed=True)
+        except AccessFailed as error:
+            return Blow(self._note("missed", fault, Deed(f"missed: {error}")), missed=True)
+        except NetworkFailed as error:
+            self.problems.append(f"{pool.name}: {error}")
+            return Blow(self._note("missed", fault, Deed(f"missed: {error}")), missed=True)
+        if not fault.kind.endswith(_OVER_AT_ONCE):
+            self._pending[fault.number] = ((time.monotonic() if now is None else now) + fault.seconds, fault)
+        return Blow(self._note("struck", fault, deed), missed=False)
+
+    # children and fork servers
+
+    def _kill_child(self, fault: Fault, pool: Pool) -> Deed:
+        pid, what = self._pick_child(fault, pool)
+        self._send(pid, signal.SIGKILL, lambda pid: pid in pool.children())
+        return Deed(f"{what} killed, pid {pid}", (pid,))
+
+    def _stop_child(self, fault: Fault, pool: Pool) -> Deed:
+        pid, what = self._pick_child(fault, pool)
+        return self._stop(fault, what, [pid], lambda pid: pid in pool.children())
+
+    def _pick_child(self, fault: Fault, pool: Pool) -> tuple[int, str]:
+        """An odd pick wants one at work, if there is any."""
+        _there(pool)
+        busy = pool.busy() if fault.pick % 2 else []
+        children = busy or pool.children()
+        return _pick(children, fault.pick // 2, "no child"), "a busy child" if busy else "a child"
+
+    def _spoil_child(self, fault: Fault, pool: Pool) -> Deed:
+        _there(pool)
+        assert self._orders is not None
+        known = spoiling.ways()
+        way = known[fault.pick % len(known)]
+        spoiling.order(self._orders, pool.name, way)
+        return Deed(f"the next plain job is to spoil its process: {way}")
+
+    def _kill_fork_server(self, fault: Fault, pool: Pool) -> Deed:
+        pid = self._pick_fork_server(fault, pool)
+        self._send(pid, signal.SIGKILL, lambda pid: pid in pool.fork_servers())
+        return Deed(f"a fork server killed, pid {pid}", (pid,))
+
+    def _stop_fork_server(self, fault: Fault, pool: Pool) -> Deed:
+        pid = self._pick_fork_server(fault, pool)
+        return self._stop(fault, "a fork server", [pid], lambda pid: pid in pool.fork_servers())
+
+    def _freeze_fork_server(self, fault: Fault, pool: Pool) -> Deed:
+        """And kill a child of its: a pool sees that nobody collects it, though nothing else may happen there."""
+        _there(pool)
+        servers = [pid for pid in pool.fork_servers() if processes.children_of(pid) and not self._stalls.has(pid)]
+        pid = _pick(servers, fault.pick, "no fork server that has children and goes on")
+        self._stop(fault, "a fork server", [pid], lambda pid: pid in pool.fork_servers())
+        self._stalls.freeze(fault.number, pool, pid)
+        children = processes.children_of(pid)[:1]
+        for child in children:
+            processes.send(child, signal.SIGKILL, lambda child: child in pool.children())
+        return Deed(f"{len(children)} child killed, and its fork server stopped for good, pid {pid}", (pid, *children))
+
+    def _pick_fork_server(self, fault: Fault, pool: Pool) -> int:
+        _there(pool)
+        return _pick(pool.fork_servers(), fault.pick, "no fork server")
+
+    # masters and pools
+
+    def _kill_master(self, fault: Fault, pool: Pool) -> Deed:
+        pid = self._order_end(pool, signal.SIGKILL, fault.seconds)
+        return Deed(f"the master killed, pid {pid}; another after {fault.seconds:g} s", (pid,))
+
+    def _stop_master(self, fault: Fault, pool: Pool) -> Deed:
+        return self._stop(fault, "the master", [_there(pool)], pool.is_master)
+
+    def _stop_group(self, fault: Fault, pool: Pool) -> Deed:
+        """Its master first, so that it forks nothing more; its fork servers may have, until they stand."""
+        master = _there(pool)
+        stopped: list[int] = []
+        for _ in range(PASSES):
+            fresh = [pid for pid in processes.tree_of(master) if pid not in stopped]
+            if not fresh:
+                break
+            stopped += self._stops.stop(fault.number, fresh, lambda pid: pid in processes.tree_of(master))
+        if not stopped:
+            raise Missed(f"{pool.name} has ended just now")
+        return Deed(f"all {len(stopped)} processes stopped for {fault.seconds:g} s", tuple(stopped))
+
+    def _term(self, fault: Fault, pool: Pool) -> Deed:
+        self._check_ready(pool)
+        pid = self._order_end(pool, signal.SIGTERM, fault.seconds)
+        return Deed(f"told to stop, pid {pid}; another {fault.seconds:g} s after its end", (pid,))
+
+    def _hup(self, _: Fault, pool: Pool) -> Deed:
+        self._check_ready(pool)
+        pid = _there(pool)
+        self._send(pid, signal.SIGHUP, pool.is_master)
+        return Deed(f"told to load its app anew, pid {pid}", (pid,))
+
+    def _check_ready(self, pool: Pool) -> None:
+        """A program that has just been started does not know these signals yet, and would die of them."""
+        _there(pool)
+        if not pool.is_ready():
+            raise Missed(f"{pool.name} is not up yet")
+
+    def _order_end(self, pool: Pool, how: signal.Signals, away: float) -> int:
+        _there(pool)
+        pid = self._fleet.order_end(pool.number, how, away)
+        if not pid:
+            raise Missed(f"{pool.name} has ended just now")
+        return pid
+
+    # logs, networks, clocks, the broker
+
+    def _hold_log(self, fault: Fault, pool: Pool) -> Deed:
+        _there(pool)
+        if pool.log is None or self._has_pending("log.block", fault.pool):
+            raise Missed(f"nobody reads the log of {pool.name} as it is")
+        pool.log.hold()
+        return Deed(f"nobody reads its log for {fault.seconds:g} s")
+
+    def _deny(self, fault: Fault, _: Pool) -> Deed:
+        assert self._access is not None
+        return Deed(f"{self._access.begin(fault)}, for {fault.seconds:g} s")
+
+    def _trouble(self, fault: Fault, _: Pool) -> Deed:
+        told = self._weather[fault.pool].begin(fault)
+        return Deed(f"{told}{f', for {fault.seconds:g} s' if fault.seconds else ''}")
+
+    def _jump(self, fault: Fault, _: Pool) -> Deed:
+        self._clocks[fault.pool].shift(fault.amount)
+        return Deed(f"the wall clock {fault.amount:+g} s, for {fault.seconds:g} s")
+
+    def _restart_broker(self, _fault: Fault, _pool: Pool) -> Deed:
+        if self._restart.is_under_way:
+            raise Missed("the broker is still being restarted")
+        return Deed(f"the broker is being restarted by {self._restart.command!r}", (self._restart.begin(),))
+
+    # how signals go out
+
+    def _send(self, pid: int, number: signal.Signals, is_it: Callable[[int], bool]) -> None:
+        if not processes.send(pid, number, is_it):
+            raise Missed(f"process {pid} has ended just now")
+
+    def _stop(self, fault: Fault, what: str, pids: Sequence[int], is_it: Callable[[int], bool]) -> Deed:
+        stopped = self._stops.stop(fault.number, pids, is_it)
+        if not stopped:
+            raise Missed(f"process {pids[0]} has ended just now")
+        return Deed(f"{what} stopped for {fault.seconds:g} s, pid {stopped[0]}", tuple(stopped))
+
+    # --- undoing ------------------------------------------------------------------------------------
+
+    def next_due(self) -> float | None:
+        """When `due` next has something to do (CLOCK_MONOTONIC); None: nothing that is known beforehand."""
+        moments = [due for due, _ in self._pending.values()]
+        moments += [pool.start_at for pool in self._fleet.pools if not pool.pid and pool.start_at is not None]
+        return min(moments, default=None)
+
+    def due(self, now: float | None = None) -> list[str]:
+        """Undo what is over, collect what has ended, start what is to run again. Call it every some 0.1 s.
+
+        Returns:
+            A sentence for each. Blocks for milliseconds. Raises OSError: no process can be started any more.
+        """
+        moment = time.monotonic() if now is None else now
+        over = [fault for due, fault in self._pending.values() if due <= moment]
+        told = [self._undo(fault) for fault in over]
+        told += self._look_at_broker()
+        told += [self._say("over", said) for said in self._stalls.look(self._fleet.pools)]
+        told += [self._say("ended", end.why, end.pid, expected=end.expected) for end in self._fleet.collect()]
+        return told + [self._say("started", said) for said in self._fleet.revive(moment)]
+
+    def heal(self, limit: float = HEAL_LIMIT_S) -> list[str]:
+        """Undo everything, and wait until all pools are up again. Safe at any time, and twice.
+
+        Args:
+            limit: Seconds, >= 0, to wait for pools, for what they must replace, and for the broker; 0 = undo, and that
+                is all.
+
+        Returns:
+            A sentence for each thing that was undone, and for each pool that is not up after the limit.
+        """
+        give_up = time.monotonic() + limit
+        told = [self._undo(fault) for _, fault in list(self._pending.values())]
+        self._fleet.hurry()
+        while self._is_ailing() and time.monotonic() < give_up:
+            told += self.due()
+            time.sleep(PAUSE)
+        told += [self._say("over", said) for said in self._stalls.look(self._fleet.pools, give_up=True)]
+        self._stops.go_all()
+        if limit and self._restart.is_under_way:
+            self.problems.append(f"{self._restart.command!r} has not ended after {limit:g} s")
+        if limit:
+            told += [f"{name} is not up" for name in self._fleet.wait_ready(max(0.0, give_up - time.monotonic()))]
+        return told
+
+    def _is_ailing(self) -> bool:
+        """Something is not as it was, and will be."""
+        is_whole = self._access is None or self._access.is_whole
+        return self._restart.is_under_way or self._are_some_down() or self._stalls.are_frozen or not is_whole
+
+    def _has_pending(self, kind: str, pool: int) -> bool:
+        return any(fault.kind == kind and fault.pool == pool for _, fault in self._pending.values())
+
+    def _holds_up(self, pool: Pool) -> bool:
+        """Return whether a pool cannot see to anything now, for faults that are in force."""
+        held = any(self._has_pending(kind, pool.number) for kind in ("master.stop", "group.stop"))
+        return held or not pool.pid or not pool.was_ready
+
+    def _are_some_down(self) -> bool:
+        """Pools that a fault has ended, or that are about to end as ordered."""
+        return any(pool.start_at is not None or (pool.pid and pool.awaited) for pool in self._fleet.pools)
+
+    def _undo(self, fault: Fault) -> str:
+        self._pending.pop(fault.number, None)
+        try:
+            said = self._undone(fault)
+        except NetworkFailed as error:
+            self.problems.append(f"{self._fleet.pools[fault.pool].name}: {error}")
+            said = str(error)
+        return self._note("over", fault, Deed(f"over: {said}"))
+
+    def _undone(self, fault: Fault) -> str:
+        if fault.kind.startswith("net."):
+            self._weather[fault.pool].end(fault.number)
+            return "the network is as before"
+        if fault.kind == "clock.jump":
+            left = [other.amount for _, other in self._pending.values() if _same_clock(other, fault)]
+            self._clocks[fault.pool].shift(left[-1] if left else 0.0)
+            return f"the wall clock {left[-1] if left else 0.0:+g} s"
+        if fault.kind == "log.block":
+            pool = self._fleet.pools[fault.pool]
+            self._stalls.judge_log(pool, fault.seconds)
+            if pool.log:
+                pool.log.go_on()
+            return "the log is read"
+        if fault.kind == "child.spoil":
+            assert self._orders is not None
+            is_left = spoiling.withdraw(self._orders, self._fleet.pools[fault.pool].name)
+            return "no job has taken the order" if is_left else "a job has taken the order"
+        if fault.kind == "access.deny" and self._access:
+            return self._access.end(fault.number)
+        gone_on = self._stops.go(fault.number)
+        return f"{len(gone_on)} processes go on" if gone_on else "what was stopped is gone, or held by another fault"
+
+    def _look_at_broker(self) -> Iterable[str]:
+        if self._access:
+            self._access.mend()
+        status = self._restart.look()
+        if status is None:
+            return []
+        if self._access:
+            self._access.forget()
+        if status:
+            self.problems.append(f"{self._restart.command!r} has ended with status {status}")
+        return [self._say("restarted", f"the broker was restarted, with status {status}")]
+
+    def close(self) -> None:
+        """Let everything go that is stopped, and wait for a command that restarts the broker; safe to call twice.
+
+        Blocks for as long as that command runs, for `broker_restart.END_LIMIT` at most and a little more.
+        """
+        self._stops.close()
+        self._restart.close()
+
+    def _excuse(self, pool: Pool) -> str:
+        """Why a pool that was never up may have ended."""
+        if self._restart.was_since(pool.begun):
+            return "the broker was being restarted"
+        if self._weather and self._weather[pool.number].was_bad_since(pool.begun):
+            return "its network was bad"
+        if self._access and self._access.was_denied_since(pool.begun):
+            return "its user was locked out"
+        return ""
+
+    # --- the record -----------------------------------------------------------------------------------
+
+    def _note(self, event: str, fault: Fault, deed: Deed) -> str:
+        self._record.fault(event, fault, deed.said, deed.pids)
+        return f"{self._fleet.pools[fault.pool].name}: {fault.kind}: {deed.said}"
+
+    def _say(self, event: str, said: str, *pids: int, **about: bool) -> str:
+        self._record.write(event, said, pids=pids, **about)
+        return said
+
+
+MEANS: dict[str, Callable[[Nemesis, Fault, Pool], Deed]] = {
+    "child.kill": Nemesis._kill_child,
+    "child.stop": Nemesis._stop_child,
+    "child.spoil": Nemesis._spoil_child,
+    "forkserver.kill": Nemesis._kill_fork_server,
+    "forkserver.stop": Nemesis._stop_fork_server,
+    "forkserver.freeze": Nemesis._freeze_fork_server,
+    "master.kill": Nemesis._kill_master,
+    "master.stop": Nemesis._stop_master,
+    "group.stop": Nemesis._stop_group,
+    "pool.term": Nemesis._term,
+    "pool.hup": Nemesis._hup,
+    "log.block": Nemesis._hold_log,
+    "access.deny": Nemesis._deny,
+    "broker.restart": Nemesis._restart_broker,
+    "clock.jump": Nemesis._jump,
+    **dict.fromkeys(("net.cut", "net.hole", "net.refuse", "net.delay", "net.drop"), Nemesis._trouble),
+}
+"""How each kind is struck."""
+
+_OVER_AT_ONCE = (".kill", ".freeze", ".term", ".hup", ".cut", ".restart")
+"""Kinds whose `seconds` are not theirs to undo: the pool, or the fleet, starts another."""
+
+
+def _pick(found: Sequence[int], pick: int, nothing: str) -> int:
+    if not found:
+        raise Missed(f"there is {nothing}")
+    return found[pick % len(found)]
+
+
+def _there(pool: Pool) -> int:
+    if not pool.pid:
+        raise Missed(f"{pool.name} is not running")
+    return pool.pid
+
+
+def _same_clock(one: Fault, other: Fault) -> bool:
+    return one.kind == other.kind and one.pool == other.pool

@@ -1,0 +1,181 @@
+"""A network between a client and one server that fails as it is told: lost packets, resets, lost replies, delay.
+
+Each proxy is a process of its own (see `jobpool_torture.network_process`), so that it is as quick as a network however
+busy its owner is. Every order is in force when its method returns. Use as a context manager, or `close` it.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from jobpool.errors import JobpoolError
+from jobpool_torture.network_process import Counts
+
+LIMIT = 10.0
+"""Seconds for an order to be carried out."""
+
+TASTE = 2.0
+"""Seconds for one of several addresses to take a connection."""
+
+PROGRAM = Path(__file__).with_name("network_process.py")
+Direction = Literal["up", "down"]
+"""`up`: from the clients to the server."""
+
+
+class NetworkFailed(JobpoolError):
+    """The process of a proxy has ended, or does not answer: what it carried is cut off."""
+
+
+class Proxy:
+    """Listens on `host`:`port`, a free one of loopback, and carries what comes to the server and back."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, host: str, port: int) -> None:
+        """`host`, `port`: of the server, which need not run yet. A name is looked up now, once.
+
+        Of several addresses it is the first that takes a connection now, as a client would have found; else the first.
+
+        Raises:
+            OSError: The name cannot be found, or there is no process or socket to be had.
+            NetworkFailed: The proxy's process did not come up within `LIMIT`.
+        """
+        address = _address(host, port)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            words = [sys.executable, "-ISs", str(PROGRAM), str(theirs.fileno()), address, str(port)]
+            self._process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], process_group=0
+            )
+        ours.settimeout(LIMIT)
+        self._socket = ours
+        self._orders = ours.makefile("rw")
+        self.port = 0
+        try:
+            self.port = int(self._answer()["port"])
+        except NetworkFailed:
+            self.close()
+            raise
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- what the network does ----------------------------------------------------------------------
+
+    def black_hole(self, *directions: Direction, keep: bool = True) -> None:
+        """Let nothing through in these directions, both if none is named, and close nothing. New connections hang.
+
+        With `keep`, what is sent meanwhile arrives after `restore`, as TCP sends it again. Else it is lost, and the
+        connections that have lost something never work again, without either side being told: half-open.
+
+        A second hole adds its directions; where one keeps and the other loses, it is lost.
+        """
+        self._order("black_hole", directions=directions or ("up", "down"), keep=keep)
+
+    def refuse(self) -> None:
+        """Refuse new connections; those that are open go on."""
+        self._order("refuse")
+
+    def restore(self) -> None:
+        """Undo `black_hole` and `refuse`."""
+        self._order("restore")
+
+    def cut(self) -> None:
+        """Reset every open connection, on both sides. New ones are taken as before."""
+        self._order("cut")
+
+    def delay(self, seconds: float, *directions: Direction) -> None:
+        """Let everything that is sent from now on in these directions arrive so much later; 0 = at once.
+
+        Both directions if none is named; the other one keeps the delay that it had.
+        """
+        self._order("delay", seconds=seconds, directions=directions or ("up", "down"))
+
+    def drop_replies(
+        self,
+        count: int = -1,
+        *,
+        share: float = 1.0,
+        seed: int = 0,
+        match: str = "",
+        then: Literal["cut", "silent"] = "cut",
+    ) -> None:
+        """Lose the replies to the next requests: the server does what it is asked, and the client does not hear of it.
+
+        A request is what a client sends after the server's last word. Its connection is then reset, or left half-open.
+
+        Args:
+            count: How many; -1 = no limit, 0 = no more.
+            share: Of the requests that match, at random.
+            seed: Of that choice.
+            match: A regular expression that is searched in the request's bytes, as Latin-1; "" = all.
+            then: What becomes of the connection.
+        """
+        self._order("drop_replies", count=count, share=share, seed=seed, match=match, cut=then == "cut")
+
+    # --- looking ------------------------------------------------------------------------------------
+
+    def counts(self) -> Counts:
+        """Of connections, requests and bytes, since the start."""
+        return self._order("counts")
+
+    # --- the end ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End it, and every connection through it. Safe to call twice, and when its process has died."""
+        with suppress(OSError):  # what could not be sent is flushed again, to nobody
+            self._orders.close()
+        self._socket.close()
+        try:
+            self._process.wait(LIMIT)
+        except subprocess.TimeoutExpired:  # it is stopped, or hangs: there is nothing in it to lose
+            self._process.kill()
+            self._process.wait()
+
+    def _order(self, order: str, **options: Any) -> Counts:
+        try:
+            self._orders.write(json.dumps({"order": order, **options}) + "\n")
+            self._orders.flush()
+        except OSError as error:
+            raise NetworkFailed(f"the proxy on port {self.port} takes no orders: {error}") from error
+        return Counts(**self._answer())
+
+    def _answer(self) -> dict[str, int]:
+        try:
+            answer = self._orders.readline()
+        except TimeoutError as error:
+            raise NetworkFailed(f"the proxy on port {self.port} does not answer within {LIMIT:g} s") from error
+        except OSError as error:  # its end, or a late answer to an order that was given up
+            raise NetworkFailed(f"the proxy on port {self.port} cannot be heard: {error}") from error
+        if not answer:
+            raise NetworkFailed(f"the proxy on port {self.port} has ended")
+        return json.loads(answer)  # type: ignore[no-any-return]
+
+
+def _address(host: str, port: int) -> str:
+    found = list(dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
+    if len(found) == 1:
+        return found[0]
+    return next((address for address in found if _takes_connections(address, port)), found[0])
+
+
+def _takes_connections(address: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((address, port), TASTE):
+        return True
+    return False
+
+
+def close_all(proxies: Sequence[Proxy]) -> None:
+    """`close` each."""
+    for proxy in proxies:
+        proxy.close()

@@ -1,0 +1,214 @@
+"""What a run is asked to do, checked; and whether a broker and a machine can bear it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import scheme_of, sqlite_url
+from jobpool.errors import ConfigurationError
+from jobpool.message.names import check_queue
+from jobpool.message.units import format_size
+from jobpool_torture.schedule import KINDS
+
+FAULTS_A_SECOND = 0.5
+"""How often a fault strikes, on average."""
+
+POOL_BYTES = 90 << 20
+CHILD_BYTES = 12 << 20
+"""What a pool with its fork server, and each of its children, takes of the machine's memory; measured, rounded up."""
+
+JOB_BYTES = 16 << 10
+"""Of memory, that the count takes for each job."""
+
+FOLDER_BYTES = 2 << 10
+"""Of the folder's disk, that each job takes, in the ledger above all; measured, rounded up."""
+
+CAPS = ("dead_max", "dead_max_age")
+"""Options of a URL by which the broker throws dead letters away."""
+
+BUSY_SCHEMES = ("sync", "memory")
+"""Brokers that live in one process: no second pool can reach them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """A run.
+
+    Attributes:
+        backend: The broker's URL.
+        seconds: For how long faults strike, > 0.
+        seed: Of schedule and workload.
+        pools, workers: How many pools, and children in each.
+        queue: Its queue, empty at the start; "" = one of its own name, made by its first job.
+        ttl: Seconds of a lease where a pool can choose.
+        rate: Jobs a second.
+        faults: Kinds; empty = all that can be had.
+        restart_broker: A command for the shell that restarts the broker; "" = it is left alone.
+        keep: Leave folder, jobs and dead letters where they are.
+        broker_timeout: Seconds of a call; None = fitting to the ttl.
+
+    Raises:
+        ConfigurationError: One is out of its bounds.
+    """
+
+    backend: str = field(repr=False)
+    seconds: float = 300.0
+    seed: int = 0
+    pools: int = 3
+    workers: int = 4
+    queue: str = ""
+    ttl: float = 5.0
+    rate: float = 20.0
+    faults: tuple[str, ...] = ()
+    restart_broker: str = ""
+    keep: bool = False
+    broker_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        _between("the run", self.seconds, 1.0, 7 * 86400.0, "seconds")
+        _between("--pools", self.pools, 1, 16)
+        _between("--workers", self.workers, 1, 64)
+        _between("--ttl", self.ttl, 1.0, 60.0, "seconds")
+        _between("--rate", self.rate, 0.1, 500.0, "jobs a second")
+        if self.queue:
+            check_queue(self.queue)
+        check_kinds(self.faults)
+        if scheme_of(self.backend) in BUSY_SCHEMES:
+            raise ConfigurationError(
+                f"{scheme_of(self.backend)}:// lives in one process, and pools are several: name a broker that they"
+                " share, such as --backend sqlite:///torture.db"
+            )
+
+    def on_its_queue(self) -> Options:
+        """The same, its queue named."""
+        return self if self.queue else replace(self, queue=f"torture-{secrets.token_hex(4)}")
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a call to the broker may take: so short that a lease outlives two of them."""
+        return self.broker_timeout or min(5.0, max(1.0, self.ttl / 4))
+
+
+def absolute(url: str) -> str:
+    """The URL, so that it means the same in every directory: a file's path in it is made absolute."""
+    start = "sqlite:///"
+    file = url[len(start) :]
+    if not url.lower().startswith(start) or not file or file[0] in "/:?":
+        return url
+    return f"{sqlite_url(Path.cwd())}/{file}"
+
+
+def _between(what: str, value: float, least: float, most: float, unit: str = "") -> None:
+    if not least <= value <= most:
+        raise ConfigurationError(f"{what} must be {least:g} to {most:g}{f' {unit}' if unit else ''}, not {value:g}")
+
+
+def check_kinds(kinds: Sequence[str]) -> None:
+    """Raises `ConfigurationError`: one is no kind of fault."""
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise ConfigurationError(f"{unknown[0]!r} is no kind of fault: {', '.join(KINDS)}, or all")
+
+
+def check_broker(backend: QueueBackend, options: Options) -> None:
+    """The broker can be tortured, and the queue is there and empty. Blocks for a round trip or two.
+
+    Raises:
+        ConfigurationError: It is not so; with the mend.
+        BackendUnavailable: The broker does not answer.
+    """
+    if not backend.capabilities.leases:
+        raise ConfigurationError(f"{backend.scheme}:// keeps no messages: there is nothing that a pool could lose")
+    if not options.queue and not backend.capabilities.makes_queues:
+        raise ConfigurationError(
+            f"{backend.scheme}:// makes no queues by itself (Capabilities.makes_queues): make an empty one, and name it"
+            " with --queue"
+        )
+    _check_caps(options.backend)
+    backend.prepare()
+    if options.queue:
+        check_empty(backend, options.queue)
+
+
+def _check_caps(url: str) -> None:
+    """What the broker has thrown away by itself cannot be told from what it has lost."""
+    named = dict(parse_qsl(url.partition("?")[2]))
+    if found := [name for name in CAPS if named.get(name, "0").strip("0.")]:
+        raise ConfigurationError(
+            f"with {' and '.join(found)} in its URL the broker throws dead letters away, and each would count as"
+            " lost: name the broker without, with --backend"
+        )
+
+
+def check_empty(backend: QueueBackend, queue: str) -> None:
+    """Raises `ConfigurationError`: the queue holds messages. Blocks for a round trip."""
+    stats = backend.stats(queue)
+    held = {name: getattr(stats, name) for name in ("waiting", "delayed", "leased", "dead", "posted")}
+    if any(held.values()):
+        told = ", ".join(f"{count:,} {name}" for name, count in held.items() if count)
+        raise ConfigurationError(
+            f"queue {queue!r} is not empty ({told}), and what is in it would be run and thrown away: name an empty one,"
+            " or leave --queue out"
+        )
+
+
+def check_machine(options: Options, meminfo: Path = Path("/proc/meminfo"), folder: Path | None = None) -> None:
+    """Raises `ConfigurationError`: there is too little memory free for so many processes or jobs, or disk for a ledger.
+
+    Args:
+        folder: Where the run will write, or a folder in which that will be made; None = its disk is not looked at.
+    """
+    needed = options.pools * (POOL_BYTES + options.workers * CHILD_BYTES)
+    free = _available(meminfo)
+    if free is not None and free < needed:
+        raise ConfigurationError(
+            f"{options.pools} pools with {options.workers} workers each take about {format_size(needed)} of memory, and"
+            f" {format_size(free)} are free: ask for fewer with --pools and --workers"
+        )
+    jobs = round(options.seconds * options.rate)
+    if free is not None and free < needed + jobs * JOB_BYTES:
+        raise ConfigurationError(
+            f"to count {jobs:,} jobs takes about {format_size(jobs * JOB_BYTES)} of memory, and"
+            f" {format_size(free - needed)} are free beside the pools: ask for fewer with --minutes or --rate"
+        )
+    if folder is not None:
+        _check_disk(folder, jobs * FOLDER_BYTES)
+
+
+def _check_disk(folder: Path, needed: int) -> None:
+    there = next((place for place in (folder, *folder.absolute().parents) if place.exists()), Path("/"))
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise ConfigurationError(
+            f"the ledger takes about {format_size(needed)}, and {format_size(free)} are free at {there}: name a folder"
+            " on another disk with --directory, or ask for less with --minutes or --rate"
+        )
+
+
+def _available(meminfo: Path) -> int | None:
+    """Bytes; None = the system does not tell."""
+    try:
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def check_folder(directory: Path) -> Path:
+    """The folder, made where it is missing. Raises `ConfigurationError`: it cannot be had, or is not empty."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise ConfigurationError(f"--directory {directory} is not empty: name a new one")
+    except OSError as error:
+        raise ConfigurationError(f"--directory {directory}: {error.strerror}") from error
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"--directory {directory} cannot be written to: name another one")
+    return directory.absolute()

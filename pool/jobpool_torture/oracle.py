@@ -1,0 +1,110 @@
+"""The oracle: counts, from a ledger and from what the broker still has, everything that must not be.
+
+LOST, GHOST, DOUBLE-SETTLE, RERUN, FENCE, ATT and CR are always 0; DUP and OVERLAP are counted, for whoever knows how
+many there may be. Each is one rule: a message's case in, the sentence that says what is wrong out. No I/O.
+
+With a witness the rules go by what the broker answered (chain.py). Without one they go by what the handlers wrote, and
+see less: nothing of what was settled, and of the counters only what the handlers were told.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+
+from jobpool.broker.backend import Capabilities, Message
+from jobpool_torture import counters, ends
+from jobpool_torture.account import Account
+from jobpool_torture.case import Case, Rule
+from jobpool_torture.chain import ACCEPTED, Delivery, Story
+from jobpool_torture.ledger import Line
+
+ALL = Capabilities()
+
+RULES: dict[str, Rule] = {
+    "lost": ends.lost,
+    "ghosts": ends.ghost,
+    "double_settles": ends.double_settle,
+    "reruns": ends.rerun,
+    "fences": counters.fence,
+    "wrong_attempts": counters.attempts,
+    "wrong_crashes": counters.crashes,
+    "duplicates": ends.duplicate,
+    "overlaps": counters.overlap,
+}
+"""By the attribute of the account that each fills."""
+
+
+def count(
+    lines: Iterable[Line],
+    enqueued: Collection[str] = (),
+    kept: Iterable[Message] = (),
+    *,
+    can: Capabilities = ALL,
+    witnessed: bool | None = None,
+) -> Account:
+    """Count.
+
+    Args:
+        lines: The whole ledger.
+        enqueued: Ids of which an enqueue was answered, besides those that the ledger names.
+        kept: All that the broker still has, live or dead.
+        can: Of the broker.
+        witnessed: Whether every pool ran under a witness; None = a witness wrote something.
+    """
+    by_id: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        by_id[line.id].append(line)
+    kept_by_id: dict[str, list[Message]] = defaultdict(list)
+    for message in kept:
+        kept_by_id[message.id].append(message)
+    if witnessed is None:
+        witnessed = any(line.event == "fetched" for story in by_id.values() for line in story)
+    stories = {ident: Story(ident, by_id.get(ident, ()), can) for ident in {*by_id, *kept_by_id, *enqueued}}
+    promised, tried = _known_ids(by_id, enqueued, stories, can, witnessed)
+    stories |= {ident: Story(ident, (), can) for ident in promised - stories.keys()}  # follow-ups nobody has seen
+    account = Account(messages=len(stories))
+    for ident, story in stories.items():
+        found = tuple(kept_by_id.get(ident, ()))
+        _judge(Case(story, found, ident in promised, ident in tried, can, witnessed), account)
+    return account
+
+
+def _known_ids(
+    by_id: dict[str, list[Line]],
+    enqueued: Collection[str],
+    stories: dict[str, Story],
+    can: Capabilities,
+    witnessed: bool,
+) -> tuple[set[str], set[str]]:
+    """Ids whose enqueue was answered, and ids whose enqueue was tried."""
+    promised = {*enqueued, *(ident for ident, story in by_id.items() if any(line.event == "enq" for line in story))}
+    tried = promised | {ident for ident, story in by_id.items() if any(line.event == "try" for line in story)}
+    for story in stories.values():
+        for follow in story.wrote("follow"):
+            delivery = story.at(follow.fence)
+            if not witnessed or delivery is None or delivery.known.may_be("ack"):
+                tried.add(follow.tag)
+            elif not can.atomic_follow_ups and any(call.verb == "ack" for call in delivery.calls):
+                tried.add(follow.tag)  # put before it was known that the ack is refused
+            if witnessed and delivery is not None and _is_each_run_acked(delivery):
+                promised.add(follow.tag)
+    return promised, tried
+
+
+def _is_each_run_acked(delivery: Delivery) -> bool:
+    """A number that was given twice leaves open whose run an accepted ack has ended."""
+    acks = sum(call.verb == "ack" and call.answer in ACCEPTED for call in delivery.calls if call.event == "settled")
+    return delivery.known.verb == "ack" and acks >= len({line.owner for line in delivery.fetched})
+
+
+def _judge(case: Case, account: Account) -> None:
+    ident = case.story.id
+    for attribute, rule in RULES.items():
+        if reason := rule(case):
+            account.note(attribute, ident, reason)
+    if case.copies:
+        account.note("excused", ident, f"{case.copies} unanswered calls may have left a copy of it")
+    starts = case.story.wrote("start")
+    if starts:
+        account.crashes[ident] = starts[-1].crashes

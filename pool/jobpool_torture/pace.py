@@ -1,0 +1,101 @@
+"""How a run moves through its phases: at every turn it looks at the nemesis; it waits with limits, and says how far."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from jobpool_torture.nemesis import Nemesis
+from jobpool_torture.result import Result
+from jobpool_torture.tally import Tallier, Tally
+
+TURN = 0.05
+"""Seconds between two looks at the nemesis and the clock."""
+
+LOOK = 0.5
+"""Seconds between two words to who watches."""
+
+REMEMBERED = 5
+"""Sentences of the nemesis that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What who watches is shown.
+
+    Attributes:
+        phase: What is being done.
+        left: Seconds until the phase ends; None = not known.
+        tally: What has happened so far.
+        pending: Jobs that are not done yet, when last asked; None = not asked yet, or not answered.
+        faults: Struck so far.
+        last: What was struck or undone last, newest last.
+    """
+
+    phase: str
+    left: float | None
+    tally: Tally
+    pending: int | None
+    faults: int
+    last: tuple[str, ...] = ()
+
+
+class Pace:
+    """For one run, in one thread.
+
+    Attributes:
+        pending: Shown with each moment; set by whoever asks the broker.
+    """
+
+    def __init__(self, nemesis: Nemesis, tallier: Tallier, result: Result, tell: Callable[[Moment], None]) -> None:
+        self._nemesis = nemesis
+        self._tallier = tallier
+        self._result = result
+        self._tell = tell
+        self._phase = ""
+        self._until: float | None = None
+        self._told = 0.0
+        self._last: deque[str] = deque(maxlen=REMEMBERED)
+        self.pending: int | None = None
+
+    @contextmanager
+    def phase(self, name: str, seconds: float | None) -> Iterator[None]:
+        """The block is this phase; its seconds go into the result. `seconds`: its limit, None = not known."""
+        begun = time.monotonic()
+        self._phase, self._until = name, None if seconds is None else begun + seconds
+        self._say()
+        yield
+        self._result.seconds[name] = time.monotonic() - begun
+
+    def note(self, said: Iterable[str]) -> None:
+        """Show these sentences."""
+        self._last.extend(said)
+
+    def turn(self) -> None:
+        """What is over is undone, who has ended is noted, who watches is told; blocks for `TURN` seconds."""
+        self.note(self._nemesis.due())
+        if time.monotonic() - self._told >= LOOK:
+            self._say()
+        time.sleep(TURN)
+
+    def wait(self, is_so: Callable[[], bool], limit: float | None = None) -> bool:
+        """Turn until it is so; False: it was not within `limit` seconds."""
+        give_up = None if limit is None else time.monotonic() + limit
+        while not is_so():
+            if give_up is not None and time.monotonic() > give_up:
+                return False
+            self.turn()
+        return True
+
+    def rest(self, seconds: float) -> None:
+        """Turn for so long."""
+        self.wait(lambda: False, seconds)
+
+    def _say(self) -> None:
+        self._told = time.monotonic()
+        left = None if self._until is None else max(0.0, self._until - self._told)
+        struck = sum(self._result.struck.values())
+        self._tell(Moment(self._phase, left, self._tallier.look(), self.pending, struck, tuple(self._last)))

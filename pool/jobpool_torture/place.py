@@ -1,0 +1,188 @@
+"""Where a run takes place: a folder, and for each pool a network and a clock of its own, as far as they can be had."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.opening import LOCAL, open_backend, scheme_of
+from jobpool.message.signing import EnvelopeSigner
+from jobpool_torture import spoiling
+from jobpool_torture.access import Access, make_access
+from jobpool_torture.clocks import PoolClock, missing
+from jobpool_torture.descriptors import FILE, SOCKET, UNIX_SOCKET
+from jobpool_torture.fleet import Fleet
+from jobpool_torture.ledger import LASTS, LEDGER
+from jobpool_torture.nemesis import Nemesis
+from jobpool_torture.network import NetworkFailed, Proxy
+from jobpool_torture.options import Options
+from jobpool_torture.routes import find_route
+from jobpool_torture.verdict import MAX_CRASHES
+from jobpool_torture.workload import APP
+
+OWN_CLOCK = "the broker keeps time by this machine's clock, which no pool has for itself"
+MOMENTS = "the broker is told until when a job is put off: a pool whose clock is an hour ahead puts it off for an hour"
+TOLD_MOMENTS = ("servicebus",)
+UNIX_SCHEMES = ("redis+unix", "postgresql", "postgres")
+"""Schemes whose servers may be reached by a Unix socket; no proxy stands there then."""
+
+KILL_GRACE = 1.0
+STOP_GRACE = 5.0
+KEYS_KEPT = "3h"
+"""How long done keys are known: longer than any clock is set ahead."""
+
+LOST_REPLIES = 0.05
+"""Share of the broker's replies that the producer never gets while faults strike."""
+
+
+def connections(url: str) -> str:
+    """The kind of descriptor that connections to this broker are (see `descriptors`)."""
+    scheme = scheme_of(url)
+    if scheme in LOCAL:
+        return FILE
+    return UNIX_SOCKET if scheme in UNIX_SCHEMES and isinstance(find_route(url), str) else SOCKET
+
+
+class Place:
+    """Made for one run; `close` ends every process.
+
+    Attributes:
+        connections: See the function.
+
+    Args:
+        options: With a queue that is named.
+        folder: An empty directory.
+        backend: Open, to be asked what the broker can do. Not kept.
+        wanted: Kinds of fault that the run may strike: what only others need is not built.
+    """
+
+    kill_grace = KILL_GRACE
+
+    def __init__(self, options: Options, folder: Path, backend: QueueBackend, wanted: Collection[str]) -> None:
+        self.options = options
+        self.connections = connections(options.backend)
+        self.folder = folder
+        self.capabilities = backend.capabilities
+        self.mark = secrets.token_hex(8)
+        self.ledger = folder / "ledger.jsonl"
+        self.strikes = folder / "strikes.jsonl"
+        self._orders = folder / "orders"
+        self._key = secrets.token_hex(16)
+        self.signer = EnvelopeSigner([self._key])
+        self._stack = ExitStack()
+        with ExitStack() as undo:
+            undo.callback(self._stack.close)
+            self._build(self._no_clock(backend, wanted), self._make_access(wanted))
+            undo.pop_all()
+
+    def _build(self, no_clock: str, access: Access | str) -> None:
+        options = self.options
+        self._access = access
+        self._stack.callback(self.remove_user)
+        self._orders.mkdir()
+        # A pool reads the nearest configuration file: this one, and not that of whoever runs the torture.
+        (self.folder / "jobpool.toml").touch()
+        ways, no_network = self._ways()
+        *networks, self._producer_network = self._networks = [network for network, _ in ways]
+        *urls, self._producer_url = [url for _, url in ways]
+        clocks = self._clocks(bool(no_clock))
+        self.fleet = Fleet(self.folder, urls, self._flags(), environment=self._environment(), clocks=clocks)
+        self._stack.callback(self.fleet.kill_all)
+        self.nemesis = Nemesis(
+            self.fleet,
+            networks,
+            clocks,
+            options.restart_broker,
+            record=self.strikes,
+            access=access,
+            orders=self._orders,
+            no_network=no_network,
+            no_clock=no_clock,
+        )
+        self._stack.callback(self.nemesis.close)
+
+    def _ways(self) -> tuple[list[tuple[Proxy | None, str]], str]:
+        """For each pool and the producer a network and the URL that leads through it; why there is none, or ""."""
+        own = self.options.backend
+        urls = [self._access.url if isinstance(self._access, Access) else own] * self.options.pools + [own]
+        ways: list[tuple[Proxy | None, str]] = []
+        for url in urls:
+            route = find_route(url)
+            if isinstance(route, str):
+                return [(None, url) for url in urls], route
+            network = Proxy(route.host, route.port)
+            self._stack.callback(network.close)
+            ways.append((network, route.to(network.host, network.port)))
+        return ways, ""
+
+    def _make_access(self, wanted: Collection[str]) -> Access | str:
+        return make_access(self.options.backend) if "access.deny" in wanted else "it was not asked for"
+
+    def _no_clock(self, backend: QueueBackend, wanted: Collection[str]) -> str:
+        if backend.scheme in LOCAL:
+            return OWN_CLOCK
+        if backend.scheme in TOLD_MOMENTS:
+            return MOMENTS
+        return missing() if "clock.jump" in wanted else "it was not asked for"
+
+    def _clocks(self, none: bool) -> Sequence[PoolClock | None]:
+        return [None if none else PoolClock(self.folder / f"clock{number}") for number in range(self.options.pools)]
+
+    def _flags(self) -> list[str]:
+        options = self.options
+        keys = ("--idempotency-ttl", KEYS_KEPT, "--rollups", "0") if self.capabilities.key_store else ()
+        return [
+            *("-A", APP, "-Q", options.queue, "-w", str(options.workers), "--ttl", f"{options.ttl:g}"),
+            *("--broker-timeout", f"{options.timeout:g}", "--kill-grace", f"{KILL_GRACE:g}"),
+            *("--stop-grace", f"{STOP_GRACE:g}", "--retry", "fixed", "--retry-base", "0.2"),
+            *("--max-crashes", str(MAX_CRASHES), "--crash-back-off", "0.2", "--crash-back-off-cap", "1"),
+            *("--breaker-cooldown", "0.5", "--breaker-max-cooldown", "2", "--log-format", "json"),
+            *keys,
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        lasts = f"{self.options.seconds:g}"
+        orders = {spoiling.FOLDER: str(self._orders)}
+        return {LEDGER: str(self.ledger), LASTS: lasts, "JOBPOOL_SIGNING_KEY": self._key, **orders}
+
+    def connect(self) -> QueueBackend:
+        """Open the broker by the producer's own network. Raises and blocks as `open_backend`."""
+        return open_backend(self._producer_url, signer=self.signer, timeout=self.options.timeout)
+
+    def disturb_producer(self) -> None:
+        """From now on some of its enqueues are not answered."""
+        self._order(
+            [self._producer_network], lambda network: network.drop_replies(share=LOST_REPLIES, seed=self.options.seed)
+        )
+
+    def soothe_producer(self) -> None:
+        """Undo `disturb_producer`."""
+        self._order([self._producer_network], lambda network: network.drop_replies(0))
+
+    def remove_user(self) -> None:
+        """Delete the user of the run's own, once no pool needs it any more. Safe to call twice."""
+        if isinstance(self._access, Access) and (why := self._access.remove()):
+            self.nemesis.problems.append(why)
+
+    def hang_up(self) -> None:
+        """Reset all connections through networks: those that have lost something hold leases until somebody does.
+
+        In the world it is a keep-alive that does so, some minutes later.
+        """
+        self._order(self._networks, lambda network: network.cut())
+
+    def _order(self, networks: Sequence[Proxy | None], order: Callable[[Proxy], None]) -> None:
+        """A proxy that has died is a problem of the torture's, and no end of the run."""
+        for network in networks:
+            try:
+                if network is not None:
+                    order(network)
+            except NetworkFailed as error:
+                self.nemesis.problems.append(str(error))
+
+    def close(self) -> None:
+        """Kill what runs, and end the networks. Safe to call twice."""
+        self._stack.close()

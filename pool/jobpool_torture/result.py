@@ -1,0 +1,136 @@
+"""What a run found: counts that must be 0, with what was counted; figures; and what one needs to see it again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from jobpool_torture.account import Account
+from jobpool_torture.tally import Tally
+
+MEANINGS = {
+    "LOST": "enqueued, and neither done nor kept by the broker; or dead, though it was not to die",
+    "GHOST": "ran, and was never enqueued",
+    "DOUBLE-SETTLE": "came to an end more than once",
+    "RERUN": "came again after an accepted end, or while it was held",
+    "ATT": "was delivered with a wrong count of failed attempts",
+    "CR": "was delivered with a wrong count of crashes",
+    "BLAMED": "was failed or killed in a process that another job had spoilt",
+    "FENCE": "was delivered with a fence that did not grow",
+    "KEY": "ran, or was enqueued, though its key was done or taken",
+    "POISON": "crashed whenever it ran, and ran too often",
+    "LATE": "hung, and was ended far too late",
+    "STUCK": "was not done when nothing became less any more",
+    "DIED": "a pool that ended by itself",
+    "STALLED": "a pool that kept a fork server which stood still, or waited for the reader of its log",
+    "EXIT": "a pool that a stop did not end with status 0",
+    "ORPHANS": "a process that was left behind",
+    "FD": "a master with more open descriptors than before",
+}
+"""The counts that must be 0, in the order in which they are shown."""
+
+
+EVEN_OF_COPIES = ("LOST", "GHOST")
+
+
+@dataclass(slots=True)
+class Result:
+    """What was found.
+
+    Attributes:
+        counts: Of every count in `MEANINGS` that is not 0: ids, or sentences.
+        duplicates, overlaps: Jobs that ran to their end more than once, or beside themselves: no violation where
+            leases were lost.
+        excused: Jobs whose counters were not judged, for the broker may have left a copy (`Capabilities.atomic_nack`).
+        late: Seconds from a timeout to its verdict, of all jobs that hung in a pool that was not held up.
+        dead: Dead letters by reason.
+        descriptors: By pool, what its master has more open (< 0: less) than after the warm-up, by kind.
+        struck: Faults by kind.
+        left_out: Kinds of fault that this run had none of → why.
+        problems: What went wrong with the torture itself, not with the pools.
+        planned: Faults of the schedule.
+        interrupted: A person ended it before its time; what was left is not counted as stuck.
+    """
+
+    counts: dict[str, list[str]] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
+    duplicates: int = 0
+    overlaps: int = 0
+    excused: int = 0
+    late: list[float] = field(default_factory=list)
+    dead: dict[str, int] = field(default_factory=dict)
+    descriptors: dict[str, dict[str, int]] = field(default_factory=dict)
+    struck: dict[str, int] = field(default_factory=dict)
+    missed: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    left: int = 0
+    planned: int = 0
+    interrupted: bool = False
+
+    def add(self, count: str, found: Iterable[str]) -> None:
+        """Add to a count of `MEANINGS`; nothing where nothing was found."""
+        if both := {*self.counts.get(count, ()), *found}:
+            self.counts[count] = sorted(both)
+
+    def take(self, account: Account, copied: Collection[str] = ()) -> None:
+        """What the oracle counted. `copied`: ids that are not judged by their counters and numbers either."""
+        for count, found in account.violations().items():
+            excused = () if count in EVEN_OF_COPIES else copied
+            self.add(count, [f"{ident}: {why}" for ident, why in found.items() if ident not in excused])
+        self.duplicates, self.overlaps = len(account.duplicates), len(account.overlaps)
+        self.excused = len(account.excused.union(copied))
+
+    @property
+    def doubt(self) -> str:
+        """Why the run has not shown what it was to show, even where all counts are 0; "" = there is no such reason."""
+        if self.problems:
+            return self.problems[0]
+        if self.planned and not self.struck and not self.interrupted:
+            return f"none of the {self.planned} faults of the schedule found anything to strike"
+        return ""
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.counts and not self.doubt
+
+    @property
+    def violations(self) -> int:
+        return sum(map(len, self.counts.values()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "clean": self.is_clean,
+            "doubt": self.doubt,
+            "counts": {count: len(self.counts.get(count, ())) for count in MEANINGS},
+            "violations": self.counts,
+            "jobs": asdict(self.tally),
+            "duplicates": self.duplicates,
+            "overlaps": self.overlaps,
+            "excused": self.excused,
+            "late": quantiles(self.late),
+            "dead": self.dead,
+            "descriptors": self.descriptors,
+            "faults": {"struck": sum(self.struck.values()), "missed": self.missed, "by_kind": self.struck},
+            "left_out": self.left_out,
+            "problems": self.problems,
+            "seconds": {phase: round(seconds, 3) for phase, seconds in self.seconds.items()},
+            "left": self.left,
+            "interrupted": self.interrupted,
+        }
+
+
+SHARES = {"p50": 0.50, "p99": 0.99, "max": 1.0}
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """How many, and of them the middle one, the 99th of a hundred and the highest, rounded to milliseconds."""
+    if not values:
+        return {"n": 0}
+    ranked = sorted(values)
+    found = {name: ranked[math.ceil(share * len(ranked)) - 1] for name, share in SHARES.items()}
+    return {"n": len(ranked), **{name: round(value, 3) for name, value in found.items()}}

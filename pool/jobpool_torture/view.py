@@ -1,0 +1,228 @@
+"""How a torture looks: its head, its progress (live on a terminal, a line now and then in a pipe), and its report."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from jobpool.broker.opening import redact
+from jobpool.cli.output import Column, note, plural, say, table
+from jobpool.message.printable import printable
+from jobpool.message.units import format_duration
+from jobpool_torture.descriptors import listed
+from jobpool_torture.result import MEANINGS, quantiles
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from jobpool_torture.conduct import Plan
+    from jobpool_torture.pace import Moment
+    from jobpool_torture.result import Result
+
+EVERY = 10.0
+"""Seconds between two lines of progress in a pipe."""
+
+SHOWN = 10
+"""Ids of one count that are shown; --json has them all."""
+
+SCHEDULED = 200
+"""Faults of the schedule that are shown."""
+
+LINE = 110
+"""Characters of a line of the schedule."""
+
+
+# --- head ---------------------------------------------------------------------------------------------------------
+
+
+def head(plan: Plan, *, with_schedule: bool) -> None:
+    """What is about to be done; on stderr."""
+    options = plan.options
+    note(f"torture of {redact(options.backend)}, queue {options.queue}, seed {options.seed}")
+    kinds = sorted({fault.kind for fault in plan.faults})
+    note(
+        f"{plural(options.pools, 'pool')} with {plural(options.workers, 'worker')} each, ttl {options.ttl:g} s,"
+        f" {options.rate:g} jobs/s, {plural(len(plan.faults), 'fault')} in {format_duration(options.seconds)}"
+        f": {', '.join(kinds) or 'none'}"
+    )
+    for text in [*(f"the broker: {said}" for said in plan.broker), *left_out(plan)]:
+        note(text)
+    if with_schedule:
+        for fault in plan.faults:
+            note(
+                f"  {fault.at:8.2f} s  {fault.kind:<16} pool{fault.pool + 1}  {fault.seconds:6.2f} s"
+                f"  pick {fault.pick}  amount {fault.amount:g}"
+            )
+
+
+def left_out(plan: Plan) -> Iterator[str]:
+    """A line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for kind, why in plan.left_out.items():
+        by_reason.setdefault(why, []).append(kind)
+    for why, kinds in by_reason.items():
+        yield f"left out: {', '.join(kinds)}: {why}"
+
+
+# --- progress -----------------------------------------------------------------------------------------------------
+
+
+class Progress:
+    """Shows moments while the block runs, as long as there is anybody to read: a closed terminal is no error."""
+
+    def __init__(self) -> None:
+        self._live: Live | None = None
+        self._written = 0.0
+        self._phase = ""
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(OSError):
+            if self._live is not None:
+                self._live.stop()
+
+    def tell(self, moment: Moment) -> None:
+        """The newest one."""
+        with suppress(OSError):
+            self._tell(moment)
+
+    def _tell(self, moment: Moment) -> None:
+        if sys.stderr.isatty():
+            self._show(moment)
+        elif moment.phase != self._phase or time.monotonic() - self._written >= EVERY:
+            self._written, self._phase = time.monotonic(), moment.phase
+            note(line(moment))
+
+    def _show(self, moment: Moment) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        if self._live is None:
+            self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
+            self._live.start()
+        text = "\n".join([line(moment), *(f"  {said}" for said in moment.last)])
+        self._live.update(Text(printable(text), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+
+def line(moment: Moment) -> str:
+    """One moment in one line."""
+    tally = moment.tally
+    left = "" if moment.left is None else f" {format_duration(moment.left)} left"
+    pending = "" if moment.pending is None else f", {moment.pending:,} to do"
+    return (
+        f"{moment.phase}{left}: {tally.enqueued:,} enqueued, {tally.done:,} done, {tally.dead:,} dead{pending};"
+        f" {tally.failed:,} failures, {tally.crashed:,} crashes, {tally.refused:,} refused,"
+        f" {tally.unknown:,} unanswered; {plural(moment.faults, 'fault')}"
+    )
+
+
+# --- report -------------------------------------------------------------------------------------------------------
+
+
+def report(plan: Plan, result: Result, folder: Path | None, shortest: Path | None, again: str) -> None:
+    """For people; on stdout."""
+    columns = [Column("COUNT"), Column("", right=True), Column("MEANS", flexible=True)]
+    table(columns, [[name, str(len(result.counts.get(name, ()))), means] for name, means in MEANINGS.items()])
+    for name, found in result.counts.items():
+        for each in found[:SHOWN]:
+            say(f"{name}: {each}")
+        if len(found) > SHOWN:
+            say(f"{name}: … and {len(found) - SHOWN} more")
+    for text in _figures(plan, result):
+        say(text)
+    for text in _schedule(plan):
+        say(text)
+    say(f"{_verdict(result)}  {_versions()}")
+    for text in _places(folder, shortest):
+        say(text)
+    say(f"again: {again}")
+
+
+def _figures(plan: Plan, result: Result) -> Iterator[str]:
+    tally = result.tally
+    yield (
+        f"jobs: {tally.enqueued:,} enqueued, and follow-ups; {tally.runs:,} runs, {tally.done:,} done,"
+        f" {tally.failed:,} failed, {tally.crashed:,} crashes, {tally.dead:,} dead, {result.duplicates:,} run twice,"
+        f" {result.overlaps:,} beside themselves"
+        f"{f', {result.excused:,} not judged by their counters' if result.excused else ''}"
+    )
+    yield f"dead letters: {', '.join(f'{count} {reason}' for reason, count in result.dead.items()) or 'none'}"
+    struck = ", ".join(f"{count} {kind}" for kind, count in sorted(result.struck.items()))
+    missed = f"; {result.missed} found nothing to strike" if result.missed else ""
+    yield f"faults: {sum(result.struck.values())} ({struck or 'none'}){missed}"
+    late = quantiles(result.late)
+    if late["n"]:
+        yield (
+            f"timeouts: {late['n']:g} in pools that nothing held up, given their verdict {late['p50']:.2f} s (p50),"
+            f" {late['p99']:.2f} s (p99), {late['max']:.2f} s (max) past their time"
+        )
+    descriptors = ", ".join(f"{pool} {listed(kinds)}" for pool, kinds in result.descriptors.items())
+    yield f"descriptors: {descriptors or 'not compared'}"
+    yield f"seconds: {', '.join(f'{name} {seconds:.0f}' for name, seconds in result.seconds.items())}"
+    yield from left_out(plan)
+    yield from (f"problem: {text}" for text in result.problems)
+
+
+def _schedule(plan: Plan) -> list[str]:
+    """What was to be struck, and when, as lines."""
+    moments = [f"{fault.at:.1f} s {fault.kind} pool{fault.pool + 1}" for fault in plan.faults[:SCHEDULED]]
+    more = len(plan.faults) - len(moments)
+    if more:
+        moments.append(f"and {more} more: see -v, --json or schedule.json")
+    return textwrap.wrap(f"schedule: {', '.join(moments) or 'nothing'}", LINE, subsequent_indent="  ")
+
+
+def _verdict(result: Result) -> str:
+    if result.counts:
+        return f"{plural(result.violations, 'violation')}."
+    if result.doubt:
+        return f"no violation, and not clean: {result.doubt}."
+    left = f"; {plural(result.left, 'job')} not done" if result.left else ""
+    return f"clean, as far as it came{left}." if result.interrupted else "clean."
+
+
+def _versions() -> str:
+    return f"jobpool {version('jobpool')}, Python {python_version()}"
+
+
+def _places(folder: Path | None, shortest: Path | None) -> Iterator[str]:
+    if folder is not None:
+        yield f"ledger, logs, schedule.json, strikes.jsonl and left.jsonl: {folder}"
+    if shortest is not None:
+        yield f"the shortest schedule that failed too: {shortest}"
+
+
+def document(plan: Plan, result: Result, folder: Path | None, shortest: Path | None, again: str) -> dict[str, Any]:
+    """For programs."""
+    options = plan.options
+    return {
+        "backend": redact(options.backend),
+        "queue": options.queue,
+        "seed": options.seed,
+        "pools": options.pools,
+        "workers": options.workers,
+        "ttl": options.ttl,
+        "rate": options.rate,
+        "minutes": options.seconds / 60,
+        **result.to_dict(),
+        "schedule": [asdict(fault) for fault in plan.faults],
+        "folder": None if folder is None else str(folder),
+        "shortest": None if shortest is None else str(shortest),
+        "broker": list(plan.broker),
+        "versions": {"jobpool": version("jobpool"), "python": python_version()},
+        "again": again,
+    }

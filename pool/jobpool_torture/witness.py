@@ -1,0 +1,187 @@
+"""The witness: stands between a pool and its broker, and writes what the broker answered to the ledger.
+
+What it has seen is what an oracle can count by: not what a pool believes, but which deliveries it was given with which
+counters, which settlements were accepted, and of which nobody knows. It changes no call and no answer; fail-points
+(failpoint.py) end the process at a chosen one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from jobpool.broker.backend import QueueBackend, Reaped, ReapPolicy
+from jobpool.errors import ConfigurationError, WriteRefused
+from jobpool.message.lease import JobLease
+from jobpool.message.settlement import Abandon, Move, Settled, Settlement
+from jobpool_torture.failpoint import FailPoint, FailPoints, parse_points
+from jobpool_torture.ledger import LEDGER, Line, append, open_ledger
+
+FAILPOINT = "JOBPOOL_FAILPOINT"
+NAME = "JOBPOOL_NAME"
+"""Environment variables: fail-points; the pool's name, as a pool reads it itself."""
+
+LONGEST_CAUSE = 100
+"""Characters of a cause of death that are written: a stack is the log's business."""
+
+
+class Witness:
+    """A `QueueBackend` to whoever calls it: everything that it does not watch is the backend's own.
+
+    Lines are written before the caller gets the answer. One call is one write, so it costs some microseconds a message.
+    `reap_expired`, which no pool calls, is not watched: it tells no ids.
+
+    Args:
+        backend: Of any kind. `close` closes it.
+        ledger: The file, made where it is missing.
+        points: Where to die.
+        pool: The name that is written.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+
+    def __init__(
+        self, backend: QueueBackend, ledger: Path | str, points: Sequence[FailPoint] = (), pool: str = ""
+    ) -> None:
+        self._backend = backend
+        self._ledger = open_ledger(ledger)
+        self._points = FailPoints(points)
+        self._about: dict[str, Any] = {"pool": pool, "pid": os.getpid()}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    # --- what is watched ----------------------------------------------------------------------------
+
+    def fetch_many(
+        self, queue: str, *, limit: int, ttl: float = 30.0, wait: float = 0.0, fetch_id: str | None = None
+    ) -> list[JobLease]:
+        self._points.at("before-fetch")
+        since = time.monotonic()
+        leases = self._backend.fetch_many(queue, limit=limit, ttl=ttl, wait=wait, fetch_id=fetch_id)
+        if leases:
+            begun = time.clock_gettime(time.CLOCK_BOOTTIME) - (time.monotonic() - since)
+            self._write(
+                [
+                    self._of_lease("fetched", lease, since=since, holds=max(0.0, lease.expires_at - begun), tag=queue)
+                    for lease in leases
+                ]
+            )
+            self._points.at("after-fetch")
+        return leases
+
+    def settle_many(
+        self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str | None = None
+    ) -> list[Settled]:
+        verbs = [type(settlement).__name__.lower() for _, settlement in settlements]
+        since = time.monotonic()
+        self._write_call("asked", settlements, [""] * len(verbs), since)
+        self._points.at("before-settle", verbs)
+        try:
+            answers = self._backend.settle_many(settlements, call_id)
+        except Exception as error:
+            self._write_failed(settlements, error, since)
+            raise
+        self._write_call("settled", settlements, [answer.value for answer in answers], since)
+        self._points.at("after-settle", verbs)
+        return answers
+
+    def renew_many(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
+        self._points.at("before-renew")
+        renewed = self._backend.renew_many(leases, ttl)
+        ended = [lease for lease, new in zip(leases, renewed, strict=True) if new is None]
+        self._write([self._of_lease("lost", lease, verb="renew") for lease in ended])
+        self._points.at("after-renew")
+        return renewed
+
+    def reap(self, queue: str, policy: ReapPolicy | None = None) -> list[Reaped]:
+        self._points.at("before-reap")
+        reaped = self._backend.reap(queue, policy)
+        if reaped:
+            self._write([self._of_reaped(one) for one in reaped])
+            self._points.at("after-reap")
+        return reaped
+
+    def lost(self) -> list[JobLease]:
+        leases = self._backend.lost()
+        self._write([self._of_lease("lost", lease, verb="connection") for lease in leases])
+        return leases
+
+    # The single forms are the contract's own, on the batch forms above.
+    fetch = QueueBackend.fetch
+    ack = QueueBackend.ack
+    nack = QueueBackend.nack
+    abandon = QueueBackend.abandon
+    release = QueueBackend.release
+    forfeit = QueueBackend.forfeit
+    renew = QueueBackend.renew
+    _settle_one = QueueBackend._settle_one
+
+    def close(self) -> None:
+        """Close the backend. The ledger stays open: a thread that still waits in the backend may yet write."""
+        self._backend.close()
+
+    # --- lines --------------------------------------------------------------------------------------
+
+    def _of_lease(self, event: str, lease: JobLease, **more: Any) -> Line:
+        told = {"attempt": lease.attempts + 1, "crashes": lease.crashes, "owner": lease.owner_token}
+        return self._line(event, lease.id, fence=lease.deliveries, **told, **more)
+
+    def _write_call(
+        self, event: str, settlements: Sequence[tuple[JobLease, Settlement]], answers: Sequence[str], since: float
+    ) -> None:
+        asked = zip(settlements, answers, strict=True)
+        self._write([self._of_call(event, lease, what, answer, since) for (lease, what), answer in asked])
+
+    def _write_failed(self, settlements: Sequence[tuple[JobLease, Settlement]], error: Exception, since: float) -> None:
+        """Note what a call that failed has settled all the same, and that the rest is not known."""
+        answers = (isinstance(error, WriteRefused) and error.answers) or [None] * len(settlements)
+        for asked, answer in zip(settlements, answers, strict=True):
+            if answer is None:
+                self._write_call("unknown", [asked], [type(error).__name__], since)
+            else:
+                self._write_call("settled", [asked], [answer.value], since)
+
+    def _of_call(self, event: str, lease: JobLease, settlement: Settlement, answer: str, since: float) -> Line:
+        about: dict[str, Any] = {"owner": lease.owner_token, "verb": type(settlement).__name__.lower()}
+        if isinstance(settlement, Abandon):
+            about |= {"attempt": settlement.attempts}
+        elif isinstance(settlement, Move):
+            about |= {"attempt": settlement.attempts, "crashes": settlement.crashes, "tag": settlement.queue}
+        return self._line(event, lease.id, fence=lease.deliveries, since=since, answer=answer, **about)
+
+    def _of_reaped(self, reaped: Reaped) -> Line:
+        answer = "dead" if reaped.dead else "back"
+        return self._line(
+            "reaped", reaped.id, crashes=reaped.crashes, answer=answer, tag=(reaped.cause or "")[:LONGEST_CAUSE]
+        )
+
+    def _line(self, event: str, ident: str, **more: Any) -> Line:
+        return Line(event, ident, at=time.monotonic(), wall=time.time(), **self._about, **more)
+
+    def _write(self, lines: Sequence[Line]) -> None:
+        append(self._ledger, lines)
+
+
+QueueBackend.register(Witness)  # so that what asks for a backend by its class takes it
+
+
+def watched(backend: QueueBackend, environ: Mapping[str, str]) -> QueueBackend:
+    """The backend under a witness, as the environment asks for it (`LEDGER`, `FAILPOINT`, `NAME`).
+
+    Raises:
+        ConfigurationError: There is no ledger in the environment, it cannot be opened, or a fail-point is unknown.
+    """
+    path = environ.get(LEDGER)
+    if not path:
+        raise ConfigurationError(f"set {LEDGER} to the file that the witness writes")
+    points = parse_points(environ.get(FAILPOINT, ""))
+    try:
+        witness = Witness(backend, path, points, environ.get(NAME, ""))
+    except OSError as error:
+        raise ConfigurationError(f"the ledger {path} cannot be opened: {error.strerror}") from error
+    return cast(QueueBackend, witness)
