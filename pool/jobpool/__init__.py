@@ -5,7 +5,10 @@ The public names are imported when they are first used, so that a child process 
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from jobpool.message import producer
@@ -135,6 +138,49 @@ _HOME = {
 }
 
 
+_MOVED = {
+    "allowances": "message.allowances",
+    "backend": "broker.backend",
+    "builder": "message.builder",
+    "claims": "client.claims",
+    "claimstore": "broker.claim_store",
+    "context": "message.context",
+    "deadletters": "message.dead_letters",
+    "definition": "message.definition",
+    "envelope": "message.envelope",
+    "filters": "broker.filters",
+    "idempotency": "client.idempotency",
+    "keystore": "broker.key_store",
+    "lease": "message.lease",
+    "limiter": "client.limiter",
+    "opening": "broker.opening",
+    "outcome": "message.outcome",
+    "producer": "message.producer",
+    "result": "message.result",
+    "settlement": "message.settlement",
+    "signing": "message.signing",
+    "worker": "client.worker",
+}
+
+
+class _MovedModules:
+    """Finds modules under the names that they had up to version 0.1."""
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
+        package, _, module = name.partition(".")
+        return ModuleSpec(name, self) if package == "jobpool" and module in _MOVED else None  # type: ignore[arg-type]
+
+    def create_module(self, _spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        home = import_module(f"jobpool.{_MOVED[module.__name__.partition('.')[2]]}")
+        module.__dict__.update({name: value for name, value in vars(home).items() if not name.startswith("__")})
+
+
+sys.meta_path.append(_MovedModules())  # type: ignore[arg-type]
+
+
 def __getattr__(name: str) -> Any:
     module = _HOME.get(name)
     if module is None:
@@ -154,5 +200,5 @@ def _open_default() -> producer.Producer:
     return Jobs()
 
 
-# Here and not in client.py, so that `handler.enqueue()` finds it in a program that never names `Jobs`.
+# Here and not in client/jobs.py, so that `handler.enqueue()` finds it in a program that never names `Jobs`.
 producer.set_factory(_open_default)

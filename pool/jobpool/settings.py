@@ -1,6 +1,6 @@
 """All settings of a pool: their types, units and checks, and where they come from.
 
-From the weakest to the strongest: the defaults below, the configuration file (configfile.py), JOBPOOL_* environment
+From the weakest to the strongest: the defaults below, the configuration file (config_file.py), JOBPOOL_* environment
 variables, flags. A key that nobody knows is an error that names the nearest one. Every value is read from text as well
 as from its TOML type, so that the three sources mean the same thing.
 """

@@ -1,4 +1,4 @@
-"""`python -m jobpool_torture.pool_process …`: the command `jobpool` itself, whose pool runs under the witness of a torture.
+"""`python -m jobpool_torture.pool_process …`: the command `jobpool`, whose pool runs under a torture's witness.
 
 JOBPOOL_LEDGER names the file that the witness writes; JOBPOOL_FAILPOINT may say where the pool's master kills itself
 (jobpool_torture.failpoint). Every other word and variable is as for `jobpool`. One that a fleet has started is killed

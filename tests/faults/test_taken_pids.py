@@ -20,27 +20,27 @@ from support.waiting import wait_until
 from jobpool_torture.processes import is_alive
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = (ROOT / "pool" / "jobpool", ROOT / "backends" / "jobpool_backends")
+PACKAGES = (ROOT / "pool" / "jobpool", ROOT / "pool" / "jobpool_torture", ROOT / "backends" / "jobpool_backends")
 
 BY_NUMBER = {
-    ("jobpool/mechanism/linux.py", "die_with_parent"): "itself",
-    ("jobpool/mechanism/linux.py", "kill"): "a child that nobody else collects: its callers answer for that",
-    ("jobpool/mechanism/linux.py", "kill_group"): "the group of such a child: its callers answer for that",
-    ("jobpool/mechanism/forkclient.py", "ForkServer._kill"): "the group of its own child, seen alive just before",
-    ("jobpool/mechanism/companion.py", "Companion.start"): "its own child, by Popen, which has not collected it",
-    ("jobpool/torture/failpoint.py", "FailPoints.at"): "itself",
-    ("jobpool/torture/handlers.py", "_die"): "itself",
-    ("jobpool/torture/network.py", "Proxy.close"): "its own child, by Popen, which has not collected it",
-    ("jobpool/torture/stops.py", "_Keeper.close"): "its own child, by Popen, which has not collected it",
-    ("jobpool/torture/broker_restart.py", "BrokerRestart.close"): "the group of its own child, not collected yet",
+    ("jobpool/ipc/linux.py", "die_with_parent"): "itself",
+    ("jobpool/ipc/linux.py", "kill"): "a child that nobody else collects: its callers answer for that",
+    ("jobpool/ipc/linux.py", "kill_group"): "the group of such a child: its callers answer for that",
+    ("jobpool/ipc/fork_client.py", "ForkServer._kill"): "the group of its own child, seen alive just before",
+    ("jobpool/ipc/scheduler_process.py", "Companion.start"): "its own child, by Popen, which has not collected it",
+    ("jobpool_torture/failpoint.py", "FailPoints.at"): "itself",
+    ("jobpool_torture/handlers.py", "_die"): "itself",
+    ("jobpool_torture/network.py", "Proxy.close"): "its own child, by Popen, which has not collected it",
+    ("jobpool_torture/stops.py", "_Keeper.close"): "its own child, by Popen, which has not collected it",
+    ("jobpool_torture/broker_restart.py", "BrokerRestart.close"): "the group of its own child, not collected yet",
 }
 """Who sends a signal by a number, and why that cannot be another's: file and function → reason."""
 
 OF_CHILDREN = {
-    ("jobpool/mechanism/linux.py", "sweep_strays"): "what /proc lists as children of this process, collected behind it",
-    ("jobpool/mechanism/nursery.py", "Nursery._fork"): "just born, and collected in the next line",
-    ("jobpool/mechanism/nursery.py", "Nursery._collect"): "a zombie (WNOWAIT), collected behind it",
-    ("jobpool/mechanism/nursery.py", "Nursery._end"): "of its own children those that it has not collected",
+    ("jobpool/ipc/linux.py", "sweep_strays"): "what /proc lists as children of this process, collected behind it",
+    ("jobpool/ipc/nursery.py", "Nursery._fork"): "just born, and collected in the next line",
+    ("jobpool/ipc/nursery.py", "Nursery._collect"): "a zombie (WNOWAIT), collected behind it",
+    ("jobpool/ipc/nursery.py", "Nursery._end"): "of its own children those that it has not collected",
     ("jobpool/master/crew.py", "Crew._collect_orphan"): "adopted; asked for first whether it is a child still",
     ("jobpool/child/builtin/spawning.py", "_end"): "its own child, collected behind it",
 }

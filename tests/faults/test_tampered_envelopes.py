@@ -1,7 +1,7 @@
 """Envelopes that were tampered with, put straight into the broker of two pools that know a key.
 
 Each is dead and never run, or it is the very same job and is run once. That this holds for every byte replaced by every
-other, and for every field, is shown without a broker in `unit/values/test_signing_attacks.py`.
+other, and for every field, is shown without a broker in `unit/message/test_signing_attacks.py`.
 """
 
 from __future__ import annotations

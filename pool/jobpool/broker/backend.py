@@ -142,7 +142,7 @@ class QueueStats:
         leased: Jobs that are held, by a pool or a claim; expired leases that nobody has reaped yet included.
         dead: Dead letters, jobs and posted messages.
         oldest: Seconds since the enqueue of the oldest waiting job; None when none waits.
-        posted: Messages that no pool fetches (claimstore.py), dead ones left out: free, delayed or claimed.
+        posted: Messages that no pool fetches (claim_store.py), dead ones left out: free, delayed or claimed.
     """
 
     waiting: int = 0
@@ -216,7 +216,7 @@ class Reaped:
 class Message:
     """A message as an administrator sees it. Wall-clock times are Unix seconds on the broker's clock.
 
-    `handler` is "" for a posted message (claimstore.py).
+    `handler` is "" for a posted message (claim_store.py).
     """
 
     id: str

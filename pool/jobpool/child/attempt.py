@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol
 
-from jobpool.child.capture import DEFAULT_CAP, Capture
+from jobpool.child.capture import Capture
 from jobpool.errors import ConfigurationError, InvalidJob, Unsupported
 from jobpool.handlers import ending, output
 from jobpool.handlers import event_loop as loops
@@ -23,6 +23,7 @@ from jobpool.handlers.ending import Ending
 from jobpool.handlers.registry import AnyHandler, HandlerNotAllowed, HandlerRegistry, UnknownHandler
 from jobpool.ipc.alarm import Alarm, Borrowed
 from jobpool.ipc.frames import MAX_ENQUEUED_BYTES, Verdict, size_of
+from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import JobEnvelope

@@ -20,7 +20,7 @@ from setproctitle import setproctitle
 
 from jobpool.child import transaction
 from jobpool.child.attempt import Attempt, AttemptRunner, JobToRun, OwnAck
-from jobpool.child.capture import DEFAULT_CAP, Capture, OutputPipe, cap_text
+from jobpool.child.capture import Capture, OutputPipe
 from jobpool.child.channel import ChannelProducer
 from jobpool.child.recycle import DESCRIPTORS, SocketsLost, Wear
 from jobpool.child.restore import Tidy
@@ -32,6 +32,7 @@ from jobpool.ipc.alarm import Alarm
 from jobpool.ipc.frames import RUN_HEAD, TICKETED, BootFailed, Ready, Result, Verdict, plain_success, split_ticket
 from jobpool.ipc.process_options import ChildBoot
 from jobpool.message import producer
+from jobpool.message.capped_text import DEFAULT_CAP, cap_text
 from jobpool.message.envelope import decode_again
 
 OK = 0

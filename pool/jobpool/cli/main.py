@@ -14,9 +14,11 @@ from jobpool.cli import bulk, claims, cron, doctor, enqueue, health, history, in
 from jobpool.cli.arrange import arrange
 from jobpool.cli.failures import guarded
 from jobpool.cli.options import write_sections
-from jobpool_torture import command as torture
 
 DEFAULT_VERB = "run"
+VERBS = "jobpool.verbs"
+"""Entry-point group of verbs that other packages bring: each a click command."""
+
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 EPILOG = """\b
 Shell completion: eval "$(_JOBPOOL_COMPLETE=bash_source jobpool)" (or zsh_source, fish_source).
@@ -53,9 +55,17 @@ class Root(Verbs):
     ) -> NoReturn:
         open_standard_streams()
         words = list(sys.argv[1:] if args is None else args)
+        if self.commands.keys().isdisjoint(words):  # else the look at all that is installed is saved
+            self._add_installed_verbs()
         extra["standalone_mode"] = False
         code = guarded(lambda: click.Group.main(self, words, prog_name or "jobpool", **extra), words)
         sys.exit(code)
+
+    def _add_installed_verbs(self) -> None:
+        from importlib.metadata import entry_points
+
+        for point in entry_points(group=VERBS):
+            self.add_command(point.load(), point.name)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - the signature is click's
         return ["[OPTIONS]  |  VERB [OPTIONS] ..."]
@@ -134,7 +144,6 @@ dead.add_command(bulk.dead_purge)
 for command in (
     *(run.run, enqueue.enqueue, queues.stats, messages.list_, messages.inspect, bulk.purge),
     *(queues.reap, top.top, health.health, history.history, doctor.doctor, init.init),
-    torture.torture,
 ):
     cli.add_command(command)
 

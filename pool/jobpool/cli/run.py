@@ -144,7 +144,7 @@ def _published(pool: PoolSettings, directory: str | None) -> Iterator[PoolSettin
 
 
 def _run(pool: PoolSettings, lines: LineHandler | None, wrap: Callable[[QueueBackend], QueueBackend] | None) -> int:
-    """Run it; with `lines`, under a progress bar; with `wrap` round its broker (tortured.py hands it down)."""
+    """Run it; with `lines`, under a progress bar; with `wrap` round its broker."""
     from jobpool.master.run import run_pool
 
     if lines is None or pool.board_path is None:

@@ -1,0 +1,1 @@
+from jobpool.client.jobs import Jobs as Jobs

@@ -11,7 +11,7 @@
 Each message is deleted when the loop goes on to the next one, for then it was handled. What is left when the block
 ends, also by an exception or a `break`, is free again: the message in hand too. A claim that ended meanwhile says so at
 the next delete, with `ClaimNotFound`; by then another holder may work on the same messages, so what was done for the
-message in hand is to be rolled back. The rules are those of claimstore.py; docs/claims.md has a complete example.
+message in hand is to be rolled back. The rules are those of claim_store.py; docs/claims.md has a complete example.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from traceback import StackSummary, TracebackException
 from types import TracebackType
 
 import jobpool.errors
-from jobpool.child.capture import cap_text
 from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable
 from jobpool.ipc.frames import Verdict
+from jobpool.message.capped_text import cap_text
 
 _OURS = os.path.dirname(os.path.abspath(jobpool.errors.__file__)) + os.sep
 _LONGEST_CHAIN = 100

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from jobpool.child.capture import cap_text
+from jobpool.message.capped_text import cap_text
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 

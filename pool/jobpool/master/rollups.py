@@ -1,4 +1,4 @@
-"""The thread that sums up each minute, and writes it to the broker's key store (metrics/rollup.py)."""
+"""The thread that sums up each minute, and writes it to the broker's key store (telemetry/metrics/rollup.py)."""
 
 from __future__ import annotations
 

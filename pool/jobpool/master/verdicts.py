@@ -174,7 +174,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-_OURS = ("/jobpool/mechanism/", "/jobpool/child/", "<frozen runpy>")
+_OURS = ("/jobpool/ipc/", "/jobpool/child/", "/jobpool/handlers/", "<frozen runpy>")
 
 
 def users_stack(stack: str) -> str:

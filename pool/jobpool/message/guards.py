@@ -1,6 +1,6 @@
 """What a delivery needs besides its lease before its handler may run: keys, places and rates. Plain values.
 
-`Guards` says what is asked for; a broker's `KeyStore` (keystore.py) grants all of it or nothing, in one atomic step.
+`Guards` says what is asked for; a broker's `KeyStore` (key_store.py) grants all of it or nothing, in one atomic step.
 What is granted lives exactly as long as the lease: nothing is renewed, and a dead pool holds nothing for longer.
 """
 

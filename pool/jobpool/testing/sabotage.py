@@ -6,10 +6,10 @@ import copy
 from collections.abc import Callable
 
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
-from jobpool.child.capture import DEFAULT_CAP
 from jobpool.handlers.ending import timeout_text
 from jobpool.handlers.registry import AnyHandler, HandlerRegistry
 from jobpool.ipc.frames import Verdict
+from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
 from jobpool.message.lease import JobLease
 from jobpool.message.result import ExecutionResult

@@ -125,7 +125,7 @@ import sys
 
 if "jobpool_torture.pool_process" in sys.orig_argv:
     import jobpool_torture.witness as witness
-    from jobpool.settlement import Ack, Settled
+    from jobpool.message.settlement import Ack, Settled
 
     class Liar:
         def __init__(self, backend):

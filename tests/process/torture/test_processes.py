@@ -71,7 +71,7 @@ def test_processes_are_found_by_their_mark_or_folder(sleeper: subprocess.Popen[b
 def test_who_was_there_before_works_for_nobody(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
     assert processes.works_for_us(sleeper.pid, tmp_path)
     code = f"print(processes.marked('NOBODYS_MARK=1', Path({str(tmp_path)!r})))"
-    words = [sys.executable, "-c", f"from pathlib import Path; from jobpool.torture import processes; {code}"]
+    words = [sys.executable, "-c", f"from pathlib import Path; from jobpool_torture import processes; {code}"]
     begun = processes.started_at(sleeper.pid)
     wait_until(lambda: clock_ticks() > begun, what="a later process is younger")
     assert subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout == b"{}\n"

@@ -83,7 +83,7 @@ def test_letters_keep_their_case_in_a_name(rig: Rig) -> None:
 
 OPEN_AT_ONCE = """
 import sys
-from jobpool.definition import JobDefinition
+from jobpool.message.definition import JobDefinition
 from jobpool_backends.postgres import PostgresBackend
 print("ready", flush=True)
 sys.stdin.readline()

@@ -96,7 +96,7 @@ def test_a_full_disk_is_named_and_nothing_is_lost(path: Path, open_sqlite: Open)
 
 TRY_TO_ENQUEUE = """
 import os, sys
-from jobpool.definition import JobDefinition
+from jobpool.message.definition import JobDefinition
 from jobpool_backends.sqlite import SqliteBackend
 if os.geteuid() == 0:  # root may write anything
     os.setgroups([])
@@ -305,7 +305,7 @@ def test_a_process_killed_in_a_transaction_changes_nothing_and_blocks_nobody(pat
 
 ENQUEUE_FOR_EVER = """
 import sys
-from jobpool.definition import JobDefinition
+from jobpool.message.definition import JobDefinition
 from jobpool_backends.sqlite import SqliteBackend
 backend = SqliteBackend(sys.argv[1])
 while True:
@@ -334,7 +334,7 @@ def test_what_was_answered_is_there_after_a_kill(path: Path, open_sqlite: Open) 
 
 OPEN_AT_ONCE = """
 import sys
-from jobpool.definition import JobDefinition
+from jobpool.message.definition import JobDefinition
 from jobpool_backends.sqlite import SqliteBackend
 print("ready", flush=True)
 sys.stdin.readline()

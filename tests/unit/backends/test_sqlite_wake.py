@@ -22,7 +22,7 @@ Open = Callable[..., SqliteBackend]
 
 PRODUCE = """
 import sys, time
-from jobpool.definition import JobDefinition
+from jobpool.message.definition import JobDefinition
 from jobpool_backends.sqlite import SqliteBackend
 backend = SqliteBackend(sys.argv[1])
 for _ in sys.stdin:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobpool.child.capture import Capture, HeadTail, OutputPipe, cap_text
+from jobpool.child.capture import Capture, OutputPipe
+from jobpool.message.capped_text import HeadTail, cap_text
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ class Missing:
             raise ModuleNotFoundError(name=name)
 sys.meta_path.insert(0, Missing())
 from jobpool.errors import ConfigurationError
-from jobpool.opening import open_backend
+from jobpool.broker.opening import open_backend
 try:
     open_backend({url!r})
 except ConfigurationError as error:

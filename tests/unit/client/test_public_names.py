@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,12 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_the_version_is_the_projects() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
     assert jobpool.__version__ == project["project"]["version"]
+
+
+@pytest.mark.parametrize("name", sorted(jobpool._MOVED))
+def test_a_module_is_found_under_its_former_name_too(name: str) -> None:
+    former, home = import_module(f"jobpool.{name}"), import_module(f"jobpool.{jobpool._MOVED[name]}")
+    public = [word for word, value in vars(home).items() if getattr(value, "__module__", "") == home.__name__]
+
+    assert public
+    assert all(getattr(former, word) is getattr(home, word) for word in public)

@@ -49,7 +49,7 @@ def test_the_record_has_the_users_frames_the_usage_and_the_last_output() -> None
     stack = (
         "Fatal Python error: Segmentation fault\n\n"
         '  File "/app/jobs.py", line 3 in crash\n'
-        '  File "/lib/jobpool/child/invoke.py", line 70 in call\n'
+        '  File "/lib/jobpool/handlers/invocation.py", line 70 in call\n'
     )
     usage = {"core": True, "cpu_seconds": 0.1234567, "peak_rss": 5 * 2**20}
     death = death_of(exited(signal.SIGSEGV, **usage), Ending.NONE, "", stack, "page 7\n\n")

@@ -61,7 +61,7 @@ def picture(text: str | None, first: str, last: str) -> str:
     ("code", "first", "last"),
     [
         pytest.param(jobpool.master.slots.__doc__, "EMPTY ──spawn", "▲────", id="slots"),
-        pytest.param(jobpool.backend.__doc__, "enqueue ──► WAITING", "ack ──► gone", id="states of a message"),
+        pytest.param(jobpool.broker.backend.__doc__, "enqueue ──► WAITING", "ack ──► gone", id="states of a message"),
     ],
 )
 def test_the_pictures_are_those_of_the_code(code: str | None, first: str, last: str) -> None:
@@ -70,11 +70,11 @@ def test_the_pictures_are_those_of_the_code(code: str | None, first: str, last: 
     assert picture(page, first, last) == picture(code, first, last)
 
 
-def test_the_map_names_every_module_of_the_values_room() -> None:
+def test_the_map_names_every_room() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    top = [path for path in (ROOT / "pool" / "jobpool").iterdir() if not path.name.startswith("_")]
+    rooms = [path for path in (ROOT / "pool" / "jobpool").iterdir() if not path.name.startswith("_")]
 
-    for path in top:
+    for path in rooms:
         name = f"`{path.stem}/`" if path.is_dir() else f"`{path.stem}`"
         assert name in page, f"{name} is missing in docs/architecture.md, 'Where the code lives'"
 

@@ -14,7 +14,7 @@ from jobpool_torture import spoiling
 
 EACH_WAY = """
 import importlib.util, json, os, resource, signal, sys, time
-from jobpool.torture import spoiling
+from jobpool_torture import spoiling
 
 def deep(calls):
     if calls: deep(calls - 1)

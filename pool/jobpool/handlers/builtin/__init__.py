@@ -1,9 +1,9 @@
 """The built-in handlers: their names, and how each is made at its first use, so that a child holds only what it runs.
 
 One module a kind, each with `make(kit: Kit) -> Handler`. What a kind may do is in `kit.allowances`
-(`jobpool.allowances.Allowances`): a limit that is a field there, a field of `PoolSettings` and of `Settings`, by the
+(`jobpool.Allowances`): a limit that is a field there, a field of `PoolSettings` and of `Settings`, by the
 same name, reaches every place where jobs run by itself. A built-in handler takes the context alone and reads
-`ctx.payload`; what it may not do, and a payload that it cannot take, is `jobpool.handlers.sentences.Refused`, a permanent
+`ctx.payload`; what it may not do, and a payload that it cannot take, is `sentences.Refused`, a permanent
 failure whose text is all that is kept; what may be better next time is `Failure`.
 """
 

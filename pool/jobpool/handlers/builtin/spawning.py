@@ -20,8 +20,8 @@ from io import FileIO
 from itertools import chain, starmap
 from time import monotonic, sleep
 
-from jobpool.child.capture import HeadTail
 from jobpool.ipc.linux import kill_group, open_fds
+from jobpool.message.capped_text import HeadTail
 
 _CHUNK = 1 << 16
 _DEATH = 0.3

@@ -133,7 +133,7 @@ def test_nothing_to_read_with_dontwait_is_a_blocking_io_error(pair: Pair) -> Non
 
 READER = """
 import socket, sys
-from jobpool.mechanism import packets
+from jobpool.ipc import packets
 from jobpool.ipc.frames import decode
 work = socket.socket(fileno=int(sys.argv[1]))
 print("reading", flush=True)

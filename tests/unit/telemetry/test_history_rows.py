@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobpool.child.capture import DEFAULT_CAP, cap_text
 from jobpool.errors import ConfigurationError
+from jobpool.message.capped_text import DEFAULT_CAP, cap_text
 from jobpool.message.death import Death
 from jobpool.telemetry.history.feed import Feed
 from jobpool.telemetry.history.places import Where, check_keep, check_place, parse, setting

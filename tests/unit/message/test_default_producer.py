@@ -98,7 +98,7 @@ def test_a_child_of_a_pool_knows_that_it_is_one() -> None:
 
 FORK_WHILE_LOCKED = """
 import os
-from jobpool import producer
+from jobpool.message import producer
 
 with producer._default.lock:
     pid = os.fork()

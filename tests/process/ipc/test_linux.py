@@ -13,7 +13,7 @@ from jobpool.ipc import linux
 
 HEAD = """
 import os, signal, subprocess, sys, time
-from jobpool.mechanism import linux
+from jobpool.ipc import linux
 
 def sleeper():
     return subprocess.Popen(["sleep", "600"]).pid

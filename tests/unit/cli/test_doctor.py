@@ -568,7 +568,10 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_every_check_is_documented(settings: Any) -> None:
     url = f"redis://127.0.0.1:{free_port()}/0"
     plain = {finding.check for finding in examine(settings(backend=url))}
-    files = [*(ROOT / "pool/jobpool/doctor").glob("*.py"), *(ROOT / "backends/jobpool_backends").glob("*/checks.py")]
+    files = [
+        *(ROOT / "pool/jobpool/ops/doctor").glob("*.py"),
+        *(ROOT / "backends/jobpool_backends").glob("*/checks.py"),
+    ]
     text = "".join(file.read_text() for file in files)
     dotted = set(re.findall(r'"((?:beanstalk|broker|memory|postgres|redis|sqlite)\.[a-z-]+)"', text))
     assert len(plain | dotted) >= 26
