@@ -216,11 +216,11 @@ class Rig:
         name = f"pool{len(self.pools) + 1}"
         words = ["-A", str(app), "-b", url or self.url, "-w", str(workers), "-n", name, "--log-format", "json", *flags]
         witnessed = self.witness if witness is None else witness
-        program = "tortured" if witnessed else "main"
+        program = "jobpool_torture.pool_process" if witnessed else "jobpool.cli.main"
         log = self.directory / f"{name}.log"
         with log.open("ab") as stream:
             process = subprocess.Popen(
-                [*through, sys.executable, "-m", f"jobpool.cli.{program}", *words],
+                [*through, sys.executable, "-m", program, *words],
                 cwd=self.directory,
                 env=self._environment() | {"JOBPOOL_NAME": name} | environment,
                 stdin=subprocess.DEVNULL,
