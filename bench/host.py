@@ -21,9 +21,9 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master.run import run_pool
-from jobpool.master.settings import PoolSettings
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner
+from jobpool.settings import Settings
 
 BATCH = 1000
 
@@ -59,12 +59,12 @@ def run(
         _preload(backend, jobs, JobDefinition(handler, payload or {}, queue=queue), keyed)
         watched = Watched(backend, jobs)
         observer = _Observer(watched, workers, tuple(broker_pids))
-        settings = PoolSettings(
+        settings = Settings(
             queues=((queue, 1.0),),
             backend=url,
             apps=("bench.apps",),
             workers=workers,
-            signing_keys=keys,
+            signing_key=keys,
             sys_path=(str(ROOT),),
             **{name: {queue: most} for name, most in (limits or {}).items()},  # type: ignore[arg-type]
         )

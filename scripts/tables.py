@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jobpool.broker.backend import Capabilities
-from jobpool.settings import Settings
+from jobpool.settings import SETTINGS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BEGIN, END = "<!-- made by scripts/tables.py -->", "<!-- end of what scripts/tables.py made -->"
@@ -35,11 +35,8 @@ def capabilities() -> str:
 
 def settings() -> str:
     """A row a setting. Its flag is its name with dashes, so it has no column."""
-    meaning = texts_below_fields(Settings)
-    return table(
-        ["setting", "default", "means"],
-        ([f"`{name}`", _default(name), meaning[name]] for name in Settings.model_fields),
-    )
+    rows = ([f"`{key}`", f"`{one.default}`" if one.default else "not set", one.means] for key, one in SETTINGS.items())
+    return table(["setting", "default", "means"], rows)
 
 
 PAGES: dict[str, Callable[[], str]] = {"backends.md": capabilities, "operating.md": settings}
@@ -99,19 +96,6 @@ def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g} s" if isinstance(value, float) else str(value)
-
-
-def _default(name: str) -> str:
-    """The default as one would write it; what depends on the machine is described by its meaning."""
-    field = Settings.model_fields[name]
-    if field.default_factory is not None or field.is_required():
-        return "see there"
-    value = field.default
-    if value is None or value == ():
-        return "not set"
-    if name == "queues":
-        return ", ".join(f"`{queue}`" for queue, _ in value)
-    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
 if __name__ == "__main__":

@@ -178,7 +178,8 @@ class _MovedModules:
         module.__dict__.update({name: value for name, value in vars(home).items() if not name.startswith("__")})
 
 
-sys.meta_path.append(_MovedModules())  # type: ignore[arg-type]
+_finder: Any = _MovedModules()
+sys.meta_path.append(_finder)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,321 +1,506 @@
-"""All settings of a pool: their types, units and checks, and where they come from.
+"""Every setting of a pool, written down once: type, unit, bounds, default, section, flags and meaning.
 
-From the weakest to the strongest: the defaults below, the configuration file (config_file.py), JOBPOOL_* environment
-variables, flags. A key that nobody knows is an error that names the nearest one. Every value is read from text as well
-as from its TOML type, so that the three sources mean the same thing.
+Made from it: the flags and their help (cli/options.py), the JOBPOOL_* variables, the keys of the configuration file,
+the table of the docs (scripts/tables.py), the file of `jobpool init`, and what the master is given. From the weakest to
+the strongest source: the defaults, the configuration file, the environment, flags. Each value is read from text as well
+as from its TOML type, so that the three sources mean the same. An unknown key is an error that names the nearest one.
 """
+
+# ruff: noqa: RUF009 -- `_setting` makes a field, as `dataclasses.field` does
 
 from __future__ import annotations
 
 import difflib
-import json
+import operator
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator
-from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from typing import Any
 
 from jobpool.broker.config_file import ConfigFile, find_config
-from jobpool.broker.opening import read_keys, sqlite_url
 from jobpool.errors import ConfigurationError
-from jobpool.master.settings import PoolSettings
-from jobpool.message.allowances import (
-    LARGEST_BODY,
-    LONGEST_CALL,
-    check_callable,
-    check_event,
-    check_network,
-    check_shell_command,
-)
-from jobpool.message.guards import IDEMPOTENCY_TTL, LONGEST_KEPT
+from jobpool.message.allowances import Allowances, check_callable, check_event, check_network, check_shell_command
+from jobpool.message.guards import LONGEST_KEPT
 from jobpool.message.setting_types import (
+    Address,
+    History,
+    OnCrash,
+    Recycle,
+    UrlLimits,
+    choice,
     each,
+    parse_address,
     parse_count,
     parse_handlers,
+    parse_history,
+    parse_keys,
     parse_limits,
     parse_names,
-    parse_number,
+    parse_on_crash,
     parse_pool_name,
     parse_queue_name,
     parse_queues,
-    parse_share,
+    parse_recycle,
     parse_switch,
+    parse_text,
+    parse_url_limits,
     parse_workers,
     usable_cpus,
 )
 from jobpool.message.units import parse_duration, parse_size
-from jobpool.policy.retry import PRESETS
-from jobpool.telemetry.history.places import check_keep as check_history_keep
-from jobpool.telemetry.history.places import setting as parse_history
+from jobpool.policy.retry import RetryPolicy, parse_retry
 
 PREFIX = "JOBPOOL_"
 NOT_SETTINGS = frozenset({"CONFIG", "DEBUG", "FAILPOINT", "LEDGER"})
-"""JOBPOOL_* variables that are no settings."""
+"""JOBPOOL_* variables that are not settings."""
 
 KUBERNETES = re.compile(r"(SERVICE_HOST|SERVICE_PORT|PORT)(_.*)?")
-"""What Kubernetes puts into every container beside a service that is called `jobpool`."""
-
-Duration = Annotated[float, BeforeValidator(parse_duration)]
-Size = Annotated[int, BeforeValidator(parse_size)]
-Count = Annotated[int, BeforeValidator(parse_count)]
-Share = Annotated[float, BeforeValidator(parse_share)]
-Number = Annotated[float, BeforeValidator(parse_number)]
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_names)]
-QueueName = Annotated[str, BeforeValidator(parse_queue_name)]
-Queues = Annotated[tuple[tuple[str, float], ...], NoDecode, BeforeValidator(parse_queues)]
-LimitTable = Annotated[dict[str, int], NoDecode, BeforeValidator(parse_limits)]
-Handlers = Annotated[dict[str, list[str]], NoDecode, BeforeValidator(parse_handlers)]
+"""Variables that Kubernetes puts into every container beside a service that is called `jobpool`."""
 
 
-class Settings(BaseSettings):
-    """Durations in seconds, sizes in bytes; 0 means "no limit" where it says so. Made by `load`, not by hand."""
+ANY_COMMAND = "*"
+"""Among the allowed shell commands: any program."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, validate_default=False)
 
-    name: Annotated[str, BeforeValidator(parse_pool_name)] = "jobpool"
-    """Of the pool: in process titles, `top` and `health`."""
-    backend: str = Field(min_length=1, repr=False)
-    """URL of the broker; `jobpool.db` beside the configuration file when nothing is said."""
-    broker_timeout: Duration | None = Field(default=None, gt=0)
-    """How long one call to the broker may take; its backend's own limit when nothing is said."""
-    broker_refusal_timeout: Duration = 1800.0
-    """How long a running pool retries what its broker refuses (password, rights, a lost table); 0 = forever."""
-    apps: Names = ()
-    """Modules, or paths of Python files, that register handlers."""
-    queues: Queues = (("default", 1.0),)
-    """Queues to work on, with their weights."""
-    queue_handlers: Handlers = Field(default_factory=dict)
-    """Queue → the only handlers that may run there; a queue that is not named is free."""
-    enqueue_to: Annotated[Names, AfterValidator(each(parse_queue_name))] = ()
-    """The only queues that handlers of this pool may enqueue to; any when not set."""
-    allowed_callables: Annotated[Names, AfterValidator(each(check_callable))] = ()
-    """What the built-in handler `callable` may call, each exactly `module:function`; nothing when not set."""
-    allowed_shell_commands: Annotated[Names, AfterValidator(each(check_shell_command))] = ()
-    """What the built-in handler `shell` may start: names on PATH, or absolute paths; nothing when not set."""
-    allow_all_shell_commands: Annotated[bool, BeforeValidator(parse_switch)] = False
-    """The built-in handler `shell` may start any program."""
-    allowed_events: Annotated[Names, AfterValidator(each(check_event))] = ()
-    """What the built-in handler `event` may fire; nothing when not set."""
-    allowed_url_networks: Annotated[Names, AfterValidator(each(check_network))] = ()
-    """CIDR blocks that the built-in handler `url` may call beside public addresses; none when not set."""
-    url_timeout: Duration = Field(default=30.0, gt=0, le=LONGEST_CALL)
-    """How long one call of the built-in handler `url` may take in all; a job can ask for less."""
-    url_max_bytes: Size = Field(default=1 << 20, ge=1, le=LARGEST_BODY)
-    """Of a body that the built-in handler `url` sends or takes; a larger one is refused."""
-    cron: Annotated[bool, BeforeValidator(parse_switch)] = False
-    """The pool runs a scheduler beside it, which fires what the app has scheduled."""
-    cron_environment: str | None = Field(default=None, min_length=1)
-    """Schedules that name environments fire only if this is one of them; without it, none of those do."""
-    cron_grace: Duration = Field(default=3600.0, le=12 * 3600)
-    """For how long a firing that was missed is made up for; at most 12 hours."""
-    workers: Annotated[int, BeforeValidator(parse_workers)] = Field(default_factory=usable_cpus)
-    """Children; `auto` = one for each usable CPU."""
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type of values.
 
-    ttl: Duration = Field(default=30.0, gt=0, lt=366 * 86400)
-    """How long a lease holds, where the broker does not decide that; it is renewed every third of it."""
-    default_timeout: Duration = 3600.0
-    """Of jobs and handlers that name none; 0 = unlimited."""
-    max_timeout: Duration = 0.0
-    """The most that a job gets, whatever it or its handler asks for, unlimited ones too; 0 = no limit."""
-    kill_grace: Duration = 1.0
-    """Between the alarm in the handler and the kill of its process group."""
-    stop_grace: Duration = 25.0
-    """How long a stop lets running attempts go on."""
-    boot_timeout: Duration = Field(default=60.0, gt=0)
-    """How long the import of the app, or the start of a child, may take."""
-    on_lease_lost: Literal["kill", "finish"] = "kill"
-    """What becomes of a child whose lease is lost; its result is dropped either way."""
+    Attributes:
+        read: Makes a value of a text or of a TOML value, or raises `ValueError` with a sentence.
+        metavar: Stands for a value in `--help`.
+        unit: Of the value that `read` returns; "" = none.
+        empty: The value of a setting that has no default.
+        repeats: Its flag may be repeated.
+        is_switch: Its flag takes no value.
+    """
 
-    max_crashes: Count = 5
-    """Crashes of one message, within `crash_window`, beyond which it is dead; 0 = no limit."""
-    crash_window: Duration = Field(default=72 * 3600.0, gt=0)
-    """The previous crash is forgotten after this long."""
-    crash_back_off: Duration = 1.0
-    """Longest wait after the second crash of a message; doubles with each further one. None after the first."""
-    crash_back_off_cap: Duration = 60.0
-    """Where that doubling ends."""
-    on_crash: Literal["forfeit", "expire"] = "forfeit"
-    """A crashed message is recovered at once, or when its lease has run out."""
-    on_crash_queue: QueueName | None = None
-    """Queue in which a crashed message goes on, such as one whose pool has newer libraries; its own when not set."""
-    on_memory_limit_queue: QueueName | None = None
-    """Queue in which a message goes on that was killed for `memory_limit`, such as one of larger machines."""
-    dead_letter_queue: QueueName | None = None
-    """Queue that gets a copy of each payload that failed for good; none when not set."""
-    retry: Literal["none", "fixed", "exponential"] = "none"
-    """Strategy of retries. `exponential` alone is 0.2 s doubling to 5 s, jitter 0.2, 25 attempts."""
-    retry_base: Duration | None = None
-    """First delay."""
-    retry_multiplier: Number | None = None
-    """Growth of `exponential`."""
-    retry_max_delay: Duration | None = None
-    """Longest delay of `exponential`; 0 = no cap."""
-    retry_jitter: Share | None = None
-    """Share by which a delay is spread, up and down."""
-    retry_max_attempts: Count | None = None
-    """Attempts in all, whatever a job asks for; 0 = not limited by the pool."""
-    unknown_handler_grace: Duration = 600.0
-    """How long a message waits for its handler to be deployed, before it is dead."""
+    read: Callable[[Any], Any]
+    metavar: str
+    unit: str = ""
+    empty: Any = None
+    repeats: bool = False
+    is_switch: bool = False
 
-    idempotency_ttl: Duration = Field(default=IDEMPOTENCY_TTL, gt=0, le=LONGEST_KEPT)
-    """How long a done idempotency key is remembered: its duplicates are skipped."""
-    concurrency_limits: LimitTable = Field(default_factory=dict)
-    """Queue → so many of its jobs run at a time, in all pools together; needs a broker that keeps keys."""
-    concurrency_per_key: LimitTable = Field(default_factory=dict)
-    """Queue → so many of its jobs with the same concurrency key run at a time."""
-    rate_limits: LimitTable = Field(default_factory=dict)
-    """Queue → so many of its jobs are started in any minute, in all pools together."""
-    rate_per_key: LimitTable = Field(default_factory=dict)
-    """Queue → so many of its jobs with the same concurrency key are started in any minute."""
-    breaker_threshold: Count = 5
-    """Fetches in a row that the broker did not answer, after which a queue is left alone; 0 = never."""
-    breaker_cooldown: Duration = Field(default=2.0, gt=0)
-    """For how long; doubled each time that the next fetch fails too."""
-    breaker_max_cooldown: Duration = Field(default=60.0, gt=0)
-    """And never for longer; at least `breaker_cooldown`."""
 
-    output_cap: Size = Field(default=65536, ge=1024)
-    """Captured output of one attempt; head and tail are kept."""
-    memory_limit: Size = 0
-    """A child above this is killed, as a failed attempt; 0 = no limit."""
-    recycle_memory: Size = 0
-    """A child above this after an attempt is replaced; 0 = never."""
-    recycle_jobs: Count = 0
-    """A child is replaced after this many attempts; 0 = never."""
-    recycle_jitter: Share = 0.1
-    """Share by which `recycle_jobs` varies from child to child, so that they do not all go at once."""
-    recycle_on_failure: Literal["suspect", "always", "never"] = "suspect"
-    """A child is replaced after a failed attempt: `suspect`, if that may have spoilt it; `always`; or `never`."""
+TIME = Kind(parse_duration, "TIME", "seconds")
+SIZE = Kind(parse_size, "SIZE", "bytes")
+COUNT = Kind(parse_count, "N")
+TEXT = Kind(parse_text, "TEXT")
+PATH = Kind(lambda value: Path(parse_text(value)), "FILE")
+SWITCH = Kind(parse_switch, "", is_switch=True)
+QUEUE = Kind(parse_queue_name, "QUEUE")
+NAMES = Kind(parse_names, "NAME,…", empty=(), repeats=True)
+LIMITS = Kind(parse_limits, "QUEUE=N", "jobs", empty={}, repeats=True)
 
-    signing_key: Annotated[tuple[str, ...], NoDecode] = Field(default=(), repr=False)
-    """Keys of the signatures: the first signs, all verify; none = unsigned."""
-    signing_key_file: Path | None = None
-    """A file with one key a line, in place of `signing_key`."""
 
-    metrics_port: Count | None = Field(default=None, le=65535)
-    """TCP port that serves `/metrics`, `/livez` and `/readyz`; 0 = any free one; not served when not set."""
-    metrics_host: str = Field(default="127.0.0.1", min_length=1)
-    """Address on which they are served."""
-    rollups: Duration = Field(default=30 * 86400.0, le=LONGEST_KEPT)
-    """How long the sums of each minute are kept in the broker, if it keeps keys; 0 = none are made."""
-    history: Annotated[str, BeforeValidator(parse_history)] = "off"
-    """Where attempts are recorded: `off`, `table` (in the broker) or `file:PATH` (JSON lines)."""
-    history_keep: Annotated[Count, AfterValidator(check_history_keep)] = 100
-    """How many attempts of each job's name are kept, the newest."""
-    mask_keys: Names = ()
-    """Keys whose values the history masks, besides `password`, `token`, `secret` and others that always are."""
+def one_of(*words: str) -> Kind:
+    """Return the kind of a setting that is one of these words."""
+    return Kind(choice(*words), "|".join(words))
 
-    runtime_dir: Path | None = None
-    """Where pools leave their files for `top` and `health`."""
-    log_level: Literal["debug", "info", "warning", "error", "critical"] = "info"
-    """Of the pool's log."""
-    log_format: Literal["text", "json"] = "text"
-    """Lines for people, or one JSON object a line."""
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003 - the signature is pydantic's
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what `load` passes: it has merged the sources itself, because its errors name where a value is from."""
-        return (init_settings,)
+def names_of(check: Callable[[str], str], metavar: str) -> Kind:
+    """Return the kind of a list of names, each of them checked."""
+    check_all = each(check)
+    return Kind(lambda value: check_all(parse_names(value)), metavar, empty=(), repeats=True)
 
-    @field_validator("signing_key", mode="before")
-    @classmethod
-    def _keys(cls, value: object) -> tuple[object, ...]:
-        if isinstance(value, str) and value.startswith("["):
-            value = _json_list(value)
-        keys = tuple(value) if isinstance(value, list | tuple) else (value,)
-        if not keys:
-            raise ValueError("the list of signing keys is empty: leave the setting out to work unsigned")
-        if any(not isinstance(key, str) or not key for key in keys):
-            raise ValueError("a signing key must not be empty: leave the setting out to work unsigned")
-        return keys
 
-    @field_validator(
-        "log_level", "log_format", "retry", "on_lease_lost", "on_crash", "recycle_on_failure", mode="before"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A setting.
+
+    Attributes:
+        key: In the configuration file; the variable is JOBPOOL_ and the key in capitals.
+        kind: Of its values.
+        means: One sentence.
+        default: As a person writes it; None = not set.
+        section: Heading under which `--help` lists it.
+        flags: On the command line; () = it has none.
+        metavar: Stands for a value in `--help`.
+        above: Bound in the unit of the kind, as are `least` and `most`; None = no bound.
+        is_secret: Its value is never shown.
+    """
+
+    key: str = ""
+    kind: Kind
+    means: str
+    default: str | None
+    section: str
+    flags: tuple[str, ...] | None = None
+    metavar: str = ""
+    above: float | None = None
+    least: float | None = None
+    most: float | None = None
+    is_secret: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The first long flag."""
+        return next((flag for flag in self.flags or () if flag.startswith("--")), self.key)
+
+    def read(self, given: object) -> Any:
+        """Return the value that `given` means. Raises `ValueError` with a sentence."""
+        value = self.kind.read(given)
+        for bound, word, is_right in (
+            (self.above, "greater than", operator.gt),
+            (self.least, "greater than or equal to", operator.ge),
+            (self.most, "less than or equal to", operator.le),
+        ):
+            if bound is not None and not is_right(value, bound):
+                raise ValueError(f"must be {word} {bound:.12g}, not {given!r}")
+        return value
+
+
+POOL = "Pool"
+BUILT_IN = "Built-in handlers  [default: they may do nothing]"
+TIMES = "Times (seconds, or 90s, 5m, 1h)"
+FAILURES = "Failures"
+SHARED = "Limits of a queue, in all pools together"
+CHILD = "Limits of a child (bytes, or 64K, 512M, 2G)"
+WATCH = "Metrics and history"
+COMMON = "Common options"
+
+
+def _setting(
+    kind: Kind, means: str, default: str | None = None, *, factory: Callable[[], Any] | None = None, **about: Any
+) -> Any:
+    """Return the field of a setting; `about` as in `Setting`. `factory` makes the default anew for each `Settings`."""
+    setting = Setting(kind=kind, means=means, default=default, **about)
+    metadata = {"setting": setting}
+    if factory is not None or isinstance(kind.empty, dict):
+        return field(default_factory=factory or dict, metadata=metadata)
+    value = kind.empty if default is None else setting.read(default)
+    return field(default=value, repr=not setting.is_secret, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a pool is started with: durations in seconds, sizes in bytes. `load` makes one from its sources.
+
+    The last five fields are the mode of a run, which no source sets.
+
+    Attributes:
+        max_total: Stop after this many messages were settled, or lost by the child that had them; 0 = no limit.
+        until_empty: Stop when nothing is waiting, delayed or leased any more.
+        fail_on_dead: Exit with 1 if a message became a dead letter.
+        board_path: Where the scoreboard lies; None = in memory only, invisible from outside.
+        sys_path: Where apps are looked for.
+    """
+
+    workers: int = _setting(
+        Kind(parse_workers, "N|auto"),
+        "Child processes; `auto` = one a usable CPU.",
+        "auto",
+        section=POOL,
+        flags=("-w", "--workers", "-c", "--concurrency"),
+        factory=usable_cpus,
     )
-    @classmethod
-    def _lower(cls, value: object) -> object:
-        return value.lower() if isinstance(value, str) else value
+    queues: tuple[tuple[str, float], ...] = _setting(
+        Kind(parse_queues, "NAME[=WEIGHT]", repeats=True),
+        "Queues to work on, with weights; repeat it.",
+        "default",
+        section=POOL,
+        flags=("-Q", "--queue"),
+    )
+    apps: tuple[str, ...] = _setting(
+        NAMES,
+        "Modules, or .py files, that register handlers; repeat it.",
+        section=POOL,
+        flags=("-A", "--app"),
+        metavar="MODULE",
+    )
+    queue_handlers: dict[str, list[str]] = _setting(
+        Kind(parse_handlers, "QUEUE=HANDLER,…", empty={}, repeats=True),
+        "The only handlers that may run on a queue; a queue that is not named is free.",
+        section=POOL,
+    )
+    enqueue_to: tuple[str, ...] = _setting(
+        names_of(parse_queue_name, "QUEUE,…"),
+        "The only queues that handlers of this pool may enqueue to; any when not set.",
+        section=POOL,
+    )
+    cron: bool = _setting(SWITCH, "Run a scheduler beside the pool, for what the app schedules.", "false", section=POOL)
+    cron_environment: str | None = _setting(
+        TEXT,
+        "Fire the schedules of this environment too; without it, only those that name none.",
+        section=POOL,
+        flags=("--environment", "--cron-environment"),
+        metavar="NAME",
+    )
+    cron_grace: float = _setting(
+        TIME, "Time for which a missed firing is made up for; at most 12h.", "1h", section=POOL, most=12 * 3600
+    )
 
-    def signing_keys(self) -> tuple[str, ...]:
-        """The keys themselves, read from `signing_key_file` where that is set."""
-        if self.signing_key_file is None:
-            return self.signing_key
-        return tuple(read_keys(self.signing_key_file))
+    allowed_callables: tuple[str, ...] = _setting(
+        names_of(check_callable, "MODULE:FUNCTION,…"), "Functions that `callable` may call.", section=BUILT_IN
+    )
+    allowed_shell_commands: tuple[str, ...] = _setting(
+        names_of(check_shell_command, "PROGRAM,…"),
+        "Programs that `shell` may start, by name or absolute path; `*` allows any.",
+        section=BUILT_IN,
+    )
+    allowed_events: tuple[str, ...] = _setting(
+        names_of(check_event, "EVENT,…"), "Events that `event` may fire.", section=BUILT_IN
+    )
+    allowed_url_networks: tuple[str, ...] = _setting(
+        names_of(check_network, "CIDR,…"),
+        "Networks that `url` may call beside public addresses.",
+        section=BUILT_IN,
+    )
+    url_limits: UrlLimits = _setting(
+        Kind(parse_url_limits, "WORDS"),
+        "Longest call of `url` in all, and largest body that it sends or takes.",
+        "timeout=30s body=1M",
+        section=BUILT_IN,
+    )
 
-    def pool(self, **mode: Any) -> PoolSettings:
-        """What the master is started with; `mode` are fields of `PoolSettings` that are no settings.
+    ttl: float = _setting(
+        TIME,
+        "Time that a lease is asked to hold; it is renewed every third of it.",
+        "30s",
+        section=TIMES,
+        above=0,
+        most=366 * 86400 - 1,
+    )
+    default_timeout: float = _setting(TIME, "Timeout of jobs that name none; 0 = unlimited.", "1h", section=TIMES)
+    max_timeout: float = _setting(
+        TIME, "Longest timeout of a job, whatever it or its handler asks for; 0 = no limit.", "0", section=TIMES
+    )
+    kill_grace: float = _setting(
+        TIME, "Time between the alarm in the handler and the kill of its process group.", "1s", section=TIMES
+    )
+    stop_grace: float = _setting(TIME, "Time that a stop lets running jobs go on.", "25s", section=TIMES)
+    boot_timeout: float = _setting(
+        TIME, "Time for the import of the app, and for the start of a child.", "60s", section=TIMES, above=0
+    )
 
-        Raises:
-            ConfigurationError: Settings that do not fit together.
-        """
-        self._check_breaker()
-        same = {key: getattr(self, key) for key in SAME}
-        retry = {f"retry_{key}": value for key, value in self._retry().items()}
-        return PoolSettings(
-            **same,
-            **retry,
-            max_jobs=self.recycle_jobs,
-            max_jobs_jitter=self.recycle_jitter,
-            signing_keys=self.signing_keys(),
-            **mode,
+    retry: RetryPolicy = _setting(
+        Kind(parse_retry, "WORDS"),
+        "Retries: `none`, `fixed` or `exponential`, then base=TIME, multiplier=X, max=TIME, jitter=SHARE, attempts=N.",
+        "none",
+        section=FAILURES,
+    )
+    max_crashes: int = _setting(
+        COUNT, "Crashes of a message beyond which it is dead, forgotten after 72h; 0 = no limit.", "5", section=FAILURES
+    )
+    on_crash: OnCrash = _setting(
+        Kind(parse_on_crash, "WORDS"),
+        "Recover a crashed message at once (`forfeit`) or after its lease (`expire`); queue=NAME moves it there.",
+        "forfeit",
+        section=FAILURES,
+    )
+    on_memory_limit_queue: str | None = _setting(
+        QUEUE, "Queue for a message that was killed for `memory_limit`; its own when not set.", section=FAILURES
+    )
+    dead_letter_queue: str | None = _setting(
+        QUEUE, "Queue for a copy of each payload that failed for good; none when not set.", section=FAILURES
+    )
+    unknown_handler_grace: float = _setting(
+        TIME, "Time that a message waits for its handler to be deployed, before it is dead.", "10m", section=FAILURES
+    )
+    on_lease_lost: str = _setting(
+        one_of("kill", "finish"),
+        "Fate of a child whose lease is lost; its result is dropped either way.",
+        "kill",
+        section=FAILURES,
+    )
+
+    concurrency_limits: dict[str, int] = _setting(
+        LIMITS, "At most N jobs of a queue run at a time.", section=SHARED, flags=("--concurrency-limit",)
+    )
+    concurrency_per_key: dict[str, int] = _setting(
+        LIMITS, "At most N jobs of a queue with the same concurrency key run at a time.", section=SHARED
+    )
+    rate_limits: dict[str, int] = _setting(
+        LIMITS, "At most N jobs of a queue start in any minute.", section=SHARED, flags=("--rate-limit",)
+    )
+    rate_per_key: dict[str, int] = _setting(
+        LIMITS, "At most N jobs of a queue with the same concurrency key start in any minute.", section=SHARED
+    )
+    idempotency_ttl: float = _setting(
+        TIME,
+        "Time that a done idempotency key is remembered; its duplicates are skipped.",
+        "24h",
+        section=SHARED,
+        above=0,
+        most=LONGEST_KEPT,
+    )
+
+    memory_limit: int = _setting(
+        SIZE, "Kill a child above this, as a failed attempt; 0 = no limit.", "0", section=CHILD
+    )
+    output_cap: int = _setting(
+        SIZE, "Captured output of one attempt; head and tail are kept.", "64K", section=CHILD, least=1024
+    )
+    recycle: Recycle = _setting(
+        Kind(parse_recycle, "WORDS"),
+        "Replace a child after jobs=N, above memory=SIZE, after a failure=suspect|always|never; 0 = never.",
+        "jobs=0 memory=0 failure=suspect",
+        section=CHILD,
+    )
+
+    metrics: Address | None = _setting(
+        Kind(parse_address, "[HOST:]PORT"),
+        "Serve /metrics, /livez and /readyz there; 127.0.0.1 without a host, any free port for 0.",
+        section=WATCH,
+    )
+    rollups: float = _setting(
+        TIME,
+        "Time that each minute's sums are kept in the broker; 0 = none are made.",
+        "30d",
+        section=WATCH,
+        most=LONGEST_KEPT,
+    )
+    history: History = _setting(
+        Kind(parse_history, "WHERE"),
+        "Record attempts: `off`, `table` (in the broker) or `file:PATH`, then keep=N of each name, mask=KEY,….",
+        "off",
+        section=WATCH,
+    )
+
+    backend: str = _setting(
+        TEXT,
+        "URL of the broker; the default lies beside the configuration file.",
+        "sqlite:///jobpool.db",
+        section=COMMON,
+        flags=("-b", "--backend", "--broker"),
+        metavar="URL",
+        is_secret=True,
+    )
+    broker_timeout: float | None = _setting(
+        TIME,
+        "Time that one call to the broker may take; its backend's own limit when not set.",
+        section=COMMON,
+        above=0,
+    )
+    name: str = _setting(
+        Kind(parse_pool_name, "NAME"),
+        "Name of the pool in process titles, `top` and `health`.",
+        "jobpool",
+        section=COMMON,
+        flags=("-n", "--name"),
+    )
+    runtime_dir: Path | None = _setting(
+        PATH, "Directory of the files that pools leave for `top` and `health`.", section=COMMON, metavar="DIR"
+    )
+    signing_key: tuple[str, ...] = _setting(
+        Kind(parse_keys, "KEY", empty=()),
+        "Keys of the signatures: the first signs, all verify; unsigned when not set.",
+        section=COMMON,
+        flags=(),  # a key on the command line can be read by everybody on the machine
+        is_secret=True,
+    )
+    signing_key_file: Path | None = _setting(
+        PATH, "File with one signing key a line, in place of `signing_key`.", section=COMMON
+    )
+    log_level: str = _setting(
+        one_of("debug", "info", "warning", "error", "critical"),
+        "Level of the log.",
+        "info",
+        section=COMMON,
+        flags=("-l", "--log-level"),
+        metavar="LEVEL",
+    )
+    log_format: str = _setting(
+        one_of("text", "json"), "Format of the log: lines for people, or a JSON object a line.", "text", section=COMMON
+    )
+
+    max_total: int = 0
+    until_empty: bool = False
+    fail_on_dead: bool = False
+    board_path: str | None = None
+    sys_path: tuple[str, ...] = ()
+
+    @property
+    def queue_names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.queues)
+
+    @property
+    def allowances(self) -> Allowances:
+        """What the built-in handlers may do."""
+        return Allowances(
+            allowed_callables=self.allowed_callables,
+            allowed_shell_commands=tuple(name for name in self.allowed_shell_commands if name != ANY_COMMAND),
+            allow_all_shell_commands=ANY_COMMAND in self.allowed_shell_commands,
+            allowed_events=self.allowed_events,
+            allowed_url_networks=self.allowed_url_networks,
+            url_timeout=self.url_limits.timeout,
+            url_max_bytes=self.url_limits.body,
+            output_cap=self.output_cap,
         )
 
-    def _check_breaker(self) -> None:
-        if self.breaker_max_cooldown < self.breaker_cooldown:
-            raise ConfigurationError(
-                f"breaker_max_cooldown must be at least breaker_cooldown, {self.breaker_cooldown:g} seconds,"
-                f" not {self.breaker_max_cooldown:g}"
+    def signing_keys(self) -> tuple[str, ...]:
+        """Return the keys themselves, read from `signing_key_file` where that is set. Raises `ConfigurationError`."""
+        if self.signing_key_file is None:
+            return self.signing_key
+        from jobpool.broker.opening import read_keys
+
+        return tuple(read_keys(self.signing_key_file))
+
+
+def _settings() -> dict[str, Setting]:
+    found: dict[str, Setting] = {}
+    for part in fields(Settings):
+        if "setting" in part.metadata:
+            setting: Setting = part.metadata["setting"]
+            flags = ("--" + part.name.replace("_", "-"),) if setting.flags is None else setting.flags
+            found[part.name] = replace(
+                setting, key=part.name, flags=flags, metavar=setting.metavar or setting.kind.metavar
             )
-
-    def _retry(self) -> dict[str, Any]:
-        preset = PRESETS.get(self.retry)
-        values: dict[str, Any] = {}
-        for key, fallback in RETRY_FALLBACK.items():
-            own = getattr(self, f"retry_{key}")
-            values[key] = own if own is not None else getattr(preset, key, fallback)
-        return values
+    return found
 
 
-SAME = (
-    *("name", "backend", "broker_timeout", "broker_refusal_timeout", "apps", "queues", "queue_handlers", "workers"),
-    *("ttl", "default_timeout", "max_timeout"),
-    *("kill_grace", "stop_grace", "boot_timeout", "on_lease_lost", "max_crashes", "crash_window", "retry"),
-    *(
-        "unknown_handler_grace",
-        "output_cap",
-        "memory_limit",
-        "recycle_memory",
-        "recycle_on_failure",
-        "crash_back_off",
-        "crash_back_off_cap",
-    ),
-    *("on_crash", "on_crash_queue", "on_memory_limit_queue", "dead_letter_queue"),
-    *("enqueue_to", "allowed_callables", "allowed_shell_commands", "allow_all_shell_commands", "allowed_events"),
-    *("allowed_url_networks", "url_timeout", "url_max_bytes"),
-    *("cron", "cron_environment", "cron_grace", "log_level", "log_format"),
-    *("idempotency_ttl", "concurrency_limits", "concurrency_per_key", "rate_limits", "rate_per_key"),
-    *("breaker_threshold", "breaker_cooldown", "breaker_max_cooldown"),
-    *("metrics_port", "metrics_host", "rollups", "history", "history_keep", "mask_keys"),
+SETTINGS: Mapping[str, Setting] = _settings()
+"""Key → setting, in the order of `--help` and of the docs."""
+
+KEYS = frozenset(SETTINGS)
+
+_RETRY = 'write it into retry, such as "exponential base=5s multiplier=2 max=5m jitter=15% attempts=25"'
+_BREAKER = (
+    "leave it out: after 5 fetches without an answer a queue is left alone for 2 s, doubling to 60 s; a broker"
+    " that answers ends that at once"
 )
-RETRY_FALLBACK = {"base": 5.0, "multiplier": 2.0, "max_delay": 300.0, "jitter": 0.15, "max_attempts": 0}
-KEYS = frozenset(Settings.model_fields)
+_BACK_OFF = "leave it out: after a second crash a message waits for up to 1 s, doubling to 60 s"
+_RECYCLE = 'write it into recycle, such as "jobs=1000 memory=512M failure=suspect"'
+_METRICS = 'write metrics = "9100", or "0.0.0.0:9100" for all addresses'
+_HISTORY = 'write it behind the place, history = "table keep=100 mask=iban,ssn"'
+_URL = 'write it into url_limits, such as "timeout=30s body=1M"'
+
+REMOVED: Mapping[str, str] = {
+    "allow_all_shell_commands": 'write allowed_shell_commands = "*"',
+    "breaker_threshold": _BREAKER,
+    "breaker_cooldown": _BREAKER,
+    "breaker_max_cooldown": _BREAKER,
+    "broker_refusal_timeout": "leave it out: a pool that its broker refuses for 30 minutes ends",
+    "crash_back_off": _BACK_OFF,
+    "crash_back_off_cap": _BACK_OFF,
+    "crash_window": "leave it out: a crash is forgotten after 72 hours",
+    "history_keep": _HISTORY,
+    "mask_keys": _HISTORY,
+    "metrics_host": _METRICS,
+    "metrics_port": _METRICS,
+    "on_crash_queue": 'write on_crash = "queue=NAME"',
+    "recycle_jitter": "leave it out: recycle varies jobs by 10 % from child to child",
+    "recycle_jobs": _RECYCLE,
+    "recycle_memory": _RECYCLE,
+    "recycle_on_failure": _RECYCLE,
+    "retry_base": _RETRY,
+    "retry_jitter": _RETRY,
+    "retry_max_attempts": _RETRY,
+    "retry_max_delay": _RETRY,
+    "retry_multiplier": _RETRY,
+    "url_max_bytes": _URL,
+    "url_timeout": _URL,
+}
+"""Settings of former versions → what to write in place of each."""
 
 
 def load(
     flags: Mapping[str, Any] | None = None, *, config: str | os.PathLike[str] | None = None, start: Path | None = None
 ) -> Settings:
-    """The settings that apply. `flags` with the value None count as not given.
+    """Return the settings that apply. `flags` with the value None count as not given.
 
     Args:
         flags: Keys of `Settings`, from the command line; text or typed.
@@ -326,94 +511,86 @@ def load(
         ConfigurationError: A key is unknown, or a value cannot be used; one sentence for each, with its source.
     """
     file = find_config(config, start)
-    given = {key: value for key, value in (flags or {}).items() if value is not None}
-    layers: list[tuple[Mapping[str, Any], Mapping[str, str]]] = [
-        _default_backend(file),
-        _file_layer(file),
-        _environment_layer(file),
-        (given, {key: _flag(key) for key in given}),
-    ]
     values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for layer, names in layers:
-        values.update(layer)
-        sources.update(names)
-    try:
-        return Settings(**values)
-    except ValidationError as error:
-        raise ConfigurationError("; ".join(_sentence(found, sources) for found in error.errors())) from None
+    wrong: list[str] = []
+    for key, (source, value) in (_file_layer(file) | _environment_layer(file) | _flag_layer(flags or {})).items():
+        try:
+            values[key] = SETTINGS[key].read(value)
+        except ValueError as error:
+            wrong.append(_sentence(source, error))
+    if wrong:
+        raise ConfigurationError("; ".join(wrong))
+    return Settings(**_default_backend(file) | values)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest known word, or nothing when none is near."""
+    """Return `; did you mean 'x'?` for the nearest known word, or nothing when none is near."""
     found = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6)
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
-def _default_backend(file: ConfigFile) -> tuple[dict[str, Any], dict[str, str]]:
-    return {"backend": sqlite_url(file.directory / "jobpool.db")}, {"backend": "backend"}
+def removed(source: str, key: str) -> str:
+    """Return the sentence for a setting of former versions, which `source` gives."""
+    return f"{source} is not a setting any more: {REMOVED[key]}"
 
 
-def _file_layer(file: ConfigFile) -> tuple[dict[str, Any], dict[str, str]]:
+Layer = dict[str, tuple[str, Any]]
+"""Key → source and value."""
+
+
+def _default_backend(file: ConfigFile) -> dict[str, Any]:
+    from jobpool.broker.opening import sqlite_url
+
+    return {"backend": sqlite_url(file.directory / "jobpool.db")}
+
+
+def _file_layer(file: ConfigFile) -> Layer:
     for key in file.values:
-        if key not in KEYS:
-            raise ConfigurationError(f"{file.path}: {key!r} is no setting of jobpool{nearest(key, KEYS)}")
-    return dict(file.values), {key: f"{file.path}: {key}" for key in file.values}
+        _check_key(key, f"{file.path}: {key!r}")
+    return {key: (f"{file.path}: {key}", value) for key, value in file.values.items()}
 
 
-def _environment_layer(file: ConfigFile) -> tuple[dict[str, Any], dict[str, str]]:
-    values: dict[str, Any] = {}
-    names: dict[str, str] = {}
+def _flag_layer(flags: Mapping[str, Any]) -> Layer:
+    for key in flags:
+        _check_key(key, repr(key))
+    return {key: (SETTINGS[key].flag, value) for key, value in flags.items() if value is not None}
+
+
+def _check_key(key: str, source: str) -> None:
+    if key in REMOVED:
+        raise ConfigurationError(removed(source, key))
+    if key not in KEYS:
+        raise ConfigurationError(f"{source} is no setting of jobpool{nearest(key, KEYS)}")
+
+
+def _environment_layer(file: ConfigFile) -> Layer:
+    found: Layer = {}
     for variable, text in os.environ.items():
-        if variable.startswith(PREFIX):
-            key = _environment_key(variable)
-            # An empty variable is how compose files spell "not set"; an empty key would silently switch signing off.
-            if key and (text or key == "signing_key"):
-                values[key], names[key] = text, variable
+        key = _environment_key(variable) if variable.startswith(PREFIX) else None
+        # An empty variable is how compose files spell "not set"; an empty key would silently switch signing off.
+        if key and (text or key == "signing_key"):
+            found[key] = (variable, text)
     if "JOBS_SIGNING_KEY" in os.environ:
-        values.setdefault("signing_key", os.environ["JOBS_SIGNING_KEY"])
-        names.setdefault("signing_key", "JOBS_SIGNING_KEY")
+        found.setdefault("signing_key", ("JOBS_SIGNING_KEY", os.environ["JOBS_SIGNING_KEY"]))
     if "signing_key" in file.values:
         # Of the keys the first that is set decides, and the file's setting comes before the environment's.
-        values.pop("signing_key", None)
-        names.pop("signing_key", None)
-    return values, names
+        found.pop("signing_key", None)
+    return found
 
 
 def _environment_key(variable: str) -> str | None:
     word = variable.removeprefix(PREFIX)
-    if word.lower() in KEYS:
-        return word.lower()
+    key = word.lower()
+    if key in KEYS:
+        return key
     if word in NOT_SETTINGS or KUBERNETES.fullmatch(word):
         return None
-    variables = [PREFIX + key.upper() for key in KEYS]
+    if key in REMOVED:
+        raise ConfigurationError(removed(f"environment variable {variable}", key))
+    variables = [PREFIX + known.upper() for known in KEYS]
     raise ConfigurationError(f"environment variable {variable} is no setting of jobpool{nearest(variable, variables)}")
 
 
-def _json_list(text: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise ValueError("starts with '[' and is no JSON list of keys") from None
-
-
-def _flag(key: str) -> str:
-    singular = {
-        "queues": "queue",
-        "apps": "app",
-        "concurrency_limits": "concurrency-limit",
-        "rate_limits": "rate-limit",
-    }
-    return "--" + singular.get(key, key).replace("_", "-")
-
-
-def _sentence(error: ErrorDetails, sources: Mapping[str, str]) -> str:
-    key = str(error["loc"][0])
-    message = error["msg"].removeprefix("Value error, ")
-    given = "" if key in ("backend", "signing_key") else f", not {error['input']!r}"  # those may hold a password
-    if message.startswith("Input should be "):
-        message = f"must be {message.removeprefix('Input should be ')}{given}"
-    elif error["type"] != "value_error":
-        message = f"{message}{given}"
-    source = sources.get(key, key)
+def _sentence(source: str, error: ValueError) -> str:
+    message = str(error)
     return f"{source} {message}" if message.startswith("must") else f"{source}: {message}"

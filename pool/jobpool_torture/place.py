@@ -137,9 +137,8 @@ class Place:
         return [
             *("-A", APP, "-Q", options.queue, "-w", str(options.workers), "--ttl", f"{options.ttl:g}"),
             *("--broker-timeout", f"{options.timeout:g}", "--kill-grace", f"{KILL_GRACE:g}"),
-            *("--stop-grace", f"{STOP_GRACE:g}", "--retry", "fixed", "--retry-base", "0.2"),
-            *("--max-crashes", str(MAX_CRASHES), "--crash-back-off", "0.2", "--crash-back-off-cap", "1"),
-            *("--breaker-cooldown", "0.5", "--breaker-max-cooldown", "2", "--log-format", "json"),
+            *("--stop-grace", f"{STOP_GRACE:g}", "--retry", "fixed base=200ms"),
+            *("--max-crashes", str(MAX_CRASHES), "--log-format", "json"),
             *keys,
         ]
 

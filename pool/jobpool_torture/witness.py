@@ -1,8 +1,8 @@
 """The witness: stands between a pool and its broker, and writes what the broker answered to the ledger.
 
 What it has seen is what an oracle can count by: not what a pool believes, but which deliveries it was given with which
-counters, which settlements were accepted, and of which nobody knows. It changes no call and no answer; fail-points
-(failpoint.py) end the process at a chosen one.
+counters, which settlements were accepted, and of which nobody knows. It changes no answer, and of the calls only the
+pause after a crash, for which a torture would wait. Fail-points (failpoint.py) end the process at a chosen one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,9 @@ from jobpool_torture.ledger import LEDGER, Line, append, open_ledger
 FAILPOINT = "JOBPOOL_FAILPOINT"
 NAME = "JOBPOOL_NAME"
 """Environment variables: fail-points; the pool's name, as a pool reads it itself."""
+
+BACK_OFF_S, MAX_BACK_OFF_S = 0.2, 1.0
+"""Pause after the second crash of a message, and after later ones."""
 
 LONGEST_CAUSE = 100
 """Characters of a cause of death that are written: a stack is the log's business."""
@@ -100,6 +104,7 @@ class Witness:
 
     def reap(self, queue: str, policy: ReapPolicy | None = None) -> list[Reaped]:
         self._points.at("before-reap")
+        policy = replace(policy or ReapPolicy(), back_off=BACK_OFF_S, back_off_cap=MAX_BACK_OFF_S)
         reaped = self._backend.reap(queue, policy)
         if reaped:
             self._write([self._of_reaped(one) for one in reaped])

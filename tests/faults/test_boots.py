@@ -79,7 +79,7 @@ def test_children_that_can_boot_no_more_are_tried_again_until_they_can_and_anoth
     """Each child imports the app, because it leaves a thread; from some time on that fails."""
     switch = rig.directory / "broken"
     app = an_app(rig, extra=f"{THREAD}if os.path.exists({str(switch)!r}): {what}")
-    harmed = rig.start_pool("--metrics-port", "0", "--boot-timeout", f"{BOOT:g}", app=app)
+    harmed = rig.start_pool("--metrics", "0", "--boot-timeout", f"{BOOT:g}", app=app)
     good = rig.start_pool()
     for pool in (harmed, good):
         pool.wait_ready(2)

@@ -30,7 +30,7 @@ CHARGED = {"frame taken", "in user code", "result computed", "half an answer wri
 ENDED = {"result computed", "half an answer written"}
 """The handler had ended, and the master never heard of it: it runs again."""
 
-FLAGS = ("--max-crashes", "0", "--crash-back-off", "0")
+FLAGS = ("--max-crashes", "0")
 KILLS = 100
 OF_EACH = {"sqlite": 25}
 """Kills at each phase; elsewhere `FEW`, because children die the same whatever the broker is."""

@@ -119,7 +119,7 @@ def test_a_disk_that_is_full_is_waited_for(disk: SmallDisk, tmp_path: Path, figu
 @pytest.mark.on("sqlite")
 def test_writers_killed_in_mid_commit_lose_nothing_that_was_answered(rig: Rig, figure: Figure) -> None:
     """Two pools commit to the same file all the while, and are killed once too."""
-    flags = ("--max-crashes", "0", "--crash-back-off", "0")
+    flags = ("--max-crashes", "0")
     first, second = start_pools(rig, 2, "--ttl", "3", *flags)
     notes = rig.directory / "notes"
     words = [sys.executable, str(WRITERS_PROGRAM), str(rig.directory / "jobpool.db"), str(notes), str(WRITERS), "7"]

@@ -79,7 +79,7 @@ def answers(rig: Rig) -> Counter[str]:
 @pytest.mark.on("beanstalk", "servicebus")
 def test_settlements_that_nobody_answers_lose_nothing(broker: Broker, hosts: list[Host], rig: Rig) -> None:
     """Such a job may run again, with its counters as they were."""
-    pools = start_on(hosts, rig, "--max-crashes", "0", "--crash-back-off", "0")
+    pools = start_on(hosts, rig, "--max-crashes", "0")
     lose(hosts, NOW_AND_THEN, broker.settle_calls)
     rig.enqueue_many("work", [{"seconds": 0.01}] * 120)
     failing = rig.enqueue_many("fail", [{"times": 1}] * 5, max_retries=1)
@@ -160,7 +160,7 @@ def test_what_a_fetch_has_leased_that_is_never_asked_again_comes_back_after_the_
 @pytest.mark.on("beanstalk", "servicebus")
 def test_what_a_lost_fetch_has_leased_comes_back(broker: Broker, hosts: list[Host], rig: Rig) -> None:
     """With its connection on beanstalkd, when its lock ends on Service Bus."""
-    pools = start_on(hosts, rig, "--max-crashes", "0", "--crash-back-off", "0")
+    pools = start_on(hosts, rig, "--max-crashes", "0")
     for host in hosts:
         host.proxy.drop_replies(3, match=broker.fetch_calls)
     rig.enqueue_many("work", [{"seconds": 0.01}] * 100)

@@ -105,7 +105,7 @@ def test_pools_start_no_more_after_the_recovery_than_they_can_run(rig: Rig, figu
     down = rig.directory / "down"
     down.touch()
     app = str(an_app(rig, extra=NEEDS))
-    flags = ("--retry", "exponential", "--retry-base", "2", "--retry-max-delay", "60", "--retry-jitter", "0.5")
+    flags = ("--retry", "exponential base=2s max=60s jitter=0.5")
     pools = start_pools(rig, 2, *flags, workers=WORKERS, app=app)
     rig.enqueue_many("needs", [{"down": str(down), "seconds": TAKES}] * JOBS, max_retries=1000)
     wait_until(lambda: len({line.id for line in rig.lines("fail")}) == JOBS, 90 + JOBS / 20, "all have failed")

@@ -107,7 +107,7 @@ def test_pools_whose_leases_are_taken_away_in_mid_job_end_each_message_once(
     broker: Broker | None, rig: Rig, figure: Figure
 ) -> None:
     """Two pools finish jobs while four thieves give away what they hold, before, while and after they settle it."""
-    pools = start_pools(rig, 2, "--max-crashes", "0", "--crash-back-off", "0")
+    pools = start_pools(rig, 2, "--max-crashes", "0")
     with _thieves(broker, rig):
         wait_until(lambda: fed(rig, lambda: len(_refused(rig)) >= REFUSED, 0.01, 100), LIMIT, "some came too late")
     rig.wait_drained()

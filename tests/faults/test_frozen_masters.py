@@ -26,7 +26,7 @@ from jobpool_torture.ledger import Line
 from jobpool_torture.processes import state
 
 TTL = 2.0
-FLAGS = ("--ttl", str(TTL), "--max-crashes", "0", "--crash-back-off", "0")
+FLAGS = ("--ttl", str(TTL), "--max-crashes", "0")
 REFUSALS = {"not-owner", "expired", "not-in-flight"}
 
 SURELY = ("--ttl", "4", *FLAGS[2:])

@@ -34,7 +34,7 @@ def test_no_child_shares_a_socket_or_a_random_state_and_the_hook_opens_them_anew
     assert isinstance(broker, PostgresBroker)
     with TlsEcho(tmp_path) as echo:
         servers = {"IMPORT_TLS": echo.address, "IMPORT_POSTGRES": broker.server_url}
-        pools = start_pools(rig, 2, "--recycle-jobs", "3", app=APP, **servers)
+        pools = start_pools(rig, 2, "--recycle", "jobs=3", app=APP, **servers)
         rig.enqueue_many("look", [{}] * 60)
         rig.wait_drained()
         found = seen(rig)
@@ -57,7 +57,7 @@ def test_no_child_shares_a_socket_or_a_random_state_and_the_hook_opens_them_anew
 @pytest.mark.row(20)
 def test_thousands_of_forks_of_an_app_with_locks_and_a_database_lock_nobody_up(rig: Rig, figure: Figure) -> None:
     """A child for each job."""
-    pools = start_pools(rig, 2, "--recycle-jobs", "1", "--recycle-jitter", "0", app=APP)
+    pools = start_pools(rig, 2, "--recycle", "jobs=1", app=APP)
     begun = time.monotonic()
     rig.enqueue_many("look", [{}] * FORKS)
     rig.wait_drained(60 + FORKS / 10)

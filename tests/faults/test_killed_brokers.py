@@ -35,8 +35,8 @@ BEHIND = 2.0
 @pytest.mark.own_server
 def test_a_broker_that_is_killed_under_load_and_comes_back(broker: Broker, rig: Rig, figure: Figure) -> None:
     """And then restarted as an administrator does."""
-    flags = ("--metrics-port", "0", "--broker-timeout", "1", "--history-keep", "5000")
-    pools = [rig.start_pool(*flags, "--history", f"file:history{number}") for number in (1, 2)]
+    flags = ("--metrics", "0", "--broker-timeout", "1")
+    pools = [rig.start_pool(*flags, "--history", f"file:history{number} keep=5000") for number in (1, 2)]
     for pool in pools:
         pool.wait_ready(2)
     rig.enqueue_many("work", [{"seconds": 0.02}] * 300)

@@ -14,7 +14,7 @@ from support.waiting import wait_until
 if TYPE_CHECKING:
     from support.poolrig_servicebus import ServiceBusBroker
 
-FLAGS = ("--max-crashes", "0", "--crash-back-off", "0", "--on-lease-lost", "finish")
+FLAGS = ("--max-crashes", "0", "--on-lease-lost", "finish")
 ASIDE = "mails"
 """A queue whose job keeps the second pool's only child, so that the first pool gets the message again."""
 

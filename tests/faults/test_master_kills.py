@@ -30,7 +30,7 @@ JOB = 0.02
 WAITING = 50
 """Jobs of the load that wait at any time."""
 
-FLAGS = ("--ttl", str(TTL), "--max-crashes", "0", "--crash-back-off", "0")
+FLAGS = ("--ttl", str(TTL), "--max-crashes", "0")
 CHILDREN_GONE = 1.0
 
 

@@ -67,15 +67,15 @@ def runs_by_child(rig: Rig) -> list[int]:
 @pytest.mark.row(17)
 @pytest.mark.on("sqlite")
 def test_children_are_recycled_by_jobs_not_all_at_once(rig: Rig, figure: Figure) -> None:
-    """20 jobs a child, more or less a half: drawn anew for each child."""
-    pools = start_pools(rig, 2, "--recycle-jobs", "20", "--recycle-jitter", "0.5")
+    """20 jobs a child, more or less a tenth: drawn anew for each child."""
+    pools = start_pools(rig, 2, "--recycle", "jobs=20")
     rig.enqueue_many("work", [{}] * 400)
     rig.wait_drained()
     runs = runs_by_child(rig)
     for count in runs:
         figure("jobs of a child", count, "")
     assert len(runs) >= 8
-    assert 10 <= min(runs) < max(runs) <= 30
+    assert 18 <= min(runs) < max(runs) <= 22
     rig.account().assert_once_each()
     stop_all(rig, [pool.wait_ready(2) for pool in pools])
     assert not [entry for pool in pools for entry in pool.log("a child died")], "to be recycled is no death"
@@ -85,7 +85,7 @@ def test_children_are_recycled_by_jobs_not_all_at_once(rig: Rig, figure: Figure)
 @pytest.mark.on("sqlite")
 def test_children_that_leak_are_recycled_by_memory(rig: Rig, figure: Figure) -> None:
     """Nobody is killed for it: 10 MiB a job, gone above 100 MiB."""
-    pools = start_pools(rig, 2, "--recycle-memory", "100M", "--memory-limit", "400M", workers=1)
+    pools = start_pools(rig, 2, "--recycle", "memory=100M", "--memory-limit", "400M", workers=1)
     rig.enqueue_many("leak", [{"mebibytes": 10}] * 50)
     rig.wait_drained()
     runs = runs_by_child(rig)

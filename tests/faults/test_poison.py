@@ -28,7 +28,7 @@ ROUNDS = 6
 @pytest.mark.on("sqlite", "redis", "redis-cluster", "postgres", "beanstalk", "servicebus")
 def test_poison_ends_at_the_crash_limit_and_holds_up_no_other_job(rig: Rig, figure: Figure) -> None:
     """The count is the message's, whichever pool it meets. Rounds with and without it take turns: machines are busy."""
-    pools = start_pools(rig, 2, "--max-crashes", str(MAX_CRASHES), "--crash-back-off", "0")
+    pools = start_pools(rig, 2, "--max-crashes", str(MAX_CRASHES))
     rig.enqueue_many("work", [{}] * 50)
     rig.wait_drained()  # what a first job costs its child is not measured
     without, beside = [], []

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 import psycopg
 import pytest
 from redis import Redis
+from support.constants import with_constant
 from support.faultmoves import gated, let_pass, start_pools, stop_all
 from support.outages import REFUSES_WRITES, wait_back
 from support.poolrig import Rig
@@ -32,7 +33,7 @@ AWAY = 4.0
 def test_what_a_draining_beanstalkd_refuses_holds_up_no_ack(broker: Broker, rig: Rig) -> None:
     """A nack puts a copy, which is refused; an ack deletes, which is not."""
     assert isinstance(broker, BeanstalkBroker)
-    pools = start_pools(rig, 2, "--retry", "fixed", "--retry-base", "0.1")
+    pools = start_pools(rig, 2, "--retry", "fixed base=100ms")
     opened = rig.directory / "opened"
     rig.wait_started(*[gated(rig, opened, opened) for _ in range(4)])
     failing = rig.enqueue_many("fail", [{}] * 2, max_retries=9, priority=1)
@@ -159,7 +160,8 @@ def assert_waited_for(broker: Broker | None, rig: Rig, what: str) -> None:
 @pytest.mark.row(36)
 @pytest.mark.on("sqlite")
 def test_a_pool_that_is_refused_for_too_long_settles_what_it_can_and_exits(broker: Broker | None, rig: Rig) -> None:
-    pool = rig.start_pool("--broker-refusal-timeout", "1", "--stop-grace", "2").wait_ready(2)
+    soon = with_constant("jobpool.master.watch:MAX_REFUSAL_S=1")
+    pool = rig.start_pool("--stop-grace", "2", through=soon).wait_ready(2)
     rig.enqueue("work")
     rig.wait_drained()
     with renamed_table(broker, rig):

@@ -45,7 +45,7 @@ broker, rig = broker_of_file, rig_of_file
 @pytest.fixture(scope="module")
 def pools(rig: Rig) -> Iterator[list[PoolProcess]]:
     """Tests leave them as they find them, however badly their jobs behave."""
-    pools = start_pools(rig, 2, "--kill-grace", str(GRACE), "--metrics-port", "0", workers=WORKERS)
+    pools = start_pools(rig, 2, "--kill-grace", str(GRACE), "--metrics", "0", workers=WORKERS)
     yield pools
     rig.account().assert_clean()
     stop_all(rig, pools)

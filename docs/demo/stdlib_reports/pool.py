@@ -66,7 +66,7 @@ def command(shelf: Shelf, workers: int) -> list[str]:
         *("--backend", url_of(shelf)),
         *("--kill-grace", str(KILL_GRACE)),
         *("--max-crashes", str(MAX_CRASHES)),
-        *("--retry", "fixed", "--retry-base", "0.3"),
+        *("--retry", "fixed base=300ms"),
         "--until-empty",
     ]
 

@@ -17,16 +17,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from jobpool.errors import InvalidJob
-from jobpool.message.guards import IDEMPOTENCY_TTL, Begun, Guards, Rate, check_keep
+from jobpool.message.guards import IDEMPOTENCY_TTL, MOST_LINES, Begun, Guards, Rate, check_keep
 from jobpool.message.lease import JobLease
 from jobpool.message.names import check_name, check_queue, storable
 from jobpool.message.units import check_count
 
 LONGEST_RECORD = 256 * 1024
 """Bytes of one record, or of one line of a log."""
-
-MOST_LINES = 100_000
-"""Lines that one log can keep."""
 
 
 class KeyStore(ABC):

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.options import Command, as_json, common, option
+from jobpool.cli.options import Command, as_json, common, option, setting
 from jobpool.cli.output import Column, answer_json, note, table
 from jobpool.cli.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jobpool.cli.options import Function
     from jobpool.cron.firing import Firing
     from jobpool.cron.records import Record
@@ -34,31 +32,14 @@ FIRED = (
 
 def app(function: Function) -> Function:
     """The app whose schedules are meant, and where they fire."""
-    decorators: list[Callable[[Function], Function]] = [
-        option("-A", "--app", "apps", multiple=True, metavar="MODULE", help="Module or .py file; repeat it."),
-        option(
-            *("--environment", "cron_environment"),
-            metavar="NAME",
-            callback=_environment,
-            help="Schedules that name environments fire only if this is one of them.",
-        ),
-    ]
-    for decorate in reversed(decorators):
-        function = decorate(function)
-    return function
-
-
-def _environment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
-    if value == "":
-        raise click.UsageError("--environment is empty: name one, or leave the flag out")
-    return value
+    return setting("apps", "Options")(setting("cron_environment", "Options")(function))
 
 
 @click.command("run", cls=Command, short_help="Fire what is due, until told to stop.")
 @option("--once", is_flag=True, help="Fire what is due now, and end.")
 @option("--test-time", metavar="TIME", help="Do what is due in that minute, ISO 8601, and end; leaves no record.")
 @option("--only-scheduler", is_flag=True, help="There is no other one: for brokers that keep no keys.")
-@option("--cron-grace", metavar="TIME", help="How long a missed firing is made up for; at most 12h.  [default: 1h]")
+@setting("cron_grace", "Options")
 @app
 @as_json
 @common
@@ -143,18 +124,16 @@ def parse_time(text: str) -> datetime:
 def _start(session: Session, flags: dict[str, Any]) -> CronStart:
     from dataclasses import replace
 
-    from jobpool.cli.startup import check_apps, key_caution, search_path
+    from jobpool.cli.startup import key_caution, read_pool
     from jobpool.master.run import cron_start
     from jobpool.telemetry.logs import configure
 
     only = flags.pop("only_scheduler", False)
-    settings = session.settings(**{key: value for key, value in flags.items() if value not in (None, ())})
-    level = session.log_level(settings.log_level)
-    pool = settings.pool(sys_path=search_path(session.config_directory()))
-    configure(level, settings.log_format)
-    if caution := key_caution(settings):
+    pool = read_pool(session, flags)
+    configure(pool.log_level, pool.log_format)
+    if caution := key_caution(pool):
         logging.getLogger("jobpool.cli").warning("others can use the signing keys", extra={"why": caution})
-    return replace(cron_start(check_apps(pool)), only=only, log_level=level)
+    return replace(cron_start(pool), only=only)
 
 
 def _plan(start: CronStart) -> list[Planned]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -73,7 +73,7 @@ def _with_apps(settings: Settings, sys_path: tuple[str, ...]) -> Settings:
     for index, app in enumerate(apps):
         with contextlib.suppress(ConfigurationError):
             apps[index] = find_app(app, sys_path)
-    return settings.model_copy(update={"apps": tuple(apps)})
+    return replace(settings, apps=tuple(apps))
 
 
 def _tell(finding: Finding) -> None:

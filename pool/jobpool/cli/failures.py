@@ -15,6 +15,7 @@ import click
 
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.message.printable import printable
+from jobpool.settings import REMOVED, removed
 
 FAILED = 1
 USAGE = 2
@@ -47,6 +48,9 @@ def wants_traceback(words: Sequence[str]) -> bool:
 
 
 def _report(error: Exception) -> int:
+    if isinstance(error, click.NoSuchOption) and (key := error.option_name.strip("-").replace("-", "_")) in REMOVED:
+        _say(removed(error.option_name, key))
+        return USAGE
     if isinstance(error, click.ClickException):
         usage = isinstance(error, click.UsageError)
         _say(error.format_message(), _help_hint(error) if usage else "")

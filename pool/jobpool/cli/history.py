@@ -18,7 +18,7 @@ from jobpool.message.printable import json_text, printable
 if TYPE_CHECKING:
     from jobpool.broker.key_store import KeyStore
     from jobpool.settings import Settings
-    from jobpool.telemetry.history.places import Place, Where
+    from jobpool.telemetry.history.places import Place
     from jobpool.telemetry.metrics.rollup import Row
 
 SHORT = 200
@@ -80,12 +80,12 @@ def history(session: Session, job: str | None, rollup: bool, json_: bool, **aske
 @contextmanager
 def _place(session: Session, settings: Settings) -> Iterator[Place]:
     from jobpool.errors import ConfigurationError
-    from jobpool.telemetry.history.places import InFile, parse
+    from jobpool.telemetry.history.places import InFile
 
-    where: Where = parse(settings.history)
-    if where.path is not None:
-        yield InFile(where.path, settings.history_keep)
-    elif where.table:
+    history = settings.history
+    if history.path is not None:
+        yield InFile(history.path, history.keep)
+    elif history.table:
         yield from _table(session, settings)
     else:
         raise ConfigurationError(
@@ -97,7 +97,7 @@ def _table(session: Session, settings: Settings) -> Iterator[Place]:
     from jobpool.telemetry.history.places import InTable
 
     with session.broker() as backend:
-        yield InTable(backend.keys, settings.history_keep)
+        yield InTable(backend.keys, settings.history.keep)
 
 
 def _show_names(place: Place, json_: bool) -> None:
@@ -129,7 +129,7 @@ def _show_attempts(place: Place, name: str, asked: dict[str, Any], json_: bool) 
 
 def _wanted(place: Place, name: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
     """A status is looked for among all that is kept, so that rare ones are found."""
-    from jobpool.broker.key_store import MOST_LINES
+    from jobpool.message.guards import MOST_LINES
 
     status, queue = asked["status"], asked["queue"]
     rows = place.read(name, MOST_LINES if status or queue else asked["limit"])

@@ -12,6 +12,7 @@ from jobpool.cli.options import Command, common, option
 from jobpool.cli.output import note, say
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError
+from jobpool.settings import SETTINGS
 
 FILES = ("jobpool.toml", "jobs.py")
 
@@ -78,7 +79,25 @@ def _line(url: str) -> str:
 
 
 def _template(name: str) -> str:
-    return files("jobpool.cli").joinpath("templates", name).read_text()
+    text = files("jobpool.cli").joinpath("templates", name).read_text()
+    return text + _defaults(text) if name == FILES[0] else text
+
+
+def _defaults(text: str) -> str:
+    """Return the settings that have a default and are not in `text`, commented out, below their headings."""
+    lines, section = [], ""
+    for key, setting in SETTINGS.items():
+        if setting.default is None or f"\n{key} = " in text:
+            continue
+        if setting.section != section:
+            section = setting.section
+            lines += ["", f"# --- {section} ".ljust(100, "-")]
+        lines += ["", f"# {setting.means}", f"# {key} = {_toml(setting.default)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(default: str) -> str:
+    return default if default.isdigit() or default in ("true", "false") else json.dumps(default)
 
 
 def _next_steps(directory: Path) -> None:

@@ -13,7 +13,6 @@ from click.shell_completion import CompletionItem
 from jobpool.cli import bulk, claims, cron, doctor, enqueue, health, history, init, messages, posts, queues, run, top
 from jobpool.cli.arrange import arrange
 from jobpool.cli.failures import guarded
-from jobpool.cli.options import write_sections
 
 DEFAULT_VERB = "run"
 VERBS = "jobpool.verbs"
@@ -21,8 +20,15 @@ VERBS = "jobpool.verbs"
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 EPILOG = """\b
+All options: jobpool run --help
 Shell completion: eval "$(_JOBPOOL_COMPLETE=bash_source jobpool)" (or zsh_source, fish_source).
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration; `health`: 1 degraded, 3 no pool."""
+
+OFTEN_USED = (
+    *("workers", "queues", "apps", "backend", "default_timeout", "retry", "stop_grace", "cron", "until_empty"),
+    "log_level",
+)
+"""Options of the pool that `jobpool --help` lists; `jobpool run --help` has them all."""
 
 
 class Verbs(click.Group):
@@ -46,7 +52,7 @@ class Verbs(click.Group):
 
 
 class Root(Verbs):
-    """`jobpool`: errors become sentences here, and `--help` shows the pool's own options."""
+    """`jobpool`: errors become sentences here, and `--help` shows the options that matter most."""
 
     default = DEFAULT_VERB
 
@@ -72,13 +78,21 @@ class Root(Verbs):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.format_commands(ctx, formatter)
-        pool = self.commands[DEFAULT_VERB]
-        own = [param for param in self.get_params(ctx) if param.name == "version"]
-        write_sections([*pool.get_params(ctx), *own], ctx, formatter)
+        params = {param.name: param for param in self.commands[DEFAULT_VERB].get_params(ctx)}
+        with formatter.section("Options that are often used"):
+            formatter.write_dl([_brief(params[name], ctx) for name in OFTEN_USED])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         found = super().shell_complete(ctx, incomplete)
         return found + self.commands[DEFAULT_VERB].shell_complete(ctx, incomplete) if incomplete[:1] == "-" else found
+
+
+def _brief(param: click.Parameter, ctx: click.Context) -> tuple[str, str]:
+    """Return what `get_help_record` does, with the first letter and the first word of the option only."""
+    letters = [name for name in param.opts if not name.startswith("--")]
+    words = [name for name in param.opts if name.startswith("--")]
+    _, text = param.get_help_record(ctx) or ("", "")
+    return f"{', '.join([*letters[:1], words[0]])} {param.metavar or ''}", text
 
 
 def open_standard_streams() -> None:
@@ -106,10 +120,7 @@ def _version(ctx: click.Context, _param: click.Parameter, asked: bool) -> None:
 @click.group(cls=Root, epilog=EPILOG, context_settings=CONTEXT)
 @click.option("-V", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show it.")
 def cli() -> None:
-    """Run jobs from queues in a pool of worker processes.
-
-    Without a verb the pool itself runs, until it is told to stop: jobpool --workers 16 --queue reports --app myapp.jobs
-    """
+    """Run jobs from queues in a pool of worker processes; without a verb, run the pool itself."""
 
 
 @cli.group(cls=Verbs)

@@ -59,13 +59,7 @@ def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_:
     from jobpool.broker.backend import ReapPolicy
     from jobpool.message.death import cause_values
 
-    settings = session.settings()
-    policy = ReapPolicy(
-        max_crashes=settings.max_crashes,
-        window=settings.crash_window,
-        back_off=settings.crash_back_off,
-        back_off_cap=settings.crash_back_off_cap,
-    )
+    policy = ReapPolicy(session.settings().max_crashes)
     with session.broker() as backend:
         reaped = [one for queue in _queues(session, backend, names + more) for one in _reap(backend, queue, policy)]
         if backend.capabilities.native_reap:

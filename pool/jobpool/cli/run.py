@@ -19,8 +19,7 @@ from jobpool.cli.session import Session
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
-    from jobpool.cli.startup import Start
-    from jobpool.master.settings import PoolSettings
+    from jobpool.settings import Settings
     from jobpool.telemetry.logs import LineHandler
 
 log = logging.getLogger("jobpool.cli")
@@ -32,11 +31,11 @@ def _stop(*names: str, **kwargs: Any) -> Callable[[options.Function], options.Fu
 
 @click.command("run", cls=Command, short_help="Run a pool; the same as `jobpool` without a verb.")
 @options.settings
-@_stop("--until-empty", "--burst", is_flag=True, help="When nothing is waiting, delayed or leased any more.")
-@_stop("--once", "--one-shot", is_flag=True, help="After one job.")
-@_stop("--max", "max_", type=click.IntRange(min=0), default=0, metavar="N", help="After N jobs; 0 = no limit.")
+@_stop("--until-empty", "--burst", is_flag=True, help="Stop when nothing is waiting, delayed or leased any more.")
+@_stop("--once", "--one-shot", is_flag=True, help="Stop after one job.")
+@_stop("--max", "max_", type=click.IntRange(min=0), default=0, metavar="N", help="Stop after N jobs; 0 = no limit.")
 @_stop("--fail-on-dead", is_flag=True, help="Exit with 1 if a job became a dead letter.")
-@_stop("--progress/--no-progress", default=None, help="A progress bar.  [default: on a terminal, if it stops]")
+@_stop("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal, if it stops]")
 @options.common
 @click.pass_context
 def run(
@@ -64,20 +63,19 @@ def run(
     if ctx.obj is None:  # else it runs under a witness, who counts its descriptors
         _hide()
     mode = {"max_total": 1 if once else max_, "until_empty": until_empty, "fail_on_dead": fail_on_dead}
-    start = _read(session, flags, mode)
-    from jobpool.cli.startup import check_apps
+    from jobpool.cli.startup import key_caution, read_pool
     from jobpool.telemetry.logs import configure
 
-    pool = replace(check_apps(start.pool), log_level=session.log_level(start.log_level))
-    lines = configure(pool.log_level, start.log_format)
+    pool = read_pool(session, flags, **mode)
+    lines = configure(pool.log_level, pool.log_format)
     lines.write_in_background()
     sys.stderr = lines.stream  # warnings, ignored exceptions, and the sentence of an error that ends the pool
     if progress is None:
-        progress = sys.stderr.isatty() and start.log_format == "text" and bool(until_empty or pool.max_total)
+        progress = sys.stderr.isatty() and pool.log_format == "text" and bool(until_empty or pool.max_total)
     _announce(pool)
-    if start.caution:
-        log.warning("others can use the signing keys", extra={"why": start.caution})
-    with _published(pool, start.runtime_dir) as published:
+    if caution := key_caution(pool):
+        log.warning("others can use the signing keys", extra={"why": caution})
+    with _published(pool) as published:
         ctx.exit(_run(published, lines if progress else None, ctx.obj))
 
 
@@ -89,30 +87,17 @@ def _hide() -> None:
         linux.hide_memory()
 
 
-def _read(session: Session, flags: dict[str, Any], mode: dict[str, Any]) -> Start:
-    """The settings, read in a process of their own; see `apart`."""
-    from jobpool.cli.startup import apart, read_start, search_path
-
-    given = {key: value for key, value in flags.items() if value not in (None, ())}
-
-    def read() -> Start:
-        settings = session.settings(**given)
-        return read_start(settings, sys_path=search_path(session.config_directory()), **mode)
-
-    return apart(read)
-
-
-def _announce(pool: PoolSettings) -> None:
+def _announce(pool: Settings) -> None:
     from jobpool.broker.opening import LOCAL, redact, scheme_of
 
     about = {"name": pool.name, "workers": pool.workers, "queues": list(pool.queue_names)}
     log.info("pool starts", extra={"fields": about | {"backend": redact(pool.backend), "apps": list(pool.apps)}})
-    if not pool.signing_keys and scheme_of(pool.backend) not in LOCAL:
+    if not pool.signing_keys() and scheme_of(pool.backend) not in LOCAL:
         log.warning("messages are not signed", extra={"mend": "set signing_key: who reaches the broker can enqueue"})
 
 
 @contextlib.contextmanager
-def _published(pool: PoolSettings, directory: str | None) -> Iterator[PoolSettings]:
+def _published(pool: Settings) -> Iterator[Settings]:
     """Leave a note for `top` and `health` while the block runs; without a runtime directory the pool runs unseen."""
     from importlib.metadata import version
 
@@ -120,9 +105,9 @@ def _published(pool: PoolSettings, directory: str | None) -> Iterator[PoolSettin
     from jobpool.ops.runtime_dir import board_path, register, runtime_dir, this_pool, unregister
 
     try:
-        place = runtime_dir(directory)
+        place = runtime_dir(pool.runtime_dir)
     except ConfigurationError as error:
-        if directory is not None:
+        if pool.runtime_dir is not None:
             raise
         log.warning("top and health will not see this pool", extra={"why": str(error)})
         yield pool
@@ -143,7 +128,7 @@ def _published(pool: PoolSettings, directory: str | None) -> Iterator[PoolSettin
         unregister(path)
 
 
-def _run(pool: PoolSettings, lines: LineHandler | None, wrap: Callable[[QueueBackend], QueueBackend] | None) -> int:
+def _run(pool: Settings, lines: LineHandler | None, wrap: Callable[[QueueBackend], QueueBackend] | None) -> int:
     """Run it; with `lines`, under a progress bar; with `wrap` round its broker."""
     from jobpool.master.run import run_pool
 

@@ -3,77 +3,26 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
+from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError
-from jobpool.ipc import linux
-from jobpool.master.settings import PoolSettings
-
-if TYPE_CHECKING:
-    from jobpool.settings import Settings
-
-T = TypeVar("T")
+from jobpool.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Settings of the command line besides the pool's own. `caution`: what deserves a warning."""
-
-    pool: PoolSettings
-    log_level: str
-    log_format: str
-    runtime_dir: str | None
-    caution: str = ""
+def read_pool(session: Session, flags: dict[str, Any], **mode: Any) -> Settings:
+    """Return the settings of a pool; `mode` are fields that no source sets. Raises `ConfigurationError`."""
+    settings = session.settings(**{key: value for key, value in flags.items() if value not in (None, ())})
+    settings.signing_keys()  # before anything starts
+    path = search_path(session.config_directory())
+    return check_apps(replace(settings, log_level=session.log_level(settings.log_level), sys_path=path, **mode))
 
 
-def apart(work: Callable[[], T]) -> T:
-    """Do `work` in a short-lived fork and return its result, or raise its `ConfigurationError`.
-
-    For work that imports much and is needed once: the master of a pool lives for months, and would carry 20 MB of
-    settings machinery with it. With more than one thread, when forking is not safe, it is done here. The result must be
-    picklable.
-    """
-    if len(os.listdir("/proc/self/task")) > 1:
-        return work()
-    reading, writing = os.pipe()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        linux.die_with_parent(parent)
-        os.close(reading)
-        _answer(work, writing)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        answer = pipe.read()
-    _, status = os.waitpid(pid, 0)
-    if not answer:
-        raise ConfigurationError(f"the settings could not be read: the reader ended with status {status}")
-    result = pickle.loads(answer)
-    if isinstance(result, BaseException):
-        raise result
-    return result  # type: ignore[no-any-return]
-
-
-def _answer(work: Callable[[], object], writing: int) -> None:
-    """In the fork: write the result, or what was raised, and end without the parent's exit handlers."""
-    try:
-        try:
-            answer = pickle.dumps(work())
-        except Exception as error:  # noqa: BLE001 -- whatever it is, the parent tells the person
-            answer = pickle.dumps(error if isinstance(error, ConfigurationError) else ConfigurationError(repr(error)))
-        with os.fdopen(writing, "wb") as pipe:
-            pipe.write(answer)
-    finally:
-        os._exit(0)
-
-
-def check_apps(pool: PoolSettings) -> PoolSettings:
+def check_apps(pool: Settings) -> Settings:
     """`pool` with absolute paths of app files. Only looks for modules; importing them is the fork server's work.
 
     A pool that may run programs or call functions by the built-in handlers needs no app.
@@ -81,7 +30,7 @@ def check_apps(pool: PoolSettings) -> PoolSettings:
     Raises:
         ConfigurationError: There is no app, or one cannot be found; the text says where was looked.
     """
-    if not (pool.apps or pool.allowed_callables or pool.allowed_shell_commands or pool.allow_all_shell_commands):
+    if not (pool.apps or pool.allowed_callables or pool.allowed_shell_commands):
         raise ConfigurationError(
             "no application: name the module with your handlers, --app myapp.jobs or apps in jobpool.toml"
             " (`jobpool init` writes a first one)"
@@ -108,7 +57,7 @@ def _check_file(app: str, sys_path: tuple[str, ...]) -> str:
     raise ConfigurationError(f"app {app!r} cannot be found: no such file in {' or '.join(sys_path)}")
 
 
-def backlog(pool: PoolSettings) -> int:
+def backlog(pool: Settings) -> int:
     """How many messages wait, are delayed or leased in the pool's queues. Raises `BackendUnavailable`."""
     from jobpool.broker.opening import open_backend
 
@@ -122,12 +71,6 @@ def backlog(pool: PoolSettings) -> int:
 def search_path(config_directory: Path) -> tuple[str, ...]:
     """Where apps are looked for: the working directory and that of the configuration file."""
     return tuple(dict.fromkeys(map(str, (Path.cwd(), config_directory))))
-
-
-def read_start(settings: Settings, **mode: Any) -> Start:
-    """What a pool is started with, from loaded settings."""
-    directory = None if settings.runtime_dir is None else str(settings.runtime_dir)
-    return Start(settings.pool(**mode), settings.log_level, settings.log_format, directory, key_caution(settings))
 
 
 def key_caution(settings: Settings) -> str:

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from jobpool.broker.backend import QueueBackend
 from jobpool.errors import ConfigurationError
 from jobpool.master.guarding import check_key_store
-from jobpool.master.settings import PoolSettings
 from jobpool.policy.guarding import Limits
-from jobpool.telemetry.history.places import parse
+from jobpool.settings import Settings
 
 log = logging.getLogger("jobpool.pool")
 
 
-def check_demands(settings: PoolSettings, backend: QueueBackend) -> None:
+def check_demands(settings: Settings, backend: QueueBackend) -> None:
     """Refuse what cannot work, and say what will not be there.
 
     Raises:
@@ -33,7 +32,7 @@ def check_demands(settings: PoolSettings, backend: QueueBackend) -> None:
         log.info("no rollups are kept", extra={"fields": {"why": f"{backend.scheme}:// keeps no keys"}})
 
 
-def unmet(settings: PoolSettings, backend: QueueBackend) -> Iterator[str]:
+def unmet(settings: Settings, backend: QueueBackend) -> Iterator[str]:
     """A sentence with its mend for each setting that needs what the broker lacks. No I/O."""
     if not backend.capabilities.leases:
         yield f"a pool cannot serve {backend.scheme}://, which runs jobs as they are enqueued; use sqlite:///jobpool.db"
@@ -48,7 +47,7 @@ def unmet(settings: PoolSettings, backend: QueueBackend) -> Iterator[str]:
             f"a scheduler beside the pool needs a broker that keeps keys, and {backend.scheme}:// keeps none"
             " (Capabilities.key_store): leave --cron out, or choose another backend"
         )
-    if parse(settings.history).table:
+    if settings.history.table:
         yield no_table(backend.scheme)
 
 
@@ -60,13 +59,13 @@ def no_table(scheme: str) -> str:
     )
 
 
-def queues_of(settings: PoolSettings) -> list[str]:
+def queues_of(settings: Settings) -> list[str]:
     """Every queue that the pool fetches from, or sends to by itself."""
-    more = (settings.dead_letter_queue, settings.on_crash_queue, settings.on_memory_limit_queue)
+    more = (settings.dead_letter_queue, settings.on_crash.queue, settings.on_memory_limit_queue)
     return list(dict.fromkeys([*settings.queue_names, *(queue for queue in more if queue is not None)]))
 
 
-def limits_of(settings: PoolSettings) -> Limits:
+def limits_of(settings: Settings) -> Limits:
     """What the settings limit. Raises `ConfigurationError`."""
     return Limits(
         idempotency_ttl=settings.idempotency_ttl,
@@ -77,7 +76,7 @@ def limits_of(settings: PoolSettings) -> Limits:
     )
 
 
-def unserved_limits(settings: PoolSettings) -> list[str]:
+def unserved_limits(settings: Settings) -> list[str]:
     """A sentence for each limit of a queue that the pool does not serve: meant for another pool, or mistyped."""
     tables = ("concurrency_limits", "concurrency_per_key", "rate_limits", "rate_per_key")
     named = [(table, queue) for table in tables for queue in getattr(settings, table)]

@@ -97,8 +97,8 @@ class Planner:
             max_retries=info.max_retries if info else None,
             unknown_handler_grace=pool.settings.unknown_handler_grace,
             can_forfeit=self.can_forfeit,
-            on_crash=pool.settings.on_crash,
-            on_crash_queue=pool.settings.on_crash_queue,
+            on_crash=pool.settings.on_crash.how,
+            on_crash_queue=pool.settings.on_crash.queue,
             on_memory_limit_queue=pool.settings.on_memory_limit_queue,
             max_crashes=pool.settings.max_crashes,
         )

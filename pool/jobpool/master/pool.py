@@ -19,10 +19,10 @@ from jobpool.master.boot import BootBackOff
 from jobpool.master.counters import Counters
 from jobpool.master.delivery import Delivery, nonces
 from jobpool.master.scheduling import CompanionState
-from jobpool.master.settings import PoolSettings
 from jobpool.master.slots import Slots, SlotState
 from jobpool.message.outcome import NotRun, Outcome
 from jobpool.policy.lookahead import LookAhead
+from jobpool.settings import Settings
 
 V = TypeVar("V")
 
@@ -84,7 +84,7 @@ def slot_count(workers: int) -> int:
 class Pool:
     """Everything the master knows. Only the loop's thread touches it. Times are CLOCK_MONOTONIC seconds."""
 
-    settings: PoolSettings
+    settings: Settings
     now: float
     acks_in_transaction: bool = False
     """The backend lets handlers ack in transactions of their own."""

@@ -22,7 +22,6 @@ from jobpool.ipc.scheduler_process import CronStart
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.ipc.scrubbing import scrubbed
 from jobpool.master.attendant import Attendant
-from jobpool.master.breakers import BreakerSettings
 from jobpool.master.crew import Crew
 from jobpool.master.demands import check_demands, limits_of, unserved_limits
 from jobpool.master.inbox import Inbox
@@ -32,13 +31,11 @@ from jobpool.master.loop import Master
 from jobpool.master.plan import Planner
 from jobpool.master.pool import Pool, slot_count
 from jobpool.master.publisher import Publisher
-from jobpool.master.settings import PoolSettings
 from jobpool.master.settler import COUNT_EVERY, Settler
 from jobpool.master.signals import Signals
 from jobpool.master.watching import Watching, watching
-from jobpool.message.allowances import Allowances
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.retry import RetryPolicy
+from jobpool.settings import Settings
 from jobpool.telemetry.metrics.collector import MetricsCollector
 
 COUNT_EVERY_UNTIL_EMPTY = 0.2
@@ -55,7 +52,7 @@ BROKER_INTERVAL = COUNT_EVERY
 
 
 def run_pool(
-    settings: PoolSettings,
+    settings: Settings,
     *,
     backend: QueueBackend | None = None,
     on_start: Callable[[Scoreboard], None] | None = None,
@@ -83,7 +80,7 @@ def run_pool(
     """
     linux.check_kernel()
     _allow_descriptors(settings.workers)
-    signer = EnvelopeSigner(list(settings.signing_keys) or None)
+    signer = EnvelopeSigner(settings.signing_keys() or None)
     broker = backend or open_backend(settings.backend, signer=signer, timeout=settings.broker_timeout)
     try:
         broker = wrap(broker) if wrap else broker
@@ -101,7 +98,7 @@ def run_pool(
 
 
 def _run(
-    settings: PoolSettings,
+    settings: Settings,
     backend: QueueBackend,
     signer: EnvelopeSigner,
     board: Scoreboard,
@@ -159,7 +156,7 @@ def _rare_collections() -> Iterator[None]:
 
 
 def _master(
-    settings: PoolSettings,
+    settings: Settings,
     pool: Pool,
     backend: QueueBackend,
     signer: EnvelopeSigner,
@@ -169,12 +166,7 @@ def _master(
     watched: Watching | None,
 ) -> Master:
     every = COUNT_EVERY_UNTIL_EMPTY if settings.until_empty else COUNT_EVERY
-    reaping = ReapPolicy(
-        max_crashes=settings.max_crashes,
-        window=settings.crash_window,
-        back_off=settings.crash_back_off,
-        back_off_cap=settings.crash_back_off_cap,
-    )
+    reaping = ReapPolicy(settings.max_crashes)
     settler = Settler(backend, settings.queue_names, settings.ttl, reaping, inbox, every, settings.dead_letter_queue)
     publisher = Publisher(
         board,
@@ -187,7 +179,7 @@ def _master(
     )
     return Master(
         pool=pool,
-        planner=Planner(retry_policy(settings), backend.pack, backend.capabilities.forfeit),
+        planner=Planner(settings.retry, backend.pack, backend.capabilities.forfeit),
         backend=backend,
         crew=crew,
         inbox=inbox,
@@ -199,7 +191,7 @@ def _master(
     )
 
 
-def _lessor(settings: PoolSettings, backend: QueueBackend, signer: EnvelopeSigner, inbox: Inbox) -> Lessor:
+def _lessor(settings: Settings, backend: QueueBackend, signer: EnvelopeSigner, inbox: Inbox) -> Lessor:
     return Lessor(
         backend,
         settings.queues,
@@ -207,50 +199,36 @@ def _lessor(settings: PoolSettings, backend: QueueBackend, signer: EnvelopeSigne
         Inspector(signer, settings.queue_handlers),
         inbox,
         limits_of(settings),
-        BreakerSettings(settings.breaker_threshold, settings.breaker_cooldown, settings.breaker_max_cooldown),
     )
 
 
-def retry_policy(settings: PoolSettings) -> RetryPolicy:
-    """The policy that the `retry*` settings describe."""
-    return RetryPolicy(
-        strategy=settings.retry,  # type: ignore[arg-type]
-        base=settings.retry_base,
-        multiplier=settings.retry_multiplier,
-        max_delay=settings.retry_max_delay,
-        jitter=settings.retry_jitter,
-        max_attempts=settings.retry_max_attempts,
-    )
-
-
-def fork_server_config(settings: PoolSettings) -> ForkServerConfig:
+def fork_server_config(settings: Settings) -> ForkServerConfig:
     """What the fork server and its children are told: nothing of the broker."""
     options = ChildOptions(
         apps=list(settings.apps),
         kill_grace=settings.kill_grace,
         output_cap=settings.output_cap,
-        max_jobs=settings.max_jobs,
-        max_jobs_jitter=settings.max_jobs_jitter,
+        max_jobs=settings.recycle.jobs,
         max_rss=_memory_mark(settings),
-        recycle_on_failure=settings.recycle_on_failure,
+        recycle_on_failure=settings.recycle.failure,
         title=settings.name,
         sys_path=list(settings.sys_path) or [os.getcwd()],
         queue_handlers={queue: list(names) for queue, names in settings.queue_handlers.items()},
         queues=list(settings.queue_names),
         enqueue_to=list(settings.enqueue_to),
-        allowances=asdict(Allowances.of(settings)),
+        allowances=asdict(settings.allowances),
     )
     return ForkServerConfig(
         options, child_main="jobpool.child.main:run", app_loader="jobpool.handlers.app:load", name=settings.name
     )
 
 
-def cron_start(settings: PoolSettings) -> CronStart:
+def cron_start(settings: Settings) -> CronStart:
     """What the scheduler beside the pool is told."""
     return CronStart(
         backend=settings.backend,
         options=fork_server_config(settings).options,
-        signing_keys=settings.signing_keys,
+        signing_keys=settings.signing_keys(),
         broker_timeout=settings.broker_timeout,
         name=settings.name,
         environment=settings.cron_environment,
@@ -272,12 +250,12 @@ def _allow_descriptors(workers: int) -> None:
         )
 
 
-def _memory_mark(settings: PoolSettings) -> int:
+def _memory_mark(settings: Settings) -> int:
     """Bytes above which a child is replaced after an attempt; 0 = never.
 
     One that is above the limit already is replaced too: the next job would be killed for what this one has left.
     """
-    return min((mark for mark in (settings.recycle_memory, settings.memory_limit) if mark), default=0)
+    return min((mark for mark in (settings.recycle.memory, settings.memory_limit) if mark), default=0)
 
 
 def _version() -> str:

@@ -22,6 +22,9 @@ MAX_DUMP_S = 0.25
 UNDEAD_AFTER = 5.0
 """Seconds after SIGKILL at which a child that was not collected (state D) is given up and its slot replaced."""
 
+MAX_REFUSAL_S = 1800.0
+"""Time for which a pool that has worked waits while its broker refuses it (password, rights, a lost table)."""
+
 HEARTBEAT = 1.0
 """Seconds for which an idle loop sleeps at most."""
 
@@ -51,11 +54,10 @@ def watch(pool: Pool, now: float, actions: list[Action]) -> None:
 
 def _watch_refusal(pool: Pool, now: float) -> None:
     """Stop, in good order, a pool that its broker has refused for too long."""
-    limit = pool.settings.broker_refusal_timeout
-    if pool.is_stopping or not (pool.refused_since and 0 < limit <= now - pool.refused_since):
+    if pool.is_stopping or not (pool.refused_since and now - pool.refused_since >= MAX_REFUSAL_S):
         return
     pool.fatal = next(error for kind, error in pool.outages.values() if kind is AccessRefused)
-    pool.note("critical", "the broker has refused this pool for too long", error=pool.fatal, limit=limit)
+    pool.note("critical", "the broker has refused this pool for too long", error=pool.fatal, limit=MAX_REFUSAL_S)
     pool.stop("stopping after a refusal")
 
 

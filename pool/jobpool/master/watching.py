@@ -19,9 +19,9 @@ from jobpool.master.observer import Observer
 from jobpool.master.pool import Pool
 from jobpool.master.recording import Recorded, attempt_of
 from jobpool.master.rollups import Counts, Rollups
-from jobpool.master.settings import PoolSettings
+from jobpool.settings import Settings
 from jobpool.telemetry.history.feed import Feed
-from jobpool.telemetry.history.places import InFile, InTable, Place, check_place, parse
+from jobpool.telemetry.history.places import InFile, InTable, Place, check_place
 from jobpool.telemetry.history.row import Attempt
 from jobpool.telemetry.history.writer import Writer
 from jobpool.telemetry.masking import Masker
@@ -85,7 +85,7 @@ class Watching:
 
 
 def watching(
-    settings: PoolSettings,
+    settings: Settings,
     backend: QueueBackend,
     board: Scoreboard,
     inbox: Inbox,
@@ -99,10 +99,10 @@ def watching(
     """
     place = _place(settings, backend)
     rolls = settings.rollups > 0 and backend.capabilities.key_store
-    if settings.metrics_port is None and place is None and not rolls and also is None:
+    if settings.metrics is None and place is None and not rolls and also is None:
         return None
     asker = Asker(inbox)
-    feed: Feed[Recorded] | None = None if place is None else Feed(settings.history_keep)
+    feed: Feed[Recorded] | None = None if place is None else Feed(settings.history.keep)
     writer = None if place is None or feed is None else _writer(settings, place, asker, feed)
     observer = Observer(
         MemoryMetrics(),
@@ -121,27 +121,27 @@ def watching(
     )
 
 
-def _place(settings: PoolSettings, backend: QueueBackend) -> Place | None:
-    where = parse(settings.history)
-    if not where:
+def _place(settings: Settings, backend: QueueBackend) -> Place | None:
+    history = settings.history
+    if not history.is_on:
         return None
-    if where.path is not None:
-        check_place(where)
-        return InFile(where.path, settings.history_keep)
+    if history.path is not None:
+        check_place(history)
+        return InFile(history.path, history.keep)
     if not backend.capabilities.key_store:
         raise ConfigurationError(no_table(backend.scheme))
-    return InTable(backend.keys, settings.history_keep)
+    return InTable(backend.keys, history.keep)
 
 
-def _writer(settings: PoolSettings, place: Place, asker: Asker, feed: Feed[Recorded]) -> Writer:
+def _writer(settings: Settings, place: Place, asker: Asker, feed: Feed[Recorded]) -> Writer:
     def take() -> list[Attempt] | None:
         found = asker.ask(lambda _: feed.take())
         return None if found is None else [attempt_of(one) for one in found]
 
-    return Writer(place, Masker(settings.mask_keys), lambda: feed.items > 0, take)
+    return Writer(place, Masker(settings.history.mask), lambda: feed.items > 0, take)
 
 
-def _rollups(settings: PoolSettings, backend: QueueBackend, asker: Asker, observer: Observer) -> Rollups:
+def _rollups(settings: Settings, backend: QueueBackend, asker: Asker, observer: Observer) -> Rollups:
     def counts() -> Counts | None:
         snapshot = asker.ask(observer.snapshot)
         return None if snapshot is None else snapshot.ended
@@ -152,8 +152,8 @@ def _rollups(settings: PoolSettings, backend: QueueBackend, asker: Asker, observ
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 
-def _server(settings: PoolSettings, board: Scoreboard, asker: Asker, observer: Observer) -> Server | None:
-    if settings.metrics_port is None:
+def _server(settings: Settings, board: Scoreboard, asker: Asker, observer: Observer) -> Server | None:
+    if settings.metrics is None:
         return None
     from jobpool.telemetry.metrics.server import Server  # brings http.server, and that much more: only where it is used
 
@@ -166,8 +166,8 @@ def _server(settings: PoolSettings, board: Scoreboard, asker: Asker, observer: O
         "/livez": lambda _: probe_page(board, live),
         "/readyz": lambda _: probe_page(board, ready),
     }
-    server = Server(settings.metrics_host, settings.metrics_port, views)
-    log.info("metrics are served", extra={"host": settings.metrics_host, "port": server.port})
+    server = Server(*settings.metrics, views)
+    log.info("metrics are served", extra={"host": settings.metrics.host, "port": server.port})
     return server
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from ipaddress import ip_network
 from types import UnionType
-from typing import Any
 
 from jobpool.errors import ConfigurationError
 from jobpool.message.names import is_name
@@ -67,11 +66,6 @@ class Allowances:
             raise ConfigurationError(f"output_cap must be {LEAST_KEPT} bytes or more, not {self.output_cap!r}")
         if not (_is_number(self.url_max_bytes, int) and 1 <= self.url_max_bytes <= LARGEST_BODY):
             raise ConfigurationError(f"url_max_bytes must be 1 to {LARGEST_BODY} bytes, not {self.url_max_bytes!r}")
-
-    @classmethod
-    def of(cls, settings: Any) -> Allowances:
-        """Those among the attributes of `settings` that are allowances."""
-        return cls(**{part.name: getattr(settings, part.name) for part in fields(cls)})
 
 
 def check_callable(value: str) -> str:

@@ -25,6 +25,9 @@ LONGEST_PLACE = LONGEST_NAME + 45
 MOST_PLACES = 1_000_000
 """The largest concurrency or rate limit."""
 
+MOST_LINES = 100_000
+"""Lines that one log of a broker's key store can keep."""
+
 RATE_WINDOW = 60.0
 """Seconds over which rates are counted: jobs a minute."""
 

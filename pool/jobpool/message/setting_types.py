@@ -1,22 +1,72 @@
-"""What settings are written as and what they mean: queues with weights, names, workers, handler lists, shares.
+"""Forms in which settings are written: queues with weights, names, workers, handler lists, words with values.
 
 Plain functions, each raising `ValueError` with a sentence that says how to write it. `settings.py` puts them to work.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from jobpool.errors import ConfigurationError
-from jobpool.message.guards import MOST_PLACES
+from jobpool.message.allowances import LARGEST_BODY, LONGEST_CALL
+from jobpool.message.guards import MOST_LINES, MOST_PLACES
 from jobpool.message.names import QUEUE_NAME, check_queue
+from jobpool.message.units import parse_duration, parse_size
 
 Queues = tuple[tuple[str, float], ...]
 
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+LOOPBACK = "127.0.0.1"
+
+
+class Address(NamedTuple):
+    """Where a server listens; port 0 = any free one."""
+
+    host: str
+    port: int
+
+
+class History(NamedTuple):
+    """Where attempts are recorded: `path` of a file, or the broker's `table`; neither = nowhere.
+
+    `keep`: rows of each job's name, the newest. `mask`: keys whose values are masked, besides those that always are.
+    """
+
+    path: Path | None = None
+    table: bool = False
+    keep: int = 100
+    mask: tuple[str, ...] = ()
+
+    @property
+    def is_on(self) -> bool:
+        return self.table or self.path is not None
+
+
+class OnCrash(NamedTuple):
+    """What becomes of a crashed message: its lease is forfeited, or left to expire; `queue` = it goes on there."""
+
+    how: Literal["forfeit", "expire"] = "forfeit"
+    queue: str | None = None
+
+
+class Recycle(NamedTuple):
+    """When a child is replaced: after so many jobs, above so many bytes (0 = never), after which failures."""
+
+    jobs: int = 0
+    memory: int = 0
+    failure: str = "suspect"
+
+
+class UrlLimits(NamedTuple):
+    """Seconds that a call of the built-in handler `url` may take, and bytes of a body."""
+
+    timeout: float = 30.0
+    body: int = 1 << 20
 
 
 def parse_queues(value: object) -> Queues:
@@ -34,6 +84,44 @@ def parse_queues(value: object) -> Queues:
 def parse_names(value: object) -> tuple[str, ...]:
     """A text with commas, or a list of such texts; empty parts are dropped."""
     return tuple(name for part in _parts(value) for name in _split(part) if name)
+
+
+def parse_text(value: object) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise ValueError("must not be empty" if value == "" else "must be a text")
+    return value
+
+
+def choice(*words: str) -> Callable[[object], str]:
+    """Return what parses one of these words, in any case."""
+
+    def parse_choice(value: object) -> str:
+        word = value.lower() if isinstance(value, str) else value
+        if word not in words:
+            raise ValueError(f"must be {', '.join(map(repr, words[:-1]))} or {words[-1]!r}, not {value!r}")
+        return str(word)
+
+    return parse_choice
+
+
+def parse_words(value: object, parsers: Mapping[str, Callable[[Any], Any]]) -> tuple[str, dict[str, Any]]:
+    """Split `"fixed base=5s attempts=3"` into the text in front and the values of the words at its end."""
+    if not isinstance(value, str):
+        raise ValueError(f"must be a text, not {value!r}")
+    text, found = value.strip(), dict[str, Any]()
+    while True:
+        front, _, word = f" {text}".rpartition(" ")
+        name, sign, given = word.partition("=")
+        if not sign or name not in parsers:
+            return text, found
+        if name in found:
+            raise ValueError(f"{name}= is given twice")
+        try:
+            found[name] = parsers[name](given)
+        except ValueError as error:
+            raise ValueError(f"{name}={given}: {error}") from None
+        text = front.strip()
 
 
 def parse_pool_name(value: object) -> str:
@@ -134,10 +222,83 @@ def parse_limits(value: object) -> dict[str, int]:
     return {queue: most for queue, most in limits.items() if most}
 
 
+def parse_keys(value: object) -> tuple[str, ...]:
+    """Signing keys: one, a list, or a JSON list as text."""
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ValueError("starts with '[' and is not a JSON list of keys") from None
+    keys = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not keys:
+        raise ValueError("the list of signing keys is empty: leave the setting out to work unsigned")
+    if any(not isinstance(key, str) or not key for key in keys):
+        raise ValueError("a signing key must not be empty: leave the setting out to work unsigned")
+    return keys
+
+
+def parse_address(value: object) -> Address:
+    """A port (`9100`, `":9100"`), or a host and a port (`"0.0.0.0:9100"`, `"[::1]:9100"`)."""
+    host, _, port = str(value).strip().rpartition(":")
+    if isinstance(value, bool) or not (port.isascii() and port.isdigit() and int(port) <= 65535) or host.endswith(":"):
+        raise ValueError(f"{value!r} is not an address: write a port up to 65535, such as 9100, or HOST:PORT")
+    return Address(host.strip("[]") or LOOPBACK, int(port))
+
+
+def parse_history(value: object) -> History:
+    """`off`, `table` or `file:PATH`, then `keep=N` and `mask=KEY,…`; a path counts from the working directory."""
+    place, more = parse_words(value if isinstance(value, str) else "", {"keep": _parse_keep, "mask": parse_names})
+    kind, colon, path = place.partition(":")
+    if kind.lower() == "file" and path:
+        return History(Path(path).expanduser().absolute(), **more)
+    if kind.lower() not in ("off", "table") or colon:
+        raise ValueError(f"must be 'off', 'table' or 'file:PATH', such as 'file:history.ndjson', not {value!r}")
+    return History(table=kind.lower() == "table", **more)
+
+
+def parse_on_crash(value: object) -> OnCrash:
+    """`forfeit` or `expire`, then `queue=NAME`."""
+    how, more = parse_words(value, {"queue": parse_queue_name})
+    how = choice("forfeit", "expire")(how or "forfeit")
+    return OnCrash("expire" if how == "expire" else "forfeit", **more)
+
+
+def parse_recycle(value: object) -> Recycle:
+    """`jobs=N`, `memory=SIZE` and `failure=WHEN`."""
+    failure = choice("suspect", "always", "never")
+    rest, words = parse_words(value, {"jobs": parse_count, "memory": parse_size, "failure": failure})
+    _check_nothing(rest, "jobs=1000 memory=512M failure=suspect")
+    return Recycle(**words)
+
+
+def parse_url_limits(value: object) -> UrlLimits:
+    """`timeout=TIME` and `body=SIZE`."""
+    rest, words = parse_words(value, {"timeout": parse_duration, "body": parse_size})
+    _check_nothing(rest, "timeout=30s body=1M")
+    limits = UrlLimits(**words)
+    if not 0 < limits.timeout <= LONGEST_CALL:
+        raise ValueError(f"timeout= must be above 0, and at most {LONGEST_CALL} seconds, not {limits.timeout:g}")
+    if not 1 <= limits.body <= LARGEST_BODY:
+        raise ValueError(f"body= must be 1 to {LARGEST_BODY} bytes, not {limits.body}")
+    return limits
+
+
 def usable_cpus() -> int:
     """CPUs that this process may use: its affinity, cut to the container's quota."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cpus, _quota(CPU_MAX) or cpus))
+
+
+def _parse_keep(value: object) -> int:
+    keep = parse_count(value)
+    if not 1 <= keep <= MOST_LINES:
+        raise ValueError(f"must be 1 to {MOST_LINES}")
+    return keep
+
+
+def _check_nothing(rest: str, example: str) -> None:
+    if rest:
+        raise ValueError(f"{rest!r} is not known there: write words such as {example!r}")
 
 
 def _quota(path: Path) -> int | None:

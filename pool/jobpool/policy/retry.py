@@ -15,6 +15,8 @@ from typing import Literal, get_args
 
 from jobpool.errors import ConfigurationError
 from jobpool.message.definition import LONGEST
+from jobpool.message.setting_types import parse_count, parse_number, parse_share, parse_words
+from jobpool.message.units import parse_duration
 
 Strategy = Literal["none", "fixed", "exponential"]
 
@@ -165,3 +167,39 @@ PRESETS = {
     "none": RetryPolicy("none"),
     "exponential": RetryPolicy("exponential", base=0.2, max_delay=5.0, multiplier=2.0, jitter=0.20, max_attempts=25),
 }
+
+FIXED_BASE_S = 5.0
+"""Pause of `fixed` when none is given."""
+
+_WORDS = {
+    "base": ("base", parse_duration),
+    "multiplier": ("multiplier", parse_number),
+    "max": ("max_delay", parse_duration),
+    "jitter": ("jitter", parse_share),
+    "attempts": ("max_attempts", parse_count),
+}
+"""Word of the setting `retry` → field of the policy, and what parses it."""
+
+_TAKES = {"none": ("attempts",), "fixed": ("base", "attempts"), "exponential": tuple(_WORDS)}
+
+
+def parse_retry(value: object) -> RetryPolicy:
+    """Return the policy that a text such as `"exponential base=5s max=5m attempts=25"` describes.
+
+    A word that is not given is that of the preset of this name; `fixed` waits for 5 s.
+
+    Raises:
+        ValueError: It cannot be read; the text says how to write it.
+    """
+    text, given = parse_words(value, {word: parse for word, (_, parse) in _WORDS.items()})
+    strategy = text.lower()
+    if strategy not in _TAKES:
+        raise ValueError(
+            f"must be 'none', 'fixed' or 'exponential', then words such as base=5s max=5m attempts=25, not {value!r}"
+        )
+    useless = [word for word in given if word not in _TAKES[strategy]]
+    if useless:
+        takes = ", ".join(f"{word}=" for word in _TAKES[strategy])
+        raise ValueError(f"{strategy!r} takes {takes} and not {useless[0]}=: use 'exponential', or leave it out")
+    preset = PRESETS.get(strategy) or RetryPolicy("fixed", base=FIXED_BASE_S)
+    return replace(preset, **{_WORDS[word][0]: given[word] for word in given})

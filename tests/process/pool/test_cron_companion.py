@@ -117,7 +117,7 @@ def test_it_dies_with_the_master(rig: Rig) -> None:
 
 
 def test_how_late_schedules_fire_is_served_with_the_pools_metrics(rig: Rig) -> None:
-    pool = rig.start_pool("--cron", "--metrics-port", "0", app=an_app(rig))
+    pool = rig.start_pool("--cron", "--metrics", "0", app=an_app(rig))
     port = int(wait_until(lambda: pool.log("metrics are served"), 30.0, "metrics are served")[0]["port"])
 
     def fired() -> float:

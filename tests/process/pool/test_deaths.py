@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,14 +16,14 @@ from support.faultmoves import kill_fork_server
 from support.poolrig import PoolProcess, Rig, kill_child
 from support.waiting import wait_until
 
-from jobpool.broker.backend import Message, State
+from jobpool.broker.backend import Message
 from jobpool.ipc.oom_kills import find
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.death import LARGEST, Death
 
 APP = Path(apps_deaths.__file__)
 MEBI = 2**20
-POOL = ("--max-crashes", "1", "--crash-back-off", "0", "--kill-grace", "0.3", "--memory-limit", "200M")
+POOL = ("--max-crashes", "1", "--kill-grace", "0.3", "--memory-limit", "200M")
 LIMIT = 30.0
 
 
@@ -202,7 +201,7 @@ def small_group(rig: Rig) -> Iterator[Path]:
 def test_the_kernels_out_of_memory_killer(rig: Rig, small_group: Path) -> None:
     """A real one, in a group of the pool's own: who is killed from outside in the same group is still told apart."""
     into = ("sh", "-c", f'echo $$ > {small_group}/cgroup.procs; exec "$@"', "sh")
-    pool = rig.start_pool("--max-crashes", "1", "--crash-back-off", "0", workers=1, app=APP, through=into).wait_ready(1)
+    pool = rig.start_pool("--max-crashes", "1", workers=1, app=APP, through=into).wait_ready(1)
     message, death = dead(rig, rig.enqueue("end", {"how": "grow"}))
     assert (message.reason, death.how) == ("crash-limit", "killed by SIGKILL")
     assert death.sent_by == "the kernel: out of memory"
@@ -229,15 +228,6 @@ def test_a_crash_may_be_left_to_its_lease(rig: Rig) -> None:
     message = crashed(rig, rig.enqueue("end", {"how": "segfault"}))
     assert Death.from_text(message.cause or "") == Death("lease expired")
     assert message.attempts == 0
-
-
-def test_the_back_off_after_the_second_crash_is_the_pools(rig: Rig) -> None:
-    """After the first there is none; with this setting the second is nearly always followed by days."""
-    flags = ("--crash-back-off", "10000h", "--crash-back-off-cap", "10000h")
-    rig.start_pool(*flags, workers=1, app=APP).wait_ready(1)
-    message = crashed(rig, rig.enqueue("end", {"how": "segfault"}), times=2)
-    assert message.state is State.DELAYED
-    assert message.available_at - time.time() > 60, "drawn from 0 to 10,000 hours"
 
 
 def is_said(pool: PoolProcess, said: str) -> bool:

@@ -16,7 +16,7 @@ from support.waiting import wait_until
 from jobpool.broker.backend import Message, MessageFilter, Verb
 
 APP = Path(apps_deaths.__file__)
-FLAGS = ("--dead-letter-queue", "failures", "--max-crashes", "1", "--crash-back-off", "0", "--until-empty")
+FLAGS = ("--dead-letter-queue", "failures", "--max-crashes", "1", "--until-empty")
 
 
 def copies(rig: Rig) -> list[Message]:

@@ -31,9 +31,7 @@ def test_every_attempt_is_in_the_file_with_how_it_ended(rig: Rig) -> None:
         "--kill-grace",
         "0.2",
         "--retry",
-        "fixed",
-        "--retry-base",
-        "0",
+        "fixed base=0",
     )
     assert rig.run_pool(*flags).wait() == 0
     assert statuses(place, "twice") == ["acked", "requeued", "requeued"]
@@ -58,7 +56,7 @@ def test_secrets_are_masked_in_the_file(rig: Rig) -> None:
     payload = {"tag": "Bearer hunter2-token", "seconds": 0.0}
     rig.enqueue("work", payload)
     rig.enqueue("typed", {"customer": 7, "api_key": "hunter2", "site": "hunter2"})
-    flags = ("--until-empty", "--history", "file:h.ndjson", "--mask-keys", "site,customer")
+    flags = ("--until-empty", "--history", "file:h.ndjson mask=site,customer")
     assert rig.run_pool(*flags).wait() == 0
     assert "hunter2" not in (rig.directory / "h.ndjson").read_text()
     [row] = InFile(rig.directory / "h.ndjson", 100).read("typed", 9)
@@ -68,7 +66,7 @@ def test_secrets_are_masked_in_the_file(rig: Rig) -> None:
 def test_pools_share_a_file_and_the_newest_of_each_name_stay_in_it(rig: Rig) -> None:
     rig.enqueue_many("work", [{"tag": "x" * 2000}] * 1500)
     rig.enqueue("work", {}, name="rare")
-    pools = [rig.start_pool("--until-empty", "--history", "file:h.ndjson", "--history-keep", "20") for _ in range(3)]
+    pools = [rig.start_pool("--until-empty", "--history", "file:h.ndjson keep=20") for _ in range(3)]
     for pool in pools:
         assert pool.wait() == 0
     place = InFile(rig.directory / "h.ndjson", 20)
@@ -83,7 +81,7 @@ def test_pools_share_a_file_and_the_newest_of_each_name_stay_in_it(rig: Rig) -> 
 def test_the_table_keeps_the_newest_of_each_name_in_the_broker(rig: Rig) -> None:
     rig.enqueue_many("work", [{}] * 50)
     rig.enqueue("fail", {"times": 9}, name="nightly")
-    pools = [rig.start_pool("--until-empty", "--history", "table", "--history-keep", "7") for _ in range(2)]
+    pools = [rig.start_pool("--until-empty", "--history", "table keep=7") for _ in range(2)]
     for pool in pools:
         assert pool.wait() == 0
     place = InTable(rig.backend.keys, 7)

@@ -21,7 +21,7 @@ Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def start(rig: Rig, *flags: str) -> PoolProcess:
-    return rig.start_pool("--metrics-port", "0", *flags).wait_ready(2)
+    return rig.start_pool("--metrics", "0", *flags).wait_ready(2)
 
 
 def port_of(pool: PoolProcess) -> int:
@@ -124,7 +124,7 @@ class Pidfd:
 def test_a_port_that_is_taken_stops_the_start_with_one_sentence(rig: Rig) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-        pool = rig.run_pool("--metrics-port", str(port))
+        pool = rig.run_pool("--metrics", str(port))
     assert pool.wait() == 2
     [sentence] = [line for line in pool.log_lines() if not line.startswith("{")]
     assert f"127.0.0.1:{port} cannot be listened on" in sentence

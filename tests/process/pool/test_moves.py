@@ -17,7 +17,7 @@ from jobpool.message.signing import EnvelopeSigner
 APP = Path(apps_deaths.__file__)
 KEY = "sixteen bytes of it"
 SIGNED = {"JOBPOOL_SIGNING_KEY": KEY}
-SMALL = ("-Q", "small", "--memory-limit", "150M", "--on-memory-limit-queue", "big", "--on-crash-queue", "careful")
+SMALL = ("-Q", "small", "--memory-limit", "150M", "--on-memory-limit-queue", "big", "--on-crash", "queue=careful")
 LIMIT = 30.0
 
 
@@ -70,8 +70,8 @@ def test_what_crashes_goes_on_in_the_queue_for_it(rig: Rig) -> None:
 
 
 def test_a_crash_in_that_queue_is_an_ordinary_crash_and_ends_at_the_limit(rig: Rig) -> None:
-    flags = ("-Q", "small", "-Q", "careful", "--on-crash-queue", "careful", "--max-crashes", "2")
-    pool = rig.start_pool(*flags, "--crash-back-off", "0", workers=1, app=APP).wait_ready(1)
+    flags = ("-Q", "small", "-Q", "careful", "--on-crash", "queue=careful", "--max-crashes", "2")
+    pool = rig.start_pool(*flags, workers=1, app=APP).wait_ready(1)
     ident = rig.enqueue("end", {"how": "segfault"}, queue="small")
     wait_until(lambda: rig.is_dead(ident), LIMIT, "it is dead")
     message = rig.inspect(ident)
@@ -80,7 +80,7 @@ def test_a_crash_in_that_queue_is_an_ordinary_crash_and_ends_at_the_limit(rig: R
 
 
 def test_a_crash_past_the_limit_dies_where_it_is(rig: Rig) -> None:
-    flags = ("-Q", "small", "--on-crash-queue", "careful", "--max-crashes", "1", "--crash-back-off", "0")
+    flags = ("-Q", "small", "--on-crash", "queue=careful", "--max-crashes", "1")
     pool = rig.start_pool(*flags, workers=1, app=APP).wait_ready(1)
     ident = rig.enqueue("end", {"how": "segfault"}, queue="small")
     moved(rig, ident, "careful")
@@ -98,8 +98,11 @@ def test_without_these_settings_it_stays_where_it_is(rig: Rig) -> None:
     assert (message.queue, message.state, message.reason) == ("small", State.DEAD, "memory-limit")
 
 
-@pytest.mark.parametrize("flag", ["--on-crash-queue", "--on-memory-limit-queue", "--dead-letter-queue"])
-def test_a_queue_that_cannot_be_is_refused_at_the_start(rig: Rig, flag: str) -> None:
-    pool = rig.run_pool(flag, "no queue", workers=1, app=APP)
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--on-crash", "queue=no/queue"), ("--on-memory-limit-queue", "no/queue"), ("--dead-letter-queue", "no/queue")],
+)
+def test_a_queue_that_cannot_be_is_refused_at_the_start(rig: Rig, flag: str, value: str) -> None:
+    pool = rig.run_pool(flag, value, workers=1, app=APP)
     assert pool.wait() == 2
-    assert f"{flag}: queue name 'no queue' is refused" in pool.log_path.read_text()
+    assert "queue name 'no/queue' is refused" in pool.log_path.read_text()

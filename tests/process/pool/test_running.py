@@ -161,7 +161,7 @@ def test_an_unknown_handler_is_waited_for_and_then_dead(rig: Rig) -> None:
 
 def test_retries_run_as_often_as_the_job_asks(rig: Rig) -> None:
     ident = rig.enqueue("fail", {"times": 99}, max_retries=2)
-    rig.run_pool("--until-empty", "--retry", "fixed", "--retry-base", "0.05")
+    rig.run_pool("--until-empty", "--retry", "fixed base=50ms")
     assert [line.attempt for line in rig.starts(ident)] == [1, 2, 3]
     assert rig.inspect(ident).reason == "failed"
     assert rig.inspect(ident).attempts == 3, "the last failure too"

@@ -22,11 +22,11 @@ from jobpool.handlers.registry import HandlerNotAllowed, HandlerRegistry, Unknow
 from jobpool.ipc.frames import HandlerInfo, Verdict
 from jobpool.ipc.process_options import ChildOptions
 from jobpool.master.run import fork_server_config
-from jobpool.master.settings import PoolSettings
 from jobpool.message.allowances import Allowances
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.result import Status
+from jobpool.settings import Settings
 from jobpool.testing import VirtualPool
 
 ECHO: dict[str, Any] = {"allowed_shell_commands": ["echo"]}
@@ -79,7 +79,7 @@ def allow(**allowances: Any) -> Callable[[HandlerRegistry], None]:
     ("name", "enable", "by"),
     [
         ("shell", allow(allowed_shell_commands=["git"]), "allowed_shell_commands"),
-        ("shell", allow(allow_all_shell_commands=True), "allow_all_shell_commands"),
+        ("shell", allow(allow_all_shell_commands=True), "allowed_shell_commands"),
         ("callable", allow(allowed_callables=["a:b"]), "allowed_callables"),
         ("event", allow(allowed_events=["x"]), "allowed_events"),
         ("command", enable_command, f"@jobpool.command of {__file__}:"),
@@ -141,8 +141,8 @@ print(sorted(name for name in sys.modules if name.startswith("jobpool.handlers.b
 
 
 def test_a_pool_needs_no_app_to_run_programs_or_functions() -> None:
-    settings = PoolSettings(queues=(("default", 1.0),), backend="memory://")
-    for allowed in ({"allowed_shell_commands": ("git",)}, {"allow_all_shell_commands": True}):
+    settings = Settings(queues=(("default", 1.0),), backend="memory://")
+    for allowed in ({"allowed_shell_commands": ("git",)}, {"allowed_shell_commands": ("*",)}):
         assert check_apps(replace(settings, **allowed)).apps == ()  # type: ignore[arg-type]
     assert check_apps(replace(settings, allowed_callables=("a:b",))).apps == ()
     with pytest.raises(ConfigurationError, match="no application"):
@@ -151,7 +151,7 @@ def test_a_pool_needs_no_app_to_run_programs_or_functions() -> None:
 
 def test_what_a_pool_allows_is_what_its_children_are_told() -> None:
     allowed: dict[str, Any] = {"allowed_events": ("x",), "allowed_callables": ("a:b",), "output_cap": 5000}
-    settings = PoolSettings(queues=(("default", 1.0),), backend="memory://", **allowed)
+    settings = Settings(queues=(("default", 1.0),), backend="memory://", **allowed)
     told = ChildOptions.from_json(fork_server_config(settings).options.to_json()).allowances
     assert Allowances(**told) == Allowances(**allowed)
 

@@ -117,18 +117,30 @@ def test_wrong_limits_are_refused_by_name(wrong: dict[str, Any]) -> None:
     [name] = wrong
     with pytest.raises(ConfigurationError, match=name):
         Allowances(**wrong)
-    with pytest.raises(ConfigurationError, match=name.replace("_", ".")):
-        load({"backend": "memory://", **wrong} if name != "allowed_url_networks" else {name: "10.1.2.3/24"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("allowed_url_networks", "10.1.2.3/24", "--allowed-url-networks: 10.1.2.3/24 has host bits set"),
+        ("url_limits", "timeout=0", "--url-limits: timeout= must be above 0"),
+        ("url_limits", "timeout=86401", "--url-limits: timeout= must be above 0, and at most 86400 seconds"),
+        ("url_limits", "body=0", "--url-limits: body= must be 1 to"),
+        ("url_limits", "body=1.5", "--url-limits: body=1.5: '1.5' is not a size"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(key: str, value: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        load({key: value})
 
 
 def test_settings_reach_the_handler() -> None:
     flags = {
         "backend": "memory://",
         "allowed_url_networks": ("10.0.0.0/8,fd00::/8", "192.168.7.0/24"),
-        "url_timeout": "2m",
-        "url_max_bytes": "64K",
+        "url_limits": "timeout=2m body=64K",
     }
-    allowances = Allowances.of(load(flags).pool())
+    allowances = load(flags).allowances
 
     assert allowances.allowed_url_networks == ("10.0.0.0/8", "fd00::/8", "192.168.7.0/24")
     assert (allowances.url_timeout, allowances.url_max_bytes) == (120.0, 65536)

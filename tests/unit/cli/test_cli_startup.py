@@ -3,64 +3,29 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.poolrig import is_alive, wait_gone
 
 from jobpool.broker.opening import open_backend
 from jobpool.cli.progress import Progress, bar
-from jobpool.cli.startup import apart, backlog, check_apps, search_path
+from jobpool.cli.startup import backlog, check_apps, search_path
 from jobpool.errors import ConfigurationError
 from jobpool.ipc.scoreboard import HeaderView, Scoreboard
-from jobpool.master.settings import PoolSettings
+from jobpool.settings import Settings
 from jobpool.telemetry.logs import LineHandler
 
 
-def a_pool(tmp_path: Path, *apps: str) -> PoolSettings:
+def a_pool(tmp_path: Path, *apps: str) -> Settings:
     url = f"sqlite:///{tmp_path}/jobpool.db"
-    return PoolSettings(queues=(("default", 1.0),), backend=url, apps=apps, sys_path=(str(tmp_path),))
+    return Settings(queues=(("default", 1.0),), backend=url, apps=apps, sys_path=(str(tmp_path),))
 
 
 def header(**fields: Any) -> HeaderView:
     with Scoreboard.create(None, 1) as board:
         board.header.write(**fields)
         return board.header.read()
-
-
-def test_work_done_apart_comes_back() -> None:
-    assert apart(lambda: {"pid": 1}) == {"pid": 1}
-
-
-def test_an_error_of_work_done_apart_comes_back() -> None:
-    def refuse() -> None:
-        raise ConfigurationError("no")
-
-    with pytest.raises(ConfigurationError, match=r"^no$"):
-        apart(refuse)
-
-
-def test_work_done_apart_that_dies_is_an_error() -> None:
-    if len(os.listdir("/proc/self/task")) > 1:
-        pytest.skip("with threads it would be this process that dies")
-    with pytest.raises(ConfigurationError, match="the reader ended with status 768"):
-        apart(lambda: os._exit(3))
-
-
-def test_work_done_apart_dies_with_who_wanted_it() -> None:
-    """A pool that is killed at its very start leaves nothing behind."""
-    program = "import time; from jobpool.cli.startup import apart; apart(lambda: [print(os.getpid()), time.sleep(60)])"
-    program = f"import os, sys; sys.stdout.reconfigure(line_buffering=True); {program}"
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        worker = int(process.stdout.readline())
-        assert is_alive(worker)
-        process.kill()
-    wait_gone([worker], 10.0)
 
 
 def test_modules_and_files_of_apps_are_found_beside_the_configuration(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 import click
 import pytest
 from click.shell_completion import BashComplete
-from click.testing import Result
+from click.testing import CliRunner, Result
 
 from jobpool.cli.arrange import arrange, walk
 from jobpool.cli.main import Verbs, cli
-from jobpool.settings import KEYS, load
+from jobpool.settings import KEYS, SETTINGS, load
 
 Jobpool = Callable[..., Result]
 
@@ -89,11 +89,24 @@ def test_flags_reach_the_settings(flag: str, key: str, value: object) -> None:
     assert getattr(load({key: run.params[key]}), key) == value
 
 
-def test_help_shows_the_verbs_and_the_pools_options_by_section(jobpool: Jobpool) -> None:
-    result = jobpool("--help")
+def test_help_fits_a_screen_and_shows_the_verbs_and_what_is_often_used() -> None:
+    result = CliRunner().invoke(cli, ["--help"], terminal_width=98)  # click leaves two of a hundred columns free
     assert result.exit_code == 0
-    for text in ("enqueue", "top", "--workers", "--until-empty", "Times (seconds", "--stop-grace", "Exit codes:"):
+    for text in ("enqueue", "top", "--workers", "--until-empty", "--stop-grace", "Exit codes:", "jobpool run --help"):
         assert text in result.stdout
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+
+
+def test_help_of_run_shows_every_option_by_section_with_a_sentence_of_its_own(jobpool: Jobpool) -> None:
+    shown = " ".join(jobpool("run", "--help").stdout.split())
+    for setting in SETTINGS.values():
+        if setting.flags:
+            assert " ".join(f"{setting.section}:".split()) in shown
+            assert setting.means in shown
+            assert all(flag in shown for flag in setting.flags)
+    assert len({setting.means for setting in SETTINGS.values()}) == len(SETTINGS) <= 45
 
 
 @pytest.mark.parametrize("verb", [*cli.commands, "dead list", "dead retry", "dead purge"])  # type: ignore[attr-defined]
@@ -125,7 +138,7 @@ def test_completion(words: list[str], incomplete: str, offered: set[str]) -> Non
 def test_help_and_completion_load_neither_settings_nor_tables_nor_a_broker() -> None:
     program = (
         "import sys, jobpool.cli.main\n"
-        "heavy = {'pydantic', 'pydantic_settings', 'rich', 'sqlite3', 'psutil', 'orjson'} & set(sys.modules)\n"
+        "heavy = {'rich', 'sqlite3', 'psutil', 'orjson'} & set(sys.modules)\n"
         "sys.exit(', '.join(sorted(heavy)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

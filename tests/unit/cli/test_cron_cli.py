@@ -141,7 +141,7 @@ MISTAKES = [
     pytest.param(("APP", "--test-time", "tomorrow"), "'tomorrow' is no date and time", 2, id="bad time"),
     pytest.param(("APP", "--test-time", "0001-01-01T00:00+01:00"), "outside the years 1 to 9999", 2, id="too early"),
     pytest.param(("APP", "--test-time", "9999-12-31T23:59-05:00"), "outside the years 1 to 9999", 2, id="too late"),
-    pytest.param(("APP", "--environment", ""), "--environment is empty", 2, id="no environment"),
+    pytest.param(("APP", "--environment", ""), "--environment must not be empty", 2, id="no environment"),
     pytest.param(
         ("APP", "--cron-grace", "13h"), "--cron-grace must be less than or equal to 43200", 2, id="grace too long"
     ),

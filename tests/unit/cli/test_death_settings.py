@@ -10,38 +10,28 @@ from jobpool.broker.backend import ReapPolicy
 from jobpool.errors import ConfigurationError
 from jobpool.settings import load
 
-KEYS = (
-    *("on_crash", "on_crash_queue", "on_memory_limit_queue", "dead_letter_queue"),
-    *("crash_back_off", "crash_back_off_cap"),
-)
+KEYS = ("on_crash", "on_memory_limit_queue", "dead_letter_queue")
 
 
 def of_pool(**flags: Any) -> dict[str, Any]:
-    pool = load(flags).pool()
+    pool = load(flags)
     return {key: getattr(pool, key) for key in KEYS}
 
 
 def test_what_holds_when_nothing_is_said() -> None:
     assert of_pool() == {
-        "on_crash": "forfeit",
-        "on_crash_queue": None,
+        "on_crash": ("forfeit", None),
         "on_memory_limit_queue": None,
         "dead_letter_queue": None,
-        "crash_back_off": 1.0,
-        "crash_back_off_cap": 60.0,
     }
 
 
 def test_what_is_said_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBPOOL_ON_MEMORY_LIMIT_QUEUE", "big")
-    flags = {"on_crash": "EXPIRE", "on_crash_queue": "careful", "dead_letter_queue": "failures"}
-    assert of_pool(**flags, crash_back_off="500ms", crash_back_off_cap="5m") == {
-        "on_crash": "expire",
-        "on_crash_queue": "careful",
+    assert of_pool(on_crash="EXPIRE queue=careful", dead_letter_queue="failures") == {
+        "on_crash": ("expire", "careful"),
         "on_memory_limit_queue": "big",
         "dead_letter_queue": "failures",
-        "crash_back_off": 0.5,
-        "crash_back_off_cap": 300.0,
     }
 
 
@@ -49,11 +39,9 @@ def test_what_is_said_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     ("key", "value", "sentence"),
     [
         ("on_crash", "explode", "--on-crash must be 'forfeit' or 'expire', not 'explode'"),
-        ("on_crash_queue", "no queue", "--on-crash-queue: queue name 'no queue' is refused"),
+        ("on_crash", "queue=no/queue", "--on-crash: queue=no/queue: queue name 'no/queue' is refused"),
         ("on_memory_limit_queue", "", "--on-memory-limit-queue: queue name '' is refused"),
         ("dead_letter_queue", "x" * 101, "--dead-letter-queue: queue name"),
-        ("crash_back_off", "-1", "--crash-back-off"),
-        ("crash_back_off_cap", "never", "--crash-back-off-cap"),
         ("max_crashes", -1, "--max-crashes: -1 is not a whole number, 0 or more"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The settings of limits and breakers: three sources, one meaning, and bounds that are named."""
+"""The settings of limits: three sources, one meaning, and bounds that are named."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from jobpool.settings import load
 TABLES = """
 queues = ["reports", "mails"]
 idempotency_ttl = "1h"
-breaker_threshold = 3
 [concurrency_limits]
 reports = 4
 [concurrency_per_key]
@@ -30,9 +29,8 @@ MEANT = Limits(3600.0, {"reports": 4}, {"reports": 2}, rates={"reports": 600, "m
 
 def test_tables_in_the_file(tmp_path: Path) -> None:
     (tmp_path / "jobpool.toml").write_text(TABLES)
-    pool = load().pool()
+    pool = load()
     assert limits_of(pool) == MEANT
-    assert (pool.breaker_threshold, pool.breaker_cooldown, pool.breaker_max_cooldown) == (3, 2.0, 60.0)
 
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +40,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBPOOL_CONCURRENCY_PER_KEY", "reports = 2")
     monkeypatch.setenv("JOBPOOL_RATE_LIMITS", "reports=600, mails=60")
     monkeypatch.setenv("JOBPOOL_RATE_PER_KEY", "mails=6")
-    assert limits_of(load().pool()) == MEANT
+    assert limits_of(load()) == MEANT
 
 
 def test_repeated_flags() -> None:
@@ -54,14 +52,14 @@ def test_repeated_flags() -> None:
         "rate_limits": ("reports=600", "mails=60"),
         "rate_per_key": ("mails=6",),
     }
-    assert limits_of(load(flags).pool()) == MEANT
+    assert limits_of(load(flags)) == MEANT
 
 
 def test_nothing_is_limited_unless_it_is_said() -> None:
-    pool = load().pool()
+    pool = load()
     assert limits_of(pool) == Limits()
     assert not limits_of(pool)
-    assert (pool.breaker_threshold, pool.idempotency_ttl) == (5, 86400.0)
+    assert pool.idempotency_ttl == 86400.0
 
 
 @pytest.mark.parametrize(
@@ -86,8 +84,6 @@ def test_nothing_is_limited_unless_it_is_said() -> None:
         ("concurrency_per_key", 4, "--concurrency-per-key: 4 is neither a text nor a list of texts"),
         ("idempotency_ttl", "0", "--idempotency-ttl must be greater than 0"),
         ("idempotency_ttl", "367d", "--idempotency-ttl must be less than or equal to 31622400"),
-        ("breaker_threshold", "-1", "--breaker-threshold: '-1' is not a whole number, 0 or more"),
-        ("breaker_cooldown", "0", "--breaker-cooldown must be greater than 0"),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_with_the_bound(key: str, value: object, sentence: str) -> None:
@@ -97,16 +93,11 @@ def test_a_value_out_of_bounds_is_refused_with_the_bound(key: str, value: object
 
 
 def test_a_limit_of_0_is_none() -> None:
-    assert limits_of(load({"concurrency_limits": "default=0", "rate_limits": "default=0"}).pool()) == Limits()
+    assert limits_of(load({"concurrency_limits": "default=0", "rate_limits": "default=0"})) == Limits()
 
 
 def test_a_limit_for_a_queue_that_is_not_served_is_told_and_does_no_harm() -> None:
-    pool = load({"queues": "reports,mails", "rate_limits": "report=4"}).pool()
+    pool = load({"queues": "reports,mails", "rate_limits": "report=4"})
     [said] = unserved_limits(pool)
     assert said == "rate_limits limits queue 'report', which this pool does not serve; it serves 'reports', 'mails'"
-    assert not unserved_limits(load({"queues": "reports", "rate_limits": "reports=4"}).pool())
-
-
-def test_a_longest_cooldown_below_the_first_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="breaker_max_cooldown must be at least breaker_cooldown, 90 seconds"):
-        load({"breaker_cooldown": "90"}).pool()
+    assert not unserved_limits(load({"queues": "reports", "rate_limits": "reports=4"}))

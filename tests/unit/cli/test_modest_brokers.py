@@ -17,9 +17,10 @@ from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
 from jobpool.errors import ConfigurationError
 from jobpool.master.demands import check_demands
-from jobpool.master.settings import PoolSettings
 from jobpool.message.definition import JobDefinition
+from jobpool.message.setting_types import History, OnCrash
 from jobpool.message.settlement import Abandon
+from jobpool.settings import Settings
 from jobpool_backends.memory import MemoryBackend
 
 Ask = Callable[..., Result]
@@ -239,8 +240,8 @@ def test_what_it_lacks_is_named(ask: Ask, words: list[str], code: int, said: str
 # --- pools and schedulers -----------------------------------------------------------------------------
 
 
-def settings(**more: object) -> PoolSettings:
-    return PoolSettings(**{"queues": (("reports", 1.0),), "backend": "modest://", **more})  # type: ignore[arg-type]
+def settings(**more: object) -> Settings:
+    return Settings(**{"queues": (("reports", 1.0),), "backend": "modest://", **more})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -249,10 +250,10 @@ def settings(**more: object) -> PoolSettings:
         ({"concurrency_limits": {"reports": 1}}, "limits of concurrency and rate need a broker that keeps keys"),
         ({"idempotency_ttl": 60.0}, "idempotency_ttl needs a broker that keeps keys, .*: leave it out, or choose"),
         ({"cron": True}, "leave --cron out, or choose another backend"),
-        ({"history": "table"}, "use history = 'file:PATH', or another backend"),
+        ({"history": History(table=True)}, "use history = 'file:PATH', or another backend"),
         ({"queues": (("mistyped", 1.0),)}, "there is no queue 'mistyped'"),
         ({"dead_letter_queue": "failures"}, "there is no queue 'failures'"),
-        ({"on_crash_queue": "sturdy"}, "there is no queue 'sturdy'"),
+        ({"on_crash": OnCrash(queue="sturdy")}, "there is no queue 'sturdy'"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )

@@ -3,16 +3,19 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import re
 import tempfile
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
 
 from jobpool.broker.config_file import find_config
+from jobpool.cli.main import cli
 from jobpool.errors import ConfigurationError
-from jobpool.master.settings import PoolSettings
 from jobpool.message.allowances import Allowances
-from jobpool.settings import KEYS, Settings, load
+from jobpool.policy.retry import RetryPolicy
+from jobpool.settings import KEYS, REMOVED, SETTINGS, Settings, load
 
 
 def write(path: Path, text: str) -> Path:
@@ -211,16 +214,16 @@ def test_queue_handlers_in_the_file_are_a_table(tmp_path: Path) -> None:
 
 def test_built_in_handlers_may_do_nothing_unless_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def allowed() -> Allowances:
-        return Allowances.of(load().pool())
+        return load().allowances
 
     assert allowed() == Allowances()
     write(tmp_path / "jobpool.toml", 'allowed_shell_commands = ["git", "/usr/bin/gzip"]\nallowed_events = ["paid"]\n')
     monkeypatch.setenv("JOBPOOL_ALLOWED_CALLABLES", "shop.texts:count, shop:ship")
-    monkeypatch.setenv("JOBPOOL_ALLOW_ALL_SHELL_COMMANDS", "no")
     callables = ("shop.texts:count", "shop:ship")
     assert allowed() == Allowances(callables, ("git", "/usr/bin/gzip"), allowed_events=("paid",))
-    monkeypatch.setenv("JOBPOOL_ALLOW_ALL_SHELL_COMMANDS", "1")
+    monkeypatch.setenv("JOBPOOL_ALLOWED_SHELL_COMMANDS", "git, *")
     assert allowed().allow_all_shell_commands
+    assert allowed().allowed_shell_commands == ("git",)
 
 
 def test_workers_auto_is_at_least_one() -> None:
@@ -228,10 +231,11 @@ def test_workers_auto_is_at_least_one() -> None:
 
 
 def test_sizes_shares_and_durations_have_units() -> None:
-    settings = load({"memory_limit": "512M", "retry_jitter": "20%", "crash_window": "3d", "output_cap": "1M"})
+    retry = "exponential jitter=20%"
+    settings = load({"memory_limit": "512M", "retry": retry, "idempotency_ttl": "3d", "output_cap": "1M"})
     assert settings.memory_limit == 512 << 20
-    assert settings.retry_jitter == 0.2
-    assert settings.crash_window == 259200
+    assert settings.retry.jitter == 0.2
+    assert settings.idempotency_ttl == 259200
     assert settings.output_cap == 1 << 20
 
 
@@ -256,13 +260,37 @@ def test_sizes_shares_and_durations_have_units() -> None:
         ("allowed_callables", ("os.system",), "--allowed-callables: 'os.system' is not written module:function"),
         ("allowed_callables", ("os:path.join",), "--allowed-callables: 'os:path.join' is not written module:function"),
         ("allowed_shell_commands", ("bin/x",), "--allowed-shell-commands: 'bin/x' is neither a program's name nor an"),
-        ("allow_all_shell_commands", "maybe", "--allow-all-shell-commands: 'maybe' is neither true nor false"),
+        ("cron", "maybe", "--cron: 'maybe' is neither true nor false"),
         ("allowed_events", ("a\nb",), "--allowed-events: 'a\\nb' is not 1 to 255 printable characters"),
         ("allowed_url_networks", ("10.1.2.3/24",), "--allowed-url-networks: 10.1.2.3/24 has host bits set: write it"),
-        ("url_timeout", "2d", "--url-timeout must be less than or equal to 86400"),
-        ("url_max_bytes", "0", "--url-max-bytes must be greater than or equal to 1"),
-        ("retry", "twice", "--retry must be 'none', 'fixed' or 'exponential', not 'twice'"),
-        ("retry_jitter", "1.5", "--retry-jitter: '1.5' is not a share: 0 to 1, or a percentage"),
+        ("url_limits", "timeout=2d", "--url-limits: timeout= must be above 0, and at most 86400 seconds, not 172800"),
+        ("url_limits", "body=0", "--url-limits: body= must be 1 to 1073741824 bytes, not 0"),
+        ("url_limits", "1m", "--url-limits: '1m' is not known there: write words such as 'timeout=30s body=1M'"),
+        ("retry", "twice", "--retry must be 'none', 'fixed' or 'exponential', then words such as base=5s"),
+        ("retry", "fixed bse=5s", "max=5m attempts=25, not 'fixed bse=5s'"),
+        ("retry", "none base=5s", "--retry: 'none' takes attempts= and not base=: use 'exponential', or leave it out"),
+        ("retry", "fixed jitter=10%", "--retry: 'fixed' takes base=, attempts= and not jitter="),
+        ("retry", "fixed base=5s base=6s", "--retry: base= is given twice"),
+        ("retry", "exponential jitter=1.5", "--retry: jitter=1.5: '1.5' is not a share: 0 to 1, or a percentage"),
+        ("retry", 3, "--retry must be a text, not 3"),
+        ("recycle", "jobs=many", "--recycle: jobs=many: 'many' is not a whole number, 0 or more"),
+        ("recycle", "failure=once", "--recycle: failure=once: must be 'suspect', 'always' or 'never', not 'once'"),
+        ("recycle", "100", "--recycle: '100' is not known there: write words such as 'jobs=1000 memory=512M"),
+        (
+            "metrics",
+            "here",
+            "--metrics: 'here' is not an address: write a port up to 65535, such as 9100, or HOST:PORT",
+        ),
+        ("metrics", "localhost:65536", "--metrics: 'localhost:65536' is not an address"),
+        ("metrics", True, "--metrics: True is not an address"),
+        (
+            "history",
+            "here",
+            "--history must be 'off', 'table' or 'file:PATH', such as 'file:history.ndjson'",
+        ),
+        ("history", "table keep=0", "--history: keep=0: must be 1 to 100000"),
+        ("backend", "", "--backend must not be empty"),
+        ("backend", 3, "--backend must be a text"),
         ("max_crashes", "-1", "--max-crashes: '-1' is not a whole number, 0 or more"),
         ("log_level", "loud", "--log-level must be 'debug', 'info', "),
         ("name", "my pool", "--name: 'my pool' is not a name: 1 to 100 letters"),
@@ -363,45 +391,89 @@ def test_a_key_file_without_a_key_is_refused(tmp_path: Path) -> None:
 # --- what the master gets ---------------------------------------------------------------------------
 
 
-def test_the_defaults_are_the_masters_own() -> None:
-    pool = load({"backend": "memory://", "workers": 2}).pool()
-    expected = PoolSettings(queues=(("default", 1.0),), backend="memory://", workers=2)
-    assert {key: value for key, value in vars_of(pool).items() if not key.startswith("retry_")} == {
-        key: value for key, value in vars_of(expected).items() if not key.startswith("retry_")
-    }
+def test_without_any_source_the_defaults_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JOBPOOL_RUNTIME_DIR")
+    assert load({"backend": "memory://"}) == Settings(backend="memory://")
+
+
+def test_a_default_is_what_its_words_mean() -> None:
+    for key, setting in SETTINGS.items():
+        if setting.default is not None:
+            assert setting.read(setting.default) == getattr(Settings(), key), key
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"),
+    ("retry", "expected"),
     [
-        ({"retry": "exponential"}, ("exponential", 0.2, 2.0, 5.0, 0.2, 25)),
-        (
-            {"retry": "exponential", "retry_base": "1", "retry_max_delay": "1m"},
-            ("exponential", 1.0, 2.0, 60.0, 0.2, 25),
-        ),
-        ({"retry": "fixed", "retry_max_attempts": "3"}, ("fixed", 5.0, 2.0, 300.0, 0.15, 3)),
-        ({}, ("none", 0.0, 2.0, 300.0, 0.15, 0)),
+        ("exponential", RetryPolicy("exponential", 0.2, 2.0, 5.0, 0.2, 25)),
+        ("Exponential base=1 max=1m", RetryPolicy("exponential", 1.0, 2.0, 60.0, 0.2, 25)),
+        ("exponential attempts=0 multiplier=3", RetryPolicy("exponential", 0.2, 3.0, 5.0, 0.2, 0)),
+        ("fixed attempts=3", RetryPolicy("fixed", 5.0, max_attempts=3)),
+        ("fixed base=300ms", RetryPolicy("fixed", 0.3)),
+        ("none", RetryPolicy("none")),
+        ("none attempts=2", RetryPolicy("none", max_attempts=2)),
     ],
 )
-def test_retry_presets_fill_what_is_not_said(flags: dict[str, str], expected: tuple[object, ...]) -> None:
-    pool = load(flags).pool()
-    fields = ("retry", "retry_base", "retry_multiplier", "retry_max_delay", "retry_jitter", "retry_max_attempts")
-    assert tuple(getattr(pool, field) for field in fields) == expected
+def test_words_of_retry_fill_what_the_strategy_leaves_open(retry: str, expected: RetryPolicy) -> None:
+    assert load({"retry": retry}).retry == expected
 
 
-def test_every_setting_reaches_the_master_or_the_face(tmp_path: Path) -> None:
-    faces = {"signing_key", "signing_key_file", "runtime_dir", "log_level", "log_format"}
-    renamed = {"recycle_jobs": "max_jobs", "recycle_jitter": "max_jobs_jitter"}
-    assert {renamed.get(key, key) for key in KEYS - faces} <= set(PoolSettings.__slots__)
-    pool = load({"recycle_jobs": 7, "recycle_jitter": 0.5}).pool(max_total=3, sys_path=(str(tmp_path),))
-    assert (pool.max_jobs, pool.max_jobs_jitter, pool.max_total, pool.sys_path) == (7, 0.5, 3, (str(tmp_path),))
+@pytest.mark.parametrize(
+    ("key", "written", "value"),
+    [
+        ("recycle", "jobs=7", (7, 0, "suspect")),
+        ("recycle", "memory=1G failure=ALWAYS", (0, 1 << 30, "always")),
+        ("on_crash", "Expire", ("expire", None)),
+        ("on_crash", "queue=careful", ("forfeit", "careful")),
+        ("on_crash", "expire queue=careful", ("expire", "careful")),
+        ("url_limits", "body=64K", (30.0, 65536)),
+        ("url_limits", "timeout=2m", (120.0, 1 << 20)),
+        ("metrics", 9100, ("127.0.0.1", 9100)),
+        ("metrics", "9100", ("127.0.0.1", 9100)),
+        ("metrics", ":9100", ("127.0.0.1", 9100)),
+        ("metrics", "0", ("127.0.0.1", 0)),
+        ("metrics", "0.0.0.0:9100", ("0.0.0.0", 9100)),
+        ("metrics", "[::1]:9100", ("::1", 9100)),
+        ("history", "OFF", (None, False, 100, ())),
+        ("history", "table keep=7 mask=iban,ssn", (None, True, 7, ("iban", "ssn"))),
+        ("history", "file:/var/log/my jobs.ndjson keep=7", (Path("/var/log/my jobs.ndjson"), False, 7, ())),
+    ],
+)
+def test_settings_of_several_words(key: str, written: object, value: object) -> None:
+    assert getattr(load({key: written}), key) == value
+
+
+# --- settings of former versions --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", sorted(REMOVED))
+def test_a_setting_of_former_versions_is_refused_with_what_to_write_instead(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    instead = f"is not a setting any more: {REMOVED[key]}"
+    file = write(tmp_path / "jobpool.toml", f"{key} = 1\n")
+    with pytest.raises(ConfigurationError) as refused:
+        load()
+    assert str(refused.value) == f"{file}: {key!r} {instead}"
+    file.unlink()
+    monkeypatch.setenv(f"JOBPOOL_{key.upper()}", "1")
+    with pytest.raises(ConfigurationError) as refused:
+        load()
+    assert str(refused.value) == f"environment variable JOBPOOL_{key.upper()} {instead}"
+    flag = "--" + key.replace("_", "-")
+    with pytest.raises(SystemExit, match="2"):
+        cli([flag, "1"])
+    assert capsys.readouterr().err == f"jobpool: {flag} {instead}\n"
+
+
+def test_what_is_to_be_written_instead_can_be_read() -> None:
+    assert not REMOVED.keys() & KEYS
+    for sentence in REMOVED.values():
+        for key, written in re.findall(r'(?:into|write) (\w+)(?:, such as| =) "(.*?)"', sentence):
+            SETTINGS[key].read(written.replace("NAME", "careful"))
 
 
 def test_settings_are_immutable() -> None:
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(FrozenInstanceError):
         load().ttl = 3.0  # type: ignore[misc]
     assert isinstance(load(), Settings)
-
-
-def vars_of(pool: PoolSettings) -> dict[str, object]:
-    return {name: getattr(pool, name) for name in PoolSettings.__slots__}

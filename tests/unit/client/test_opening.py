@@ -19,10 +19,9 @@ from jobpool.broker.opening import default_signer, default_url, known_schemes, o
 from jobpool.client.jobs import Jobs
 from jobpool.clock import ManualClock
 from jobpool.errors import ConfigurationError
-from jobpool.master.settings import PoolSettings
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.settings import load
+from jobpool.settings import Settings, load
 
 
 @pytest.fixture(autouse=True)
@@ -220,7 +219,7 @@ def test_a_backend_that_is_no_text_is_not_quoted(tmp_path: Path) -> None:
 
 
 def test_the_settings_of_a_pool_show_no_secret() -> None:
-    pool = PoolSettings(queues=(("default", 1.0),), backend="redis://me:hidden@host", signing_keys=("hidden",))
+    pool = Settings(queues=(("default", 1.0),), backend="redis://me:hidden@host", signing_key=("hidden",))
     assert "hidden" not in repr(pool)
 
 

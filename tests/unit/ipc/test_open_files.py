@@ -17,9 +17,9 @@ print(allow_open_files(int(sys.argv[1])), resource.getrlimit(resource.RLIMIT_NOF
 POOL = """
 import resource
 from jobpool.master.run import run_pool
-from jobpool.master.settings import PoolSettings
+from jobpool.settings import Settings
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 400))
-run_pool(PoolSettings(queues=(("q", 1.0),), backend="memory://", workers=300))
+run_pool(Settings(queues=(("q", 1.0),), backend="memory://", workers=300))
 """
 
 

@@ -11,7 +11,6 @@ from jobpool.master import events as ev
 from jobpool.master.apply import apply
 from jobpool.master.plan import Planner
 from jobpool.master.pool import Pool
-from jobpool.master.settings import PoolSettings
 from jobpool.master.slots import Slot, SlotState
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import encode
@@ -20,6 +19,7 @@ from jobpool.message.outcome import Outcome
 from jobpool.message.settlement import Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.retry import RetryPolicy
+from jobpool.settings import Settings
 
 A = TypeVar("A")
 
@@ -32,7 +32,7 @@ class Stage:
     def __init__(self, workers: int = 2, **settings: object) -> None:
         self.now = 100.0
         defaults: dict[str, object] = {"queues": (("reports", 1.0),), "backend": "memory://", "workers": workers}
-        self.pool = Pool(PoolSettings(**(defaults | settings)), now=self.now)  # type: ignore[arg-type]
+        self.pool = Pool(Settings(**(defaults | settings)), now=self.now)  # type: ignore[arg-type]
         self.planner = Planner(RetryPolicy(), check=lambda definition: definition.require(False, "memory"))
         self.settled: list[tuple[str, Settlement]] = []
         self.log: list[act.Action] = []

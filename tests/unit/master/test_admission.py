@@ -19,13 +19,13 @@ from jobpool.master.guarding import Guarding, check_key_store
 from jobpool.master.inbox import Inbox
 from jobpool.master.outage import Outage
 from jobpool.master.run import run_pool
-from jobpool.master.settings import PoolSettings
 from jobpool.message.envelope import encode
 from jobpool.message.guards import Begun, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import AlreadyDone, Contended, Expired, LostLease, NotRun, Outcome, Rejected
 from jobpool.message.settlement import Ack, Release
 from jobpool.policy.guarding import Limits
+from jobpool.settings import Settings
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.memory.keys import MemoryKeys
 
@@ -284,7 +284,7 @@ def test_without_a_key_store_there_are_no_limits() -> None:
 
 
 def test_a_pool_with_limits_does_not_start_without_a_key_store() -> None:
-    settings = PoolSettings(queues=((QUEUE, 1.0),), backend="memory://", concurrency_limits={QUEUE: 1})
+    settings = Settings(queues=((QUEUE, 1.0),), backend="memory://", concurrency_limits={QUEUE: 1})
     with pytest.raises(ConfigurationError, match="leave the limits out, or choose another backend"):
         run_pool(settings, backend=Keyless())
 

@@ -9,15 +9,15 @@ import pytest
 from jobpool.errors import ConfigurationError
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.master.run import cron_start, run_pool
-from jobpool.master.settings import PoolSettings
+from jobpool.settings import Settings
 from jobpool_backends.memory import MemoryBackend
 
-SETTINGS = PoolSettings(
+SETTINGS = Settings(
     queues=(("reports", 1.0),),
     backend="redis://:secret@localhost/0",
     apps=("shop.jobs",),
     name="shop",
-    signing_keys=("new", "old"),
+    signing_key=("new", "old"),
     broker_timeout=2.5,
     default_timeout=60.0,
     cron=True,

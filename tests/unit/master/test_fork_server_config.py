@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from jobpool.master.run import fork_server_config
-from jobpool.master.settings import PoolSettings
+from jobpool.message.setting_types import Recycle
+from jobpool.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -11,5 +12,5 @@ from jobpool.master.settings import PoolSettings
     [(0, 0, 0), (0, 70, 70), (100, 0, 100), (100, 70, 70), (100, 300, 100)],
 )
 def test_a_child_above_either_memory_setting_is_replaced_after_its_attempt(limit: int, recycle: int, mark: int) -> None:
-    settings = PoolSettings(queues=(("reports", 1.0),), backend="memory://", memory_limit=limit, recycle_memory=recycle)
+    settings = Settings(memory_limit=limit, recycle=Recycle(memory=recycle))
     assert fork_server_config(settings).options.max_rss == mark

@@ -22,10 +22,10 @@ from jobpool.master.loop import SOON, Master
 from jobpool.master.plan import Planner
 from jobpool.master.pool import Pool
 from jobpool.master.publisher import EVERY
-from jobpool.master.settings import PoolSettings
 from jobpool.master.settler import Settler
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.retry import RetryPolicy
+from jobpool.settings import Settings
 from jobpool_backends.memory import MemoryBackend
 
 
@@ -109,7 +109,7 @@ def a_master(pool: Pool, backend: QueueBackend, inbox: Inbox, lessor: object) ->
     )
 
 
-SETTINGS = PoolSettings(queues=(("reports", 1.0),), backend="memory://")
+SETTINGS = Settings(queues=(("reports", 1.0),), backend="memory://")
 
 
 def test_what_the_lease_thread_brings_at_the_very_end_of_a_stop_is_given_back() -> None:

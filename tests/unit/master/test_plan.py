@@ -22,6 +22,7 @@ from jobpool.master.watch import DUMP_BEFORE_KILL, HEARTBEAT, MAX_DUMP_S, STALE_
 from jobpool.message.death import Death
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import LostLease, Rejected
+from jobpool.message.setting_types import OnCrash
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled
 
 
@@ -675,7 +676,7 @@ class TestStopping:
         assert room(stage.pool, stage.now) == 1
 
     def test_a_crash_that_is_left_to_expire_is_counted_as_a_crash(self) -> None:
-        stage = Stage(workers=1, on_crash="expire", max_total=1).boot()
+        stage = Stage(workers=1, on_crash=OnCrash("expire"), max_total=1).boot()
         stage.lease("report")
         stage.die(stage.busy[0])
         stage.tell(ev.BrokerAnswered())

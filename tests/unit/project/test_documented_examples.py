@@ -24,8 +24,7 @@ MANIFESTS = DEPLOY / "kubernetes"
 
 def needed_to_stop() -> float:
     """Seconds, by the defaults, from a pool's TERM to the release of what it has killed."""
-    fields = Settings.model_fields
-    return float(fields["stop_grace"].default + fields["kill_grace"].default)
+    return Settings().stop_grace + Settings().kill_grace
 
 
 @pytest.mark.parametrize(

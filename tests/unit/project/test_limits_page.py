@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import jobpool
+from jobpool.master.breakers import BreakerSettings
 from jobpool.settings import load
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "limits.md").read_text("utf-8")
@@ -46,14 +47,14 @@ def test_the_examples_do_what_the_page_says(names: dict[str, Any]) -> None:
 def test_the_configuration_is_one(tmp_path: Path) -> None:
     [text] = blocks("toml")
     (tmp_path / "jobpool.toml").write_text(text)
-    from_file = load({"queues": ["reports", "mails"]}).pool()
+    from_file = load({"queues": ["reports", "mails"]})
     (tmp_path / "jobpool.toml").write_text("")
     flags = {"concurrency_limits": "reports=12", "concurrency_per_key": "reports=2", "rate_limits": "mails=300"}
     assert from_file.concurrency_limits == {"reports": 12}
-    assert from_file == load({"queues": ["reports", "mails"], **flags}).pool()
+    assert from_file == load({"queues": ["reports", "mails"], **flags})
 
 
 def test_the_numbers_are_the_settings_own() -> None:
-    found = load({})
-    assert (found.breaker_threshold, found.breaker_cooldown, found.breaker_max_cooldown) == (5, 2.0, 60.0)
+    found, breaker = load({}), BreakerSettings()
+    assert (breaker.threshold, breaker.cooldown, breaker.max_cooldown) == (5, 2.0, 60.0)
     assert (found.idempotency_ttl, found.ttl) == (86400.0, 30.0)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from jobpool.errors import ConfigurationError
 from jobpool.message.capped_text import DEFAULT_CAP, cap_text
 from jobpool.message.death import Death
+from jobpool.message.setting_types import History, parse_history
 from jobpool.telemetry.history.feed import Feed
-from jobpool.telemetry.history.places import Where, check_keep, check_place, parse, setting
+from jobpool.telemetry.history.places import check_place
 from jobpool.telemetry.history.row import FIELDS, LARGEST, UNNAMED, Attempt, decode, encode, log_name, row_of, shortened
 from jobpool.telemetry.masking import MASK, Masker
 
@@ -143,29 +144,27 @@ def test_what_finds_no_room_is_dropped_and_counted() -> None:
 
 def test_places_are_written_so(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert parse(" OFF ") == Where()
-    assert not parse("off")
-    assert parse("Table") == Where(table=True)
-    assert parse("file:h.ndjson") == Where(path=tmp_path / "h.ndjson")
-    assert setting("file:h.ndjson") == f"file:{tmp_path}/h.ndjson"
-    assert [setting(text) for text in ("TABLE", "off")] == ["table", "off"]
+    assert parse_history(" OFF ") == History()
+    assert not parse_history("off").is_on
+    assert parse_history("Table keep=7") == History(table=True, keep=7)
+    assert parse_history("file:h.ndjson") == History(path=tmp_path / "h.ndjson")
 
 
 @pytest.mark.parametrize("text", ["", "file:", "files:x", "yes", 7, None, "/var/log/h"])
 def test_other_places_are_refused_with_the_mend(text: object) -> None:
     with pytest.raises(ValueError, match="'off', 'table' or 'file:PATH'"):
-        parse(text)
+        parse_history(text)
 
 
 def test_a_place_that_cannot_be_is_refused_before_the_start(tmp_path: Any) -> None:
     with pytest.raises(ConfigurationError, match="make it, or name another"):
-        check_place(Where(path=tmp_path / "missing" / "h"))
+        check_place(History(path=tmp_path / "missing" / "h"))
     with pytest.raises(ConfigurationError, match="is a directory"):
-        check_place(Where(path=tmp_path))
-    check_place(Where(path=tmp_path / "h"))
+        check_place(History(path=tmp_path))
+    check_place(History(path=tmp_path / "h"))
 
 
-@pytest.mark.parametrize("keep", [0, -1, 100_001])
+@pytest.mark.parametrize("keep", [0, 100_001])
 def test_how_many_are_kept_is_bounded(keep: int) -> None:
     with pytest.raises(ValueError, match="1 to 100000"):
-        check_keep(keep)
+        parse_history(f"table keep={keep}")

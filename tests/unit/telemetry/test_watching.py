@@ -23,14 +23,18 @@ from jobpool.master.asking import Asker
 from jobpool.master.inbox import Inbox
 from jobpool.master.observer import Observer
 from jobpool.master.pool import Pool
-from jobpool.master.settings import PoolSettings
 from jobpool.master.watching import NO_ANSWER, Watching, metrics_page, probe_page, watching
+from jobpool.message.setting_types import Address, History
+from jobpool.settings import Settings
 from jobpool.telemetry.history.row import FIELDS
 from jobpool.telemetry.metrics.catalogue import METRICS, OUTCOMES
 from jobpool.telemetry.metrics.memory import MemoryMetrics
 from jobpool.telemetry.metrics.probes import live, ready
 
 DOCS = Path(__file__).parents[3] / "docs"
+
+
+ANY_PORT, TABLE = Address("127.0.0.1", 0), History(table=True)
 
 
 @pytest.fixture
@@ -46,8 +50,8 @@ def board() -> Iterator[Scoreboard]:
         yield board
 
 
-def some_settings(**fields: Any) -> PoolSettings:
-    return PoolSettings(queues=(("reports", 1.0),), backend="memory://", **fields)
+def some_settings(**fields: Any) -> Settings:
+    return Settings(queues=(("reports", 1.0),), backend="memory://", **fields)
 
 
 def watchers(inbox: Inbox, board: Scoreboard, url: str = "memory://", **fields: Any) -> Watching | None:
@@ -167,7 +171,7 @@ def test_without_prometheus_client_the_page_and_the_log_name_the_mend(
     page = metrics_page(Asker(inbox), observer, "")
     assert page.status == 501
     assert b"pip install 'jobpool[metrics]'" in page.body
-    watched = watchers(inbox, board, metrics_port=0)
+    watched = watchers(inbox, board, metrics=ANY_PORT)
     assert watched is not None
     watched.close()
     assert "/metrics will not be served" in caplog.text
@@ -187,7 +191,7 @@ def test_nothing_asked_for_is_nothing_at_all(inbox: Inbox, board: Scoreboard) ->
     assert watchers(inbox, board, rollups=0.0) is None
 
 
-@pytest.mark.parametrize("fields", [{"metrics_port": 0, "rollups": 0.0}, {"rollups": 60.0}, {"history": "table"}])
+@pytest.mark.parametrize("fields", [{"metrics": ANY_PORT, "rollups": 0.0}, {"rollups": 60.0}, {"history": TABLE}])
 def test_each_of_them_is_enough(inbox: Inbox, board: Scoreboard, fields: dict[str, Any]) -> None:
     before = os.listdir("/proc/self/fd")
     watched = watchers(inbox, board, **fields)
@@ -199,7 +203,7 @@ def test_each_of_them_is_enough(inbox: Inbox, board: Scoreboard, fields: dict[st
 
 def test_a_table_needs_a_broker_that_keeps_keys(inbox: Inbox, board: Scoreboard) -> None:
     with pytest.raises(ConfigurationError, match=r"keeps none.*use history = 'file:PATH'"):
-        watchers(inbox, board, "sync://", history="table")
+        watchers(inbox, board, "sync://", history=TABLE)
 
 
 def test_rollups_are_left_out_without_a_word_where_there_is_no_place(inbox: Inbox, board: Scoreboard) -> None:

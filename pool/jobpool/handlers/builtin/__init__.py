@@ -1,10 +1,9 @@
 """The built-in handlers: their names, and how each is made at its first use, so that a child holds only what it runs.
 
 One module a kind, each with `make(kit: Kit) -> Handler`. What a kind may do is in `kit.allowances`
-(`jobpool.Allowances`): a limit that is a field there, a field of `PoolSettings` and of `Settings`, by the
-same name, reaches every place where jobs run by itself. A built-in handler takes the context alone and reads
-`ctx.payload`; what it may not do, and a payload that it cannot take, is `sentences.Refused`, a permanent
-failure whose text is all that is kept; what may be better next time is `Failure`.
+(`jobpool.Allowances`, which `Settings.allowances` makes for a pool). A built-in handler takes the context alone and
+reads `ctx.payload`; what it may not do, and a payload that it cannot take, is `sentences.Refused`, a permanent failure
+whose text is all that is kept; what may be better next time is `Failure`.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ ENABLED_BY: dict[str, Callable[[Kit], str]] = {
     "callable": lambda kit: "allowed_callables" if kit.allowances.allowed_callables else "",
     "command": lambda kit: f"@jobpool.command of {next(iter(kit.commands.values())).place}" if kit.commands else "",
     "event": lambda kit: "allowed_events" if kit.allowances.allowed_events else "",
-    "shell": lambda kit: _shell(kit.allowances),
+    "shell": lambda kit: "allowed_shell_commands" if _may_start(kit.allowances) else "",
     "url": lambda kit: "allowed_url_networks" if kit.allowances.allowed_url_networks else "",
 }
 """What enables a built-in handler, in words; "" = nothing does, so it refuses every job (`url`: every inward one)."""
@@ -90,7 +89,5 @@ def enabled_by(name: str, kit: Kit) -> str:
     return why(kit) if why else ""
 
 
-def _shell(allowances: Allowances) -> str:
-    if allowances.allow_all_shell_commands:
-        return "allow_all_shell_commands"
-    return "allowed_shell_commands" if allowances.allowed_shell_commands else ""
+def _may_start(allowances: Allowances) -> bool:
+    return bool(allowances.allowed_shell_commands or allowances.allow_all_shell_commands)

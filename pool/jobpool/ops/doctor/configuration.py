@@ -9,9 +9,8 @@ from jobpool.broker.config_file import ConfigFile
 from jobpool.broker.finding import Finding, Level
 from jobpool.broker.opening import LOCAL, judge_key_file, redact, scheme_of
 from jobpool.errors import ConfigurationError
-from jobpool.master.demands import limits_of, unserved_limits
-from jobpool.master.run import retry_policy
-from jobpool.policy.retry import PRESETS
+from jobpool.master.demands import unserved_limits
+from jobpool.policy.retry import RetryPolicy
 from jobpool.settings import Settings
 
 SHORTEST_KEY = 16
@@ -31,7 +30,7 @@ def judge(settings: Settings) -> Iterator[Finding]:
     yield from judge_fit(settings)
     yield judge_ttl(settings.ttl, settings.broker_timeout)
     yield judge_timeout(settings.default_timeout, settings.max_timeout)
-    yield from judge_retries(settings)
+    yield judge_retries(settings.retry)
     yield judge_crashes(settings.max_crashes)
 
 
@@ -53,19 +52,12 @@ def judge_file(config: ConfigFile) -> Iterator[Finding]:
 
 
 def judge_fit(settings: Settings) -> Iterator[Finding]:
-    """Whether a pool starts with all of them together; keys that cannot be read are told elsewhere."""
+    """Judge limits of queues that the pool does not serve."""
     check = "settings"
-    try:
-        pool = settings.model_copy(update={"signing_key": (), "signing_key_file": None}).pool()
-        retry_policy(pool)
-        limits_of(pool)
-    except ConfigurationError as error:
-        yield Finding(check, Level.PROBLEM, str(error), "no pool starts with this", "correct one of the two")
-        return
     why = "it limits nothing here"
     unserved = [
         Finding(check, Level.WARNING, told, why, "correct the name, or leave it to the pool that serves the queue")
-        for told in unserved_limits(pool)
+        for told in unserved_limits(settings)
     ]
     yield from unserved or [Finding(check, Level.OK, "the settings fit together")]
 
@@ -155,48 +147,20 @@ def judge_timeout(default_timeout: float, max_timeout: float) -> Finding:
     return Finding("timeout", Level.WARNING, "default_timeout is 0 (unlimited)", why, mend)
 
 
-def judge_retries(settings: Settings) -> Iterator[Finding]:
-    """Budgets and delays that say one thing here and another there."""
-    bad = [*_unused(settings), *_budget(settings)]
-    attempts = attempts_of(settings)
-    limit = f"attempts at most: {attempts}" if attempts else "as many attempts as a job asks for"
-    yield from bad or [Finding("retry", Level.OK, f"retry is {settings.retry!r}, {limit}")]
-
-
-def attempts_of(settings: Settings) -> int:
-    """The policy's `max_attempts`; 0 = none."""
-    if settings.retry_max_attempts is not None:
-        return settings.retry_max_attempts
-    return getattr(PRESETS.get(settings.retry), "max_attempts", 0)
-
-
-_READS = {"none": (), "fixed": ("base",), "exponential": ("base", "multiplier", "max_delay", "jitter")}
-
-
-def _unused(settings: Settings) -> Iterator[Finding]:
-    words = [word for word in _READS["exponential"] if word not in _READS[settings.retry]]
-    given = [f"retry_{word}" for word in words if getattr(settings, f"retry_{word}") is not None]
-    if given:
-        found = f"{', '.join(given)} is set, and retry is {settings.retry!r}"
-        why = "it means nothing there" if settings.retry == "fixed" else "retries follow at once, whatever it says"
-        yield Finding("retry", Level.WARNING, found, why, "set retry to 'exponential', or leave it out")
-
-
-def _budget(settings: Settings) -> Iterator[Finding]:
-    attempts = attempts_of(settings)
-    if settings.retry == "none":
-        if attempts > 1:
-            why = "the attempts follow each other at once, so an outage of a second uses them all up"
-            found = f"retry is 'none', and retry_max_attempts is {attempts}"
-            yield Finding("retry", Level.WARNING, found, why, "set retry to 'exponential'")
-        return
-    if attempts == 1:
+def judge_retries(retry: RetryPolicy) -> Finding:
+    """Judge the budget of attempts."""
+    strategy, attempts = retry.strategy, retry.max_attempts
+    if strategy == "none" and attempts > 1:
+        why = "the attempts follow each other at once, so an outage of a second uses them all up"
+        found = f"retry is 'none', with attempts={attempts}"
+        return Finding("retry", Level.WARNING, found, why, "set retry to 'exponential'")
+    if strategy != "none" and attempts == 1:
         why = "no job is ever tried again, whatever it asks for"
-        found = f"retry is {settings.retry!r}, and retry_max_attempts is 1"
-        yield Finding(
-            "retry", Level.PROBLEM, found, why, "set retry_max_attempts to 2 or more, or to 0: no limit of the pool"
-        )
-    if attempts == 0:
+        mend = "write attempts=2 or more, or attempts=0: no limit of the pool"
+        return Finding("retry", Level.PROBLEM, f"retry is {strategy!r}, with attempts=1", why, mend)
+    if strategy != "none" and attempts == 0:
         why = "a job that asks for no retries of its own has one attempt, and is dead after it"
-        found = f"retry is {settings.retry!r}, without retry_max_attempts"
-        yield Finding("retry", Level.WARNING, found, why, "set retry_max_attempts, such as 25")
+        found = f"retry is {strategy!r}, without a limit of attempts"
+        return Finding("retry", Level.WARNING, found, why, "write attempts=25, say, into retry")
+    limit = f"attempts at most: {attempts}" if attempts else "as many attempts as a job asks for"
+    return Finding("retry", Level.OK, f"retry is {strategy!r}, {limit}")

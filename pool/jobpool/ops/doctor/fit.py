@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding, Level
-from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
+from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.master.demands import queues_of, unmet
-from jobpool.master.run import retry_policy
-from jobpool.master.settings import PoolSettings
 from jobpool.settings import Settings
 
 CHECK = "broker.fit"
@@ -22,22 +20,18 @@ def judge(settings: Settings, backend: QueueBackend) -> Iterator[Finding]:
 
     Raises BackendUnavailable. Blocks for a round trip a queue where queues must have been made.
     """
-    try:
-        pool = settings.model_copy(update={"signing_key": (), "signing_key_file": None}).pool()
-    except ConfigurationError:
-        return  # settings that contradict each other are told elsewhere
-    bad = [*_lacking(pool, backend), *_missing(pool, backend)]
+    bad = [*_lacking(settings, backend), *_missing(settings, backend)]
     yield from bad or [Finding(CHECK, Level.OK, f"{backend.scheme}:// can do what the settings ask of it")]
-    yield from _worth_knowing(pool, backend)
+    yield from _worth_knowing(settings, backend)
 
 
-def _lacking(pool: PoolSettings, backend: QueueBackend) -> Iterator[Finding]:
+def _lacking(pool: Settings, backend: QueueBackend) -> Iterator[Finding]:
     for sentence in unmet(pool, backend):
         found, _, mend = sentence.partition(": ")
         yield Finding(CHECK, Level.PROBLEM, found, USELESS, mend)
 
 
-def _missing(pool: PoolSettings, backend: QueueBackend) -> Iterator[Finding]:
+def _missing(pool: Settings, backend: QueueBackend) -> Iterator[Finding]:
     """Queues that must have been made, and are not."""
     if backend.capabilities.makes_queues:
         return
@@ -50,13 +44,13 @@ def _missing(pool: PoolSettings, backend: QueueBackend) -> Iterator[Finding]:
             yield Finding(CHECK, Level.PROBLEM, str(error), USELESS, f"create {queue!r} at the broker, or name another")
 
 
-def _worth_knowing(pool: PoolSettings, backend: QueueBackend) -> Iterator[Finding]:
+def _worth_knowing(pool: Settings, backend: QueueBackend) -> Iterator[Finding]:
     can = backend.capabilities
     if not can.key_store:
         without = "idempotency keys, limits, single instances, history = 'table' and rollups"
         yield Finding(CHECK, Level.NOTE, f"{backend.scheme}:// keeps no keys, so there are no {without}")
     if not can.priorities:
         yield Finding(CHECK, Level.NOTE, f"{backend.scheme}:// knows no priorities: jobs run in the order they came in")
-    if pool.retry != "none" and 0 < retry_policy(pool).delay(1) < can.delay_resolution:
+    if 0 < pool.retry.delay(1) < can.delay_resolution:
         rounded = f"{can.delay_resolution:g} s"
         yield Finding(CHECK, Level.NOTE, f"delays of retries are rounded up to {rounded} at {backend.scheme}://")

@@ -12,9 +12,7 @@ from ipaddress import ip_address, ip_network
 
 from jobpool.broker.finding import Finding, Level
 from jobpool.ipc.frames import HandlerInfo
-from jobpool.message.allowances import Allowances
-from jobpool.ops.doctor.configuration import attempts_of
-from jobpool.settings import Settings
+from jobpool.settings import ANY_COMMAND, Settings
 
 PATIENCE = 10.0
 """Seconds that the app may take to import."""
@@ -64,19 +62,19 @@ def _unlimited(handlers: Sequence[HandlerInfo]) -> Iterator[Finding]:
 
 def _at_once(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
     names = [handler.name for handler in handlers if handler.max_retries]
-    if names and settings.retry == "none":
+    if names and settings.retry.strategy == "none":
         found = f"retry is 'none', and max_retries is set on {_list(names)}"
         why = "the attempts follow each other at once, so an outage of a second uses them all up"
         yield Finding("handlers", Level.WARNING, found, why, "set retry to 'exponential'")
 
 
 def _capped(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
-    most = attempts_of(settings)
+    most = settings.retry.max_attempts
     names = [handler.name for handler in handlers if most and (handler.max_retries or 0) + 1 > most]
     if names:
-        found = f"retry_max_attempts is {most}, and max_retries asks for more on {_list(names)}"
+        found = f"retry has attempts={most}, and max_retries asks for more on {_list(names)}"
         why = "they are dead after fewer attempts than they ask for"
-        yield Finding("handlers", Level.WARNING, found, why, "raise retry_max_attempts, or lower max_retries")
+        yield Finding("handlers", Level.WARNING, found, why, "raise attempts in retry, or lower max_retries")
 
 
 def _unknown(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
@@ -103,9 +101,9 @@ def _idle(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Findi
 def _programs(settings: Settings) -> Iterator[Finding]:
     """Settings by which `shell` may start more than it seems."""
     mend = "name the programs that jobs need in allowed_shell_commands"
-    if settings.allow_all_shell_commands:
+    if ANY_COMMAND in settings.allowed_shell_commands:
         why = "whoever can enqueue a job can run anything here"
-        yield Finding("handlers", Level.WARNING, "allow_all_shell_commands is set", why, mend)
+        yield Finding("handlers", Level.WARNING, "allowed_shell_commands has '*', any program", why, mend)
         return
     names = [name for name in settings.allowed_shell_commands if os.path.basename(name) in _RUN_ANYTHING]
     if names:
@@ -131,7 +129,7 @@ def _list(names: Sequence[str]) -> str:
 
 def _load(settings: Settings, sys_path: Sequence[str]) -> list[HandlerInfo] | Finding:
     """The handlers, or why there are none."""
-    allowances = asdict(Allowances.of(settings))
+    allowances = asdict(settings.allowances)
     asked = json.dumps({"apps": settings.apps, "sys_path": [*sys_path, os.getcwd()], "allowances": allowances})
     command = [sys.executable, "-m", "jobpool.ops.doctor.listing"]
     try:

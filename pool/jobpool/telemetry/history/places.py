@@ -1,62 +1,20 @@
-"""Where history is kept, as `history = …` says it: nowhere, in a file, or in the broker's key store."""
+"""Where history is kept: in a file, or in the broker's key store."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobpool.broker.key_store import MOST_LINES, KeyStore
+from jobpool.broker.key_store import KeyStore
 from jobpool.errors import ConfigurationError
+from jobpool.message.setting_types import History
 from jobpool.telemetry.history import file
 from jobpool.telemetry.history.file import HistoryFile, Line
 from jobpool.telemetry.history.row import decode, log_name
 
 SPACE = "history"
-
-OFF, TABLE, FILE = "off", "table", "file:"
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """A setting that was understood. `path` is set for a file; `table` for the broker's key store; neither: off."""
-
-    path: Path | None = None
-    table: bool = False
-
-    def __bool__(self) -> bool:
-        return self.table or self.path is not None
-
-
-def parse(text: object) -> Where:
-    """`off`, `table` or `file:PATH`; a relative path counts from the working directory.
-
-    Raises:
-        ValueError: It is none of them.
-    """
-    word = text.strip() if isinstance(text, str) else ""
-    if word.lower() == OFF:
-        return Where()
-    if word.lower() == TABLE:
-        return Where(table=True)
-    if word.lower().startswith(FILE) and len(word) > len(FILE):
-        return Where(path=Path(word[len(FILE) :]).expanduser().absolute())
-    raise ValueError(f"must be 'off', 'table' or 'file:PATH', such as 'file:history.ndjson', not {text!r}")
-
-
-def setting(text: object) -> str:
-    """The setting in its full form, a path of a file absolute. Raises `ValueError` as `parse`."""
-    where = parse(text)
-    return f"{FILE}{where.path}" if where.path is not None else TABLE if where.table else OFF
-
-
-def check_keep(keep: int) -> int:
-    """Return `keep`, or raise `ValueError` naming its bounds."""
-    if not 1 <= keep <= MOST_LINES:
-        raise ValueError(f"must be 1 to {MOST_LINES}, not {keep}")
-    return keep
 
 
 class Place(ABC):
@@ -110,9 +68,10 @@ class InTable(Place):
         return self._keys.list_logs(SPACE)
 
 
-def check_place(where: Where) -> None:
+def check_place(history: History) -> None:
     """Raise `ConfigurationError` unless the file's directory is there: before a pool starts, not at its first row."""
-    if where.path is not None and not where.path.parent.is_dir():
-        raise ConfigurationError(f"history: there is no directory {where.path.parent}: make it, or name another file")
-    if where.path is not None and where.path.is_dir():
-        raise ConfigurationError(f"history: {where.path} is a directory: name a file")
+    path = history.path
+    if path is not None and not path.parent.is_dir():
+        raise ConfigurationError(f"history: there is no directory {path.parent}: make it, or name another file")
+    if path is not None and path.is_dir():
+        raise ConfigurationError(f"history: {path} is a directory: name a file")

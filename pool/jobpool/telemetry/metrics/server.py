@@ -55,7 +55,7 @@ class Server:
             self._http = _Http(family, (host, port), views)
         except OSError as error:
             raise ConfigurationError(
-                f"metrics_port: {host}:{port} cannot be listened on ({error.strerror or error}):"
+                f"metrics: {host}:{port} cannot be listened on ({error.strerror or error}):"
                 " choose another port or host, or 0 for any free port"
             ) from error
         self.port: int = self._http.server_address[1]
