@@ -14,8 +14,8 @@ from jobpool.settings import COMMON, SETTINGS
 Function = Callable[..., Any]
 
 LOGGING = ("log_level", "log_format", "verbose", "quiet")
-SHARED = tuple(key for key, setting in SETTINGS.items() if setting.section == COMMON and setting.flags)
-"""Settings that are options of every verb."""
+COMMON_KEYS = tuple(key for key, setting in SETTINGS.items() if setting.section == COMMON and setting.flags)
+"""Keys of the settings that are options of every verb."""
 
 
 class Option(click.Option):
@@ -50,16 +50,16 @@ def common(function: Function) -> Function:
 
     @functools.wraps(function)
     def with_session(**params: Any) -> Any:
-        flags = {key: params.pop(key) for key in ("config", *SHARED) if key not in LOGGING}
+        flags = {key: params.pop(key) for key in ("config", *COMMON_KEYS) if key not in LOGGING}
         logs = {key: params.pop(key) for key in LOGGING}
         return function(Session(flags, **logs), **params)
 
-    return _stack(with_session, [*map(setting, SHARED), *_OTHERS])
+    return _stack(with_session, [*map(setting, COMMON_KEYS), *_OTHERS])
 
 
 def settings(function: Function) -> Function:
     """The options of the pool, each a setting."""
-    return _stack(function, [setting(key) for key, one in SETTINGS.items() if one.flags and key not in SHARED])
+    return _stack(function, [setting(key) for key, one in SETTINGS.items() if one.flags and key not in COMMON_KEYS])
 
 
 def setting(key: str, section: str = "") -> Callable[[Function], Function]:

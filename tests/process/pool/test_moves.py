@@ -84,7 +84,7 @@ def test_a_crash_past_the_limit_dies_where_it_is(rig: Rig) -> None:
     pool = rig.start_pool(*flags, workers=1, app=APP).wait_ready(1)
     ident = rig.enqueue("end", {"how": "segfault"}, queue="small")
     moved(rig, ident, "careful")
-    back = rig.start_pool("-Q", "careful", *flags[2:3], "small", *flags[4:], workers=1, app=APP).wait_ready(1)
+    back = rig.start_pool("-Q", "careful", "--on-crash", "queue=small", *flags[4:], workers=1, app=APP).wait_ready(1)
     wait_until(lambda: rig.is_dead(ident), LIMIT, "it is dead")
     message = rig.inspect(ident)
     assert (message.queue, message.reason, message.crashes) == ("careful", "crash-limit", 2)
