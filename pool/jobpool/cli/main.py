@@ -61,7 +61,7 @@ class Root(Verbs):
     ) -> NoReturn:
         open_standard_streams()
         words = list(sys.argv[1:] if args is None else args)
-        if self.commands.keys().isdisjoint(words):  # else the look at all that is installed is saved
+        if not words or words[0] not in self.commands:  # else the look at all that is installed is saved
             self._add_installed_verbs()
         extra["standalone_mode"] = False
         code = guarded(lambda: click.Group.main(self, words, prog_name or "jobpool", **extra), words)
