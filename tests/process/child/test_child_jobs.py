@@ -167,6 +167,20 @@ def test_the_title_tells_the_slot_the_state_and_the_job(start_child: Start) -> N
     wait_until(lambda: child.title == "pool: slot 0 busy hang_sleep 0123456789abcdef")
 
 
+def test_in_a_series_of_quick_jobs_the_title_names_the_handler_alone(start_child: Start) -> None:
+    """The job before is quick, and right before the next one, unless the machine is very busy."""
+
+    def shown() -> str:
+        child = start_child(title="pool")
+        child.send("noop")
+        child.send("noop")
+        child.send("hang_sleep", timeout=0.0)
+        wait_until(lambda: "busy hang_sleep" in child.title)
+        return child.title
+
+    assert "pool: slot 0 busy hang_sleep" in (shown() for _ in range(20))
+
+
 def test_the_title_says_idle_again(start_child: Start) -> None:
     child = start_child()
     child.succeed("noop")
