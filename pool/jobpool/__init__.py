@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from jobpool.message.settlement import Settled
     from jobpool.message.signing import EnvelopeSigner
     from jobpool.policy.breaker import CircuitBreaker
-    from jobpool.policy.guarding import Limits
+    from jobpool.policy.limits import Limits
     from jobpool.policy.retry import RetryPolicy
     from jobpool.telemetry.metrics.collector import MetricsCollector
 
@@ -118,7 +118,7 @@ _HOME = {
     "Jobs": "jobpool.client.jobs",
     "LeaseLost": "jobpool.errors",
     "MetricsCollector": "jobpool.telemetry.metrics.collector",
-    "Limits": "jobpool.policy.guarding",
+    "Limits": "jobpool.policy.limits",
     "Queue": "jobpool.client.claims",
     "QueueBackend": "jobpool.broker.backend",
     "QueueWorker": "jobpool.client.worker",

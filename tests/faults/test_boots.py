@@ -17,7 +17,7 @@ from support.faultmoves import Figure, start_pools, stop_all
 from support.poolrig import LIMIT, PoolProcess, Rig, kill_child
 from support.waiting import wait_until
 
-from jobpool.master.boot import FIRST, LOOP_AT
+from jobpool.master.boot import FIRST_BOOT_PAUSE_S, LOOP_AT
 from jobpool.ops.health import look
 
 BOOT = 2.0
@@ -99,7 +99,7 @@ def test_children_that_can_boot_no_more_are_tried_again_until_they_can_and_anoth
     assert not harmed.is_healthy()
     assert why in harmed.header().problem
     if event:
-        waits = [FIRST * 2**count for count in range(LOOP_AT)]
+        waits = [FIRST_BOOT_PAUSE_S * 2**count for count in range(LOOP_AT)]
         [_, *later] = gaps(harmed, event)  # the first two may have begun at once
         assert all(gap > wait - 0.01 for gap, wait in zip(later, waits[1:], strict=False)), "0.1 s, doubling"
         assert [check.name for check in look(harmed.note()).checks if not check.ok] == ["children", "boot"]

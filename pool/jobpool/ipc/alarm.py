@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from jobpool.errors import HardTimeout
 
-AGAIN = 0.1
+ALARM_EVERY_S = 0.1
 """Seconds between two alarms, once the first has fired."""
 
 STACK_DEPTH = 100
@@ -89,7 +89,7 @@ class Alarm:
         # A masked alarm of the attempt before is delivered here, while nothing is inside `call`.
         _sigmask(_SIG_SETMASK, self._mask)
         self._deadline = self._due = monotonic() + seconds if seconds > 0 else math.inf
-        _setitimer(_ITIMER_REAL, seconds if seconds > 0 else 0.0, AGAIN)
+        _setitimer(_ITIMER_REAL, seconds if seconds > 0 else 0.0, ALARM_EVERY_S)
 
     def disarm(self) -> None:
         """Stop the clock. `fired`, `stack` and `expired` keep their answers until the next `arm`."""

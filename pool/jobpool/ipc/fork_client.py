@@ -24,11 +24,11 @@ END_LIMIT_S = 10.0
 UNDEAD_AFTER_S = 1.0
 """Seconds after SIGKILL at which its children that are dead are not left to it any more."""
 
-_AT_ONCE = 256
+_FRAMES_AT_ONCE = 256
 _UP = (Loaded, LoadFailed, Spawned, SpawnFailed, Exited)
 
 
-class ForkServer:
+class ForkServerClient:
     """One running fork server. Use it on one thread.
 
     Poll `fileno()` for reading and call `receive()`; when `closed` is true, unregister it, call `close()`, and call
@@ -52,7 +52,7 @@ class ForkServer:
         self.broken = ""
 
     @classmethod
-    def start(cls, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str]) -> ForkServer:
+    def start(cls, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str]) -> ForkServerClient:
         """Start one; its first frame is `Loaded` or `LoadFailed`.
 
         Args:
@@ -105,7 +105,7 @@ class ForkServer:
         if not self.closed:
             with contextlib.suppress(ConnectionError):
                 self._outbox.flush()
-        while not self.closed and len(frames) < _AT_ONCE:
+        while not self.closed and len(frames) < _FRAMES_AT_ONCE:
             try:
                 got = packets.recv(self._control, fds_may_lack=True)
             except BlockingIOError:
@@ -177,7 +177,7 @@ class ForkServer:
 
 def _execute(fds: tuple[int, int, int], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "jobpool.ipc.fork_server", *map(str, fds)],
+        [sys.executable, "-m", "jobpool.ipc.fork_server_main", *map(str, fds)],
         stdin=subprocess.DEVNULL,
         pass_fds=fds,
         start_new_session=True,

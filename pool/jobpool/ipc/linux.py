@@ -43,7 +43,7 @@ _WAITID = ctypes.CDLL(None).waitid
 _CPU, _FSIZE, _DATA, _STACK, _NPROC, _NOFILE, _AS = 0, 1, 2, 3, 6, 7, 9
 """Numbers of resource limits."""
 _ANY_CHILD = os.WEXITED | os.WNOHANG | os.WNOWAIT
-_PAUSE = 0.0005
+_SWEEP_PAUSE_S = 0.0005
 """Seconds between two looks at a process that was sent SIGKILL; most are dead within one."""
 
 
@@ -154,7 +154,7 @@ def sweep_strays(keep: Collection[int], limit_s: float) -> int:
         if time.monotonic() >= give_up:
             break
         if not dead:
-            time.sleep(_PAUSE)
+            time.sleep(_SWEEP_PAUSE_S)
     return collected
 
 

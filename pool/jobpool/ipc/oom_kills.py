@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-BELIEVED = 1.0
+BELIEVED_S = 1.0
 """Seconds after a rise was seen for which a death by SIGKILL is put down to it."""
 
 _KEY = "oom_kill"
@@ -41,7 +41,7 @@ class OomKills:
         self.look(now)
         if self._last is None:
             return None
-        if self._spare <= 0 or now - self._seen_at > BELIEVED:
+        if self._spare <= 0 or now - self._seen_at > BELIEVED_S:
             return False
         self._spare -= 1
         return True

@@ -36,14 +36,14 @@ FIRED = b"\1"
 FIRED_AT_ONCE = 300
 """Firings told in one write, which a pipe takes whole or not at all."""
 
-WORDS_LIMIT = 4096
+MAX_WORDS_BYTES = 4096
 """Bytes of last words that are kept; a pipe takes so many at once."""
 
 
 def say(line: int, words: bytes) -> None:
     """From the scheduler to the master, if there is one still. Does not wait for it."""
     with contextlib.suppress(OSError):
-        os.write(line, words[:WORDS_LIMIT])
+        os.write(line, words[:MAX_WORDS_BYTES])
 
 
 def say_fired(line: int, lateness: Sequence[float]) -> None:
@@ -94,7 +94,7 @@ class CronStart:
         return cls(options=ChildOptions(**values.pop("options")), **values)
 
 
-class Companion:
+class SchedulerProcess:
     """One running scheduler. Use it on one thread.
 
     Attributes:
@@ -114,7 +114,7 @@ class Companion:
         self.fired: list[float] = []
 
     @classmethod
-    def start(cls, start: CronStart, environ: Mapping[str, str]) -> Companion:
+    def start(cls, start: CronStart, environ: Mapping[str, str]) -> SchedulerProcess:
         """Start one.
 
         Args:
@@ -149,9 +149,9 @@ class Companion:
     def hear(self) -> bool:
         """Take in what it has said; False when nothing more will come."""
         try:
-            while words := os.read(self.line, WORDS_LIMIT):
+            while words := os.read(self.line, MAX_WORDS_BYTES):
                 self.is_ready = self.is_ready or READY in words
-                self._words = self._without_fired(self._words + words.replace(READY, b""))[:WORDS_LIMIT]
+                self._words = self._without_fired(self._words + words.replace(READY, b""))[:MAX_WORDS_BYTES]
         except BlockingIOError:
             return True
         return False

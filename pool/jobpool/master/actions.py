@@ -110,12 +110,12 @@ class WriteStacks:
 
 
 @dataclass(frozen=True, slots=True)
-class StartCompanion:
+class StartScheduler:
     """Start a scheduler beside the pool."""
 
 
 @dataclass(frozen=True, slots=True)
-class SignalCompanion:
+class SignalScheduler:
     """Send this scheduler a signal."""
 
     pid: int
@@ -138,6 +138,6 @@ Action = (
     | Produce
     | Answer
     | WriteStacks
-    | StartCompanion
-    | SignalCompanion
+    | StartScheduler
+    | SignalScheduler
 )

@@ -10,12 +10,12 @@ from jobpool.master import events as ev
 from jobpool.master.companion import companion_ended, companion_ready, companion_refused, companion_started
 from jobpool.master.on_children import ON_CHILDREN
 from jobpool.master.on_messages import ON_MESSAGES
-from jobpool.master.pool import Pool
+from jobpool.master.state import Pool
 
 _COMMON = frozenset(
     {
         *(ev.ChildResult, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.Asked),
-        ev.CompanionFired,
+        ev.SchedulerFired,
     }
 )
 """What comes all the time and changes nothing about which children there should be."""
@@ -50,7 +50,7 @@ def _asked(pool: Pool, event: ev.Asked) -> None:
     event.make(pool)
 
 
-def _fired(pool: Pool, event: ev.CompanionFired) -> None:
+def _fired(pool: Pool, event: ev.SchedulerFired) -> None:
     """Only the observer has a use for it."""
 
 
@@ -70,10 +70,10 @@ _APPLY: dict[type[Any], Callable[[Pool, Any], None]] = {
     **ON_CHILDREN,
     ev.Asked: _asked,
     ev.SignalCame: _signal,
-    ev.CompanionStarted: companion_started,
-    ev.CompanionRefused: companion_refused,
-    ev.CompanionReady: companion_ready,
-    ev.CompanionFired: _fired,
-    ev.CompanionEnded: companion_ended,
+    ev.SchedulerStarted: companion_started,
+    ev.SchedulerRefused: companion_refused,
+    ev.SchedulerReady: companion_ready,
+    ev.SchedulerFired: _fired,
+    ev.SchedulerEnded: companion_ended,
     ev.ThreadDied: _thread_died,
 }

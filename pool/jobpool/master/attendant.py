@@ -4,59 +4,59 @@ from __future__ import annotations
 
 import os
 
-from jobpool.ipc.scheduler_process import Companion, CronStart
+from jobpool.ipc.scheduler_process import CronStart, SchedulerProcess
 from jobpool.master import events as ev
-from jobpool.master.crew import Crew
+from jobpool.master.child_processes import ChildProcesses
 
 
-class Attendant:
+class SchedulerStarter:
     """For the loop's thread. Nothing here waits.
 
     Args:
         start: What a scheduler is told.
-        crew: Watches its line and its end, and leaves it alone when it sweeps.
+        children: Watches its line and its end, and leaves it alone when it sweeps.
     """
 
-    def __init__(self, start: CronStart, crew: Crew) -> None:
+    def __init__(self, start: CronStart, children: ChildProcesses) -> None:
         self._start = start
-        self._crew = crew
-        self._companions: dict[int, Companion] = {}
+        self._children = children
+        self._companions: dict[int, SchedulerProcess] = {}
 
     def start(self) -> ev.Event:
         """Start one."""
         try:
-            companion = Companion.start(self._start, os.environ)
+            companion = SchedulerProcess.start(self._start, os.environ)
         except OSError as error:
-            return ev.CompanionRefused(str(error))
+            return ev.SchedulerRefused(str(error))
         self._companions[companion.pid] = companion
-        self._crew.spare(companion.pid)
-        self._crew.watch(companion.line, lambda: self._hear(companion))
-        self._crew.watch(companion.fileno(), lambda: self._read(companion))
-        return ev.CompanionStarted(companion.pid)
+        self._children.spare(companion.pid)
+        self._children.watch(companion.line, lambda: self._hear(companion))
+        self._children.watch(companion.fileno(), lambda: self._read(companion))
+        return ev.SchedulerStarted(companion.pid)
 
     def signal(self, pid: int, number: int) -> None:
         companion = self._companions.get(pid)
         if companion is not None:
             companion.signal(number)
 
-    def _hear(self, companion: Companion) -> list[ev.Event]:
+    def _hear(self, companion: SchedulerProcess) -> list[ev.Event]:
         was_ready = companion.is_ready
         if not companion.hear():
-            self._crew.unwatch(companion.line)
-        events: list[ev.Event] = [ev.CompanionReady(companion.pid)] if companion.is_ready and not was_ready else []
+            self._children.unwatch(companion.line)
+        events: list[ev.Event] = [ev.SchedulerReady(companion.pid)] if companion.is_ready and not was_ready else []
         if companion.fired:
-            events.append(ev.CompanionFired(companion.fired))
+            events.append(ev.SchedulerFired(companion.fired))
             companion.fired = []
         return events
 
-    def _read(self, companion: Companion) -> list[ev.Event]:
+    def _read(self, companion: SchedulerProcess) -> list[ev.Event]:
         status = companion.poll()
         if status is None:
             return []
         events = self._hear(companion)
-        self._crew.unwatch(companion.line)
-        self._crew.unwatch(companion.fileno())
+        self._children.unwatch(companion.line)
+        self._children.unwatch(companion.fileno())
         companion.close()
-        self._crew.spare_no_more(companion.pid)  # what it left behind is swept
+        self._children.spare_no_more(companion.pid)  # what it left behind is swept
         del self._companions[companion.pid]
-        return [*events, ev.CompanionEnded(companion.pid, status, companion.error)]
+        return [*events, ev.SchedulerEnded(companion.pid, status, companion.error)]

@@ -11,10 +11,10 @@ import math
 from jobpool.master.delivery import Delivery
 from jobpool.message.settlement import Ack, Settlement
 
-LINGER = 0.01
+MAX_LINGER_S = 0.01
 """Seconds for which an ack may wait."""
 
-SHARE = 4
+LOOKAHEAD_SHARE = 4
 """So great a part of the look-ahead is company enough, and two settlements at least."""
 
 
@@ -28,10 +28,10 @@ class Batch:
     def add(self, delivery: Delivery, settlement: Settlement, now: float, ahead: int) -> None:
         """Put one in. `ahead`: the look-ahead's size; 0 = jobs are long or few, and nothing is gained by waiting."""
         self._work.append((delivery, settlement))
-        if not ahead or type(settlement) is not Ack or len(self._work) >= max(2, ahead // SHARE):
+        if not ahead or type(settlement) is not Ack or len(self._work) >= max(2, ahead // LOOKAHEAD_SHARE):
             self.due = now
         elif len(self._work) == 1:
-            self.due = now + LINGER
+            self.due = now + MAX_LINGER_S
 
     def take(self) -> list[tuple[Delivery, Settlement]]:
         """Everything, in the order in which it came; empty from here."""

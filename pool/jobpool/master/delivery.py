@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Outcome
 
-_AT_ONCE = 512
+_NONCES_AT_ONCE = 512
 
 
 def nonces() -> Iterator[int]:
@@ -20,7 +20,7 @@ def nonces() -> Iterator[int]:
     answer for the jobs that wait in its child's socket. Drawn by the hundred, for one costs a system call.
     """
     while True:
-        yield from filter(None, struct.unpack(f"={_AT_ONCE}Q", os.urandom(_AT_ONCE * 8)))
+        yield from filter(None, struct.unpack(f"={_NONCES_AT_ONCE}Q", os.urandom(_NONCES_AT_ONCE * 8)))
 
 
 @dataclass(slots=True, eq=False)

@@ -14,19 +14,11 @@ from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.ipc.frames import Ask, Exited, HandlerInfo, Result
 from jobpool.master.delivery import Delivery
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import Outcome
 from jobpool.message.settlement import Settled, Settlement
+from jobpool.policy.inspection import Inspected
 
 if TYPE_CHECKING:
-    from jobpool.master.pool import Pool
-
-
-@dataclass(slots=True)
-class Inspected:
-    """A lease whose body was checked: `outcome` is set when it must not be run."""
-
-    lease: JobLease
-    outcome: Outcome | None
+    from jobpool.master.state import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,35 +239,35 @@ class SignalCame:
 
 
 @dataclass(frozen=True, slots=True)
-class CompanionStarted:
+class SchedulerStarted:
     """The scheduler beside the pool was executed."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class CompanionRefused:
+class SchedulerRefused:
     """No process was to be had for it."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class CompanionReady:
+class SchedulerReady:
     """Its schedules are good, and its broker has answered: it fires from now on."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class CompanionFired:
+class SchedulerFired:
     """It has fired. `lateness`: seconds from each instant to its firing."""
 
     lateness: list[float]
 
 
 @dataclass(frozen=True, slots=True)
-class CompanionEnded:
+class SchedulerEnded:
     """It was collected. `status`: as `subprocess` has it, negative = by that signal. `error`: its last words, or ""."""
 
     pid: int
@@ -321,10 +313,10 @@ Event = (
     | Sampled
     | Asked
     | SignalCame
-    | CompanionStarted
-    | CompanionRefused
-    | CompanionReady
-    | CompanionFired
-    | CompanionEnded
+    | SchedulerStarted
+    | SchedulerRefused
+    | SchedulerReady
+    | SchedulerFired
+    | SchedulerEnded
     | ThreadDied
 )

@@ -1,7 +1,7 @@
 """Turns what happens to a pool into numbers and history. Sees each event before it is applied; changes no decision.
 
 A settlement is counted when the broker has accepted it. All of it runs on the loop's thread, so nothing is locked;
-others ask the loop for a `snapshot` (asking.py). What comes once a job is in `_answered`, and kept short.
+others ask the loop for a `snapshot` (call_in_loop.py). What comes once a job is in `_answered`, and kept short.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any
 from jobpool.clock import Clock
 from jobpool.master import events as ev
 from jobpool.master.delivery import Delivery
-from jobpool.master.pool import Pool
 from jobpool.master.recording import Recorded, is_history, name_of, size_of
-from jobpool.master.slots import Ending, Slot, SlotState
-from jobpool.master.verdicts import signal_name
+from jobpool.master.slots import Slot, SlotState
+from jobpool.master.state import Pool
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import Outcome, Succeeded
+from jobpool.message.outcome import EndReason, Outcome, Succeeded
 from jobpool.message.settlement import Ack, Settled, Settlement
 from jobpool.policy.decide import counters_of
+from jobpool.policy.outcomes import signal_name
 from jobpool.telemetry.history.feed import Feed
 from jobpool.telemetry.metrics import catalogue as names
 from jobpool.telemetry.metrics.collector import MetricsCollector
 from jobpool.telemetry.metrics.memory import OTHER, MemoryMetrics, Snapshot
 
-REMEMBER_DEAD = 60.0
+REMEMBER_DEAD_S = 60.0
 """Seconds for which an ended child counts in `child_peak_rss_bytes`."""
 
 SUCCEEDED: tuple[str, ...] = ("succeeded",)
@@ -39,7 +39,7 @@ LOST = ("lease_lost",)
 REAPED = ("reaped",)
 REAPED_DEAD = ("reaped", "failed_permanently")
 
-LONGEST = 1e9
+MAX_RUN_S = 1e9
 """Seconds. A child says how long its handler ran, and user code shares its process: what cannot be is not believed."""
 
 
@@ -82,7 +82,7 @@ class Observer:
             ev.ReapDone: self._reaped,
             ev.Renewed: self._renewed,
             ev.ChildDied: self._child_died,
-            ev.CompanionFired: self._fired,
+            ev.SchedulerFired: self._fired,
         }
 
     def note(self, pool: Pool, event: ev.Event) -> None:
@@ -129,7 +129,7 @@ class Observer:
                 words = _words(settlement, outcome, answer)
             run = wait = None
             if ran is not None:
-                run = ran if 0.0 <= ran < LONGEST else 0.0
+                run = ran if 0.0 <= ran < MAX_RUN_S else 0.0
                 if not (lease.attempts or lease.crashes):
                     wait = _waited(lease, delivery.began + offset)
             handler = delivery.handler
@@ -156,7 +156,7 @@ class Observer:
 
     # --- schedules ----------------------------------------------------------------------------------
 
-    def _fired(self, _: Pool, event: ev.CompanionFired) -> None:
+    def _fired(self, _: Pool, event: ev.SchedulerFired) -> None:
         for to in self._to:
             for seconds in event.lateness:
                 to.observe(names.CRON_LATENESS, seconds)
@@ -172,7 +172,7 @@ class Observer:
         for to in self._to:
             to.count(names.EXITS, (cause_of_exit(slot, event),))
         deadline = slot.deadline()
-        if slot.ending is Ending.TIMEOUT and deadline is not None:
+        if slot.ending is EndReason.TIMEOUT and deadline is not None:
             for to in self._to:
                 to.observe(names.OVERRUN, max(0.0, now - deadline))
         if slot.deliveries and slot.deliveries[0].nonce == event.started:
@@ -202,7 +202,7 @@ class Observer:
         gauge(names.HISTORY_DROPPED, (self.feed.dropped if self.feed is not None else 0) + self._unwritten())
 
     def _peak(self, pool: Pool, now: float) -> int:
-        while self._dead and now - self._dead[0][0] > REMEMBER_DEAD:
+        while self._dead and now - self._dead[0][0] > REMEMBER_DEAD_S:
             self._dead.popleft()
         return max([0, *(slot.peak_rss for slot in pool.slots.live), *(peak for _, peak in self._dead)])
 
@@ -235,7 +235,7 @@ def _waited(lease: JobLease, began: float) -> float:
     if schedule is not None:
         since = max(since, _unix(schedule))
     waited = began - since
-    return waited if 0.0 <= waited < LONGEST else 0.0
+    return waited if 0.0 <= waited < MAX_RUN_S else 0.0
 
 
 def _unix(schedule: str) -> float:
@@ -249,8 +249,8 @@ def _unix(schedule: str) -> float:
 def cause_of_exit(slot: Slot, event: ev.ChildDied) -> str:
     """A word of a small set: why the master ended a child, else the signal, else `exit`."""
     exited = event.exited
-    died_before = slot.ending is Ending.SERVER and exited.signal != signal.SIGKILL
-    if slot.ending is not Ending.NONE and not died_before:
+    died_before = slot.ending is EndReason.SERVER and exited.signal != signal.SIGKILL
+    if slot.ending is not EndReason.NONE and not died_before:
         return str(slot.ending.value).replace(" ", "-")
     if exited.signal == signal.SIGKILL and "out of memory" in event.killer:
         return "oom-kill"

@@ -10,15 +10,16 @@ from jobpool.ipc.frames import Reply
 from jobpool.master import events as ev
 from jobpool.master.boot import LOOP_AT
 from jobpool.master.delivery import Delivery
-from jobpool.master.pool import Pool
+from jobpool.master.state import Pool
 from jobpool.message.death import cause_headline
 from jobpool.message.definition import capped
 from jobpool.message.headline import headline
 from jobpool.message.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
 from jobpool.message.settlement import Abandon, Ack, Move, Release, Settled, Settlement
 from jobpool.policy.decide import counters_of
+from jobpool.policy.inspection import Inspected
 
-MUCH_SHORTER = 2.0
+MUCH_SHORTER_FACTOR = 2.0
 """A lease that lasts for less than the ttl by this factor deserves a word."""
 
 OUTAGES: dict[type[JobpoolError], str] = {
@@ -27,7 +28,7 @@ OUTAGES: dict[type[JobpoolError], str] = {
     AccessRefused: "the broker refuses this pool; trying again until that is mended",
 }
 
-REMEMBER_BROKEN = 30.0
+REMEMBER_BROKEN_S = 30.0
 """Seconds within which the fetch is taken in that brought a lease which broke meanwhile."""
 
 
@@ -38,7 +39,7 @@ def _leased(pool: Pool, event: ev.Leased) -> None:
     if event.late:
         pool.counters.lost += event.late
         pool.note("warning", "leases had ended before they came", count=event.late, took=event.took)
-    if event.lasts and not pool.told_short and event.lasts < pool.settings.ttl / MUCH_SHORTER:
+    if event.lasts and not pool.told_short and event.lasts < pool.settings.ttl / MUCH_SHORTER_FACTOR:
         _note_short(pool, event.lasts)
     for inspected in event.leases:
         _take_in(pool, inspected)
@@ -57,7 +58,7 @@ def _note_short(pool: Pool, lasts: float) -> None:
     )
 
 
-def _take_in(pool: Pool, inspected: ev.Inspected) -> None:
+def _take_in(pool: Pool, inspected: Inspected) -> None:
     lease, outcome = inspected.lease, inspected.outcome
     nonce = next(pool.nonces)
     delivery = Delivery(lease, nonce, 0.0, "", pool.now)
@@ -69,7 +70,7 @@ def _take_in(pool: Pool, inspected: ev.Inspected) -> None:
     else:
         if type(outcome) is NewerWire:
             _note_newer(pool, delivery, outcome.version)
-        pool.verdicts.append((delivery, outcome))
+        pool.outcomes.append((delivery, outcome))
 
 
 def _note_newer(pool: Pool, delivery: Delivery, version: int) -> None:
@@ -229,7 +230,7 @@ def _lose_broken(pool: Pool) -> None:
     found = [d for d in pool.held.values() if d.lease.owner_token in pool.broken]
     known = {d.lease.owner_token for d in found}
     pool.broken = {
-        token: at for token, at in pool.broken.items() if token not in known and pool.now - at < REMEMBER_BROKEN
+        token: at for token, at in pool.broken.items() if token not in known and pool.now - at < REMEMBER_BROKEN_S
     }
     lost = [delivery for delivery in found if not delivery.settling]
     for delivery in lost:

@@ -9,11 +9,11 @@ from dataclasses import asdict
 
 from jobpool.errors import BackendUnavailable
 from jobpool.ipc.scoreboard import Scoreboard
-from jobpool.master.pool import Pool
 from jobpool.master.slots import Slot, SlotState
-from jobpool.master.upkeep import reload_under_way
+from jobpool.master.spawning import reload_under_way
+from jobpool.master.state import Pool
 
-EVERY = 0.25
+PUBLISH_EVERY_S = 0.25
 """Seconds between two writes: a person reads it, and each costs some microseconds a slot."""
 
 log = logging.getLogger("jobpool.pool")
@@ -33,7 +33,7 @@ class Publisher:
         self._cpu[child] = share
 
     def publish(self, pool: Pool, now: float, broker_ok_at: float, reaped_at: float) -> None:
-        """Write what has changed. The caller keeps to `EVERY`."""
+        """Write what has changed. The caller keeps to `PUBLISH_EVERY_S`."""
         ready = sum(slot.is_ready for slot in pool.slots)
         self._board.header.write(
             workers=pool.target,
@@ -84,4 +84,4 @@ def _problem(pool: Pool) -> str:
         return refusal or "the broker does not answer"
     if pool.boot.failures:
         return f"children do not come up: {pool.boot.last_error}"
-    return pool.companion.problem or reload_under_way(pool)
+    return pool.schedulers.problem or reload_under_way(pool)

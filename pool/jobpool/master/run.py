@@ -21,27 +21,27 @@ from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.ipc.scrubbing import scrubbed
-from jobpool.master.attendant import Attendant
+from jobpool.master.attendant import SchedulerStarter
 from jobpool.master.breakers import BreakerSettings
-from jobpool.master.crew import Crew
-from jobpool.master.demands import check_demands, limits_of, unserved_limits
+from jobpool.master.child_processes import ChildProcesses
+from jobpool.master.compatibility import check_compatibility, limits_of, unserved_limits
+from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
-from jobpool.master.inspection import Inspector
-from jobpool.master.lessor import Lessor
 from jobpool.master.loop import Master
 from jobpool.master.plan import Planner
-from jobpool.master.pool import Pool, slot_count
 from jobpool.master.publisher import Publisher
 from jobpool.master.settings import PoolSettings
-from jobpool.master.settler import COUNT_EVERY, Settler
+from jobpool.master.settle_thread import COUNT_EVERY_S, SettleThread
 from jobpool.master.signals import Signals
-from jobpool.master.watching import Watching, watching
+from jobpool.master.state import Pool, slot_count
+from jobpool.master.telemetry import Telemetry, make_telemetry
 from jobpool.message.allowances import Allowances
 from jobpool.message.signing import EnvelopeSigner
+from jobpool.policy.inspection import Inspector
 from jobpool.policy.retry import RetryPolicy
 from jobpool.telemetry.metrics.collector import MetricsCollector
 
-COUNT_EVERY_UNTIL_EMPTY = 0.2
+COUNT_EVERY_UNTIL_EMPTY_S = 0.2
 """Seconds between two looks at the counts when the pool ends as soon as they are 0."""
 
 log = logging.getLogger("jobpool.pool")
@@ -50,7 +50,7 @@ DESCRIPTORS_A_CHILD = 8
 DESCRIPTORS_BESIDES = 128
 """Open files of the master: at most so many for each slot, and so many for brokers, logs and the rest."""
 
-BROKER_INTERVAL = COUNT_EVERY
+BROKER_INTERVAL_S = COUNT_EVERY_S
 """Seconds in which the broker is asked at least once: the settle thread's counts."""
 
 
@@ -87,7 +87,7 @@ def run_pool(
     broker = backend or open_backend(settings.backend, signer=signer, timeout=settings.broker_timeout)
     try:
         broker = wrap(broker) if wrap else broker
-        check_demands(settings, broker)
+        check_compatibility(settings, broker)
         for unserved in unserved_limits(settings):
             log.warning("a limit limits nothing here", extra={"fields": {"limit": unserved}})
         broker.ping()
@@ -113,12 +113,12 @@ def _run(
     setproctitle(f"jobpool: master [{settings.name}] {' '.join(settings.queue_names)}")
     pool = Pool(settings, now=backend.clock.mono(), acks_in_transaction=backend.capabilities.ack_in_transaction)
     inbox = Inbox()
-    watched = watching(settings, backend, board, inbox, _version(), collector)
-    crew = Crew(fork_server_config(settings), board, _environ_of_children(backend))
+    watched = make_telemetry(settings, backend, board, inbox, _version(), collector)
+    children = ChildProcesses(fork_server_config(settings), board, _environ_of_children(backend))
     try:
         signals.install()
-        crew.watch(signals.fileno(), signals.read)
-        master = _master(settings, pool, backend, signer, board, crew, inbox, watched)
+        children.watch(signals.fileno(), signals.read)
+        master = _master(settings, pool, backend, signer, board, children, inbox, watched)
         if on_start:
             on_start(board)
         with _rare_collections():
@@ -164,43 +164,45 @@ def _master(
     backend: QueueBackend,
     signer: EnvelopeSigner,
     board: Scoreboard,
-    crew: Crew,
+    children: ChildProcesses,
     inbox: Inbox,
-    watched: Watching | None,
+    watched: Telemetry | None,
 ) -> Master:
-    every = COUNT_EVERY_UNTIL_EMPTY if settings.until_empty else COUNT_EVERY
+    every = COUNT_EVERY_UNTIL_EMPTY_S if settings.until_empty else COUNT_EVERY_S
     reaping = ReapPolicy(
         max_crashes=settings.max_crashes,
         window=settings.crash_window,
         back_off=settings.crash_back_off,
         back_off_cap=settings.crash_back_off_cap,
     )
-    settler = Settler(backend, settings.queue_names, settings.ttl, reaping, inbox, every, settings.dead_letter_queue)
+    settle_thread = SettleThread(
+        backend, settings.queue_names, settings.ttl, reaping, inbox, every, settings.dead_letter_queue
+    )
     publisher = Publisher(
         board,
         name=settings.name,
         version=_version(),
         queues=" ".join(settings.queue_names),
         backend=redact(settings.backend),
-        broker_interval=BROKER_INTERVAL,
-        reap_interval=settler.reap_every,
+        broker_interval=BROKER_INTERVAL_S,
+        reap_interval=settle_thread.reap_every,
     )
     return Master(
         pool=pool,
         planner=Planner(retry_policy(settings), backend.pack, backend.capabilities.forfeit),
         backend=backend,
-        crew=crew,
+        children=children,
         inbox=inbox,
-        lessor=_lessor(settings, backend, signer, inbox),
-        settler=settler,
+        fetch_thread=_fetch_thread(settings, backend, signer, inbox),
+        settle_thread=settle_thread,
         publisher=publisher,
-        watching=watched,
-        attendant=Attendant(cron_start(settings), crew) if settings.cron else None,
+        telemetry=watched,
+        attendant=SchedulerStarter(cron_start(settings), children) if settings.cron else None,
     )
 
 
-def _lessor(settings: PoolSettings, backend: QueueBackend, signer: EnvelopeSigner, inbox: Inbox) -> Lessor:
-    return Lessor(
+def _fetch_thread(settings: PoolSettings, backend: QueueBackend, signer: EnvelopeSigner, inbox: Inbox) -> FetchThread:
+    return FetchThread(
         backend,
         settings.queues,
         settings.ttl,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST = 1.0
-LONGEST = 30.0
+FIRST_SCHEDULER_PAUSE_S = 1.0
+MAX_SCHEDULER_PAUSE_S = 30.0
 """Seconds between the end of one that ended by itself and the next: doubling from the one to the other."""
 
-STEADY = 60.0
+STEADY_AFTER_S = 60.0
 """Seconds after which one that ends by itself counts as the first to do so."""
 
-TROUBLE = 3
+TROUBLE_AFTER_ENDS = 3
 """From so many ends in a row on, the pool says so (health)."""
 
 
 @dataclass(slots=True)
-class Scheduling:
+class Scheduler:
     """One scheduler's process. Times are CLOCK_MONOTONIC seconds.
 
     Attributes:
@@ -38,14 +38,14 @@ class Scheduling:
     error: str = ""
 
     def is_steady(self, now: float) -> bool:
-        return self.ready and now - self.started_at >= STEADY
+        return self.ready and now - self.started_at >= STEADY_AFTER_S
 
 
-class CompanionState:
+class Schedulers:
     """What the pool knows of its schedulers. Times are CLOCK_MONOTONIC seconds."""
 
     def __init__(self) -> None:
-        self.running: dict[int, Scheduling] = {}
+        self.running: dict[int, Scheduler] = {}
         self.was_ready = False
         self.tried = 0
         """The last generation of which one was started, or could not be."""
@@ -57,16 +57,16 @@ class CompanionState:
         """Why the schedules of the generation that was tried last cannot work; "" = nothing is known of that."""
 
     @property
-    def serving(self) -> list[Scheduling]:
+    def serving(self) -> list[Scheduler]:
         """Those that were not asked to end, the oldest first."""
         return [one for one in self.running.values() if not one.asked_at]
 
     def began(self, pid: int, generation: int, now: float) -> None:
         """It was started."""
-        self.running[pid] = Scheduling(pid, generation, now)
+        self.running[pid] = Scheduler(pid, generation, now)
         self.tried = generation
 
-    def became_ready(self, one: Scheduling) -> None:
+    def became_ready(self, one: Scheduler) -> None:
         """It fires from now on."""
         one.ready = self.was_ready = True
         self.refused = ""
@@ -75,7 +75,7 @@ class CompanionState:
         """One ended by itself, or could not be started; for how many seconds none is started."""
         self.failures = 1 if steady else self.failures + 1
         self.error = error
-        pause = min(LONGEST, FIRST * 2.0 ** min(self.failures - 1, 30))
+        pause = min(MAX_SCHEDULER_PAUSE_S, FIRST_SCHEDULER_PAUSE_S * 2.0 ** min(self.failures - 1, 30))
         self.next_at = now + pause
         return pause
 
@@ -84,6 +84,6 @@ class CompanionState:
         if self.refused:
             which = "the new schedules are refused, the old ones go on" if self.serving else "there is no scheduler"
             return f"{which}: {self.refused}"
-        if self.failures < TROUBLE:
+        if self.failures < TROUBLE_AFTER_ENDS:
             return ""
         return "the scheduler does not stay up" + (f": {self.error}" if self.error else "")

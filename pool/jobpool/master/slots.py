@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from jobpool.master.delivery import Delivery
+from jobpool.message.outcome import EndReason
 
 
 class SlotState(Enum):
@@ -41,21 +42,6 @@ MOVES: dict[SlotState, frozenset[SlotState]] = {
 
 class IllegalMoveError(RuntimeError):
     """A slot was told to go where it cannot go from where it is: a fault in the pool, never in a job."""
-
-
-class Ending(Enum):
-    """Why the master ended a child, or let it end."""
-
-    NONE = "none"
-    TIMEOUT = "timeout"
-    MEMORY = "memory-limit"
-    STOP = "stop"
-    LOST = "lease lost"
-    RECYCLE = "recycle"
-    RETIRE = "retire"
-    PROTOCOL = "broken channel"
-    BOOT = "boot timeout"
-    SERVER = "its fork server has died"
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +70,7 @@ class Slot:
     """Its process has ended and was not collected yet."""
     suspicion: float = 0.0
     """When its fork server died: 0 for whose attempt had run the longest, 1 for the youngest of several."""
-    ending: Ending = Ending.NONE
+    ending: EndReason = EndReason.NONE
     ending_text: str = ""
     killed_at: float = 0.0
     dumped_at: float = 0.0
@@ -143,7 +129,7 @@ class Slot:
             return None
         return self.head_since + self.deliveries[0].timeout
 
-    def end(self, why: Ending, now: float, text: str = "", killed: bool = True) -> None:
+    def end(self, why: EndReason, now: float, text: str = "", killed: bool = True) -> None:
         """Note that the child is being ended; its first reason stands."""
         if self.state is not SlotState.DYING:
             self.move(SlotState.DYING, now)
@@ -178,7 +164,7 @@ class Slots:
         slot.move(SlotState.STARTING, now)
         slot.child, slot.generation, slot.pid = child, generation, 0
         slot.restarts += 1
-        slot.ending, slot.ending_text, slot.retiring = Ending.NONE, "", False
+        slot.ending, slot.ending_text, slot.retiring = EndReason.NONE, "", False
         slot.killed_at = slot.dumped_at = 0.0
         slot.rss = slot.peak_rss = 0
         slot.full = False

@@ -43,10 +43,10 @@ from jobpool.policy.retry import RetryPolicy
 NEVER_STARTED_LIMIT = 3
 """So many children in a row that died before they began a message: it is the message's doing."""
 
-TIERS = 8
+MAX_EXTRA_MOVES = 8
 """So many moves past its budget, from one queue for larger machines to the next: pools that name each other's end."""
 
-SIGNATURE = 64
+SIGNATURE_CHARS = 64
 """Characters that signing adds to a body."""
 
 # Shared by all decisions: a no-op job costs no new object here.
@@ -156,7 +156,7 @@ def _budget(lease: JobLease, rules: Rules, retry: RetryPolicy) -> int:
 def _outgrown(error: str, cause: str | None, lease: JobLease, rules: Rules, retry: RetryPolicy) -> Settlement:
     """Too large for these machines: it gets one run on larger ones, also when this was its last attempt."""
     queue = rules.on_memory_limit_queue
-    if queue is None or not _can_go(lease, queue) or lease.attempts >= _budget(lease, rules, retry) + TIERS:
+    if queue is None or not _can_go(lease, queue) or lease.attempts >= _budget(lease, rules, retry) + MAX_EXTRA_MOVES:
         return _failed("memory-limit", error, lease, rules, retry, cause=cause)
     return Move(queue, attempts=1, error=error, cause=cause)
 
@@ -173,7 +173,7 @@ def _no_verdict(cause: str, lease: JobLease, rules: Rules) -> Settlement | Leave
 
 def _can_go(lease: JobLease, queue: str) -> bool:
     """Not to where it is; nor when another queue's name, and a signature, could make its body too large to be read."""
-    return queue != lease.queue and len(lease.body) + len(queue) + SIGNATURE <= MAX_BODY_BYTES
+    return queue != lease.queue and len(lease.body) + len(queue) + SIGNATURE_CHARS <= MAX_BODY_BYTES
 
 
 def _unknown(handler: str, seen_for: float, rules: Rules) -> Settlement:

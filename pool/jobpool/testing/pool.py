@@ -20,7 +20,7 @@ from jobpool.message.builder import JobBuilder
 from jobpool.message.definition import JobDefinition
 from jobpool.message.result import Status
 from jobpool.message.signing import EnvelopeSigner, Key
-from jobpool.policy.guarding import Limits
+from jobpool.policy.limits import Limits
 from jobpool.policy.retry import RetryPolicy
 from jobpool.testing.faults import Fault, FaultPlan, Injection, Point
 from jobpool.testing.runs import Run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobpool.master.boot import FIRST, LONGEST, BootBackOff
+from jobpool.master.boot import FIRST_BOOT_PAUSE_S, MAX_BOOT_PAUSE_S, BootBackOff
 
 NOW = 100.0
 
@@ -22,7 +22,7 @@ def test_each_failure_doubles_the_wait_up_to_the_longest() -> None:
 
 
 def test_it_stays_the_longest_however_often_it_fails() -> None:
-    assert waits(5000)[-1] == LONGEST
+    assert waits(5000)[-1] == MAX_BOOT_PAUSE_S
 
 
 def test_a_success_lets_the_next_try_begin_at_once_and_the_wait_anew() -> None:
@@ -34,4 +34,4 @@ def test_a_success_lets_the_next_try_begin_at_once_and_the_wait_anew() -> None:
 
     assert (boot.failures, boot.next_at, boot.last_error) == (0, 0.0, "")
     boot.failed("no such module", NOW)
-    assert boot.next_at == NOW + FIRST
+    assert boot.next_at == NOW + FIRST_BOOT_PAUSE_S

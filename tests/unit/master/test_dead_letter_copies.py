@@ -13,10 +13,9 @@ from jobpool.broker.backend import Message, MessageFilter, QueueBackend, Reaped,
 from jobpool.broker.opening import open_backend
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, InvalidJob
-from jobpool.ipc.frames import Verdict
-from jobpool.master.forwarding import Forwarder
+from jobpool.master.dead_letter_copies import DeadLetterCopies
 from jobpool.message.definition import JobDefinition
-from jobpool.message.outcome import CancelledByPerson, Expired, Outcome, Rejected
+from jobpool.message.outcome import CancelledByPerson, Expired, Outcome, Rejected, ResultKind
 from jobpool.message.settlement import Abandon, Nack
 from jobpool.message.signing import EnvelopeSigner
 
@@ -32,7 +31,7 @@ def the_abandon(stage: Stage) -> Abandon:
 def failing(**settings: object) -> Stage:
     stage = Stage(workers=1, **settings).boot()
     stage.lease("report")
-    stage.answer(stage.busy[0], Verdict.FAILED, error="boom")
+    stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
     return stage
 
 
@@ -55,7 +54,7 @@ def test_in_the_queue_of_copies_itself_it_carries_nothing() -> None:
 def test_a_failure_with_budget_left_carries_nothing() -> None:
     stage = Stage(workers=1, dead_letter_queue="failures").boot()
     stage.lease("stubborn")
-    stage.answer(stage.busy[0], Verdict.FAILED, error="boom")
+    stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
     assert isinstance(stage.verdicts()[0], Nack)
 
 
@@ -79,7 +78,7 @@ def test_a_copy_that_the_backend_would_refuse_is_left_out_and_said() -> None:
     stage = Stage(workers=1, dead_letter_queue="failures").boot()
     stage.planner.check = check
     stage.lease("report")
-    stage.answer(stage.busy[0], Verdict.FAILED, error="boom")
+    stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
     assert the_abandon(stage).follow_ups == ()
     [note] = [note for note in stage.pool.notes if note.event == "a dead letter is not forwarded"]
     assert note.fields["error"] == "too large for failures"
@@ -116,7 +115,7 @@ def payloads(broker: QueueBackend) -> list[Any]:
 def test_a_death_in_the_reapers_hands_is_forwarded_once(broker: QueueBackend) -> None:
     reaped = crash_to_death(broker)
     for _ in range(2):  # a second reaper that has seen the same, or a repetition after a lost reply
-        forwarder = Forwarder(broker, "failures")
+        forwarder = DeadLetterCopies(broker, "failures")
         forwarder.died(reaped)
         forwarder.forward()
     [payload] = payloads(broker)
@@ -125,7 +124,7 @@ def test_a_death_in_the_reapers_hands_is_forwarded_once(broker: QueueBackend) ->
 
 
 def test_what_is_given_back_alive_is_not(broker: QueueBackend) -> None:
-    forwarder = Forwarder(broker, "failures")
+    forwarder = DeadLetterCopies(broker, "failures")
     forwarder.died([Reaped("x", "reports", 1, None, dead=False)])
     forwarder.forward()
     assert payloads(broker) == []
@@ -133,7 +132,7 @@ def test_what_is_given_back_alive_is_not(broker: QueueBackend) -> None:
 
 @pytest.mark.parametrize("to", [None, "reports"])
 def test_without_a_queue_and_in_that_queue_itself_nothing_is(broker: QueueBackend, to: str | None) -> None:
-    forwarder = Forwarder(broker, to)
+    forwarder = DeadLetterCopies(broker, to)
     forwarder.died(crash_to_death(broker))
     forwarder.forward()
     assert payloads(broker) == []
@@ -144,7 +143,7 @@ def test_a_body_that_nobody_signed_is_not_forwarded(broker: QueueBackend, caplog
     """A reaper recovers what it has not verified: a lease of somebody who looks at no signature."""
     reaped = crash_to_death(broker)
     broker.signer = EnvelopeSigner("another key of ours")
-    forwarder = Forwarder(broker, "failures")
+    forwarder = DeadLetterCopies(broker, "failures")
     forwarder.died(reaped)
     forwarder.forward()
     assert payloads(broker) == []
@@ -167,7 +166,7 @@ class Stammering:
 
 def test_an_outage_leaves_it_for_the_next_call(broker: QueueBackend) -> None:
     reaped = crash_to_death(broker) + crash_to_death(broker)
-    forwarder = Forwarder(Stammering(broker), "failures")  # type: ignore[arg-type]
+    forwarder = DeadLetterCopies(Stammering(broker), "failures")  # type: ignore[arg-type]
     forwarder.died(reaped)
     failures = 0
     while len(payloads(broker)) < 2:
@@ -198,7 +197,7 @@ def test_where_a_broker_looks_through_its_letters_it_is_told_the_queue(clock: Ma
     assert broker.fetch("reports") is None, "it was met, charged and buried"
     reaped = broker.reap("reports")
     assert [(one.crashes, one.dead) for one in reaped] == [(1, False), (2, True)]
-    forwarder = Forwarder(broker, "failures")
+    forwarder = DeadLetterCopies(broker, "failures")
     forwarder.died(reaped)
     forwarder.forward()
     copy = broker.fetch("failures")

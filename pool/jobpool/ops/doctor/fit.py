@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding, Level
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
-from jobpool.master.demands import queues_of, unmet
+from jobpool.master.compatibility import queues_of, unmet
 from jobpool.master.run import retry_policy
 from jobpool.master.settings import PoolSettings
 from jobpool.settings import Settings

@@ -1,0 +1,190 @@
+"""All that watches one pool: observer, the pages that are served, rollups and history; their start and end."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from jobpool.broker.backend import QueueBackend
+from jobpool.errors import ConfigurationError
+from jobpool.ipc.board_views import HeaderView
+from jobpool.ipc.scoreboard import Scoreboard
+from jobpool.master.call_in_loop import LoopCalls
+from jobpool.master.compatibility import no_table
+from jobpool.master.inbox import Inbox
+from jobpool.master.observer import Observer
+from jobpool.master.recording import Recorded, attempt_of
+from jobpool.master.settings import PoolSettings
+from jobpool.master.state import Pool
+from jobpool.telemetry.history.feed import Feed
+from jobpool.telemetry.history.places import InFile, InTable, Place, check_place, parse
+from jobpool.telemetry.history.row import Attempt
+from jobpool.telemetry.history.writer import Writer
+from jobpool.telemetry.masking import Masker
+from jobpool.telemetry.metrics.collector import MetricsCollector
+from jobpool.telemetry.metrics.exposition import MEND, expose, require_client
+from jobpool.telemetry.metrics.memory import MemoryMetrics
+from jobpool.telemetry.metrics.pages import Page, View, text_page
+from jobpool.telemetry.metrics.probes import Probe, live, ready
+from jobpool.telemetry.metrics.rollup_thread import Counts, RollupThread
+
+if TYPE_CHECKING:
+    from jobpool.telemetry.metrics.server import Server
+
+END_LIMIT_S = 2.0
+"""Seconds for the last rollups, and for the last rows of history, to be written at a stop."""
+
+NO_ANSWER = "the pool's loop does not answer"
+
+log = logging.getLogger("jobpool.metrics")
+
+
+class Telemetry:
+    """See the module. `observer` belongs to the loop's thread; `start` and `end` are called on it too."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        calls: LoopCalls,
+        server: Server | None = None,
+        rollups: RollupThread | None = None,
+        history: Writer | None = None,
+    ) -> None:
+        self.observer = observer
+        self._calls = calls
+        self._server = server
+        self._rollups = rollups
+        self._history = history
+
+    def start(self) -> None:
+        """Begin to serve and to write."""
+        for part in (self._server, self._rollups, self._history):
+            if part is not None:
+                part.start()
+
+    def end(self, pool: Pool) -> None:
+        """Write what is left, then serve no more. Blocks for some seconds at most, and only if it cannot be written."""
+        self._calls.close()
+        if self._rollups is not None:
+            self._rollups.finish(self.observer.snapshot(pool).ended, END_LIMIT_S)
+        if self._history is not None and self.observer.feed is not None:
+            self._history.finish([attempt_of(one) for one in self.observer.feed.take()], END_LIMIT_S)
+        self.close()
+
+    def close(self) -> None:
+        """Serve no more, let the port go, and write nothing more than `end` asks for. Safe to call twice."""
+        self._calls.close()
+        if self._server is not None:
+            self._server.close()
+        for writer in (self._rollups, self._history):
+            if writer is not None:
+                writer.stop()
+
+
+def make_telemetry(
+    settings: PoolSettings,
+    backend: QueueBackend,
+    board: Scoreboard,
+    inbox: Inbox,
+    version: str,
+    also: MetricsCollector | None = None,
+) -> Telemetry | None:
+    """What the settings ask for; None: nothing, and then nothing of it costs anything.
+
+    Raises:
+        ConfigurationError: The port is taken, or history has no place.
+    """
+    place = _place(settings, backend)
+    rolls = settings.rollups > 0 and backend.capabilities.key_store
+    if settings.metrics_port is None and place is None and not rolls and also is None:
+        return None
+    calls = LoopCalls(inbox)
+    feed: Feed[Recorded] | None = None if place is None else Feed(settings.history_keep)
+    writer = None if place is None or feed is None else _writer(settings, place, calls, feed)
+    observer = Observer(
+        MemoryMetrics(),
+        backend.clock,
+        version,
+        also=also,
+        feed=feed,
+        unwritten=(lambda: writer.dropped) if writer else (lambda: 0),
+    )
+    return Telemetry(
+        observer,
+        calls,
+        _server(settings, board, calls, observer),
+        _rollups(settings, backend, calls, observer) if rolls else None,
+        writer,
+    )
+
+
+def _place(settings: PoolSettings, backend: QueueBackend) -> Place | None:
+    where = parse(settings.history)
+    if not where:
+        return None
+    if where.path is not None:
+        check_place(where)
+        return InFile(where.path, settings.history_keep)
+    if not backend.capabilities.key_store:
+        raise ConfigurationError(no_table(backend.scheme))
+    return InTable(backend.keys, settings.history_keep)
+
+
+def _writer(settings: PoolSettings, place: Place, calls: LoopCalls, feed: Feed[Recorded]) -> Writer:
+    def take() -> list[Attempt] | None:
+        found = calls.ask(lambda _: feed.take())
+        return None if found is None else [attempt_of(one) for one in found]
+
+    return Writer(place, Masker(settings.mask_keys), lambda: feed.items > 0, take)
+
+
+def _rollups(settings: PoolSettings, backend: QueueBackend, calls: LoopCalls, observer: Observer) -> RollupThread:
+    def counts() -> Counts | None:
+        snapshot = calls.ask(observer.snapshot)
+        return None if snapshot is None else snapshot.ended
+
+    return RollupThread(backend.keys, secrets.token_hex(8), settings.rollups, counts, backend.clock.wall)
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+def _server(settings: PoolSettings, board: Scoreboard, calls: LoopCalls, observer: Observer) -> Server | None:
+    if settings.metrics_port is None:
+        return None
+    from jobpool.telemetry.metrics.server import Server  # brings http.server, and that much more: only where it is used
+
+    try:
+        require_client()
+    except ConfigurationError:
+        log.warning("/metrics will not be served", extra={"mend": MEND})
+    views: dict[str, View] = {
+        "/metrics": lambda accept: metrics_page(calls, observer, accept),
+        "/livez": lambda _: probe_page(board, live),
+        "/readyz": lambda _: probe_page(board, ready),
+    }
+    server = Server(settings.metrics_host, settings.metrics_port, views)
+    log.info("metrics are served", extra={"host": settings.metrics_host, "port": server.port})
+    return server
+
+
+def metrics_page(calls: LoopCalls, observer: Observer, accept: str) -> Page:
+    """The metrics of this moment: 501 without prometheus-client, 503 when the loop does not answer."""
+    try:
+        require_client()
+    except ConfigurationError as error:
+        return text_page(501, str(error))
+    snapshot = calls.ask(observer.snapshot)
+    if snapshot is None:
+        return text_page(503, NO_ANSWER)
+    body, content_type = expose(snapshot, accept)
+    return Page(200, body, content_type)
+
+
+def probe_page(board: Scoreboard, judge: Callable[[HeaderView, float], Probe]) -> Page:
+    """200 or 503, and the sentence."""
+    probe = judge(board.header.read(), time.monotonic())
+    return text_page(200 if probe.ok else 503, probe.text)
