@@ -22,8 +22,8 @@ from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.child.transaction import own_ack
 from jobpool.errors import BackendUnavailable, JobpoolError, LeaseLost, Unsupported
 from jobpool.handlers.registry import DEFAULT, AnyHandler, HandlerRegistry
-from jobpool.master.acquirer import Acquirer, check_key_store
-from jobpool.master.lost_lease_thread import LOST_LOOK_EVERY_S
+from jobpool.master.acquire import Acquirer, check_key_store
+from jobpool.master.threads import LOST_LOOK_EVERY_S
 from jobpool.message.allowances import Allowances
 from jobpool.message.definition import JobDefinition, capped, check_seconds
 from jobpool.message.envelope import JobEnvelope, decode, encode
@@ -42,7 +42,8 @@ from jobpool.message.outcome import (
 from jobpool.message.result import ExecutionResult, Status, WorkerResult
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Nack, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.decide import Rules, counters_of, decide, status_of
+from jobpool.policy.counters import counters_of, status_of
+from jobpool.policy.decide import Rules, decide
 from jobpool.policy.inspection import Inspected, Inspector
 from jobpool.policy.limits import Limits
 from jobpool.policy.outcomes import checked, outcome_of

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 
 from jobpool.ipc import packets
 from jobpool.ipc.frames import BadFrame, Exited, Frame, Loaded, LoadFailed, Spawn, Spawned, SpawnFailed, decode
-from jobpool.ipc.outbox import Outbox
-from jobpool.ipc.process_options import ForkServerConfig
-from jobpool.ipc.scrubbing import scrubbed
+from jobpool.ipc.packets import Outbox
+from jobpool.ipc.process_options import ForkServerConfig, scrubbed
 
 END_LIMIT_S = 10.0
 """Seconds in which a fork server ends after its master has hung up: it may have strays to sweep."""

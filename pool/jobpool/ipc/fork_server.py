@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from jobpool.ipc import linux, packets, postfork
 from jobpool.ipc.frames import BadFrame, Exited, Spawn, Spawned, SpawnFailed, decode
-from jobpool.ipc.outbox import Outbox
+from jobpool.ipc.packets import Outbox
 from jobpool.ipc.process_options import ASKS_STACK, ChildOptions
 from jobpool.ipc.scoreboard import ChildPages
 

@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobpool.ipc.process_options import ChildOptions
-from jobpool.ipc.scrubbing import scrubbed
+from jobpool.ipc.process_options import ChildOptions, scrubbed
 
 PROGRAM = "jobpool.cli.companion"
 """Called with the number of a descriptor that holds a `CronStart` as JSON, of a pipe to say `READY` and last words in,

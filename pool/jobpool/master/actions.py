@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jobpool.ipc.frames import Ask, Reply
-from jobpool.master.delivery import Delivery
-from jobpool.master.slots import Slot
+from jobpool.master.slots import Delivery, Slot
 from jobpool.message.settlement import Settlement
 
 

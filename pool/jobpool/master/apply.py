@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from jobpool.master import events as ev
-from jobpool.master.companion import companion_ended, companion_ready, companion_refused, companion_started
 from jobpool.master.on_children import ON_CHILDREN
 from jobpool.master.on_messages import ON_MESSAGES
+from jobpool.master.scheduler import ON_SCHEDULERS
 from jobpool.master.state import Pool
 
 _COMMON = frozenset(
@@ -50,10 +50,6 @@ def _asked(pool: Pool, event: ev.Asked) -> None:
     event.make(pool)
 
 
-def _fired(pool: Pool, event: ev.SchedulerFired) -> None:
-    """Only the observer has a use for it."""
-
-
 def _thread_died(pool: Pool, event: ev.ThreadDied) -> None:
     if event.error:
         pool.fatal = event.error
@@ -68,12 +64,8 @@ def _thread_died(pool: Pool, event: ev.ThreadDied) -> None:
 _APPLY: dict[type[Any], Callable[[Pool, Any], None]] = {
     **ON_MESSAGES,
     **ON_CHILDREN,
+    **ON_SCHEDULERS,
     ev.Asked: _asked,
     ev.SignalCame: _signal,
-    ev.SchedulerStarted: companion_started,
-    ev.SchedulerRefused: companion_refused,
-    ev.SchedulerReady: companion_ready,
-    ev.SchedulerFired: _fired,
-    ev.SchedulerEnded: companion_ended,
     ev.ThreadDied: _thread_died,
 }

@@ -33,8 +33,7 @@ from jobpool.ipc.oom_kills import OomKills, find
 from jobpool.ipc.process_options import ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
-from jobpool.master.delivery import Delivery
-from jobpool.master.slots import Slot
+from jobpool.master.slots import Delivery, Slot
 
 FRAMES_AT_ONCE = 128
 """Frames read from one child before the others get their turn."""

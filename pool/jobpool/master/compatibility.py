@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.errors import ConfigurationError
-from jobpool.master.acquirer import check_key_store
+from jobpool.master.acquire import check_key_store
 from jobpool.master.settings import PoolSettings
 from jobpool.policy.limits import Limits
 from jobpool.telemetry.history.places import parse

@@ -5,8 +5,7 @@ from __future__ import annotations
 from jobpool.errors import AccessRefused
 from jobpool.master import actions as act
 from jobpool.master.actions import Action
-from jobpool.master.delivery import Delivery
-from jobpool.master.slots import Slot, SlotState
+from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import BROKEN_GRACE_S, Pool, Stopping
 from jobpool.message.outcome import EndReason, NotRun
 

@@ -1,11 +1,14 @@
-"""Who gets what is ready, and how much more may be leased. Decisions, no I/O."""
+"""What children are handed, how much more may be leased, and when acks leave. Decisions, no I/O."""
 
 from __future__ import annotations
 
+import math
+
 from jobpool.master import actions as act
 from jobpool.master.actions import Action
-from jobpool.master.slots import Slot, SlotState
+from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import Pool
+from jobpool.message.settlement import Ack, Settlement
 
 LONG_RUNNING_S = 0.05
 """Seconds after which a running attempt gets no further frame put behind it."""
@@ -81,3 +84,32 @@ def worth_fetching(pool: Pool, now: float) -> int:
         return wanted
     ahead = pool.lookahead.size(now)
     return wanted if wanted >= min(ahead, max(2, ahead // 4)) else 0
+
+
+MAX_LINGER_S = 0.01
+"""Seconds for which an ack may wait."""
+
+LOOKAHEAD_SHARE = 4
+"""So great a part of the look-ahead is company enough, and two settlements at least."""
+
+
+class Batch:
+    """`due`: CLOCK_MONOTONIC seconds at which `take` is to be called; infinity while there is nothing."""
+
+    def __init__(self) -> None:
+        self._work: list[tuple[Delivery, Settlement]] = []
+        self.due = math.inf
+
+    def add(self, delivery: Delivery, settlement: Settlement, now: float, ahead: int) -> None:
+        """Put one in. `ahead`: the look-ahead's size; 0 = jobs are long or few, and nothing is gained by waiting."""
+        self._work.append((delivery, settlement))
+        if not ahead or type(settlement) is not Ack or len(self._work) >= max(2, ahead // LOOKAHEAD_SHARE):
+            self.due = now
+        elif len(self._work) == 1:
+            self.due = now + MAX_LINGER_S
+
+    def take(self) -> list[tuple[Delivery, Settlement]]:
+        """Everything, in the order in which it came; empty from here."""
+        work, self._work = self._work, []
+        self.due = math.inf
+        return work

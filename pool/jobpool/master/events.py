@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jobpool.broker.backend import QueueStats, Reaped
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.ipc.frames import Ask, Exited, HandlerInfo, Result
-from jobpool.master.delivery import Delivery
+from jobpool.master.slots import Delivery
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled, Settlement
 from jobpool.policy.inspection import Inspected

@@ -13,14 +13,12 @@ from collections.abc import Iterable, Mapping
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.errors import AccessRefused, BackendUnavailable
-from jobpool.master.acquire import BEGIN, RENEW, RetryingAcquirer
-from jobpool.master.acquirer import Acquirer
-from jobpool.master.breakers import Breakers, BreakerSettings
-from jobpool.master.broker_retry import OUTAGES, BrokerRetry
-from jobpool.master.events import Leased
+from jobpool.master.acquire import BEGIN, RENEW, Acquirer, RetryingAcquirer
+from jobpool.master.events import BreakerClosed, BreakerOpened, Leased
 from jobpool.master.inbox import Inbox
-from jobpool.master.thread import MasterThread
+from jobpool.master.threads import OUTAGES, BrokerRetry, MasterThread
 from jobpool.message.lease import JobLease
+from jobpool.policy.breaker import Breakers, BreakerSettings
 from jobpool.policy.inspection import Inspector
 from jobpool.policy.limits import Limits
 from jobpool.policy.local_limits import LocalLimits
@@ -68,7 +66,12 @@ class FetchThread(MasterThread):
         self._ttl = ttl
         self._inspector = inspector
         self._gates = LocalLimits(limits)
-        self._breakers = Breakers(self._weights.names, breaker, inbox)
+        self._breakers = Breakers(
+            self._weights.names,
+            breaker,
+            opened=lambda *what: inbox.put(BreakerOpened(*what)),
+            closed=lambda queue: inbox.put(BreakerClosed(queue)),
+        )
         self._turn = threading.Condition()
         self._want = 0
         self._unseen = False

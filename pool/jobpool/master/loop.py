@@ -13,25 +13,19 @@ from jobpool.ipc.process_options import ASKS_STACK
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
-from jobpool.master.attendant import SchedulerStarter
-from jobpool.master.batch import Batch
 from jobpool.master.child_processes import ChildProcesses
 from jobpool.master.deadlines import next_due
-from jobpool.master.delivery import Delivery
-from jobpool.master.dispatch import worth_fetching
+from jobpool.master.dispatch import Batch, worth_fetching
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
-from jobpool.master.lost_lease_thread import LostLeaseThread
 from jobpool.master.periodic_gc import PeriodicGc
 from jobpool.master.plan import CHECK_EVERY_S, Planner
-from jobpool.master.produce import produce
-from jobpool.master.publisher import PUBLISH_EVERY_S, Publisher
-from jobpool.master.renew_thread import RenewThread
-from jobpool.master.sample_thread import SampleThread
-from jobpool.master.settle_thread import SettleThread
-from jobpool.master.slots import Slot, SlotState
+from jobpool.master.scheduler import SchedulerStarter
+from jobpool.master.settle_thread import SettleThread, produce
+from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import Pool
-from jobpool.master.telemetry import Telemetry
+from jobpool.master.telemetry import PUBLISH_EVERY_S, Publisher, Telemetry
+from jobpool.master.threads import LostLeaseThread, RenewThread, SampleThread
 
 STACK_WAIT_S = 0.1
 """Seconds for the children's fault handlers to write, before their stacks are logged."""
@@ -59,7 +53,7 @@ class Master:
         settle_thread: SettleThread,
         publisher: Publisher,
         telemetry: Telemetry | None = None,
-        attendant: SchedulerStarter | None = None,
+        scheduler: SchedulerStarter | None = None,
     ) -> None:
         self._pool = pool
         self._planner = planner
@@ -74,7 +68,7 @@ class Master:
         self._lost_lease_thread = None if backend.capabilities.lasting_leases else LostLeaseThread(backend, inbox)
         self._sample_thread = SampleThread(self._living, inbox)
         self._telemetry = telemetry
-        self._attendant = attendant
+        self._scheduler = scheduler
         self._batch = Batch()
         self._gc = PeriodicGc(time.monotonic())
         self._stacks_due = 0.0
@@ -199,10 +193,10 @@ class Master:
                 apply(self._pool, ev.ForkServerGone(generation), time.monotonic())
             case act.WriteStacks():
                 self._ask_stacks()
-            case act.StartScheduler() if self._attendant is not None:
-                apply(self._pool, self._attendant.start(), time.monotonic())
-            case act.SignalScheduler(pid, number) if self._attendant is not None:
-                self._attendant.signal(pid, number)
+            case act.StartScheduler() if self._scheduler is not None:
+                apply(self._pool, self._scheduler.start(), time.monotonic())
+            case act.SignalScheduler(pid, number) if self._scheduler is not None:
+                self._scheduler.signal(pid, number)
 
     def _ticket(self, delivery: Delivery) -> bytes:
         return orjson.dumps(self._backend.ticket(delivery.lease))

@@ -6,27 +6,29 @@ others ask the loop for a `snapshot` (call_in_loop.py). What comes once a job is
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from jobpool.clock import Clock
+from jobpool.errors import MalformedEnvelope
 from jobpool.master import events as ev
-from jobpool.master.delivery import Delivery
-from jobpool.master.recording import Recorded, is_history, name_of, size_of
-from jobpool.master.slots import Slot, SlotState
+from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import Pool
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import EndReason, Outcome, Succeeded
-from jobpool.message.settlement import Ack, Settled, Settlement
-from jobpool.policy.decide import counters_of
+from jobpool.message.outcome import EndReason, Outcome, Rejected, Snoozed, Succeeded
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.policy.counters import counters_of, status_of
 from jobpool.policy.outcomes import signal_name
 from jobpool.telemetry.history.feed import Feed
+from jobpool.telemetry.history.row import UNNAMED, Attempt
 from jobpool.telemetry.metrics import catalogue as names
 from jobpool.telemetry.metrics.collector import MetricsCollector
 from jobpool.telemetry.metrics.memory import OTHER, MemoryMetrics, Snapshot
@@ -257,3 +259,63 @@ def cause_of_exit(slot: Slot, event: ev.ChildDied) -> str:
     if exited.signal is not None:
         return signal_name(exited.signal).replace(" ", "-")
     return "retire" if slot.retiring and exited.code == 0 and not slot.deliveries else "exit"
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What the loop hands over. `at`: Unix time minus CLOCK_MONOTONIC, when the answer came."""
+
+    delivery: Delivery
+    settlement: Settlement
+    answer: Settled
+    offset: float
+
+
+def is_history(delivery: Delivery, settlement: Settlement, answer: Settled) -> bool:
+    """Whether this tells of an attempt, or of a message's end: what was only given back does not."""
+    if not answer or delivery.outcome is None:
+        return False
+    return not isinstance(settlement, Release) or isinstance(delivery.outcome, Snoozed)
+
+
+def name_of(delivery: Delivery) -> str:
+    """Under which its attempts are kept: the job's name, else its handler's; none for what nobody vouches for."""
+    if isinstance(delivery.outcome, Rejected):
+        return UNNAMED
+    envelope = delivery.lease.envelope
+    return envelope.name or envelope.job
+
+
+def size_of(delivery: Delivery) -> int:
+    """About how many bytes are held for it."""
+    return len(delivery.lease.body) + len(delivery.output) + len(delivery.error)
+
+
+def attempt_of(recorded: Recorded) -> Attempt:
+    """What history keeps of it."""
+    delivery, settlement = recorded.delivery, recorded.settlement
+    lease, outcome = delivery.lease, delivery.outcome
+    assert outcome is not None
+    job, payload = "", None
+    with contextlib.suppress(MalformedEnvelope):  # rejected for just that
+        job, payload = lease.envelope.job, lease.envelope.payload
+    return Attempt(
+        name=name_of(delivery),
+        job=job,
+        id=lease.id,
+        attempt=lease.attempts + 1,
+        queue=lease.queue,
+        payload=payload,
+        status=status_of(settlement, outcome, recorded.answer).value,
+        output=delivery.output,
+        error=_error(settlement, delivery.error),
+        start=None if delivery.ran is None else delivery.began + recorded.offset,
+        duration=delivery.ran,
+        cause=settlement.cause if isinstance(settlement, Nack | Abandon | Move | Forfeit) else None,
+    )
+
+
+def _error(settlement: Settlement, said: str) -> str | None:
+    """What the settlement says of it, else what the child said."""
+    told = settlement.error if isinstance(settlement, Nack | Abandon | Move) else None
+    return told or said or None

@@ -11,8 +11,7 @@ from typing import Any
 from jobpool.errors import InvalidJob
 from jobpool.ipc.frames import Result
 from jobpool.master import events as ev
-from jobpool.master.delivery import Delivery
-from jobpool.master.slots import Slot, SlotState
+from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import BROKEN_GRACE_S, Pool, ServerState, remember
 from jobpool.message.death import Death, innermost
 from jobpool.message.definition import JobDefinition

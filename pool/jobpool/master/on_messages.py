@@ -8,16 +8,16 @@ from typing import Any
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.ipc.frames import Reply
 from jobpool.master import events as ev
-from jobpool.master.boot import LOOP_AT
-from jobpool.master.delivery import Delivery
+from jobpool.master.slots import Delivery
 from jobpool.master.state import Pool
 from jobpool.message.death import cause_headline
 from jobpool.message.definition import capped
 from jobpool.message.headline import headline
 from jobpool.message.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
 from jobpool.message.settlement import Abandon, Ack, Move, Release, Settled, Settlement
-from jobpool.policy.decide import counters_of
+from jobpool.policy.counters import counters_of
 from jobpool.policy.inspection import Inspected
+from jobpool.telemetry.metrics.probes import BOOT_LOOP
 
 MUCH_SHORTER_FACTOR = 2.0
 """A lease that lasts for less than the ttl by this factor deserves a word."""
@@ -262,7 +262,7 @@ def _counted(pool: Pool, event: ev.Counted) -> None:
     if not pool.settings.until_empty or pool.is_stopping:
         return
     if not pool.generation:  # an app that cannot be loaded is told, also where there is nothing to run
-        if pool.boot.failures >= LOOP_AT:
+        if pool.boot.failures >= BOOT_LOOP:
             pool.fatal = f"the app does not load: {pool.boot.last_error}"
             pool.stop("the app does not load")
     elif is_empty and not pool.held:

@@ -14,11 +14,10 @@ from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc.frames import Ask, Reply
 from jobpool.master import actions as act
 from jobpool.master.actions import Action
-from jobpool.master.companion import end_companion, keep_companion
 from jobpool.master.deadlines import check_deadlines, lose_expired
-from jobpool.master.delivery import Delivery
 from jobpool.master.dispatch import dispatch
-from jobpool.master.slots import SlotState
+from jobpool.master.scheduler import end_scheduler, keep_scheduler
+from jobpool.master.slots import Delivery, SlotState
 from jobpool.master.spawning import keep_children, keep_servers, watch_servers
 from jobpool.master.state import Pool, Stopping
 from jobpool.message.dead_letters import copy_of_abandoned
@@ -26,7 +25,8 @@ from jobpool.message.definition import JobDefinition
 from jobpool.message.names import check_enqueue_to
 from jobpool.message.outcome import EndReason, NotRun, Outcome
 from jobpool.message.settlement import Abandon, Leave
-from jobpool.policy.decide import Rules, counters_of, decide
+from jobpool.policy.counters import counters_of
+from jobpool.policy.decide import Rules, decide
 from jobpool.policy.outcomes import checked
 from jobpool.policy.retry import RetryPolicy
 
@@ -64,7 +64,7 @@ class Planner:
                 keep_servers(pool, now, actions)
                 keep_children(pool, now, actions)
                 if pool.settings.cron:
-                    keep_companion(pool, now, actions)
+                    keep_scheduler(pool, now, actions)
             dispatch(pool, now, actions)
         if due:
             watch_servers(pool, now, actions)
@@ -171,7 +171,7 @@ def _stop(pool: Pool, now: float, actions: list[Action]) -> None:
     while pool.ready:
         pool.outcomes.append((pool.ready.popleft(), NotRun()))
     over = pool.stopping is Stopping.KILL or now >= pool.stop_by
-    end_companion(pool, now, over, actions)
+    end_scheduler(pool, now, over, actions)
     for slot in pool.slots.live:
         if slot.state is SlotState.DYING:
             if over and not slot.killed_at:

@@ -17,26 +17,23 @@ from jobpool.broker.backend import QueueBackend, ReapPolicy
 from jobpool.broker.opening import open_backend, redact
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc import linux
-from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
+from jobpool.ipc.process_options import ChildOptions, ForkServerConfig, scrubbed
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.ipc.scoreboard import Scoreboard
-from jobpool.ipc.scrubbing import scrubbed
-from jobpool.master.attendant import SchedulerStarter
-from jobpool.master.breakers import BreakerSettings
 from jobpool.master.child_processes import ChildProcesses
 from jobpool.master.compatibility import check_compatibility, limits_of, unserved_limits
 from jobpool.master.fetch_thread import FetchThread
-from jobpool.master.inbox import Inbox
+from jobpool.master.inbox import Inbox, Signals
 from jobpool.master.loop import Master
 from jobpool.master.plan import Planner
-from jobpool.master.publisher import Publisher
+from jobpool.master.scheduler import SchedulerStarter
 from jobpool.master.settings import PoolSettings
 from jobpool.master.settle_thread import COUNT_EVERY_S, SettleThread
-from jobpool.master.signals import Signals
 from jobpool.master.state import Pool, slot_count
-from jobpool.master.telemetry import Telemetry, make_telemetry
+from jobpool.master.telemetry import Publisher, Telemetry, make_telemetry
 from jobpool.message.allowances import Allowances
 from jobpool.message.signing import EnvelopeSigner
+from jobpool.policy.breaker import BreakerSettings
 from jobpool.policy.inspection import Inspector
 from jobpool.policy.retry import RetryPolicy
 from jobpool.telemetry.metrics.collector import MetricsCollector
@@ -197,7 +194,7 @@ def _master(
         settle_thread=settle_thread,
         publisher=publisher,
         telemetry=watched,
-        attendant=SchedulerStarter(cron_start(settings), children) if settings.cron else None,
+        scheduler=SchedulerStarter(cron_start(settings), children) if settings.cron else None,
     )
 
 

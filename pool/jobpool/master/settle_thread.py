@@ -23,13 +23,12 @@ from dataclasses import replace
 from jobpool.broker.backend import QueueBackend, QueueStats, ReapPolicy
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.ipc.frames import Ask
-from jobpool.master.broker_retry import MAX_PAUSE_S, OUTAGES, BrokerRetry
 from jobpool.master.dead_letter_copies import DeadLetterCopies
-from jobpool.master.delivery import Delivery
-from jobpool.master.events import Answered, Counted, GivenUp, ReapDone
+from jobpool.master.events import Answered, Counted, GivenUp, Produced, ReapDone
 from jobpool.master.inbox import Inbox
-from jobpool.master.produce import produce
-from jobpool.master.thread import MasterThread
+from jobpool.master.slots import Delivery
+from jobpool.master.threads import MAX_PAUSE_S, OUTAGES, BrokerRetry, MasterThread
+from jobpool.message.definition import JobDefinition
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Settled, Settlement
 
 Work = tuple[Delivery, Settlement]
@@ -359,3 +358,15 @@ def _without_company(settlement: Settlement, error: JobpoolError, can_forfeit: b
             return Forfeit(cause or "")
         case _:
             return Abandon("unrecoverable", f"what its settlement sends on is refused by the broker: {error}")
+
+
+def produce(backend: QueueBackend, child: int, ask: Ask) -> Produced:
+    """Carry it out; an error is part of the answer. With `ask.pack` there is no I/O, else one call of the backend."""
+    try:
+        definitions = [JobDefinition.from_dict(item) for item in ask.definitions]
+        if not ask.pack:
+            return Produced(child, backend.enqueue_many(definitions))
+        packed = [backend.pack(definition) for definition in definitions]
+        return Produced(child, [message.id for message in packed], packed=[m.to_dict() for m in packed])
+    except (JobpoolError, TypeError, KeyError, ValueError) as error:
+        return Produced(child, [], type(error).__name__, str(error))

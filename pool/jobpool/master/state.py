@@ -15,16 +15,19 @@ from typing import Any, TypeVar
 from jobpool.broker.backend import QueueStats
 from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import Ask, HandlerInfo, Reply
-from jobpool.master.boot import BootBackOff
-from jobpool.master.counters import Counters
-from jobpool.master.delivery import Delivery, nonces
-from jobpool.master.scheduling import Schedulers
+from jobpool.master.scheduler import Schedulers
 from jobpool.master.settings import PoolSettings
-from jobpool.master.slots import Slots, SlotState
+from jobpool.master.slots import Delivery, Slots, SlotState, nonces
 from jobpool.message.outcome import NotRun, Outcome
+from jobpool.policy.counters import Counters
 from jobpool.policy.lookahead import LookAhead
+from jobpool.policy.retry import BackOff
 
 V = TypeVar("V")
+
+FIRST_BOOT_PAUSE_S = 0.1
+MAX_BOOT_PAUSE_S = 30.0
+"""Between two tries of what does not come up; doubles from the first to the last."""
 
 REMEMBERED_IDS = 10_000
 """How many message ids a pool remembers for "third time in a row" and "first seen"."""
@@ -101,7 +104,8 @@ class Pool:
     servers: dict[int, Server] = field(default_factory=dict)
     generation: int = 0
     """The generation new children are forked from; 0 = none has loaded yet."""
-    boot: BootBackOff = field(default_factory=BootBackOff)
+    boot: BackOff = field(default_factory=lambda: BackOff(FIRST_BOOT_PAUSE_S, MAX_BOOT_PAUSE_S))
+    """Of children and fork servers that do not come up."""
     schedulers: Schedulers = field(default_factory=Schedulers)
     """Of the schedulers beside the pool, where there are any."""
     counters: Counters = field(default_factory=Counters)

@@ -1,23 +1,28 @@
-"""All that watches one pool: observer, the pages that are served, rollups and history; their start and end."""
+"""All that shows one pool to others: scoreboard, log, served pages, rollups and history; their start and end."""
 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
+import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.errors import ConfigurationError
+from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.ipc.board_views import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
-from jobpool.master.call_in_loop import LoopCalls
+from jobpool.master import events as ev
 from jobpool.master.compatibility import no_table
 from jobpool.master.inbox import Inbox
-from jobpool.master.observer import Observer
-from jobpool.master.recording import Recorded, attempt_of
+from jobpool.master.observer import Observer, Recorded, attempt_of
 from jobpool.master.settings import PoolSettings
+from jobpool.master.slots import Slot, SlotState
+from jobpool.master.spawning import reload_under_way
 from jobpool.master.state import Pool
 from jobpool.telemetry.history.feed import Feed
 from jobpool.telemetry.history.places import InFile, InTable, Place, check_place, parse
@@ -188,3 +193,134 @@ def probe_page(board: Scoreboard, judge: Callable[[HeaderView, float], Probe]) -
     """200 or 503, and the sentence."""
     probe = judge(board.header.read(), time.monotonic())
     return text_page(200 if probe.ok else 503, probe.text)
+
+
+PUBLISH_EVERY_S = 0.25
+"""Seconds between two writes: a person reads it, and each costs some microseconds a slot."""
+
+log = logging.getLogger("jobpool.pool")
+
+
+class Publisher:
+    """Keeps what was last written of each slot, so that only changes are."""
+
+    def __init__(self, board: Scoreboard, **constants: str | int | float) -> None:
+        self._board = board
+        self._last: dict[int, tuple[object, ...]] = {}
+        self._cpu: dict[int, float] = {}
+        board.header.write(pid=os.getpid(), started=time.monotonic(), started_wall=time.time(), **constants)
+
+    def note_cpu(self, child: int, share: float) -> None:
+        """A child's share of one core, from its last sample."""
+        self._cpu[child] = share
+
+    def publish(self, pool: Pool, now: float, broker_ok_at: float, reaped_at: float) -> None:
+        """Write what has changed. The caller keeps to `PUBLISH_EVERY_S`."""
+        ready = sum(slot.is_ready for slot in pool.slots)
+        self._board.header.write(
+            workers=pool.target,
+            ready=ready,
+            boot_failures=pool.boot.failures,
+            draining=int(pool.is_stopping),
+            generation=pool.generation,
+            loop_at=now,
+            broker_ok_at=broker_ok_at,
+            reaped_at=reaped_at,
+            problem=_problem(pool),
+            **asdict(pool.counters),
+        )
+        for slot in pool.slots:
+            self._publish_slot(slot)
+
+    def _publish_slot(self, slot: Slot) -> None:
+        cpu = self._cpu.get(slot.child, 0.0)
+        state = (slot.state, slot.pid, slot.child, slot.generation, slot.rss, slot.peak_rss, slot.restarts, cpu)
+        if self._last.get(slot.index) == state or (slot.state is SlotState.EMPTY and slot.restarts < 0):
+            return
+        self._last[slot.index] = state
+        self._board.slot(slot.index).master.write(
+            state=slot.state.value,
+            pid=slot.pid,
+            child=slot.child,
+            generation=slot.generation,
+            rss=slot.rss,
+            peak_rss=slot.peak_rss,
+            restarts=max(0, slot.restarts),
+            crashes=slot.crashes,
+            timeouts=slot.timeouts,
+            cpu=cpu,
+            since=slot.since,
+            last_death=slot.last_death,
+        )
+
+    def log_notes(self, pool: Pool) -> None:
+        """Write the notes to the log and drop them."""
+        notes, pool.notes = pool.notes, []
+        for note in notes:
+            log.log(note.level, note.event, extra={"fields": note.fields, "limit": note.event})
+
+
+def _problem(pool: Pool) -> str:
+    if pool.outages:
+        refusal = next((error for kind, error in pool.outages.values() if kind is not BackendUnavailable), None)
+        return refusal or "the broker does not answer"
+    if pool.boot.failures:
+        return f"children do not come up: {pool.boot.last_error}"
+    return pool.schedulers.problem or reload_under_way(pool)
+
+
+T = TypeVar("T")
+
+CALL_TIMEOUT_S = 2.0
+"""Seconds for which a thread waits: a loop that takes longer is in trouble, and says so elsewhere."""
+
+
+class LoopCalls:
+    """Safe from any thread."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._lock = threading.Lock()
+        self._closed = False
+        self._waiting: set[SimpleQueue[Any]] = set()
+
+    def ask(self, make: Callable[[Pool], T], patience: float = CALL_TIMEOUT_S) -> T | None:
+        """What `make` returned on the loop's thread. None: it did not come to it within `patience` seconds, or ends.
+
+        With None, `make` was not called and never will be: so it may take something away, as history's does.
+        """
+        answer: SimpleQueue[Any] = SimpleQueue()
+        with self._lock:
+            if self._closed:
+                return None
+            self._waiting.add(answer)
+            self._inbox.put(ev.Asked(lambda pool: self._make(make, pool, answer)))
+        try:
+            return answer.get(timeout=patience)  # type: ignore[no-any-return]
+        except Empty:
+            return answer.get() if self._is_taken_up(answer) else None
+
+    def _make(self, make: Callable[[Pool], T], pool: Pool, answer: SimpleQueue[Any]) -> None:
+        if self._is_taken_up(answer):
+            return
+        made: T | None = None
+        try:
+            made = make(pool)
+        finally:
+            answer.put(made)  # also when that failed: nobody is to wait for ever
+
+    def _is_taken_up(self, answer: SimpleQueue[Any]) -> bool:
+        """Whether the other side was here first; else the caller has taken it up, or given it up, by this."""
+        with self._lock:
+            if answer not in self._waiting:
+                return True
+            self._waiting.discard(answer)
+            return False
+
+    def close(self) -> None:
+        """Whoever waits gets None, and whoever comes from now on."""
+        with self._lock:
+            self._closed = True
+            for answer in self._waiting:
+                answer.put(None)
+            self._waiting.clear()

@@ -1,7 +1,7 @@
 """What becomes of a message: the table of docs/architecture.md, "Verdicts", as one pure function.
 
-The master and `QueueWorker` both call it, so that a message is treated alike wherever it ran. No I/O, no clock. Beside
-it the two views of the answer: the worker's status, and the counters to add once the backend has accepted it.
+The master and `QueueWorker` both call it, so that a message is treated alike wherever it ran. No I/O, no clock.
+What the answer is counted as is in counters.py.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ from jobpool.message.outcome import (
     TimedOut,
     UnknownHandler,
 )
-from jobpool.message.result import Status
-from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settlement
 from jobpool.policy.retry import RetryPolicy
 
 NEVER_STARTED_LIMIT = 3
@@ -206,80 +205,3 @@ def _given_up(outcome: CancelledByPerson | Rejected | HandlerNotAllowed | Expire
 def _bounded(delay: float) -> float:
     """`delay` as a broker can store it; also for what a handler asked for, such as infinity."""
     return min(max(0.0, delay), LONGEST)
-
-
-# --- the answer, seen from the worker and from the metrics -----------------------------------------------------------
-
-_STATUS: dict[type[Settlement | Leave], Status] = {
-    Ack: Status.ACKED,
-    Nack: Status.REQUEUED,
-    Abandon: Status.DEAD_LETTERED,
-    Release: Status.RELEASED,
-    Forfeit: Status.CRASHED,
-    Move: Status.MOVED,
-    Leave: Status.LOST,
-}
-
-
-def status_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settled = Settled.OK) -> Status:
-    """What `WorkerResult.status` says. `settled`: the backend's answer; a refusal is `lost`, whatever was decided."""
-    if not settled:
-        return Status.LOST
-    match settlement, outcome:
-        case Ack(), AlreadyDone():
-            return Status.SKIPPED_IDEMPOTENT
-        case Abandon(), Rejected():
-            return Status.REJECTED
-        case Leave(), Crashed() | NeverStarted() if settlement is not LEASE_LOST:
-            return Status.CRASHED
-        case _:
-            return _STATUS[type(settlement)]
-
-
-SUCCEEDED = ("jobs_succeeded",)
-
-
-def counters_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settled = Settled.OK) -> tuple[str, ...]:
-    """The names of the counters to add, label `queue`, once the backend has answered `settled`.
-
-    `jobs_fetched` is counted at the fetch and `jobs_reaped` by the reaper.
-    """
-    if type(outcome) is Succeeded and type(settlement) is Ack and settled:
-        return SUCCEEDED  # nearly all messages, once each
-    match status_of(settlement, outcome, settled):
-        case Status.REQUEUED:
-            return ("jobs_failed", "jobs_requeued", *_timed_out(outcome))
-        case Status.DEAD_LETTERED:
-            return (*_attempt_failed(outcome), "jobs_failed_permanently", *_timed_out(outcome))
-        case Status.MOVED:
-            return (*(_attempt_failed(outcome) or ("jobs_crashed",)), "jobs_moved")
-        case Status.REJECTED:
-            return ("jobs_rejected_signature" if _is_about_signature(outcome) else "jobs_rejected_payload",)
-        case other:
-            return _PLAIN_COUNTERS.get(other, ())
-
-
-_PLAIN_COUNTERS: dict[Status, tuple[str, ...]] = {
-    Status.SKIPPED_IDEMPOTENT: ("jobs_skipped_idempotent",),
-    Status.RELEASED: ("jobs_released",),
-    Status.LOST: ("jobs_lease_lost",),
-    Status.CRASHED: ("jobs_crashed",),
-}
-
-
-def counts_as_attempt(outcome: Outcome) -> bool:
-    """Whether the handler ran and is responsible for the failure."""
-    return isinstance(outcome, Failed | RetryAsked | TimedOut | MemoryExceeded)
-
-
-def _attempt_failed(outcome: Outcome) -> tuple[str, ...]:
-    """A dead letter whose handler never ran, or was cancelled, is no failed attempt."""
-    return ("jobs_failed",) if counts_as_attempt(outcome) else ()
-
-
-def _timed_out(outcome: Outcome) -> tuple[str, ...]:
-    return ("jobs_timed_out",) if isinstance(outcome, TimedOut) else ()
-
-
-def _is_about_signature(outcome: Outcome) -> bool:
-    return isinstance(outcome, Rejected) and outcome.signature

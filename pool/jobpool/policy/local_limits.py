@@ -11,8 +11,7 @@ import threading
 from collections.abc import Iterable, Mapping
 
 from jobpool.message.guards import Begin, Begun
-from jobpool.policy.contention import contention_delay
-from jobpool.policy.limits import Limits
+from jobpool.policy.limits import Limits, contention_delay
 
 MAX_SHUT_S = 5.0
 """Seconds after which a gate is tried though nobody here gave a place back: another pool may have."""

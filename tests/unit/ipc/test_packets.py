@@ -12,7 +12,7 @@ import pytest
 from jobpool.ipc import packets
 from jobpool.ipc.frames import Run, decode
 from jobpool.ipc.linux import open_fds
-from jobpool.ipc.outbox import Outbox
+from jobpool.ipc.packets import Outbox
 
 Pair = tuple[socket.socket, socket.socket]
 

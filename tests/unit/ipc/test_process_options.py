@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
-from jobpool.ipc.scrubbing import scrubbed
+from jobpool.ipc.process_options import ChildOptions, ForkServerConfig, scrubbed
 
 OPTIONS = ChildOptions(
     apps=["myapp.jobs"], kill_grace=0.5, max_jobs=100, queue_handlers={"reports": ["render"]}, sys_path=["/srv/ü"]

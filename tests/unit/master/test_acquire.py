@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from jobpool.master.acquirer import Acquirer, check_key_store
 from support.jobs import QUEUE, a_job
 
 from jobpool.broker.backend import Capabilities
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool.master.acquire import RetryingAcquirer
-from jobpool.master.broker_retry import BrokerRetry
+from jobpool.master.acquire import Acquirer, RetryingAcquirer, check_key_store
 from jobpool.master.inbox import Inbox
 from jobpool.master.run import run_pool
 from jobpool.master.settings import PoolSettings
+from jobpool.master.threads import BrokerRetry
 from jobpool.message.envelope import encode
 from jobpool.message.guards import Begun, Guards
 from jobpool.message.lease import JobLease

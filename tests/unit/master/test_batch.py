@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from jobpool.master.batch import LOOKAHEAD_SHARE, MAX_LINGER_S, Batch
-from jobpool.master.delivery import Delivery
+from jobpool.master.dispatch import LOOKAHEAD_SHARE, MAX_LINGER_S, Batch
+from jobpool.master.slots import Delivery
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settlement
 

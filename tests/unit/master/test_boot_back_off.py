@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from jobpool.master.boot import FIRST_BOOT_PAUSE_S, MAX_BOOT_PAUSE_S, BootBackOff
+from jobpool.master.state import FIRST_BOOT_PAUSE_S, MAX_BOOT_PAUSE_S
+from jobpool.policy.retry import BackOff
 
 NOW = 100.0
 
 
 def waits(count: int) -> list[float]:
     """Seconds from each of so many failures in a row to the next try."""
-    boot = BootBackOff()
+    boot = BackOff(FIRST_BOOT_PAUSE_S, MAX_BOOT_PAUSE_S)
     found = []
     for _ in range(count):
         boot.failed("no such module", NOW)
@@ -26,7 +27,7 @@ def test_it_stays_the_longest_however_often_it_fails() -> None:
 
 
 def test_a_success_lets_the_next_try_begin_at_once_and_the_wait_anew() -> None:
-    boot = BootBackOff()
+    boot = BackOff(FIRST_BOOT_PAUSE_S, MAX_BOOT_PAUSE_S)
     for _ in range(7):
         boot.failed("no such module", NOW)
 

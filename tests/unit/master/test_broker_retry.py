@@ -10,8 +10,8 @@ from stage import Stage
 
 from jobpool.errors import AccessRefused, BackendUnavailable, WriteRefused
 from jobpool.master import events as ev
-from jobpool.master.broker_retry import BrokerRetry
 from jobpool.master.inbox import Inbox
+from jobpool.master.threads import BrokerRetry
 
 SILENT = "the broker does not answer; trying again until it does"
 REFUSED = "the broker refuses this pool; trying again until that is mended"

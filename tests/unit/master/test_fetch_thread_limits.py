@@ -12,13 +12,13 @@ from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable
 from jobpool.master import events as ev
-from jobpool.master.breakers import BreakerSettings
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Contended
 from jobpool.message.settlement import Ack, Release
 from jobpool.message.signing import EnvelopeSigner
+from jobpool.policy.breaker import BreakerSettings
 from jobpool.policy.inspection import Inspector
 from jobpool.policy.limits import Limits
 from jobpool_backends.memory import MemoryBackend

@@ -19,10 +19,10 @@ from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
 from jobpool.master.loop import READY_PUBLISH_EVERY_S, Master
 from jobpool.master.plan import Planner
-from jobpool.master.publisher import PUBLISH_EVERY_S
 from jobpool.master.settings import PoolSettings
 from jobpool.master.settle_thread import SettleThread
 from jobpool.master.state import Pool
+from jobpool.master.telemetry import PUBLISH_EVERY_S
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import Inspected, Inspector
 from jobpool.policy.retry import RetryPolicy

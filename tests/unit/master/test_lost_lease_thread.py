@@ -14,8 +14,8 @@ from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.deadlines import next_due
 from jobpool.master.inbox import Inbox
-from jobpool.master.lost_lease_thread import LostLeaseThread
 from jobpool.master.on_messages import REMEMBER_BROKEN_S
+from jobpool.master.threads import LostLeaseThread
 from jobpool.message.outcome import EndReason
 from jobpool.message.settlement import Ack, Settled
 from jobpool.policy.inspection import Inspected

@@ -13,7 +13,6 @@ from jobpool.ipc.frames import Ask, HandlerInfo
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
-from jobpool.master.boot import LOOP_AT
 from jobpool.master.deadlines import (
     DUMP_BEFORE_KILL_S,
     HEARTBEAT_S,
@@ -31,6 +30,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.outcome import EndReason, LostLease, Rejected, ResultKind
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled
 from jobpool.policy.inspection import Inspected
+from jobpool.telemetry.metrics.probes import BOOT_LOOP
 
 
 class TestBoot:
@@ -654,7 +654,7 @@ class TestStopping:
 
     def test_a_fork_server_that_never_loads_the_app_ends_a_pool_that_is_to_stop(self) -> None:
         stage = Stage(workers=1, until_empty=True)
-        for _ in range(LOOP_AT):
+        for _ in range(BOOT_LOOP):
             assert not stage.pool.is_stopping
             [start] = of(stage.after(60.0), act.StartForkServer)
             stage.tell(ev.ForkServerGone(start.generation), ev.Counted({"reports": QueueStats()}))

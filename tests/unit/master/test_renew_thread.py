@@ -15,9 +15,9 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable
 from jobpool.master import events as ev
-from jobpool.master.delivery import Delivery
 from jobpool.master.inbox import Inbox
-from jobpool.master.renew_thread import ROUNDS_A_LEASE, RenewThread
+from jobpool.master.slots import Delivery
+from jobpool.master.threads import ROUNDS_A_LEASE, RenewThread
 from jobpool.message.lease import JobLease
 from jobpool_backends.memory import MemoryBackend
 

@@ -10,7 +10,7 @@ from stage import Stage, of
 from jobpool.ipc.scheduler_process import REFUSED
 from jobpool.master import actions as act
 from jobpool.master import events as ev
-from jobpool.master.scheduling import MAX_SCHEDULER_PAUSE_S, STEADY_AFTER_S
+from jobpool.master.scheduler import MAX_SCHEDULER_PAUSE_S, STEADY_AFTER_S
 
 
 def a_stage(**settings: object) -> Stage:

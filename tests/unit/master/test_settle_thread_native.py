@@ -14,9 +14,9 @@ from support.waiting import wait_until
 from jobpool.broker.backend import MessageFilter, QueueBackend, QueueStats, Reaped, ReapPolicy, State
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.master import events as ev
-from jobpool.master.delivery import Delivery
 from jobpool.master.inbox import Inbox
 from jobpool.master.settle_thread import SettleThread, Work
+from jobpool.master.slots import Delivery
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Settled, Settlement

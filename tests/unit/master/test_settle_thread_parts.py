@@ -13,9 +13,9 @@ from support.waiting import wait_until
 from jobpool.broker.backend import Capabilities, Reaped, ReapPolicy
 from jobpool.errors import BackendUnavailable
 from jobpool.master import events as ev
-from jobpool.master.delivery import Delivery
 from jobpool.master.inbox import Inbox
 from jobpool.master.settle_thread import SettleThread
+from jobpool.master.slots import Delivery
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Settled, Settlement
 from jobpool_backends.memory import MemoryBackend

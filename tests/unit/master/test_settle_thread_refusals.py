@@ -12,10 +12,10 @@ from support.waiting import wait_until
 from jobpool.broker.backend import ReapPolicy
 from jobpool.errors import AccessRefused, WriteRefused
 from jobpool.master import events as ev
-from jobpool.master.delivery import Delivery
 from jobpool.master.inbox import Inbox
-from jobpool.master.renew_thread import RenewThread
 from jobpool.master.settle_thread import SettleThread, Work
+from jobpool.master.slots import Delivery
+from jobpool.master.threads import RenewThread
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Nack, Settled, Settlement
 from jobpool_backends.memory import MemoryBackend

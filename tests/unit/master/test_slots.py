@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from jobpool.master.delivery import Delivery
-from jobpool.master.slots import MOVES, IllegalMoveError, Slot, Slots, SlotState
+from jobpool.master.slots import MOVES, Delivery, IllegalMoveError, Slot, Slots, SlotState
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import EndReason
 

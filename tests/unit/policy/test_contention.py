@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool.policy.contention import REMEMBERED_MESSAGES, Contentions, contention_delay
+from jobpool.policy.limits import REMEMBERED_MESSAGES, Contentions, contention_delay
 
 DRAWN = 400
 

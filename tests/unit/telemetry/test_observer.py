@@ -16,8 +16,7 @@ from jobpool.ipc.frames import Exited, Result
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
-from jobpool.master.observer import Observer
-from jobpool.master.recording import Recorded, attempt_of
+from jobpool.master.observer import Observer, Recorded, attempt_of
 from jobpool.master.slots import Slot
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import EndReason, Rejected, ResultKind

@@ -19,12 +19,11 @@ from jobpool.errors import ConfigurationError
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
-from jobpool.master.call_in_loop import LoopCalls
 from jobpool.master.inbox import Inbox
 from jobpool.master.observer import Observer
 from jobpool.master.settings import PoolSettings
 from jobpool.master.state import Pool
-from jobpool.master.telemetry import NO_ANSWER, Telemetry, make_telemetry, metrics_page, probe_page
+from jobpool.master.telemetry import NO_ANSWER, LoopCalls, Telemetry, make_telemetry, metrics_page, probe_page
 from jobpool.telemetry.history.row import FIELDS
 from jobpool.telemetry.metrics.catalogue import METRICS, OUTCOMES
 from jobpool.telemetry.metrics.memory import MemoryMetrics
