@@ -22,9 +22,12 @@ _COMMON = frozenset(
 
 
 def apply(pool: Pool, event: ev.Event, now: float) -> None:
-    """Note what happened. `now`: CLOCK_MONOTONIC seconds."""
+    """Note what happened: the one place where an event is dispatched. `now`: CLOCK_MONOTONIC seconds."""
     pool.now = now
     kind = type(event)
+    observer = pool.observers.get(kind)
+    if observer is not None:
+        observer(pool, event)
     _APPLY[kind](pool, event)
     if kind not in _COMMON:
         pool.changed = True

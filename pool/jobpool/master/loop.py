@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import time
 from dataclasses import asdict
@@ -18,7 +19,6 @@ from jobpool.master.deadlines import next_due
 from jobpool.master.dispatch import Batch, worth_fetching
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
-from jobpool.master.periodic_gc import PeriodicGc
 from jobpool.master.plan import CHECK_EVERY_S, Planner
 from jobpool.master.scheduler import SchedulerStarter
 from jobpool.master.settle_thread import SettleThread, produce
@@ -33,10 +33,34 @@ STACK_WAIT_S = 0.1
 READY_PUBLISH_EVERY_S = 0.05
 """Seconds between two writes of the pool's state while children become ready: who has started a pool waits for that."""
 
+HOUSEKEEPING_EVERY_S = 1.0
+"""Between two looks for what costs memory unseen: output that nobody reads, garbage that refers to itself."""
+
+GC_EVERY_S = 10.0
+"""Between two garbage collections: each takes about a millisecond, for what was there at the start is left out."""
+
 LAST_LOOK_S = 0.02
 """Seconds between two looks whether the lease thread has ended, which it does without an event."""
 
 JOIN_LIMIT_S = 2.0
+
+
+class PeriodicGc:
+    """A garbage collection now and then, for a broker's connections that have broken above all.
+
+    The collector of the master runs rarely (run.py, `_rare_collections`), which a stream of jobs does not mind: nothing
+    of a job is in a circle. A client's connection is, with its read buffer of 64 KiB and the frames of the error that
+    ended it. A master on a bad network would hold hundreds of them until the collector's turn comes.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._due = now + GC_EVERY_S
+
+    def look(self, now: float) -> None:
+        """Collect, if that is due. `now`: seconds of any clock that only goes on."""
+        if now >= self._due:
+            self._due = now + GC_EVERY_S
+            gc.collect()
 
 
 class Master:
@@ -71,6 +95,7 @@ class Master:
         self._scheduler = scheduler
         self._batch = Batch()
         self._gc = PeriodicGc(time.monotonic())
+        self._housekeeping_at = 0.0
         self._stacks_due = 0.0
         self._unpublished = True
         children.watch(inbox.fd, inbox.take)
@@ -78,7 +103,6 @@ class Master:
     def run(self) -> int:
         """Serve until told to stop; return the exit status. Blocks."""
         pool = self._pool
-        observer = self._telemetry.observer if self._telemetry else None
         self._start_threads()
         leasing = True
         while leasing or not pool.finished:
@@ -86,10 +110,7 @@ class Master:
                 self._fetch_thread.is_leasing()
             )  # asked before the wait: its last leases are among this turn's events
             for event in self._wait():
-                if observer is not None:
-                    observer.note(pool, event)
                 apply(pool, event, time.monotonic())
-                self._note(event)
             for action in self._planner.plan(pool, time.monotonic(), self._clock.boot()):
                 self._perform(action)
             self._after(time.monotonic())
@@ -118,29 +139,6 @@ class Master:
         if self._pool.is_stopping:
             due = min(due, now + (LAST_LOOK_S if self._fetch_thread.is_leasing() else PUBLISH_EVERY_S))
         return min(due, self._batch.due)
-
-    def _note(self, event: ev.Event) -> None:
-        """What an event means for the loop's own helpers."""
-        match event:
-            case ev.Leased(lasts=lasts):
-                self._fetch_thread.seen()
-                if lasts:
-                    self._renew_thread.expect(lasts)
-            case ev.Answered(answers) if self._pool.open_breakers:
-                self._fetch_thread.answered({delivery.lease.queue for delivery, _, _ in answers})
-            case ev.Renewed(renewals) if self._pool.open_breakers:
-                self._fetch_thread.answered({delivery.lease.queue for delivery, _ in renewals})
-            case ev.Counted(stats) if self._pool.open_breakers:
-                self._fetch_thread.answered(stats)
-            case ev.AppLoaded():
-                self._planner.forget_rules()
-            case ev.Sampled(samples):
-                for child, _, share in samples:
-                    self._publisher.note_cpu(child, share)
-                self._children.bound_outputs()
-                self._gc.look(time.monotonic())
-            case ev.ChildReady():
-                self._publish_at = min(self._publish_at, self._published_at + READY_PUBLISH_EVERY_S)
 
     # --- perform ------------------------------------------------------------------------------------
 
@@ -222,22 +220,46 @@ class Master:
         pool = self._pool
         if now >= self._batch.due:
             self._settle_thread.settle(self._batch.take())
-        if pool.is_stopping:
-            self._fetch_thread.stop()
-        else:
-            if pool.limited:
-                self._fetch_thread.hold(pool.places(), pool.given_back)
-                pool.given_back.clear()
-            self._fetch_thread.want(worth_fetching(pool, now))
+        self._tell_threads(now)
+        if now >= self._housekeeping_at:
+            self._housekeeping_at = now + HOUSEKEEPING_EVERY_S
+            self._children.bound_outputs()
+            self._gc.look(now)
         if self._stacks_due and now >= self._stacks_due:
             self._log_stacks()
+        if pool.child_came:
+            pool.child_came = False
+            self._publish_soon()
         if now >= self._publish_at:
             self._publish(now)
         if pool.notes:
             self._publisher.log_notes(pool)
 
+    def _tell_threads(self, now: float) -> None:
+        """Tell the fetch and renew threads what this turn means for them."""
+        pool, fetch_thread = self._pool, self._fetch_thread
+        if pool.fetch_came:
+            pool.fetch_came = False
+            fetch_thread.seen()
+            if pool.shortest_lease:
+                self._renew_thread.expect(pool.shortest_lease)
+                pool.shortest_lease = 0.0
+        if pool.answered_queues:
+            fetch_thread.answered(pool.answered_queues)
+            pool.answered_queues = set()
+        if pool.is_stopping:
+            fetch_thread.stop()
+            return
+        if pool.limited:
+            fetch_thread.hold(pool.places(), pool.given_back)
+            pool.given_back.clear()
+        fetch_thread.want(worth_fetching(pool, now))
+
     _published_at = 0.0
     _publish_at = 0.0
+
+    def _publish_soon(self) -> None:
+        self._publish_at = min(self._publish_at, self._published_at + READY_PUBLISH_EVERY_S)
 
     def _publish(self, now: float) -> None:
         self._published_at = now
@@ -281,8 +303,6 @@ class Master:
             self._lost_lease_thread.stop()
         self._settle_thread.join(JOIN_LIMIT_S)
         for event in self._inbox.take():
-            if self._telemetry is not None:
-                self._telemetry.observer.note(self._pool, event)
             apply(self._pool, event, time.monotonic())
         self._children.close()
         if self._telemetry is not None:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from jobpool.clock import Clock
@@ -23,9 +24,10 @@ from jobpool.master import events as ev
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import Pool
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import EndReason, Outcome, Rejected, Snoozed, Succeeded
-from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
-from jobpool.policy.counters import counters_of, status_of
+from jobpool.message.outcome import EndReason, Rejected, Snoozed
+from jobpool.message.settlement import Abandon, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.policy import counters as counted
+from jobpool.policy.counters import status_of
 from jobpool.policy.outcomes import signal_name
 from jobpool.telemetry.history.feed import Feed
 from jobpool.telemetry.history.row import UNNAMED, Attempt
@@ -72,11 +74,11 @@ class Observer:
     ) -> None:
         self._memory = memory
         self._to: tuple[MetricsCollector, ...] = (memory,) if also is None else (memory, also)
-        self._ended = memory.ended if also is None else self._tell_both
         self._clock = clock
         self._version = version
         self.feed = feed
         self._unwritten = unwritten
+        self._offset = 0.0
         self._dead: deque[tuple[float, int]] = deque(maxlen=1000)
         self._on: dict[type[Any], Callable[[Pool, Any], None]] = {
             ev.Answered: self._answered,
@@ -87,26 +89,10 @@ class Observer:
             ev.SchedulerFired: self._fired,
         }
 
-    def note(self, pool: Pool, event: ev.Event) -> None:
-        """Count what `event` tells. Called before it is applied."""
-        seen = self._on.get(type(event))
-        if seen is not None:
-            _try(seen, pool, event)
-
     def attend(self, pool: Pool) -> None:
-        """Be told of leases that end unsettled, too: they have no event of their own."""
-        pool.on_lost = lambda delivery, counters: _try(self._lost, pool, delivery, counters)
-
-    def _lost(self, pool: Pool, delivery: Delivery, counters: tuple[str, ...]) -> None:
-        words = _outcomes(counters)
-        for to in self._to:
-            to.ended(delivery.lease.queue, _label(pool, delivery.handler), words)
-
-    def _tell_both(
-        self, queue: str, handler: str, words: tuple[str, ...], run: float | None, wait: float | None
-    ) -> None:
-        for to in self._to:
-            to.ended(queue, handler, words, run, wait)
+        """Be told of the pool's events before they are applied, and of each delivery that ends."""
+        pool.observers = {kind: partial(_try, seen) for kind, seen in self._on.items()}
+        pool.on_end = partial(_try, self._ended, pool)
 
     # --- messages -----------------------------------------------------------------------------------
 
@@ -117,27 +103,25 @@ class Observer:
             for _lease in range(event.late):
                 to.ended("", "", LOST)
 
-    def _answered(self, pool: Pool, event: ev.Answered) -> None:
+    def _answered(self, _: Pool, event: ev.Answered) -> None:
+        self._offset = time.time() - time.monotonic()
         if event.took:
             for to in self._to:
                 to.observe(names.SETTLE, event.took)
-        offset = time.time() - time.monotonic()
-        known, ended = pool.handlers, self._ended
-        for delivery, settlement, answer in event.answers:
-            outcome, ran, lease = delivery.outcome, delivery.ran, delivery.lease
-            if answer and type(settlement) is Ack and type(outcome) is Succeeded:
-                words = SUCCEEDED
-            else:
-                words = _words(settlement, outcome, answer)
-            run = wait = None
-            if ran is not None:
-                run = ran if 0.0 <= ran < MAX_RUN_S else 0.0
-                if not (lease.attempts or lease.crashes):
-                    wait = _waited(lease, delivery.began + offset)
-            handler = delivery.handler
-            ended(lease.queue, handler if handler in known else _label(pool, handler), words, run, wait)
         if self.feed is not None:
-            self._record(self.feed, event, offset)
+            self._record(self.feed, event, self._offset)
+
+    def _ended(self, pool: Pool, delivery: Delivery, counters: tuple[str, ...], answered: bool) -> None:
+        lease, handler, ran = delivery.lease, delivery.handler, delivery.ran
+        words = SUCCEEDED if counters is counted.SUCCEEDED else tuple(c.removeprefix("jobs_") for c in counters)
+        run = wait = None
+        if answered and ran is not None:
+            run = ran if 0.0 <= ran < MAX_RUN_S else 0.0
+            if not (lease.attempts or lease.crashes):
+                wait = _waited(lease, delivery.began + self._offset)
+        label = handler if handler in pool.handlers else _label(pool, handler)
+        for to in self._to:
+            to.ended(lease.queue, label, words, run, wait)
 
     def _record(self, feed: Feed[Recorded], event: ev.Answered, offset: float) -> None:
         for delivery, settlement, answer in event.answers:
@@ -220,14 +204,6 @@ def _try(count: Callable[..., None], *what: Any) -> None:
 def _label(pool: Pool, handler: str) -> str:
     """Only names that the app knows: anybody can enqueue any other."""
     return handler if handler in pool.handlers or not handler else OTHER
-
-
-def _words(settlement: Settlement, outcome: Outcome | None, answer: Settled) -> tuple[str, ...]:
-    return () if outcome is None else _outcomes(counters_of(settlement, outcome, answer))
-
-
-def _outcomes(counters: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(counter.removeprefix("jobs_") for counter in counters)
 
 
 def _waited(lease: JobLease, began: float) -> float:

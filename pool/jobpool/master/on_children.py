@@ -141,6 +141,7 @@ def _child_ready(pool: Pool, event: ev.ChildReady) -> None:
     if slot is not None and slot.state is SlotState.STARTING:
         slot.move(SlotState.IDLE, pool.now)
         pool.boot.succeeded()
+        pool.child_came = True
 
 
 def _child_boot_failed(pool: Pool, event: ev.ChildBootFailed) -> None:
@@ -314,10 +315,10 @@ def _took_back(pool: Pool, event: ev.TookBack) -> None:
 
 
 def _sampled(pool: Pool, event: ev.Sampled) -> None:
-    for child, rss, _ in event.samples:
+    for child, rss, cpu in event.samples:
         slot = pool.slots.by_child(child)
         if slot is not None:
-            slot.rss = rss
+            slot.rss, slot.cpu = rss, cpu
             slot.sampled_at = event.at
             slot.peak_rss = max(slot.peak_rss, rss)
 

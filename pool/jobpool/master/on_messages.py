@@ -13,9 +13,9 @@ from jobpool.master.state import Pool
 from jobpool.message.death import cause_headline
 from jobpool.message.definition import capped
 from jobpool.message.headline import headline
-from jobpool.message.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
+from jobpool.message.outcome import NewerWire, NotRun, Outcome, UnknownHandler
 from jobpool.message.settlement import Abandon, Ack, Move, Release, Settled, Settlement
-from jobpool.policy.counters import counters_of
+from jobpool.policy.counters import LEASE_LOST, counters_of
 from jobpool.policy.inspection import Inspected
 from jobpool.telemetry.metrics.probes import BOOT_LOOP
 
@@ -36,6 +36,9 @@ def _leased(pool: Pool, event: ev.Leased) -> None:
     pool.counters.fetched += len(event.leases)
     pool.leased_total += len(event.leases)
     pool.lookahead.broker_took(event.took)
+    pool.fetch_came = True
+    if event.lasts:
+        pool.shortest_lease = min(event.lasts, pool.shortest_lease or event.lasts)
     if event.late:
         pool.counters.lost += event.late
         pool.note("warning", "leases had ended before they came", count=event.late, took=event.took)
@@ -155,30 +158,24 @@ def _breaker_closed(pool: Pool, event: ev.BreakerClosed) -> None:
 
 def _answered(pool: Pool, event: ev.Answered) -> None:
     for delivery, settlement, answer in event.answers:
-        pool.held.pop(delivery.nonce, None)
-        _count(pool, delivery, settlement, answer)
+        if not (answer and type(settlement) is Ack):
+            _note_answer(pool, delivery, settlement, answer)
+        outcome = delivery.outcome
+        pool.ended(delivery, () if outcome is None else counters_of(settlement, outcome, answer), settlement)
+    if pool.open_breakers:
+        pool.answered_queues.update(delivery.lease.queue for delivery, _, _ in event.answers)
 
 
-def _count(pool: Pool, delivery: Delivery, settlement: Settlement, answer: Settled) -> None:
-    if answer and type(settlement) is Ack and type(delivery.outcome) is Succeeded:
-        pool.counters.succeeded += 1  # the hot path
-        pool.ended_total += 1
-        return
+def _note_answer(pool: Pool, delivery: Delivery, settlement: Settlement, answer: Settled) -> None:
+    lease = delivery.lease
     if not answer:
-        lease = delivery.lease
         pool.note("warning", "a settlement was refused", id=lease.id, queue=lease.queue, answer=answer.value)
     elif isinstance(settlement, Abandon):
         _note_dead(pool, delivery, settlement)
     elif isinstance(settlement, Move):
         _note_moved(pool, delivery, settlement)
-    if isinstance(settlement, Release):
-        pool.leased_total -= 1
-        if pool.limited and not settlement.begun and delivery.lease.guards is not None:
-            pool.given_back.add(delivery.lease.queue)
-    else:
-        pool.ended_total += 1
-    if delivery.outcome is not None:
-        pool.counters.add(counters_of(settlement, delivery.outcome, answer))
+    if isinstance(settlement, Release) and pool.limited and not settlement.begun and lease.guards is not None:
+        pool.given_back.add(lease.queue)
 
 
 def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
@@ -206,12 +203,13 @@ def _note_moved(pool: Pool, delivery: Delivery, move: Move) -> None:
 
 def _given_up(pool: Pool, event: ev.GivenUp) -> None:
     for delivery in event.deliveries:
-        pool.held.pop(delivery.nonce, None)
-        pool.count_lost(delivery)
+        pool.ended(delivery, LEASE_LOST)
         pool.note("warning", "a lease ended before the broker answered its settlement", id=delivery.lease.id)
 
 
 def _renewed(pool: Pool, event: ev.Renewed) -> None:
+    if pool.open_breakers:
+        pool.answered_queues.update(delivery.lease.queue for delivery, _ in event.renewals)
     for delivery, lease in event.renewals:
         if lease is not None:
             delivery.lease = lease
@@ -258,6 +256,8 @@ def _reap_done(pool: Pool, event: ev.ReapDone) -> None:
 
 def _counted(pool: Pool, event: ev.Counted) -> None:
     pool.stats = event.stats
+    if pool.open_breakers:
+        pool.answered_queues.update(event.stats)
     is_empty = all(counts.pending == 0 for counts in event.stats.values())
     if not pool.settings.until_empty or pool.is_stopping:
         return

@@ -45,6 +45,7 @@ class Planner:
     check: Callable[[JobDefinition], object]
     can_forfeit: bool = True
     _rules: dict[str, Rules] = field(default_factory=dict)
+    _generation: int = 0
 
     def plan(self, pool: Pool, now: float, now_boot: float) -> list[Action]:
         """Everything that is to be done now, in order. Times: CLOCK_MONOTONIC and CLOCK_BOOTTIME seconds."""
@@ -75,6 +76,9 @@ class Planner:
 
     def _settle(self, pool: Pool, now_boot: float, actions: list[Action]) -> None:
         """Decide what each outcome means. What may not be settled is forgotten: its lease runs out."""
+        if pool.generation != self._generation:  # with other handlers
+            self._generation = pool.generation
+            self._rules.clear()
         outcomes, pool.outcomes = pool.outcomes, []
         for delivery, outcome in outcomes:
             if delivery.lost or delivery.settling:
@@ -119,16 +123,12 @@ class Planner:
             return settlement
         return replace(settlement, follow_ups=(copy,))
 
-    def forget_rules(self) -> None:
-        """The table of handlers has changed."""
-        self._rules.clear()
-
 
 def _leave(pool: Pool, delivery: Delivery, outcome: Outcome, leave: Leave) -> None:
-    if pool.held.pop(delivery.nonce, None) is None:
+    if delivery.nonce not in pool.held:
         return
     delivery.lost = True
-    pool.count_lost(delivery, counters_of(leave, outcome))
+    pool.ended(delivery, counters_of(leave, outcome))
     pool.note(
         "warning", "a message is left to its lease", id=delivery.lease.id, why=leave.why, after=type(outcome).__name__
     )

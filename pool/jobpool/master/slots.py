@@ -62,6 +62,7 @@ class Slot:
     restarts: int = -1
     rss: int = 0
     peak_rss: int = 0
+    cpu: float = 0.0
     sampled_at: float = 0.0
     crashes: int = 0
     timeouts: int = 0
@@ -168,7 +169,7 @@ class Slots:
         slot.restarts += 1
         slot.ending, slot.ending_text, slot.retiring = EndReason.NONE, "", False
         slot.killed_at = slot.dumped_at = 0.0
-        slot.rss = slot.peak_rss = 0
+        slot.rss, slot.peak_rss, slot.cpu = 0, 0, 0.0
         slot.full = False
         slot.broken_at = slot.dead_at = 0.0
         self._by_child[child] = slot

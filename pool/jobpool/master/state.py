@@ -19,7 +19,8 @@ from jobpool.master.scheduler import Schedulers
 from jobpool.master.settings import PoolSettings
 from jobpool.master.slots import Delivery, Slots, SlotState, nonces
 from jobpool.message.outcome import NotRun, Outcome
-from jobpool.policy.counters import Counters
+from jobpool.message.settlement import Release, Settlement
+from jobpool.policy.counters import LEASE_LOST, Counters
 from jobpool.policy.lookahead import LookAhead
 from jobpool.policy.retry import BackOff
 
@@ -123,6 +124,14 @@ class Pool:
     """When the broker began to refuse this pool; 0.0 = it does not."""
     open_breakers: set[str] = field(default_factory=set)
     """Queues from which nothing is fetched for now, because fetches from them have failed."""
+    answered_queues: set[str] = field(default_factory=set)
+    """Queues of which something was answered while a breaker was open; the loop tells the fetch thread."""
+    fetch_came: bool = False
+    """A fetch was taken in; the loop tells the fetch thread."""
+    shortest_lease: float = 0.0
+    """Seconds for which the shortest of its leases lasts; 0 = as long as was asked for."""
+    child_came: bool = False
+    """A child has become ready; the loop publishes that soon."""
     given_back: set[str] = field(default_factory=set)
     """Limited queues with starts that were granted and not used; the loop tells the lease thread."""
     leased_total: int = 0
@@ -135,8 +144,10 @@ class Pool:
     nonces: Iterator[int] = field(default_factory=nonces)
     _child: int = 0
     _generation: int = 0
-    on_lost: Callable[[Delivery, tuple[str, ...]], None] | None = None
-    """Told of each lease that ended unsettled, and its counters, where somebody counts them."""
+    observers: dict[type[Any], Callable[[Pool, Any], None]] = field(default_factory=dict)
+    """By kind of event: called before it is applied."""
+    on_end: Callable[[Delivery, tuple[str, ...], bool], None] | None = None
+    """Called with each delivery that has ended, its counters, and whether the broker has answered a settlement."""
     never_started: dict[str, int] = field(default_factory=dict)
     unsettled: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Id → handler, name and attempts of jobs whose leases ended here without a verdict: a reaper knows only the id."""
@@ -196,25 +207,34 @@ class Pool:
 
     def lose(self, delivery: Delivery, *, quietly: bool = False) -> None:
         """Its lease has ended: whatever comes of the attempt, nothing is settled. `quietly`: it is said elsewhere."""
-        if delivery.lost or self.held.pop(delivery.nonce, None) is None:
+        if delivery.lost or delivery.nonce not in self.held:
             return
         delivery.lost = True
-        self.count_lost(delivery)
+        self.ended(delivery, LEASE_LOST)
         if not quietly:
             self.note("warning", "a lease was lost", id=delivery.lease.id, queue=delivery.lease.queue)
         if delivery.slot < 0 and delivery in self.ready:
             self.ready.remove(delivery)
 
-    def count_lost(self, delivery: Delivery, counters: tuple[str, ...] = ("jobs_lease_lost",)) -> None:
-        """Its lease has ended unsettled, or will. What no child had does not count towards `max_total`."""
-        if delivery.slot < 0:
+    def ended(self, delivery: Delivery, counters: tuple[str, ...], settlement: Settlement | None = None) -> None:
+        """Let go of a delivery and count its end: nothing else takes one out of `held`.
+
+        Args:
+            delivery: It has ended.
+            counters: What it counts as, by `counters_of`.
+            settlement: The answered one; None: its lease has ended unsettled, or will. Neither a released delivery nor
+                one that no child had counts towards `max_total`.
+        """
+        self.held.pop(delivery.nonce, None)
+        if delivery.slot < 0 if settlement is None else type(settlement) is Release:
             self.leased_total -= 1
         else:
             self.ended_total += 1
         self.counters.add(counters)
-        self.remember_unsettled(delivery)
-        if self.on_lost is not None:
-            self.on_lost(delivery, counters)
+        if settlement is None:
+            self.remember_unsettled(delivery)
+        if self.on_end is not None:
+            self.on_end(delivery, counters, settlement is not None)
 
     def remember_unsettled(self, delivery: Delivery) -> None:
         """Keep what the log should say of this job if its next crash is one too many."""

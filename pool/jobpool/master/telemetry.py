@@ -207,12 +207,7 @@ class Publisher:
     def __init__(self, board: Scoreboard, **constants: str | int | float) -> None:
         self._board = board
         self._last: dict[int, tuple[object, ...]] = {}
-        self._cpu: dict[int, float] = {}
         board.header.write(pid=os.getpid(), started=time.monotonic(), started_wall=time.time(), **constants)
-
-    def note_cpu(self, child: int, share: float) -> None:
-        """A child's share of one core, from its last sample."""
-        self._cpu[child] = share
 
     def publish(self, pool: Pool, now: float, broker_ok_at: float, reaped_at: float) -> None:
         """Write what has changed. The caller keeps to `PUBLISH_EVERY_S`."""
@@ -233,8 +228,7 @@ class Publisher:
             self._publish_slot(slot)
 
     def _publish_slot(self, slot: Slot) -> None:
-        cpu = self._cpu.get(slot.child, 0.0)
-        state = (slot.state, slot.pid, slot.child, slot.generation, slot.rss, slot.peak_rss, slot.restarts, cpu)
+        state = (slot.state, slot.pid, slot.child, slot.generation, slot.rss, slot.peak_rss, slot.restarts, slot.cpu)
         if self._last.get(slot.index) == state or (slot.state is SlotState.EMPTY and slot.restarts < 0):
             return
         self._last[slot.index] = state
@@ -248,7 +242,7 @@ class Publisher:
             restarts=max(0, slot.restarts),
             crashes=slot.crashes,
             timeouts=slot.timeouts,
-            cpu=cpu,
+            cpu=slot.cpu,
             since=slot.since,
             last_death=slot.last_death,
         )

@@ -18,7 +18,7 @@ from jobpool.message.outcome import (
 )
 from jobpool.message.result import Status
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
-from jobpool.policy.decide import LEASE_LOST
+from jobpool.policy import decide
 
 _STATUS: dict[type[Settlement | Leave], Status] = {
     Ack: Status.ACKED,
@@ -40,13 +40,14 @@ def status_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settled
             return Status.SKIPPED_IDEMPOTENT
         case Abandon(), Rejected():
             return Status.REJECTED
-        case Leave(), Crashed() | NeverStarted() if settlement is not LEASE_LOST:
+        case Leave(), Crashed() | NeverStarted() if settlement is not decide.LEASE_LOST:
             return Status.CRASHED
         case _:
             return _STATUS[type(settlement)]
 
 
 SUCCEEDED = ("jobs_succeeded",)
+LEASE_LOST = ("jobs_lease_lost",)
 
 
 def counters_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settled = Settled.OK) -> tuple[str, ...]:
@@ -72,7 +73,7 @@ def counters_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settl
 _PLAIN_COUNTERS: dict[Status, tuple[str, ...]] = {
     Status.SKIPPED_IDEMPOTENT: ("jobs_skipped_idempotent",),
     Status.RELEASED: ("jobs_released",),
-    Status.LOST: ("jobs_lease_lost",),
+    Status.LOST: LEASE_LOST,
     Status.CRASHED: ("jobs_crashed",),
 }
 
@@ -131,6 +132,9 @@ class Counters:
 
     def add(self, names: tuple[str, ...]) -> None:
         """Add 1 to each counter, by its metric name (`jobs_…`)."""
+        if names is SUCCEEDED:  # nearly all
+            self.succeeded += 1
+            return
         for name in names:
             field = _FIELD[name]
             setattr(self, field, getattr(self, field) + 1)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
-from stage import HANDLERS
+from stage import HANDLERS, Stage
 from support.jobs import a_job
 
 from jobpool.broker.backend import QueueBackend, ReapPolicy, State
@@ -42,6 +42,9 @@ class NoCrew:
         pass
 
     def end_server(self, _generation: int) -> None:
+        pass
+
+    def bound_outputs(self) -> None:
         pass
 
     def close(self) -> None:
@@ -149,6 +152,7 @@ def test_a_stop_does_not_wait_for_a_lease_thread_that_sleeps_in_the_backend() ->
 
 
 def test_a_child_that_becomes_ready_is_shown_soon_and_anything_else_in_its_time() -> None:
+    assert Stage().boot().pool.child_came, "for the loop to publish soon"
     backend, inbox = MemoryBackend(), Inbox()
     pool = Pool(SETTINGS, now=backend.clock.mono())
     master = a_master(pool, backend, inbox, LastLease(inbox, ev.ReapDone([])))
@@ -157,6 +161,6 @@ def test_a_child_that_becomes_ready_is_shown_soon_and_anything_else_in_its_time(
     master._unpublished = True
     assert now + READY_PUBLISH_EVERY_S < master._due() <= now + PUBLISH_EVERY_S
     for _ in range(3):
-        master._note(ev.ChildReady(1))
+        master._publish_soon()
         assert now < master._due() <= now + READY_PUBLISH_EVERY_S, "not at once: many become ready together"
     inbox.close()

@@ -45,14 +45,12 @@ class Watched(Stage):
 
     def tell(self, *events: ev.Event) -> list[act.Action]:
         for event in events:
-            self.observer.note(self.pool, event)
             apply(self.pool, event, self.now)
         return super().tell()
 
     def _perform(self, action: act.Action) -> None:
         if isinstance(action, act.Settle):
             answered = ev.Answered([(action.delivery, action.settlement, self.says)], 0.02)
-            self.observer.note(self.pool, answered)
             apply(self.pool, answered, self.now)
         else:
             super()._perform(action)
@@ -319,6 +317,7 @@ def test_the_state_of_the_pool_is_told(stage: Watched) -> None:
 def test_a_collector_of_ones_own_is_told_the_same(stage: Watched) -> None:
     mine = MemoryMetrics()
     stage.observer = Observer(MemoryMetrics(), SystemClock(), "1", also=mine)
+    stage.observer.attend(stage.pool)
     run_one(stage)
     assert mine.snapshot().ended["reports", "report"].outcomes == {"succeeded": 1}
     assert stage.observer.snapshot(stage.pool).ended["reports", "report"].outcomes == {"succeeded": 1}
