@@ -61,10 +61,18 @@ class ChildChannel:
     Args:
         child: Its serial number.
         output_cap: Bytes of output that it keeps of an attempt.
+        slot: Index of its slot.
+        generation: Of its fork server.
+
+    Attributes:
+        pid: Of its process; 0 = it is not known to be born yet.
     """
 
-    def __init__(self, child: int, output_cap: int) -> None:
+    def __init__(self, child: int, output_cap: int, slot: int = 0, generation: int = 0) -> None:
         self.child = child
+        self.slot = slot
+        self.generation = generation
+        self.pid = 0
         self._work_in, self._work = packets.pair()
         self.channel, self._far = packets.pair()
         self._work.setblocking(False)
@@ -198,8 +206,9 @@ class ChildChannel:
         elif number == signal.SIGKILL:
             self._doomed = True
 
-    def bear(self, pidfd: int) -> None:
+    def bear(self, pid: int, pidfd: int) -> None:
         """Note that the child is born; `pidfd` is this object's to close from here."""
+        self.pid = pid
         self.pidfd = pidfd
         if self._doomed:
             self.signal(signal.SIGKILL)

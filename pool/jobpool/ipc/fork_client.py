@@ -37,6 +37,7 @@ class ForkServerClient:
         pid: Of the process; it leads a session and a group of its own.
         closed: No frame will come any more: it has died, or it was closed.
         broken: Why it was killed by this class; "" = it was not.
+        has_loaded: It has imported the app.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
@@ -49,6 +50,7 @@ class ForkServerClient:
         self.pid = process.pid
         self.closed = False
         self.broken = ""
+        self.has_loaded = False
 
     @classmethod
     def start(cls, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str]) -> ForkServerClient:
@@ -130,6 +132,7 @@ class ForkServerClient:
             packets.close_all(fds)
             self._give_up(str(error))
         else:
+            self.has_loaded = self.has_loaded or isinstance(frame, Loaded)
             frames.append((frame, fds))
 
     def _give_up(self, why: str) -> None:

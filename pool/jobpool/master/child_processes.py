@@ -70,13 +70,9 @@ class ChildProcesses:
         self._environ = environ
         self._poll = select.epoll()
         self._readers: dict[int, Callable[[], list[ev.Event]]] = {}
-        self._lines: dict[int, ChildChannel] = {}
-        self._slot_of: dict[int, int] = {}
-        self._pids: dict[int, int] = {}
+        self._channels: dict[int, ChildChannel] = {}
         self._servers: dict[int, ForkServerClient] = {}
-        self._generation_of: dict[int, int] = {}
         self._ended: dict[int, ForkServerClient] = {}
-        self._loaded: set[int] = set()
         self._not_ours = linux.direct_children()
         self._oom_kills = OomKills(find())
         self._drain_at = math.inf
@@ -114,8 +110,8 @@ class ChildProcesses:
 
     def _drain(self) -> None:
         """Empty the full output pipes; look again while user code runs anywhere."""
-        flooded = [line for line in self._lines.values() if line.drain_output()]
-        runs = flooded or any(line.may_print for line in self._lines.values())
+        flooded = [channel for channel in self._channels.values() if channel.drain_output()]
+        runs = flooded or any(channel.may_print for channel in self._channels.values())
         pause = DRAIN_FLOOD_EVERY_S if flooded else DRAIN_EVERY_S
         self._drain_at = time.monotonic() + pause if runs else math.inf
 
@@ -137,16 +133,15 @@ class ChildProcesses:
             self.unwatch(server.fileno())
             server.close()
             self._ended[generation] = server
-            if generation not in self._loaded:
+            if not server.has_loaded:
                 server.kill()  # it may hang in the import, where it hears nothing
 
     def kill_server(self, generation: int) -> None:
         """Kill it and its children; they are collected by `poll`."""
         server = self._servers.get(generation)
         self.end_server(generation)
-        for child, its in self._generation_of.items():
-            if its == generation:
-                self._lines[child].signal(signal.SIGKILL)
+        for channel in self._of(generation):
+            channel.signal(signal.SIGKILL)
         if server is not None:
             server.kill()
 
@@ -170,7 +165,6 @@ class ChildProcesses:
                 self.forget(child)
                 return [ev.SpawnRefused(child, error)]
             case Loaded(handlers, preloaded, threads, seconds):
-                self._loaded.add(generation)
                 return [ev.AppLoaded(generation, handlers, preloaded, threads, seconds)]
             case LoadFailed(error, trace):
                 return [ev.AppFailed(generation, error, trace)]
@@ -184,15 +178,18 @@ class ChildProcesses:
             gone = server.poll() is not None
             if not gone and not server.is_undead:
                 continue
-            for child in [c for c, g in self._generation_of.items() if g == generation]:
-                events.extend(self._collect_orphan(child) if gone else self._bury(child))
-            if gone and generation not in self._generation_of.values():
+            for channel in self._of(generation):
+                events.extend(self._collect_orphan(channel) if gone else self._bury(channel))
+            if gone and not self._of(generation):
                 del self._ended[generation]
                 self._sweep()
         return events
 
-    def _collect_orphan(self, child: int) -> list[ev.Event]:
-        pid = self._pids.get(child, 0)
+    def _of(self, generation: int) -> list[ChildChannel]:
+        return [channel for channel in self._channels.values() if channel.generation == generation]
+
+    def _collect_orphan(self, channel: ChildChannel) -> list[ev.Event]:
+        child, pid = channel.child, channel.pid
         if not (pid and linux.is_child(pid)):  # the fork server had collected it: the pid may be another's by now
             return self._died(Exited(child, pid, None, signal.SIGKILL), ORPHANED)
         linux.kill_group(pid)
@@ -202,15 +199,16 @@ class ChildProcesses:
         exited = _exited(child, pid, status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
         return self._died(exited, ORPHANED)
 
-    def _bury(self, child: int) -> list[ev.Event]:
+    def _bury(self, channel: ChildChannel) -> list[ev.Event]:
         """Take the end of a process for its death: its fork server can neither collect it nor leave it to us."""
-        if child not in self._pids or not self._lines[child].has_ended():
+        if not channel.pid or not channel.has_ended():
             return []
-        return self._died(Exited(child, self._pids[child], None, signal.SIGKILL), ORPHANED)
+        return self._died(Exited(channel.child, channel.pid, None, signal.SIGKILL), ORPHANED)
 
     def _sweep(self) -> None:
         servers = {server.pid for server in (*self._servers.values(), *self._ended.values())}
-        linux.sweep_strays(self._not_ours | servers | set(self._pids.values()), SWEEP_LIMIT_S)
+        ours = servers | {channel.pid for channel in self._channels.values()}
+        linux.sweep_strays(self._not_ours | ours, SWEEP_LIMIT_S)
 
     def spare(self, pid: int) -> None:
         """This child of the process's own is no stranger: it is left alone."""
@@ -232,40 +230,37 @@ class ChildProcesses:
         server = self._servers.get(slot.generation)
         if server is None:
             raise OSError("the fork server is gone")
-        line = ChildChannel(slot.child, self._config.options.output_cap)
         child = slot.child
-        self._lines[child] = line
-        self._slot_of[child] = slot.index
-        self._generation_of[child] = slot.generation
-        server.spawn(child, slot.index, line.ends().fds)
-        line.born()
-        self._listen(child, line)
+        channel = ChildChannel(child, self._config.options.output_cap, slot.index, slot.generation)
+        self._channels[child] = channel
+        server.spawn(child, slot.index, channel.ends().fds)
+        channel.born()
+        self._listen(channel)
         self._drain_soon()
 
-    def _listen(self, child: int, line: ChildChannel) -> None:
-        self.watch(line.channel.fileno(), lambda: self._read_child(child, line))
+    def _listen(self, channel: ChildChannel) -> None:
+        self.watch(channel.channel.fileno(), lambda: self._read_child(channel))
 
     def _spawned(self, child: int, pid: int, fds: list[int]) -> list[ev.Event]:
-        line = self._lines.get(child)
-        if line is None:
+        channel = self._channels.get(child)
+        if channel is None:
             packets.close_all(fds)
             return []
         if not fds:  # without a pidfd it could not be killed: it ends when its channel does
             self.forget(child)
             return [ev.SpawnRefused(child, "there is no free file descriptor for it: raise `ulimit -n`")]
-        line.bear(fds[0])
+        channel.bear(pid, fds[0])
         packets.close_all(fds[1:])
-        self._pids[child] = pid
-        self.watch(line.pidfd, lambda: self._child_ended(child, line))
+        self.watch(channel.pidfd, lambda: self._child_ended(channel))
         return [ev.ChildSpawned(child, pid)]
 
-    def _child_ended(self, child: int, line: ChildChannel) -> list[ev.Event]:
-        if not line.has_ended():  # what can be read was another's, whose number this descriptor has got since
+    def _child_ended(self, channel: ChildChannel) -> list[ev.Event]:
+        if not channel.has_ended():  # what can be read was another's, whose number this descriptor has got since
             return []
-        self.unwatch(line.pidfd)
-        return [ev.ChildEnded(child)]
+        self.unwatch(channel.pidfd)
+        return [ev.ChildEnded(channel.child)]
 
-    def _read_child(self, child: int, line: ChildChannel, to_the_end: bool = False) -> list[ev.Event]:
+    def _read_child(self, channel: ChildChannel, to_the_end: bool = False) -> list[ev.Event]:
         """Return what the child has said; after its last answer nothing is expected, and a look in vain is saved.
 
         A child that has asked is not listened to until it was answered: however much it asks, the broker is asked once
@@ -274,90 +269,88 @@ class ChildProcesses:
         events: list[ev.Event] = []
         try:
             for _ in range(FRAMES_OF_THE_DEAD if to_the_end else FRAMES_AT_ONCE):
-                frame = line.receive()
+                frame = channel.receive()
                 if frame is None:
                     break
                 if to_the_end and type(frame) is Ask:
                     continue
-                if line.dropped and type(frame) is Result:
-                    frame.output = line.tell_dropped(frame.output)
-                events.append(_child_said(child, frame))
-                if line.is_asking and not to_the_end:
-                    self.unwatch(line.channel.fileno())
+                if channel.dropped and type(frame) is Result:
+                    frame.output = channel.tell_dropped(frame.output)
+                events.append(_child_said(channel.child, frame))
+                if channel.is_asking and not to_the_end:
+                    self.unwatch(channel.channel.fileno())
                     break
-                if type(frame) is Result and not (line.is_busy or to_the_end):
+                if type(frame) is Result and not (channel.is_busy or to_the_end):
                     break
         except BrokenChannelError as error:
-            self.unwatch(line.channel.fileno())
-            events.append(ev.ChildBroken(child, str(error), error.closed))
+            self.unwatch(channel.channel.fileno())
+            events.append(ev.ChildBroken(channel.child, str(error), error.closed))
         return events
 
     def _died(self, exited: Exited, killer: str = "") -> list[ev.Event]:
         """Drain the channel of a collected child: a complete answer counts. Then let go of it."""
         child = exited.child
-        line = self._lines.get(child)
-        if line is None:
+        channel = self._channels.get(child)
+        if channel is None:
             return []
-        events: list[ev.Event] = [e for e in self._read_child(child, line, True) if not isinstance(e, ev.ChildBroken)]
-        page = self._board.slot(self._slot_of[child])
+        events: list[ev.Event] = [e for e in self._read_child(channel, True) if not isinstance(e, ev.ChildBroken)]
+        page = self._board.slot(channel.slot)
         started = page.child.nonce
-        said = page.printed.read(started).rstrip("\n"), line.read_output()
-        stack, output = line.read_trace(), "\n".join(filter(None, said))
+        said = page.printed.read(started).rstrip("\n"), channel.read_output()
+        stack, output = channel.read_trace(), "\n".join(filter(None, said))
         if exited.signal == signal.SIGKILL and not killer:
             killer = _KILLERS[self._oom_kills.killed_one(time.monotonic())]
-        events.append(ev.ChildDied(child, exited, started, line.take_back(), stack, output, killer))
+        events.append(ev.ChildDied(child, exited, started, channel.take_back(), stack, output, killer))
         self.forget(child)
         return events
 
     def forget(self, child: int) -> None:
         """Close what is held of a child."""
-        line = self._lines.pop(child, None)
-        if line is not None:
-            self.unwatch(line.channel.fileno())
-            self.unwatch(line.pidfd)
-            line.close()
-        for table in (self._slot_of, self._generation_of, self._pids):
-            table.pop(child, None)
+        channel = self._channels.pop(child, None)
+        if channel is not None:
+            self.unwatch(channel.channel.fileno())
+            self.unwatch(channel.pidfd)
+            channel.close()
 
     def hand(self, slot: Slot, delivery: Delivery, ticket: bytes = b"") -> bool:
         """Write the attempt, with the ticket to ack it, if any; False: the socket is full, nothing was written."""
-        line = self._lines.get(slot.child)
-        if line is None:
+        channel = self._channels.get(slot.child)
+        if channel is None:
             return False
         lease = delivery.lease
         run = run_packet(delivery.nonce, lease.deliveries, lease.attempts, lease.crashes, delivery.timeout, lease.body)
         self._drain_soon()
-        return line.hand(delivery.nonce, with_ticket(run, ticket) if ticket else run)
+        return channel.hand(delivery.nonce, with_ticket(run, ticket) if ticket else run)
 
     def take_back(self, slot: Slot) -> ev.TookBack:
-        line = self._lines.get(slot.child)
-        return ev.TookBack(slot.child, line.take_back() if line else frozenset())
+        channel = self._channels.get(slot.child)
+        return ev.TookBack(slot.child, channel.take_back() if channel else frozenset())
 
     def retire(self, slot: Slot) -> None:
-        line = self._lines.get(slot.child)
-        if line is not None:
-            line.retire()
+        channel = self._channels.get(slot.child)
+        if channel is not None:
+            channel.retire()
 
     def signal(self, slot: Slot, number: int) -> None:
-        line = self._lines.get(slot.child)
-        if line is not None:
-            line.signal(number)
+        channel = self._channels.get(slot.child)
+        if channel is not None:
+            channel.signal(number)
 
     def reply(self, child: int, reply: Reply) -> None:
-        line = self._lines.get(child)
-        if line is not None and line.is_asking:
-            line.reply(reply)
-            self._listen(child, line)
+        channel = self._channels.get(child)
+        if channel is not None and channel.is_asking:
+            channel.reply(reply)
+            self._listen(channel)
 
     def has_stack(self, slot: Slot) -> bool:
         """Return whether the child's fault handler has written since the last `stack`; True if there is no child."""
-        line = self._lines.get(slot.child)
-        return line is None or line.has_trace
+        channel = self._channels.get(slot.child)
+        return channel is None or channel.has_trace
 
     def stack(self, slot: Slot) -> str:
         """What the child's fault handler has written since the last look."""
-        line = self._lines.get(slot.child)
-        return line.read_trace() if line else ""
+        channel = self._channels.get(slot.child)
+        return channel.read_trace() if channel else ""
 
     def bound_outputs(self) -> None:
         """Empty the output pipes of idle children too, where a process left behind may print; about once a second."""
@@ -371,7 +364,7 @@ class ChildProcesses:
         for server in self._ended.values():
             _await_end(server)
         self._ended.clear()
-        for child in list(self._lines):
+        for child in list(self._channels):
             self.forget(child)
         self._sweep()
         self._poll.close()

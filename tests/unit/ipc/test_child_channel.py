@@ -52,7 +52,7 @@ def test_a_kill_that_comes_before_the_child_is_known_to_be_born_is_carried_out_a
     line.signal(signal.SIGUSR1)
     line.signal(signal.SIGKILL)
     with subprocess.Popen(["sleep", "600"]) as child:
-        line.bear(os.pidfd_open(child.pid))
+        line.bear(child.pid, os.pidfd_open(child.pid))
         assert child.wait(30.0) == -signal.SIGKILL
     assert line.has_ended()
     line.close()
