@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from jobpool.message import producer
 
 if TYPE_CHECKING:
-    from jobpool.broker.backend import Capabilities, QueueBackend
+    from jobpool.broker.backend import QueueBackend
     from jobpool.broker.opening import open_backend
+    from jobpool.broker.values import Capabilities
     from jobpool.client.claims import Claim, ClaimMessage, Queue
     from jobpool.client.idempotency import IdempotencyGuard
     from jobpool.client.jobs import Jobs
@@ -97,7 +98,7 @@ __all__ = [
 _HOME = {
     "Allowances": "jobpool.message.allowances",
     "BackendUnavailable": "jobpool.errors",
-    "Capabilities": "jobpool.broker.backend",
+    "Capabilities": "jobpool.broker.values",
     "CircuitBreaker": "jobpool.policy.breaker",
     "CronRunner": "jobpool.cron.runner",
     "Claim": "jobpool.client.claims",

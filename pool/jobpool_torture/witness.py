@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from jobpool.broker.backend import QueueBackend, Reaped, ReapPolicy
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool.errors import ConfigurationError, WriteRefused
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Move, Settled, Settlement

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Self, TypeVar
 
-from jobpool.broker.backend import QueueBackend, check_ttl
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import check_ttl
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.child.transaction import own_ack
 from jobpool.errors import BackendUnavailable, JobpoolError, LeaseLost, Unsupported

@@ -12,7 +12,8 @@ import logging
 from collections import deque
 from datetime import UTC, datetime
 
-from jobpool.broker.backend import Message, MessageFilter, QueueBackend, Reaped, State
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import Message, MessageFilter, Reaped, State
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.message.dead_letters import copy_id, copy_of
 from jobpool.message.definition import JobDefinition

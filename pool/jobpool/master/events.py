@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jobpool.broker.backend import QueueStats, Reaped
+from jobpool.broker.values import QueueStats, Reaped
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.ipc.frames import Ask, Exited, HandlerInfo, Result
 from jobpool.master.slots import Delivery

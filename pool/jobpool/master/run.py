@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,8 +14,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from setproctitle import setproctitle
 
-from jobpool.broker.backend import QueueBackend, ReapPolicy
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend, redact
+from jobpool.broker.values import ReapPolicy
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc import linux
 from jobpool.ipc.process_options import ChildOptions, ForkServerConfig, scrubbed
@@ -40,6 +42,9 @@ from jobpool.telemetry.metrics.collector import MetricsCollector
 
 COUNT_EVERY_UNTIL_EMPTY_S = 0.2
 """Seconds between two looks at the counts when the pool ends as soon as they are 0."""
+
+GC_EVERY_S = 10.0
+"""Between two garbage collections: each takes about a millisecond, for what was there at the start is left out."""
 
 log = logging.getLogger("jobpool.pool")
 
@@ -138,6 +143,24 @@ def _environ_of_children(backend: QueueBackend) -> dict[str, str]:
     return scrubbed(os.environ, kept)
 
 
+class PeriodicGc:
+    """A garbage collection now and then, for a broker's connections that have broken above all.
+
+    The collector of the master runs rarely (`_rare_collections`), which a stream of jobs does not mind: nothing
+    of a job is in a circle. A client's connection is, with its read buffer of 64 KiB and the frames of the error that
+    ended it. A master on a bad network would hold hundreds of them until the collector's turn comes.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._due = now + GC_EVERY_S
+
+    def look(self, now: float) -> None:
+        """Collect, if that is due. `now`: seconds of any clock that only goes on."""
+        if now >= self._due:
+            self._due = now + GC_EVERY_S
+            gc.collect()
+
+
 @contextmanager
 def _rare_collections() -> Iterator[None]:
     """What is here already is left out of garbage collections, and those come more rarely.
@@ -195,6 +218,7 @@ def _master(
         publisher=publisher,
         telemetry=watched,
         scheduler=SchedulerStarter(cron_start(settings), children) if settings.cron else None,
+        gc=PeriodicGc(time.monotonic()),
     )
 
 

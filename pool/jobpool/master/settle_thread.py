@@ -20,7 +20,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from jobpool.broker.backend import QueueBackend, QueueStats, ReapPolicy
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import QueueStats, ReapPolicy
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.ipc.frames import Ask
 from jobpool.master.dead_letter_copies import DeadLetterCopies

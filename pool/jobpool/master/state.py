@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
-from jobpool.broker.backend import QueueStats
+from jobpool.broker.values import QueueStats
 from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import Ask, HandlerInfo, Reply
 from jobpool.master.scheduler import Schedulers

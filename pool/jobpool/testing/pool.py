@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Self
 
-from jobpool.broker.backend import Message, MessageFilter, ReapPolicy, State
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import Message, MessageFilter, ReapPolicy, State
 from jobpool.client.jobs import Jobs
 from jobpool.client.worker import DEFAULT_TIMEOUT
 from jobpool.clock import ManualClock

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 from support.poolrig import APP, PoolProcess, Rig, is_alive
 from support.waiting import wait_until
 
-from jobpool.broker.backend import once_id
+from jobpool.broker.values import once_id
 
 SCHEDULES = """
 import jobpool as _jobpool

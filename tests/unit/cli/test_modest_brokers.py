@@ -12,7 +12,8 @@ from click.testing import Result
 from support.modest import Modest
 
 from jobpool.broker import opening
-from jobpool.broker.backend import QueueBackend, QueueStats
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import QueueStats
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
 from jobpool.errors import ConfigurationError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.jobs import QUEUE, a_job
 
-from jobpool.broker.backend import Capabilities
+from jobpool.broker.values import Capabilities
 from jobpool.client.worker import QueueWorker
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, ConfigurationError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.jobs import QUEUE, a_job
 
-from jobpool.broker.backend import Capabilities
+from jobpool.broker.values import Capabilities
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.master.acquire import Acquirer, RetryingAcquirer, check_key_store

@@ -9,8 +9,9 @@ import pytest
 from stage import Stage
 from support.modest import Modest
 
-from jobpool.broker.backend import Message, MessageFilter, QueueBackend, Reaped, ReapPolicy
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import Message, MessageFilter, Reaped, ReapPolicy
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.master.dead_letter_copies import DeadLetterCopies

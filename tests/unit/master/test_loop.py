@@ -11,8 +11,9 @@ from contextlib import closing
 from stage import HANDLERS, Stage
 from support.jobs import a_job
 
-from jobpool.broker.backend import QueueBackend, ReapPolicy, State
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import ReapPolicy, State
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
 from jobpool.master.fetch_thread import FetchThread

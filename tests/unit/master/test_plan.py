@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from stage import HANDLERS, Stage, of
 
-from jobpool.broker.backend import QueueStats
+from jobpool.broker.values import QueueStats
 from jobpool.ipc.frames import Ask, HandlerInfo
 from jobpool.master import actions as act
 from jobpool.master import events as ev

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
-from jobpool.broker.backend import QueueStats, ReapPolicy
+from jobpool.broker.values import QueueStats, ReapPolicy
 from jobpool.errors import BackendUnavailable
 from jobpool.master import events as ev
 from jobpool.master.inbox import Inbox

@@ -11,7 +11,8 @@ from support.jobs import QUEUE, a_job
 from support.modest import Modest
 from support.waiting import wait_until
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, QueueStats, Reaped, ReapPolicy, State
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import MessageFilter, QueueStats, Reaped, ReapPolicy, State
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.master import events as ev
 from jobpool.master.inbox import Inbox

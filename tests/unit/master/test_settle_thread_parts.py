@@ -10,7 +10,7 @@ import pytest
 from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
-from jobpool.broker.backend import Capabilities, Reaped, ReapPolicy
+from jobpool.broker.values import Capabilities, Reaped, ReapPolicy
 from jobpool.errors import BackendUnavailable
 from jobpool.master import events as ev
 from jobpool.master.inbox import Inbox

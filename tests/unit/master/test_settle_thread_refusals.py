@@ -9,7 +9,7 @@ import pytest
 from support.jobs import QUEUE, a_job
 from support.waiting import wait_until
 
-from jobpool.broker.backend import ReapPolicy
+from jobpool.broker.values import ReapPolicy
 from jobpool.errors import AccessRefused, WriteRefused
 from jobpool.master import events as ev
 from jobpool.master.inbox import Inbox

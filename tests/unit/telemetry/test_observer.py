@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from stage import Stage
 
-from jobpool.broker.backend import QueueStats, Reaped
+from jobpool.broker.values import QueueStats, Reaped
 from jobpool.clock import SystemClock
 from jobpool.ipc.frames import Exited, Result
 from jobpool.master import actions as act
