@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import time
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -25,7 +25,10 @@ from jobpool.master.settle_thread import SettleThread, produce
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import Pool
 from jobpool.master.telemetry import PUBLISH_EVERY_S, Publisher, Telemetry
-from jobpool.master.threads import LostLeaseThread, RenewThread, SampleThread
+from jobpool.master.threads import LostLeaseThread, MasterThread, RenewThread, SampleThread
+
+if TYPE_CHECKING:
+    from jobpool.master.run import PeriodicGc
 
 STACK_WAIT_S = 0.1
 """Seconds for the children's fault handlers to write, before their stacks are logged."""
@@ -36,31 +39,10 @@ READY_PUBLISH_EVERY_S = 0.05
 HOUSEKEEPING_EVERY_S = 1.0
 """Between two looks for what costs memory unseen: output that nobody reads, garbage that refers to itself."""
 
-GC_EVERY_S = 10.0
-"""Between two garbage collections: each takes about a millisecond, for what was there at the start is left out."""
-
 LAST_LOOK_S = 0.02
 """Seconds between two looks whether the lease thread has ended, which it does without an event."""
 
 JOIN_LIMIT_S = 2.0
-
-
-class PeriodicGc:
-    """A garbage collection now and then, for a broker's connections that have broken above all.
-
-    The collector of the master runs rarely (run.py, `_rare_collections`), which a stream of jobs does not mind: nothing
-    of a job is in a circle. A client's connection is, with its read buffer of 64 KiB and the frames of the error that
-    ended it. A master on a bad network would hold hundreds of them until the collector's turn comes.
-    """
-
-    def __init__(self, now: float) -> None:
-        self._due = now + GC_EVERY_S
-
-    def look(self, now: float) -> None:
-        """Collect, if that is due. `now`: seconds of any clock that only goes on."""
-        if now >= self._due:
-            self._due = now + GC_EVERY_S
-            gc.collect()
 
 
 class Master:
@@ -78,6 +60,7 @@ class Master:
         publisher: Publisher,
         telemetry: Telemetry | None = None,
         scheduler: SchedulerStarter | None = None,
+        gc: PeriodicGc | None = None,
     ) -> None:
         self._pool = pool
         self._planner = planner
@@ -89,12 +72,13 @@ class Master:
         self._settle_thread = settle_thread
         self._publisher = publisher
         self._renew_thread = RenewThread(backend, pool.settings.ttl, lambda: list(pool.held.values()), inbox)
-        self._lost_lease_thread = None if backend.capabilities.lasting_leases else LostLeaseThread(backend, inbox)
-        self._sample_thread = SampleThread(self._living, inbox)
+        self._upkeep_threads: list[MasterThread] = [self._renew_thread, SampleThread(self._living, inbox)]
+        if not backend.capabilities.lasting_leases:
+            self._upkeep_threads.append(LostLeaseThread(backend, inbox))
         self._telemetry = telemetry
         self._scheduler = scheduler
         self._batch = Batch()
-        self._gc = PeriodicGc(time.monotonic())
+        self._gc = gc
         self._housekeeping_at = 0.0
         self._stacks_due = 0.0
         self._unpublished = True
@@ -106,9 +90,7 @@ class Master:
         self._start_threads()
         leasing = True
         while leasing or not pool.finished:
-            leasing = (
-                self._fetch_thread.is_leasing()
-            )  # asked before the wait: its last leases are among this turn's events
+            leasing = self._fetch_thread.is_leasing()  # before the wait: its last leases are events of this turn
             for event in self._wait():
                 apply(pool, event, time.monotonic())
             for action in self._planner.plan(pool, time.monotonic(), self._clock.boot()):
@@ -224,7 +206,8 @@ class Master:
         if now >= self._housekeeping_at:
             self._housekeeping_at = now + HOUSEKEEPING_EVERY_S
             self._children.bound_outputs()
-            self._gc.look(now)
+            if self._gc is not None:
+                self._gc.look(now)
         if self._stacks_due and now >= self._stacks_due:
             self._log_stacks()
         if pool.child_came:
@@ -276,9 +259,8 @@ class Master:
     def _log_stacks(self) -> None:
         self._stacks_due = 0.0
         for slot in self._pool.slots.live:
-            self._pool.note(
-                "warning", "stack of a child", slot=slot.index, pid=slot.pid, stack=self._children.stack(slot)
-            )
+            stack = self._children.stack(slot)
+            self._pool.note("warning", "stack of a child", slot=slot.index, pid=slot.pid, stack=stack)
 
     # --- threads ------------------------------------------------------------------------------------
 
@@ -286,36 +268,27 @@ class Master:
         return [(slot.child, slot.pid, slot.state is SlotState.BUSY) for slot in self._pool.slots.live]
 
     def _start_threads(self) -> None:
-        for thread in (self._fetch_thread, self._settle_thread, self._renew_thread, self._sample_thread):
+        for thread in (self._fetch_thread, self._settle_thread, *self._upkeep_threads):
             thread.start()
-        if self._lost_lease_thread is not None:
-            self._lost_lease_thread.start()
         if self._telemetry is not None:
             self._telemetry.observer.attend(self._pool)
             self._telemetry.start()
 
     def _end(self) -> None:
         """Let the threads finish, take in the last answers, end the fork servers, publish once more."""
-        self._settle_thread.stop()
-        self._renew_thread.stop()
-        self._sample_thread.stop()
-        if self._lost_lease_thread is not None:
-            self._lost_lease_thread.stop()
+        for thread in (self._settle_thread, *self._upkeep_threads):
+            thread.stop()
         self._settle_thread.join(JOIN_LIMIT_S)
         for event in self._inbox.take():
             apply(self._pool, event, time.monotonic())
         self._children.close()
         if self._telemetry is not None:
             self._telemetry.end(self._pool)
-        if self._pool.held:
-            self._pool.note(
-                "warning", "leases are left to expire: the broker did not answer", count=len(self._pool.held)
-            )
+        if left := len(self._pool.held):
+            self._pool.note("warning", "leases are left to expire: the broker did not answer", count=left)
         done = {name: count for name, count in asdict(self._pool.counters).items() if count}
         self._pool.note("info", "stopped", **done)
         self._publish(time.monotonic())
         self._publisher.log_notes(self._pool)
-        self._renew_thread.join(JOIN_LIMIT_S)
-        self._sample_thread.join(JOIN_LIMIT_S)
-        if self._lost_lease_thread is not None:
-            self._lost_lease_thread.join(JOIN_LIMIT_S)
+        for thread in self._upkeep_threads:
+            thread.join(JOIN_LIMIT_S)

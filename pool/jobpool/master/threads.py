@@ -182,9 +182,7 @@ class RenewThread(MasterThread):
         try:
             renewed = self._backend.renew_many([d.lease for d in deliveries], self._ttl)
         except OUTAGES as error:
-            self._broker_retry.failed(
-                error, holding=True
-            )  # the old deadlines stand; the next round comes before they end
+            self._broker_retry.failed(error, holding=True)  # the old deadlines stand until the next round
             return False
         for delivery, lease in zip(deliveries, renewed, strict=True):
             if lease is not None:

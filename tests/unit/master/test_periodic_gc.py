@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobpool.master.loop import GC_EVERY_S, PeriodicGc
+from jobpool.master.run import GC_EVERY_S, PeriodicGc
 
 
 class Connection:
