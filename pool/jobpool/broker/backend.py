@@ -335,7 +335,7 @@ class QueueBackend(ABC):
         return self.settle_many([(lease, settlement)], call_id=f"{verb}:{lease.owner_token}")[0]
 
     def ticket(self, lease: JobLease) -> Ticket:
-        """What a child needs to ack this one message in a transaction of its handler's own, and nothing more: also
+        """Return what a child needs to ack this one message in a transaction of its handler's own, no more: also
         the idempotency key of a guarded lease, which that ack marks done.
 
         JSON-able. `ack` in it names a function `module:name`. It takes the handler's connection, the ticket and
@@ -458,7 +458,7 @@ class QueueBackend(ABC):
         self.ping()
 
     def diagnose(self) -> list[Finding]:
-        """What the broker's settings can lose or slow down, check by check, the good ones too; [] = nothing known.
+        """Check what the broker's settings can lose or slow down; return all findings, good ones too; [] = not known.
 
         Raises BackendUnavailable. Blocks for a few round trips. For `jobpool doctor`, and once at the start of a pool.
         """

@@ -1,4 +1,4 @@
-"""What crosses the contract between jobpool and a broker: values, and their bounds. Times are seconds."""
+"""Values that cross the contract between jobpool and a broker, and their bounds. Times are seconds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a broker can do. Shown in docs/backends.md as a table made from these fields."""
+    """The capabilities of a broker. Shown in docs/backends.md as a table made from these fields."""
 
     native_reap: bool = False
     """The broker frees expired leases itself. `reap` only tells the policy, by which a crash is charged when its
@@ -168,7 +168,7 @@ class ReapPolicy:
         return min(self.back_off_cap, self.back_off * 2.0 ** min(crashes - 2, 60))
 
     def is_over(self, crashes: int) -> bool:
-        """Whether `crashes` is past the limit."""
+        """Return whether `crashes` is past the limit."""
         return 0 < self.max_crashes < crashes
 
 
@@ -258,7 +258,7 @@ class MessageFilter:
 
 
 class Verb(StrEnum):
-    """What `bulk` does with what the filter finds. Leased messages are never touched."""
+    """A deed of `bulk` on what the filter finds. Leased messages are never touched."""
 
     DELETE = "delete"
     RETRY = "retry"

@@ -53,7 +53,7 @@ class ChildEnds:
 
 
 class ChildChannel:
-    """What the master holds of a child. Every call returns at once.
+    """The master's hold on a child. Every call returns at once.
 
     The master keeps the reading end of `work` as well: a frame that the child has not read yet can be taken back, and
     the kernel gives each packet to one reader only, so it is never both taken back and run.

@@ -129,7 +129,7 @@ def load(config: ForkServerConfig) -> Loaded | LoadFailed:
 
 
 def resolve(reference: str) -> Any:
-    """What "module:function" names."""
+    """Import what "module:function" names."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
 

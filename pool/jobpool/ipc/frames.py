@@ -1,4 +1,4 @@
-"""What crosses the sockets between master, fork server and children: one frozen dataclass a kind of message.
+"""Frames that cross the sockets between master, fork server and children: one frozen dataclass a kind of message.
 
 Bytes in, values out: no socket here. A packet holds one frame: a tag byte, then a packed head for the two hot frames
 (`Run`, `Result`), then JSON. Sockets are SOCK_SEQPACKET, so the kernel keeps the edges of a packet; a packet that does
@@ -175,7 +175,7 @@ def size_of(definition: dict[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HandlerInfo:
-    """What the master knows of a handler. `queues` empty = any; None = the job's or the pool's value applies.
+    """The master's knowledge of a handler. `queues` empty = any; None = the job's or the pool's value applies.
 
     `enabled` False: a built-in one that refuses every job, because nothing allows it any.
     """

@@ -1,4 +1,4 @@
-"""Whether it was the kernel that killed a process for want of memory: it counts such kills for each control group.
+"""The kernel's kills for want of memory, which it counts for each control group.
 
 A process that dies of SIGKILL cannot say who sent it. The count of its group (cgroup v2: `memory.events`, v1:
 `memory.oom_control`), read before and after, can. Groups are shared with whatever else runs in the container or
@@ -37,7 +37,7 @@ class OomKills:
         self._last = count
 
     def killed_one(self, now: float) -> bool | None:
-        """Whether a death by SIGKILL that was just collected was the kernel's; None = the count cannot be read."""
+        """Return whether the SIGKILL of a death just collected was the kernel's; None = the count cannot be read."""
         self.look(now)
         if self._last is None:
             return None

@@ -28,6 +28,9 @@ _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
+_FULL = {errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
+"""ETOOMANYREFS: more descriptors are on their way than this user may have open."""
+
 
 class PacketTooLarge(ValueError):
     """A peer sent, or was to send, more than the bound."""
@@ -165,10 +168,6 @@ def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-
-
-_FULL = {errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
-"""ETOOMANYREFS: more descriptors are on their way than this user may have open."""
 
 
 class Outbox:

@@ -33,7 +33,7 @@ ChildMain = Callable[[ChildBoot], int]
 
 
 class Inheritance:
-    """What a process that was forked from the fork server may keep.
+    """The descriptors that a process forked from the fork server may keep.
 
     Three kinds of forks come by. Of a child: it keeps `keep`; what the app opened at its import is blinded, the rest
     closed. Of something that the app forks at its import: it must not hold the control socket, or nobody would see the
@@ -66,7 +66,7 @@ class Inheritance:
 
 @dataclass(frozen=True, slots=True)
 class SpawnRequest:
-    """What the fork server knows of the child that it forks."""
+    """The fork server's knowledge of the child that it forks."""
 
     slot: int
     child: int

@@ -1,4 +1,4 @@
-"""What a fork server is told at its start, and what a child is given at its birth.
+"""Options that a fork server is told at its start, and a child is given at its birth.
 
 The master writes a `ForkServerConfig` as JSON; the fork server reads it, and builds one `ChildBoot` a child. The room
 `child` is named by strings only ("module:function"), because this room may not import it.
@@ -20,10 +20,16 @@ ASKS_STACK = signal.SIGUSR1
 """From the master to a child: write your stack. It is blocked from the fork until the child can: unheard, it would end
 it."""
 
+_OURS = re.compile(r"(JOBPOOL|JOBS)_", re.IGNORECASE)
+
+_SECRET_NAME = re.compile(r"URL|URI|DSN|BACKEND|BROKER|STATE|KEY|SECRET|TOKEN|PASSW|SIGN|CREDENTIAL", re.IGNORECASE)
+
+_SECRET_VALUE = re.compile(r"://|Endpoint=", re.IGNORECASE)
+
 
 @dataclass(frozen=True, slots=True)
 class ChildOptions:
-    """What a child has to know. JSON-able; the same for all children of one fork server.
+    """Options of a child. JSON-able; the same for all children of one fork server.
 
     Attributes:
         apps: Modules to import, in order.
@@ -71,7 +77,7 @@ class ChildOptions:
 
 @dataclass(frozen=True, slots=True)
 class ForkServerConfig:
-    """What a fork server is told.
+    """Options of a fork server.
 
     Attributes:
         options: For it and its children.
@@ -99,7 +105,7 @@ class ForkServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ChildBoot:
-    """What a child is born with.
+    """The belongings of a child at its birth.
 
     Its process group, signals, descriptors, standard streams and fault handler are set when it gets this.
 
@@ -122,11 +128,6 @@ class ChildBoot:
     trace_fd: int
     output_fd: int
     options: ChildOptions
-
-
-_OURS = re.compile(r"(JOBPOOL|JOBS)_", re.IGNORECASE)
-_SECRET_NAME = re.compile(r"URL|URI|DSN|BACKEND|BROKER|STATE|KEY|SECRET|TOKEN|PASSW|SIGN|CREDENTIAL", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"://|Endpoint=", re.IGNORECASE)
 
 
 def scrubbed(environ: Mapping[str, str], credentials: Collection[str] = ()) -> dict[str, str]:

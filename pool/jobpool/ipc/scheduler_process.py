@@ -54,7 +54,7 @@ def say_fired(line: int, lateness: Sequence[float]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CronStart:
-    """What a scheduler's process is started with: plain values, already checked. JSON-able.
+    """The start options of a scheduler's process: plain values, already checked. JSON-able.
 
     Attributes:
         backend: URL of the broker.

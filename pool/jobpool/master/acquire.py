@@ -22,6 +22,11 @@ from jobpool.policy.local_limits import LocalLimits
 
 Asked = list[tuple[Inspected, Guards]]
 
+LOST = Begun(Begin.LOST)
+
+RENEW, BEGIN = "renew", "begin"
+"""Kinds of calls, for `BrokerRetry`."""
+
 
 def check_key_store(limits: Limits, backend: QueueBackend) -> None:
     """Raise `ConfigurationError` if there are limits, or a life of idempotency keys, and nobody who could keep them."""
@@ -52,7 +57,7 @@ class Acquirer:
         self._contentions = Contentions()
 
     def asks(self, queue: str, found: Iterable[Inspected]) -> Asked:
-        """Those that need guards, and which. What cannot be asked for is given its outcome here. No I/O."""
+        """Return those that need guards, and which; give what cannot be asked for its outcome. No I/O."""
         limits = self._of.get(queue) or self._of.setdefault(queue, self._limits.of(queue))
         free = not (limits.holds or limits.rates)
         asked: Asked = []
@@ -107,12 +112,6 @@ class Acquirer:
                 return Contended(self.delay(lease, begun))
 
 
-LOST = Begun(Begin.LOST)
-
-RENEW, BEGIN = "renew", "begin"
-"""Kinds of calls, for `BrokerRetry`."""
-
-
 class RetryingAcquirer:
     """Between inspection and the loop. `stop`: set when the pool stops."""
 
@@ -127,8 +126,11 @@ class RetryingAcquirer:
         self._stop = stop
 
     def in_time(self, leases: list[JobLease]) -> list[JobLease]:
-        """Those that may be begun. An answer that took as long as the leases last brings ended ones: no job starts on
-        such a lease, unless the broker still knows it as ours and renews it."""
+        """Return those that may be begun.
+
+        An answer that took as long as the leases last brings ended ones. No job starts on such a lease, unless the
+        broker still knows it as ours and renews it.
+        """
         now = self._backend.clock.boot()
         if all(lease.expires_at > now for lease in leases):
             return leases
@@ -189,7 +191,7 @@ class RetryingAcquirer:
         return None
 
     def _still_ours(self, asked: Asked) -> Asked:
-        """Those whose leases may be begun; a lease that has ended is renewed, if it can be."""
+        """Return those whose leases may be begun; a lease that has ended is renewed, if it can be."""
         held = {lease.owner_token: lease for lease in self.in_time([inspected.lease for inspected, _ in asked])}
         live = [(inspected, guards) for inspected, guards in asked if inspected.lease.owner_token in held]
         for inspected, _ in live:

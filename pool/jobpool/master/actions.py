@@ -1,4 +1,4 @@
-"""What the plan can ask for: the input of the loop's `perform`. One class a kind of action.
+"""Actions that the plan can ask for: the input of the loop's `perform`. One class a kind of action.
 
 Those that come once a job are not frozen: freezing would cost half a microsecond each, and nobody changes one.
 """

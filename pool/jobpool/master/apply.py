@@ -18,7 +18,7 @@ _COMMON = frozenset(
         ev.SchedulerFired,
     }
 )
-"""What comes all the time and changes nothing about which children there should be."""
+"""Events that come all the time and never call for another child."""
 
 
 def apply(pool: Pool, event: ev.Event, now: float) -> None:

@@ -348,7 +348,7 @@ class ChildProcesses:
         return channel is None or channel.has_trace
 
     def stack(self, slot: Slot) -> str:
-        """What the child's fault handler has written since the last look."""
+        """Read what the child's fault handler has written since the last look."""
         channel = self._channels.get(slot.child)
         return channel.read_trace() if channel else ""
 

@@ -1,4 +1,4 @@
-"""What the settings of a pool ask of its broker, and whether that can give it: looked at before anything starts."""
+"""The demands of a pool's settings on its broker, compared with its capabilities before anything starts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def queues_of(settings: PoolSettings) -> list[str]:
 
 
 def limits_of(settings: PoolSettings) -> Limits:
-    """What the settings limit. Raises `ConfigurationError`."""
+    """Return the limits that the settings name. Raises `ConfigurationError`."""
     return Limits(
         idempotency_ttl=settings.idempotency_ttl,
         concurrency=settings.concurrency_limits,

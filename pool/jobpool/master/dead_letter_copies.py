@@ -35,7 +35,7 @@ class DeadLetterCopies:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something waits to be forwarded."""
+        """Return whether something waits to be forwarded."""
         return bool(self._waiting)
 
     def died(self, reaped: list[Reaped]) -> None:

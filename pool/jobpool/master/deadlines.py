@@ -1,4 +1,4 @@
-"""What is due by the clock: timeouts, limits, lost leases, stale look-ahead, the undead. Decisions, no I/O."""
+"""Deadlines, by the clock: timeouts, limits, lost leases, stale look-ahead, the undead. Decisions, no I/O."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _give_up(pool: Pool, slot: Slot, now: float, actions: list[Action]) -> None:
 
 
 def _watch_ready(pool: Pool, now: float) -> None:
-    """What no child could take within the time goes back to its old place, and the look-ahead starts from nothing."""
+    """Give back the messages that no child could take in time, and start the look-ahead from nothing."""
     stale = False
     while pool.ready and now - pool.ready[0].leased_at >= STALE_AFTER_S:
         pool.outcomes.append((pool.ready.popleft(), NotRun()))

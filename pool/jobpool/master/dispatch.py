@@ -1,4 +1,4 @@
-"""What children are handed, how much more may be leased, and when acks leave. Decisions, no I/O."""
+"""Hand-out of messages to children, how much more may be leased, and when acks leave. Decisions, no I/O."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ LONG_RUNNING_S = 0.05
 
 MAX_FRAMES_AHEAD = 64
 """Frames in one child's socket at most: the kernel's buffer holds some 250 small ones."""
+
+MAX_LINGER_S = 0.01
+"""Seconds for which an ack may wait."""
+
+LOOKAHEAD_SHARE = 4
+"""So great a part of the look-ahead is company enough, and two settlements at least."""
 
 
 def dispatch(pool: Pool, now: float, actions: list[Action]) -> None:
@@ -86,15 +92,14 @@ def worth_fetching(pool: Pool, now: float) -> int:
     return wanted if wanted >= min(ahead, max(2, ahead // 4)) else 0
 
 
-MAX_LINGER_S = 0.01
-"""Seconds for which an ack may wait."""
-
-LOOKAHEAD_SHARE = 4
-"""So great a part of the look-ahead is company enough, and two settlements at least."""
-
-
 class Batch:
-    """`due`: CLOCK_MONOTONIC seconds at which `take` is to be called; infinity while there is nothing."""
+    """Settlements on their way to the settle thread: gathered for a moment while short jobs stream.
+
+    Each call of the settle thread is a transaction of the broker's, and wakes the thread. While jobs stream, acks may
+    therefore wait for company: 10 ms at most, half of what the look-ahead holds. Other settlements never wait.
+
+    `due`: CLOCK_MONOTONIC seconds at which `take` is to be called; infinity while there is nothing.
+    """
 
     def __init__(self) -> None:
         self._work: list[tuple[Delivery, Settlement]] = []

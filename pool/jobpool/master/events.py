@@ -1,4 +1,4 @@
-"""What can happen to a pool: the input of `apply`. One class a kind of event.
+"""Events in the life of a pool: the input of `apply`. One class a kind of event.
 
 Those that come once a job are not frozen: freezing would cost half a microsecond each, and nobody changes one.
 """
@@ -74,7 +74,7 @@ class BreakerClosed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Answered(Event):
-    """What the backend said to settlements. The call took so many seconds; 0 = it was not measured."""
+    """The backend's answers to settlements. The call took so many seconds; 0 = it was not measured."""
 
     answers: list[tuple[Delivery, Settlement, Settled]]
     took: float = 0.0

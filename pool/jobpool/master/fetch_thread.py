@@ -100,7 +100,7 @@ class FetchThread(MasterThread):
         self._unseen = False
 
     def hold(self, mine: Mapping[str, int], given_back: Iterable[str]) -> None:
-        """What the loop holds now: guarded deliveries of each queue, and queues where starts were given back.
+        """Take in the guarded deliveries of each queue that the loop holds, and queues where starts were given back.
 
         Called only where queues have limits; may open what they keep shut.
         """
@@ -125,7 +125,7 @@ class FetchThread(MasterThread):
             self._turn.notify()
 
     def is_leasing(self) -> bool:
-        """Whether anything may still come of it. Nothing does once it was stopped while it sleeps in the backend.
+        """Return whether anything may still come of it: nothing once it was stopped while it sleeps in the backend.
 
         From there it comes back within `MAX_WAIT_S` seconds, and then only ends: nobody need wait for that.
         """
@@ -256,7 +256,7 @@ class FetchThread(MasterThread):
         return queue is not None
 
     def _sleep(self, names: list[str], timeout: float) -> tuple[str | None, BackendUnavailable | AccessRefused | None]:
-        """What the backend hinted at, or why it did not. Awake again, the thread must look whether it was stopped."""
+        """Return the queue that the backend hinted at, or its error. Then see whether the thread was stopped."""
         self._asleep = True
         try:
             return self._backend.wait_any(names, timeout), None

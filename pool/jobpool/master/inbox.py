@@ -13,6 +13,8 @@ from typing import Any
 from jobpool.ipc.linux import ACCIDENTAL_SIGNALS
 from jobpool.master.events import Event, SignalCame
 
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU)
+
 
 class Inbox:
     """Many writers, one reader. `put` never blocks and is cheap while the loop is awake: one wake-up a batch."""
@@ -45,11 +47,12 @@ class Inbox:
         os.close(self.fd)
 
 
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU)
-
-
 class Signals:
-    """Routes the signals that the pool knows into events, ignores those that come by accident, and puts all back.
+    """The signals to the master as events: those that the pool knows; others that come by accident are ignored.
+
+    A handler notes nothing and decides nothing: the interpreter writes the number to a pipe. A pipe holds 65,536
+    numbers that nobody has read yet, a socket pair some 270; what does not fit is lost. Of different signals
+    that are pending at once, the kernel delivers the one with the smaller number first.
 
     No disposition is SIG_IGN while the pool runs: a program that it starts would inherit that, but has no handlers.
 

@@ -103,7 +103,7 @@ class Master:
     # --- wait ---------------------------------------------------------------------------------------
 
     def _wait(self) -> list[ev.Event]:
-        """What has happened; sleeps only when nothing has, and only then asks until when."""
+        """Return what has happened; sleep only if nothing has, and only then ask until when."""
         events = self._children.poll(0.0)
         if not events:
             events = self._children.poll(self._due() - time.monotonic())

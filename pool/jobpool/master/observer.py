@@ -1,7 +1,8 @@
-"""Turns what happens to a pool into numbers and history. Sees each event before it is applied; changes no decision.
+"""Numbers and history of a pool. The observer sees each event before it is applied, and decides nothing.
 
 A settlement is counted when the broker has accepted it. All of it runs on the loop's thread, so nothing is locked;
-others ask the loop for a `snapshot` (call_in_loop.py). What comes once a job is in `_answered`, and kept short.
+others ask the loop for a `snapshot` (`LoopCalls`). What comes once a job is in `_ended`, and kept short. The
+attempts that history keeps are made from a `Recorded` on the writer's thread, not the loop's.
 """
 
 from __future__ import annotations
@@ -244,7 +245,7 @@ def cause_of_exit(slot: Slot, event: ev.ChildDied) -> str:
 
 @dataclass(slots=True)
 class Recorded:
-    """What the loop hands over. `at`: Unix time minus CLOCK_MONOTONIC, when the answer came."""
+    """The loop's share of a record. `offset`: Unix time minus CLOCK_MONOTONIC, when the answer came."""
 
     delivery: Delivery
     settlement: Settlement
@@ -253,7 +254,7 @@ class Recorded:
 
 
 def is_history(delivery: Delivery, settlement: Settlement, answer: Settled) -> bool:
-    """Whether this tells of an attempt, or of a message's end: what was only given back does not."""
+    """Return whether this tells of an attempt, or of a message's end, and not only of a release."""
     if not answer or delivery.outcome is None:
         return False
     return not isinstance(settlement, Release) or isinstance(delivery.outcome, Snoozed)
@@ -273,7 +274,7 @@ def size_of(delivery: Delivery) -> int:
 
 
 def attempt_of(recorded: Recorded) -> Attempt:
-    """What history keeps of it."""
+    """Make the attempt that history keeps."""
     delivery, settlement = recorded.delivery, recorded.settlement
     lease, outcome = delivery.lease, delivery.outcome
     assert outcome is not None
@@ -297,6 +298,6 @@ def attempt_of(recorded: Recorded) -> Attempt:
 
 
 def _error(settlement: Settlement, said: str) -> str | None:
-    """What the settlement says of it, else what the child said."""
+    """Return the settlement's error, else the child's."""
     told = settlement.error if isinstance(settlement, Nack | Abandon | Move) else None
     return told or said or None

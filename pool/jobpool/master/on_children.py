@@ -1,4 +1,4 @@
-"""What events about fork servers and children do to the pool's state. Bookkeeping: no I/O, no decisions."""
+"""Events about fork servers and children, applied to the pool's state. Bookkeeping: no I/O, no decisions."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _child_result(pool: Pool, event: ev.ChildResult) -> None:
 
 
 def _outcome_of_result(result: Result, handler: str, seen_for: float, peak: int = 0) -> Outcome:
-    """What a child's `Result` means. `peak`: bytes, the highest resident size of the child that was seen."""
+    """Return the outcome that a child's `Result` means. `peak`: bytes, the child's highest resident size seen."""
     if result.kind is ResultKind.SUCCEEDED and not result.follow_ups:
         return SUCCEEDED
     try:
@@ -324,7 +324,7 @@ def _sampled(pool: Pool, event: ev.Sampled) -> None:
 
 
 def _split(deliveries: deque[Delivery], unread: frozenset[int]) -> tuple[list[Delivery], list[Delivery]]:
-    """What the child had not read, and the rest."""
+    """Part what the child had not read from the rest."""
     return [d for d in deliveries if d.nonce in unread], [d for d in deliveries if d.nonce not in unread]
 
 

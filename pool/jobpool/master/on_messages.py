@@ -1,4 +1,4 @@
-"""What events about messages and the broker do to the pool's state. Bookkeeping: no I/O, no decisions."""
+"""Events about messages and the broker, applied to the pool's state. Bookkeeping: no I/O, no decisions."""
 
 from __future__ import annotations
 

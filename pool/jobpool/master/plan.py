@@ -1,4 +1,4 @@
-"""What the pool does next: decisions, no I/O. `plan` looks at the state and returns actions for the loop to perform.
+"""The pool's next steps: decisions, no I/O. `plan` looks at the state and returns actions for the loop to perform.
 
 Order matters: outcomes first (they free slots), then the stop or the upkeep of children, then the hand-out of what is
 ready, then whatever is due by the clock. Marking a slot busy, or a child killed, happens when the action is performed.

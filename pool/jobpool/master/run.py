@@ -163,7 +163,7 @@ class PeriodicGc:
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """What is here already is left out of garbage collections, and those come more rarely.
+    """Leave what is here already out of garbage collections, and collect more rarely.
 
     A stream of jobs makes and drops some ten objects for each, none of them in a circle: at Python's own 700 the
     collector runs some hundred times a second in vain (measured: 3 % of a pool's rate on SQLite, 10 % in memory).
@@ -188,16 +188,7 @@ def _master(
     inbox: Inbox,
     watched: Telemetry | None,
 ) -> Master:
-    every = COUNT_EVERY_UNTIL_EMPTY_S if settings.until_empty else COUNT_EVERY_S
-    reaping = ReapPolicy(
-        max_crashes=settings.max_crashes,
-        window=settings.crash_window,
-        back_off=settings.crash_back_off,
-        back_off_cap=settings.crash_back_off_cap,
-    )
-    settle_thread = SettleThread(
-        backend, settings.queue_names, settings.ttl, reaping, inbox, every, settings.dead_letter_queue
-    )
+    settle_thread = _settle_thread(settings, backend, inbox)
     publisher = Publisher(
         board,
         name=settings.name,
@@ -220,6 +211,17 @@ def _master(
         scheduler=SchedulerStarter(cron_start(settings), children) if settings.cron else None,
         gc=PeriodicGc(time.monotonic()),
     )
+
+
+def _settle_thread(settings: PoolSettings, backend: QueueBackend, inbox: Inbox) -> SettleThread:
+    every = COUNT_EVERY_UNTIL_EMPTY_S if settings.until_empty else COUNT_EVERY_S
+    reaping = ReapPolicy(
+        max_crashes=settings.max_crashes,
+        window=settings.crash_window,
+        back_off=settings.crash_back_off,
+        back_off_cap=settings.crash_back_off_cap,
+    )
+    return SettleThread(backend, settings.queue_names, settings.ttl, reaping, inbox, every, settings.dead_letter_queue)
 
 
 def _fetch_thread(settings: PoolSettings, backend: QueueBackend, signer: EnvelopeSigner, inbox: Inbox) -> FetchThread:
@@ -247,7 +249,7 @@ def retry_policy(settings: PoolSettings) -> RetryPolicy:
 
 
 def fork_server_config(settings: PoolSettings) -> ForkServerConfig:
-    """What the fork server and its children are told: nothing of the broker."""
+    """Make what the fork server and its children are told: nothing of the broker."""
     options = ChildOptions(
         apps=list(settings.apps),
         kill_grace=settings.kill_grace,
@@ -269,7 +271,7 @@ def fork_server_config(settings: PoolSettings) -> ForkServerConfig:
 
 
 def cron_start(settings: PoolSettings) -> CronStart:
-    """What the scheduler beside the pool is told."""
+    """Make what the scheduler beside the pool is told."""
     return CronStart(
         backend=settings.backend,
         options=fork_server_config(settings).options,

@@ -83,7 +83,7 @@ class Schedulers(BackOff):
 
     @property
     def serving(self) -> list[Scheduler]:
-        """Those that were not asked to end, the oldest first."""
+        """Return the schedulers that were not asked to end, the oldest first."""
         return [one for one in self.running.values() if not one.asked_at]
 
     @property

@@ -160,7 +160,7 @@ class SettleThread(MasterThread):
         return list(parts.values())
 
     def _settle(self, batch: list[Work], call_id: str) -> bool:
-        """Whether it is over: answered, or too late. Else to be called again with the same id."""
+        """Settle; return whether it is over: answered, or too late. Else call again with the same id."""
         pairs = [(delivery.lease, settlement) for delivery, settlement in batch]
         asked_at = self._clock.mono()
         try:
@@ -315,7 +315,7 @@ class SettleThread(MasterThread):
         self._inbox.put(Counted(stats))
 
     def _tell_charged(self) -> None:
-        """What was charged to messages as they were fetched, where the broker frees leases itself."""
+        """Tell what was charged to messages as they were fetched, where the broker frees leases itself."""
         if self._native_reap:
             self._try(self._reap_all, REAP, asks=False)
 
@@ -347,7 +347,7 @@ def _is_plain_ack(work: Work) -> bool:
 
 
 def _without_company(settlement: Settlement, error: JobpoolError, can_forfeit: bool) -> Settlement:
-    """What stands in for a settlement that is refused even alone. Raises `error` if it brings nothing along."""
+    """Return the stand-in for a settlement that is refused even alone. Raise `error` if it brings nothing along."""
     match settlement:
         case Ack(follow_ups=()) | Abandon(follow_ups=()):
             raise error

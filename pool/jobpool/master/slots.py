@@ -24,6 +24,8 @@ from enum import Enum
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import EndReason, Outcome
 
+_NONCES_AT_ONCE = 512
+
 
 class SlotState(Enum):
     EMPTY = "empty"
@@ -191,9 +193,6 @@ class Slots:
         return list(self._by_child.values())
 
 
-_NONCES_AT_ONCE = 512
-
-
 def nonces() -> Iterator[int]:
     """Yield numbers for attempts: 64 bits, random, never 0.
 
@@ -243,5 +242,5 @@ class Delivery:
     error: str = ""
 
     def end(self, began: float, ran: float, output: str, error: str) -> None:
-        """What its child said, or what is known without it."""
+        """Note what its child said, or what is known without it."""
         self.began, self.ran, self.output, self.error = began, ran, output, error

@@ -191,7 +191,7 @@ class Pool:
 
     @property
     def limited(self) -> bool:
-        """Whether a queue has a limit of its own."""
+        """Return whether a queue has a limit of its own."""
         return bool(self.settings.concurrency_limits or self.settings.rate_limits)
 
     def places(self) -> dict[str, int]:
@@ -243,7 +243,7 @@ class Pool:
         remember(self.unsettled, lease.id, about)
 
     def put_back(self, deliveries: list[Delivery]) -> None:
-        """What no child has read is ready again, in front; at a stop it is given back."""
+        """Make what no child has read ready again, in front; at a stop give it back."""
         for delivery in reversed(deliveries):
             delivery.slot = -1
             if delivery.lost:

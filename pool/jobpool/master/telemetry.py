@@ -46,6 +46,16 @@ NO_ANSWER = "the pool's loop does not answer"
 
 log = logging.getLogger("jobpool.metrics")
 
+PUBLISH_EVERY_S = 0.25
+"""Seconds between two writes: a person reads it, and each costs some microseconds a slot."""
+
+pool_log = logging.getLogger("jobpool.pool")
+
+T = TypeVar("T")
+
+CALL_TIMEOUT_S = 2.0
+"""Seconds for which a thread waits: a loop that takes longer is in trouble, and says so elsewhere."""
+
 
 class Telemetry:
     """See the module. `observer` belongs to the loop's thread; `start` and `end` are called on it too."""
@@ -97,7 +107,7 @@ def make_telemetry(
     version: str,
     also: MetricsCollector | None = None,
 ) -> Telemetry | None:
-    """What the settings ask for; None: nothing, and then nothing of it costs anything.
+    """Make what the settings ask for; None: nothing, and then nothing of it costs anything.
 
     Raises:
         ConfigurationError: The port is taken, or history has no place.
@@ -140,7 +150,7 @@ def _place(settings: PoolSettings, backend: QueueBackend) -> Place | None:
 
 def _writer(settings: PoolSettings, place: Place, calls: LoopCalls, feed: Feed[Recorded]) -> Writer:
     def take() -> list[Attempt] | None:
-        found = calls.ask(lambda _: feed.take())
+        found = calls.call_in_loop(lambda _: feed.take())
         return None if found is None else [attempt_of(one) for one in found]
 
     return Writer(place, Masker(settings.mask_keys), lambda: feed.items > 0, take)
@@ -148,7 +158,7 @@ def _writer(settings: PoolSettings, place: Place, calls: LoopCalls, feed: Feed[R
 
 def _rollups(settings: PoolSettings, backend: QueueBackend, calls: LoopCalls, observer: Observer) -> RollupThread:
     def counts() -> Counts | None:
-        snapshot = calls.ask(observer.snapshot)
+        snapshot = calls.call_in_loop(observer.snapshot)
         return None if snapshot is None else snapshot.ended
 
     return RollupThread(backend.keys, secrets.token_hex(8), settings.rollups, counts, backend.clock.wall)
@@ -182,7 +192,7 @@ def metrics_page(calls: LoopCalls, observer: Observer, accept: str) -> Page:
         require_client()
     except ConfigurationError as error:
         return text_page(501, str(error))
-    snapshot = calls.ask(observer.snapshot)
+    snapshot = calls.call_in_loop(observer.snapshot)
     if snapshot is None:
         return text_page(503, NO_ANSWER)
     body, content_type = expose(snapshot, accept)
@@ -195,14 +205,11 @@ def probe_page(board: Scoreboard, judge: Callable[[HeaderView, float], Probe]) -
     return text_page(200 if probe.ok else 503, probe.text)
 
 
-PUBLISH_EVERY_S = 0.25
-"""Seconds between two writes: a person reads it, and each costs some microseconds a slot."""
-
-log = logging.getLogger("jobpool.pool")
-
-
 class Publisher:
-    """Keeps what was last written of each slot, so that only changes are."""
+    """The writer of the pool's state to the scoreboard, and of its notes to the log. It changes nothing of the state.
+
+    It keeps what was last written of each slot, so that only changes are.
+    """
 
     def __init__(self, board: Scoreboard, **constants: str | int | float) -> None:
         self._board = board
@@ -251,7 +258,7 @@ class Publisher:
         """Write the notes to the log and drop them."""
         notes, pool.notes = pool.notes, []
         for note in notes:
-            log.log(note.level, note.event, extra={"fields": note.fields, "limit": note.event})
+            pool_log.log(note.level, note.event, extra={"fields": note.fields, "limit": note.event})
 
 
 def _problem(pool: Pool) -> str:
@@ -263,14 +270,11 @@ def _problem(pool: Pool) -> str:
     return pool.schedulers.problem or reload_under_way(pool)
 
 
-T = TypeVar("T")
-
-CALL_TIMEOUT_S = 2.0
-"""Seconds for which a thread waits: a loop that takes longer is in trouble, and says so elsewhere."""
-
-
 class LoopCalls:
-    """Safe from any thread."""
+    """Calls by other threads that see the pool's state: the loop's thread makes them, between two of its turns.
+
+    Safe from any thread.
+    """
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
@@ -278,8 +282,8 @@ class LoopCalls:
         self._closed = False
         self._waiting: set[SimpleQueue[Any]] = set()
 
-    def ask(self, make: Callable[[Pool], T], patience: float = CALL_TIMEOUT_S) -> T | None:
-        """What `make` returned on the loop's thread. None: it did not come to it within `patience` seconds, or ends.
+    def call_in_loop(self, make: Callable[[Pool], T], timeout: float = CALL_TIMEOUT_S) -> T | None:
+        """Return what `make` returns on the loop's thread; None: the loop ends, or did not get to it in time.
 
         With None, `make` was not called and never will be: so it may take something away, as history's does.
         """
@@ -290,7 +294,7 @@ class LoopCalls:
             self._waiting.add(answer)
             self._inbox.put(ev.Asked(lambda pool: self._make(make, pool, answer)))
         try:
-            return answer.get(timeout=patience)  # type: ignore[no-any-return]
+            return answer.get(timeout=timeout)  # type: ignore[no-any-return]
         except Empty:
             return answer.get() if self._is_taken_up(answer) else None
 
@@ -304,7 +308,7 @@ class LoopCalls:
             answer.put(made)  # also when that failed: nobody is to wait for ever
 
     def _is_taken_up(self, answer: SimpleQueue[Any]) -> bool:
-        """Whether the other side was here first; else the caller has taken it up, or given it up, by this."""
+        """Return whether the other side was first; else the caller takes the call up, or gives it up, by this."""
         with self._lock:
             if answer not in self._waiting:
                 return True
@@ -312,7 +316,7 @@ class LoopCalls:
             return False
 
     def close(self) -> None:
-        """Whoever waits gets None, and whoever comes from now on."""
+        """Answer None to all calls that wait, and to those that come from now on."""
         with self._lock:
             self._closed = True
             for answer in self._waiting:

@@ -18,6 +18,36 @@ from jobpool.master.events import BrokerAnswered, BrokerSilent, LeasesBroke, Ren
 from jobpool.master.inbox import Inbox
 from jobpool.master.slots import Delivery
 
+OUTAGES = (BackendUnavailable, AccessRefused)
+"""Errors of the broker that a pool waits out once it has worked."""
+
+FIRST_PAUSE_S = 0.05
+
+MAX_PAUSE_S = 1.0
+"""With a call that gives up after 3 s, work goes on less than 5 s after the broker is back."""
+
+MAX_REFUSED_PAUSE_S = 3.0
+"""After a refused password: servers count those, and lock accounts."""
+
+MAX_RENEWALS_A_CALL = 500
+
+ROUNDS_A_LEASE = 10
+"""Looks at what is held, in the life of the shortest lease."""
+
+MIN_ROUND_S = 0.02
+"""Seconds between two of them at least, however short a lease is."""
+
+LOST_LOOK_EVERY_S = 0.25
+"""Seconds between two looks, which cost no I/O."""
+
+SAMPLE_EVERY_S = 1.0
+"""Seconds between two samples: the longest time for which a growing job is above its limit unseen."""
+
+IDLE_SAMPLE_ROUNDS = 5
+"""Idle children are looked at only every so many samples."""
+
+log = logging.getLogger("jobpool.pool")
+
 
 class MasterThread(threading.Thread, ABC):
     """Runs `serve`; an error that leaves it ends the pool in good order.
@@ -47,19 +77,10 @@ class MasterThread(threading.Thread, ABC):
             self._inbox.put(ThreadDied(self.name, traceback.format_exc()))
 
 
-OUTAGES = (BackendUnavailable, AccessRefused)
-"""Errors of the broker that a pool waits out once it has worked."""
-
-FIRST_PAUSE_S = 0.05
-MAX_PAUSE_S = 1.0
-"""With a call that gives up after 3 s, work goes on less than 5 s after the broker is back."""
-
-MAX_REFUSED_PAUSE_S = 3.0
-"""After a refused password: servers count those, and lock accounts."""
-
-
 class BrokerRetry:
-    """Back-off of one thread: from 50 ms, doubling, for each kind of call by itself; reset by a good answer to it.
+    """Back-off of one thread from a broker's outage, which it tells the loop once each way.
+
+    It begins at 50 ms and doubles, for each kind of call by itself; a good answer to that kind resets it.
 
     The outage lasts until every kind of call that has failed was answered. So a call that always fails and one that
     always succeeds do not take turns in the log.
@@ -113,17 +134,22 @@ class BrokerRetry:
             self._inbox.put(BrokerAnswered(self._thread))
 
 
-MAX_RENEWALS_A_CALL = 500
-
-ROUNDS_A_LEASE = 10
-"""Looks at what is held, in the life of the shortest lease."""
-
-MIN_ROUND_S = 0.02
-"""Seconds between two of them at least, however short a lease is."""
-
-
 class RenewThread(MasterThread):
-    """`held` is asked for a snapshot of the deliveries whose settlement was not yet answered."""
+    """The thread that pushes every held lease's deadline forward, each third of the time for which it holds.
+
+    That time is each lease's own. Mostly it is the `ttl` that was asked for; where the broker decides instead
+    (`Capabilities.chosen_ttl`), it may be a fraction of that, or many times as long. From its first third to its end it
+    is tried about six times.
+
+    The thread waits for no fetch and no settlement, and no handler can starve it: it shares only the interpreter with
+    the loop. Each queue is asked for by itself: where one master of a cluster is silent, the leases of the others'
+    queues live on.
+
+    A lease whose settlement the broker has refused for as long as the lease lasts is renewed no more: it runs out, and
+    the message goes to any pool that can settle it.
+
+    `held` is asked for a snapshot of the deliveries whose settlement was not yet answered.
+    """
 
     def __init__(self, backend: QueueBackend, ttl: float, held: Callable[[], list[Delivery]], inbox: Inbox) -> None:
         super().__init__("renew", inbox)
@@ -177,7 +203,7 @@ class RenewThread(MasterThread):
         return due
 
     def _renew(self, deliveries: list[Delivery]) -> bool:
-        """Whether there was an answer."""
+        """Renew them; return whether there was an answer."""
         asked_at = self._backend.clock.boot()
         try:
             renewed = self._backend.renew_many([d.lease for d in deliveries], self._ttl)
@@ -191,12 +217,12 @@ class RenewThread(MasterThread):
         return True
 
 
-LOST_LOOK_EVERY_S = 0.25
-"""Seconds between two looks, which cost no I/O."""
-
-
 class LostLeaseThread(MasterThread):
-    """See the module. Tells the loop of leases that broke, those of all queues together."""
+    """The thread that asks a broker, by whose connections leases live, which of them have broken, and tells the loop.
+
+    It runs only where `Capabilities.lasting_leases` is False, and apart from the renew thread, which a silent broker
+    may keep for seconds.
+    """
 
     def __init__(self, backend: QueueBackend, inbox: Inbox) -> None:
         super().__init__("losses", inbox)
@@ -209,18 +235,12 @@ class LostLeaseThread(MasterThread):
                 self._inbox.put(LeasesBroke(leases))
 
 
-SAMPLE_EVERY_S = 1.0
-"""Seconds between two samples: the longest time for which a growing job is above its limit unseen."""
-
-IDLE_SAMPLE_ROUNDS = 5
-"""Idle children are looked at only every so many samples."""
-
-
-log = logging.getLogger("jobpool.pool")
-
-
 class SampleThread(MasterThread):
-    """`children` is asked for (child, pid, busy) of each living child."""
+    """The thread that measures resident memory and CPU share of each child, by psutil, once a second.
+
+    It holds no lease, so an error of its own, such as a process without a free descriptor, is told and ends nothing.
+    `children` is asked for (child, pid, busy) of each living child.
+    """
 
     def __init__(self, children: Callable[[], list[tuple[int, int, bool]]], inbox: Inbox) -> None:
         super().__init__("sample", inbox)

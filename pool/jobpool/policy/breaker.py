@@ -23,7 +23,7 @@ NO_PROBE = -math.inf
 
 
 class BreakerState(StrEnum):
-    """What a breaker lets through: all, nothing, or one probe."""
+    """The state of a breaker, which lets through all, nothing, or one probe."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -73,7 +73,7 @@ class CircuitBreaker:
         return self._cooldown
 
     def state(self, now: float) -> BreakerState:
-        """What it is in at `now`; looking changes nothing."""
+        """Return its state at `now`; looking changes nothing."""
         if self._state is BreakerState.OPEN and now >= self._until:
             return BreakerState.HALF_OPEN
         return self._state
@@ -89,7 +89,7 @@ class CircuitBreaker:
                 return max(0.0, self._probe_until - now)
 
     def allow(self, now: float) -> bool:
-        """Whether to call now. Yes from a half-open breaker is the one probe: tell `succeeded` or `failed` of it."""
+        """Return whether to call now. Yes when half-open is the one probe: tell `succeeded` or `failed` of it."""
         if self._state is BreakerState.CLOSED:
             return True
         if self.wait(now) > 0.0:
@@ -170,7 +170,7 @@ class Breakers:
         )
 
     def allow(self, queue: str, now: float) -> bool:
-        """Whether to fetch from `queue` now. A yes must be followed by `failed` or `succeeded`."""
+        """Return whether to fetch from `queue` now. A yes must be followed by `failed` or `succeeded`."""
         if queue not in self._open:
             return True
         with self._lock:

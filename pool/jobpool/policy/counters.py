@@ -1,4 +1,4 @@
-"""What a settlement is counted as, once the broker has answered: a worker's status, and counters. Pure."""
+"""The count of a settlement, once the broker has answered: a worker's status, and counters. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STATUS: dict[type[Settlement | Leave], Status] = {
 
 
 def status_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settled = Settled.OK) -> Status:
-    """What `WorkerResult.status` says. `settled`: the backend's answer; a refusal is `lost`, whatever was decided."""
+    """Return what `WorkerResult.status` says. `settled`: the backend's answer; a refusal is always `lost`."""
     if not settled:
         return Status.LOST
     match settlement, outcome:
@@ -79,7 +79,7 @@ _PLAIN_COUNTERS: dict[Status, tuple[str, ...]] = {
 
 
 def counts_as_attempt(outcome: Outcome) -> bool:
-    """Whether the handler ran and is responsible for the failure."""
+    """Return whether the handler ran and is responsible for the failure."""
     return isinstance(outcome, Failed | RetryAsked | TimedOut | MemoryExceeded)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a message: the table of docs/architecture.md, "Verdicts", as one pure function.
+"""The verdict on a message: the table of docs/architecture.md, "Verdicts", as one pure function.
 
 The master and `QueueWorker` both call it, so that a message is treated alike wherever it ran. No I/O, no clock.
 What the answer is counted as is in counters.py.
@@ -57,7 +57,7 @@ LEASE_LOST = Leave("lease lost")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the pool has been told, as far as it bears on a verdict. Made once a handler, not once a message.
+    """The pool's settings, as far as they bear on a verdict. Made once a handler, not once a message.
 
     Attributes:
         max_retries: The handler's own, for jobs that set none; None = the retry policy's.
@@ -185,7 +185,7 @@ def _unknown(handler: str, seen_for: float, rules: Rules) -> Settlement:
 
 
 def _given_up(outcome: CancelledByPerson | Rejected | HandlerNotAllowed | Expired | CrashLimit) -> Abandon:
-    """What no further attempt can change."""
+    """Give up what no further attempt can change."""
     match outcome:
         case CancelledByPerson():
             return Abandon("cancelled", "cancelled by a person")

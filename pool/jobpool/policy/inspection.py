@@ -1,4 +1,4 @@
-"""What must not be run, found before a child sees it: envelope bounds, signature, queue, version, expiry, allow-list.
+"""Inspection of a delivery, before a child sees it: envelope bounds, signature, queue, version, expiry, allow-list.
 
 The handler is never imported, and the body of what is rejected is never shown to one.
 """

@@ -1,4 +1,4 @@
-"""What a message needs from the key store before it may run: its own wishes and its queue's limits. Pure.
+"""The needs of a message from the key store before it may run: its own wishes and its queue's limits. Pure.
 
 The master and `QueueWorker` ask the same functions. A message that asks for nothing, on a queue without limits, costs
 two looks at its envelope.
@@ -24,6 +24,14 @@ JOB = "job:"
 SHARED = "concurrency:"
 """Before a concurrency key."""
 
+FIRST_CONTENTION_DELAY_S = 1.0
+
+MAX_CONTENTION_DELAY_S = 30.0
+"""Seconds: the upper edges of the first delay and of every later one (SEMANTICS §6)."""
+
+REMEMBERED_MESSAGES = 10_000
+"""Messages whose contentions are counted; the one first met is forgotten first."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
@@ -46,7 +54,7 @@ class QueueLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What all pools that share a broker have agreed on. Each mapping is queue → n, from 1 to 1,000,000.
+    """The limits that all pools of one broker have agreed on. Each mapping is queue → n, from 1 to 1,000,000.
 
     Attributes:
         idempotency_ttl: Seconds, above 0 and at most a year, for which a done idempotency key is remembered.
@@ -71,11 +79,11 @@ class Limits:
             _check_limit(queue, most)
 
     def __bool__(self) -> bool:
-        """Whether any limit is set: then the broker must have a key store."""
+        """Return whether any limit is set: then the broker must have a key store."""
         return bool(self._all())
 
     def of(self, queue: str) -> QueueLimits:
-        """Those of one queue."""
+        """Return those of one queue."""
         most, rate = self.concurrency.get(queue), self.rates.get(queue)
         return QueueLimits(
             self.idempotency_ttl,
@@ -106,7 +114,7 @@ def guards_of(envelope: JobEnvelope, limits: QueueLimits) -> Guards | None:
 
 
 def wishes(envelope: JobEnvelope) -> list[str]:
-    """What the message asks for that needs a key store, as the fields of a definition are called."""
+    """Name what the message asks for that needs a key store, as the fields of a definition are called."""
     asked = {
         "single_instance": envelope.single_instance,
         "concurrency_key": _shared_key(envelope),
@@ -172,14 +180,6 @@ def _check_limit(queue: str, most: int) -> None:
             f"the limit of queue {queue!r} is a whole number from 1 to {MOST_PLACES}, not {most!r};"
             " leave the queue out for no limit"
         )
-
-
-FIRST_CONTENTION_DELAY_S = 1.0
-MAX_CONTENTION_DELAY_S = 30.0
-"""Seconds: the upper edges of the first delay and of every later one (SEMANTICS §6)."""
-
-REMEMBERED_MESSAGES = 10_000
-"""Messages whose contentions are counted; the one first met is forgotten first."""
 
 
 def contention_delay(times: int, longest: float = MAX_CONTENTION_DELAY_S) -> float:

@@ -62,7 +62,7 @@ class LocalLimit:
         self._until = 0.0
 
     def begun(self, granted: int, refused: Begun | None, now: float) -> None:
-        """What one fetch came to: so many may start, and the first refusal of the queue's own limits, if any."""
+        """Note what one fetch came to: how many may start, and the first refusal of the queue's own limits, if any."""
         if refused is None:
             self._refusals = 0
             self._window = min(MAX_WINDOW, 2 * self._window)
@@ -77,7 +77,7 @@ class LocalLimit:
 
 
 class LocalLimits:
-    """Those of all limited queues; the loop and the lease thread share it. Times: CLOCK_MONOTONIC seconds."""
+    """The local limits of all limited queues, for the loop and the fetch thread. Times: CLOCK_MONOTONIC seconds."""
 
     def __init__(self, limits: Limits) -> None:
         queues = {*limits.concurrency, *limits.rates}
@@ -85,7 +85,7 @@ class LocalLimits:
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
-        """Whether any queue has one."""
+        """Return whether any queue has one."""
         return bool(self._gates)
 
     def room(self, queue: str, count: int, now: float) -> int:
@@ -105,7 +105,7 @@ class LocalLimits:
             return gate.wait(now)
 
     def may_open_early(self, now: float) -> bool:
-        """Whether some queue waits for a settlement of this pool's own."""
+        """Return whether some queue waits for a settlement of this pool's own."""
         with self._lock:
             return any(gate.may_open_early(now) for gate in self._gates.values())
 

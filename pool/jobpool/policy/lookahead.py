@@ -90,7 +90,7 @@ class LookAhead:
         return 0 if now - self._last > self._quiet else min(self._allowed, self._size)
 
     def _measure(self) -> None:
-        """What the pool finishes in the time to hold, by the lower of the two rates; and what pause is its end."""
+        """Measure what the pool finishes in the time to hold, by the lower of two rates, and the pause that ends it."""
         self._stale = False
         total = sum(self._counts)
         mean = sum(self._busy) / total if total else 0.0

@@ -38,7 +38,7 @@ def outcome_of(
     output: str = "",
     peak: int = 0,
 ) -> Outcome:
-    """What a child's (or `QueueWorker`'s) own word on an attempt means. `seen_for`: see `UnknownHandler`.
+    """Return the outcome that a child's or `QueueWorker`'s word on an attempt means. `seen_for`: see `UnknownHandler`.
 
     `output` and `peak` (bytes) are for the record of a timeout.
     """
@@ -81,7 +81,7 @@ def checked(outcome: Outcome, check: Callable[[JobDefinition], object], enqueue_
 
 
 def outcome_of_death(ending: EndReason, ending_text: str, death: Death) -> Outcome:
-    """What it means for the running attempt that its child died before it answered."""
+    """Return the outcome of the running attempt of a child that died before it answered."""
     match ending:
         case EndReason.TIMEOUT:
             return TimedOut(_join(ending_text, death.stack), death.to_text())
@@ -125,7 +125,7 @@ def how_it_ended(exited: Exit) -> str:
 
 
 def sender_of(exited: Exit, ending: EndReason, killer: str) -> str:
-    """Who ended it. What a process sends itself by number cannot be told from what others send, but for faults."""
+    """Name who ended it. A process's own signals cannot be told from those of others, but for faults."""
     number = exited.signal
     if ending in _OWN_WORDS or (number == signal.SIGKILL and ending is not EndReason.NONE):
         return f"the pool: {_OWN_WORDS.get(ending, ending.value)}"

@@ -83,17 +83,17 @@ class Loop:
 def test_the_loops_thread_makes_what_is_asked_for(inbox: Inbox) -> None:
     with Loop(inbox) as loop:
         calls = LoopCalls(inbox)
-        assert calls.ask(lambda pool: pool is loop.pool) is True
-        assert calls.ask(lambda _: threading.current_thread()) is not threading.current_thread()
+        assert calls.call_in_loop(lambda pool: pool is loop.pool) is True
+        assert calls.call_in_loop(lambda _: threading.current_thread()) is not threading.current_thread()
 
 
 def test_a_loop_that_hangs_is_not_waited_for_longer_than_asked(inbox: Inbox) -> None:
-    assert LoopCalls(inbox).ask(lambda _: 1, patience=0.01) is None
+    assert LoopCalls(inbox).call_in_loop(lambda _: 1, timeout=0.01) is None
 
 
 def test_what_nobody_waits_for_any_more_is_not_made(inbox: Inbox) -> None:
     made: list[Pool] = []
-    assert LoopCalls(inbox).ask(made.append, patience=0.01) is None
+    assert LoopCalls(inbox).call_in_loop(made.append, timeout=0.01) is None
     for event in inbox.take():
         apply(Pool(some_settings(), now=0.0), event, 0.0)
     assert made == []
@@ -107,19 +107,19 @@ def test_what_is_being_made_is_waited_for(inbox: Inbox) -> None:
         return "made"
 
     with Loop(inbox):
-        assert LoopCalls(inbox).ask(slow, patience=1.0) == "made"
+        assert LoopCalls(inbox).call_in_loop(slow, timeout=1.0) == "made"
 
 
 def test_the_end_lets_go_of_those_who_wait_and_refuses_those_who_come(inbox: Inbox) -> None:
     calls, answers = LoopCalls(inbox), []
-    waiter = threading.Thread(target=lambda: answers.append(calls.ask(lambda _: 1, patience=60)))
+    waiter = threading.Thread(target=lambda: answers.append(calls.call_in_loop(lambda _: 1, timeout=60)))
     waiter.start()
     asked: list[ev.Event] = []
     wait_until(lambda: asked.extend(inbox.take()) or asked, 10)
     calls.close()
     waiter.join(10)
     assert answers == [None]
-    assert calls.ask(lambda _: 1, patience=60) is None
+    assert calls.call_in_loop(lambda _: 1, timeout=60) is None
     assert inbox.take() == [], "nothing is left in the inbox of a loop that has ended"
 
 
