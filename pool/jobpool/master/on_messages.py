@@ -13,11 +13,13 @@ from jobpool.master.state import Pool
 from jobpool.message.death import cause_headline
 from jobpool.message.definition import capped
 from jobpool.message.headline import headline
-from jobpool.message.outcome import NewerWire, NotRun, Outcome, UnknownHandler
+from jobpool.message.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
 from jobpool.message.settlement import Abandon, Ack, Move, Release, Settled, Settlement
-from jobpool.policy.counters import LEASE_LOST, counters_of
+from jobpool.policy.counters import LEASE_LOST, SUCCEEDED, counters_of
 from jobpool.policy.inspection import Inspected
 from jobpool.telemetry.metrics.probes import BOOT_LOOP
+
+OK = Settled.OK
 
 MUCH_SHORTER_FACTOR = 2.0
 """A lease that lasts for less than the ttl by this factor deserves a word."""
@@ -158,10 +160,13 @@ def _breaker_closed(pool: Pool, event: ev.BreakerClosed) -> None:
 
 def _answered(pool: Pool, event: ev.Answered) -> None:
     for delivery, settlement, answer in event.answers:
-        if not (answer and type(settlement) is Ack):
-            _note_answer(pool, delivery, settlement, answer)
         outcome = delivery.outcome
-        pool.ended(delivery, () if outcome is None else counters_of(settlement, outcome, answer), settlement)
+        if answer is OK and type(settlement) is Ack and type(outcome) is Succeeded:
+            counters = SUCCEEDED  # nearly all messages
+        else:
+            _note_answer(pool, delivery, settlement, answer)
+            counters = () if outcome is None else counters_of(settlement, outcome, answer)
+        pool.ended(delivery, counters, settlement)
     if pool.open_breakers:
         pool.answered_queues.update(delivery.lease.queue for delivery, _, _ in event.answers)
 

@@ -20,7 +20,7 @@ from jobpool.master.settings import PoolSettings
 from jobpool.master.slots import Delivery, Slots, SlotState, nonces
 from jobpool.message.outcome import NotRun, Outcome
 from jobpool.message.settlement import Release, Settlement
-from jobpool.policy.counters import LEASE_LOST, Counters
+from jobpool.policy.counters import LEASE_LOST, SUCCEEDED, Counters
 from jobpool.policy.lookahead import LookAhead
 from jobpool.policy.retry import BackOff
 
@@ -230,7 +230,10 @@ class Pool:
             self.leased_total -= 1
         else:
             self.ended_total += 1
-        self.counters.add(counters)
+        if counters is SUCCEEDED:  # nearly all
+            self.counters.succeeded += 1
+        else:
+            self.counters.add(counters)
         if settlement is None:
             self.remember_unsettled(delivery)
         if self.on_end is not None:
