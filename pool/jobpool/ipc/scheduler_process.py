@@ -19,7 +19,7 @@ from typing import Any
 
 from jobpool.ipc.process_options import ChildOptions, scrubbed
 
-PROGRAM = "jobpool.cli.companion"
+PROGRAM = "jobpool.cli.pool_scheduler"
 """Called with the number of a descriptor that holds a `CronStart` as JSON, of a pipe to say `READY` and last words in,
 and the master's pid."""
 

@@ -116,13 +116,19 @@ class RetryingAcquirer:
     """Between inspection and the loop. `stop`: set when the pool stops."""
 
     def __init__(
-        self, backend: QueueBackend, acquirer: Acquirer, gates: LocalLimits, ttl: float, outage: BrokerRetry, stop: Flag
+        self,
+        backend: QueueBackend,
+        acquirer: Acquirer,
+        local_limits: LocalLimits,
+        ttl: float,
+        broker_retry: BrokerRetry,
+        stop: Flag,
     ) -> None:
         self._backend = backend
         self._acquirer = acquirer
-        self._gates = gates
+        self._local_limits = local_limits
         self._ttl = ttl
-        self._broker_retry = outage
+        self._broker_retry = broker_retry
         self._stop = stop
 
     def in_time(self, leases: list[JobLease]) -> list[JobLease]:
@@ -199,10 +205,10 @@ class RetryingAcquirer:
         return live
 
     def _conclude(self, queue: str, asked: Asked, answers: list[Begun]) -> None:
-        """Note every answer, and for the queue's gate how many may start."""
+        """Note every answer, and for the queue's local limit how many may start."""
         refused = None
         for (inspected, guards), begun in zip(asked, answers, strict=True):
             if not self._acquirer.conclude(inspected, guards, begun):
                 refused = refused or begun
         granted = sum(inspected.outcome is None for inspected, _ in asked)
-        self._gates.begun(queue, granted, refused, self._backend.clock.mono())
+        self._local_limits.begun(queue, granted, refused, self._backend.clock.mono())

@@ -112,16 +112,3 @@ class Answer(Action):
 @dataclass(frozen=True, slots=True)
 class WriteStacks(Action):
     """Log the stack of every child (QUIT)."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartScheduler(Action):
-    """Start a scheduler beside the pool."""
-
-
-@dataclass(frozen=True, slots=True)
-class SignalScheduler(Action):
-    """Send this scheduler a signal."""
-
-    pid: int
-    number: int

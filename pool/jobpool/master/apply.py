@@ -9,13 +9,13 @@ from typing import Any
 from jobpool.master import events as ev
 from jobpool.master.on_children import ON_CHILDREN
 from jobpool.master.on_messages import ON_MESSAGES
-from jobpool.master.scheduler import ON_SCHEDULERS
+from jobpool.master.scheduler import ON_SCHEDULERS, SchedulerFired
 from jobpool.master.state import Pool
 
 _COMMON = frozenset(
     {
         *(ev.ChildResult, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.Asked),
-        ev.SchedulerFired,
+        SchedulerFired,
     }
 )
 """Events that come all the time and never call for another child."""

@@ -245,43 +245,6 @@ class SignalCame(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerStarted(Event):
-    """The scheduler beside the pool was executed."""
-
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerRefused(Event):
-    """No process was to be had for it."""
-
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerReady(Event):
-    """Its schedules are good, and its broker has answered: it fires from now on."""
-
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerFired(Event):
-    """It has fired. `lateness`: seconds from each instant to its firing."""
-
-    lateness: list[float]
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerEnded(Event):
-    """It was collected. `status`: as `subprocess` has it, negative = by that signal. `error`: its last words, or ""."""
-
-    pid: int
-    status: int
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class ThreadDied(Event):
     """A thread of the master ended by an error: one that nobody foresaw, or the broker's, whose sentence is `error`."""
 

@@ -65,7 +65,7 @@ class FetchThread(MasterThread):
         self._weights = QueueWeights(queues)
         self._ttl = ttl
         self._inspector = inspector
-        self._gates = LocalLimits(limits)
+        self._limits = LocalLimits(limits)
         self._breakers = Breakers(
             self._weights.names,
             breaker,
@@ -81,7 +81,7 @@ class FetchThread(MasterThread):
         self._asleep = False
         self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
         self._acquirer = RetryingAcquirer(
-            backend, Acquirer(backend, limits), self._gates, ttl, self._broker_retry, self._halt
+            backend, Acquirer(backend, limits), self._limits, ttl, self._broker_retry, self._halt
         )
         self.answered_at = backend.clock.mono()
 
@@ -104,7 +104,7 @@ class FetchThread(MasterThread):
 
         Called only where queues have limits; may open what they keep shut.
         """
-        if self._gates.hold(mine, given_back, self._clock.mono()):
+        if self._limits.hold(mine, given_back, self._clock.mono()):
             self._nudge()
 
     def answered(self, queues: Iterable[str]) -> None:
@@ -166,9 +166,9 @@ class FetchThread(MasterThread):
         return sorted(order, key=lambda queue: queue not in self._unanswered) if self._unanswered else order
 
     def _room(self, queue: str, count: int) -> int:
-        """How many messages to ask `queue` for; 0: its gate or its breaker is shut."""
+        """How many messages to ask `queue` for; 0: its limit or its breaker is shut."""
         now = self._clock.mono()
-        room = self._gates.room(queue, self._weights.share(queue, count), now)
+        room = self._limits.room(queue, self._weights.share(queue, count), now)
         return room if room and self._breakers.allow(queue, now) else 0
 
     def _fetch_from(self, queue: str, count: int) -> int:
@@ -226,7 +226,7 @@ class FetchThread(MasterThread):
         pause = min(MAX_WAIT_S, *shut.values()) if shut else MAX_WAIT_S
         if not names:
             return self._is_nudged(pause)
-        if self._gates.may_open_early(self._clock.mono()):
+        if self._limits.may_open_early(self._clock.mono()):
             glance, self._glance = self._glance, min(MAX_WAIT_S, 2 * self._glance)
             return self._is_nudged(min(glance, pause)) or self._is_hinted(names, GLANCE_TIMEOUT_S)
         return self._is_hinted(names, pause)
@@ -235,7 +235,7 @@ class FetchThread(MasterThread):
         """Queues that may not be fetched from, and seconds until they may."""
         now = self._clock.mono()
         found = (
-            (queue, self._gates.wait(queue, now), self._breakers.wait(queue, now)) for queue in self._weights.names
+            (queue, self._limits.wait(queue, now), self._breakers.wait(queue, now)) for queue in self._weights.names
         )
         return {queue: max(waits) for queue, *waits in found if any(waits)}
 

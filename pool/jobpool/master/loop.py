@@ -20,7 +20,7 @@ from jobpool.master.dispatch import Batch, worth_fetching
 from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
 from jobpool.master.plan import CHECK_EVERY_S, Planner
-from jobpool.master.scheduler import SchedulerStarter
+from jobpool.master.scheduler import SchedulerStarter, SignalScheduler, StartScheduler
 from jobpool.master.settle_thread import SettleThread, produce
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import Pool
@@ -173,9 +173,9 @@ class Master:
                 apply(self._pool, ev.ForkServerGone(generation), time.monotonic())
             case act.WriteStacks():
                 self._ask_stacks()
-            case act.StartScheduler() if self._scheduler is not None:
+            case StartScheduler() if self._scheduler is not None:
                 apply(self._pool, self._scheduler.start(), time.monotonic())
-            case act.SignalScheduler(pid, number) if self._scheduler is not None:
+            case SignalScheduler(pid, number) if self._scheduler is not None:
                 self._scheduler.signal(pid, number)
 
     def _ticket(self, delivery: Delivery) -> bytes:

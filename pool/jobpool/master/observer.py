@@ -22,6 +22,7 @@ from typing import Any
 from jobpool.clock import Clock
 from jobpool.errors import MalformedEnvelope
 from jobpool.master import events as ev
+from jobpool.master.scheduler import SchedulerFired
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import Pool
 from jobpool.message.lease import JobLease
@@ -89,7 +90,7 @@ class Observer:
             ev.ReapDone: self._reaped,
             ev.Renewed: self._renewed,
             ev.ChildDied: self._child_died,
-            ev.SchedulerFired: self._fired,
+            SchedulerFired: self._fired,
         }
 
     def attend(self, pool: Pool) -> None:
@@ -148,7 +149,7 @@ class Observer:
 
     # --- schedules ----------------------------------------------------------------------------------
 
-    def _fired(self, _: Pool, event: ev.SchedulerFired) -> None:
+    def _fired(self, _: Pool, event: SchedulerFired) -> None:
         for to in self._to:
             for seconds in event.lateness:
                 to.observe(names.CRON_LATENESS, seconds)

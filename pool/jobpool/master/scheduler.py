@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jobpool.ipc.scheduler_process import REFUSED, CronStart, SchedulerProcess
-from jobpool.master import actions as act
-from jobpool.master import events as ev
+from jobpool.master.actions import Action
+from jobpool.master.events import Event
 from jobpool.master.slots import SlotState
 from jobpool.policy.retry import BackOff
 
 if TYPE_CHECKING:
-    from jobpool.master.actions import Action
     from jobpool.master.child_processes import ChildProcesses
     from jobpool.master.state import Pool
 
@@ -36,6 +35,56 @@ STEADY_AFTER_S = 60.0
 
 TROUBLE_AFTER_ENDS = 3
 """From this many ends in a row on, the pool says so (health)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStarted(Event):
+    """The scheduler beside the pool was executed."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerRefused(Event):
+    """No process was to be had for it."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerReady(Event):
+    """Its schedules are good, and its broker has answered: it fires from now on."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerFired(Event):
+    """It has fired. `lateness`: seconds from each instant to its firing."""
+
+    lateness: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerEnded(Event):
+    """It was collected. `status`: as `subprocess` has it, negative = by that signal. `error`: its last words, or ""."""
+
+    pid: int
+    status: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StartScheduler(Action):
+    """Start a scheduler beside the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignalScheduler(Action):
+    """Send this scheduler a signal."""
+
+    pid: int
+    number: int
 
 
 @dataclass(slots=True)
@@ -107,7 +156,7 @@ def keep_scheduler(pool: Pool, now: float, actions: list[Action]) -> None:
     if any(one.generation == pool.generation and one.is_steady(now) for one in state.serving):
         state.failures = 0
     if _is_wanted(pool, now):
-        actions.append(act.StartScheduler())
+        actions.append(StartScheduler())
 
 
 def _keep(pool: Pool, one: Scheduler, now: float, actions: list[Action]) -> None:
@@ -144,7 +193,7 @@ def _ask_to_end(one: Scheduler, now: float, over: bool, actions: list[Action]) -
     """Marked here, and not when it is performed: a signal cannot fail in a way that a second one would mend."""
     if not one.asked_at:
         one.asked_at = now
-        actions.append(act.SignalScheduler(one.pid, signal.SIGTERM))
+        actions.append(SignalScheduler(one.pid, signal.SIGTERM))
     elif over:
         _kill(one, actions)
 
@@ -152,36 +201,36 @@ def _ask_to_end(one: Scheduler, now: float, over: bool, actions: list[Action]) -
 def _kill(one: Scheduler, actions: list[Action]) -> None:
     if not one.killed:
         one.killed = True
-        actions.append(act.SignalScheduler(one.pid, signal.SIGKILL))
+        actions.append(SignalScheduler(one.pid, signal.SIGKILL))
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
-def _started(pool: Pool, event: ev.SchedulerStarted) -> None:
+def _started(pool: Pool, event: SchedulerStarted) -> None:
     pool.schedulers.running[event.pid] = Scheduler(event.pid, pool.generation, pool.now)
     pool.schedulers.tried = pool.generation
     pool.note("info", "the scheduler starts", pid=event.pid)
 
 
-def _start_refused(pool: Pool, event: ev.SchedulerRefused) -> None:
+def _start_refused(pool: Pool, event: SchedulerRefused) -> None:
     pool.schedulers.tried = pool.generation
     pause = pool.schedulers.failed(event.error, pool.now)
     pool.note("error", "no scheduler could be started", error=event.error, again_in=pause)
 
 
-def _ready(pool: Pool, event: ev.SchedulerReady) -> None:
+def _ready(pool: Pool, event: SchedulerReady) -> None:
     one = pool.schedulers.running.get(event.pid)
     if one is not None:
         one.ready = pool.schedulers.was_ready = True
         pool.schedulers.refused = ""
 
 
-def _fired(pool: Pool, event: ev.SchedulerFired) -> None:
+def _fired(pool: Pool, event: SchedulerFired) -> None:
     """Change nothing: only metrics have a use for it."""
 
 
-def _ended(pool: Pool, event: ev.SchedulerEnded) -> None:
+def _ended(pool: Pool, event: SchedulerEnded) -> None:
     one = pool.schedulers.running.pop(event.pid, None)
     if one is None:
         return
@@ -198,7 +247,7 @@ def _ended(pool: Pool, event: ev.SchedulerEnded) -> None:
         pool.note("error", text, status=event.status, error=error or None, again_in=pause)
 
 
-def _is_refusal(pool: Pool, one: Scheduler, event: ev.SchedulerEnded) -> bool:
+def _is_refusal(pool: Pool, one: Scheduler, event: SchedulerEnded) -> bool:
     """Return whether its app's schedules cannot work. The end of a replaced app's scheduler says nothing of that."""
     said = event.status == REFUSED and bool(event.error)
     return said and not one.ready and one.generation == pool.generation
@@ -220,11 +269,11 @@ def _schedules_refused(pool: Pool, error: str) -> None:
 
 
 ON_SCHEDULERS: dict[type[Any], Callable[[Pool, Any], None]] = {
-    ev.SchedulerStarted: _started,
-    ev.SchedulerRefused: _start_refused,
-    ev.SchedulerReady: _ready,
-    ev.SchedulerFired: _fired,
-    ev.SchedulerEnded: _ended,
+    SchedulerStarted: _started,
+    SchedulerRefused: _start_refused,
+    SchedulerReady: _ready,
+    SchedulerFired: _fired,
+    SchedulerEnded: _ended,
 }
 
 
@@ -244,34 +293,34 @@ class SchedulerStarter:
         self._children = children
         self._processes: dict[int, SchedulerProcess] = {}
 
-    def start(self) -> ev.Event:
+    def start(self) -> Event:
         """Start one."""
         try:
             process = SchedulerProcess.start(self._start, os.environ)
         except OSError as error:
-            return ev.SchedulerRefused(str(error))
+            return SchedulerRefused(str(error))
         self._processes[process.pid] = process
         self._children.spare(process.pid)
         self._children.watch(process.line, lambda: self._hear(process))
         self._children.watch(process.fileno(), lambda: self._collect(process))
-        return ev.SchedulerStarted(process.pid)
+        return SchedulerStarted(process.pid)
 
     def signal(self, pid: int, number: int) -> None:
         process = self._processes.get(pid)
         if process is not None:
             process.signal(number)
 
-    def _hear(self, process: SchedulerProcess) -> list[ev.Event]:
+    def _hear(self, process: SchedulerProcess) -> list[Event]:
         was_ready = process.is_ready
         if not process.hear():
             self._children.unwatch(process.line)
-        events: list[ev.Event] = [ev.SchedulerReady(process.pid)] if process.is_ready and not was_ready else []
+        events: list[Event] = [SchedulerReady(process.pid)] if process.is_ready and not was_ready else []
         if process.fired:
-            events.append(ev.SchedulerFired(process.fired))
+            events.append(SchedulerFired(process.fired))
             process.fired = []
         return events
 
-    def _collect(self, process: SchedulerProcess) -> list[ev.Event]:
+    def _collect(self, process: SchedulerProcess) -> list[Event]:
         status = process.poll()
         if status is None:
             return []
@@ -281,4 +330,4 @@ class SchedulerStarter:
         process.close()
         self._children.spare_no_more(process.pid)  # its own leftovers are swept
         del self._processes[process.pid]
-        return [*events, ev.SchedulerEnded(process.pid, status, process.error)]
+        return [*events, SchedulerEnded(process.pid, status, process.error)]

@@ -99,12 +99,6 @@ class SettleThread(MasterThread):
             self._asked.append((child, ask))
             self._wake.notify()
 
-    def count_soon(self) -> None:
-        """Count the queues again now."""
-        with self._wake:
-            self._count_at = 0.0
-            self._wake.notify()
-
     def stop(self) -> None:
         """Finish what is there, as far as the broker answers, and end."""
         super().stop()

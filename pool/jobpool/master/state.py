@@ -53,7 +53,6 @@ class Stopping(Enum):
 class ServerState(Enum):
     STARTING = "starting"
     LOADED = "loaded"
-    GONE = "gone"
 
 
 @dataclass(slots=True)

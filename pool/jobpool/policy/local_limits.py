@@ -1,8 +1,8 @@
-"""Which queues may be fetched from, and how much, as far as their own limits go: what cannot start is not leased.
+"""The local limits of queues: how much may be fetched from each, so that what cannot start is not leased.
 
 A queue with a limit has a gate in each pool. It lets through what this pool may still run, and shuts when the key
 store refuses for the whole queue, until there may be room again: so nothing is leased and given back in a circle, and
-no other queue waits. The key store alone decides what starts; a gate that is wrong costs a round trip.
+no other queue waits. The key store alone decides what starts; a limit that is wrong costs a round trip.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jobpool.message.guards import Begin, Begun
 from jobpool.policy.limits import Limits, contention_delay
 
 MAX_SHUT_S = 5.0
-"""Seconds after which a gate is tried though nobody here gave a place back: another pool may have."""
+"""Seconds after which a limit is tried though nobody here gave a place back: another pool may have."""
 
 MIN_SHUT_S = 0.02
 """Seconds: a quick rate is asked for in batches, not start by start."""
@@ -81,52 +81,52 @@ class LocalLimits:
 
     def __init__(self, limits: Limits) -> None:
         queues = {*limits.concurrency, *limits.rates}
-        self._gates = {queue: LocalLimit(limits.concurrency.get(queue)) for queue in queues}
+        self._of = {queue: LocalLimit(limits.concurrency.get(queue)) for queue in queues}
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
         """Return whether any queue has one."""
-        return bool(self._gates)
+        return bool(self._of)
 
     def room(self, queue: str, count: int, now: float) -> int:
         """How many of `count` messages may be fetched."""
-        gate = self._gates.get(queue)
-        if gate is None:
+        limit = self._of.get(queue)
+        if limit is None:
             return count
         with self._lock:
-            return min(count, gate.room(now))
+            return min(count, limit.room(now))
 
     def wait(self, queue: str, now: float) -> float:
         """Seconds until the queue may be fetched from; 0.0 = now."""
-        gate = self._gates.get(queue)
-        if gate is None:
+        limit = self._of.get(queue)
+        if limit is None:
             return 0.0
         with self._lock:
-            return gate.wait(now)
+            return limit.wait(now)
 
     def may_open_early(self, now: float) -> bool:
         """Return whether some queue waits for a settlement of this pool's own."""
         with self._lock:
-            return any(gate.may_open_early(now) for gate in self._gates.values())
+            return any(limit.may_open_early(now) for limit in self._of.values())
 
     def begun(self, queue: str, granted: int, refused: Begun | None, now: float) -> None:
         """As `LocalLimit.begun`."""
-        gate = self._gates.get(queue)
-        if gate is not None:
+        limit = self._of.get(queue)
+        if limit is not None:
             with self._lock:
-                gate.begun(granted, refused, now)
+                limit.begun(granted, refused, now)
 
     def hold(self, mine: Mapping[str, int], given_back: Iterable[str], now: float) -> bool:
         """How many guarded deliveries of each queue this pool holds, and where starts were given back.
 
-        Returns whether a gate that was shut is open now.
+        Returns whether a limit that was shut is open now.
         """
         opened = False
         with self._lock:
-            for queue, gate in self._gates.items():
-                shut = not gate.room(now)
-                gate.hold(mine.get(queue, 0))
+            for queue, limit in self._of.items():
+                shut = not limit.room(now)
+                limit.hold(mine.get(queue, 0))
                 if queue in given_back:
-                    gate.given_back()
-                opened = opened or (shut and gate.room(now) > 0)
+                    limit.given_back()
+                opened = opened or (shut and limit.room(now) > 0)
         return opened

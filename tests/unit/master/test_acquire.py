@@ -58,11 +58,11 @@ class Desk:
         self.keys = UnsteadyKeys(self.backend._store, self.clock, self.backend._changed)
         self.backend._keys = self.keys
         self.stop = threading.Event()
-        self.gates = LocalLimits(limits)
+        self.local_limits = LocalLimits(limits)
         self.told: list[list[Inspected]] = []
         outage = BrokerRetry(inbox, self.stop)
         self.admission = RetryingAcquirer(
-            self.backend, Acquirer(self.backend, limits), self.gates, TTL, outage, self.stop
+            self.backend, Acquirer(self.backend, limits), self.local_limits, TTL, outage, self.stop
         )
 
     def fetch(self, *jobs: dict[str, Any]) -> list[Inspected]:
@@ -180,7 +180,7 @@ def test_a_key_called_as_the_queues_limit_is_holds_up_only_its_message(inbox: In
     assert first.outcome is None
     assert isinstance(second.outcome, Contended)
     assert second.outcome.delay > 0.0
-    assert desk.gates.room(QUEUE, 5, desk.now) == 5
+    assert desk.local_limits.room(QUEUE, 5, desk.now) == 5
 
 
 def test_a_concurrency_key_is_limited_by_itself(inbox: Inbox) -> None:
@@ -207,8 +207,8 @@ def test_what_the_queues_limit_refuses_goes_to_its_old_place_and_the_gate_is_shu
     desk = Desk(limits, inbox)
     found = desk.run({}, {}, {}, {})
     assert outcomes(found) == [None, None, Contended(0.0), Contended(0.0)]
-    assert 0.0 < desk.gates.wait(QUEUE, desk.now) <= wait
-    assert desk.gates.room(QUEUE, 4, desk.now) == 0
+    assert 0.0 < desk.local_limits.wait(QUEUE, desk.now) <= wait
+    assert desk.local_limits.room(QUEUE, 4, desk.now) == 0
 
 
 def test_a_lease_that_is_lost_is_left(desk: Desk) -> None:
@@ -266,7 +266,7 @@ class Keyless(MemoryBackend):
 def test_without_a_key_store_what_needs_it_is_rejected_and_the_rest_runs(desk: Desk, inbox: Inbox) -> None:
     keyless = Keyless(clock=desk.clock)
     admission = RetryingAcquirer(
-        keyless, Acquirer(keyless, Limits()), desk.gates, TTL, BrokerRetry(inbox, desk.stop), desk.stop
+        keyless, Acquirer(keyless, Limits()), desk.local_limits, TTL, BrokerRetry(inbox, desk.stop), desk.stop
     )
     found = desk.fetch({}, KEYED, ALONE)
     rest, started = admission.admit(QUEUE, found, desk.told.append)

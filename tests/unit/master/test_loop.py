@@ -30,7 +30,7 @@ from jobpool.policy.retry import RetryPolicy
 from jobpool_backends.memory import MemoryBackend
 
 
-class NoCrew:
+class NoChildren:
     """No child, no fork server: only the inbox is watched."""
 
     def watch(self, _fd: int, reader: object) -> None:
@@ -105,7 +105,7 @@ def a_master(pool: Pool, backend: QueueBackend, inbox: Inbox, fetch_thread: obje
         pool=pool,
         planner=Planner(RetryPolicy(), backend.pack),
         backend=backend,
-        children=NoCrew(),  # type: ignore[arg-type]
+        children=NoChildren(),  # type: ignore[arg-type]
         inbox=inbox,
         fetch_thread=fetch_thread,  # type: ignore[arg-type]
         settle_thread=SettleThread(backend, ("reports",), 30.0, ReapPolicy(), inbox, 2.0),

@@ -28,19 +28,19 @@ def dropped() -> weakref.ref[Connection]:
 
 
 def test_it_goes_when_its_time_has_come_and_not_before() -> None:
-    circles = PeriodicGc(now=100.0)
+    periodic = PeriodicGc(now=100.0)
     first = dropped()
-    circles.look(100.0 + GC_EVERY_S - 0.1)
+    periodic.look(100.0 + GC_EVERY_S - 0.1)
     assert first() is not None
-    circles.look(100.0 + GC_EVERY_S)
+    periodic.look(100.0 + GC_EVERY_S)
     assert first() is None
 
 
 def test_and_again_so_much_later() -> None:
-    circles = PeriodicGc(now=0.0)
-    circles.look(GC_EVERY_S)
+    periodic = PeriodicGc(now=0.0)
+    periodic.look(GC_EVERY_S)
     second = dropped()
-    circles.look(2 * GC_EVERY_S - 0.1)
+    periodic.look(2 * GC_EVERY_S - 0.1)
     assert second() is not None
-    circles.look(2 * GC_EVERY_S)
+    periodic.look(2 * GC_EVERY_S)
     assert second() is None
