@@ -171,7 +171,7 @@ class Slots:
         slot.restarts += 1
         slot.ending, slot.ending_text, slot.retiring = EndReason.NONE, "", False
         slot.killed_at = slot.dumped_at = 0.0
-        slot.rss, slot.peak_rss, slot.cpu = 0, 0, 0.0
+        slot.rss = slot.peak_rss = 0
         slot.full = False
         slot.broken_at = slot.dead_at = 0.0
         self._by_child[child] = slot
@@ -182,6 +182,7 @@ class Slots:
         if slot is not None:
             slot.move(SlotState.EMPTY, now)
             slot.child = slot.pid = 0
+            slot.cpu = 0.0
         return slot
 
     def count(self, *states: SlotState) -> int:
