@@ -20,13 +20,13 @@ import secrets
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 from jobpool.broker.broker_time import BrokerTime
 from jobpool.broker.claim_store import ClaimStore
 from jobpool.broker.finding import Finding, cautions_of
 from jobpool.broker.key_store import KeyStore
+from jobpool.broker.packing import ids_of, moved, packed, under_once_id
 from jobpool.broker.values import ENQUEUE_MEMORY as ENQUEUE_MEMORY
 from jobpool.broker.values import (
     MAX_FETCH,
@@ -42,31 +42,20 @@ from jobpool.broker.values import (
     Ticket,
     Verb,
     check_ttl,
-    make_message,
     once_id,
+    settle_delay,
 )
 from jobpool.broker.values import REMEMBER_CALLS as REMEMBER_CALLS
 from jobpool.broker.values import State as State
 from jobpool.clock import Clock, SystemClock
-from jobpool.errors import InvalidJob, LeaseLost, Unsupported
+from jobpool.errors import LeaseLost, Unsupported
 from jobpool.message.definition import JobDefinition
-from jobpool.message.envelope import MAX_BODY_BYTES, encode, sign_again
 from jobpool.message.lease import JobLease
 from jobpool.message.names import QUEUE_NAME as QUEUE_NAME
 from jobpool.message.names import check_queue as check_queue
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.message.units import check_count, check_number
-
-
-def _ids(messages: Sequence[NewMessage], existing: Existing | None) -> list[str]:
-    if not existing:
-        return [message.id for message in messages]
-    return [existing.get(message.id, message.id) for message in messages]
-
-
-def _delay(delay: float | None) -> float:
-    return 0.0 if delay is None else max(0.0, check_number(delay, "delay", nan=True))
 
 
 class QueueBackend(ABC):
@@ -113,7 +102,7 @@ class QueueBackend(ABC):
             BackendUnavailable: Nothing is known. Retry with ids of your own to be sure of no duplicate.
         """
         messages = self._pack_all(definitions)
-        return _ids(messages, self._enqueue(messages) if messages else None)
+        return ids_of(messages, self._enqueue(messages) if messages else None)
 
     def enqueue_once(self, definition: JobDefinition, key: str) -> str:
         """Enqueue one job, unless a message was enqueued under this key already; the id of the one that there is.
@@ -135,12 +124,8 @@ class QueueBackend(ABC):
         if not self.capabilities.key_store:
             self.enqueue_many([definition.with_identifier(once_id(key)) for definition, key in jobs])
             return [once_id(key) for _, key in jobs]
-        messages = [self._pack_once(definition, once_id(key)) for definition, key in jobs]
-        return _ids(messages, self._enqueue(messages) if messages else None)
-
-    def _pack_once(self, definition: JobDefinition, ident: str) -> NewMessage:
-        message = self._pack(definition, ident)
-        return replace(message, given=True, unique_key=message.unique_key or f"once:{ident}")
+        messages = [under_once_id(self._pack(definition, once_id(key))) for definition, key in jobs]
+        return ids_of(messages, self._enqueue(messages) if messages else None)
 
     def enqueue_in(self, connection: object, definitions: Iterable[JobDefinition]) -> list[str]:
         """Enqueue jobs within the transaction that is open on the caller's own database connection; their ids.
@@ -162,7 +147,7 @@ class QueueBackend(ABC):
         if not self.capabilities.enqueue_in_transaction:
             raise Unsupported(f"{self.scheme}:// cannot enqueue within a transaction of yours: leave `connection` out")
         messages = self._pack_all(definitions)
-        return _ids(messages, self._enqueue_in(connection, messages) if messages else None)
+        return ids_of(messages, self._enqueue_in(connection, messages) if messages else None)
 
     def pack(self, definition: JobDefinition) -> NewMessage:
         """The wire form of `definition`, signed; the same rules as `enqueue_many`.
@@ -173,7 +158,7 @@ class QueueBackend(ABC):
         return self._pack(definition, definition.identifier or secrets.token_hex(8))
 
     def _pack_all(self, definitions: Iterable[JobDefinition]) -> list[NewMessage]:
-        """`pack` of each; the ids that are missing are drawn together, at a sixth of the cost."""
+        """Pack each; draw the ids that are missing together, at a sixth of the cost."""
         chosen = list(definitions)
         drawn = secrets.token_hex(8 * len(chosen))
         return [
@@ -183,15 +168,7 @@ class QueueBackend(ABC):
 
     def _pack(self, definition: JobDefinition, ident: str) -> NewMessage:
         definition.require(self.capabilities.key_store, self.scheme)
-        queue = check_queue(definition.queue or "default")
-        now = 0.0 if definition.expires_in is None else self.time.now()
-        body = encode(definition, identifier=ident, queue=queue, signer=self.signer, now=now)
-        if len(body) > MAX_BODY_BYTES:
-            raise InvalidJob(f"the body of job {definition.handler!r} has {len(body)} bytes; at most {MAX_BODY_BYTES}")
-        due = definition.scheduled_at.timestamp() if definition.scheduled_at else None
-        given = definition.identifier is not None
-        unique_key = definition.idempotency_key if definition.unique else None
-        return make_message(ident, given, queue, definition.handler, definition.priority, due, body, unique_key)
+        return packed(definition, ident, self.signer, self.time)
 
     def brought_by(self, lease: JobLease, settlement: Settlement) -> list[NewMessage]:
         """The messages that a settlement adds to queues when it is accepted: follow-ups, or what moves. No I/O.
@@ -202,27 +179,9 @@ class QueueBackend(ABC):
             case Ack(follow_ups=definitions) | Abandon(follow_ups=definitions):
                 return [self.pack(definition) for definition in definitions]
             case Move():
-                return [self._moved(lease, settlement)]
+                return [moved(lease, settlement, self.signer)]
             case _:
                 return []
-
-    def _moved(self, lease: JobLease, move: Move) -> NewMessage:
-        envelope = lease.envelope
-        body = sign_again(envelope, check_queue(move.queue), self.signer)
-        return NewMessage(
-            lease.id,
-            given=True,
-            queue=move.queue,
-            handler=envelope.job,
-            priority=envelope.priority,
-            due=None,
-            body=body,
-            attempts=lease.attempts + move.attempts,
-            crashes=lease.crashes + move.crashes,
-            deliveries=lease.deliveries,
-            last_error=move.error,
-            cause=move.cause,
-        )
 
     # --- consuming ---------------------------------------------------------------------------------
 
@@ -286,7 +245,7 @@ class QueueBackend(ABC):
 
     def nack(self, lease: JobLease, delay: float | None = None, error: str | None = None) -> Settled:
         """Failed: the message comes back after `delay` seconds (None or below 0 = now), attempts + 1."""
-        return self._settle_one(lease, Nack(_delay(delay), error))
+        return self._settle_one(lease, Nack(settle_delay(delay), error))
 
     def abandon(self, lease: JobLease, reason: str = "", error: str | None = None) -> Settled:
         """Given up: the message becomes a dead letter with this reason.
@@ -300,7 +259,7 @@ class QueueBackend(ABC):
 
         See `Release.begun`.
         """
-        return self._settle_one(lease, Release(_delay(delay)))
+        return self._settle_one(lease, Release(settle_delay(delay)))
 
     def forfeit(self, lease: JobLease, cause: str) -> Settled:
         """No verdict: the lease's deadline is now, `cause` is kept beside it; the reaper does the rest.

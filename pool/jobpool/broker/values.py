@@ -319,3 +319,8 @@ def check_ttl(ttl: float) -> float:
     if not 0 < check_number(ttl, "ttl") < YEAR_S:
         raise ValueError(f"ttl must be more than 0 seconds and less than a year, not {ttl!r}")
     return float(ttl)
+
+
+def settle_delay(delay: float | None) -> float:
+    """Return seconds of 0 or more for what a caller gave: None, NaN and below 0 act as 0."""
+    return 0.0 if delay is None else max(0.0, check_number(delay, "delay", nan=True))
