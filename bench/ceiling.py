@@ -18,7 +18,7 @@ from typing import Any
 from bench.processes import total_cpu
 from bench.programs import ROOT, answer
 from jobpool.ipc import packets
-from jobpool.ipc.fork_client import ForkServer
+from jobpool.ipc.fork_client import ForkServerClient
 from jobpool.ipc.frames import RESULT_HEAD, RUN_HEAD, Frame, Loaded, Ready, Result, Run, Spawned, decode
 from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
@@ -49,7 +49,7 @@ Receive = Callable[[Line], int | None]
 def run(workers: int, jobs: int, depth: int, bare: bool = False) -> dict[str, Any]:
     """Send `jobs` no-op attempts, `depth` at most to one child; what that took."""
     with Scoreboard.create(None, workers) as board:
-        server = ForkServer.start(_config(), board.fd, os.environ)
+        server = ForkServerClient.start(_config(), board.fd, os.environ)
         try:
             _await_loaded(server)
             lines = [_spawn(server, slot) for slot in range(workers)]
@@ -140,7 +140,7 @@ def _bodies(jobs: int) -> list[bytes]:
 # --- getting there ----------------------------------------------------------------------------------------------------
 
 
-def _spawn(server: ForkServer, slot: int) -> Line:
+def _spawn(server: ForkServerClient, slot: int) -> Line:
     work_in, work = packets.pair()
     channel, far = packets.pair()
     channel.setblocking(False)
@@ -151,13 +151,13 @@ def _spawn(server: ForkServer, slot: int) -> Line:
     return Line(work_in, work, channel)
 
 
-def _await_loaded(server: ForkServer) -> None:
+def _await_loaded(server: ForkServerClient) -> None:
     frame = _frames(server)[0]
     if not isinstance(frame, Loaded):
         raise RuntimeError(f"the app does not load: {frame}")
 
 
-def _await_ready(server: ForkServer, lines: list[Line]) -> None:
+def _await_ready(server: ForkServerClient, lines: list[Line]) -> None:
     waiting = len(lines)
     while waiting:
         for frame in _frames(server):
@@ -171,7 +171,7 @@ def _await_ready(server: ForkServer, lines: list[Line]) -> None:
             raise RuntimeError("a child is not ready")
 
 
-def _frames(server: ForkServer) -> list[Frame]:
+def _frames(server: ForkServerClient) -> list[Frame]:
     """The next ones from the fork server; at least one."""
     frames: list[Frame] = []
     while not frames:

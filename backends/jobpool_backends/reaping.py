@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 
-from jobpool.broker.backend import Reaped, ReapPolicy
+from jobpool.broker.values import Reaped, ReapPolicy
 
 REAP_LIMIT = 1000
 """Messages that one reap returns."""

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
-from jobpool.broker.backend import NewMessage, QueueBackend, State, Verb
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import NewMessage, State, Verb
 from jobpool.errors import ConfigurationError, MalformedEnvelope
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import OVERSIZED

@@ -11,18 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import ClassVar
 
-from jobpool.broker.backend import (
-    Capabilities,
-    Message,
-    MessageFilter,
-    NewMessage,
-    QueueBackend,
-    QueueStats,
-    Reaped,
-    ReapPolicy,
-    Verb,
-)
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import redact
+from jobpool.broker.values import Capabilities, Message, MessageFilter, NewMessage, QueueStats, Reaped, ReapPolicy, Verb
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError, Unsupported
 from jobpool.message.definition import JobDefinition

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from jobpool.message import producer
 
 if TYPE_CHECKING:
-    from jobpool.broker.backend import Capabilities, QueueBackend
+    from jobpool.broker.backend import QueueBackend
     from jobpool.broker.opening import open_backend
+    from jobpool.broker.values import Capabilities
     from jobpool.client.claims import Claim, ClaimMessage, Queue
     from jobpool.client.idempotency import IdempotencyGuard
     from jobpool.client.jobs import Jobs
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from jobpool.message.settlement import Settled
     from jobpool.message.signing import EnvelopeSigner
     from jobpool.policy.breaker import CircuitBreaker
-    from jobpool.policy.guarding import Limits
+    from jobpool.policy.limits import Limits
     from jobpool.policy.retry import RetryPolicy
     from jobpool.telemetry.metrics.collector import MetricsCollector
 
@@ -97,7 +98,7 @@ __all__ = [
 _HOME = {
     "Allowances": "jobpool.message.allowances",
     "BackendUnavailable": "jobpool.errors",
-    "Capabilities": "jobpool.broker.backend",
+    "Capabilities": "jobpool.broker.values",
     "CircuitBreaker": "jobpool.policy.breaker",
     "CronRunner": "jobpool.cron.runner",
     "Claim": "jobpool.client.claims",
@@ -118,7 +119,7 @@ _HOME = {
     "Jobs": "jobpool.client.jobs",
     "LeaseLost": "jobpool.errors",
     "MetricsCollector": "jobpool.telemetry.metrics.collector",
-    "Limits": "jobpool.policy.guarding",
+    "Limits": "jobpool.policy.limits",
     "Queue": "jobpool.client.claims",
     "QueueBackend": "jobpool.broker.backend",
     "QueueWorker": "jobpool.client.worker",

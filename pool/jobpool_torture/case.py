@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jobpool.broker.backend import Capabilities, Message
+from jobpool.broker.values import Capabilities, Message
 from jobpool_torture.chain import Story
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from jobpool.broker.backend import Capabilities, Message, State
+from jobpool.broker.values import Capabilities, Message, State
 from jobpool.message.settlement import Settled
 from jobpool_torture.ledger import Line
 

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, replace
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, QueueStats, State, Verb
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import MessageFilter, QueueStats, State, Verb
 from jobpool_torture.ledger import Line
 from jobpool_torture.remains import PAGE, pages
 

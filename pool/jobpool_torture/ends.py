@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from jobpool.broker.backend import State
+from jobpool.broker.values import State
 from jobpool_torture.case import Case
 from jobpool_torture.chain import Delivery, Story
 from jobpool_torture.ledger import Line

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from jobpool.broker.backend import Message, State
+from jobpool.broker.values import Message, State
 from jobpool_torture.chain import ACCEPTED
 from jobpool_torture.excuses import Window
 from jobpool_torture.keys import key_of, stories_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from jobpool.broker.backend import Capabilities
+from jobpool.broker.values import Capabilities
 from jobpool_torture.chain import Delivery, Story
 from jobpool_torture.ledger import Line
 from jobpool_torture.workload import Item

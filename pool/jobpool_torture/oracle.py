@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
-from jobpool.broker.backend import Capabilities, Message
+from jobpool.broker.values import Capabilities, Message
 from jobpool_torture import counters, ends
 from jobpool_torture.account import Account
 from jobpool_torture.case import Case, Rule

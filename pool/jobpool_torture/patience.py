@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobpool.broker.backend import QueueStats
+from jobpool.broker.values import QueueStats
 
 
 class Patience:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from jobpool.broker.backend import Message, MessageFilter, QueueBackend, State
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import Message, MessageFilter, State
 
 PAGE = 500
 

@@ -9,8 +9,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from jobpool.broker.backend import QueueBackend, QueueStats
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend, scheme_of
+from jobpool.broker.values import QueueStats
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_torture import emptying, remains, verdict

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from jobpool.broker.backend import Capabilities, Message
+from jobpool.broker.values import Capabilities, Message
 from jobpool_torture import excuses, judge, keys, oracle, remains
 from jobpool_torture.chain import ACCEPTED
 from jobpool_torture.ledger import Line

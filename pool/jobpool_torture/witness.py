@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from jobpool.broker.backend import QueueBackend, Reaped, ReapPolicy
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool.errors import ConfigurationError, WriteRefused
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Move, Settled, Settlement

@@ -7,7 +7,8 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered
 from support.looks import in_order, recover, seen
 
-from jobpool.broker.backend import Message, MessageFilter, QueueBackend, QueueStats, State, Verb
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import Message, MessageFilter, QueueStats, State, Verb
 from jobpool.errors import Unsupported
 
 pytestmark = pytest.mark.needs("leases")

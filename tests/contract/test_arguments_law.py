@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from support.jobs import QUEUE, numbered
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, Verb
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import MessageFilter, Verb
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 
 NAN = float("nan")

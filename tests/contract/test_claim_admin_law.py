@@ -9,8 +9,9 @@ from support.claims import bodies, claim, found, ids, post
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered
 
-from jobpool.broker.backend import Message, MessageFilter, QueueBackend, State, Verb
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import CLAIM_LIMIT, ClaimStats
+from jobpool.broker.values import Message, MessageFilter, State, Verb
 
 pytestmark = pytest.mark.needs("leases", "claims")
 

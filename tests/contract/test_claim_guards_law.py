@@ -7,8 +7,9 @@ from support.claims import AT_ONCE, claim, found, ids
 from support.harness import Harness
 from support.jobs import QUEUE, a_job
 
-from jobpool.broker.backend import QueueBackend, State
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import CLAIM_LIMIT, Deleted
+from jobpool.broker.values import State
 from jobpool.message.guards import Begin, Guards, Hold
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled

@@ -9,8 +9,9 @@ from support.claims import a_post, bodies, claim, found, ids, nothing_to_claim, 
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, State
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import CLAIM_ID, CLAIM_LIMIT, Deleted
+from jobpool.broker.values import MessageFilter, State
 from jobpool.errors import ClaimNotFound
 
 pytestmark = pytest.mark.needs("leases", "claims")

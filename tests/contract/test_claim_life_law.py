@@ -7,8 +7,9 @@ from support.claims import claim, found, ids, nothing_to_claim, post
 from support.harness import Harness
 from support.jobs import QUEUE, a_job
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, State, Verb
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import Deleted
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import ClaimNotFound
 
 pytestmark = pytest.mark.needs("leases", "claims")

@@ -11,8 +11,9 @@ from support.claims import AT_ONCE, claim, found, ids, nothing_to_claim, post
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.broker.backend import QueueBackend, State
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import Deleted
+from jobpool.broker.values import State
 from jobpool.errors import ClaimNotFound
 from jobpool.message.guards import Begin, Guards
 from jobpool.message.settlement import Abandon, Ack, Nack, Release, Settled

@@ -7,7 +7,8 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job
 from support.looks import seen
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, State, Verb
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Forfeit, Move, Nack, Release, Settled, Settlement
 

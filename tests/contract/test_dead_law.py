@@ -7,7 +7,8 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 from support.looks import dead_letter, in_order, is_refusal, recover, seen
 
-from jobpool.broker.backend import Message, MessageFilter, QueueBackend, ReapPolicy, State, Verb
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import Message, MessageFilter, ReapPolicy, State, Verb
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Nack, Settled, Settlement
 

@@ -7,7 +7,8 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered
 from support.looks import dead_letter, picture
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, State, Verb
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.message.settlement import Abandon
 
 pytestmark = pytest.mark.needs("leases")

@@ -8,7 +8,8 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, Verb
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.message.guards import IDEMPOTENCY_TTL, LONGEST_KEPT, Begin, Begun, Guards
 from jobpool.message.lease import JobLease

@@ -7,7 +7,8 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered
 from support.looks import in_order, seen
 
-from jobpool.broker.backend import ENQUEUE_MEMORY, MessageFilter, QueueBackend, State, Verb
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import ENQUEUE_MEMORY, MessageFilter, State, Verb
 from jobpool.errors import InvalidJob, Unsupported
 from jobpool.message.settlement import Ack
 

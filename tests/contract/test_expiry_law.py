@@ -7,12 +7,13 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job
 from support.looks import recover
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, Verb
-from jobpool.master.inspection import Inspector
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import MessageFilter, Verb
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Expired
 from jobpool.message.settlement import Nack, Release, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
+from jobpool.policy.inspection import Inspector
 
 pytestmark = pytest.mark.needs("leases")
 

@@ -6,7 +6,8 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.broker.backend import REMEMBER_CALLS, QueueBackend, State
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import REMEMBER_CALLS, State
 from jobpool.errors import InvalidJob
 
 pytestmark = pytest.mark.needs("leases")

@@ -6,7 +6,8 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at
 
-from jobpool.broker.backend import ENQUEUE_MEMORY, MessageFilter, QueueBackend, ReapPolicy, State, Verb, once_id
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import ENQUEUE_MEMORY, MessageFilter, ReapPolicy, State, Verb, once_id
 from jobpool.errors import InvalidJob
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards

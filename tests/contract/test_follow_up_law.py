@@ -7,7 +7,8 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job, at, numbered
 from support.looks import dead_letter, is_refusal
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, State
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import MessageFilter, State
 from jobpool.errors import InvalidJob
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Settled, Settlement

@@ -8,7 +8,8 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, Verb
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import ConfigurationError, Unsupported
 from jobpool.message.settlement import Move, Settled
 

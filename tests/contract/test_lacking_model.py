@@ -17,7 +17,8 @@ from support.harness import HARNESSES, skip_by_capability
 from support.jobs import a_job, at
 from support.side_by_side import Pair, SideBySide, compare
 
-from jobpool.broker.backend import Message, MessageFilter, QueueBackend, ReapPolicy, State, Verb
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import Message, MessageFilter, ReapPolicy, State, Verb
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settlement
 

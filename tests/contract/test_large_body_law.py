@@ -10,7 +10,8 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job
 from support.looks import dead_letter, recover
 
-from jobpool.broker.backend import NewMessage, QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import NewMessage
 from jobpool.errors import MalformedEnvelope
 from jobpool.message.envelope import MAX_BODY_BYTES, OVERSIZED
 from jobpool.message.lease import JobLease

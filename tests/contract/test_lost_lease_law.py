@@ -7,7 +7,8 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job, at
 from support.looks import recover, seen
 
-from jobpool.broker.backend import QueueBackend, ReapPolicy, State
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import ReapPolicy, State
 
 pytestmark = pytest.mark.needs("leases")
 

@@ -10,7 +10,8 @@ from support.jobs import QUEUE, a_job, numbered
 from support.looks import dead_letter, is_refusal, recover, seen
 from support.looks import picture as picture_of
 
-from jobpool.broker.backend import Message, MessageFilter, QueueBackend, ReapPolicy, State, Verb
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import Message, MessageFilter, ReapPolicy, State, Verb
 from jobpool.errors import InvalidJob
 from jobpool.message.envelope import verify
 from jobpool.message.guards import Guards

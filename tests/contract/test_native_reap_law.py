@@ -11,7 +11,8 @@ from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 from support.looks import dead_letter
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, Reaped, ReapPolicy, Verb
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import MessageFilter, Reaped, ReapPolicy, Verb
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Forfeit, Move, Settled
 

@@ -9,8 +9,9 @@ from support.claims import a_post, bodies, claim, found, ids, nothing_to_claim, 
 from support.harness import Harness
 from support.jobs import QUEUE, a_job
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, State, Verb
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import NewPost
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import InvalidJob
 
 pytestmark = pytest.mark.needs("leases", "claims")

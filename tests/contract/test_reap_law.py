@@ -6,7 +6,8 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.broker.backend import Message, QueueBackend, ReapPolicy, State
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import Message, ReapPolicy, State
 
 pytestmark = [pytest.mark.needs("leases"), pytest.mark.lacks("native_reap")]
 

@@ -11,7 +11,8 @@ from support.jobs import QUEUE, a_job, numbered
 from support.looks import dead_letter, in_order, is_refusal, seen
 from support.looks import picture as picture_of
 
-from jobpool.broker.backend import REMEMBER_CALLS, QueueBackend, State
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import REMEMBER_CALLS, State
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 

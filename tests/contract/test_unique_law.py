@@ -8,7 +8,8 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, at
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, ReapPolicy, State, Verb
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.errors import InvalidJob
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards

@@ -9,7 +9,8 @@ import pytest
 from support.harness import Harness, SyncHarness
 from support.jobs import QUEUE, a_job, at
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, QueueStats, Verb
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import MessageFilter, QueueStats, Verb
 from jobpool.errors import InvalidJob, Unsupported
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Nack, Release, Settled

@@ -10,7 +10,8 @@ import pytest
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.broker.backend import QueueBackend, ReapPolicy
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import ReapPolicy
 from jobpool.message.settlement import Abandon, Ack, Nack, Release, Settled
 from jobpool_torture.ledger import Ledger, Line
 from jobpool_torture.oracle import count

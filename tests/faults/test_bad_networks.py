@@ -25,7 +25,7 @@ from support.poolrig_brokers import SHORT_TTR, Broker
 from support.stalls import Stalls
 from support.waiting import wait_until
 
-from jobpool.broker.backend import State
+from jobpool.broker.values import State
 
 if TYPE_CHECKING:
     from support.poolrig_servicebus import ServiceBusBroker

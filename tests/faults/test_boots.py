@@ -17,8 +17,9 @@ from support.faultmoves import Figure, start_pools, stop_all
 from support.poolrig import LIMIT, PoolProcess, Rig, kill_child
 from support.waiting import wait_until
 
-from jobpool.master.boot import FIRST, LOOP_AT
+from jobpool.master.state import FIRST_BOOT_PAUSE_S
 from jobpool.ops.health import look
+from jobpool.telemetry.metrics.probes import BOOT_LOOP
 
 BOOT = 2.0
 """Seconds that a boot may take: enough for one that succeeds, on a busy machine."""
@@ -68,7 +69,11 @@ def test_an_app_that_does_not_import_at_the_start_ends_the_pool_with_one_sentenc
     ("what", "event", "why", "failures"),
     [
         pytest.param(
-            "raise RuntimeError('the disk is gone')", "a child could not boot", "the disk is gone", LOOP_AT, id="raises"
+            "raise RuntimeError('the disk is gone')",
+            "a child could not boot",
+            "the disk is gone",
+            BOOT_LOOP,
+            id="raises",
         ),
         pytest.param("time.sleep(600)", "", f"not ready after {BOOT:g} s", 2, id="hangs"),
     ],
@@ -99,7 +104,7 @@ def test_children_that_can_boot_no_more_are_tried_again_until_they_can_and_anoth
     assert not harmed.is_healthy()
     assert why in harmed.header().problem
     if event:
-        waits = [FIRST * 2**count for count in range(LOOP_AT)]
+        waits = [FIRST_BOOT_PAUSE_S * 2**count for count in range(BOOT_LOOP)]
         [_, *later] = gaps(harmed, event)  # the first two may have begun at once
         assert all(gap > wait - 0.01 for gap, wait in zip(later, waits[1:], strict=False)), "0.1 s, doubling"
         assert [check.name for check in look(harmed.note()).checks if not check.ok] == ["children", "boot"]

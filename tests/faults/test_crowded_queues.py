@@ -18,7 +18,7 @@ from support.poolrig import Rig
 from support.poolrig_brokers import Broker, PostgresBroker, RedisBroker
 from support.waiting import wait_until
 
-from jobpool.broker.backend import NewMessage
+from jobpool.broker.values import NewMessage
 from jobpool.message.definition import JobDefinition
 
 JOBS = 500

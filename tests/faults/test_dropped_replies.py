@@ -15,8 +15,9 @@ from support.poolrig_brokers import Broker, Host
 from support.stalls import Stalls
 from support.waiting import wait_until
 
-from jobpool.broker.backend import QueueBackend, State
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import State
 
 NOW_AND_THEN = 0.2
 """The share of replies that are lost."""

@@ -14,7 +14,7 @@ from support.faultmoves import Figure, most_at_once, start_pools, stop_all
 from support.poolrig import Rig
 from support.waiting import wait_until
 
-from jobpool.broker.backend import State
+from jobpool.broker.values import State
 from jobpool.policy.retry import RetryPolicy
 
 CROWD = 10_000

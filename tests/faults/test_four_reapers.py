@@ -19,8 +19,9 @@ from support.poolrig import LIMIT, Rig
 from support.poolrig_brokers import TTR, BeanstalkBroker, Broker
 from support.waiting import wait_until
 
-from jobpool.broker.backend import QueueBackend, ReapPolicy
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import ReapPolicy
 from jobpool.message.definition import JobDefinition
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_torture.account import Account

@@ -21,7 +21,7 @@ from support.faultrig import broker_of_file, rig_of_file
 from support.poolrig import APP, LIMIT, PoolProcess, Rig, wait_gone
 from support.waiting import wait_until
 
-from jobpool.broker.backend import State
+from jobpool.broker.values import State
 from jobpool.message.death import Death
 from jobpool.ops.top import Watcher
 from jobpool_torture.processes import descriptors

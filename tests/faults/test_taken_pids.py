@@ -26,8 +26,11 @@ BY_NUMBER = {
     ("jobpool/ipc/linux.py", "die_with_parent"): "itself",
     ("jobpool/ipc/linux.py", "kill"): "a child that nobody else collects: its callers answer for that",
     ("jobpool/ipc/linux.py", "kill_group"): "the group of such a child: its callers answer for that",
-    ("jobpool/ipc/fork_client.py", "ForkServer._kill"): "the group of its own child, seen alive just before",
-    ("jobpool/ipc/scheduler_process.py", "Companion.start"): "its own child, by Popen, which has not collected it",
+    ("jobpool/ipc/fork_client.py", "ForkServerClient._kill"): "the group of its own child, seen alive just before",
+    (
+        "jobpool/ipc/scheduler_process.py",
+        "SchedulerProcess.start",
+    ): "its own child, by Popen, which has not collected it",
     ("jobpool_torture/failpoint.py", "FailPoints.at"): "itself",
     ("jobpool_torture/handlers.py", "_die"): "itself",
     ("jobpool_torture/network.py", "Proxy.close"): "its own child, by Popen, which has not collected it",
@@ -38,11 +41,14 @@ BY_NUMBER = {
 
 OF_CHILDREN = {
     ("jobpool/ipc/linux.py", "sweep_strays"): "what /proc lists as children of this process, collected behind it",
-    ("jobpool/ipc/nursery.py", "Nursery._fork"): "just born, and collected in the next line",
-    ("jobpool/ipc/nursery.py", "Nursery._collect"): "a zombie (WNOWAIT), collected behind it",
-    ("jobpool/ipc/nursery.py", "Nursery._end"): "of its own children those that it has not collected",
-    ("jobpool/master/crew.py", "Crew._collect_orphan"): "adopted; asked for first whether it is a child still",
-    ("jobpool/child/builtin/spawning.py", "_end"): "its own child, collected behind it",
+    ("jobpool/ipc/fork_server.py", "ForkServer._fork"): "just born, and collected in the next line",
+    ("jobpool/ipc/fork_server.py", "ForkServer._collect"): "a zombie (WNOWAIT), collected behind it",
+    ("jobpool/ipc/fork_server.py", "ForkServer._end"): "of its own children those that it has not collected",
+    (
+        "jobpool/master/child_processes.py",
+        "ChildProcesses._collect_orphan",
+    ): "adopted; asked for first whether it is a child still",
+    ("jobpool/handlers/builtin/spawning.py", "_end"): "its own child, collected behind it",
 }
 """The same of those that call `kill` and `kill_group` of linux.py."""
 
@@ -90,7 +96,7 @@ def test_signals_go_through_pidfds_but_where_the_number_cannot_be_anothers() -> 
     """Every call in the source, by file and function: a new one needs its reason here."""
     assert places(sends_by_number) == set(BY_NUMBER)
     assert places(asks_linux) == set(OF_CHILDREN)
-    assert ("jobpool/master/children.py", "ChildLine.signal") in places(lambda name, _: name == BY_PIDFD)
+    assert ("jobpool/ipc/child_channel.py", "ChildChannel.signal") in places(lambda name, _: name == BY_PIDFD)
 
 
 @pytest.mark.row(24)

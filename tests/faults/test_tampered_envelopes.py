@@ -19,8 +19,8 @@ from support.poolrig import PoolProcess, Rig
 from support.seeds import printed_seed
 from support.waiting import wait_until
 
-from jobpool.broker.backend import NewMessage
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import NewMessage
 from jobpool.errors import MalformedEnvelope
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES, decode, encode, verify

@@ -23,8 +23,9 @@ from apps_pool import HELD, LONG, note, rubbish_to_all
 import jobpool
 from jobpool.child.recycle import resident
 from jobpool.ipc import packets
-from jobpool.ipc.frames import Ask, Result, Verdict, plain_success
+from jobpool.ipc.frames import Ask, Result, plain_success
 from jobpool.message import producer
+from jobpool.message.outcome import ResultKind
 
 
 def sockets() -> Iterator[socket.socket]:
@@ -40,7 +41,7 @@ def sockets() -> Iterator[socket.socket]:
 
 def genuine() -> bytes:
     """A result that says success, of an attempt with a low number."""
-    return Result(1, Verdict.SUCCEEDED, time.monotonic(), 0.0, output="x" * 1000).encode()
+    return Result(1, ResultKind.SUCCEEDED, time.monotonic(), 0.0, output="x" * 1000).encode()
 
 
 FRAMES = {

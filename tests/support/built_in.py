@@ -6,10 +6,10 @@ from typing import Any
 
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.handlers.registry import HandlerRegistry
-from jobpool.ipc.frames import Verdict
 from jobpool.message.allowances import Allowances
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode, encode
+from jobpool.message.outcome import ResultKind
 from jobpool.message.signing import EnvelopeSigner
 
 
@@ -26,14 +26,14 @@ def attempt(
 def output(handler: str, payload: Any, registry: HandlerRegistry | None = None, **options: Any) -> str:
     """Of an attempt that succeeds."""
     made = attempt(handler, payload, registry, **options)
-    assert made.verdict is Verdict.SUCCEEDED, made.error
+    assert made.kind is ResultKind.SUCCEEDED, made.error
     return made.output
 
 
 def refusal(handler: str, payload: Any, registry: HandlerRegistry | None = None, **options: Any) -> str:
     """The text of an attempt that is refused for good: one sentence, and no traceback."""
     made = attempt(handler, payload, registry, **options)
-    assert made.verdict is Verdict.UNRECOVERABLE, (made.verdict, made.error)
+    assert made.kind is ResultKind.UNRECOVERABLE, (made.kind, made.error)
     assert "Traceback" not in made.error
     assert "\n" not in made.error
     return made.error
@@ -42,5 +42,5 @@ def refusal(handler: str, payload: Any, registry: HandlerRegistry | None = None,
 def failure(handler: str, payload: Any, registry: HandlerRegistry | None = None, **options: Any) -> str:
     """The text of an attempt that fails, and may be tried again."""
     made = attempt(handler, payload, registry, **options)
-    assert made.verdict is Verdict.FAILED, (made.verdict, made.error)
+    assert made.kind is ResultKind.FAILED, (made.kind, made.error)
     return made.error

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from jobpool.errors import ConfigurationError
-from jobpool.ipc import nursery, packets
-from jobpool.ipc.frames import HandlerInfo, Ready, Result, Run, Verdict, decode
+from jobpool.ipc import fork_server as fork_server
+from jobpool.ipc import packets
+from jobpool.ipc.frames import HandlerInfo, Ready, Result, Run, decode
 from jobpool.ipc.process_options import ChildBoot, ChildOptions
+from jobpool.message.outcome import ResultKind
 
 OPENED: list[Any] = []
 GENERATOR = random.Random(1)
@@ -113,7 +115,7 @@ def sleeps_at_the_third_fork(_: ChildOptions) -> list[HandlerInfo]:
 
 
 def hangs_in_c_at_the_third_fork(_: ChildOptions) -> list[HandlerInfo]:
-    nursery.FORK_LIMIT_S = 0.5
+    fork_server.FORK_LIMIT_S = 0.5
     return _hangs_at_the_third_fork(lambda: sum(range(10**12)))
 
 
@@ -154,7 +156,7 @@ def obey(boot: ChildBoot) -> int:
         page.took(frame.nonce, time.monotonic())
         word, *arguments = frame.body.decode().split()
         output = json.dumps(COMMANDS[word](boot, *arguments))
-        packets.send(boot.channel, Result(frame.nonce, Verdict.SUCCEEDED, 0.0, 0.0, output).encode())
+        packets.send(boot.channel, Result(frame.nonce, ResultKind.SUCCEEDED, 0.0, 0.0, output).encode())
         page.finished(True, time.monotonic())
     return 0
 

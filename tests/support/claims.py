@@ -6,8 +6,9 @@ import secrets
 from collections.abc import Iterable
 from typing import Any
 
-from jobpool.broker.backend import Message, QueueBackend, ReapPolicy
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import HeldClaim, NewPost
+from jobpool.broker.values import Message, ReapPolicy
 from support.jobs import QUEUE
 
 AT_ONCE = ReapPolicy(back_off=0.0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from jobpool.broker.backend import QueueBackend, ReapPolicy
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import ReapPolicy
 from jobpool.message.settlement import Ack
 from support.jobs import QUEUE
 

@@ -7,8 +7,9 @@ import secrets
 import time
 from dataclasses import dataclass, field, replace
 
-from jobpool.broker.backend import QueueBackend, ReapPolicy
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import Deleted
+from jobpool.broker.values import ReapPolicy
 from jobpool.message.settlement import Ack, Nack, Release, Settled
 from support.jobs import QUEUE
 

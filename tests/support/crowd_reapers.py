@@ -8,8 +8,9 @@ import time
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from jobpool.broker.backend import QueueBackend, ReapPolicy
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import ReapPolicy
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Settlement
 from jobpool.message.signing import EnvelopeSigner

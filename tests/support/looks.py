@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jobpool.broker.backend import Message, MessageFilter, QueueBackend, ReapPolicy, State, Verb
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import Message, MessageFilter, ReapPolicy, State, Verb
 from jobpool.message.settlement import Settled
 from support.harness import Harness
 from support.jobs import QUEUE

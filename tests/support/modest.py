@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from jobpool.broker.backend import (
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import (
     Capabilities,
     Existing,
     Message,
     MessageFilter,
     NewMessage,
-    QueueBackend,
     QueueStats,
     Reaped,
     ReapPolicy,

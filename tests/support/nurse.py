@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jobpool.ipc import packets
-from jobpool.ipc.fork_client import ForkServer
+from jobpool.ipc.fork_client import ForkServerClient
 from jobpool.ipc.frames import Exited, Frame, Ready, Result, Run, Spawned, decode
 from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
@@ -116,7 +116,7 @@ class Nurse:
         config = ForkServerConfig(
             ChildOptions(sys_path=[SUPPORT], **options), f"childmains:{main}", f"childmains:{app}", "test"
         )
-        self.server = ForkServer.start(config, self.board.fd, os.environ if environ is None else environ)
+        self.server = ForkServerClient.start(config, self.board.fd, os.environ if environ is None else environ)
         self.children: dict[int, Child] = {}
         self._heard: list[Frame] = []
         self._serial = 0

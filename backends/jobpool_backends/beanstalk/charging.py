@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from jobpool.broker.backend import Reaped, ReapPolicy
+from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool_backends.beanstalk.records import Record
 from jobpool_backends.reaping import NativeReaping
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jobpool.broker.backend import NewMessage
+from jobpool.broker.values import NewMessage
 from jobpool.clock import Clock
 from jobpool.message.settlement import Abandon, Forfeit, Move, Nack, Release, Settlement
 from jobpool_backends.beanstalk.charging import EXPIRED, Charge, Ledger, charge, whole_seconds

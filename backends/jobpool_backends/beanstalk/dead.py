@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import greenstalk
 
-from jobpool.broker.backend import Message, MessageFilter, State
+from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.errors import MalformedEnvelope
 from jobpool.message.envelope import JobEnvelope, decode
 from jobpool_backends.beanstalk.asking import counters_of, job_of, number, stats_of, told

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import itemgetter
 
-from jobpool.broker.backend import Message, MessageFilter, QueueStats, State, check_queue
+from jobpool.broker.backend import check_queue
+from jobpool.broker.values import Message, MessageFilter, QueueStats, State
 from jobpool.clock import Clock
 from jobpool.errors import InvalidJob, Unsupported
 from jobpool_backends.beanstalk.asking import Stats, about, counters_of, job_of, names_of, number, stats_of

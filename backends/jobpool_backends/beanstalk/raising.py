@@ -8,7 +8,7 @@ from itertools import chain, groupby
 
 import greenstalk
 
-from jobpool.broker.backend import Verb
+from jobpool.broker.values import Verb
 from jobpool_backends.beanstalk.asking import about, counters_of, told
 from jobpool_backends.beanstalk.burst import Answer, put_command
 from jobpool_backends.beanstalk.counters import Counters

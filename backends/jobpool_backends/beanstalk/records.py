@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from jobpool.broker.backend import NewMessage
+from jobpool.broker.values import NewMessage
 from jobpool.message.frozen import maker
 from jobpool.message.names import IDENTIFIER
 

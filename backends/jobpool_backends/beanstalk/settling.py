@@ -18,7 +18,7 @@ from itertools import count
 
 import greenstalk
 
-from jobpool.broker.backend import NewMessage
+from jobpool.broker.values import NewMessage
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.message.lease import JobLease

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jobpool.broker.backend import MessageFilter, State, Verb
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.clock import Clock
 from jobpool.errors import JobpoolError, Unsupported
 from jobpool_backends.beanstalk.asking import job_of, told

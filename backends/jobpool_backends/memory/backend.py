@@ -10,22 +10,22 @@ from dataclasses import replace
 from itertools import islice
 from typing import ClassVar
 
-from jobpool.broker.backend import (
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.finding import Finding
+from jobpool.broker.opening import redact
+from jobpool.broker.values import (
     REMEMBER_CALLS,
     Capabilities,
     Existing,
     Message,
     MessageFilter,
     NewMessage,
-    QueueBackend,
     QueueStats,
     Reaped,
     ReapPolicy,
     State,
     Verb,
 )
-from jobpool.broker.finding import Finding
-from jobpool.broker.opening import redact
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError
 from jobpool.message.envelope import MAX_BODY_BYTES, OVERSIZED

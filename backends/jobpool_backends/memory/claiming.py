@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from jobpool.broker.backend import State
 from jobpool.broker.claim_store import CLAIM_LIMIT, MOST_LIFE, Deleted
+from jobpool.broker.values import State
 from jobpool_backends.memory.store import Store
 from jobpool_backends.memory.values import Claim, Entry, Queue
 from jobpool_backends.shared import micros

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import islice
 from threading import Condition
 
-from jobpool.broker.backend import State
 from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
+from jobpool.broker.values import State
 from jobpool.clock import Clock
 from jobpool.message.envelope import MAX_BODY_BYTES, OVERSIZED
 from jobpool_backends.memory.claiming import Claiming

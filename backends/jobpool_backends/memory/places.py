@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
-from jobpool.broker.backend import REMEMBER_CALLS
+from jobpool.broker.values import REMEMBER_CALLS
 from jobpool.message.guards import Begin, Begun, Guards, Rate
 from jobpool_backends.memory.ending import Ending
 from jobpool_backends.memory.values import Entry

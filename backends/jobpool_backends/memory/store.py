@@ -13,8 +13,8 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
 
-from jobpool.broker.backend import ENQUEUE_MEMORY, MessageFilter, NewMessage, State
 from jobpool.broker.claim_store import POST_PRIORITY, NewPost
+from jobpool.broker.values import ENQUEUE_MEMORY, MessageFilter, NewMessage, State
 from jobpool_backends.memory.ending import Ending
 from jobpool_backends.memory.places import Places
 from jobpool_backends.memory.values import Entry, Line, Queue, matches

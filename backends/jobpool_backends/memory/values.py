@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from jobpool.broker.backend import Message, MessageFilter, State
+from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
 from jobpool_backends.memory.ending import Ends

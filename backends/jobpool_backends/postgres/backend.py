@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from jobpool.broker.backend import (
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.claim_store import ClaimStore
+from jobpool.broker.finding import Finding
+from jobpool.broker.key_store import KeyStore
+from jobpool.broker.values import (
     Capabilities,
     Existing,
     Message,
     MessageFilter,
     NewMessage,
-    QueueBackend,
     QueueStats,
     Reaped,
     ReapPolicy,
     Ticket,
     Verb,
 )
-from jobpool.broker.claim_store import ClaimStore
-from jobpool.broker.finding import Finding
-from jobpool.broker.key_store import KeyStore
 from jobpool.clock import Clock
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Settled, Settlement

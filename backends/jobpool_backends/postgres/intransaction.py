@@ -16,7 +16,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from jobpool.broker.backend import NewMessage, Ticket
+from jobpool.broker.values import NewMessage, Ticket
 from jobpool.errors import ConfigurationError, LeaseLost
 from jobpool.message.names import storable
 from jobpool_backends.shared import micros

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from jobpool.broker.backend import Message, MessageFilter, QueueStats, State
+from jobpool.broker.values import Message, MessageFilter, QueueStats, State
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import fill
 from jobpool_backends.postgres.schema import (

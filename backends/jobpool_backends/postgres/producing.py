@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from jobpool.broker.backend import Existing, NewMessage
 from jobpool.broker.claim_store import NewPost
+from jobpool.broker.values import Existing, NewMessage
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.intransaction import all_columns, columns, is_plain
 from jobpool_backends.postgres.literals import fill

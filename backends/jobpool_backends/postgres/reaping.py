@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobpool.broker.backend import Reaped, ReapPolicy
+from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool.message.definition import LONGEST
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import fill

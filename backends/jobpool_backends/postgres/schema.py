@@ -116,8 +116,8 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from jobpool.broker.backend import ENQUEUE_MEMORY, REMEMBER_CALLS
 from jobpool.broker.claim_store import CLAIM_LIMIT, MOST_LIFE, POST_PRIORITY
+from jobpool.broker.values import ENQUEUE_MEMORY, REMEMBER_CALLS
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.guards import IDEMPOTENCY_TTL
 from jobpool_backends.shared import MICRO, micros

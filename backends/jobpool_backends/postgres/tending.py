@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 
-from jobpool.broker.backend import MessageFilter, Verb
+from jobpool.broker.values import MessageFilter, Verb
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import fill, numbers
 from jobpool_backends.postgres.looking import Looker, Row

@@ -6,20 +6,20 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Self
 
-from jobpool.broker.backend import (
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.claim_store import ClaimStore
+from jobpool.broker.finding import Finding
+from jobpool.broker.values import (
     Capabilities,
     Existing,
     Message,
     MessageFilter,
     NewMessage,
-    QueueBackend,
     QueueStats,
     Reaped,
     ReapPolicy,
     Verb,
 )
-from jobpool.broker.claim_store import ClaimStore
-from jobpool.broker.finding import Finding
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError
 from jobpool.message.lease import JobLease

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import orjson
 
-from jobpool.broker.backend import NewMessage
+from jobpool.broker.values import NewMessage
 from jobpool.message.guards import IDEMPOTENCY_TTL
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement

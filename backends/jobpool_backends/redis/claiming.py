@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from jobpool.broker.backend import MessageFilter, State
 from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
+from jobpool.broker.values import MessageFilter, State
 from jobpool.errors import InvalidJob
 from jobpool.message.frozen import maker
 from jobpool_backends.redis.keys import Keys

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from jobpool.broker.backend import Capabilities, Reaped, ReapPolicy
+from jobpool.broker.values import Capabilities, Reaped, ReapPolicy
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.redis.backend import RedisBackend
 from jobpool_backends.redis.link import Link

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import repeat
 from typing import Any
 
-from jobpool.broker.backend import REMEMBER_CALLS
+from jobpool.broker.values import REMEMBER_CALLS
 from jobpool.clock import Clock
 from jobpool.message.lease import JobLease, make_lease
 from jobpool_backends.redis.keys import Keys

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from jobpool.broker.backend import Message, MessageFilter, QueueStats, State
 from jobpool.broker.claim_store import ClaimStats
+from jobpool.broker.values import Message, MessageFilter, QueueStats, State
 from jobpool_backends.redis.keys import Keys
 from jobpool_backends.redis.link import Link
 from jobpool_backends.redis.records import Row, read_row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from jobpool.broker.backend import NewMessage
+from jobpool.broker.values import NewMessage
 from jobpool.errors import InvalidJob
 from jobpool_backends.redis.keys import Keys
 from jobpool_backends.redis.link import Link

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from jobpool.broker.backend import Reaped, ReapPolicy
+from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool.message.definition import LONGEST
 from jobpool_backends.redis.keys import Keys
 from jobpool_backends.redis.link import Link

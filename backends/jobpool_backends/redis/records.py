@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from jobpool.broker.backend import Message, NewMessage, State
 from jobpool.broker.claim_store import QueueMessage
+from jobpool.broker.values import Message, NewMessage, State
 from jobpool.errors import ConfigurationError
 from jobpool_backends.shared import MICRO, micros
 

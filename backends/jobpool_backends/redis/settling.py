@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from jobpool.broker.backend import REMEMBER_CALLS
+from jobpool.broker.values import REMEMBER_CALLS
 from jobpool.clock import Clock
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled, Settlement

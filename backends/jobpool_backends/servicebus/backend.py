@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Self
 
-from jobpool.broker.backend import (
-    Capabilities,
-    Message,
-    MessageFilter,
-    NewMessage,
-    QueueBackend,
-    QueueStats,
-    Reaped,
-    ReapPolicy,
-    Verb,
-)
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding
+from jobpool.broker.values import Capabilities, Message, MessageFilter, NewMessage, QueueStats, Reaped, ReapPolicy, Verb
 from jobpool.clock import Clock
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled, Settlement

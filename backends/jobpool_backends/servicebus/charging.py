@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from jobpool.broker.backend import Reaped, ReapPolicy
+from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool_backends.reaping import NativeReaping
 from jobpool_backends.servicebus.records import Record
 from jobpool_backends.shared import micros

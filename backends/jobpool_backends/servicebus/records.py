@@ -26,7 +26,7 @@ from typing import Any
 import orjson
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
-from jobpool.broker.backend import NewMessage
+from jobpool.broker.values import NewMessage
 from jobpool.message.names import IDENTIFIER
 from jobpool_backends.shared import MICRO, micros
 

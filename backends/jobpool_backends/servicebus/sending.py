@@ -15,7 +15,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus import exceptions as sdk
 from azure.servicebus.aio import ServiceBusSender
 
-from jobpool.broker.backend import NewMessage
+from jobpool.broker.values import NewMessage
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.message.definition import LONGEST

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from jobpool.broker.backend import REMEMBER_CALLS, NewMessage
+from jobpool.broker.values import REMEMBER_CALLS, NewMessage
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, WriteRefused
 from jobpool.message.lease import JobLease

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from azure.servicebus import ServiceBusMessageState, ServiceBusReceivedMessage
 
-from jobpool.broker.backend import Message, MessageFilter, State
+from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.clock import Clock
 from jobpool.errors import MalformedEnvelope
 from jobpool.message.envelope import decode

@@ -17,7 +17,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusSender
 from azure.servicebus.exceptions import MessageNotFoundError
 
-from jobpool.broker.backend import MessageFilter, State, Verb
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import Unsupported
 from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.hub import Hub

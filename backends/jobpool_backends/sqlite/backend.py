@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from typing import ClassVar
 from urllib.parse import unquote
 
-from jobpool.broker.backend import (
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.finding import Finding
+from jobpool.broker.opening import redact
+from jobpool.broker.values import (
     Capabilities,
     Existing,
     Message,
     MessageFilter,
     NewMessage,
-    QueueBackend,
     QueueStats,
     Reaped,
     ReapPolicy,
     Ticket,
     Verb,
 )
-from jobpool.broker.finding import Finding
-from jobpool.broker.opening import redact
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError
 from jobpool.message.lease import JobLease

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping
 
-from jobpool.broker.backend import ENQUEUE_MEMORY, REMEMBER_CALLS
+from jobpool.broker.values import ENQUEUE_MEMORY, REMEMBER_CALLS
 from jobpool.message.settlement import Settled
 from jobpool_backends.shared import MICRO, micros
 

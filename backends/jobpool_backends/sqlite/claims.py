@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from jobpool.broker.backend import MessageFilter, State
 from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
+from jobpool.broker.values import MessageFilter, State
 from jobpool.clock import Clock
 from jobpool_backends.shared import MICRO, DeadCaps, read_cursor
 from jobpool_backends.sqlite import claimed, claiming, deleting, ending, posting

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from jobpool.broker.backend import MessageFilter, State
+from jobpool.broker.values import MessageFilter, State
 from jobpool_backends.shared import micros
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, POST_DELAYED, POSTED, WAITING
 

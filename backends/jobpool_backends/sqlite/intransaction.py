@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from jobpool.broker.backend import Existing, NewMessage, Ticket
+from jobpool.broker.values import Existing, NewMessage, Ticket
 from jobpool.clock import Clock, SystemClock
 from jobpool.errors import ConfigurationError, LeaseLost
 from jobpool.message.guards import Guards

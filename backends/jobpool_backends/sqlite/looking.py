@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from jobpool.broker.backend import Message, MessageFilter, QueueStats, State
+from jobpool.broker.values import Message, MessageFilter, QueueStats, State
 from jobpool.clock import Clock
 from jobpool_backends.shared import MICRO, check_page, check_positive, micros, read_cursor
 from jobpool_backends.sqlite.database import Database

@@ -7,8 +7,8 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from jobpool.broker.backend import NewMessage
 from jobpool.broker.claim_store import NewPost
+from jobpool.broker.values import NewMessage
 from jobpool_backends.shared import micros
 from jobpool_backends.sqlite.calls import sweeping
 from jobpool_backends.sqlite.ending import EndedPost, remove_posts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from jobpool.broker.backend import REMEMBER_CALLS
+from jobpool.broker.values import REMEMBER_CALLS
 from jobpool.message.guards import Rate
 from jobpool_backends.shared import micros
 

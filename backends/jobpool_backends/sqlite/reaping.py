@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jobpool.broker.backend import Reaped, ReapPolicy
+from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool.clock import Clock
 from jobpool_backends.shared import DeadCaps, delay_micros, micros, more_than
 from jobpool_backends.sqlite import ending, removing

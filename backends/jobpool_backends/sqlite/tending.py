@@ -10,7 +10,7 @@ import json
 import sqlite3
 from dataclasses import replace
 
-from jobpool.broker.backend import MessageFilter, Verb
+from jobpool.broker.values import MessageFilter, Verb
 from jobpool.clock import Clock
 from jobpool_backends.shared import TOUCHABLE, check_positive, micros
 from jobpool_backends.sqlite import calls, removing

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jobpool
-from jobpool.broker.backend import Message, MessageFilter, State
+from jobpool.broker.values import Message, MessageFilter, State
 from stdlib_reports import jobs
 from stdlib_reports.shelf import Shelf
 from stdlib_reports.summary import DeadLetter, Picture

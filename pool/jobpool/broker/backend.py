@@ -16,347 +16,46 @@ A message is at every moment in exactly one state:
 
 from __future__ import annotations
 
-import hashlib
-import math
 import secrets
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
-from typing import Any, ClassVar
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from jobpool.broker.broker_time import BrokerTime
 from jobpool.broker.claim_store import ClaimStore
 from jobpool.broker.finding import Finding, cautions_of
 from jobpool.broker.key_store import KeyStore
+from jobpool.broker.packing import ids_of, moved, packed, under_once_id
+from jobpool.broker.values import ENQUEUE_MEMORY as ENQUEUE_MEMORY
+from jobpool.broker.values import (
+    MAX_FETCH,
+    YEAR_S,
+    Capabilities,
+    Existing,
+    Message,
+    MessageFilter,
+    NewMessage,
+    QueueStats,
+    Reaped,
+    ReapPolicy,
+    Ticket,
+    Verb,
+    check_ttl,
+    once_id,
+    settle_delay,
+)
+from jobpool.broker.values import REMEMBER_CALLS as REMEMBER_CALLS
+from jobpool.broker.values import State as State
 from jobpool.clock import Clock, SystemClock
-from jobpool.errors import ConfigurationError, InvalidJob, LeaseLost, Unsupported
-from jobpool.message.death import Death
+from jobpool.errors import LeaseLost, Unsupported
 from jobpool.message.definition import JobDefinition
-from jobpool.message.envelope import MAX_BODY_BYTES, encode, sign_again
-from jobpool.message.frozen import maker
 from jobpool.message.lease import JobLease
 from jobpool.message.names import QUEUE_NAME as QUEUE_NAME
 from jobpool.message.names import check_queue as check_queue
-from jobpool.message.names import storable
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 from jobpool.message.units import check_count, check_number
-
-REMEMBER_CALLS = 60.0
-"""Seconds for which a settle call's or a fetch's id is remembered (law 2, law 1)."""
-
-ENQUEUE_MEMORY = 600.0
-"""Seconds after its end for which an id that a producer gave is still known (law 8)."""
-
-MAX_FETCH = 1_000_000
-"""Messages in one fetch at most, however many are asked for."""
-
-YEAR_S = 366 * 86400.0
-
-Ticket = dict[str, str | int]
-"""See `QueueBackend.ticket`."""
-
-
-class State(StrEnum):
-    """Where a message is."""
-
-    WAITING = "waiting"
-    DELAYED = "delayed"
-    LEASED = "leased"
-    DEAD = "dead"
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a broker can do. Shown in docs/backends.md as a table made from these fields."""
-
-    native_reap: bool = False
-    """The broker frees expired leases itself. `reap` only tells the policy, by which a crash is charged when its
-    message is fetched next; it returns those that were charged since the last call."""
-    forfeit: bool = True
-    """A lease can be ended early with its cause; else it simply runs out."""
-    atomic_nack: bool = True
-    """nack is one step; else a copy is put first and a crash between the two leaves a duplicate."""
-    idempotent_settle: bool = True
-    """A repeated settle call is answered ALREADY."""
-    idempotent_fetch: bool = True
-    """A repeated fetch id returns the same leases."""
-    exact_crashes: bool = True
-    """Each expired lease is charged exactly once."""
-    delay_resolution: float = 1e-6
-    """Seconds to which delays are rounded up."""
-    priorities: bool = True
-    """A smaller priority number is fetched sooner."""
-    key_store: bool = False
-    """Idempotency records, locks, unique enqueue and shared limits: `QueueBackend.keys`."""
-    claims: bool = False
-    """Sets of messages checked out by hand, and posted messages: `QueueBackend.claims`."""
-    atomic_follow_ups: bool = True
-    """`Ack.follow_ups`, and the message of a `Move`, are enqueued in the same step as the settlement."""
-    atomic_across_queues: bool = True
-    """One enqueue over several queues is all or none, and a given id is known in all of them; else queue by queue."""
-    enqueue_in_transaction: bool = False
-    """`enqueue_in` adds jobs to a database transaction of the caller's."""
-    ack_in_transaction: bool = False
-    """A handler may ack its message in a database transaction of its own (see `ticket`)."""
-    leases: bool = True
-    """Messages are kept and leased; `sync://` runs them at enqueue instead."""
-    known_ids: bool = True
-    """An id that is known is not enqueued again (law 8); else a retried enqueue can make a duplicate."""
-    atomic_enqueue: bool = True
-    """One enqueue is all or none; else a lost connection can leave its first jobs, and the error says how many."""
-    chosen_ttl: bool = True
-    """A lease lasts as long as its fetch or renewal asks; else as long as the queue, or the message, says."""
-    settle_anywhere: bool = True
-    """Any client that has the lease may settle and renew it; else only the one that fetched it."""
-    lasting_leases: bool = True
-    """A lease outlives the connection that took it; else one that breaks loses its leases at once, and `lost` tells."""
-    exact_refusals: bool = True
-    """Which of its three refusals a settlement gets is exact; else any of them may stand for another."""
-    keeps_place: bool = True
-    """What failed, waited for its time or died has the place of its enqueue when it is back; else the last."""
-    lists_live: bool = True
-    """Messages that are not dead are inspected, listed and counted by filters; else only dead letters are, and other
-    messages only in `stats`."""
-    deletes_live: bool = True
-    """Waiting and delayed messages are deleted by any filter; else only all of a queue (or of a queue's states)."""
-    exact_stats: bool = True
-    """`stats` tells waiting and leased messages apart, whoever leased them; else only those leased by this client."""
-    lists_queues: bool = True
-    """`queues` finds every queue that holds a message; else only those that this client was told of."""
-    makes_queues: bool = True
-    """A queue is there as soon as it is named; else it must have been made, and one that is missing is an error."""
-    dead_caps: bool = True
-    """Dead letters can be capped by count and age (options `dead_max`, `dead_max_age`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueueStats:
-    """Counts of one queue, O(1) however long it is. A count at `cap` means "at least".
-
-    Attributes:
-        waiting: Jobs ready to be fetched now (delayed ones that have fallen due count here).
-        delayed: Jobs not yet due.
-        leased: Jobs that are held, by a pool or a claim; expired leases that nobody has reaped yet included.
-        dead: Dead letters, jobs and posted messages.
-        oldest: Seconds since the enqueue of the oldest waiting job; None when none waits.
-        posted: Messages that no pool fetches (claim_store.py), dead ones left out: free, delayed or claimed.
-    """
-
-    waiting: int = 0
-    delayed: int = 0
-    leased: int = 0
-    dead: int = 0
-    oldest: float | None = None
-    cap: int | None = None
-    posted: int = 0
-
-    @property
-    def pending(self) -> int:
-        """Every job that is not dead."""
-        return self.waiting + self.delayed + self.leased
-
-
-@dataclass(frozen=True, slots=True)
-class ReapPolicy:
-    """How the reaper treats a message whose lease has expired.
-
-    After the first crash it is fetchable at once, then after a delay drawn uniformly from
-    [0, min(back_off_cap, back_off * 2**(crashes - 2))] (full jitter, SEMANTICS "Leases").
-
-    Attributes:
-        max_crashes: A crash beyond this many makes a dead letter, reason `crash-limit`; 0 = no limit.
-        window: Seconds; when the previous crash of the message is longer ago than this, counting starts at 1 again.
-        back_off: Seconds, >= 0, upper edge of the delay after the second crash.
-        back_off_cap: Seconds, >= 0.
-
-    Raises:
-        ConfigurationError: A number is out of its bounds.
-    """
-
-    max_crashes: int = 5
-    window: float = 72 * 3600.0
-    back_off: float = 1.0
-    back_off_cap: float = 60.0
-
-    def __post_init__(self) -> None:
-        if type(self.max_crashes) is not int or self.max_crashes < 0:
-            raise ConfigurationError(f"max_crashes is a whole number, 0 (no limit) or more, not {self.max_crashes!r}")
-        if not self.window > 0:
-            raise ConfigurationError(f"the window for crashes is more than 0 seconds, not {self.window!r}")
-        for name, seconds in (("back_off", self.back_off), ("back_off_cap", self.back_off_cap)):
-            if not 0 <= seconds < math.inf:
-                raise ConfigurationError(f"{name} after a crash is 0 seconds or more, not {seconds!r}")
-
-    def ceiling(self, crashes: int) -> float:
-        """The longest delay, in seconds, after the `crashes`-th crash (1-based)."""
-        if crashes <= 1:
-            return 0.0
-        return min(self.back_off_cap, self.back_off * 2.0 ** min(crashes - 2, 60))
-
-    def is_over(self, crashes: int) -> bool:
-        """Whether `crashes` is past the limit."""
-        return 0 < self.max_crashes < crashes
-
-
-@dataclass(frozen=True, slots=True)
-class Reaped:
-    """One message that a reap took back. `dead`: it went past `max_crashes`."""
-
-    id: str
-    queue: str
-    crashes: int
-    cause: str | None
-    dead: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A message as an administrator sees it. Wall-clock times are Unix seconds on the broker's clock.
-
-    `handler` is "" for a posted message (claim_store.py).
-    """
-
-    id: str
-    queue: str
-    state: State
-    handler: str
-    priority: int
-    attempts: int
-    crashes: int
-    deliveries: int
-    enqueued_at: float
-    available_at: float
-    body: bytes = field(repr=False)
-    reason: str | None = None
-    last_error: str | None = None
-    cause: str | None = None
-    died_at: float | None = None
-    expires_at: float | None = None
-    """Unix time at which the current lease or claim ends; None when not leased."""
-    claim: str | None = None
-    """Id of the claim that holds it; None when none does."""
-    claims: int = 0
-    """How often it was claimed."""
-    ends_at: float | None = None
-    """Unix time at which the life of a posted message ends; None = never."""
-    cursor: str = ""
-    """Opaque; `list_messages(after=…)` goes on behind this message."""
-
-    @property
-    def death(self) -> Death | None:
-        """`cause`, read: how its last attempt ended that did not end by itself; None = none was killed, or crashed."""
-        return Death.from_text(self.cause) if self.cause else None
-
-
-@dataclass(frozen=True, slots=True)
-class MessageFilter:
-    """Which messages a person means. Every field that is set must match; empty means all.
-
-    Attributes:
-        queue: Exact name.
-        handler: Exact name.
-        states: Any of these; empty = any.
-        reason: Exact word of a dead letter.
-        older_than: Seconds since the enqueue (since its death for a dead letter), at least.
-        newer_than: The same, at most.
-        text: Case-insensitive substring of the body, the last error or the cause.
-        ids: Any of these; empty = any.
-    """
-
-    queue: str | None = None
-    handler: str | None = None
-    states: tuple[State, ...] = ()
-    reason: str | None = None
-    older_than: float | None = None
-    newer_than: float | None = None
-    text: str | None = None
-    ids: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Raises `ValueError`: an age is not a number."""
-        for name in ("older_than", "newer_than"):
-            if getattr(self, name) is not None:
-                check_number(getattr(self, name), name)
-        for name in ("queue", "handler", "reason", "text"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, storable(getattr(self, name)))
-        object.__setattr__(self, "ids", tuple(map(storable, self.ids)))
-
-
-class Verb(StrEnum):
-    """What `bulk` does with what the filter finds. Leased messages are never touched."""
-
-    DELETE = "delete"
-    RETRY = "retry"
-    """Dead only: waiting again under its id; attempts, crashes, last error, reason and cause cleared, expiry lifted."""
-    RESUME = "resume"
-    """Dead only: waiting again under its id, expiry lifted; attempts, crashes, last error and cause as they were."""
-
-
-@dataclass(frozen=True, slots=True)
-class NewMessage:
-    """One message on its way in.
-
-    Attributes:
-        given: The producer chose the id.
-        due: Unix time, None = now.
-        unique_key: Not added when a message with this key is known in its queue; see `enqueue_many`.
-        attempts, crashes, deliveries: What it starts with: above 0 for a message that comes from another queue.
-        last_error, cause: The same.
-    """
-
-    id: str
-    given: bool
-    queue: str
-    handler: str
-    priority: int
-    due: float | None
-    body: bytes
-    unique_key: str | None = None
-    attempts: int = 0
-    crashes: int = 0
-    deliveries: int = 0
-    last_error: str | None = None
-    cause: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able; `from_dict` is its inverse."""
-        return {**asdict(self), "body": self.body.decode()}
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> NewMessage:
-        return cls(**{**fields, "body": fields["body"].encode()})
-
-
-Existing = Mapping[str, str]
-"""Id that was asked for → id of the message that has its unique key already."""
-
-_make_message = maker(NewMessage)
-
-
-def _ids(messages: Sequence[NewMessage], existing: Existing | None) -> list[str]:
-    if not existing:
-        return [message.id for message in messages]
-    return [existing.get(message.id, message.id) for message in messages]
-
-
-def once_id(key: str) -> str:
-    """The id that `enqueue_once` gives the message of this key: 16 lower-case hex characters, like a minted one."""
-    return hashlib.sha256(key.encode()).hexdigest()[:16]
-
-
-def check_ttl(ttl: float) -> float:
-    """Return `ttl`, or raise `ValueError`: a lease lasts longer than 0 seconds and less than a year."""
-    if not 0 < check_number(ttl, "ttl") < YEAR_S:
-        raise ValueError(f"ttl must be more than 0 seconds and less than a year, not {ttl!r}")
-    return float(ttl)
-
-
-def _delay(delay: float | None) -> float:
-    return 0.0 if delay is None else max(0.0, check_number(delay, "delay", nan=True))
 
 
 class QueueBackend(ABC):
@@ -403,7 +102,7 @@ class QueueBackend(ABC):
             BackendUnavailable: Nothing is known. Retry with ids of your own to be sure of no duplicate.
         """
         messages = self._pack_all(definitions)
-        return _ids(messages, self._enqueue(messages) if messages else None)
+        return ids_of(messages, self._enqueue(messages) if messages else None)
 
     def enqueue_once(self, definition: JobDefinition, key: str) -> str:
         """Enqueue one job, unless a message was enqueued under this key already; the id of the one that there is.
@@ -425,12 +124,8 @@ class QueueBackend(ABC):
         if not self.capabilities.key_store:
             self.enqueue_many([definition.with_identifier(once_id(key)) for definition, key in jobs])
             return [once_id(key) for _, key in jobs]
-        messages = [self._pack_once(definition, once_id(key)) for definition, key in jobs]
-        return _ids(messages, self._enqueue(messages) if messages else None)
-
-    def _pack_once(self, definition: JobDefinition, ident: str) -> NewMessage:
-        message = self._pack(definition, ident)
-        return replace(message, given=True, unique_key=message.unique_key or f"once:{ident}")
+        messages = [under_once_id(self._pack(definition, once_id(key))) for definition, key in jobs]
+        return ids_of(messages, self._enqueue(messages) if messages else None)
 
     def enqueue_in(self, connection: object, definitions: Iterable[JobDefinition]) -> list[str]:
         """Enqueue jobs within the transaction that is open on the caller's own database connection; their ids.
@@ -452,7 +147,7 @@ class QueueBackend(ABC):
         if not self.capabilities.enqueue_in_transaction:
             raise Unsupported(f"{self.scheme}:// cannot enqueue within a transaction of yours: leave `connection` out")
         messages = self._pack_all(definitions)
-        return _ids(messages, self._enqueue_in(connection, messages) if messages else None)
+        return ids_of(messages, self._enqueue_in(connection, messages) if messages else None)
 
     def pack(self, definition: JobDefinition) -> NewMessage:
         """The wire form of `definition`, signed; the same rules as `enqueue_many`.
@@ -463,7 +158,7 @@ class QueueBackend(ABC):
         return self._pack(definition, definition.identifier or secrets.token_hex(8))
 
     def _pack_all(self, definitions: Iterable[JobDefinition]) -> list[NewMessage]:
-        """`pack` of each; the ids that are missing are drawn together, at a sixth of the cost."""
+        """Pack each; draw the ids that are missing together, at a sixth of the cost."""
         chosen = list(definitions)
         drawn = secrets.token_hex(8 * len(chosen))
         return [
@@ -473,15 +168,7 @@ class QueueBackend(ABC):
 
     def _pack(self, definition: JobDefinition, ident: str) -> NewMessage:
         definition.require(self.capabilities.key_store, self.scheme)
-        queue = check_queue(definition.queue or "default")
-        now = 0.0 if definition.expires_in is None else self.time.now()
-        body = encode(definition, identifier=ident, queue=queue, signer=self.signer, now=now)
-        if len(body) > MAX_BODY_BYTES:
-            raise InvalidJob(f"the body of job {definition.handler!r} has {len(body)} bytes; at most {MAX_BODY_BYTES}")
-        due = definition.scheduled_at.timestamp() if definition.scheduled_at else None
-        given = definition.identifier is not None
-        unique_key = definition.idempotency_key if definition.unique else None
-        return _make_message(ident, given, queue, definition.handler, definition.priority, due, body, unique_key)
+        return packed(definition, ident, self.signer, self.time)
 
     def brought_by(self, lease: JobLease, settlement: Settlement) -> list[NewMessage]:
         """The messages that a settlement adds to queues when it is accepted: follow-ups, or what moves. No I/O.
@@ -492,27 +179,9 @@ class QueueBackend(ABC):
             case Ack(follow_ups=definitions) | Abandon(follow_ups=definitions):
                 return [self.pack(definition) for definition in definitions]
             case Move():
-                return [self._moved(lease, settlement)]
+                return [moved(lease, settlement, self.signer)]
             case _:
                 return []
-
-    def _moved(self, lease: JobLease, move: Move) -> NewMessage:
-        envelope = lease.envelope
-        body = sign_again(envelope, check_queue(move.queue), self.signer)
-        return NewMessage(
-            lease.id,
-            given=True,
-            queue=move.queue,
-            handler=envelope.job,
-            priority=envelope.priority,
-            due=None,
-            body=body,
-            attempts=lease.attempts + move.attempts,
-            crashes=lease.crashes + move.crashes,
-            deliveries=lease.deliveries,
-            last_error=move.error,
-            cause=move.cause,
-        )
 
     # --- consuming ---------------------------------------------------------------------------------
 
@@ -576,7 +245,7 @@ class QueueBackend(ABC):
 
     def nack(self, lease: JobLease, delay: float | None = None, error: str | None = None) -> Settled:
         """Failed: the message comes back after `delay` seconds (None or below 0 = now), attempts + 1."""
-        return self._settle_one(lease, Nack(_delay(delay), error))
+        return self._settle_one(lease, Nack(settle_delay(delay), error))
 
     def abandon(self, lease: JobLease, reason: str = "", error: str | None = None) -> Settled:
         """Given up: the message becomes a dead letter with this reason.
@@ -590,7 +259,7 @@ class QueueBackend(ABC):
 
         See `Release.begun`.
         """
-        return self._settle_one(lease, Release(_delay(delay)))
+        return self._settle_one(lease, Release(settle_delay(delay)))
 
     def forfeit(self, lease: JobLease, cause: str) -> Settled:
         """No verdict: the lease's deadline is now, `cause` is kept beside it; the reaper does the rest.
@@ -625,7 +294,7 @@ class QueueBackend(ABC):
         return self.settle_many([(lease, settlement)], call_id=f"{verb}:{lease.owner_token}")[0]
 
     def ticket(self, lease: JobLease) -> Ticket:
-        """What a child needs to ack this one message in a transaction of its handler's own, and nothing more: also
+        """Return what a child needs to ack this one message in a transaction of its handler's own, no more: also
         the idempotency key of a guarded lease, which that ack marks done.
 
         JSON-able. `ack` in it names a function `module:name`. It takes the handler's connection, the ticket and
@@ -748,7 +417,7 @@ class QueueBackend(ABC):
         self.ping()
 
     def diagnose(self) -> list[Finding]:
-        """What the broker's settings can lose or slow down, check by check, the good ones too; [] = nothing known.
+        """Check what the broker's settings can lose or slow down; return all findings, good ones too; [] = not known.
 
         Raises BackendUnavailable. Blocks for a few round trips. For `jobpool doctor`, and once at the start of a pool.
         """

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from jobpool.broker.backend import MessageFilter, State
+from jobpool.broker.values import MessageFilter, State
 from jobpool.errors import InvalidJob, JobpoolError
 from jobpool.message.names import check_queue
 from jobpool.message.units import parse_duration

@@ -22,12 +22,13 @@ from jobpool.handlers import event_loop as loops
 from jobpool.handlers.ending import Ending
 from jobpool.handlers.registry import AnyHandler, HandlerNotAllowed, HandlerRegistry, UnknownHandler
 from jobpool.ipc.alarm import Alarm, Borrowed
-from jobpool.ipc.frames import MAX_ENQUEUED_BYTES, Verdict, size_of
+from jobpool.ipc.frames import MAX_ENQUEUED_BYTES, size_of
 from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import JobEnvelope
 from jobpool.message.names import check_enqueue_to
+from jobpool.message.outcome import ResultKind
 from jobpool.message.result import ExecutionResult
 
 DOUBLE = 75
@@ -70,7 +71,7 @@ class Attempt:
 
     Attributes:
         handler: Its name.
-        verdict: How it ended.
+        kind: How it ended.
         started: CLOCK_MONOTONIC seconds; `duration` counts from here.
         duration: Seconds, hooks included.
         output: Captured text and return value, capped.
@@ -84,7 +85,7 @@ class Attempt:
     """
 
     handler: str
-    verdict: Verdict
+    kind: ResultKind
     started: float
     duration: float = 0.0
     output: str = ""
@@ -100,7 +101,7 @@ class Attempt:
     def result(self) -> ExecutionResult:
         """As `after_run` hooks and histories see it."""
         ended_at = self.started_at + self.duration
-        succeeded = self.verdict is Verdict.SUCCEEDED
+        succeeded = self.kind is ResultKind.SUCCEEDED
         return ExecutionResult(
             succeeded, self.output, None if succeeded else self.error, self.started_at, ended_at, self.handler
         )
@@ -203,12 +204,12 @@ class AttemptRunner:
             handler = self._registry.resolve(name, job.queue)
             _ = handler.bound
         except UnknownHandler as error:
-            return Attempt(name, Verdict.UNKNOWN_HANDLER, started, error=str(error))
+            return Attempt(name, ResultKind.UNKNOWN_HANDLER, started, error=str(error))
         except HandlerNotAllowed as error:
-            return Attempt(name, Verdict.NOT_ALLOWED, started, error=str(error))
+            return Attempt(name, ResultKind.NOT_ALLOWED, started, error=str(error))
         except ConfigurationError as error:
-            return Attempt(name, Verdict.FAILED, started, error=str(error))
-        attempt = Attempt(name, Verdict.FAILED, started, started_at=time.time(), daemons=handler.allow_daemons)
+            return Attempt(name, ResultKind.FAILED, started, error=str(error))
+        attempt = Attempt(name, ResultKind.FAILED, started, started_at=time.time(), daemons=handler.allow_daemons)
         self._run(handler, job, attempt, _Notes(progress, job.ack, self._enqueue_to))
         return attempt
 
@@ -225,11 +226,11 @@ class AttemptRunner:
         self._fill(attempt, self._call(handler, _context(job, attempt, notes)), job)
         if notes.left_open():
             attempt.left_open = True
-            if attempt.verdict is Verdict.SUCCEEDED:
-                attempt.verdict, attempt.error = Verdict.FAILED, LEFT_OPEN
+            if attempt.kind is ResultKind.SUCCEEDED:
+                attempt.kind, attempt.error = ResultKind.FAILED, LEFT_OPEN
         if handler.after_run is not None:
             self._after(handler.after_run, attempt, job)
-        if attempt.verdict is Verdict.SUCCEEDED and notes.follow_ups:
+        if attempt.kind is ResultKind.SUCCEEDED and notes.follow_ups:
             attempt.follow_ups = notes.follow_ups
 
     def _call(self, handler: AnyHandler, ctx: JobContext) -> Ending:
@@ -237,7 +238,7 @@ class AttemptRunner:
         if os.getpid() != self._pid:
             os._exit(DOUBLE)
         if raised is not None:  # while the handler's own error was being put into words
-            return Ending(Verdict.FAILED, error=ending.named(raised), suspect=ending.is_suspect(raised))
+            return Ending(ResultKind.FAILED, error=ending.named(raised), suspect=ending.is_suspect(raised))
         return answer  # type: ignore[no-any-return]
 
     def _fill(self, attempt: Attempt, end: Ending, job: JobToRun) -> None:
@@ -247,14 +248,14 @@ class AttemptRunner:
         if self._watch.expired(now):
             self._time_out(attempt, job)
         else:
-            attempt.verdict = end.verdict
+            attempt.kind = end.kind
             attempt.error = end.error
             attempt.after = end.after
             attempt.suspect = end.suspect
 
     def _time_out(self, attempt: Attempt, job: JobToRun) -> None:
         name = job.envelope.name or job.envelope.job
-        attempt.verdict = Verdict.TIMEOUT
+        attempt.kind = ResultKind.TIMEOUT
         attempt.error = ending.timeout_text(name, job.timeout, self._watch.stack, self._cap)
 
     def _after(self, hook: Callable[[ExecutionResult], object], attempt: Attempt, job: JobToRun) -> None:
@@ -265,7 +266,7 @@ class AttemptRunner:
         now = monotonic()
         attempt.duration = now - attempt.started
         attempt.output = output.join(attempt.output, self._printed(), self._cap)
-        if attempt.verdict is not Verdict.TIMEOUT and self._watch.expired(now):
+        if attempt.kind is not ResultKind.TIMEOUT and self._watch.expired(now):
             self._time_out(attempt, job)
 
     def _printed(self) -> str:
@@ -363,7 +364,7 @@ def _user_code(task: tuple[AnyHandler, JobContext, int]) -> Ending:
         value = handler.bound(ctx)
         if value is None:
             return ending.SUCCEEDED
-        return Ending(Verdict.SUCCEEDED, output=output.render(value, cap))
+        return Ending(ResultKind.SUCCEEDED, output=output.render(value, cap))
     except BaseException as error:  # noqa: BLE001 - SystemExit, KeyboardInterrupt and HardTimeout fail the attempt
         return ending.of_error(error, cap)
 

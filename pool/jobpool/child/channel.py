@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable
 
 from jobpool import errors
-from jobpool.broker.backend import NewMessage
+from jobpool.broker.values import NewMessage
 from jobpool.errors import BackendUnavailable, InvalidJob, JobpoolError, Unsupported
 from jobpool.ipc import frames, packets
 from jobpool.ipc.frames import Ask, Reply

@@ -29,11 +29,12 @@ from jobpool.handlers import app
 from jobpool.handlers.registry import DEFAULT
 from jobpool.ipc import packets
 from jobpool.ipc.alarm import Alarm
-from jobpool.ipc.frames import RUN_HEAD, TICKETED, BootFailed, Ready, Result, Verdict, plain_success, split_ticket
+from jobpool.ipc.frames import RUN_HEAD, TICKETED, BootFailed, Ready, Result, plain_success, split_ticket
 from jobpool.ipc.process_options import ChildBoot
 from jobpool.message import producer
 from jobpool.message.capped_text import DEFAULT_CAP, cap_text
 from jobpool.message.envelope import decode_again
+from jobpool.message.outcome import ResultKind
 
 OK = 0
 CANNOT_BOOT = 69
@@ -157,7 +158,7 @@ class Child:
         try:
             envelope = decode_again(packet[RUN_HEAD.size :], attempts=attempts)
         except ValueError as error:
-            return self._answer(nonce, Attempt("", Verdict.UNRECOVERABLE, now, error=str(error)))
+            return self._answer(nonce, Attempt("", ResultKind.UNRECOVERABLE, now, error=str(error)))
         deadline = now + timeout if timeout > 0 else 0.0
         self._page.started(nonce, now, deadline, envelope.identifier, envelope.queue, envelope.job, attempts + 1)
         self._title.busy(envelope.job, envelope.identifier)
@@ -169,12 +170,12 @@ class Child:
     def _answer(self, nonce: int, attempt: Attempt) -> str:
         leaving = self._leaving(attempt)
         self._send(nonce, attempt, leaving)
-        self._page.finished(attempt.verdict is Verdict.SUCCEEDED, monotonic())
+        self._page.finished(attempt.kind is ResultKind.SUCCEEDED, monotonic())
         return leaving
 
     def _leaving(self, attempt: Attempt) -> str:
         try:
-            spoilt = self._tidy.restore(attempt.verdict is not Verdict.SUCCEEDED or attempt.duration > LONG_S)
+            spoilt = self._tidy.restore(attempt.kind is not ResultKind.SUCCEEDED or attempt.duration > LONG_S)
             return self._wear.reason(attempt) or spoilt
         except OSError:
             return DESCRIPTORS
@@ -216,11 +217,11 @@ class _Title:
 
 
 def _packet(nonce: int, attempt: Attempt, leaving: str) -> bytes:
-    if attempt.verdict is Verdict.SUCCEEDED and not (attempt.output or attempt.follow_ups or leaving):
+    if attempt.kind is ResultKind.SUCCEEDED and not (attempt.output or attempt.follow_ups or leaving):
         return plain_success(nonce, attempt.started, attempt.duration)
     result = Result(
         nonce,
-        attempt.verdict,
+        attempt.kind,
         attempt.started,
         attempt.duration,
         attempt.output,

@@ -15,8 +15,8 @@ from time import monotonic
 
 from jobpool.child.attempt import Attempt
 from jobpool.ipc import linux
-from jobpool.ipc.frames import Verdict
 from jobpool.ipc.process_options import ChildBoot, ChildOptions
+from jobpool.message.outcome import ResultKind
 
 TIMEOUT = "timeout"
 JOBS = "jobs"
@@ -27,7 +27,7 @@ TRANSACTION = "a transaction was left open"
 DESCRIPTORS = "descriptors"
 FAILURE = "a failure that may have spoilt it"
 
-_FAILURES = (Verdict.FAILED, Verdict.UNRECOVERABLE, Verdict.RETRY)
+_FAILURES = (ResultKind.FAILED, ResultKind.UNRECOVERABLE, ResultKind.RETRY)
 
 LAST_WORDS = 0.05
 """Seconds that threads which an attempt left behind get to end by themselves."""
@@ -68,13 +68,13 @@ class Wear:
         self._left -= 1
         # Swept in any case: a left-over process must not go on because the child leaves for another reason.
         swept = linux.has_children() and self._sweep(attempt)
-        if attempt.verdict is Verdict.TIMEOUT:
+        if attempt.kind is ResultKind.TIMEOUT:
             return TIMEOUT
         if attempt.left_open:
             return TRANSACTION
         if attempt.suspect and self._after_failure == "suspect":
             return FAILURE
-        if self._after_failure == "always" and attempt.verdict in _FAILURES:
+        if self._after_failure == "always" and attempt.kind in _FAILURES:
             return FAILURE
         if swept:
             return PROCESSES
@@ -88,7 +88,7 @@ class Wear:
 
     def _sweep(self, attempt: Attempt) -> bool:
         """Whether anything had to be killed. What had ended by itself is only collected."""
-        if attempt.daemons and attempt.verdict is not Verdict.TIMEOUT:
+        if attempt.daemons and attempt.kind is not ResultKind.TIMEOUT:
             self._daemons |= linux.direct_children()
             return False
         _collect_the_dead()

@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 
 import orjson
 
-from jobpool.broker.backend import NewMessage, Ticket
+from jobpool.broker.values import NewMessage, Ticket
 from jobpool.child.attempt import OwnAck
 from jobpool.message.definition import JobDefinition
 

@@ -19,7 +19,8 @@ from jobpool.message.printable import one_line
 from jobpool.message.units import format_duration
 
 if TYPE_CHECKING:
-    from jobpool.broker.backend import MessageFilter, QueueBackend
+    from jobpool.broker.backend import QueueBackend
+    from jobpool.broker.values import MessageFilter
 
 EXAMPLES = 5
 
@@ -63,7 +64,7 @@ def dead_retry(
 
     A letter that dies again meanwhile is left for the next time. Ctrl-C ends it; the same command goes on.
     """
-    from jobpool.broker.backend import Verb
+    from jobpool.broker.values import Verb
 
     _require(terms, queue, all_)
     verb = Verb.RESUME if keep_counters else Verb.RETRY
@@ -94,7 +95,7 @@ def dead_purge(
     dry_run: bool,
 ) -> None:
     """Throw dead letters away, the oldest first; FILTER as in `jobpool list`."""
-    from jobpool.broker.backend import Verb
+    from jobpool.broker.values import Verb
 
     _require(terms, queue, all_, bounded=bool(keep) or older_than is not None)
     if older_than is not None:
@@ -115,7 +116,7 @@ def dead_purge(
 @common
 def purge(session: Session, terms: tuple[str, ...], queue: str | None, all_: bool, yes: bool, dry_run: bool) -> None:
     """Throw messages away that wait, are delayed or dead; leased ones are left alone. FILTER as in `jobpool list`."""
-    from jobpool.broker.backend import Verb
+    from jobpool.broker.values import Verb
 
     _require(terms, queue, all_)
     where = _unleased(read_filter(terms, queue))
@@ -138,7 +139,7 @@ def _require(terms: tuple[str, ...], queue: str | None, all_: bool, *, bounded: 
 
 
 def _dead(where: MessageFilter) -> MessageFilter:
-    from jobpool.broker.backend import State
+    from jobpool.broker.values import State
 
     if where.states not in ((), (State.DEAD,)):
         raise click.UsageError("only dead letters are meant here: leave the term state: out")
@@ -146,7 +147,7 @@ def _dead(where: MessageFilter) -> MessageFilter:
 
 
 def _unleased(where: MessageFilter) -> MessageFilter:
-    from jobpool.broker.backend import State
+    from jobpool.broker.values import State
 
     if State.LEASED in where.states:
         raise click.UsageError("leased messages cannot be purged: they are being worked on")

@@ -14,7 +14,8 @@ import click
 from jobpool.cli.output import note
 
 if TYPE_CHECKING:
-    from jobpool.broker.backend import Message, MessageFilter, QueueBackend
+    from jobpool.broker.backend import QueueBackend
+    from jobpool.broker.values import Message, MessageFilter
     from jobpool.cli.session import Session
     from jobpool.message.definition import JobDefinition
 
@@ -46,7 +47,7 @@ def meet_queues(session: Session, backend: QueueBackend, queue: str | None = Non
 
 def listable(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
     """`where`, less what the broker cannot list. Raises `Unsupported` when nothing is left."""
-    from jobpool.broker.backend import State
+    from jobpool.broker.values import State
     from jobpool.errors import Unsupported
 
     if backend.capabilities.lists_live or where.states == (State.DEAD,):
@@ -60,7 +61,7 @@ def listable(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
 
 def find(backend: QueueBackend, ident: str, queue: str | None) -> Message | None:
     """The message with this id, in this queue or in any; None when it cannot be seen."""
-    from jobpool.broker.backend import MessageFilter, State
+    from jobpool.broker.values import MessageFilter, State
 
     if queue is None:
         return backend.inspect(ident)
@@ -82,7 +83,7 @@ def goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
 
     Raises `Unsupported` if `where` picks out some of the messages that are not dead.
     """
-    from jobpool.broker.backend import State
+    from jobpool.broker.values import State
     from jobpool.errors import Unsupported
 
     if backend.capabilities.deletes_live or where.states == (State.DEAD,):

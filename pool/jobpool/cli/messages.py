@@ -18,7 +18,8 @@ from jobpool.message.headline import headline
 from jobpool.message.printable import json_text, one_line, printable
 
 if TYPE_CHECKING:
-    from jobpool.broker.backend import Message, MessageFilter, QueueBackend
+    from jobpool.broker.backend import QueueBackend
+    from jobpool.broker.values import Message, MessageFilter
 
 PAGE = 500
 

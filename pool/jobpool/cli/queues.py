@@ -14,7 +14,8 @@ from jobpool.cli.session import Session
 from jobpool.message.printable import one_line
 
 if TYPE_CHECKING:
-    from jobpool.broker.backend import QueueBackend, QueueStats, Reaped, ReapPolicy
+    from jobpool.broker.backend import QueueBackend
+    from jobpool.broker.values import QueueStats, Reaped, ReapPolicy
 
 FULL_REAP = 1000
 """Messages that one reap returns at most; a full answer means that there may be more."""
@@ -56,7 +57,7 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
 @common
 def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
     """Give back the messages whose lease has expired, in these queues or in all. Every pool does this by itself."""
-    from jobpool.broker.backend import ReapPolicy
+    from jobpool.broker.values import ReapPolicy
     from jobpool.message.death import cause_values
 
     policy = ReapPolicy(session.settings().max_crashes)

@@ -20,7 +20,8 @@ from jobpool.cli.output import note, plural
 from jobpool.errors import JobpoolError
 
 if TYPE_CHECKING:
-    from jobpool.broker.backend import MessageFilter, QueueBackend, Verb
+    from jobpool.broker.backend import QueueBackend
+    from jobpool.broker.values import MessageFilter, Verb
 
 CAP = 100_000
 """Counting stops here, so that a look costs little however long the queue is."""
@@ -144,7 +145,7 @@ class WholeQueues(Sweep):
 
     def _whole(self, queue: str) -> MessageFilter:
         """All that is meant of a queue; every state that can be purged is no state named."""
-        from jobpool.broker.backend import MessageFilter, State
+        from jobpool.broker.values import MessageFilter, State
 
         purged = {State.WAITING, State.DELAYED, State.DEAD}
         return MessageFilter(queue=queue, states=() if purged <= set(self.where.states) else self.where.states)

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Self
 
-from jobpool.broker.backend import QueueBackend, QueueStats
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.config_file import find_config
 from jobpool.broker.opening import Runner, check_url, default_signer, default_url, open_backend, redact, scheme_of
+from jobpool.broker.values import QueueStats
 from jobpool.client.claims import Queue
 from jobpool.errors import ConfigurationError, Unsupported
 from jobpool.message import producer

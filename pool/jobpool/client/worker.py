@@ -17,17 +17,14 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Self, TypeVar
 
-from jobpool.broker.backend import QueueBackend, check_ttl
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import check_ttl
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.child.transaction import own_ack
 from jobpool.errors import BackendUnavailable, JobpoolError, LeaseLost, Unsupported
 from jobpool.handlers.registry import DEFAULT, AnyHandler, HandlerRegistry
-from jobpool.ipc.frames import Verdict
-from jobpool.master.events import Inspected
-from jobpool.master.guarding import Guarding, check_key_store
-from jobpool.master.inspection import Inspector
-from jobpool.master.losses import EVERY
-from jobpool.master.verdicts import checked, outcome_of
+from jobpool.master.acquire import Acquirer, check_key_store
+from jobpool.master.threads import LOST_LOOK_EVERY_S
 from jobpool.message.allowances import Allowances
 from jobpool.message.definition import JobDefinition, capped, check_seconds
 from jobpool.message.envelope import JobEnvelope, decode, encode
@@ -38,6 +35,7 @@ from jobpool.message.outcome import (
     LostLease,
     MemoryExceeded,
     Outcome,
+    ResultKind,
     RetryAsked,
     Succeeded,
     TimedOut,
@@ -45,8 +43,11 @@ from jobpool.message.outcome import (
 from jobpool.message.result import ExecutionResult, Status, WorkerResult
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Nack, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.decide import Rules, counters_of, decide, status_of
-from jobpool.policy.guarding import Limits
+from jobpool.policy.counters import counters_of, status_of
+from jobpool.policy.decide import Rules, decide
+from jobpool.policy.inspection import Inspected, Inspector
+from jobpool.policy.limits import Limits
+from jobpool.policy.outcomes import checked, outcome_of
 from jobpool.policy.retry import RetryPolicy
 
 T = TypeVar("T")
@@ -118,7 +119,7 @@ class QueueWorker:
         self._default_timeout = check_seconds(default_timeout, "default_timeout")
         self._max_timeout = check_seconds(max_timeout, "max_timeout")
         self._inspector = Inspector(backend.signer, queue_handlers or {})
-        self._guarding = Guarding(backend, _usable(Limits() if limits is None else limits, backend))
+        self._acquirer = Acquirer(backend, _usable(Limits() if limits is None else limits, backend))
         self._grace = unknown_handler_grace
         self._seen = _FirstSeen()
         self._rejected_logged_at: float | None = None
@@ -153,14 +154,14 @@ class QueueWorker:
     def _guard(self, inspected: Inspected) -> None:
         """Get the lease what it needs before its handler may run, or its outcome."""
         lease = inspected.lease
-        asked = self._guarding.asks(lease.queue, [inspected])
+        asked = self._acquirer.asks(lease.queue, [inspected])
         if not asked:
             return
         [(_, guards)] = asked
-        [begun] = self._patiently(lease, lambda: self._guarding.begin([(lease, guards)]))
-        if not self._guarding.conclude(inspected, guards, begun):
+        [begun] = self._patiently(lease, lambda: self._acquirer.begin([(lease, guards)]))
+        if not self._acquirer.conclude(inspected, guards, begun):
             # A pool would leave the queue alone for a while; here the caller decides when, so the message waits.
-            inspected.outcome = Contended(self._guarding.delay(lease, begun))
+            inspected.outcome = Contended(self._acquirer.delay(lease, begun))
 
     def _run(self, lease: JobLease, handler: AnyHandler | None) -> tuple[Outcome, JobLease]:
         """One attempt, and the lease as it was last renewed."""
@@ -181,7 +182,7 @@ class QueueWorker:
             return LostLease(), keeper.lease
         seen_for = self._seen.seconds(lease.id, self._clock.mono(), handler is None)
         outcome = outcome_of(
-            attempt.verdict,
+            attempt.kind,
             handler=attempt.handler,
             error=attempt.error,
             after=attempt.after,
@@ -298,7 +299,7 @@ class LeaseKeeper:
             return self._stop.wait(pause)
         until = time.monotonic() + pause
         while (left := until - time.monotonic()) > 0:
-            if self._stop.wait(min(left, EVERY)):
+            if self._stop.wait(min(left, LOST_LOOK_EVERY_S)):
                 return True
             self.lost = any(lease.owner_token == self.lease.owner_token for lease in self._backend.lost())
             if self.lost:
@@ -356,7 +357,7 @@ def run_inline(definition: JobDefinition, registry: HandlerRegistry, default_tim
     handler = _find(registry, envelope.job, queue)
     timeout = _timeout(envelope, handler, default_timeout)
     attempt = run_attempt(JobToRun(envelope, queue, timeout=timeout), registry)
-    if attempt.verdict is not Verdict.SUCCEEDED:
+    if attempt.kind is not ResultKind.SUCCEEDED:
         raise JobFailedError(attempt.result)
     return attempt
 

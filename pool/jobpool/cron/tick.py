@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from jobpool.broker.backend import QueueBackend, once_id
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import once_id
 from jobpool.cron.firing import Firing, FiringStatus, firing_key
 from jobpool.cron.inline import Inline
 from jobpool.cron.memory import Memory

@@ -17,8 +17,8 @@ from types import TracebackType
 
 import jobpool.errors
 from jobpool.errors import JobpoolError, Retry, Snooze, Unrecoverable
-from jobpool.ipc.frames import Verdict
 from jobpool.message.capped_text import cap_text
+from jobpool.message.outcome import ResultKind
 
 _OURS = os.path.dirname(os.path.abspath(jobpool.errors.__file__)) + os.sep
 _LONGEST_CHAIN = 100
@@ -34,14 +34,14 @@ class Ending:
     `after`: seconds that `Retry` or `Snooze` asked for. `suspect`: it failed in a way that may have spoilt its process.
     """
 
-    verdict: Verdict
+    kind: ResultKind
     output: str = ""
     error: str = ""
     after: float = 0.0
     suspect: bool = False
 
 
-SUCCEEDED = Ending(Verdict.SUCCEEDED)
+SUCCEEDED = Ending(ResultKind.SUCCEEDED)
 
 
 def of_error(error: BaseException, cap: int) -> Ending:
@@ -49,12 +49,12 @@ def of_error(error: BaseException, cap: int) -> Ending:
     links = list(chain(error))
     suspect = any(map(is_suspect, links))
     if any(isinstance(link, Unrecoverable) for link in links):
-        return Ending(Verdict.UNRECOVERABLE, error=told(error, cap), suspect=suspect)
+        return Ending(ResultKind.UNRECOVERABLE, error=told(error, cap), suspect=suspect)
     if isinstance(error, Retry):
-        return Ending(Verdict.RETRY, error=told(error, cap), after=error.after, suspect=suspect)
+        return Ending(ResultKind.RETRY, error=told(error, cap), after=error.after, suspect=suspect)
     if isinstance(error, Snooze):
-        return Ending(Verdict.SNOOZE, error=cap_text(str(error), cap), after=error.after, suspect=suspect)
-    return Ending(Verdict.FAILED, error=told(error, cap), suspect=suspect)
+        return Ending(ResultKind.SNOOZE, error=cap_text(str(error), cap), after=error.after, suspect=suspect)
+    return Ending(ResultKind.FAILED, error=told(error, cap), suspect=suspect)
 
 
 def is_suspect(error: BaseException) -> bool:

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from jobpool.errors import HardTimeout
 
-AGAIN = 0.1
+ALARM_EVERY_S = 0.1
 """Seconds between two alarms, once the first has fired."""
 
 STACK_DEPTH = 100
@@ -89,21 +89,21 @@ class Alarm:
         # A masked alarm of the attempt before is delivered here, while nothing is inside `call`.
         _sigmask(_SIG_SETMASK, self._mask)
         self._deadline = self._due = monotonic() + seconds if seconds > 0 else math.inf
-        _setitimer(_ITIMER_REAL, seconds if seconds > 0 else 0.0, AGAIN)
+        _setitimer(_ITIMER_REAL, seconds if seconds > 0 else 0.0, ALARM_EVERY_S)
 
     def disarm(self) -> None:
         """Stop the clock. `fired`, `stack` and `expired` keep their answers until the next `arm`."""
         _setitimer(_ITIMER_REAL, 0.0)
 
     def expired(self, now: float) -> bool:
-        """Whether the attempt has timed out at `now` (CLOCK_MONOTONIC): the alarm raised, or it should have.
+        """Return whether the attempt has timed out at `now` (CLOCK_MONOTONIC): the alarm raised, or it should have.
 
         The second half answers for handlers that stop the timer or mask the signal and return late.
         """
         return self.fired or now >= self._deadline
 
     def call(self, function: Callable[[A], R], argument: A) -> tuple[R | None, BaseException | None]:
-        """What `function(argument)` returned, or what it raised, `HardTimeout` included. Raises nothing itself.
+        """Return what `function(argument)` returned, or what it raised, `HardTimeout` included. Raise nothing.
 
         `function` must be a Python function, not a builtin: a builtin has no frame of its own, so the alarm would take
         it for this method and leave it alone. `on_alarm` relies on this method running nothing but `function`.
@@ -133,7 +133,7 @@ _CALL: CodeType = Alarm.call.__code__
 
 
 def is_in_call(frame: FrameType | None) -> bool:
-    """Whether this frame is below `Alarm.call`: there a signal handler may raise, and `call` answers for it."""
+    """Return whether this frame is below `Alarm.call`: there a signal handler may raise, and `call` answers for it."""
     while frame is not None:
         frame = frame.f_back
         if frame is not None and frame.f_code is _CALL:

@@ -10,7 +10,7 @@ from typing import Any
 from jobpool.ipc.board_layout import CHILD, HEADER, MASTER, MAX_COUNT, MAX_REAL, PRINTED, PROGRESS, WORD, Layout, Memory
 from jobpool.ipc.board_views import ChildState, ChildView, HeaderView, MasterView
 
-READ_LIMIT = 0.001
+READ_LIMIT_S = 0.001
 """Seconds after which a reader gives up on a part that is being written."""
 
 _BUSY, _IDLE, _BOOTING = int(ChildState.BUSY), int(ChildState.IDLE), int(ChildState.BOOTING)
@@ -45,7 +45,7 @@ def write_text(memory: Memory, at: int, text: str, room: int) -> None:
 def read_part(layout: Layout, memory: Memory) -> list[Any]:
     """The fields in the order of the table, and behind them whether they may be torn.
 
-    Blocks for `READ_LIMIT` seconds at most.
+    Blocks for `READ_LIMIT_S` seconds at most.
     """
     give_up = 0.0
     while True:
@@ -55,7 +55,7 @@ def read_part(layout: Layout, memory: Memory) -> list[Any]:
             return [*_values(layout, raw), False]
         now = time.monotonic()
         if not give_up:
-            give_up = now + READ_LIMIT
+            give_up = now + READ_LIMIT_S
         elif now >= give_up:
             return [*_values(layout, raw), True]
         os.sched_yield()  # the writer may be waiting for this very core
@@ -128,23 +128,23 @@ class HeaderPart(_NamedPart):
         super().__init__(HEADER, memory)
 
     def read(self) -> HeaderView:
-        """What it says now. Blocks for `READ_LIMIT` seconds at most."""
+        """Read what it says now. Blocks for `READ_LIMIT_S` seconds at most."""
         return HeaderView(*read_part(HEADER, self._memory))
 
 
 class MasterPart(_NamedPart):
-    """What the master says of a slot. Written by the master's main thread only."""
+    """The master's word on a slot. Written by the master's main thread only."""
 
     def __init__(self, memory: Memory) -> None:
         super().__init__(MASTER, memory)
 
     def read(self) -> MasterView:
-        """What it says now. Blocks for `READ_LIMIT` seconds at most."""
+        """Read what it says now. Blocks for `READ_LIMIT_S` seconds at most."""
         return MasterView(*read_part(MASTER, self._memory))
 
 
 class ChildPart:
-    """What the child says of itself. Each writer is called in the child, on its main thread; `progress` on any thread.
+    """The child's word on itself. Each writer is called in the child, on its main thread; `progress` on any thread.
 
     The sequences are this object's own numbers, and come out even again whatever a writer before has left: it may have
     been ended in mid-write, by a kill or by the alarm's exception, and a handler may have written over the page.
@@ -272,7 +272,7 @@ class ChildPart:
         return self._words[_PID]
 
     def read(self) -> ChildView:
-        """What it says now. Blocks for twice `READ_LIMIT` seconds at most."""
+        """Read what it says now. Blocks for twice `READ_LIMIT_S` seconds at most."""
         told_for, fraction, text, torn_progress = read_part(PROGRESS, self._progress)
         pid, state, nonce, *rest, torn = read_part(CHILD, self._memory)
         if told_for != nonce or torn_progress:  # of an attempt before: so no new one has to reset it
@@ -322,7 +322,7 @@ class PrintedPart:
         words[_TOTAL] = total + len(data)
 
     def read(self, nonce: int) -> str:
-        """What attempt `nonce` has printed, its last 2 KiB; "" when another was the last to print."""
+        """Read what attempt `nonce` has printed, its last 2 KiB; "" when another was the last to print."""
         total = self._words[_TOTAL]
         if self._words[_PRINTED_FOR] != nonce or not total:
             return ""

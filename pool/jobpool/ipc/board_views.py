@@ -1,4 +1,4 @@
-"""What a reader of the scoreboard gets: one frozen dataclass a part. Times: CLOCK_MONOTONIC seconds; 0 = not yet."""
+"""Views for readers of the scoreboard: one frozen dataclass a part. Times: CLOCK_MONOTONIC seconds; 0 = not yet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class ChildState(IntEnum):
-    """What a child says of itself."""
+    """The state that a child says it is in."""
 
     NONE = 0
     BOOTING = 1
@@ -17,7 +17,7 @@ class ChildState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChildView:
-    """What the child wrote.
+    """The child's record.
 
     Attributes:
         pid: The process that wrote this.
@@ -52,7 +52,7 @@ class ChildView:
 
 @dataclass(frozen=True, slots=True)
 class MasterView:
-    """What the master wrote of a slot.
+    """The master's record of a slot.
 
     Attributes:
         pid: Of the slot's process; 0 = none.
@@ -85,7 +85,7 @@ class MasterView:
 
 @dataclass(frozen=True, slots=True)
 class HeaderView:
-    """What the master wrote of the pool.
+    """The master's record of the pool.
 
     Attributes:
         workers: How many children are wanted.

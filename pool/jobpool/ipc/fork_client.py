@@ -14,9 +14,8 @@ from collections.abc import Mapping
 
 from jobpool.ipc import packets
 from jobpool.ipc.frames import BadFrame, Exited, Frame, Loaded, LoadFailed, Spawn, Spawned, SpawnFailed, decode
-from jobpool.ipc.outbox import Outbox
-from jobpool.ipc.process_options import ForkServerConfig
-from jobpool.ipc.scrubbing import scrubbed
+from jobpool.ipc.packets import Outbox
+from jobpool.ipc.process_options import ForkServerConfig, scrubbed
 
 END_LIMIT_S = 10.0
 """Seconds in which a fork server ends after its master has hung up: it may have strays to sweep."""
@@ -24,11 +23,11 @@ END_LIMIT_S = 10.0
 UNDEAD_AFTER_S = 1.0
 """Seconds after SIGKILL at which its children that are dead are not left to it any more."""
 
-_AT_ONCE = 256
+_FRAMES_AT_ONCE = 256
 _UP = (Loaded, LoadFailed, Spawned, SpawnFailed, Exited)
 
 
-class ForkServer:
+class ForkServerClient:
     """One running fork server. Use it on one thread.
 
     Poll `fileno()` for reading and call `receive()`; when `closed` is true, unregister it, call `close()`, and call
@@ -38,6 +37,7 @@ class ForkServer:
         pid: Of the process; it leads a session and a group of its own.
         closed: No frame will come any more: it has died, or it was closed.
         broken: Why it was killed by this class; "" = it was not.
+        has_loaded: It has imported the app.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
@@ -50,9 +50,10 @@ class ForkServer:
         self.pid = process.pid
         self.closed = False
         self.broken = ""
+        self.has_loaded = False
 
     @classmethod
-    def start(cls, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str]) -> ForkServer:
+    def start(cls, config: ForkServerConfig, board_fd: int, environ: Mapping[str, str]) -> ForkServerClient:
         """Start one; its first frame is `Loaded` or `LoadFailed`.
 
         Args:
@@ -105,7 +106,7 @@ class ForkServer:
         if not self.closed:
             with contextlib.suppress(ConnectionError):
                 self._outbox.flush()
-        while not self.closed and len(frames) < _AT_ONCE:
+        while not self.closed and len(frames) < _FRAMES_AT_ONCE:
             try:
                 got = packets.recv(self._control, fds_may_lack=True)
             except BlockingIOError:
@@ -131,6 +132,7 @@ class ForkServer:
             packets.close_all(fds)
             self._give_up(str(error))
         else:
+            self.has_loaded = self.has_loaded or isinstance(frame, Loaded)
             frames.append((frame, fds))
 
     def _give_up(self, why: str) -> None:
@@ -177,7 +179,7 @@ class ForkServer:
 
 def _execute(fds: tuple[int, int, int], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "jobpool.ipc.fork_server", *map(str, fds)],
+        [sys.executable, "-m", "jobpool.ipc.fork_server_main", *map(str, fds)],
         stdin=subprocess.DEVNULL,
         pass_fds=fds,
         start_new_session=True,

@@ -1,183 +1,214 @@
-"""The fork server, a program: `python -m jobpool.ipc.fork_server CONTROL_FD CONFIG_FD BOARD_FD [--no-preload]`.
+"""The fork server's loop: fork on request, collect the dead with all that they left behind, end with the master.
 
-Started by exec, so it is small and clean: one thread, no broker socket, no secrets in its environment. It imports the
-app once, freezes the heap, and forks children on request until the master is gone (nursery.py).
-
-Whose end it follows. While the app is imported, nothing but the kernel can end it when the master dies (an import may
-hang in C), so PDEATHSIG is SIGKILL, and there is no child yet that would need more than that. Later that would leave no
-time to sweep, and it fires when the *thread* ends that started this program. So, from then on, the end of the control
-socket tells; and PDEATHSIG is SIGCONT, with a handler that looks who the parent is. That also ends a fork server which
-somebody has stopped, or which waits in an app's at-fork hook; one that hangs there in C code has the timer of a fork.
-So: start it on a thread that outlives the import, the master's main thread.
-
-Python threads that live on after the import make forking unsafe. Then, or when `options.preload` is False, the table of
-handlers is reported and the program executes itself anew with `--no-preload`; the children import the app themselves.
-
-It is in a session of its own: a Ctrl-C or a TERM to the master's group does not reach it. What is sent to it all the
-same, or by accident, it ignores (`IGNORED`). Exit status: 0 the master is gone; 3 the app does not import.
+One poll over the control socket and one pidfd a child, and no pid that could be another's. The end of the control
+socket is the master's end; then every child, its group and every stray is killed.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import faulthandler
-import gc
-import importlib
+import contextlib
 import os
 import select
 import signal
 import socket
-import sys
-import threading
 import time
-import traceback
-import warnings
-from types import FrameType
-from typing import Any, NoReturn
+from dataclasses import dataclass
 
-import setproctitle
-
-from jobpool.errors import ConfigurationError
-from jobpool.ipc import linux, packets
-from jobpool.ipc.frames import Loaded, LoadFailed
-from jobpool.ipc.nursery import Nursery
-from jobpool.ipc.postfork import Inheritance, flush_streams, reset_signals
-from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
+from jobpool.ipc import linux, packets, postfork
+from jobpool.ipc.frames import BadFrame, Exited, Spawn, Spawned, SpawnFailed, decode
+from jobpool.ipc.packets import Outbox
+from jobpool.ipc.process_options import ASKS_STACK, ChildOptions
 from jobpool.ipc.scoreboard import ChildPages
 
-NO_PRELOAD = "--no-preload"
-LOAD_FAILED = 3
-VICTIM_POINTS = 100
-IGNORED = (linux.ACCIDENTAL_SIGNALS - {signal.SIGALRM}) | {
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
-    *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
-}
-"""SIGALRM is that of the timer of a fork."""
+SWEEP_LIMIT_S = 1.0
+"""Seconds for which one sweep may hold the loop up; what is left is tried again every `RESWEEP_EVERY_S` seconds."""
 
-THREADS_LIMIT = 0.2
-"""Seconds that threads which the import started get to finish by themselves."""
+SHORT_SWEEP_S = 0.05
+"""The same while something is left from the sweep before, which may not die for long (state D)."""
 
-_TRACE_ROOM = 20_000
+RESWEEP_EVERY_S = 1.0
+END_LIMIT_S = 5.0
 
+FORK_LIMIT_S = 15.0
+"""Seconds that one fork may take, the app's own at-fork hooks included. The master is less patient, if it lives."""
 
-def main(argv: list[str]) -> int:
-    """Run with these arguments; return the exit status."""
-    control_fd, config_fd, board_fd = map(int, argv[1:4])
-    preload = NO_PRELOAD not in argv[4:]
-    linux.close_all_but({0, 1, 2, control_fd, config_fd, board_fd})
-    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=control_fd)
-    config = ForkServerConfig.from_json(os.pread(config_fd, os.fstat(config_fd).st_size, 0))
-    _prepare(config, control)
-    inheritance = Inheritance(control_fd)
-    if preload:
-        linux.prefer_as_victim(VICTIM_POINTS)
-        loaded = load(config)
-        packets.send(control, loaded.encode())
-        if isinstance(loaded, LoadFailed):
-            linux.sweep_strays((), 1.0)  # what the import had started before it failed
-            return LOAD_FAILED
-        if not loaded.preloaded:
-            _execute_anew(control_fd, config_fd, board_fd)
-    else:
-        linux.sweep_strays((), 1.0)  # what the first import had started
-    return _serve(config, control, board_fd, inheritance, preload)
+_REQUESTS_AT_ONCE = 64
 
 
-def _prepare(config: ForkServerConfig, control: socket.socket) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _nothing)  # and not SIG_IGN, which a program that the app starts would inherit
-    _die_with_master(control)
-    linux.become_subreaper()
-    if sys.stderr is not None:
-        faulthandler.enable()  # an import that crashes leaves its stack on the master's stderr
-    name = f" [{config.name}]" if config.name else ""
-    setproctitle.setproctitle(f"{config.options.title}: fork server{name}")
-    known = set(sys.path)
-    sys.path[:0] = [path for path in config.options.sys_path if path not in known]
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A child that was not collected yet."""
+
+    child: int
+    pid: int
+    pidfd: int
 
 
-def _ignore_signals() -> None:
-    """Children reset this. A handler would not do: when many signals come at once, its calls overflow the small stack
-    that the fault handler has them run on."""
-    for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)
+class ForkServer:
+    """The children of one fork server."""
 
+    def __init__(
+        self,
+        control: socket.socket,
+        pages: ChildPages,
+        options: ChildOptions,
+        child_main: postfork.ChildMain,
+        inheritance: postfork.Inheritance,
+    ) -> None:
+        control.setblocking(False)
+        self._control = control
+        self._outbox = Outbox(control)
+        self._pages = pages
+        self._options = options
+        self._main = child_main
+        self._inheritance = inheritance
+        self._children: dict[int, Child] = {}
+        self._of_app = linux.direct_children()
+        self._strays_left = False
+        self._master_gone = False
+        self._pid, self._master = os.getpid(), os.getppid()
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
 
-def _nothing(number: int, frame: FrameType | None) -> None:
-    pass
+    def run(self) -> None:
+        """Serve until the master is gone; nothing of the pool is alive below this process afterwards."""
+        try:
+            with contextlib.suppress(ConnectionError):
+                while not self._master_gone:
+                    self._turn()
+        finally:
+            self._end()
 
+    def end_with_master(self) -> None:
+        """End at once if the master has; else do nothing. For a signal handler: whatever is interrupted hangs."""
+        if os.getpid() == self._pid and os.getppid() != self._master:
+            self._end()
+            os._exit(0)
 
-def _die_with_master(control: socket.socket) -> None:
-    linux.signal_at_parents_death(signal.SIGKILL)
-    poll = select.poll()
-    poll.register(control, 0)
-    if poll.poll(0):  # hung up: the master died before the line above
-        raise SystemExit(0)
+    def _turn(self) -> None:
+        wait = RESWEEP_EVERY_S * 1000 if self._strays_left else None
+        ready = dict(self._poll.poll(wait))
+        control = ready.pop(self._control.fileno(), 0)
+        if ready or self._strays_left:
+            self._collect([self._children[pidfd] for pidfd in ready])
+        if control & select.POLLOUT:
+            self._outbox.flush()
+        if control & ~select.POLLOUT:
+            self._read()
+        waiting = select.POLLOUT if self._outbox else 0
+        self._poll.modify(self._control, select.POLLIN | waiting)
 
+    # --- requests ----------------------------------------------------------------------------------
 
-def load(config: ForkServerConfig) -> Loaded | LoadFailed:
-    """Import the app, whatever it does: its exceptions, SystemExit too, become one sentence and a traceback."""
-    begun = time.monotonic()
-    try:
-        resolve(config.child_main)
-        handlers = resolve(config.app_loader)(config.options)
-    except BaseException as error:  # noqa: BLE001 - reported, and the program ends
-        return LoadFailed(_sentence(error, config.options), traceback.format_exc()[-_TRACE_ROOM:])
-    threads = living_threads(THREADS_LIMIT)
-    preloaded = config.options.preload and not threads
-    return Loaded(handlers=handlers, preloaded=preloaded, threads=threads, seconds=time.monotonic() - begun)
+    def _read(self) -> None:
+        for _ in range(_REQUESTS_AT_ONCE):
+            try:
+                got = packets.recv(self._control)
+            except BlockingIOError:
+                return
+            if got is None:
+                self._master_gone = True
+                return
+            self._serve(*got)
 
+    def _serve(self, packet: bytes, fds: list[int]) -> None:
+        try:
+            frame = decode(packet)
+            if not isinstance(frame, Spawn):
+                raise BadFrame(f"{type(frame).__name__} is not for a fork server")
+            self._spawn(frame, fds)
+        finally:
+            packets.close_all(fds)
 
-def resolve(reference: str) -> Any:
-    """What "module:function" names."""
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
+    def _spawn(self, frame: Spawn, fds: list[int]) -> None:
+        if len(fds) != 4 or not 0 <= frame.slot < self._pages.slots:
+            raise BadFrame(f"a Spawn for slot {frame.slot} with {len(fds)} descriptors")
+        work, channel, trace, output = fds
+        try:
+            with self._pages.mapped(frame.slot) as page:
+                request = postfork.SpawnRequest(
+                    slot=frame.slot,
+                    child=frame.child,
+                    fds=(work, channel, trace, output),
+                    server_pid=os.getpid(),
+                    page=page,
+                    options=self._options,
+                    main=self._main,
+                )
+                child = self._fork(request)
+        except OSError as error:  # EAGAIN: too many processes; ENOMEM; EMFILE: no pidfd
+            self._outbox.send(SpawnFailed(frame.child, f"the child could not be forked: {error}").encode())
+            return
+        self._children[child.pidfd] = child
+        self._poll.register(child.pidfd, select.POLLIN)
+        self._outbox.send(Spawned(child.child, child.pid).encode(), [child.pidfd])
 
+    def _fork(self, request: postfork.SpawnRequest) -> Child:
+        # Not the board's descriptor: the child has its page mapped, and a handler that writes to every descriptor it
+        # finds must not write over the pages of the others.
+        self._inheritance.keep = {0, 1, 2, *request.fds}
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {ASKS_STACK})
+        pid = -1
+        signal.setitimer(signal.ITIMER_REAL, FORK_LIMIT_S)  # its signal ends this process, also where a hook is in C
+        try:
+            pid = os.fork()
+        finally:
+            self._inheritance.keep = None
+            if pid:  # the child unblocks it itself, and has no timer
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if pid == 0:
+            self._control.detach()  # closed already; its number may be another's by now
+            postfork.live(request)
+        with contextlib.suppress(PermissionError, ProcessLookupError):  # the child was faster: executed, or dead
+            os.setpgid(pid, pid)  # on both sides, so that it holds before either goes on
+        try:
+            return Child(request.child, pid, os.pidfd_open(pid))
+        except OSError:
+            linux.kill(pid)
+            os.waitpid(pid, 0)
+            raise
 
-def _sentence(error: BaseException, options: ChildOptions) -> str:
-    if isinstance(error, ConfigurationError):
-        return str(error)
-    apps = ", ".join(options.apps) or "the app"
-    if isinstance(error, SystemExit):
-        return f"{apps} called sys.exit({error.code!r}) while it was imported: an app must only define its handlers"
-    return f"{apps} does not import: {type(error).__name__}: {error}"
+    # --- deaths ------------------------------------------------------------------------------------
 
+    def _collect(self, dead: list[Child]) -> None:
+        """Kill the groups of the dead, sweep, and only then free their pids; so no pid or group can be another's."""
+        for child in dead:
+            os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
+            linux.kill_group(child.pid)
+        strays = self._sweep()
+        for child in dead:
+            self._outbox.send(self._collected(child, strays).encode())
+            strays = 0  # when several die at once, the first is charged with all
 
-def living_threads(limit_s: float) -> list[str]:
-    """Names of the Python threads beside the main one that are still alive after `limit_s` seconds."""
-    give_up = time.monotonic() + limit_s
-    while (idents := set(sys._current_frames()) - {threading.get_ident()}) and time.monotonic() < give_up:
-        time.sleep(0.005)
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return sorted(names.get(ident, f"thread {ident}") for ident in idents)
+    def _sweep(self) -> int:
+        ours = {child.pid for child in self._children.values()} | self._of_app
+        limit = SHORT_SWEEP_S if self._strays_left else SWEEP_LIMIT_S
+        begun = time.monotonic()
+        strays = linux.sweep_strays(ours, limit)
+        self._strays_left = time.monotonic() - begun >= limit
+        return strays
 
+    def _collected(self, child: Child, strays: int) -> Exited:
+        self._poll.unregister(child.pidfd)
+        os.close(child.pidfd)
+        del self._children[child.pidfd]
+        _, status, usage = os.wait4(child.pid, 0)
+        signaled = os.WIFSIGNALED(status)
+        return Exited(
+            child=child.child,
+            pid=child.pid,
+            code=None if signaled else os.WEXITSTATUS(status),
+            signal=os.WTERMSIG(status) if signaled else None,
+            core=os.WCOREDUMP(status),
+            cpu_seconds=usage.ru_utime + usage.ru_stime,
+            peak_rss=usage.ru_maxrss * 1024,
+            strays=strays,
+        )
 
-def _execute_anew(*fds: int) -> NoReturn:
-    for fd in fds:
-        os.set_inheritable(fd, True)
-    flush_streams()
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], NO_PRELOAD])
-
-
-def _serve(
-    config: ForkServerConfig, control: socket.socket, board_fd: int, inheritance: Inheritance, preloaded: bool
-) -> int:
-    options = dataclasses.replace(config.options, preload=preloaded)
-    inheritance.app_is_imported()
-    nursery = Nursery(control, ChildPages(board_fd), options, resolve(config.child_main), inheritance)
-    reset_signals()  # had the app ignored SIGCHLD, the kernel would collect the dead behind our back
-    _ignore_signals()
-    warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)
-    flush_streams()  # or every child would print what the import left in the buffer
-    gc.collect()
-    gc.freeze()
-    signal.signal(signal.SIGCONT, lambda *_: nursery.end_with_master())
-    linux.signal_at_parents_death(signal.SIGCONT)
-    nursery.run()
-    return 0
-
-
-if __name__ == "__main__":
-    status = main(sys.argv)
-    flush_streams()
-    os._exit(status)  # no exit handlers: the app's are not meant for this process
+    def _end(self) -> None:
+        for child in self._children.values():
+            linux.kill(child.pid)
+            linux.kill_group(child.pid)
+        linux.sweep_strays((), END_LIMIT_S)
+        self._outbox.close()

@@ -1,4 +1,4 @@
-"""What crosses the sockets between master, fork server and children: one frozen dataclass a kind of message.
+"""Frames that cross the sockets between master, fork server and children: one frozen dataclass a kind of message.
 
 Bytes in, values out: no socket here. A packet holds one frame: a tag byte, then a packed head for the two hot frames
 (`Run`, `Result`), then JSON. Sockets are SOCK_SEQPACKET, so the kernel keeps the edges of a packet; a packet that does
@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import struct
 from dataclasses import asdict, dataclass, field
-from enum import IntEnum
 from typing import Any
 
 import orjson
+
+from jobpool.message.death import Exit
+from jobpool.message.outcome import ResultKind
 
 RUN_HEAD = struct.Struct("<BQQIId")
 RESULT_HEAD = struct.Struct("<BQBdd")
@@ -40,19 +42,6 @@ _RESULT_TAIL: tuple[Any, ...] = (str, str, (int, float), list, str)
 
 class BadFrame(ValueError):
     """A packet is no frame of ours: rubbish, cut short, or of another version."""
-
-
-class Verdict(IntEnum):
-    """How an attempt ended, as the child saw it."""
-
-    SUCCEEDED = 0
-    FAILED = 1
-    UNRECOVERABLE = 2
-    RETRY = 3
-    SNOOZE = 4
-    TIMEOUT = 5
-    UNKNOWN_HANDLER = 6
-    NOT_ALLOWED = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +88,7 @@ class Result:
 
     Attributes:
         nonce: Of the `Run` that it answers.
-        verdict: How it ended.
+        kind: How it ended.
         started: CLOCK_MONOTONIC seconds at which the handler began.
         duration: Seconds it ran.
         output: Captured text and return value, capped.
@@ -110,7 +99,7 @@ class Result:
     """
 
     nonce: int
-    verdict: Verdict
+    kind: ResultKind
     started: float
     duration: float
     output: str = ""
@@ -120,7 +109,7 @@ class Result:
     leaving: str = ""
 
     def encode(self) -> bytes:
-        head = RESULT_HEAD.pack(0x12, self.nonce, self.verdict, self.started, self.duration)
+        head = RESULT_HEAD.pack(0x12, self.nonce, self.kind, self.started, self.duration)
         if not (self.output or self.error or self.after or self.follow_ups or self.leaving):
             return head
         after = min(self.after, MAX_SECONDS)  # a handler may ask for `inf`, which JSON does not have
@@ -145,7 +134,7 @@ def split_ticket(packet: bytes) -> tuple[bytes, bytes]:
 
 
 def plain_success(nonce: int, started: float, duration: float) -> bytes:
-    """`Result(nonce, Verdict.SUCCEEDED, started, duration).encode()`, at a tenth of the cost: how most jobs end."""
+    """`Result(nonce, ResultKind.SUCCEEDED, started, duration).encode()`, at a tenth of the cost: how most jobs end."""
     return RESULT_HEAD.pack(0x12, nonce, 0, started, duration)
 
 
@@ -186,7 +175,7 @@ def size_of(definition: dict[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HandlerInfo:
-    """What the master knows of a handler. `queues` empty = any; None = the job's or the pool's value applies.
+    """The master's knowledge of a handler. `queues` empty = any; None = the job's or the pool's value applies.
 
     `enabled` False: a built-in one that refuses every job, because nothing allows it any.
     """
@@ -264,26 +253,8 @@ class SpawnFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Exited:
-    """The child was collected, its group killed and its strays swept, in this order.
-
-    Attributes:
-        code: Exit status; None when a signal ended it.
-        signal: Signal number; None when it exited.
-        core: Whether a core was dumped.
-        cpu_seconds: User and system time.
-        peak_rss: Bytes, the highest resident size.
-        strays: How many processes of its group or re-parented ones were killed after it.
-    """
-
-    child: int
-    pid: int
-    code: int | None
-    signal: int | None
-    core: bool = False
-    cpu_seconds: float = 0.0
-    peak_rss: int = 0
-    strays: int = 0
+class Exited(Exit):
+    """The child was collected, its group killed and its strays swept, in this order."""
 
     def encode(self) -> bytes:
         return b"\x25" + _dump(self)
@@ -291,7 +262,7 @@ class Exited:
 
 Frame = Run | Ready | BootFailed | Result | Ask | Reply | Loaded | LoadFailed | Spawn | Spawned | SpawnFailed | Exited
 
-_SUCCEEDED = Verdict.SUCCEEDED  # found quicker than the member of an enum class
+_SUCCEEDED = ResultKind.SUCCEEDED  # found quicker than the member of an enum class
 
 _JSON_FRAMES: dict[int, type[Any]] = {
     0x11: BootFailed,
@@ -320,11 +291,11 @@ def decode(packet: bytes) -> Frame:
 def _decode(packet: bytes) -> Frame:
     tag = packet[0]
     if tag == 0x12:
-        _, nonce, verdict, started, duration = RESULT_HEAD.unpack_from(packet)
+        _, nonce, kind, started, duration = RESULT_HEAD.unpack_from(packet)
         if not (0.0 <= started < MAX_SECONDS and 0.0 <= duration < MAX_SECONDS):  # NaN is neither
             raise BadFrame("a Result with impossible times")
         if len(packet) == RESULT_HEAD.size:
-            return Result(nonce, _SUCCEEDED if verdict == 0 else Verdict(verdict), started, duration)
+            return Result(nonce, _SUCCEEDED if kind == 0 else ResultKind(kind), started, duration)
         tail = orjson.loads(memoryview(packet)[RESULT_HEAD.size :])
         # Checked, because user code shares the process that sends this.
         if not all(isinstance(*pair) for pair in zip(tail, _RESULT_TAIL, strict=True)):
@@ -332,7 +303,7 @@ def _decode(packet: bytes) -> Frame:
         output, error, after, follow_ups, leaving = tail
         if not after >= 0.0:
             raise BadFrame("a Result with an impossible delay")
-        return Result(nonce, Verdict(verdict), started, duration, output, error, after, follow_ups, leaving)
+        return Result(nonce, ResultKind(kind), started, duration, output, error, after, follow_ups, leaving)
     if tag == 1:
         return _decode_run(packet)
     if tag == TICKETED:

@@ -1,4 +1,4 @@
-"""What jobpool needs of Linux and Python does not offer: parents and orphans, descriptors, the out-of-memory killer.
+"""Calls of Linux that Python does not offer: parents and orphans, descriptors, the out-of-memory killer.
 
 Facts that this stands on: PR_SET_PDEATHSIG fires when the parent *thread* that forked ends, reaches no grandchild, and
 must be followed by a look at getppid(). An orphan goes to its nearest living ancestor that is a sub-reaper; there
@@ -43,7 +43,7 @@ _WAITID = ctypes.CDLL(None).waitid
 _CPU, _FSIZE, _DATA, _STACK, _NPROC, _NOFILE, _AS = 0, 1, 2, 3, 6, 7, 9
 """Numbers of resource limits."""
 _ANY_CHILD = os.WEXITED | os.WNOHANG | os.WNOWAIT
-_PAUSE = 0.0005
+_SWEEP_PAUSE_S = 0.0005
 """Seconds between two looks at a process that was sent SIGKILL; most are dead within one."""
 
 
@@ -117,13 +117,13 @@ def _children_file(task: int | str) -> Path:
 
 
 def has_children() -> bool:
-    """Whether there is any child, adopted or dead and not collected. One system call."""
+    """Return whether there is any child, adopted or dead and not collected. One system call."""
     # Not os.waitid, which costs twice as much where there is none, as after nearly every job: it raises.
     return bool(_WAITID(os.P_ALL, 0, None, _ANY_CHILD) == 0)
 
 
 def is_child(pid: int) -> bool:
-    """Whether it is a child of this process, alive or dead and not collected: so long, its pid cannot be another's."""
+    """Return whether it is a child of this process, dead or alive: until it is collected, its pid is nobody else's."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -154,7 +154,7 @@ def sweep_strays(keep: Collection[int], limit_s: float) -> int:
         if time.monotonic() >= give_up:
             break
         if not dead:
-            time.sleep(_PAUSE)
+            time.sleep(_SWEEP_PAUSE_S)
     return collected
 
 

@@ -1,4 +1,4 @@
-"""Whether it was the kernel that killed a process for want of memory: it counts such kills for each control group.
+"""The kernel's kills for want of memory, which it counts for each control group.
 
 A process that dies of SIGKILL cannot say who sent it. The count of its group (cgroup v2: `memory.events`, v1:
 `memory.oom_control`), read before and after, can. Groups are shared with whatever else runs in the container or
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-BELIEVED = 1.0
+BELIEVED_S = 1.0
 """Seconds after a rise was seen for which a death by SIGKILL is put down to it."""
 
 _KEY = "oom_kill"
@@ -37,11 +37,11 @@ class OomKills:
         self._last = count
 
     def killed_one(self, now: float) -> bool | None:
-        """Whether a death by SIGKILL that was just collected was the kernel's; None = the count cannot be read."""
+        """Return whether the SIGKILL of a death just collected was the kernel's; None = the count cannot be read."""
         self.look(now)
         if self._last is None:
             return None
-        if self._spare <= 0 or now - self._seen_at > BELIEVED:
+        if self._spare <= 0 or now - self._seen_at > BELIEVED_S:
             return False
         self._spare -= 1
         return True

@@ -1,7 +1,7 @@
 """Packets over a SOCK_SEQPACKET socket, of any size up to a bound, with descriptors beside them.
 
 One `send` is one packet is one `recv`: nothing is ever half read, and a packet that nobody has read yet can be taken
-back by whoever holds the reading end too. A packet above `INLINE` bytes (the kernel bounds one by the socket's
+back by whoever holds the reading end too. A packet above `INLINE_BYTES` bytes (the kernel bounds one by the socket's
 buffer, net.core.wmem_max, 212,992 bytes by default) travels as a sealed memfd beside a one-byte packet.
 """
 
@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import fcntl
 import os
 import socket
+from collections import deque
+from collections.abc import Sequence
 
-INLINE = 32 * 1024
-LARGEST = 64 * 1024 * 1024
+from jobpool.ipc import packets
+
+INLINE_BYTES = 32 * 1024
+MAX_PACKET_BYTES = 64 * 1024 * 1024
 MAX_FDS = 4
 _BY_MEMFD = b"\xff"
 _ANNOUNCED = b"\xfe"
@@ -22,6 +27,9 @@ _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
 # Plain numbers: to combine the enum's members costs more than the system call.
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+
+_FULL = {errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
+"""ETOOMANYREFS: more descriptors are on their way than this user may have open."""
 
 
 class PacketTooLarge(ValueError):
@@ -34,7 +42,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(sock: socket.socket, packet: bytes, fds: tuple[int, ...] = ()) -> None:
-    """Send one packet, whole. `packet` is never empty, at most LARGEST bytes; `fds` at most MAX_FDS.
+    """Send one packet, whole. `packet` is never empty, at most MAX_PACKET_BYTES bytes; `fds` at most MAX_FDS.
 
     Raises:
         BlockingIOError: The socket is non-blocking and full; nothing was sent.
@@ -42,14 +50,16 @@ def send(sock: socket.socket, packet: bytes, fds: tuple[int, ...] = ()) -> None:
 
     Blocks while the socket is full, if it is a blocking one.
     """
-    if len(packet) <= INLINE:
+    if len(packet) <= INLINE_BYTES:
         if fds:
             socket.send_fds(sock, [packet], fds)
         else:
             sock.send(packet)
         return
-    if len(packet) > LARGEST or fds:
-        raise PacketTooLarge(f"a packet of {len(packet)} bytes; at most {LARGEST}, and no descriptors above {INLINE}")
+    if len(packet) > MAX_PACKET_BYTES or fds:
+        raise PacketTooLarge(
+            f"a packet of {len(packet)} bytes; at most {MAX_PACKET_BYTES}, and no descriptors above {INLINE_BYTES}"
+        )
     memfd = os.memfd_create("packet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         _write_all(memfd, packet)
@@ -61,7 +71,7 @@ def send(sock: socket.socket, packet: bytes, fds: tuple[int, ...] = ()) -> None:
 
 def send_announced(sock: socket.socket, packet: bytes) -> None:
     """`send`, to a reader that uses `Reader`."""
-    if len(packet) > INLINE:
+    if len(packet) > INLINE_BYTES:
         sock.send(_ANNOUNCED)
     send(sock, packet)
 
@@ -76,7 +86,7 @@ class Reader:
         largest: Bytes in a packet.
     """
 
-    def __init__(self, sock: socket.socket, largest: int = LARGEST) -> None:
+    def __init__(self, sock: socket.socket, largest: int = MAX_PACKET_BYTES) -> None:
         self._sock = sock
         self._largest = largest
         self._announced = False
@@ -84,10 +94,10 @@ class Reader:
     def read(self) -> bytes | None:
         """The next packet; None at the end of the stream. Raises as `recv`."""
         if not self._announced:
-            data = self._sock.recv(INLINE + 1)
+            data = self._sock.recv(INLINE_BYTES + 1)
             if data != _ANNOUNCED:
-                if len(data) > INLINE:
-                    raise PacketTooLarge(f"a packet above {INLINE} bytes, and not in a file")
+                if len(data) > INLINE_BYTES:
+                    raise PacketTooLarge(f"a packet above {INLINE_BYTES} bytes, and not in a file")
                 return data or None
             self._announced = True
         received = recv(self._sock, self._largest)
@@ -100,7 +110,7 @@ class Reader:
 
 
 def recv(
-    sock: socket.socket, largest: int = LARGEST, flags: int = 0, *, fds_may_lack: bool = False
+    sock: socket.socket, largest: int = MAX_PACKET_BYTES, flags: int = 0, *, fds_may_lack: bool = False
 ) -> tuple[bytes, list[int]] | None:
     """The next packet and the descriptors beside it; None at the end of the stream.
 
@@ -111,7 +121,7 @@ def recv(
         PacketTooLarge: Above `largest`; it was taken off the socket and its descriptors closed.
         OSError: The socket is broken.
     """
-    data, ancillary, message_flags, _ = sock.recvmsg(INLINE + 1, _ANCILLARY, int(flags) | _CLOEXEC)
+    data, ancillary, message_flags, _ = sock.recvmsg(INLINE_BYTES + 1, _ANCILLARY, int(flags) | _CLOEXEC)
     fds = _descriptors(ancillary) if ancillary else []
     if not data and not fds:
         return None
@@ -120,7 +130,7 @@ def recv(
         if fds_may_lack and not message_flags & socket.MSG_TRUNC:
             return data, []
         raise PacketTooLarge(
-            f"a packet above {INLINE} bytes, or with more descriptors than {MAX_FDS} or than `ulimit -n` allows"
+            f"a packet above {INLINE_BYTES} bytes, or with more descriptors than {MAX_FDS} or than `ulimit -n` allows"
         )
     if data == _BY_MEMFD and len(fds) == 1:
         return _read_memfd(fds[0], largest), []
@@ -158,3 +168,44 @@ def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+class Outbox:
+    """The sending side of a non-blocking SOCK_SEQPACKET socket, which stays the caller's."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._kept: deque[tuple[bytes, list[int]]] = deque()
+
+    def __len__(self) -> int:
+        """How many packets wait; when there are any, call `flush` once the socket is writable."""
+        return len(self._kept)
+
+    def send(self, packet: bytes, fds: Sequence[int] = ()) -> None:
+        """Send `packet` behind all that wait. `fds` stay the caller's: a packet that has to wait gets copies.
+
+        Raises:
+            OSError: The peer is gone.
+        """
+        self.flush()
+        if self._kept or not self._sent(packet, fds):
+            self._kept.append((packet, [os.dup(fd) for fd in fds]))
+
+    def flush(self) -> None:
+        """Send what waits, as far as the socket takes it. Raises `OSError` when the peer is gone."""
+        while self._kept and self._sent(*self._kept[0]):
+            packets.close_all(self._kept.popleft()[1])
+
+    def close(self) -> None:
+        """Drop what waits."""
+        while self._kept:
+            packets.close_all(self._kept.popleft()[1])
+
+    def _sent(self, packet: bytes, fds: Sequence[int]) -> bool:
+        try:
+            packets.send(self._sock, packet, tuple(fds))
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            return False
+        return True

@@ -33,7 +33,7 @@ ChildMain = Callable[[ChildBoot], int]
 
 
 class Inheritance:
-    """What a process that was forked from the fork server may keep.
+    """The descriptors that a process forked from the fork server may keep.
 
     Three kinds of forks come by. Of a child: it keeps `keep`; what the app opened at its import is blinded, the rest
     closed. Of something that the app forks at its import: it must not hold the control socket, or nobody would see the
@@ -65,8 +65,8 @@ class Inheritance:
 
 
 @dataclass(frozen=True, slots=True)
-class Birth:
-    """What the fork server knows of the child that it forks."""
+class SpawnRequest:
+    """The fork server's knowledge of the child that it forks."""
 
     slot: int
     child: int
@@ -78,11 +78,11 @@ class Birth:
     main: ChildMain
 
 
-def live(birth: Birth) -> NoReturn:
+def live(request: SpawnRequest) -> NoReturn:
     """Be the child, and exit with what its main function returns."""
     status = BROKEN
     try:
-        returned = birth.main(_settle_in(birth))
+        returned = request.main(_settle_in(request))
         status = returned if isinstance(returned, int) else BROKEN
     except BaseException:  # noqa: BLE001 - whatever it is, it must not get into the fork server's stack
         traceback.print_exc()
@@ -104,11 +104,11 @@ def flush_streams() -> None:
             stream.flush()
 
 
-def _settle_in(birth: Birth) -> ChildBoot:
-    work, channel, trace, output = birth.fds
+def _settle_in(request: SpawnRequest) -> ChildBoot:
+    work, channel, trace, output = request.fds
     with contextlib.suppress(PermissionError):  # the fork server did it first, or the child leads a session
         os.setpgid(0, 0)
-    linux.die_with_parent(birth.server_pid)
+    linux.die_with_parent(request.server_pid)
     linux.become_subreaper()
     linux.prefer_as_victim(VICTIM_POINTS)
     reset_signals({ASKS_STACK})
@@ -118,14 +118,14 @@ def _settle_in(birth: Birth) -> ChildBoot:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {ASKS_STACK})
     _reseed()
     return ChildBoot(
-        slot=birth.slot,
-        child=birth.child,
+        slot=request.slot,
+        child=request.child,
         work=socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=work),
         channel=socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=channel),
-        page=birth.page,
+        page=request.page,
         trace_fd=trace,
         output_fd=output,
-        options=birth.options,
+        options=request.options,
     )
 
 

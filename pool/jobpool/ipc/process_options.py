@@ -1,4 +1,4 @@
-"""What a fork server is told at its start, and what a child is given at its birth.
+"""Options that a fork server is told at its start, and a child is given at its birth.
 
 The master writes a `ForkServerConfig` as JSON; the fork server reads it, and builds one `ChildBoot` a child. The room
 `child` is named by strings only ("module:function"), because this room may not import it.
@@ -7,8 +7,10 @@ The master writes a `ForkServerConfig` as JSON; the fork server reads it, and bu
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,10 +20,16 @@ ASKS_STACK = signal.SIGUSR1
 """From the master to a child: write your stack. It is blocked from the fork until the child can: unheard, it would end
 it."""
 
+_OURS = re.compile(r"(JOBPOOL|JOBS)_", re.IGNORECASE)
+
+_SECRET_NAME = re.compile(r"URL|URI|DSN|BACKEND|BROKER|STATE|KEY|SECRET|TOKEN|PASSW|SIGN|CREDENTIAL", re.IGNORECASE)
+
+_SECRET_VALUE = re.compile(r"://|Endpoint=", re.IGNORECASE)
+
 
 @dataclass(frozen=True, slots=True)
 class ChildOptions:
-    """What a child has to know. JSON-able; the same for all children of one fork server.
+    """Options of a child. JSON-able; the same for all children of one fork server.
 
     Attributes:
         apps: Modules to import, in order.
@@ -69,7 +77,7 @@ class ChildOptions:
 
 @dataclass(frozen=True, slots=True)
 class ForkServerConfig:
-    """What a fork server is told.
+    """Options of a fork server.
 
     Attributes:
         options: For it and its children.
@@ -97,7 +105,7 @@ class ForkServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ChildBoot:
-    """What a child is born with.
+    """The belongings of a child at its birth.
 
     Its process group, signals, descriptors, standard streams and fault handler are set when it gets this.
 
@@ -120,3 +128,15 @@ class ChildBoot:
     trace_fd: int
     output_fd: int
     options: ChildOptions
+
+
+def scrubbed(environ: Mapping[str, str], credentials: Collection[str] = ()) -> dict[str, str]:
+    """`environ` without what only the master may know: its own variables that hold a broker's URL or a key.
+
+    Variables of other names are the app's, and stay, but for those of the broker's own `credentials`.
+    """
+    return {name: value for name, value in environ.items() if name not in credentials and not _is_secret(name, value)}
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return bool(_OURS.match(name) and (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value)))

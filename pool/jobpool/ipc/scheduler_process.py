@@ -17,10 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jobpool.ipc.process_options import ChildOptions
-from jobpool.ipc.scrubbing import scrubbed
+from jobpool.ipc.process_options import ChildOptions, scrubbed
 
-PROGRAM = "jobpool.cli.companion"
+PROGRAM = "jobpool.cli.pool_scheduler"
 """Called with the number of a descriptor that holds a `CronStart` as JSON, of a pipe to say `READY` and last words in,
 and the master's pid."""
 
@@ -36,14 +35,14 @@ FIRED = b"\1"
 FIRED_AT_ONCE = 300
 """Firings told in one write, which a pipe takes whole or not at all."""
 
-WORDS_LIMIT = 4096
+MAX_WORDS_BYTES = 4096
 """Bytes of last words that are kept; a pipe takes so many at once."""
 
 
 def say(line: int, words: bytes) -> None:
     """From the scheduler to the master, if there is one still. Does not wait for it."""
     with contextlib.suppress(OSError):
-        os.write(line, words[:WORDS_LIMIT])
+        os.write(line, words[:MAX_WORDS_BYTES])
 
 
 def say_fired(line: int, lateness: Sequence[float]) -> None:
@@ -55,7 +54,7 @@ def say_fired(line: int, lateness: Sequence[float]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CronStart:
-    """What a scheduler's process is started with: plain values, already checked. JSON-able.
+    """The start options of a scheduler's process: plain values, already checked. JSON-able.
 
     Attributes:
         backend: URL of the broker.
@@ -94,7 +93,7 @@ class CronStart:
         return cls(options=ChildOptions(**values.pop("options")), **values)
 
 
-class Companion:
+class SchedulerProcess:
     """One running scheduler. Use it on one thread.
 
     Attributes:
@@ -114,7 +113,7 @@ class Companion:
         self.fired: list[float] = []
 
     @classmethod
-    def start(cls, start: CronStart, environ: Mapping[str, str]) -> Companion:
+    def start(cls, start: CronStart, environ: Mapping[str, str]) -> SchedulerProcess:
         """Start one.
 
         Args:
@@ -149,9 +148,9 @@ class Companion:
     def hear(self) -> bool:
         """Take in what it has said; False when nothing more will come."""
         try:
-            while words := os.read(self.line, WORDS_LIMIT):
+            while words := os.read(self.line, MAX_WORDS_BYTES):
                 self.is_ready = self.is_ready or READY in words
-                self._words = self._without_fired(self._words + words.replace(READY, b""))[:WORDS_LIMIT]
+                self._words = self._without_fired(self._words + words.replace(READY, b""))[:MAX_WORDS_BYTES]
         except BlockingIOError:
             return True
         return False

@@ -1,4 +1,4 @@
-"""What the plan can ask for: the input of the loop's `perform`. One class a kind of action.
+"""Actions that the plan can ask for: the input of the loop's `perform`. One class a kind of action.
 
 Those that come once a job are not frozen: freezing would cost half a microsecond each, and nobody changes one.
 """
@@ -8,37 +8,42 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jobpool.ipc.frames import Ask, Reply
-from jobpool.master.delivery import Delivery
-from jobpool.master.slots import Slot
+from jobpool.master.slots import Delivery, Slot
 from jobpool.message.settlement import Settlement
 
 
+class Action:
+    """Something to be done."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class StartForkServer:
+class StartForkServer(Action):
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class EndForkServer:
+class EndForkServer(Action):
     """Close its control channel: it ends its children and itself."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class KillForkServer:
+class KillForkServer(Action):
     """It does not answer: kill it and its children."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class SpawnChild:
+class SpawnChild(Action):
     slot: Slot
 
 
 @dataclass(slots=True)
-class Hand:
+class Hand(Action):
     """Write the attempt to the child."""
 
     slot: Slot
@@ -46,38 +51,38 @@ class Hand:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeBack:
+class TakeBack(Action):
     """Take unread frames off the child's socket."""
 
     slot: Slot
 
 
 @dataclass(frozen=True, slots=True)
-class RetireChild:
+class RetireChild(Action):
     """Let the child exit after what it runs; unread frames are taken back first. No other action can undo it."""
 
     slot: Slot
 
 
 @dataclass(frozen=True, slots=True)
-class DumpStack:
+class DumpStack(Action):
     slot: Slot
 
 
 @dataclass(frozen=True, slots=True)
-class LookForStack:
+class LookForStack(Action):
     """See whether the stack that was asked for is written."""
 
     slot: Slot
 
 
 @dataclass(frozen=True, slots=True)
-class KillChild:
+class KillChild(Action):
     slot: Slot
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetChild:
+class ForgetChild(Action):
     """A killed child was not collected in time: close what we hold of it."""
 
     slot: Slot
@@ -85,13 +90,13 @@ class ForgetChild:
 
 
 @dataclass(slots=True)
-class Settle:
+class Settle(Action):
     delivery: Delivery
     settlement: Settlement
 
 
 @dataclass(frozen=True, slots=True)
-class Produce:
+class Produce(Action):
     """Enqueue for a child, or sign for it."""
 
     child: int
@@ -99,45 +104,11 @@ class Produce:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Action):
     child: int
     reply: Reply
 
 
 @dataclass(frozen=True, slots=True)
-class WriteStacks:
+class WriteStacks(Action):
     """Log the stack of every child (QUIT)."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartCompanion:
-    """Start a scheduler beside the pool."""
-
-
-@dataclass(frozen=True, slots=True)
-class SignalCompanion:
-    """Send this scheduler a signal."""
-
-    pid: int
-    number: int
-
-
-Action = (
-    StartForkServer
-    | EndForkServer
-    | KillForkServer
-    | SpawnChild
-    | Hand
-    | TakeBack
-    | RetireChild
-    | DumpStack
-    | LookForStack
-    | KillChild
-    | ForgetChild
-    | Settle
-    | Produce
-    | Answer
-    | WriteStacks
-    | StartCompanion
-    | SignalCompanion
-)

@@ -7,24 +7,27 @@ from collections.abc import Callable
 from typing import Any
 
 from jobpool.master import events as ev
-from jobpool.master.companion import companion_ended, companion_ready, companion_refused, companion_started
 from jobpool.master.on_children import ON_CHILDREN
 from jobpool.master.on_messages import ON_MESSAGES
-from jobpool.master.pool import Pool
+from jobpool.master.scheduler import ON_SCHEDULERS, SchedulerFired
+from jobpool.master.state import Pool
 
 _COMMON = frozenset(
     {
         *(ev.ChildResult, ev.Leased, ev.Answered, ev.TookBack, ev.Renewed, ev.Sampled, ev.Counted, ev.Asked),
-        ev.CompanionFired,
+        SchedulerFired,
     }
 )
-"""What comes all the time and changes nothing about which children there should be."""
+"""Events that come all the time and never call for another child."""
 
 
 def apply(pool: Pool, event: ev.Event, now: float) -> None:
-    """Note what happened. `now`: CLOCK_MONOTONIC seconds."""
+    """Note what happened: the one place where an event is dispatched. `now`: CLOCK_MONOTONIC seconds."""
     pool.now = now
     kind = type(event)
+    observer = pool.observers.get(kind)
+    if observer is not None:
+        observer(pool, event)
     _APPLY[kind](pool, event)
     if kind not in _COMMON:
         pool.changed = True
@@ -50,10 +53,6 @@ def _asked(pool: Pool, event: ev.Asked) -> None:
     event.make(pool)
 
 
-def _fired(pool: Pool, event: ev.CompanionFired) -> None:
-    """Only the observer has a use for it."""
-
-
 def _thread_died(pool: Pool, event: ev.ThreadDied) -> None:
     if event.error:
         pool.fatal = event.error
@@ -68,12 +67,8 @@ def _thread_died(pool: Pool, event: ev.ThreadDied) -> None:
 _APPLY: dict[type[Any], Callable[[Pool, Any], None]] = {
     **ON_MESSAGES,
     **ON_CHILDREN,
+    **ON_SCHEDULERS,
     ev.Asked: _asked,
     ev.SignalCame: _signal,
-    ev.CompanionStarted: companion_started,
-    ev.CompanionRefused: companion_refused,
-    ev.CompanionReady: companion_ready,
-    ev.CompanionFired: _fired,
-    ev.CompanionEnded: companion_ended,
     ev.ThreadDied: _thread_died,
 }

@@ -1,4 +1,4 @@
-"""What can happen to a pool: the input of `apply`. One class a kind of event.
+"""Events in the life of a pool: the input of `apply`. One class a kind of event.
 
 Those that come once a job are not frozen: freezing would cost half a microsecond each, and nobody changes one.
 """
@@ -9,28 +9,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jobpool.broker.backend import QueueStats, Reaped
+from jobpool.broker.values import QueueStats, Reaped
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool.ipc.frames import Ask, Exited, HandlerInfo, Result
-from jobpool.master.delivery import Delivery
+from jobpool.master.slots import Delivery
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import Outcome
 from jobpool.message.settlement import Settled, Settlement
+from jobpool.policy.inspection import Inspected
 
 if TYPE_CHECKING:
-    from jobpool.master.pool import Pool
+    from jobpool.master.state import Pool
 
 
-@dataclass(slots=True)
-class Inspected:
-    """A lease whose body was checked: `outcome` is set when it must not be run."""
+class Event:
+    """Something that has happened."""
 
-    lease: JobLease
-    outcome: Outcome | None
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Leased:
+class Leased(Event):
     """A fetch brought messages; it took so many seconds, and `late` leases had ended before they came.
 
     `lasts`: seconds of the shortest lease, counted from the request; 0 = as long as was asked for.
@@ -43,7 +41,7 @@ class Leased:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerSilent:
+class BrokerSilent(Event):
     """A call to the broker failed, for want of an answer or by a refusal; said once an outage, thread and kind."""
 
     error: str
@@ -52,14 +50,14 @@ class BrokerSilent:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerAnswered:
+class BrokerAnswered(Event):
     """A good answer to what had failed in this thread: its outage is over."""
 
     thread: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class BreakerOpened:
+class BreakerOpened(Event):
     """Fetches from a queue failed so often that none is made for `cooldown` seconds."""
 
     queue: str
@@ -68,55 +66,55 @@ class BreakerOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class BreakerClosed:
+class BreakerClosed(Event):
     """A fetch from the queue was answered again."""
 
     queue: str
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """What the backend said to settlements. The call took so many seconds; 0 = it was not measured."""
+class Answered(Event):
+    """The backend's answers to settlements. The call took so many seconds; 0 = it was not measured."""
 
     answers: list[tuple[Delivery, Settlement, Settled]]
     took: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
+class GivenUp(Event):
     """Settlements whose leases ended before the broker answered: nothing more is done about them."""
 
     deliveries: list[Delivery]
 
 
 @dataclass(frozen=True, slots=True)
-class Renewed:
+class Renewed(Event):
     """(delivery, its renewed lease); None: lost."""
 
     renewals: list[tuple[Delivery, JobLease | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class LeasesBroke:
+class LeasesBroke(Event):
     """These leases ended before their time: the connection that owned them broke."""
 
     leases: list[JobLease]
 
 
 @dataclass(frozen=True, slots=True)
-class ReapDone:
+class ReapDone(Event):
     reaped: list[Reaped]
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(Event):
     """Fresh counts of every queue."""
 
     stats: dict[str, QueueStats]
 
 
 @dataclass(frozen=True, slots=True)
-class Produced:
+class Produced(Event):
     """A child's `Ask` was carried out: ids (and messages, if it asked for them), or an error and its class's name."""
 
     child: int
@@ -127,7 +125,7 @@ class Produced:
 
 
 @dataclass(frozen=True, slots=True)
-class AppLoaded:
+class AppLoaded(Event):
     generation: int
     handlers: list[HandlerInfo]
     preloaded: bool
@@ -136,56 +134,56 @@ class AppLoaded:
 
 
 @dataclass(frozen=True, slots=True)
-class AppFailed:
+class AppFailed(Event):
     generation: int
     error: str
     trace: str
 
 
 @dataclass(frozen=True, slots=True)
-class ForkServerGone:
+class ForkServerGone(Event):
     """Its control channel has closed; its process is dead or dying."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class ChildSpawned:
+class ChildSpawned(Event):
     child: int
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class SpawnRefused:
+class SpawnRefused(Event):
     child: int
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class ChildReady:
+class ChildReady(Event):
     child: int
 
 
 @dataclass(frozen=True, slots=True)
-class ChildBootFailed:
+class ChildBootFailed(Event):
     child: int
     error: str
 
 
 @dataclass(slots=True)
-class ChildResult:
+class ChildResult(Event):
     child: int
     result: Result
 
 
 @dataclass(frozen=True, slots=True)
-class ChildAsked:
+class ChildAsked(Event):
     child: int
     ask: Ask
 
 
 @dataclass(frozen=True, slots=True)
-class ChildBroken:
+class ChildBroken(Event):
     """The channel has closed, or carried what is no frame. No proof of death, but the child is of no use any more."""
 
     child: int
@@ -194,14 +192,14 @@ class ChildBroken:
 
 
 @dataclass(frozen=True, slots=True)
-class ChildEnded:
+class ChildEnded(Event):
     """Its process has ended; the fork server has yet to collect it, and to say how."""
 
     child: int
 
 
 @dataclass(frozen=True, slots=True)
-class ChildDied:
+class ChildDied(Event):
     """The death was collected and the channel drained.
 
     `started`: nonce of the last attempt that the child began. `stack`, `output`: what it left behind, capped.
@@ -219,7 +217,7 @@ class ChildDied:
 
 
 @dataclass(frozen=True, slots=True)
-class TookBack:
+class TookBack(Event):
     """Frames that the child had not read are the master's again."""
 
     child: int
@@ -227,7 +225,7 @@ class TookBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(Event):
     """(child, resident bytes, share of one core) of each child that was looked at, not before `at`."""
 
     samples: list[tuple[int, int, float]]
@@ -235,96 +233,21 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Event):
     """Another thread wants something made of the pool's state, on the loop's thread. Quick, and changes nothing."""
 
     make: Callable[[Pool], object]
 
 
 @dataclass(frozen=True, slots=True)
-class SignalCame:
+class SignalCame(Event):
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class CompanionStarted:
-    """The scheduler beside the pool was executed."""
-
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class CompanionRefused:
-    """No process was to be had for it."""
-
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class CompanionReady:
-    """Its schedules are good, and its broker has answered: it fires from now on."""
-
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class CompanionFired:
-    """It has fired. `lateness`: seconds from each instant to its firing."""
-
-    lateness: list[float]
-
-
-@dataclass(frozen=True, slots=True)
-class CompanionEnded:
-    """It was collected. `status`: as `subprocess` has it, negative = by that signal. `error`: its last words, or ""."""
-
-    pid: int
-    status: int
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadDied:
+class ThreadDied(Event):
     """A thread of the master ended by an error: one that nobody foresaw, or the broker's, whose sentence is `error`."""
 
     name: str
     trace: str
     error: str = ""
-
-
-Event = (
-    Leased
-    | BrokerSilent
-    | BrokerAnswered
-    | BreakerOpened
-    | BreakerClosed
-    | Answered
-    | GivenUp
-    | Renewed
-    | LeasesBroke
-    | ReapDone
-    | Counted
-    | Produced
-    | AppLoaded
-    | AppFailed
-    | ForkServerGone
-    | ChildSpawned
-    | SpawnRefused
-    | ChildReady
-    | ChildBootFailed
-    | ChildResult
-    | ChildAsked
-    | ChildBroken
-    | ChildEnded
-    | ChildDied
-    | TookBack
-    | Sampled
-    | Asked
-    | SignalCame
-    | CompanionStarted
-    | CompanionRefused
-    | CompanionReady
-    | CompanionFired
-    | CompanionEnded
-    | ThreadDied
-)

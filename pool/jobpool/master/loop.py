@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -13,36 +14,35 @@ from jobpool.ipc.process_options import ASKS_STACK
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
-from jobpool.master.attendant import Attendant
-from jobpool.master.batch import Batch
-from jobpool.master.circles import Circles
-from jobpool.master.crew import Crew
-from jobpool.master.delivery import Delivery
-from jobpool.master.handout import worth_fetching
+from jobpool.master.child_processes import ChildProcesses
+from jobpool.master.deadlines import next_due
+from jobpool.master.dispatch import Batch, worth_fetching
+from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
-from jobpool.master.lessor import Lessor
-from jobpool.master.losses import Losses
-from jobpool.master.plan import CHECK_EVERY, Planner
-from jobpool.master.pool import Pool
-from jobpool.master.produce import produce
-from jobpool.master.publisher import EVERY, Publisher
-from jobpool.master.renewer import Renewer
-from jobpool.master.sampler import Sampler
-from jobpool.master.settler import Settler
-from jobpool.master.slots import Slot, SlotState
-from jobpool.master.watch import next_due
-from jobpool.master.watching import Watching
+from jobpool.master.plan import CHECK_EVERY_S, Planner
+from jobpool.master.scheduler import SchedulerStarter, SignalScheduler, StartScheduler
+from jobpool.master.settle_thread import SettleThread, produce
+from jobpool.master.slots import Delivery, Slot, SlotState
+from jobpool.master.state import Pool
+from jobpool.master.telemetry import PUBLISH_EVERY_S, Publisher, Telemetry
+from jobpool.master.threads import LostLeaseThread, MasterThread, RenewThread, SampleThread
 
-STACK_WAIT = 0.1
+if TYPE_CHECKING:
+    from jobpool.master.run import PeriodicGc
+
+STACK_WAIT_S = 0.1
 """Seconds for the children's fault handlers to write, before their stacks are logged."""
 
-SOON = 0.05
+READY_PUBLISH_EVERY_S = 0.05
 """Seconds between two writes of the pool's state while children become ready: who has started a pool waits for that."""
 
-LAST_LOOK = 0.02
+HOUSEKEEPING_EVERY_S = 1.0
+"""Between two looks for what costs memory unseen: output that nobody reads, garbage that refers to itself."""
+
+LAST_LOOK_S = 0.02
 """Seconds between two looks whether the lease thread has ended, which it does without an event."""
 
-JOIN_LIMIT = 2.0
+JOIN_LIMIT_S = 2.0
 
 
 class Master:
@@ -53,47 +53,46 @@ class Master:
         pool: Pool,
         planner: Planner,
         backend: QueueBackend,
-        crew: Crew,
+        children: ChildProcesses,
         inbox: Inbox,
-        lessor: Lessor,
-        settler: Settler,
+        fetch_thread: FetchThread,
+        settle_thread: SettleThread,
         publisher: Publisher,
-        watching: Watching | None = None,
-        attendant: Attendant | None = None,
+        telemetry: Telemetry | None = None,
+        scheduler: SchedulerStarter | None = None,
+        gc: PeriodicGc | None = None,
     ) -> None:
         self._pool = pool
         self._planner = planner
         self._backend = backend
         self._clock = backend.clock
-        self._crew = crew
+        self._children = children
         self._inbox = inbox
-        self._lessor = lessor
-        self._settler = settler
+        self._fetch_thread = fetch_thread
+        self._settle_thread = settle_thread
         self._publisher = publisher
-        self._renewer = Renewer(backend, pool.settings.ttl, lambda: list(pool.held.values()), inbox)
-        self._losses = None if backend.capabilities.lasting_leases else Losses(backend, inbox)
-        self._sampler = Sampler(self._living, inbox)
-        self._watching = watching
-        self._attendant = attendant
+        self._renew_thread = RenewThread(backend, pool.settings.ttl, lambda: list(pool.held.values()), inbox)
+        self._upkeep_threads: list[MasterThread] = [self._renew_thread, SampleThread(self._living, inbox)]
+        if not backend.capabilities.lasting_leases:
+            self._upkeep_threads.append(LostLeaseThread(backend, inbox))
+        self._telemetry = telemetry
+        self._scheduler = scheduler
         self._batch = Batch()
-        self._circles = Circles(time.monotonic())
+        self._gc = gc
+        self._housekeeping_at = 0.0
         self._stacks_due = 0.0
         self._unpublished = True
-        crew.watch(inbox.fd, inbox.take)
+        children.watch(inbox.fd, inbox.take)
 
     def run(self) -> int:
         """Serve until told to stop; return the exit status. Blocks."""
         pool = self._pool
-        observer = self._watching.observer if self._watching else None
         self._start_threads()
         leasing = True
         while leasing or not pool.finished:
-            leasing = self._lessor.is_leasing()  # asked before the wait: its last leases are among this turn's events
+            leasing = self._fetch_thread.is_leasing()  # before the wait: its last leases are events of this turn
             for event in self._wait():
-                if observer is not None:
-                    observer.note(pool, event)
                 apply(pool, event, time.monotonic())
-                self._note(event)
             for action in self._planner.plan(pool, time.monotonic(), self._clock.boot()):
                 self._perform(action)
             self._after(time.monotonic())
@@ -104,54 +103,31 @@ class Master:
     # --- wait ---------------------------------------------------------------------------------------
 
     def _wait(self) -> list[ev.Event]:
-        """What has happened; sleeps only when nothing has, and only then asks until when."""
-        events = self._crew.poll(0.0)
+        """Return what has happened; sleep only if nothing has, and only then ask until when."""
+        events = self._children.poll(0.0)
         if not events:
-            events = self._crew.poll(self._due() - time.monotonic())
+            events = self._children.poll(self._due() - time.monotonic())
         self._unpublished = self._unpublished or bool(events)
         return events
 
     def _due(self) -> float:
         """When to look round though nothing happens."""
         now = time.monotonic()
-        due = max(next_due(self._pool, now), self._pool.checked_at + CHECK_EVERY)
+        due = max(next_due(self._pool, now), self._pool.checked_at + CHECK_EVERY_S)
         if self._unpublished:
             due = min(due, self._publish_at)
         if self._stacks_due:
             due = min(due, self._stacks_due)
         if self._pool.is_stopping:
-            due = min(due, now + (LAST_LOOK if self._lessor.is_leasing() else EVERY))
+            due = min(due, now + (LAST_LOOK_S if self._fetch_thread.is_leasing() else PUBLISH_EVERY_S))
         return min(due, self._batch.due)
-
-    def _note(self, event: ev.Event) -> None:
-        """What an event means for the loop's own helpers."""
-        match event:
-            case ev.Leased(lasts=lasts):
-                self._lessor.seen()
-                if lasts:
-                    self._renewer.expect(lasts)
-            case ev.Answered(answers) if self._pool.open_breakers:
-                self._lessor.answered({delivery.lease.queue for delivery, _, _ in answers})
-            case ev.Renewed(renewals) if self._pool.open_breakers:
-                self._lessor.answered({delivery.lease.queue for delivery, _ in renewals})
-            case ev.Counted(stats) if self._pool.open_breakers:
-                self._lessor.answered(stats)
-            case ev.AppLoaded():
-                self._planner.forget_rules()
-            case ev.Sampled(samples):
-                for child, _, share in samples:
-                    self._publisher.note_cpu(child, share)
-                self._crew.bound_outputs()
-                self._circles.look(time.monotonic())
-            case ev.ChildReady():
-                self._publish_at = min(self._publish_at, self._published_at + SOON)
 
     # --- perform ------------------------------------------------------------------------------------
 
     def _perform(self, action: act.Action) -> None:
         match action:
             case act.Hand(slot, delivery):
-                if self._crew.hand(slot, delivery, self._ticket(delivery) if delivery.acks_itself else b""):
+                if self._children.hand(slot, delivery, self._ticket(delivery) if delivery.acks_itself else b""):
                     slot.hand(delivery, time.monotonic())
                 else:
                     slot.full = True
@@ -160,7 +136,7 @@ class Master:
                 now = time.monotonic()
                 self._batch.add(delivery, settlement, now, self._pool.lookahead.size(now))
             case act.TakeBack(slot):
-                apply(self._pool, self._crew.take_back(slot), time.monotonic())
+                apply(self._pool, self._children.take_back(slot), time.monotonic())
             case _:
                 self._perform_rare(action)
 
@@ -169,38 +145,38 @@ class Master:
             case act.SpawnChild(slot):
                 self._spawn(slot)
             case act.RetireChild(slot):
-                apply(self._pool, self._crew.take_back(slot), time.monotonic())
-                self._crew.retire(slot)
+                apply(self._pool, self._children.take_back(slot), time.monotonic())
+                self._children.retire(slot)
             case act.KillChild(slot):
-                self._crew.signal(slot, signal.SIGKILL)
+                self._children.signal(slot, signal.SIGKILL)
             case act.DumpStack(slot):
-                self._crew.signal(slot, ASKS_STACK)
+                self._children.signal(slot, ASKS_STACK)
                 slot.awaits_stack = True
             case act.LookForStack(slot):
-                slot.awaits_stack = not self._crew.has_stack(slot)
+                slot.awaits_stack = not self._children.has_stack(slot)
             case act.ForgetChild(_, child):
-                self._crew.forget(child)
+                self._children.forget(child)
             case act.Produce(child, ask) if ask.pack:
                 # Not on the settle thread: that may wait for a lock which the asking handler's transaction holds.
                 apply(self._pool, produce(self._backend, child, ask), time.monotonic())
             case act.Produce(child, ask):
-                self._settler.produce(child, ask)
+                self._settle_thread.produce(child, ask)
             case act.Answer(child, reply):
-                self._crew.reply(child, reply)
+                self._children.reply(child, reply)
             case act.StartForkServer(generation):
                 self._start_server(generation)
             case act.EndForkServer(generation):
-                self._crew.end_server(generation)
+                self._children.end_server(generation)
                 apply(self._pool, ev.ForkServerGone(generation), time.monotonic())
             case act.KillForkServer(generation):
-                self._crew.kill_server(generation)
+                self._children.kill_server(generation)
                 apply(self._pool, ev.ForkServerGone(generation), time.monotonic())
             case act.WriteStacks():
                 self._ask_stacks()
-            case act.StartCompanion() if self._attendant is not None:
-                apply(self._pool, self._attendant.start(), time.monotonic())
-            case act.SignalCompanion(pid, number) if self._attendant is not None:
-                self._attendant.signal(pid, number)
+            case StartScheduler() if self._scheduler is not None:
+                apply(self._pool, self._scheduler.start(), time.monotonic())
+            case SignalScheduler(pid, number) if self._scheduler is not None:
+                self._scheduler.signal(pid, number)
 
     def _ticket(self, delivery: Delivery) -> bytes:
         return orjson.dumps(self._backend.ticket(delivery.lease))
@@ -208,13 +184,13 @@ class Master:
     def _spawn(self, slot: Slot) -> None:
         child = slot.child
         try:
-            self._crew.spawn(slot)
+            self._children.spawn(slot)
         except OSError as error:
             apply(self._pool, ev.SpawnRefused(child, str(error)), time.monotonic())
 
     def _start_server(self, generation: int) -> None:
         try:
-            self._crew.start_server(generation)
+            self._children.start_server(generation)
         except OSError as error:
             self._pool.note("error", "no fork server could be started", error=str(error))
             self._pool.boot.failed(str(error), time.monotonic())
@@ -225,40 +201,66 @@ class Master:
     def _after(self, now: float) -> None:
         pool = self._pool
         if now >= self._batch.due:
-            self._settler.settle(self._batch.take())
-        if pool.is_stopping:
-            self._lessor.stop()
-        else:
-            if pool.limited:
-                self._lessor.hold(pool.places(), pool.given_back)
-                pool.given_back.clear()
-            self._lessor.want(worth_fetching(pool, now))
+            self._settle_thread.settle(self._batch.take())
+        self._tell_threads(now)
+        if now >= self._housekeeping_at:
+            self._housekeeping_at = now + HOUSEKEEPING_EVERY_S
+            self._children.bound_outputs()
+            if self._gc is not None:
+                self._gc.look(now)
         if self._stacks_due and now >= self._stacks_due:
             self._log_stacks()
+        if pool.child_came:
+            pool.child_came = False
+            self._publish_soon()
         if now >= self._publish_at:
             self._publish(now)
         if pool.notes:
             self._publisher.log_notes(pool)
 
+    def _tell_threads(self, now: float) -> None:
+        """Tell the fetch and renew threads what this turn means for them."""
+        pool, fetch_thread = self._pool, self._fetch_thread
+        if pool.fetch_came:
+            pool.fetch_came = False
+            fetch_thread.seen()
+            if pool.shortest_lease:
+                self._renew_thread.expect(pool.shortest_lease)
+                pool.shortest_lease = 0.0
+        if pool.answered_queues:
+            fetch_thread.answered(pool.answered_queues)
+            pool.answered_queues = set()
+        if pool.is_stopping:
+            fetch_thread.stop()
+            return
+        if pool.limited:
+            fetch_thread.hold(pool.places(), pool.given_back)
+            pool.given_back.clear()
+        fetch_thread.want(worth_fetching(pool, now))
+
     _published_at = 0.0
     _publish_at = 0.0
 
+    def _publish_soon(self) -> None:
+        self._publish_at = min(self._publish_at, self._published_at + READY_PUBLISH_EVERY_S)
+
     def _publish(self, now: float) -> None:
         self._published_at = now
-        self._publish_at = now + EVERY
+        self._publish_at = now + PUBLISH_EVERY_S
         self._unpublished = False
-        answered = max(self._lessor.answered_at, self._settler.answered_at)
-        self._publisher.publish(self._pool, now, answered, self._settler.reaped_at)
+        answered = max(self._fetch_thread.answered_at, self._settle_thread.answered_at)
+        self._publisher.publish(self._pool, now, answered, self._settle_thread.reaped_at)
 
     def _ask_stacks(self) -> None:
         for slot in self._pool.slots.live:
-            self._crew.signal(slot, ASKS_STACK)
-        self._stacks_due = time.monotonic() + STACK_WAIT
+            self._children.signal(slot, ASKS_STACK)
+        self._stacks_due = time.monotonic() + STACK_WAIT_S
 
     def _log_stacks(self) -> None:
         self._stacks_due = 0.0
         for slot in self._pool.slots.live:
-            self._pool.note("warning", "stack of a child", slot=slot.index, pid=slot.pid, stack=self._crew.stack(slot))
+            stack = self._children.stack(slot)
+            self._pool.note("warning", "stack of a child", slot=slot.index, pid=slot.pid, stack=stack)
 
     # --- threads ------------------------------------------------------------------------------------
 
@@ -266,38 +268,27 @@ class Master:
         return [(slot.child, slot.pid, slot.state is SlotState.BUSY) for slot in self._pool.slots.live]
 
     def _start_threads(self) -> None:
-        for thread in (self._lessor, self._settler, self._renewer, self._sampler):
+        for thread in (self._fetch_thread, self._settle_thread, *self._upkeep_threads):
             thread.start()
-        if self._losses is not None:
-            self._losses.start()
-        if self._watching is not None:
-            self._watching.observer.attend(self._pool)
-            self._watching.start()
+        if self._telemetry is not None:
+            self._telemetry.observer.attend(self._pool)
+            self._telemetry.start()
 
     def _end(self) -> None:
         """Let the threads finish, take in the last answers, end the fork servers, publish once more."""
-        self._settler.stop()
-        self._renewer.stop()
-        self._sampler.stop()
-        if self._losses is not None:
-            self._losses.stop()
-        self._settler.join(JOIN_LIMIT)
+        for thread in (self._settle_thread, *self._upkeep_threads):
+            thread.stop()
+        self._settle_thread.join(JOIN_LIMIT_S)
         for event in self._inbox.take():
-            if self._watching is not None:
-                self._watching.observer.note(self._pool, event)
             apply(self._pool, event, time.monotonic())
-        self._crew.close()
-        if self._watching is not None:
-            self._watching.end(self._pool)
-        if self._pool.held:
-            self._pool.note(
-                "warning", "leases are left to expire: the broker did not answer", count=len(self._pool.held)
-            )
+        self._children.close()
+        if self._telemetry is not None:
+            self._telemetry.end(self._pool)
+        if left := len(self._pool.held):
+            self._pool.note("warning", "leases are left to expire: the broker did not answer", count=left)
         done = {name: count for name, count in asdict(self._pool.counters).items() if count}
         self._pool.note("info", "stopped", **done)
         self._publish(time.monotonic())
         self._publisher.log_notes(self._pool)
-        self._renewer.join(JOIN_LIMIT)
-        self._sampler.join(JOIN_LIMIT)
-        if self._losses is not None:
-            self._losses.join(JOIN_LIMIT)
+        for thread in self._upkeep_threads:
+            thread.join(JOIN_LIMIT_S)

@@ -1,37 +1,43 @@
-"""Turns what happens to a pool into numbers and history. Sees each event before it is applied; changes no decision.
+"""Numbers and history of a pool. The observer sees each event before it is applied, and decides nothing.
 
 A settlement is counted when the broker has accepted it. All of it runs on the loop's thread, so nothing is locked;
-others ask the loop for a `snapshot` (asking.py). What comes once a job is in `_answered`, and kept short.
+others ask the loop for a `snapshot` (`LoopCalls`). What comes once a job is in `_ended`, and kept short. The
+attempts that history keeps are made from a `Recorded` on the writer's thread, not the loop's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from jobpool.clock import Clock
+from jobpool.errors import MalformedEnvelope
 from jobpool.master import events as ev
-from jobpool.master.delivery import Delivery
-from jobpool.master.pool import Pool
-from jobpool.master.recording import Recorded, is_history, name_of, size_of
-from jobpool.master.slots import Ending, Slot, SlotState
-from jobpool.master.verdicts import signal_name
+from jobpool.master.scheduler import SchedulerFired
+from jobpool.master.slots import Delivery, Slot, SlotState
+from jobpool.master.state import Pool
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import Outcome, Succeeded
-from jobpool.message.settlement import Ack, Settled, Settlement
-from jobpool.policy.decide import counters_of
+from jobpool.message.outcome import EndReason, Rejected, Snoozed
+from jobpool.message.settlement import Abandon, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool.policy import counters as counted
+from jobpool.policy.counters import status_of
+from jobpool.policy.outcomes import signal_name
 from jobpool.telemetry.history.feed import Feed
+from jobpool.telemetry.history.row import UNNAMED, Attempt
 from jobpool.telemetry.metrics import catalogue as names
 from jobpool.telemetry.metrics.collector import MetricsCollector
 from jobpool.telemetry.metrics.memory import OTHER, MemoryMetrics, Snapshot
 
-REMEMBER_DEAD = 60.0
+REMEMBER_DEAD_S = 60.0
 """Seconds for which an ended child counts in `child_peak_rss_bytes`."""
 
 SUCCEEDED: tuple[str, ...] = ("succeeded",)
@@ -39,9 +45,11 @@ LOST = ("lease_lost",)
 REAPED = ("reaped",)
 REAPED_DEAD = ("reaped", "failed_permanently")
 
-LONGEST = 1e9
+MAX_RUN_S = 1e9
 """Seconds. A child says how long its handler ran, and user code shares its process: what cannot be is not believed."""
 
+
+UNCOUNTED = "an event of the pool could not be counted"
 
 log = logging.getLogger("jobpool.metrics")
 
@@ -70,11 +78,11 @@ class Observer:
     ) -> None:
         self._memory = memory
         self._to: tuple[MetricsCollector, ...] = (memory,) if also is None else (memory, also)
-        self._ended = memory.ended if also is None else self._tell_both
         self._clock = clock
         self._version = version
         self.feed = feed
         self._unwritten = unwritten
+        self._offset = 0.0
         self._dead: deque[tuple[float, int]] = deque(maxlen=1000)
         self._on: dict[type[Any], Callable[[Pool, Any], None]] = {
             ev.Answered: self._answered,
@@ -82,29 +90,13 @@ class Observer:
             ev.ReapDone: self._reaped,
             ev.Renewed: self._renewed,
             ev.ChildDied: self._child_died,
-            ev.CompanionFired: self._fired,
+            SchedulerFired: self._fired,
         }
 
-    def note(self, pool: Pool, event: ev.Event) -> None:
-        """Count what `event` tells. Called before it is applied."""
-        seen = self._on.get(type(event))
-        if seen is not None:
-            _try(seen, pool, event)
-
     def attend(self, pool: Pool) -> None:
-        """Be told of leases that end unsettled, too: they have no event of their own."""
-        pool.on_lost = lambda delivery, counters: _try(self._lost, pool, delivery, counters)
-
-    def _lost(self, pool: Pool, delivery: Delivery, counters: tuple[str, ...]) -> None:
-        words = _outcomes(counters)
-        for to in self._to:
-            to.ended(delivery.lease.queue, _label(pool, delivery.handler), words)
-
-    def _tell_both(
-        self, queue: str, handler: str, words: tuple[str, ...], run: float | None, wait: float | None
-    ) -> None:
-        for to in self._to:
-            to.ended(queue, handler, words, run, wait)
+        """Be told of the pool's events before they are applied, and of each delivery that ends."""
+        pool.observers = {kind: partial(_try, seen) for kind, seen in self._on.items()}
+        pool.on_end = partial(self._ended, pool)
 
     # --- messages -----------------------------------------------------------------------------------
 
@@ -115,27 +107,28 @@ class Observer:
             for _lease in range(event.late):
                 to.ended("", "", LOST)
 
-    def _answered(self, pool: Pool, event: ev.Answered) -> None:
+    def _answered(self, _: Pool, event: ev.Answered) -> None:
+        self._offset = time.time() - time.monotonic()
         if event.took:
             for to in self._to:
                 to.observe(names.SETTLE, event.took)
-        offset = time.time() - time.monotonic()
-        known, ended = pool.handlers, self._ended
-        for delivery, settlement, answer in event.answers:
-            outcome, ran, lease = delivery.outcome, delivery.ran, delivery.lease
-            if answer and type(settlement) is Ack and type(outcome) is Succeeded:
-                words = SUCCEEDED
-            else:
-                words = _words(settlement, outcome, answer)
-            run = wait = None
-            if ran is not None:
-                run = ran if 0.0 <= ran < LONGEST else 0.0
-                if not (lease.attempts or lease.crashes):
-                    wait = _waited(lease, delivery.began + offset)
-            handler = delivery.handler
-            ended(lease.queue, handler if handler in known else _label(pool, handler), words, run, wait)
         if self.feed is not None:
-            self._record(self.feed, event, offset)
+            self._record(self.feed, event, self._offset)
+
+    def _ended(self, pool: Pool, delivery: Delivery, counters: tuple[str, ...], answered: bool) -> None:
+        try:  # as in `_try`, a call less for each job
+            lease, handler, ran = delivery.lease, delivery.handler, delivery.ran
+            words = SUCCEEDED if counters is counted.SUCCEEDED else tuple(c.removeprefix("jobs_") for c in counters)
+            run = wait = None
+            if answered and ran is not None:
+                run = ran if 0.0 <= ran < MAX_RUN_S else 0.0
+                if not (lease.attempts or lease.crashes):
+                    wait = _waited(lease, delivery.began + self._offset)
+            label = handler if handler in pool.handlers else _label(pool, handler)
+            for to in self._to:
+                to.ended(lease.queue, label, words, run, wait)
+        except Exception:
+            log.exception(UNCOUNTED, extra={"limit": "metrics"})
 
     def _record(self, feed: Feed[Recorded], event: ev.Answered, offset: float) -> None:
         for delivery, settlement, answer in event.answers:
@@ -156,7 +149,7 @@ class Observer:
 
     # --- schedules ----------------------------------------------------------------------------------
 
-    def _fired(self, _: Pool, event: ev.CompanionFired) -> None:
+    def _fired(self, _: Pool, event: SchedulerFired) -> None:
         for to in self._to:
             for seconds in event.lateness:
                 to.observe(names.CRON_LATENESS, seconds)
@@ -172,7 +165,7 @@ class Observer:
         for to in self._to:
             to.count(names.EXITS, (cause_of_exit(slot, event),))
         deadline = slot.deadline()
-        if slot.ending is Ending.TIMEOUT and deadline is not None:
+        if slot.ending is EndReason.TIMEOUT and deadline is not None:
             for to in self._to:
                 to.observe(names.OVERRUN, max(0.0, now - deadline))
         if slot.deliveries and slot.deliveries[0].nonce == event.started:
@@ -202,7 +195,7 @@ class Observer:
         gauge(names.HISTORY_DROPPED, (self.feed.dropped if self.feed is not None else 0) + self._unwritten())
 
     def _peak(self, pool: Pool, now: float) -> int:
-        while self._dead and now - self._dead[0][0] > REMEMBER_DEAD:
+        while self._dead and now - self._dead[0][0] > REMEMBER_DEAD_S:
             self._dead.popleft()
         return max([0, *(slot.peak_rss for slot in pool.slots.live), *(peak for _, peak in self._dead)])
 
@@ -212,20 +205,12 @@ def _try(count: Callable[..., None], *what: Any) -> None:
     try:
         count(*what)
     except Exception:
-        log.exception("an event of the pool could not be counted", extra={"limit": "metrics"})
+        log.exception(UNCOUNTED, extra={"limit": "metrics"})
 
 
 def _label(pool: Pool, handler: str) -> str:
     """Only names that the app knows: anybody can enqueue any other."""
     return handler if handler in pool.handlers or not handler else OTHER
-
-
-def _words(settlement: Settlement, outcome: Outcome | None, answer: Settled) -> tuple[str, ...]:
-    return () if outcome is None else _outcomes(counters_of(settlement, outcome, answer))
-
-
-def _outcomes(counters: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(counter.removeprefix("jobs_") for counter in counters)
 
 
 def _waited(lease: JobLease, began: float) -> float:
@@ -235,7 +220,7 @@ def _waited(lease: JobLease, began: float) -> float:
     if schedule is not None:
         since = max(since, _unix(schedule))
     waited = began - since
-    return waited if 0.0 <= waited < LONGEST else 0.0
+    return waited if 0.0 <= waited < MAX_RUN_S else 0.0
 
 
 def _unix(schedule: str) -> float:
@@ -249,11 +234,71 @@ def _unix(schedule: str) -> float:
 def cause_of_exit(slot: Slot, event: ev.ChildDied) -> str:
     """A word of a small set: why the master ended a child, else the signal, else `exit`."""
     exited = event.exited
-    died_before = slot.ending is Ending.SERVER and exited.signal != signal.SIGKILL
-    if slot.ending is not Ending.NONE and not died_before:
+    died_before = slot.ending is EndReason.SERVER and exited.signal != signal.SIGKILL
+    if slot.ending is not EndReason.NONE and not died_before:
         return str(slot.ending.value).replace(" ", "-")
     if exited.signal == signal.SIGKILL and "out of memory" in event.killer:
         return "oom-kill"
     if exited.signal is not None:
         return signal_name(exited.signal).replace(" ", "-")
     return "retire" if slot.retiring and exited.code == 0 and not slot.deliveries else "exit"
+
+
+@dataclass(slots=True)
+class Recorded:
+    """The loop's share of a record. `offset`: Unix time minus CLOCK_MONOTONIC, when the answer came."""
+
+    delivery: Delivery
+    settlement: Settlement
+    answer: Settled
+    offset: float
+
+
+def is_history(delivery: Delivery, settlement: Settlement, answer: Settled) -> bool:
+    """Return whether this tells of an attempt, or of a message's end, and not only of a release."""
+    if not answer or delivery.outcome is None:
+        return False
+    return not isinstance(settlement, Release) or isinstance(delivery.outcome, Snoozed)
+
+
+def name_of(delivery: Delivery) -> str:
+    """Under which its attempts are kept: the job's name, else its handler's; none for what nobody vouches for."""
+    if isinstance(delivery.outcome, Rejected):
+        return UNNAMED
+    envelope = delivery.lease.envelope
+    return envelope.name or envelope.job
+
+
+def size_of(delivery: Delivery) -> int:
+    """About how many bytes are held for it."""
+    return len(delivery.lease.body) + len(delivery.output) + len(delivery.error)
+
+
+def attempt_of(recorded: Recorded) -> Attempt:
+    """Make the attempt that history keeps."""
+    delivery, settlement = recorded.delivery, recorded.settlement
+    lease, outcome = delivery.lease, delivery.outcome
+    assert outcome is not None
+    job, payload = "", None
+    with contextlib.suppress(MalformedEnvelope):  # rejected for just that
+        job, payload = lease.envelope.job, lease.envelope.payload
+    return Attempt(
+        name=name_of(delivery),
+        job=job,
+        id=lease.id,
+        attempt=lease.attempts + 1,
+        queue=lease.queue,
+        payload=payload,
+        status=status_of(settlement, outcome, recorded.answer).value,
+        output=delivery.output,
+        error=_error(settlement, delivery.error),
+        start=None if delivery.ran is None else delivery.began + recorded.offset,
+        duration=delivery.ran,
+        cause=settlement.cause if isinstance(settlement, Nack | Abandon | Move | Forfeit) else None,
+    )
+
+
+def _error(settlement: Settlement, said: str) -> str | None:
+    """Return the settlement's error, else the child's."""
+    told = settlement.error if isinstance(settlement, Nack | Abandon | Move) else None
+    return told or said or None

@@ -1,4 +1,4 @@
-"""What events about fork servers and children do to the pool's state. Bookkeeping: no I/O, no decisions."""
+"""Events about fork servers and children, applied to the pool's state. Bookkeeping: no I/O, no decisions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from jobpool.ipc.frames import Verdict
+from jobpool.errors import InvalidJob
+from jobpool.ipc.frames import Result
 from jobpool.master import events as ev
-from jobpool.master.delivery import Delivery
-from jobpool.master.pool import BROKEN_GRACE, Pool, ServerState, remember
-from jobpool.master.slots import Ending, Slot, SlotState
-from jobpool.master.verdicts import death_of, outcome_of_death, outcome_of_result
+from jobpool.master.slots import Delivery, Slot, SlotState
+from jobpool.master.state import BROKEN_GRACE_S, Pool, ServerState, remember
 from jobpool.message.death import Death, innermost
-from jobpool.message.outcome import Crashed, LostLease, NeverStarted, NotRun, Outcome, Stopped
+from jobpool.message.definition import JobDefinition
+from jobpool.message.outcome import (
+    Crashed,
+    EndReason,
+    Failed,
+    LostLease,
+    NeverStarted,
+    NotRun,
+    Outcome,
+    ResultKind,
+    Stopped,
+    Succeeded,
+)
+from jobpool.policy.outcomes import death_of, outcome_of, outcome_of_death
 
 ORPHANED_LIMIT = 3
 """How many attempts of one message in a row die with their fork server until one that ran alone there is a crash."""
@@ -24,6 +36,9 @@ MAX_ORPHAN_PAUSE_S = 600.0
 """Longest pause before the youngest of those that died with their fork server runs again; from 1 s on it doubles."""
 
 ALONE = "nothing else ran"
+
+SUCCEEDED = Succeeded()
+"""Shared: most jobs end with it."""
 
 
 def _app_loaded(pool: Pool, event: ev.AppLoaded) -> None:
@@ -96,7 +111,7 @@ def _orphan_children(pool: Pool, generation: int) -> None:
     for rank, slot in enumerate(running):
         slot.suspicion = rank / max(1, len(running) - 1)
     for slot in slots:
-        slot.end(Ending.SERVER, pool.now, ALONE if len(running) == 1 else "")
+        slot.end(EndReason.SERVER, pool.now, ALONE if len(running) == 1 else "")
 
 
 def _child_spawned(pool: Pool, event: ev.ChildSpawned) -> None:
@@ -126,12 +141,13 @@ def _child_ready(pool: Pool, event: ev.ChildReady) -> None:
     if slot is not None and slot.state is SlotState.STARTING:
         slot.move(SlotState.IDLE, pool.now)
         pool.boot.succeeded()
+        pool.child_came = True
 
 
 def _child_boot_failed(pool: Pool, event: ev.ChildBootFailed) -> None:
     slot = pool.slots.by_child(event.child)
     if slot is not None:
-        slot.end(Ending.BOOT, pool.now, event.error, killed=False)
+        slot.end(EndReason.BOOT, pool.now, event.error, killed=False)
         pool.boot.failed(event.error, pool.now)
         pool.note("error", "a child could not boot", error=event.error)
 
@@ -155,12 +171,32 @@ def _child_result(pool: Pool, event: ev.ChildResult) -> None:
         pool.never_started.pop(ident, None)
     if pool.orphaned:
         pool.orphaned.pop(ident, None)
-    seen_for = pool.unknown_for(ident) if result.verdict is Verdict.UNKNOWN_HANDLER else 0.0
-    pool.verdicts.append((delivery, outcome_of_result(result, delivery.handler, seen_for, slot.peak_rss)))
+    seen_for = pool.unknown_for(ident) if result.kind is ResultKind.UNKNOWN_HANDLER else 0.0
+    pool.outcomes.append((delivery, _outcome_of_result(result, delivery.handler, seen_for, slot.peak_rss)))
+
+
+def _outcome_of_result(result: Result, handler: str, seen_for: float, peak: int = 0) -> Outcome:
+    """Return the outcome that a child's `Result` means. `peak`: bytes, the child's highest resident size seen."""
+    if result.kind is ResultKind.SUCCEEDED and not result.follow_ups:
+        return SUCCEEDED
+    try:
+        follow_ups = tuple(JobDefinition.from_dict(item) for item in result.follow_ups)
+    except (InvalidJob, KeyError, TypeError, ValueError) as error:
+        return Failed(f"a follow-up job is not valid: {error}")
+    return outcome_of(
+        result.kind,
+        handler=handler,
+        error=result.error,
+        after=result.after,
+        follow_ups=follow_ups,
+        seen_for=seen_for,
+        output=result.output,
+        peak=peak,
+    )
 
 
 def _child_leaves(pool: Pool, slot: Slot, why: str) -> None:
-    slot.end(Ending.RECYCLE, pool.now, why, killed=False)
+    slot.end(EndReason.RECYCLE, pool.now, why, killed=False)
     pool.note("info", "a child is replaced", slot=slot.index, pid=slot.pid, why=why)
 
 
@@ -175,7 +211,7 @@ def _child_broken(pool: Pool, event: ev.ChildBroken) -> None:
     slot.retiring = True  # nothing more is handed to it
     slot.broken_at = pool.now
     if not event.closed:
-        slot.broken_at -= BROKEN_GRACE
+        slot.broken_at -= BROKEN_GRACE_S
         pool.note("warning", "a child sent rubbish", slot=slot.index, pid=slot.pid, why=event.why)
 
 
@@ -192,8 +228,8 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
         return
     _heard(pool, slot)
     was = slot.state
-    if slot.ending is Ending.SERVER and event.exited.signal != signal.SIGKILL:
-        slot.ending = Ending.NONE  # it had died before, of itself
+    if slot.ending is EndReason.SERVER and event.exited.signal != signal.SIGKILL:
+        slot.ending = EndReason.NONE  # it had died before, of itself
     ending = slot.ending
     pool.slots.collect(event.child, pool.now)
     unread, rest = _split(slot.deliveries, event.unread)
@@ -205,17 +241,17 @@ def _child_died(pool: Pool, event: ev.ChildDied) -> None:
     if was is SlotState.STARTING:
         pool.boot.failed(death.headline, pool.now)
     in_order = not rest and event.exited.code == 0  # told to leave while it was busy, and it did
-    if ending not in (Ending.RECYCLE, Ending.RETIRE, Ending.STOP, Ending.SERVER) and not in_order:
+    if ending not in (EndReason.RECYCLE, EndReason.RETIRE, EndReason.STOP, EndReason.SERVER) and not in_order:
         running = next((delivery for delivery in rest if delivery.nonce == event.started), None)
         _note_death(pool, slot, event, ending, death, running)
 
 
 def _note_death(
-    pool: Pool, slot: Slot, event: ev.ChildDied, ending: Ending, death: Death, running: Delivery | None
+    pool: Pool, slot: Slot, event: ev.ChildDied, ending: EndReason, death: Death, running: Delivery | None
 ) -> None:
     cause = death.headline
     slot.last_death = cause
-    if ending is Ending.TIMEOUT:
+    if ending is EndReason.TIMEOUT:
         slot.timeouts += 1
     else:
         slot.crashes += 1
@@ -237,9 +273,9 @@ def _attempt_died(pool: Pool, slot: Slot, delivery: Delivery, event: ev.ChildDie
     started = delivery.nonce == event.started
     if not started:
         death = replace(death, output="")  # what is there was printed by the attempt before
-    if slot.ending is Ending.SERVER:
+    if slot.ending is EndReason.SERVER:
         outcome = _orphaned_outcome(pool, slot, delivery, death) if started else NotRun()
-    elif started or slot.ending in (Ending.TIMEOUT, Ending.STOP, Ending.LOST):
+    elif started or slot.ending in (EndReason.TIMEOUT, EndReason.STOP, EndReason.LOST):
         outcome = outcome_of_death(slot.ending, slot.ending_text, death)
     else:
         outcome = _never_started_outcome(pool, delivery, death.to_text())
@@ -248,7 +284,7 @@ def _attempt_died(pool: Pool, slot: Slot, delivery: Delivery, event: ev.ChildDie
     else:
         if isinstance(outcome, Crashed):
             pool.remember_unsettled(delivery)
-        pool.verdicts.append((delivery, outcome))
+        pool.outcomes.append((delivery, outcome))
 
 
 def _orphaned_outcome(pool: Pool, slot: Slot, delivery: Delivery, death: Death) -> Outcome:
@@ -279,16 +315,16 @@ def _took_back(pool: Pool, event: ev.TookBack) -> None:
 
 
 def _sampled(pool: Pool, event: ev.Sampled) -> None:
-    for child, rss, _ in event.samples:
+    for child, rss, cpu in event.samples:
         slot = pool.slots.by_child(child)
         if slot is not None:
-            slot.rss = rss
+            slot.rss, slot.cpu = rss, cpu
             slot.sampled_at = event.at
             slot.peak_rss = max(slot.peak_rss, rss)
 
 
 def _split(deliveries: deque[Delivery], unread: frozenset[int]) -> tuple[list[Delivery], list[Delivery]]:
-    """What the child had not read, and the rest."""
+    """Part what the child had not read from the rest."""
     return [d for d in deliveries if d.nonce in unread], [d for d in deliveries if d.nonce not in unread]
 
 

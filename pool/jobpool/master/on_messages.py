@@ -1,4 +1,4 @@
-"""What events about messages and the broker do to the pool's state. Bookkeeping: no I/O, no decisions."""
+"""Events about messages and the broker, applied to the pool's state. Bookkeeping: no I/O, no decisions."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import Any
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.ipc.frames import Reply
 from jobpool.master import events as ev
-from jobpool.master.boot import LOOP_AT
-from jobpool.master.delivery import Delivery
-from jobpool.master.pool import Pool
+from jobpool.master.slots import Delivery
+from jobpool.master.state import Pool
 from jobpool.message.death import cause_headline
 from jobpool.message.definition import capped
 from jobpool.message.headline import headline
 from jobpool.message.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
 from jobpool.message.settlement import Abandon, Ack, Move, Release, Settled, Settlement
-from jobpool.policy.decide import counters_of
+from jobpool.policy.counters import LEASE_LOST, SUCCEEDED, counters_of
+from jobpool.policy.inspection import Inspected
+from jobpool.telemetry.metrics.probes import BOOT_LOOP
 
-MUCH_SHORTER = 2.0
+OK = Settled.OK
+
+MUCH_SHORTER_FACTOR = 2.0
 """A lease that lasts for less than the ttl by this factor deserves a word."""
 
 OUTAGES: dict[type[JobpoolError], str] = {
@@ -27,7 +30,7 @@ OUTAGES: dict[type[JobpoolError], str] = {
     AccessRefused: "the broker refuses this pool; trying again until that is mended",
 }
 
-REMEMBER_BROKEN = 30.0
+REMEMBER_BROKEN_S = 30.0
 """Seconds within which the fetch is taken in that brought a lease which broke meanwhile."""
 
 
@@ -35,10 +38,13 @@ def _leased(pool: Pool, event: ev.Leased) -> None:
     pool.counters.fetched += len(event.leases)
     pool.leased_total += len(event.leases)
     pool.lookahead.broker_took(event.took)
+    pool.fetch_came = True
+    if event.lasts:
+        pool.shortest_lease = min(event.lasts, pool.shortest_lease or event.lasts)
     if event.late:
         pool.counters.lost += event.late
         pool.note("warning", "leases had ended before they came", count=event.late, took=event.took)
-    if event.lasts and not pool.told_short and event.lasts < pool.settings.ttl / MUCH_SHORTER:
+    if event.lasts and not pool.told_short and event.lasts < pool.settings.ttl / MUCH_SHORTER_FACTOR:
         _note_short(pool, event.lasts)
     for inspected in event.leases:
         _take_in(pool, inspected)
@@ -57,7 +63,7 @@ def _note_short(pool: Pool, lasts: float) -> None:
     )
 
 
-def _take_in(pool: Pool, inspected: ev.Inspected) -> None:
+def _take_in(pool: Pool, inspected: Inspected) -> None:
     lease, outcome = inspected.lease, inspected.outcome
     nonce = next(pool.nonces)
     delivery = Delivery(lease, nonce, 0.0, "", pool.now)
@@ -69,7 +75,7 @@ def _take_in(pool: Pool, inspected: ev.Inspected) -> None:
     else:
         if type(outcome) is NewerWire:
             _note_newer(pool, delivery, outcome.version)
-        pool.verdicts.append((delivery, outcome))
+        pool.outcomes.append((delivery, outcome))
 
 
 def _note_newer(pool: Pool, delivery: Delivery, version: int) -> None:
@@ -154,30 +160,27 @@ def _breaker_closed(pool: Pool, event: ev.BreakerClosed) -> None:
 
 def _answered(pool: Pool, event: ev.Answered) -> None:
     for delivery, settlement, answer in event.answers:
-        pool.held.pop(delivery.nonce, None)
-        _count(pool, delivery, settlement, answer)
+        outcome = delivery.outcome
+        if answer is OK and type(settlement) is Ack and type(outcome) is Succeeded:
+            counters = SUCCEEDED  # nearly all messages
+        else:
+            _note_answer(pool, delivery, settlement, answer)
+            counters = () if outcome is None else counters_of(settlement, outcome, answer)
+        pool.ended(delivery, counters, settlement)
+    if pool.open_breakers:
+        pool.answered_queues.update(delivery.lease.queue for delivery, _, _ in event.answers)
 
 
-def _count(pool: Pool, delivery: Delivery, settlement: Settlement, answer: Settled) -> None:
-    if answer and type(settlement) is Ack and type(delivery.outcome) is Succeeded:
-        pool.counters.succeeded += 1  # the hot path
-        pool.ended_total += 1
-        return
+def _note_answer(pool: Pool, delivery: Delivery, settlement: Settlement, answer: Settled) -> None:
+    lease = delivery.lease
     if not answer:
-        lease = delivery.lease
         pool.note("warning", "a settlement was refused", id=lease.id, queue=lease.queue, answer=answer.value)
     elif isinstance(settlement, Abandon):
         _note_dead(pool, delivery, settlement)
     elif isinstance(settlement, Move):
         _note_moved(pool, delivery, settlement)
-    if isinstance(settlement, Release):
-        pool.leased_total -= 1
-        if pool.limited and not settlement.begun and delivery.lease.guards is not None:
-            pool.given_back.add(delivery.lease.queue)
-    else:
-        pool.ended_total += 1
-    if delivery.outcome is not None:
-        pool.counters.add(counters_of(settlement, delivery.outcome, answer))
+    if isinstance(settlement, Release) and pool.limited and not settlement.begun and lease.guards is not None:
+        pool.given_back.add(lease.queue)
 
 
 def _note_dead(pool: Pool, delivery: Delivery, settlement: Abandon) -> None:
@@ -205,12 +208,13 @@ def _note_moved(pool: Pool, delivery: Delivery, move: Move) -> None:
 
 def _given_up(pool: Pool, event: ev.GivenUp) -> None:
     for delivery in event.deliveries:
-        pool.held.pop(delivery.nonce, None)
-        pool.count_lost(delivery)
+        pool.ended(delivery, LEASE_LOST)
         pool.note("warning", "a lease ended before the broker answered its settlement", id=delivery.lease.id)
 
 
 def _renewed(pool: Pool, event: ev.Renewed) -> None:
+    if pool.open_breakers:
+        pool.answered_queues.update(delivery.lease.queue for delivery, _ in event.renewals)
     for delivery, lease in event.renewals:
         if lease is not None:
             delivery.lease = lease
@@ -229,7 +233,7 @@ def _lose_broken(pool: Pool) -> None:
     found = [d for d in pool.held.values() if d.lease.owner_token in pool.broken]
     known = {d.lease.owner_token for d in found}
     pool.broken = {
-        token: at for token, at in pool.broken.items() if token not in known and pool.now - at < REMEMBER_BROKEN
+        token: at for token, at in pool.broken.items() if token not in known and pool.now - at < REMEMBER_BROKEN_S
     }
     lost = [delivery for delivery in found if not delivery.settling]
     for delivery in lost:
@@ -257,11 +261,13 @@ def _reap_done(pool: Pool, event: ev.ReapDone) -> None:
 
 def _counted(pool: Pool, event: ev.Counted) -> None:
     pool.stats = event.stats
+    if pool.open_breakers:
+        pool.answered_queues.update(event.stats)
     is_empty = all(counts.pending == 0 for counts in event.stats.values())
     if not pool.settings.until_empty or pool.is_stopping:
         return
     if not pool.generation:  # an app that cannot be loaded is told, also where there is nothing to run
-        if pool.boot.failures >= LOOP_AT:
+        if pool.boot.failures >= BOOT_LOOP:
             pool.fatal = f"the app does not load: {pool.boot.last_error}"
             pool.stop("the app does not load")
     elif is_empty and not pool.held:

@@ -1,6 +1,6 @@
-"""What the pool does next: decisions, no I/O. `plan` looks at the state and returns actions for the loop to perform.
+"""The pool's next steps: decisions, no I/O. `plan` looks at the state and returns actions for the loop to perform.
 
-Order matters: verdicts first (they free slots), then the stop or the upkeep of children, then the hand-out of what is
+Order matters: outcomes first (they free slots), then the stop or the upkeep of children, then the hand-out of what is
 ready, then whatever is due by the clock. Marking a slot busy, or a child killed, happens when the action is performed.
 """
 
@@ -14,23 +14,23 @@ from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc.frames import Ask, Reply
 from jobpool.master import actions as act
 from jobpool.master.actions import Action
-from jobpool.master.companion import end_companion, keep_companion
-from jobpool.master.delivery import Delivery
-from jobpool.master.handout import hand_out
-from jobpool.master.pool import Pool, Stopping
-from jobpool.master.slots import Ending, SlotState
-from jobpool.master.upkeep import keep_children, keep_servers, watch_servers
-from jobpool.master.verdicts import checked
-from jobpool.master.watch import lose_expired, watch
+from jobpool.master.deadlines import check_deadlines, lose_expired
+from jobpool.master.dispatch import dispatch
+from jobpool.master.scheduler import end_scheduler, keep_scheduler
+from jobpool.master.slots import Delivery, SlotState
+from jobpool.master.spawning import keep_children, keep_servers, watch_servers
+from jobpool.master.state import Pool, Stopping
 from jobpool.message.dead_letters import copy_of_abandoned
 from jobpool.message.definition import JobDefinition
 from jobpool.message.names import check_enqueue_to
-from jobpool.message.outcome import NotRun, Outcome
+from jobpool.message.outcome import EndReason, NotRun, Outcome
 from jobpool.message.settlement import Abandon, Leave
-from jobpool.policy.decide import Rules, counters_of, decide
+from jobpool.policy.counters import counters_of
+from jobpool.policy.decide import Rules, decide
+from jobpool.policy.outcomes import checked
 from jobpool.policy.retry import RetryPolicy
 
-CHECK_EVERY = 0.01
+CHECK_EVERY_S = 0.01
 """Seconds between two looks at everything that is due by the clock, while the loop is busy."""
 
 
@@ -45,6 +45,7 @@ class Planner:
     check: Callable[[JobDefinition], object]
     can_forfeit: bool = True
     _rules: dict[str, Rules] = field(default_factory=dict)
+    _generation: int = 0
 
     def plan(self, pool: Pool, now: float, now_boot: float) -> list[Action]:
         """Everything that is to be done now, in order. Times: CLOCK_MONOTONIC and CLOCK_BOOTTIME seconds."""
@@ -53,7 +54,7 @@ class Planner:
         actions: list[Action] = []
         self._settle(pool, now_boot, actions)
         _talk(pool, actions)
-        due = now - pool.checked_at >= CHECK_EVERY
+        due = now - pool.checked_at >= CHECK_EVERY_S
         if due:
             lose_expired(pool, now_boot)  # before the hand-out: the loop may have slept past the end of what is ready
         if pool.is_stopping:
@@ -64,19 +65,22 @@ class Planner:
                 keep_servers(pool, now, actions)
                 keep_children(pool, now, actions)
                 if pool.settings.cron:
-                    keep_companion(pool, now, actions)
-            hand_out(pool, now, actions)
+                    keep_scheduler(pool, now, actions)
+            dispatch(pool, now, actions)
         if due:
             watch_servers(pool, now, actions)
             pool.checked_at = now
-            watch(pool, now, actions)
+            check_deadlines(pool, now, actions)
         self._settle(pool, now_boot, actions)
         return actions
 
     def _settle(self, pool: Pool, now_boot: float, actions: list[Action]) -> None:
-        """Decide each verdict. What may not be settled is forgotten: its lease runs out."""
-        verdicts, pool.verdicts = pool.verdicts, []
-        for delivery, outcome in verdicts:
+        """Decide what each outcome means. What may not be settled is forgotten: its lease runs out."""
+        if pool.generation != self._generation:  # with other handlers
+            self._generation = pool.generation
+            self._rules.clear()
+        outcomes, pool.outcomes = pool.outcomes, []
+        for delivery, outcome in outcomes:
             if delivery.lost or delivery.settling:
                 continue
             outcome = checked(outcome, self.check, pool.settings.enqueue_to)
@@ -119,16 +123,12 @@ class Planner:
             return settlement
         return replace(settlement, follow_ups=(copy,))
 
-    def forget_rules(self) -> None:
-        """The table of handlers has changed."""
-        self._rules.clear()
-
 
 def _leave(pool: Pool, delivery: Delivery, outcome: Outcome, leave: Leave) -> None:
-    if pool.held.pop(delivery.nonce, None) is None:
+    if delivery.nonce not in pool.held:
         return
     delivery.lost = True
-    pool.count_lost(delivery, counters_of(leave, outcome))
+    pool.ended(delivery, counters_of(leave, outcome))
     pool.note(
         "warning", "a message is left to its lease", id=delivery.lease.id, why=leave.why, after=type(outcome).__name__
     )
@@ -169,19 +169,19 @@ def _refused(ask: Ask, enqueue_to: Collection[str]) -> Reply | None:
 def _stop(pool: Pool, now: float, actions: list[Action]) -> None:
     """Give back what has not begun; let idle children go; kill the rest when the grace is over."""
     while pool.ready:
-        pool.verdicts.append((pool.ready.popleft(), NotRun()))
+        pool.outcomes.append((pool.ready.popleft(), NotRun()))
     over = pool.stopping is Stopping.KILL or now >= pool.stop_by
-    end_companion(pool, now, over, actions)
+    end_scheduler(pool, now, over, actions)
     for slot in pool.slots.live:
         if slot.state is SlotState.DYING:
             if over and not slot.killed_at:
                 slot.killed_at = now
                 actions.append(act.KillChild(slot))
         elif over:
-            slot.end(Ending.STOP, now, "the pool stops")
+            slot.end(EndReason.STOP, now, "the pool stops")
             actions.append(act.KillChild(slot))
         elif len(slot.deliveries) > 1:
             actions.append(act.TakeBack(slot))
         elif slot.state is not SlotState.BUSY:
-            slot.end(Ending.RETIRE, now, "the pool stops", killed=False)
+            slot.end(EndReason.RETIRE, now, "the pool stops", killed=False)
             actions.append(act.RetireChild(slot))

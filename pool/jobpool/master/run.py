@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,33 +14,34 @@ from importlib.metadata import PackageNotFoundError, version
 
 from setproctitle import setproctitle
 
-from jobpool.broker.backend import QueueBackend, ReapPolicy
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend, redact
+from jobpool.broker.values import ReapPolicy
 from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.ipc import linux
-from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
+from jobpool.ipc.process_options import ChildOptions, ForkServerConfig, scrubbed
 from jobpool.ipc.scheduler_process import CronStart
 from jobpool.ipc.scoreboard import Scoreboard
-from jobpool.ipc.scrubbing import scrubbed
-from jobpool.master.attendant import Attendant
-from jobpool.master.crew import Crew
-from jobpool.master.demands import check_demands, limits_of, unserved_limits
-from jobpool.master.inbox import Inbox
-from jobpool.master.inspection import Inspector
-from jobpool.master.lessor import Lessor
+from jobpool.master.child_processes import ChildProcesses
+from jobpool.master.compatibility import check_compatibility, limits_of, unserved_limits
+from jobpool.master.fetch_thread import FetchThread
+from jobpool.master.inbox import Inbox, Signals
 from jobpool.master.loop import Master
 from jobpool.master.plan import Planner
-from jobpool.master.pool import Pool, slot_count
-from jobpool.master.publisher import Publisher
-from jobpool.master.settler import COUNT_EVERY, Settler
-from jobpool.master.signals import Signals
-from jobpool.master.watching import Watching, watching
+from jobpool.master.scheduler import SchedulerStarter
+from jobpool.master.settle_thread import COUNT_EVERY_S, SettleThread
+from jobpool.master.state import Pool, slot_count
+from jobpool.master.telemetry import Publisher, Telemetry, make_telemetry
 from jobpool.message.signing import EnvelopeSigner
+from jobpool.policy.inspection import Inspector
 from jobpool.settings import Settings
 from jobpool.telemetry.metrics.collector import MetricsCollector
 
-COUNT_EVERY_UNTIL_EMPTY = 0.2
+COUNT_EVERY_UNTIL_EMPTY_S = 0.2
 """Seconds between two looks at the counts when the pool ends as soon as they are 0."""
+
+GC_EVERY_S = 10.0
+"""Between two garbage collections: each takes about a millisecond, for what was there at the start is left out."""
 
 log = logging.getLogger("jobpool.pool")
 
@@ -47,7 +49,7 @@ DESCRIPTORS_A_CHILD = 8
 DESCRIPTORS_BESIDES = 128
 """Open files of the master: at most so many for each slot, and so many for brokers, logs and the rest."""
 
-BROKER_INTERVAL = COUNT_EVERY
+BROKER_INTERVAL_S = COUNT_EVERY_S
 """Seconds in which the broker is asked at least once: the settle thread's counts."""
 
 
@@ -84,7 +86,7 @@ def run_pool(
     broker = backend or open_backend(settings.backend, signer=signer, timeout=settings.broker_timeout)
     try:
         broker = wrap(broker) if wrap else broker
-        check_demands(settings, broker)
+        check_compatibility(settings, broker)
         for unserved in unserved_limits(settings):
             log.warning("a limit limits nothing here", extra={"fields": {"limit": unserved}})
         broker.ping()
@@ -110,12 +112,12 @@ def _run(
     setproctitle(f"jobpool: master [{settings.name}] {' '.join(settings.queue_names)}")
     pool = Pool(settings, now=backend.clock.mono(), acks_in_transaction=backend.capabilities.ack_in_transaction)
     inbox = Inbox()
-    watched = watching(settings, backend, board, inbox, _version(), collector)
-    crew = Crew(fork_server_config(settings), board, _environ_of_children(backend))
+    watched = make_telemetry(settings, backend, board, inbox, _version(), collector)
+    children = ChildProcesses(fork_server_config(settings), board, _environ_of_children(backend))
     try:
         signals.install()
-        crew.watch(signals.fileno(), signals.read)
-        master = _master(settings, pool, backend, signer, board, crew, inbox, watched)
+        children.watch(signals.fileno(), signals.read)
+        master = _master(settings, pool, backend, signer, board, children, inbox, watched)
         if on_start:
             on_start(board)
         with _rare_collections():
@@ -138,9 +140,27 @@ def _environ_of_children(backend: QueueBackend) -> dict[str, str]:
     return scrubbed(os.environ, kept)
 
 
+class PeriodicGc:
+    """A garbage collection now and then, for a broker's connections that have broken above all.
+
+    The collector of the master runs rarely (`_rare_collections`), which a stream of jobs does not mind: nothing
+    of a job is in a circle. A client's connection is, with its read buffer of 64 KiB and the frames of the error that
+    ended it. A master on a bad network would hold hundreds of them until the collector's turn comes.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._due = now + GC_EVERY_S
+
+    def look(self, now: float) -> None:
+        """Collect, if that is due. `now`: seconds of any clock that only goes on."""
+        if now >= self._due:
+            self._due = now + GC_EVERY_S
+            gc.collect()
+
+
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """What is here already is left out of garbage collections, and those come more rarely.
+    """Leave what is here already out of garbage collections, and collect more rarely.
 
     A stream of jobs makes and drops some ten objects for each, none of them in a circle: at Python's own 700 the
     collector runs some hundred times a second in vain (measured: 3 % of a pool's rate on SQLite, 10 % in memory).
@@ -161,38 +181,43 @@ def _master(
     backend: QueueBackend,
     signer: EnvelopeSigner,
     board: Scoreboard,
-    crew: Crew,
+    children: ChildProcesses,
     inbox: Inbox,
-    watched: Watching | None,
+    watched: Telemetry | None,
 ) -> Master:
-    every = COUNT_EVERY_UNTIL_EMPTY if settings.until_empty else COUNT_EVERY
-    reaping = ReapPolicy(settings.max_crashes)
-    settler = Settler(backend, settings.queue_names, settings.ttl, reaping, inbox, every, settings.dead_letter_queue)
+    settle_thread = _settle_thread(settings, backend, inbox)
     publisher = Publisher(
         board,
         name=settings.name,
         version=_version(),
         queues=" ".join(settings.queue_names),
         backend=redact(settings.backend),
-        broker_interval=BROKER_INTERVAL,
-        reap_interval=settler.reap_every,
+        broker_interval=BROKER_INTERVAL_S,
+        reap_interval=settle_thread.reap_every,
     )
     return Master(
         pool=pool,
         planner=Planner(settings.retry, backend.pack, backend.capabilities.forfeit),
         backend=backend,
-        crew=crew,
+        children=children,
         inbox=inbox,
-        lessor=_lessor(settings, backend, signer, inbox),
-        settler=settler,
+        fetch_thread=_fetch_thread(settings, backend, signer, inbox),
+        settle_thread=settle_thread,
         publisher=publisher,
-        watching=watched,
-        attendant=Attendant(cron_start(settings), crew) if settings.cron else None,
+        telemetry=watched,
+        scheduler=SchedulerStarter(cron_start(settings), children) if settings.cron else None,
+        gc=PeriodicGc(time.monotonic()),
     )
 
 
-def _lessor(settings: Settings, backend: QueueBackend, signer: EnvelopeSigner, inbox: Inbox) -> Lessor:
-    return Lessor(
+def _settle_thread(settings: Settings, backend: QueueBackend, inbox: Inbox) -> SettleThread:
+    every = COUNT_EVERY_UNTIL_EMPTY_S if settings.until_empty else COUNT_EVERY_S
+    reaping = ReapPolicy(settings.max_crashes)
+    return SettleThread(backend, settings.queue_names, settings.ttl, reaping, inbox, every, settings.dead_letter_queue)
+
+
+def _fetch_thread(settings: Settings, backend: QueueBackend, signer: EnvelopeSigner, inbox: Inbox) -> FetchThread:
+    return FetchThread(
         backend,
         settings.queues,
         settings.ttl,
@@ -203,7 +228,7 @@ def _lessor(settings: Settings, backend: QueueBackend, signer: EnvelopeSigner, i
 
 
 def fork_server_config(settings: Settings) -> ForkServerConfig:
-    """What the fork server and its children are told: nothing of the broker."""
+    """Make what the fork server and its children are told: nothing of the broker."""
     options = ChildOptions(
         apps=list(settings.apps),
         kill_grace=settings.kill_grace,
@@ -224,7 +249,7 @@ def fork_server_config(settings: Settings) -> ForkServerConfig:
 
 
 def cron_start(settings: Settings) -> CronStart:
-    """What the scheduler beside the pool is told."""
+    """Make what the scheduler beside the pool is told."""
     return CronStart(
         backend=settings.backend,
         options=fork_server_config(settings).options,

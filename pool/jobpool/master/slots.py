@@ -14,12 +14,17 @@ somebody else's.
 
 from __future__ import annotations
 
+import os
+import struct
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from jobpool.master.delivery import Delivery
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import EndReason, Outcome
+
+_NONCES_AT_ONCE = 512
 
 
 class SlotState(Enum):
@@ -43,21 +48,6 @@ class IllegalMoveError(RuntimeError):
     """A slot was told to go where it cannot go from where it is: a fault in the pool, never in a job."""
 
 
-class Ending(Enum):
-    """Why the master ended a child, or let it end."""
-
-    NONE = "none"
-    TIMEOUT = "timeout"
-    MEMORY = "memory-limit"
-    STOP = "stop"
-    LOST = "lease lost"
-    RECYCLE = "recycle"
-    RETIRE = "retire"
-    PROTOCOL = "broken channel"
-    BOOT = "boot timeout"
-    SERVER = "its fork server has died"
-
-
 @dataclass(slots=True, eq=False)
 class Slot:
     """One place. `deliveries` are the frames handed over and not answered; the head is the one that runs.
@@ -74,6 +64,7 @@ class Slot:
     restarts: int = -1
     rss: int = 0
     peak_rss: int = 0
+    cpu: float = 0.0
     sampled_at: float = 0.0
     crashes: int = 0
     timeouts: int = 0
@@ -84,7 +75,7 @@ class Slot:
     """Its process has ended and was not collected yet."""
     suspicion: float = 0.0
     """When its fork server died: 0 for whose attempt had run the longest, 1 for the youngest of several."""
-    ending: Ending = Ending.NONE
+    ending: EndReason = EndReason.NONE
     ending_text: str = ""
     killed_at: float = 0.0
     dumped_at: float = 0.0
@@ -143,7 +134,7 @@ class Slot:
             return None
         return self.head_since + self.deliveries[0].timeout
 
-    def end(self, why: Ending, now: float, text: str = "", killed: bool = True) -> None:
+    def end(self, why: EndReason, now: float, text: str = "", killed: bool = True) -> None:
         """Note that the child is being ended; its first reason stands."""
         if self.state is not SlotState.DYING:
             self.move(SlotState.DYING, now)
@@ -178,7 +169,7 @@ class Slots:
         slot.move(SlotState.STARTING, now)
         slot.child, slot.generation, slot.pid = child, generation, 0
         slot.restarts += 1
-        slot.ending, slot.ending_text, slot.retiring = Ending.NONE, "", False
+        slot.ending, slot.ending_text, slot.retiring = EndReason.NONE, "", False
         slot.killed_at = slot.dumped_at = 0.0
         slot.rss = slot.peak_rss = 0
         slot.full = False
@@ -191,6 +182,7 @@ class Slots:
         if slot is not None:
             slot.move(SlotState.EMPTY, now)
             slot.child = slot.pid = 0
+            slot.cpu = 0.0
         return slot
 
     def count(self, *states: SlotState) -> int:
@@ -200,3 +192,56 @@ class Slots:
     def live(self) -> list[Slot]:
         """Slots that have a child."""
         return list(self._by_child.values())
+
+
+def nonces() -> Iterator[int]:
+    """Yield numbers for attempts: 64 bits, random, never 0.
+
+    A child knows the number of an attempt once it has taken the attempt's frame, and no sooner: so a handler cannot
+    answer for the jobs that wait in its child's socket. Drawn by the hundred, for one costs a system call.
+    """
+    while True:
+        yield from filter(None, struct.unpack(f"={_NONCES_AT_ONCE}Q", os.urandom(_NONCES_AT_ONCE * 8)))
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """Mutable on purpose: the lease is replaced when it is renewed.
+
+    Attributes:
+        nonce: Names this attempt in every frame and kill; of `nonces`.
+        timeout: Seconds for the handler; 0 = unlimited.
+        leased_at: CLOCK_MONOTONIC seconds.
+        lasts: Seconds for which its lease holds each time it is renewed; 0 = not known yet. The renew thread's alone.
+        slot: Index of the slot whose socket holds it, or -1.
+        outcome: How it ended, once it has.
+        refused_at: CLOCK_MONOTONIC seconds at which the broker first refused its settlement; 0 = it has not.
+        lost: Its lease has ended: whatever comes of it, nothing is settled.
+        acks_itself: Its handler may ack in a transaction of its own, and is given the ticket to do so.
+        settling: A settlement is under way: its verdict is fixed, "lost" is ignored.
+        began: CLOCK_MONOTONIC seconds at which its handler began, once `ran` is known.
+        ran: Seconds for which it ran; None = it has not ended, or never ran.
+        output, error: What its child said of it at the end. Kept as plain values, not in a `Result`: many deliveries
+            wait for their settlement at once, and the garbage collector would look through all of their results.
+    """
+
+    lease: JobLease
+    nonce: int
+    timeout: float
+    handler: str
+    leased_at: float
+    lasts: float = 0.0
+    slot: int = -1
+    acks_itself: bool = False
+    settling: bool = False
+    refused_at: float = 0.0
+    lost: bool = False
+    outcome: Outcome | None = None
+    began: float = 0.0
+    ran: float | None = None
+    output: str = ""
+    error: str = ""
+
+    def end(self, began: float, ran: float, output: str, error: str) -> None:
+        """Note what its child said, or what is known without it."""
+        self.began, self.ran, self.output, self.error = began, ran, output, error

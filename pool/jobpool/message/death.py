@@ -23,6 +23,29 @@ _SHORTEST = 64
 
 
 @dataclass(frozen=True, slots=True)
+class Exit:
+    """How the process of a child ended.
+
+    Attributes:
+        code: Exit status; None when a signal ended it.
+        signal: Signal number; None when it exited.
+        core: Whether a core was dumped.
+        cpu_seconds: User and system time.
+        peak_rss: Bytes, the highest resident size.
+        strays: How many processes of its group or re-parented ones were killed after it.
+    """
+
+    child: int
+    pid: int
+    code: int | None
+    signal: int | None
+    core: bool = False
+    cpu_seconds: float = 0.0
+    peak_rss: int = 0
+    strays: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Death:
     """One abnormal end.
 

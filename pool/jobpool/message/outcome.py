@@ -6,8 +6,37 @@ One frozen class a row of the table in docs/architecture.md, "Verdicts". `error`
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, IntEnum
 
 from jobpool.message.definition import JobDefinition
+
+
+class ResultKind(IntEnum):
+    """How an attempt ended, as the child saw it."""
+
+    SUCCEEDED = 0
+    FAILED = 1
+    UNRECOVERABLE = 2
+    RETRY = 3
+    SNOOZE = 4
+    TIMEOUT = 5
+    UNKNOWN_HANDLER = 6
+    NOT_ALLOWED = 7
+
+
+class EndReason(Enum):
+    """Why the master ended a child, or let it end."""
+
+    NONE = "none"
+    TIMEOUT = "timeout"
+    MEMORY = "memory-limit"
+    STOP = "stop"
+    LOST = "lease lost"
+    RECYCLE = "recycle"
+    RETIRE = "retire"
+    PROTOCOL = "broken channel"
+    BOOT = "boot timeout"
+    SERVER = "its fork server has died"
 
 
 @dataclass(frozen=True, slots=True)

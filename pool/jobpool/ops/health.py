@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from jobpool.ipc.board_views import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
-from jobpool.master.boot import LOOP_AT
 from jobpool.message.units import format_duration
 from jobpool.ops.runtime_dir import PoolFile
-from jobpool.telemetry.metrics.probes import LOOP_LIMIT, MISSED
+from jobpool.telemetry.metrics.probes import BOOT_LOOP, LOOP_LIMIT, MISSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ def _reaper(header: HeaderView, now: float) -> Check:
 
 
 def _boot(header: HeaderView) -> Check:
-    if header.boot_failures >= LOOP_AT:
+    if header.boot_failures >= BOOT_LOOP:
         why = f": {header.problem}" if header.problem else ""
         return Check("boot", False, f"{header.boot_failures} children in a row could not boot{why}")
     return Check("boot", True, "children boot")

@@ -5,12 +5,16 @@
        └──────────── the probe succeeded ──────┼────────────────────────────────────────────────────────┤
                                                └── the probe failed: cooldown doubled, up to the longest ┘
 
-It reads no clock and takes no lock: every method is told `now`, and whoever shares one between threads locks it.
+It reads no clock and takes no lock: every method is told `now`. `Breakers` holds one for each queue, for several
+threads.
 """
 
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 
 from jobpool.errors import ConfigurationError
@@ -19,7 +23,7 @@ NO_PROBE = -math.inf
 
 
 class BreakerState(StrEnum):
-    """What a breaker lets through: all, nothing, or one probe."""
+    """The state of a breaker, which lets through all, nothing, or one probe."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -69,7 +73,7 @@ class CircuitBreaker:
         return self._cooldown
 
     def state(self, now: float) -> BreakerState:
-        """What it is in at `now`; looking changes nothing."""
+        """Return its state at `now`; looking changes nothing."""
         if self._state is BreakerState.OPEN and now >= self._until:
             return BreakerState.HALF_OPEN
         return self._state
@@ -85,7 +89,7 @@ class CircuitBreaker:
                 return max(0.0, self._probe_until - now)
 
     def allow(self, now: float) -> bool:
-        """Whether to call now. Yes from a half-open breaker is the one probe: tell `succeeded` or `failed` of it."""
+        """Return whether to call now. Yes when half-open is the one probe: tell `succeeded` or `failed` of it."""
         if self._state is BreakerState.CLOSED:
             return True
         if self.wait(now) > 0.0:
@@ -125,3 +129,88 @@ class CircuitBreaker:
         self._state = BreakerState.OPEN
         self._until = now + self._cooldown
         self._probe_until = NO_PROBE
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerSettings:
+    """As `CircuitBreaker`; a threshold of 0 = no breakers."""
+
+    threshold: int = 5
+    cooldown: float = 2.0
+    max_cooldown: float = 60.0
+
+
+class Breakers:
+    """A circuit breaker for each queue. Thread-safe: one thread fetches, another tells what else was answered.
+
+    Args:
+        queues: Their names.
+        settings: Of all breakers.
+        opened: Called with the queue, the cooldown in seconds and the error when a breaker opens.
+        closed: Called with the queue when it closes again.
+
+    Raises `ConfigurationError` as `CircuitBreaker`. Times are CLOCK_MONOTONIC seconds.
+    """
+
+    def __init__(
+        self,
+        queues: Iterable[str],
+        settings: BreakerSettings,
+        opened: Callable[[str, float, str], None],
+        closed: Callable[[str], None],
+    ) -> None:
+        self._told_opened = opened
+        self._told_closed = closed
+        self._lock = threading.Lock()
+        self._open: set[str] = set()
+        self._breakers = (
+            {queue: CircuitBreaker(settings.threshold, settings.cooldown, settings.max_cooldown) for queue in queues}
+            if settings.threshold
+            else {}
+        )
+
+    def allow(self, queue: str, now: float) -> bool:
+        """Return whether to fetch from `queue` now. A yes must be followed by `failed` or `succeeded`."""
+        if queue not in self._open:
+            return True
+        with self._lock:
+            return self._breakers[queue].allow(now)
+
+    def wait(self, queue: str, now: float) -> float:
+        """Seconds until a fetch may be allowed; 0.0 = now."""
+        if queue not in self._open:
+            return 0.0
+        with self._lock:
+            return self._breakers[queue].wait(now)
+
+    def failed(self, queue: str, error: str, now: float) -> None:
+        """A fetch from `queue` was not answered."""
+        breaker = self._breakers.get(queue)
+        if breaker is None:
+            return
+        with self._lock:
+            breaker.failed(now)
+            opened = breaker.state(now) is BreakerState.OPEN and queue not in self._open
+            if opened:
+                self._open.add(queue)
+        if opened:
+            self._told_opened(queue, breaker.cooldown, error)
+
+    def succeeded(self, queue: str, now: float) -> None:
+        """A fetch from `queue` was answered."""
+        breaker = self._breakers.get(queue)
+        if breaker is None:
+            return
+        with self._lock:
+            breaker.succeeded(now)
+            closed = queue in self._open and breaker.state(now) is BreakerState.CLOSED
+            if closed:
+                self._open.discard(queue)
+        if closed:
+            self._told_closed(queue)
+
+    def answered(self, queues: Iterable[str], now: float) -> None:
+        """Something else about these queues was answered: an open breaker lets its probe through at once."""
+        with self._lock:
+            for queue in self._open.intersection(queues):
+                self._breakers[queue].answered(now)

@@ -1,7 +1,7 @@
-"""What becomes of a message: the table of docs/architecture.md, "Verdicts", as one pure function.
+"""The verdict on a message: the table of docs/architecture.md, "Verdicts", as one pure function.
 
-The master and `QueueWorker` both call it, so that a message is treated alike wherever it ran. No I/O, no clock. Beside
-it the two views of the answer: the worker's status, and the counters to add once the backend has accepted it.
+The master and `QueueWorker` both call it, so that a message is treated alike wherever it ran. No I/O, no clock.
+What the answer is counted as is in counters.py.
 """
 
 from __future__ import annotations
@@ -36,17 +36,16 @@ from jobpool.message.outcome import (
     TimedOut,
     UnknownHandler,
 )
-from jobpool.message.result import Status
-from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settlement
 from jobpool.policy.retry import RetryPolicy
 
 NEVER_STARTED_LIMIT = 3
 """So many children in a row that died before they began a message: it is the message's doing."""
 
-TIERS = 8
+MAX_EXTRA_MOVES = 8
 """So many moves past its budget, from one queue for larger machines to the next: pools that name each other's end."""
 
-SIGNATURE = 64
+SIGNATURE_CHARS = 64
 """Characters that signing adds to a body."""
 
 # Shared by all decisions: a no-op job costs no new object here.
@@ -58,7 +57,7 @@ LEASE_LOST = Leave("lease lost")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the pool has been told, as far as it bears on a verdict. Made once a handler, not once a message.
+    """The pool's settings, as far as they bear on a verdict. Made once a handler, not once a message.
 
     Attributes:
         max_retries: The handler's own, for jobs that set none; None = the retry policy's.
@@ -156,7 +155,7 @@ def _budget(lease: JobLease, rules: Rules, retry: RetryPolicy) -> int:
 def _outgrown(error: str, cause: str | None, lease: JobLease, rules: Rules, retry: RetryPolicy) -> Settlement:
     """Too large for these machines: it gets one run on larger ones, also when this was its last attempt."""
     queue = rules.on_memory_limit_queue
-    if queue is None or not _can_go(lease, queue) or lease.attempts >= _budget(lease, rules, retry) + TIERS:
+    if queue is None or not _can_go(lease, queue) or lease.attempts >= _budget(lease, rules, retry) + MAX_EXTRA_MOVES:
         return _failed("memory-limit", error, lease, rules, retry, cause=cause)
     return Move(queue, attempts=1, error=error, cause=cause)
 
@@ -173,7 +172,7 @@ def _no_verdict(cause: str, lease: JobLease, rules: Rules) -> Settlement | Leave
 
 def _can_go(lease: JobLease, queue: str) -> bool:
     """Not to where it is; nor when another queue's name, and a signature, could make its body too large to be read."""
-    return queue != lease.queue and len(lease.body) + len(queue) + SIGNATURE <= MAX_BODY_BYTES
+    return queue != lease.queue and len(lease.body) + len(queue) + SIGNATURE_CHARS <= MAX_BODY_BYTES
 
 
 def _unknown(handler: str, seen_for: float, rules: Rules) -> Settlement:
@@ -186,7 +185,7 @@ def _unknown(handler: str, seen_for: float, rules: Rules) -> Settlement:
 
 
 def _given_up(outcome: CancelledByPerson | Rejected | HandlerNotAllowed | Expired | CrashLimit) -> Abandon:
-    """What no further attempt can change."""
+    """Give up what no further attempt can change."""
     match outcome:
         case CancelledByPerson():
             return Abandon("cancelled", "cancelled by a person")
@@ -206,80 +205,3 @@ def _given_up(outcome: CancelledByPerson | Rejected | HandlerNotAllowed | Expire
 def _bounded(delay: float) -> float:
     """`delay` as a broker can store it; also for what a handler asked for, such as infinity."""
     return min(max(0.0, delay), LONGEST)
-
-
-# --- the answer, seen from the worker and from the metrics -----------------------------------------------------------
-
-_STATUS: dict[type[Settlement | Leave], Status] = {
-    Ack: Status.ACKED,
-    Nack: Status.REQUEUED,
-    Abandon: Status.DEAD_LETTERED,
-    Release: Status.RELEASED,
-    Forfeit: Status.CRASHED,
-    Move: Status.MOVED,
-    Leave: Status.LOST,
-}
-
-
-def status_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settled = Settled.OK) -> Status:
-    """What `WorkerResult.status` says. `settled`: the backend's answer; a refusal is `lost`, whatever was decided."""
-    if not settled:
-        return Status.LOST
-    match settlement, outcome:
-        case Ack(), AlreadyDone():
-            return Status.SKIPPED_IDEMPOTENT
-        case Abandon(), Rejected():
-            return Status.REJECTED
-        case Leave(), Crashed() | NeverStarted() if settlement is not LEASE_LOST:
-            return Status.CRASHED
-        case _:
-            return _STATUS[type(settlement)]
-
-
-SUCCEEDED = ("jobs_succeeded",)
-
-
-def counters_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settled = Settled.OK) -> tuple[str, ...]:
-    """The names of the counters to add, label `queue`, once the backend has answered `settled`.
-
-    `jobs_fetched` is counted at the fetch and `jobs_reaped` by the reaper.
-    """
-    if type(outcome) is Succeeded and type(settlement) is Ack and settled:
-        return SUCCEEDED  # nearly all messages, once each
-    match status_of(settlement, outcome, settled):
-        case Status.REQUEUED:
-            return ("jobs_failed", "jobs_requeued", *_timed_out(outcome))
-        case Status.DEAD_LETTERED:
-            return (*_attempt_failed(outcome), "jobs_failed_permanently", *_timed_out(outcome))
-        case Status.MOVED:
-            return (*(_attempt_failed(outcome) or ("jobs_crashed",)), "jobs_moved")
-        case Status.REJECTED:
-            return ("jobs_rejected_signature" if _is_about_signature(outcome) else "jobs_rejected_payload",)
-        case other:
-            return _PLAIN_COUNTERS.get(other, ())
-
-
-_PLAIN_COUNTERS: dict[Status, tuple[str, ...]] = {
-    Status.SKIPPED_IDEMPOTENT: ("jobs_skipped_idempotent",),
-    Status.RELEASED: ("jobs_released",),
-    Status.LOST: ("jobs_lease_lost",),
-    Status.CRASHED: ("jobs_crashed",),
-}
-
-
-def counts_as_attempt(outcome: Outcome) -> bool:
-    """Whether the handler ran and is responsible for the failure."""
-    return isinstance(outcome, Failed | RetryAsked | TimedOut | MemoryExceeded)
-
-
-def _attempt_failed(outcome: Outcome) -> tuple[str, ...]:
-    """A dead letter whose handler never ran, or was cancelled, is no failed attempt."""
-    return ("jobs_failed",) if counts_as_attempt(outcome) else ()
-
-
-def _timed_out(outcome: Outcome) -> tuple[str, ...]:
-    return ("jobs_timed_out",) if isinstance(outcome, TimedOut) else ()
-
-
-def _is_about_signature(outcome: Outcome) -> bool:
-    return isinstance(outcome, Rejected) and outcome.signature

@@ -14,28 +14,28 @@ behind them.
 
 from __future__ import annotations
 
-HELD = 0.02
+HELD_S = 0.02
 """Seconds of the pool's work to hold."""
 
-MOST_HELD = 0.09
+MAX_HELD_S = 0.09
 """The same at most, however far the broker is: what has not started 100 ms after its lease goes back."""
 
-NEAR = 0.005
+NEAR_S = 0.005
 """Seconds that a fetch may take without being counted: a broker of this machine, or of this network."""
 
-WINDOW = 0.01
+WINDOW_S = 0.01
 """Seconds of one observation window."""
 
-SPAN = 10
+SPAN_WINDOWS = 10
 """Windows that are remembered: 100 ms."""
 
-RECENT = 3
-"""Windows, the running one included, that cover `HELD`."""
+RECENT_WINDOWS = 3
+"""Windows, the running one included, that cover `HELD_S`."""
 
-RECENT_OF_LONG = 5
-"""The same, where jobs last half of `HELD` or more."""
+RECENT_WINDOWS_OF_LONG = 5
+"""The same, where jobs last half of `HELD_S` or more."""
 
-CAP = 1024
+MAX_LOOKAHEAD = 1024
 
 
 class LookAhead:
@@ -48,17 +48,17 @@ class LookAhead:
 
     __slots__ = ("_allowed", "_busy", "_cap", "_counts", "_held", "_last", "_quiet", "_size", "_stale", "_window")
 
-    def __init__(self, now: float, cap: int = CAP) -> None:
+    def __init__(self, now: float, cap: int = MAX_LOOKAHEAD) -> None:
         self._cap = cap
-        self._held = HELD
+        self._held = HELD_S
         self.restart(now)
 
     def restart(self, now: float) -> None:
         """Begin again from nothing: something was held and not started within 100 ms, or the pool has changed."""
         self._allowed = 0
-        self._counts = [0] * SPAN
-        self._busy = [0.0] * SPAN
-        self._window = int(now / WINDOW)
+        self._counts = [0] * SPAN_WINDOWS
+        self._busy = [0.0] * SPAN_WINDOWS
+        self._window = int(now / WINDOW_S)
         self._last = now
         self._stale = True
 
@@ -68,7 +68,7 @@ class LookAhead:
         The run time tells many long jobs that end together from a stream of short ones; 0 = not known.
         """
         self._roll(now)
-        slot = self._window % SPAN
+        slot = self._window % SPAN_WINDOWS
         self._counts[slot] += count
         self._busy[slot] += busy
         self._last = now
@@ -76,10 +76,10 @@ class LookAhead:
 
     def broker_took(self, seconds: float) -> None:
         """Note how long a fetch took, in seconds: a far broker's share of what is held follows it, smoothed."""
-        held = min(MOST_HELD, HELD + 2 * seconds) if seconds > NEAR else HELD
+        held = min(MAX_HELD_S, HELD_S + 2 * seconds) if seconds > NEAR_S else HELD_S
         if held != self._held:
             step = (held - self._held) / 4
-            self._held = held if abs(step) < NEAR / 10 else self._held + step
+            self._held = held if abs(step) < NEAR_S / 10 else self._held + step
             self._stale = True
 
     def size(self, now: float) -> int:
@@ -90,40 +90,40 @@ class LookAhead:
         return 0 if now - self._last > self._quiet else min(self._allowed, self._size)
 
     def _measure(self) -> None:
-        """What the pool finishes in the time to hold, by the lower of the two rates; and what pause is its end."""
+        """Measure what the pool finishes in the time to hold, by the lower of two rates, and the pause that ends it."""
         self._stale = False
         total = sum(self._counts)
         mean = sum(self._busy) / total if total else 0.0
-        windows = RECENT if mean < HELD / 2 else RECENT_OF_LONG
-        if self._held > HELD:
-            windows = SPAN  # what a far broker brings comes in bursts, a round trip apart
-        recent = sum([self._counts[(self._window - ago) % SPAN] for ago in range(windows)])
-        self._size = min(recent, round(total * self._held / max(SPAN * WINDOW, mean)))
-        self._quiet = max(self._held, min(2 * mean, RECENT_OF_LONG * WINDOW))
+        windows = RECENT_WINDOWS if mean < HELD_S / 2 else RECENT_WINDOWS_OF_LONG
+        if self._held > HELD_S:
+            windows = SPAN_WINDOWS  # what a far broker brings comes in bursts, a round trip apart
+        recent = sum([self._counts[(self._window - ago) % SPAN_WINDOWS] for ago in range(windows)])
+        self._size = min(recent, round(total * self._held / max(SPAN_WINDOWS * WINDOW_S, mean)))
+        self._quiet = max(self._held, min(2 * mean, RECENT_WINDOWS_OF_LONG * WINDOW_S))
 
     def _roll(self, now: float) -> None:
         """Close the windows that have ended, and let the size double once for each."""
-        window = int(now / WINDOW)
+        window = int(now / WINDOW_S)
         if window == self._window:
             return
-        if window - self._window >= SPAN:
+        if window - self._window >= SPAN_WINDOWS:
             self._forget(window)
         while self._window < window:
             self._close()
 
     def _close(self) -> None:
-        if self._allowed or self._counts[self._window % SPAN]:
+        if self._allowed or self._counts[self._window % SPAN_WINDOWS]:
             self._measure()
             self._allowed = min(self._cap, max(1, 2 * min(self._allowed, self._size)))
         self._window += 1
-        slot = self._window % SPAN
+        slot = self._window % SPAN_WINDOWS
         self._counts[slot] = 0
         self._busy[slot] = 0.0
         self._stale = True
 
     def _forget(self, window: int) -> None:
-        self._counts = [0] * SPAN
-        self._busy = [0.0] * SPAN
+        self._counts = [0] * SPAN_WINDOWS
+        self._busy = [0.0] * SPAN_WINDOWS
         self._allowed = min(self._allowed, 1)
         self._window = window
         self._stale = True

@@ -157,6 +157,34 @@ class RetryPolicy:
         object.__setattr__(self, name, value)
 
 
+class BackOff:
+    """The failures in a row of one thing, and when its next try is due. Times are seconds on one clock.
+
+    Args:
+        first: Seconds to wait after the first failure; doubles with each.
+        longest: Where the doubling ends.
+    """
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first = first
+        self._longest = longest
+        self.succeeded()
+
+    def failed(self, error: str, now: float) -> float:
+        """Count one more failure; return the seconds until the next try."""
+        self.failures += 1
+        self.last_error = error
+        pause = min(self._longest, self._first * 2.0 ** min(self.failures - 1, 30))
+        self.next_at = now + pause
+        return pause
+
+    def succeeded(self) -> None:
+        """Forget all failures: a next try may begin at once."""
+        self.failures = 0
+        self.next_at = 0.0
+        self.last_error = ""
+
+
 def _round_half_up(delay: float, resolution: float) -> float:
     # In decimal, as a person wrote the numbers: 1.0005 s rounds up to 1.001 s although its binary form is less.
     step = Decimal(repr(resolution))

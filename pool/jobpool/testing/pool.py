@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Self
 
-from jobpool.broker.backend import Message, MessageFilter, ReapPolicy, State
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import Message, MessageFilter, ReapPolicy, State
 from jobpool.client.jobs import Jobs
 from jobpool.client.worker import DEFAULT_TIMEOUT
 from jobpool.clock import ManualClock
@@ -20,7 +20,7 @@ from jobpool.message.builder import JobBuilder
 from jobpool.message.definition import JobDefinition
 from jobpool.message.result import Status
 from jobpool.message.signing import EnvelopeSigner, Key
-from jobpool.policy.guarding import Limits
+from jobpool.policy.limits import Limits
 from jobpool.policy.retry import RetryPolicy
 from jobpool.testing.faults import Fault, FaultPlan, Injection, Point
 from jobpool.testing.runs import Run

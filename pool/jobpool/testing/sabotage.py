@@ -8,10 +8,10 @@ from collections.abc import Callable
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.handlers.ending import timeout_text
 from jobpool.handlers.registry import AnyHandler, HandlerRegistry
-from jobpool.ipc.frames import Verdict
 from jobpool.message.capped_text import DEFAULT_CAP
 from jobpool.message.context import JobContext
 from jobpool.message.lease import JobLease
+from jobpool.message.outcome import ResultKind
 from jobpool.message.result import ExecutionResult
 from jobpool.testing.faults import Crash, Fault, FaultPlan, LoseLease, Timeout
 
@@ -43,7 +43,7 @@ class Sabotage:
         attempt = run_attempt(job, _Sabotaged(registry, self), progress=self.report)
         if isinstance(self.fault, Timeout):
             name = job.envelope.name or job.envelope.job
-            attempt.verdict = Verdict.TIMEOUT
+            attempt.kind = ResultKind.TIMEOUT
             attempt.error = timeout_text(name, job.timeout, None, DEFAULT_CAP)
             attempt.follow_ups = ()
         return attempt

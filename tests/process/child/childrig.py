@@ -1,4 +1,4 @@
-"""A real child, born as the fork server bears it, over real sockets, with the test as its master.
+"""A real child, child as the fork server bears it, over real sockets, with the test as its master.
 
 As a module: `ChildProcess`. As a program, `python childrig.py WORK CHANNEL BOARD TRACE OUTPUT OPTIONS`: the child
 itself, started by exec and not forked from the test, which may have threads.
@@ -20,11 +20,12 @@ from typing import Any
 
 from jobpool.ipc import packets
 from jobpool.ipc.board_views import ChildView
-from jobpool.ipc.frames import BootFailed, Frame, Ready, Reply, Result, Run, Verdict, decode
+from jobpool.ipc.frames import BootFailed, Frame, Ready, Reply, Result, Run, decode
 from jobpool.ipc.process_options import ChildOptions
 from jobpool.ipc.scoreboard import ChildPages, Scoreboard
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import encode
+from jobpool.message.outcome import ResultKind
 from jobpool.message.signing import EnvelopeSigner
 
 HERE = str(Path(__file__).parent)
@@ -123,7 +124,7 @@ class ChildProcess:
 
     def succeed(self, handler: str = "noop", payload: Any = None, **more: Any) -> Result:
         result = self.run(handler, payload, **more)
-        assert result.verdict is Verdict.SUCCEEDED, result.error
+        assert result.kind is ResultKind.SUCCEEDED, result.error
         return result
 
     def silent(self, seconds: float) -> bool:
@@ -149,13 +150,13 @@ class ChildProcess:
 
 def main(work: str, channel: str, board: str, trace: str, output: str, options: str) -> None:
     from jobpool.child.main import run
-    from jobpool.ipc.postfork import Birth, live
+    from jobpool.ipc.postfork import SpawnRequest, live
 
     fds = (int(work), int(channel), int(trace), int(output))
     for fd in (*fds, int(board)):
         os.set_inheritable(fd, False)
     with ChildPages(int(board)).mapped(0) as page:
-        live(Birth(0, 7, fds, os.getppid(), page, ChildOptions.from_json(options), run))
+        live(SpawnRequest(0, 7, fds, os.getppid(), page, ChildOptions.from_json(options), run))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ import pytest
 from childrig import HERE, LIMIT
 
 from jobpool.ipc import packets
-from jobpool.ipc.fork_client import ForkServer
-from jobpool.ipc.frames import Exited, Frame, Loaded, Ready, Result, Run, Spawned, Verdict, decode
+from jobpool.ipc.fork_client import ForkServerClient
+from jobpool.ipc.frames import Exited, Frame, Loaded, Ready, Result, Run, Spawned, decode
 from jobpool.ipc.process_options import ChildOptions, ForkServerConfig
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import encode
+from jobpool.message.outcome import ResultKind
 from jobpool.message.signing import EnvelopeSigner
 
 
@@ -28,7 +29,7 @@ class Pool:
         options = ChildOptions(apps=["childhandlers"], sys_path=[HERE], kill_grace=0.4)
         config = ForkServerConfig(options, "jobpool.child.main:run", "jobpool.handlers.app:load", "test")
         self.board = Scoreboard.create(None, 1)
-        self.server = ForkServer.start(config, self.board.fd, os.environ)
+        self.server = ForkServerClient.start(config, self.board.fd, os.environ)
         self.pid = 0
         self._fds: list[int] = []
         self._heard: list[tuple[Frame, list[int]]] = []
@@ -106,7 +107,7 @@ def test_the_fork_server_tells_the_handlers_and_its_child_runs_them(pool: Pool) 
         assert pool.run(handler, {}).leaving == ""
 
     late = pool.run("hang_sleep", timeout=0.2)
-    assert (late.verdict, late.leaving) == (Verdict.TIMEOUT, "timeout")
+    assert (late.kind, late.leaving) == (ResultKind.TIMEOUT, "timeout")
     exited = pool.hear(Exited)
     assert isinstance(exited, Exited)
     assert (exited.code, exited.signal, exited.strays) == (0, None, 0)

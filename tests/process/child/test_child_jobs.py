@@ -9,7 +9,8 @@ import pytest
 from childrig import ChildProcess, wait_until
 
 from jobpool.ipc.board_views import ChildState
-from jobpool.ipc.frames import Ask, BootFailed, Reply, Verdict
+from jobpool.ipc.frames import Ask, BootFailed, Reply
+from jobpool.message.outcome import ResultKind
 
 Start = Callable[..., ChildProcess]
 
@@ -36,27 +37,27 @@ def test_a_typed_payload_and_printed_text_make_the_output(start_child: Start) ->
 
 
 @pytest.mark.parametrize(
-    ("handler", "payload", "verdict", "text"),
+    ("handler", "payload", "kind", "text"),
     [
-        pytest.param("fail", {}, Verdict.FAILED, "ValueError: no such customer", id="exception"),
-        pytest.param("leave", {"code": 0}, Verdict.FAILED, "SystemExit: 0", id="sys.exit(0)"),
-        pytest.param("leave", {"code": 3}, Verdict.FAILED, "SystemExit: 3", id="sys.exit(3)"),
-        pytest.param("interrupt", {}, Verdict.FAILED, "KeyboardInterrupt", id="KeyboardInterrupt"),
-        pytest.param("give_up_inside", {}, Verdict.UNRECOVERABLE, "gone for good", id="Unrecoverable in the chain"),
-        pytest.param("ask_for_retry", {}, Verdict.RETRY, "busy", id="Retry"),
-        pytest.param("ask_for_snooze", {}, Verdict.SNOOZE, "snoozed for 3", id="Snooze"),
-        pytest.param("fail_untellably", {}, Verdict.FAILED, "Mute", id="an error without words"),
+        pytest.param("fail", {}, ResultKind.FAILED, "ValueError: no such customer", id="exception"),
+        pytest.param("leave", {"code": 0}, ResultKind.FAILED, "SystemExit: 0", id="sys.exit(0)"),
+        pytest.param("leave", {"code": 3}, ResultKind.FAILED, "SystemExit: 3", id="sys.exit(3)"),
+        pytest.param("interrupt", {}, ResultKind.FAILED, "KeyboardInterrupt", id="KeyboardInterrupt"),
+        pytest.param("give_up_inside", {}, ResultKind.UNRECOVERABLE, "gone for good", id="Unrecoverable in the chain"),
+        pytest.param("ask_for_retry", {}, ResultKind.RETRY, "busy", id="Retry"),
+        pytest.param("ask_for_snooze", {}, ResultKind.SNOOZE, "snoozed for 3", id="Snooze"),
+        pytest.param("fail_untellably", {}, ResultKind.FAILED, "Mute", id="an error without words"),
         pytest.param(
-            "sum_up", {"month": "x"}, Verdict.FAILED, "field 'customer' is missing", id="payload misses a field"
+            "sum_up", {"month": "x"}, ResultKind.FAILED, "field 'customer' is missing", id="payload misses a field"
         ),
-        pytest.param("nobody", {}, Verdict.UNKNOWN_HANDLER, "no handler is named 'nobody'", id="unknown handler"),
+        pytest.param("nobody", {}, ResultKind.UNKNOWN_HANDLER, "no handler is named 'nobody'", id="unknown handler"),
     ],
 )
-def test_a_failure_is_told(start_child: Start, handler: str, payload: object, verdict: Verdict, text: str) -> None:
+def test_a_failure_is_told(start_child: Start, handler: str, payload: object, kind: ResultKind, text: str) -> None:
     child = start_child()
     result = child.run(handler, payload)
 
-    assert result.verdict is verdict
+    assert result.kind is kind
     assert text in result.error
     assert "jobpool/child" not in result.error
     child.succeed("noop")
@@ -75,7 +76,7 @@ def test_retry_and_snooze_carry_their_delay(start_child: Start) -> None:
 
 def test_a_handler_that_the_queue_does_not_allow_is_refused(start_child: Start) -> None:
     child = start_child(queue_handlers={"default": ["tell"]})
-    assert child.run("noop").verdict is Verdict.NOT_ALLOWED
+    assert child.run("noop").kind is ResultKind.NOT_ALLOWED
     child.succeed("tell")
 
 
@@ -84,7 +85,7 @@ def test_a_body_that_is_no_wire_object_is_answered(start_child: Start) -> None:
     child.send_body(b"[]")
     result = child.receive()
     assert result is not None
-    assert result.verdict is Verdict.UNRECOVERABLE  # type: ignore[union-attr]
+    assert result.kind is ResultKind.UNRECOVERABLE  # type: ignore[union-attr]
     child.succeed("noop")
 
 
@@ -128,27 +129,27 @@ def test_follow_ups_travel_with_the_result(start_child: Start) -> None:
 
 def test_follow_ups_of_a_failed_attempt_are_dropped(start_child: Start) -> None:
     result = start_child().run("enqueue_follow_ups", {"fail": True})
-    assert (result.verdict, result.follow_ups) == (Verdict.FAILED, [])
+    assert (result.kind, result.follow_ups) == (ResultKind.FAILED, [])
 
 
 def test_follow_ups_above_their_bound_fail_the_attempt(start_child: Start) -> None:
     child = start_child()
     result = child.run("enqueue_too_much")
-    assert result.verdict is Verdict.FAILED
+    assert result.kind is ResultKind.FAILED
     assert "at most 8388608 bytes together" in result.error
     child.succeed("noop")
 
 
 @pytest.mark.parametrize(
-    ("reply", "verdict", "text"),
+    ("reply", "kind", "text"),
     [
-        pytest.param(Reply(["a", "b"]), Verdict.SUCCEEDED, '["a","b"]', id="ids"),
-        pytest.param(Reply([], "BackendUnavailable", "broker gone"), Verdict.FAILED, "broker gone", id="outage"),
-        pytest.param(Reply([], "InvalidJob", "too deep"), Verdict.FAILED, "InvalidJob: too deep", id="refused"),
-        pytest.param(Reply([], "print", "odd"), Verdict.FAILED, "BackendUnavailable: odd", id="unknown kind"),
+        pytest.param(Reply(["a", "b"]), ResultKind.SUCCEEDED, '["a","b"]', id="ids"),
+        pytest.param(Reply([], "BackendUnavailable", "broker gone"), ResultKind.FAILED, "broker gone", id="outage"),
+        pytest.param(Reply([], "InvalidJob", "too deep"), ResultKind.FAILED, "InvalidJob: too deep", id="refused"),
+        pytest.param(Reply([], "print", "odd"), ResultKind.FAILED, "BackendUnavailable: odd", id="unknown kind"),
     ],
 )
-def test_the_default_producer_asks_the_master(start_child: Start, reply: Reply, verdict: Verdict, text: str) -> None:
+def test_the_default_producer_asks_the_master(start_child: Start, reply: Reply, kind: ResultKind, text: str) -> None:
     child = start_child()
     child.send("enqueue_at_once")
     asked = child.receive()
@@ -156,7 +157,7 @@ def test_the_default_producer_asks_the_master(start_child: Start, reply: Reply, 
     assert [definition["handler"] for definition in asked.definitions] == ["noop", "tell"]
     child.reply(reply)
     result = child.receive()
-    assert (result.verdict) is verdict  # type: ignore[union-attr]
+    assert (result.kind) is kind  # type: ignore[union-attr]
     assert text in result.output + result.error  # type: ignore[union-attr]
 
 
@@ -207,7 +208,7 @@ def test_a_frame_that_was_not_read_can_be_taken_back(start_child: Start) -> None
     child.send("noop")
     wait_until(lambda: child.page.nonce == 1)
     child.work_reading.recv(100_000)
-    assert child.receive().verdict is Verdict.TIMEOUT  # type: ignore[union-attr]
+    assert child.receive().kind is ResultKind.TIMEOUT  # type: ignore[union-attr]
     assert child.receive() is None
     assert child.page.nonce == 1
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from childrig import ChildProcess
 
-from jobpool.ipc.frames import Verdict
+from jobpool.message.outcome import ResultKind
 
 Start = Callable[..., ChildProcess]
 
@@ -45,7 +45,7 @@ def test_the_alarm_ends_it(start_child: Start, handler: str) -> None:
     child = start_child(kill_grace=GRACE)
     result = child.run(handler, timeout=TIMEOUT)
 
-    assert result.verdict is Verdict.TIMEOUT
+    assert result.kind is ResultKind.TIMEOUT
     assert result.error.startswith(f"Job '{handler}' exceeded maximum execution time of 0.3 seconds.")
     assert result.leaving == "timeout"
     assert TIMEOUT <= result.duration < 5
@@ -65,13 +65,13 @@ def test_finally_blocks_have_half_of_the_grace(start_child: Start) -> None:
 
 def test_a_handler_that_swallows_the_alarm_and_returns_has_timed_out(start_child: Start) -> None:
     result = start_child(kill_grace=GRACE).run("resist", {"seconds": TIMEOUT + 0.3}, timeout=TIMEOUT)
-    assert result.verdict is Verdict.TIMEOUT
+    assert result.kind is ResultKind.TIMEOUT
 
 
 def test_c_code_that_returns_late_has_timed_out(start_child: Start) -> None:
     child = start_child()
     result = child.run("loop_in_c", {"count": 60_000_000}, timeout=0.05)
-    assert result.verdict is Verdict.TIMEOUT
+    assert result.kind is ResultKind.TIMEOUT
     assert "loop_in_c" in result.error
 
 
@@ -96,14 +96,14 @@ def test_what_resists_gives_no_verdict_and_is_killed(start_child: Start, handler
 @pytest.mark.parametrize("how", DISARMED)
 def test_a_handler_that_disarms_the_alarm_and_returns_late_has_timed_out(start_child: Start, how: str) -> None:
     result = start_child().run("disarm", {"how": how, "seconds": TIMEOUT + 0.1}, timeout=TIMEOUT)
-    assert result.verdict is Verdict.TIMEOUT
+    assert result.kind is ResultKind.TIMEOUT
 
 
 @pytest.mark.parametrize("how", DISARMED)
 def test_the_next_job_has_its_alarm_again(start_child: Start, how: str) -> None:
     child = start_child()
     child.succeed("disarm", {"how": how}, timeout=TIMEOUT)
-    assert child.run("hang_sleep", timeout=TIMEOUT).verdict is Verdict.TIMEOUT
+    assert child.run("hang_sleep", timeout=TIMEOUT).kind is ResultKind.TIMEOUT
 
 
 def test_a_pending_masked_alarm_does_not_hit_the_next_job(start_child: Start) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 from childrig import ChildProcess, alive
 
-from jobpool.ipc.frames import Result, Verdict
+from jobpool.ipc.frames import Result
+from jobpool.message.outcome import ResultKind
 
 Start = Callable[..., ChildProcess]
 
@@ -142,7 +143,7 @@ def test_a_suspect_failure_ends_the_child_and_a_plain_one_does_not(start_child: 
     for plain in ("value", "file", "access", "connection", "module"):
         assert child.run("fail_by", {"name": plain}).leaving == ""
     result = child.run("fail_by", {"name": name})
-    assert (result.verdict, result.leaving) == (Verdict.FAILED, "a failure that may have spoilt it")
+    assert (result.kind, result.leaving) == (ResultKind.FAILED, "a failure that may have spoilt it")
     assert child.exit_status() == 0
 
 
@@ -200,4 +201,4 @@ def test_a_huge_return_value_is_cut(start_child: Start) -> None:
     output = child.succeed("return_much", timeout=60.0).output
     assert len(output) < 66_000
     assert "bytes dropped" in output
-    assert child.succeed("noop").verdict is Verdict.SUCCEEDED
+    assert child.succeed("noop").kind is ResultKind.SUCCEEDED

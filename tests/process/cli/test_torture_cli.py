@@ -14,8 +14,8 @@ from cli_shell import Shell, wait_until
 from redis import Redis
 from support.servers import fresh_name, shared_redis
 
-from jobpool.broker.backend import QueueStats
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import QueueStats
 from jobpool_torture.result import MEANINGS
 from jobpool_torture.schedule import Fault, dump
 

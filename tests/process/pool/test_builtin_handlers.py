@@ -6,7 +6,7 @@ from pathlib import Path
 
 from support.poolrig import Rig
 
-from jobpool.broker.backend import State
+from jobpool.broker.values import State
 
 APP = """
 import jobpool, time

@@ -16,7 +16,7 @@ from support.faultmoves import kill_fork_server
 from support.poolrig import PoolProcess, Rig, kill_child
 from support.waiting import wait_until
 
-from jobpool.broker.backend import Message
+from jobpool.broker.values import Message
 from jobpool.ipc.oom_kills import find
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.death import LARGEST, Death

@@ -13,7 +13,7 @@ from support import apps_deaths
 from support.poolrig import Rig
 from support.waiting import wait_until
 
-from jobpool.broker.backend import Message, MessageFilter, Verb
+from jobpool.broker.values import Message, MessageFilter, Verb
 
 APP = Path(apps_deaths.__file__)
 FLAGS = ("--dead-letter-queue", "failures", "--max-crashes", "1", "--until-empty")

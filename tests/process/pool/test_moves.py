@@ -9,7 +9,7 @@ from support import apps_deaths
 from support.poolrig import Rig
 from support.waiting import wait_until
 
-from jobpool.broker.backend import Message, State
+from jobpool.broker.values import Message, State
 from jobpool.message.death import Death
 from jobpool.message.envelope import decode, verify
 from jobpool.message.signing import EnvelopeSigner

@@ -8,7 +8,7 @@ import pytest
 from support.poolrig import LIMIT, Rig
 from support.waiting import wait_until
 
-from jobpool.broker.backend import NewMessage
+from jobpool.broker.values import NewMessage
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import canonical_bytes, decode
 from jobpool.message.signing import EnvelopeSigner

@@ -15,7 +15,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jobpool.broker.backend import Capabilities, QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import Capabilities
 from jobpool.clock import ManualClock
 
 Opener = Callable[[], QueueBackend]

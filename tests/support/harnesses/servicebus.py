@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, Verb
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import MessageFilter, Verb
 from jobpool.clock import ManualClock
 from jobpool_backends.servicebus import ServiceBusBackend
 from support.harnesses.base import Harness, Opener, TurnedClock

@@ -8,7 +8,7 @@ from typing import Any, Self
 import greenstalk
 from support.servers import BeanstalkServer, fresh_name, shared_beanstalk
 
-from jobpool.broker.backend import ReapPolicy
+from jobpool.broker.values import ReapPolicy
 from jobpool.clock import ManualClock
 from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease

@@ -7,7 +7,8 @@ from dataclasses import fields
 import pytest
 from support.harness import HARNESSES
 
-from jobpool.broker.backend import Capabilities, QueueBackend
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import Capabilities
 from jobpool_backends.beanstalk import BeanstalkBackend
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.postgres import PostgresBackend

@@ -13,7 +13,7 @@ import pytest
 from beanstalk_rig import NOW, QUEUE, Administrator, BeanstalkRig, body, died
 from support.servers import BeanstalkServer
 
-from jobpool.broker.backend import MessageFilter, QueueStats, State, Verb
+from jobpool.broker.values import MessageFilter, QueueStats, State, Verb
 from jobpool.errors import BackendUnavailable, Unsupported
 from jobpool_backends.beanstalk import BeanstalkBackend
 from jobpool_backends.beanstalk.dead import Walk

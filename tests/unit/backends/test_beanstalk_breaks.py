@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from beanstalk_clients import QUEUE, Clients, a_job
 from support.waiting import wait_until
 
-from jobpool.broker.backend import MessageFilter, ReapPolicy
+from jobpool.broker.values import MessageFilter, ReapPolicy
 from jobpool.errors import BackendUnavailable
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement

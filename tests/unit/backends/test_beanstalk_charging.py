@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool.broker.backend import Reaped, ReapPolicy
+from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool_backends.beanstalk.charging import LONGEST_DELAY, Charge, Ledger, charge, whole_seconds
 from jobpool_backends.beanstalk.records import Record
 

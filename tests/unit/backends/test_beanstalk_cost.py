@@ -10,7 +10,7 @@ import pytest
 from support.jobs import QUEUE, a_job, at
 from support.servers import fresh_name, shared_beanstalk
 
-from jobpool.broker.backend import State
+from jobpool.broker.values import State
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Nack, Release, Settlement
 from jobpool_backends.beanstalk import BeanstalkBackend

@@ -8,7 +8,7 @@ import pytest
 from beanstalk_rig import NOW, QUEUE, BeanstalkRig, body, died
 from support.servers import BeanstalkServer
 
-from jobpool.broker.backend import Message, MessageFilter, State
+from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.errors import Unsupported
 from jobpool_backends.beanstalk import dead
 from jobpool_backends.beanstalk.dead import Walk

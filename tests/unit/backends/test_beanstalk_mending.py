@@ -8,7 +8,7 @@ import pytest
 from beanstalk_clients import AT_ONCE, QUEUE, Clients, a_job, one
 from support.waiting import wait_until
 
-from jobpool.broker.backend import Reaped, ReapPolicy
+from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool_backends.beanstalk.burst import Answer
 from jobpool_backends.beanstalk.charging import Charge
 from jobpool_backends.beanstalk.counters import Counters

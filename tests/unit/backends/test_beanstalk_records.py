@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobpool.broker.backend import NewMessage
+from jobpool.broker.values import NewMessage
 from jobpool_backends.beanstalk.records import HEADER_ROOM, Record, from_bytes, new_bytes, record_of, to_bytes
 
 BODY = b'{"job":"report",\n"payload":1}'

@@ -9,7 +9,7 @@ import pytest
 from support.jobs import QUEUE, a_job, numbered
 from support.servers import BeanstalkServer
 
-from jobpool.broker.backend import MessageFilter, QueueStats, Verb
+from jobpool.broker.values import MessageFilter, QueueStats, Verb
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.beanstalk import BeanstalkBackend
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.broker.backend import MessageFilter, Verb
+from jobpool.broker.values import MessageFilter, Verb
 from jobpool.clock import ManualClock
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool_backends.memory import MemoryBackend

@@ -7,7 +7,7 @@ import threading
 import pytest
 from support.jobs import QUEUE, a_job, at, numbered
 
-from jobpool.broker.backend import MessageFilter, Verb
+from jobpool.broker.values import MessageFilter, Verb
 from jobpool.clock import ManualClock
 from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.memory import MemoryBackend

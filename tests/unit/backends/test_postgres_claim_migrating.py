@@ -10,8 +10,8 @@ from postgres_rig import Rig
 from support.claims import a_post, claim, found, ids
 from test_postgres_migrating import shape, versions
 
-from jobpool.broker.backend import MessageFilter, State, Verb
 from jobpool.broker.claim_store import Deleted
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
 from jobpool_backends.postgres import PostgresBackend

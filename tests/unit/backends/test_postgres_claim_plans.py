@@ -16,8 +16,9 @@ from postgres_rig import Rig
 from support.claims import claim, ids, post
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, State, Verb
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.claim_store import HeldClaim
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool_backends.postgres.link import Link
 
 pytestmark = pytest.mark.xdist_group("postgres-million")  # one load after the other

@@ -19,8 +19,8 @@ from support.servers import shared_postgres
 from support.servers.pgbouncer import Pgbouncer
 from support.waiting import wait_until
 
-from jobpool.broker.backend import MessageFilter, State, Verb
 from jobpool.broker.claim_store import CLAIM_LIMIT, Deleted, HeldClaim
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import BackendUnavailable, ClaimNotFound, LeaseLost
 from jobpool.message.settlement import Ack, Nack, Release
 from jobpool_backends.postgres import PostgresBackend, claiming, intransaction

@@ -8,7 +8,7 @@ import pytest
 from postgres_rig import Rig, together
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.broker.backend import ReapPolicy
+from jobpool.broker.values import ReapPolicy
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Settled

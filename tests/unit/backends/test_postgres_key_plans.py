@@ -16,7 +16,7 @@ from postgres_explained import Explained, check_plans, explained
 from postgres_rig import Rig
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.broker.backend import MessageFilter, State, Verb
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import Begin, Guards, Hold, Rate
 from jobpool.message.lease import JobLease

@@ -11,7 +11,7 @@ import pytest
 from postgres_rig import Rig, together
 from support.jobs import QUEUE, a_job
 
-from jobpool.broker.backend import MessageFilter, Verb
+from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import Guards
 from jobpool.message.settlement import Settled

@@ -15,7 +15,7 @@ from postgres_explained import Explained, check_plans, explained
 from postgres_rig import Rig
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.broker.backend import MessageFilter, State, Verb
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settlement
 from jobpool_backends.postgres import PostgresBackend

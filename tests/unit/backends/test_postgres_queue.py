@@ -17,7 +17,7 @@ from postgres_rig import Rig, together
 from support.jobs import QUEUE, a_job, at, numbered
 from support.waiting import wait_until
 
-from jobpool.broker.backend import MessageFilter, ReapPolicy, State, Verb
+from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 from jobpool_backends.postgres import PostgresBackend, looking, producing

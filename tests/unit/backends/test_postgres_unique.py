@@ -13,7 +13,7 @@ from postgres_rig import Rig, together
 from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until
 
-from jobpool.broker.backend import MessageFilter, Verb
+from jobpool.broker.values import MessageFilter, Verb
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import Guards
 from jobpool.message.lease import JobLease

@@ -14,7 +14,7 @@ from support.jobs import QUEUE, a_job, at
 from support.servers import PostgresServer
 from support.waiting import wait_until
 
-from jobpool.broker.backend import MessageFilter, Verb
+from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.bell import channel

@@ -11,7 +11,7 @@ from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at, numbered
 from support.waiting import wait_until
 
-from jobpool.broker.backend import MessageFilter, Verb
+from jobpool.broker.values import MessageFilter, Verb
 from jobpool.message.settlement import Ack
 from jobpool_backends.redis import RedisBackend
 

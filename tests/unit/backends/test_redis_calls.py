@@ -10,7 +10,7 @@ from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at, numbered
 from support.servers import RedisServer, shared_redis
 
-from jobpool.broker.backend import MessageFilter, ReapPolicy, State, Verb
+from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.message.guards import Begin, Guards, Hold, Rate
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement

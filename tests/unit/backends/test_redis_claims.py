@@ -12,8 +12,8 @@ from support.claims import AT_ONCE, a_post, bodies, claim, found, ids, nothing_t
 from support.jobs import QUEUE, a_job, numbered
 from support.servers import RedisServer
 
-from jobpool.broker.backend import MessageFilter, State, Verb
 from jobpool.broker.claim_store import Deleted
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import BackendUnavailable, ClaimNotFound
 from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.redis import RedisBackend

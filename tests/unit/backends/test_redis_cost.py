@@ -9,7 +9,7 @@ import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at
 
-from jobpool.broker.backend import MessageFilter, ReapPolicy, State, Verb
+from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Nack

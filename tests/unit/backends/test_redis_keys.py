@@ -10,8 +10,8 @@ import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at
 
-from jobpool.broker.backend import MessageFilter
 from jobpool.broker.claim_store import NewPost
+from jobpool.broker.values import MessageFilter
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.settlement import Abandon, Ack, Forfeit

@@ -9,7 +9,7 @@ import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, at, numbered
 
-from jobpool.broker.backend import Capabilities, MessageFilter, NewMessage, Verb
+from jobpool.broker.values import Capabilities, MessageFilter, NewMessage, Verb
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.redis import RedisBackend

@@ -16,8 +16,9 @@ from support.servers.redis_cluster import ClusterNode
 from support.servers.redis_sentinel import SentinelGroup
 from support.waiting import wait_until
 
-from jobpool.broker.backend import MessageFilter, QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import MessageFilter
 from jobpool.errors import BackendUnavailable
 from jobpool.message.guards import Guards, Hold
 from jobpool.message.lease import JobLease

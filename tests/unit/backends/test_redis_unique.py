@@ -8,7 +8,7 @@ import pytest
 from redis_rig import Rig, take
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.broker.backend import MessageFilter, NewMessage, ReapPolicy, Verb
+from jobpool.broker.values import MessageFilter, NewMessage, ReapPolicy, Verb
 from jobpool.message.definition import JobDefinition
 from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease

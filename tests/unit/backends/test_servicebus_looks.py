@@ -12,8 +12,9 @@ from support.jobs import QUEUE, a_job, at, numbered
 from support.peers import turned_hub, turned_peer
 from support.servicebus import Control, MessageLook
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, State, Verb
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Level
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import Unsupported
 from jobpool_backends.servicebus import sifting
 from jobpool_backends.servicebus.looking import STATS_CAP

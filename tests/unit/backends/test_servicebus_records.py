@@ -10,7 +10,7 @@ import orjson
 import pytest
 from azure.servicebus import ServiceBusReceivedMessage
 
-from jobpool.broker.backend import ReapPolicy
+from jobpool.broker.values import ReapPolicy
 from jobpool_backends.servicebus import records
 from jobpool_backends.servicebus.charging import Charges, charge
 from jobpool_backends.servicebus.records import Numbers, Record, copy_id, cut, read

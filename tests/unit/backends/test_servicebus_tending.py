@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool.broker.backend import Message, MessageFilter, State, Verb
+from jobpool.broker.values import Message, MessageFilter, State, Verb
 from jobpool.errors import Unsupported
 from jobpool_backends.servicebus.looking import STATS_CAP, oldest, sides, tally
 from jobpool_backends.servicebus.sights import Sight, matches

@@ -25,7 +25,7 @@ from support.jobs import QUEUE, a_job
 from support.servicebus import Control, PeerThread
 from support.waiting import wait_until
 
-from jobpool.broker.backend import MessageFilter, Verb
+from jobpool.broker.values import MessageFilter, Verb
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable
 from jobpool.message.lease import JobLease

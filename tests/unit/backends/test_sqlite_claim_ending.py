@@ -10,8 +10,8 @@ import pytest
 from support.claims import AT_ONCE, a_post, claim, ids, post
 from support.jobs import QUEUE, a_job, at, numbered
 
-from jobpool.broker.backend import MessageFilter, State, Verb
 from jobpool.broker.claim_store import ClaimStats
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.clock import ManualClock
 from jobpool.message.settlement import Ack, Nack
 from jobpool_backends.sqlite import SqliteBackend

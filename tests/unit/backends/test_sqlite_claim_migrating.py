@@ -11,7 +11,7 @@ import pytest
 from support.claims import claim, found, ids, post
 from support.jobs import QUEUE, a_job
 
-from jobpool.broker.backend import MessageFilter, QueueStats, State, Verb
+from jobpool.broker.values import MessageFilter, QueueStats, State, Verb
 from jobpool.clock import ManualClock
 from jobpool.message.guards import Guards
 from jobpool.message.settlement import Settled

@@ -14,7 +14,7 @@ from sqlite_explained import OPCODES, explained, instructions, traced
 from support.claims import a_post, claim, ids, post
 from support.jobs import QUEUE, a_job, at
 
-from jobpool.broker.backend import MessageFilter, State, Verb
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.clock import ManualClock
 from jobpool_backends.shared import DeadCaps, micros
 from jobpool_backends.sqlite import SqliteBackend

@@ -8,8 +8,8 @@ import pytest
 from support.claims import claim, found, ids, nothing_to_claim, post
 from support.jobs import QUEUE, a_job
 
-from jobpool.broker.backend import MessageFilter, State
 from jobpool.broker.claim_store import Deleted
+from jobpool.broker.values import MessageFilter, State
 from jobpool.clock import ManualClock
 from jobpool.errors import ClaimNotFound
 from jobpool_backends.sqlite import SqliteBackend

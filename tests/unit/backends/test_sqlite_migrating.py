@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.broker.backend import MessageFilter, State, Verb
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.clock import ManualClock
 from jobpool.message.guards import Guards, Hold
 from jobpool.message.settlement import Settled

@@ -17,7 +17,7 @@ import pytest
 from support.jobs import QUEUE, a_job, numbered
 from support.waiting import wait_until
 
-from jobpool.broker.backend import MessageFilter, Verb
+from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sqlite.database import PRAGMAS

@@ -11,8 +11,8 @@ import pytest
 from support.built_in import attempt, failure, output, refusal
 
 from jobpool.errors import ConfigurationError
-from jobpool.ipc.frames import Verdict
 from jobpool.message.allowances import Allowances
+from jobpool.message.outcome import ResultKind
 
 MODULE = """
 from jobpool import HandlerRegistry
@@ -132,7 +132,7 @@ def test_what_may_be_mended_by_a_deploy_is_a_failed_attempt_in_one_sentence(payl
 )
 def test_an_error_of_its_own_is_told_with_its_traceback(name: str, last: str) -> None:
     made = attempt("callable", name, allowed_callables=[name])
-    assert made.verdict is Verdict.FAILED
+    assert made.kind is ResultKind.FAILED
     lines = made.error.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[-1] == last

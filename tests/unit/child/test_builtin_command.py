@@ -19,8 +19,8 @@ from jobpool.errors import ConfigurationError, Unrecoverable
 from jobpool.handlers.builtin import Kit
 from jobpool.handlers.builtin.command import make
 from jobpool.handlers.registry import HandlerRegistry
-from jobpool.ipc.frames import Verdict
 from jobpool.message.context import JobContext
+from jobpool.message.outcome import ResultKind
 
 
 class Colour(Enum):
@@ -177,7 +177,7 @@ def test_whatever_the_words_the_attempt_ends_well_or_in_one_sentence(name: str, 
         made = attempt("command", f"{name} {shlex.join(words)}", registry)
     except ValueError:
         return  # JSON cannot carry it: refused where it is enqueued
-    assert made.verdict in (Verdict.SUCCEEDED, Verdict.UNRECOVERABLE), made.error
+    assert made.kind in (ResultKind.SUCCEEDED, ResultKind.UNRECOVERABLE), made.error
     assert "\n" not in made.error
     assert len(made.error) < 600
 
@@ -192,7 +192,7 @@ def test_an_error_of_the_command_is_a_failed_attempt_with_its_traceback(registry
     said = failure("command", "fails", registry)
     assert said.splitlines()[1].startswith(f'  File "{__file__}"')
     assert said.endswith("ValueError: as it does")
-    assert attempt("command", "never", registry).verdict is Verdict.UNRECOVERABLE
+    assert attempt("command", "never", registry).kind is ResultKind.UNRECOVERABLE
 
 
 def one(ctx: JobContext) -> None: ...

@@ -12,8 +12,8 @@ from support.built_in import attempt, failure, output, refusal
 
 from jobpool.errors import ConfigurationError, InvalidJob, Retry, Snooze, Unrecoverable
 from jobpool.handlers.registry import HandlerRegistry
-from jobpool.ipc.frames import Verdict
 from jobpool.message.context import JobContext
+from jobpool.message.outcome import ResultKind
 
 PAID: dict[str, Any] = {"allowed_events": ["order.paid", "nobody.listens"]}
 
@@ -124,27 +124,29 @@ def test_an_event_that_nobody_listens_to_is_a_failed_attempt(registry: HandlerRe
 
 
 @pytest.mark.parametrize(
-    ("does", "verdict", "after"),
+    ("does", "kind", "after"),
     [
-        pytest.param([None, ValueError("x"), None], Verdict.FAILED, 0.0, id="one"),
-        pytest.param([ValueError("x"), KeyError("y"), 1], Verdict.FAILED, 0.0, id="two"),
-        pytest.param([SystemExit(1), None, None], Verdict.FAILED, 0.0, id="sys.exit"),
-        pytest.param([None, Unrecoverable("x"), ValueError()], Verdict.UNRECOVERABLE, 0.0, id="one of them hopeless"),
-        pytest.param([Retry(2), None, Retry(5)], Verdict.RETRY, 5.0, id="the longest delay that was asked for"),
-        pytest.param([Snooze(7), None, Retry(5)], Verdict.RETRY, 5.0, id="a retry counts, a snooze does not"),
-        pytest.param([Snooze(7), Snooze(9), None], Verdict.SNOOZE, 9.0, id="snooze"),
-        pytest.param([Retry(2), ValueError("x"), None], Verdict.FAILED, 0.0, id="a delay, and a failure"),
+        pytest.param([None, ValueError("x"), None], ResultKind.FAILED, 0.0, id="one"),
+        pytest.param([ValueError("x"), KeyError("y"), 1], ResultKind.FAILED, 0.0, id="two"),
+        pytest.param([SystemExit(1), None, None], ResultKind.FAILED, 0.0, id="sys.exit"),
+        pytest.param(
+            [None, Unrecoverable("x"), ValueError()], ResultKind.UNRECOVERABLE, 0.0, id="one of them hopeless"
+        ),
+        pytest.param([Retry(2), None, Retry(5)], ResultKind.RETRY, 5.0, id="the longest delay that was asked for"),
+        pytest.param([Snooze(7), None, Retry(5)], ResultKind.RETRY, 5.0, id="a retry counts, a snooze does not"),
+        pytest.param([Snooze(7), Snooze(9), None], ResultKind.SNOOZE, 9.0, id="snooze"),
+        pytest.param([Retry(2), ValueError("x"), None], ResultKind.FAILED, 0.0, id="a delay, and a failure"),
     ],
 )
 def test_all_run_and_then_the_attempt_fails_if_one_did(
-    registry: HandlerRegistry, does: list[Any], verdict: Verdict, after: float
+    registry: HandlerRegistry, does: list[Any], kind: ResultKind, after: float
 ) -> None:
     seen: list[str] = []
     for name, what in zip("abc", does, strict=True):
         listen(registry, name, what, seen)
     made = attempt("event", {"name": "order.paid"}, registry, **PAID)
     assert seen == ["a", "b", "c"]
-    assert (made.verdict, made.after) == (verdict, after)
+    assert (made.kind, made.after) == (kind, after)
 
 
 def test_the_error_names_those_that_failed_and_shows_where(registry: HandlerRegistry) -> None:
@@ -180,7 +182,7 @@ def test_the_hard_timeout_ends_it_between_listeners_too(registry: HandlerRegistr
         time.sleep(30)
 
     listen(registry, "after", None, seen)
-    assert attempt("event", {"name": "order.paid"}, registry, timeout=0.1, **PAID).verdict is Verdict.TIMEOUT
+    assert attempt("event", {"name": "order.paid"}, registry, timeout=0.1, **PAID).kind is ResultKind.TIMEOUT
     assert seen == []
 
 

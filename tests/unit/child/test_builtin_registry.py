@@ -19,12 +19,13 @@ from jobpool.client.worker import JobFailedError, QueueWorker, inline_runner
 from jobpool.errors import ConfigurationError, InvalidJob
 from jobpool.handlers.builtin import MAKERS
 from jobpool.handlers.registry import HandlerNotAllowed, HandlerRegistry, UnknownHandler
-from jobpool.ipc.frames import HandlerInfo, Verdict
+from jobpool.ipc.frames import HandlerInfo
 from jobpool.ipc.process_options import ChildOptions
 from jobpool.master.run import fork_server_config
 from jobpool.message.allowances import Allowances
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
+from jobpool.message.outcome import ResultKind
 from jobpool.message.result import Status
 from jobpool.settings import Settings
 from jobpool.testing import VirtualPool
@@ -159,7 +160,7 @@ def test_what_a_pool_allows_is_what_its_children_are_told() -> None:
 def test_a_built_in_one_that_cannot_be_made_says_so(registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MAKERS, "shell", "jobpool.handlers.builtin.gone:make")
     made = attempt("shell", "echo", registry)
-    assert made.verdict is Verdict.FAILED
+    assert made.kind is ResultKind.FAILED
     assert made.error.startswith("the built-in handler 'shell' cannot be used here: No module named")
 
 
@@ -202,7 +203,7 @@ def test_a_failing_before_run_fails_the_attempt_and_nothing_is_started(
 
     registry.builtin("shell", before_run=refuse, after_run=lambda result: seen.append(result.success))
     made = attempt("shell", ["touch", str(tmp_path / "x")], registry, allowed_shell_commands=["touch"])
-    assert made.verdict is Verdict.FAILED
+    assert made.kind is ResultKind.FAILED
     assert made.error.endswith("ValueError: not today")
     assert seen == [False]
     assert not (tmp_path / "x").exists()

@@ -20,8 +20,8 @@ from support.waiting import wait_until
 
 from jobpool.handlers.builtin.programs import choose
 from jobpool.handlers.sentences import Refused
-from jobpool.ipc.frames import Verdict
 from jobpool.ipc.linux import direct_children, open_fds
+from jobpool.message.outcome import ResultKind
 
 PYTHON = os.path.realpath(sys.executable)
 
@@ -60,7 +60,7 @@ def alive(pid: int) -> bool:
 )
 def test_it_runs_a_program_and_keeps_what_it_prints(payload: Any, printed: str) -> None:
     made = shell(payload)
-    assert (made.verdict, made.output) == (Verdict.SUCCEEDED, printed)
+    assert (made.kind, made.output) == (ResultKind.SUCCEEDED, printed)
 
 
 def test_the_output_is_bytes_of_any_kind() -> None:
@@ -78,7 +78,7 @@ def test_the_output_is_bytes_of_any_kind() -> None:
 )
 def test_it_fails_when_the_program_does_and_may_be_tried_again(command: str, text: str) -> None:
     made = shell(["sh", "-c", f"echo before; {command}"])
-    assert (made.verdict, made.error, made.output) == (Verdict.FAILED, text, "before\n")
+    assert (made.kind, made.error, made.output) == (ResultKind.FAILED, text, "before\n")
 
 
 def test_the_environment_is_the_pools_without_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_a_timeout_kills_the_whole_group(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     code = f"trap '' TERM; echo $$ >> {pids}; (trap '' TERM; sh -c 'echo $$ >> {pids}; exec sleep 600') & sleep 600"
     made = shell(["sh", "-c", code], timeout=0.5)
-    assert made.verdict is Verdict.TIMEOUT
+    assert made.kind is ResultKind.TIMEOUT
     assert made.duration < 5
     started = [int(pid) for pid in pids.read_text().split()]
     assert len(started) == 2
@@ -253,14 +253,14 @@ def test_where_there_is_no_alarm_the_deadline_ends_it_too() -> None:
     thread.start()
     thread.join(30)
     assert made, "it has ended"
-    assert made[0].verdict is Verdict.TIMEOUT
+    assert made[0].kind is ResultKind.TIMEOUT
     assert time.monotonic() - begun < 20
 
 
 def test_what_a_program_leaves_running_is_ended_and_not_waited_for(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     made = shell(["sh", "-c", f"sleep 600 & echo $! > {pid}; echo done"], timeout=30)
-    assert (made.verdict, made.output) == (Verdict.SUCCEEDED, "done")
+    assert (made.kind, made.output) == (ResultKind.SUCCEEDED, "done")
     wait_until(lambda: not alive(int(pid.read_text())), 5, "what was left is dead")
 
 
@@ -271,7 +271,7 @@ def test_endless_output_is_bounded() -> None:
         allowed_shell_commands=["sh"],
         output_cap=10_000,
     )
-    assert made.verdict is Verdict.SUCCEEDED
+    assert made.kind is ResultKind.SUCCEEDED
     assert len(made.output) < 11_000
     assert "bytes dropped" in made.output
     assert made.output.endswith("the end")
@@ -295,7 +295,7 @@ def test_an_alarm_at_any_moment_leaves_no_program_behind() -> None:
     before, opened = direct_children(), open_fds()
     for moment in range(60):
         made = shell(["sleep", "600"], "sleep", timeout=0.0001 * (moment + 1))
-        assert made.verdict is Verdict.TIMEOUT
+        assert made.kind is ResultKind.TIMEOUT
         for pid in direct_children() - before:  # killed; on a busy machine its death takes longer than is waited for
             wait_until(lambda pid=pid: os.waitpid(pid, os.WNOHANG)[0], what="it is dead")
     assert open_fds() == opened
@@ -320,5 +320,5 @@ def test_whatever_the_payload_only_what_is_allowed_may_start(payload: Any) -> No
         made = attempt("shell", payload, allowed_shell_commands=["no-such-program"])
     except ValueError:
         return  # JSON cannot carry it: refused where it is enqueued
-    assert made.verdict is Verdict.UNRECOVERABLE
+    assert made.kind is ResultKind.UNRECOVERABLE
     assert "Traceback" not in made.error

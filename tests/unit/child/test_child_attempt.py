@@ -17,10 +17,10 @@ from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.errors import Retry, Snooze, Unrecoverable
 from jobpool.handlers.ending import chain
 from jobpool.handlers.registry import HandlerRegistry
-from jobpool.ipc.frames import Verdict
 from jobpool.message.context import JobContext
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode, encode
+from jobpool.message.outcome import ResultKind
 from jobpool.message.result import ExecutionResult
 from jobpool.message.signing import EnvelopeSigner
 
@@ -59,29 +59,32 @@ def cut_off(ctx: JobContext) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "verdict", "after"),
+    ("function", "kind", "after"),
     [
-        pytest.param(lambda ctx: None, Verdict.SUCCEEDED, 0.0, id="returns"),
-        pytest.param(raising(ValueError("x")), Verdict.FAILED, 0.0, id="exception"),
-        pytest.param(raising(SystemExit(0)), Verdict.FAILED, 0.0, id="sys.exit(0)"),
-        pytest.param(raising(KeyboardInterrupt()), Verdict.FAILED, 0.0, id="KeyboardInterrupt"),
-        pytest.param(raising(GeneratorExit()), Verdict.FAILED, 0.0, id="GeneratorExit"),
-        pytest.param(raising(Unrecoverable("x")), Verdict.UNRECOVERABLE, 0.0, id="Unrecoverable"),
-        pytest.param(raising(ValueError(), Unrecoverable()), Verdict.UNRECOVERABLE, 0.0, id="in the cause"),
-        pytest.param(in_context, Verdict.UNRECOVERABLE, 0.0, id="in the context"),
-        pytest.param(cut_off, Verdict.FAILED, 0.0, id="context cut off"),
+        pytest.param(lambda ctx: None, ResultKind.SUCCEEDED, 0.0, id="returns"),
+        pytest.param(raising(ValueError("x")), ResultKind.FAILED, 0.0, id="exception"),
+        pytest.param(raising(SystemExit(0)), ResultKind.FAILED, 0.0, id="sys.exit(0)"),
+        pytest.param(raising(KeyboardInterrupt()), ResultKind.FAILED, 0.0, id="KeyboardInterrupt"),
+        pytest.param(raising(GeneratorExit()), ResultKind.FAILED, 0.0, id="GeneratorExit"),
+        pytest.param(raising(Unrecoverable("x")), ResultKind.UNRECOVERABLE, 0.0, id="Unrecoverable"),
+        pytest.param(raising(ValueError(), Unrecoverable()), ResultKind.UNRECOVERABLE, 0.0, id="in the cause"),
+        pytest.param(in_context, ResultKind.UNRECOVERABLE, 0.0, id="in the context"),
+        pytest.param(cut_off, ResultKind.FAILED, 0.0, id="context cut off"),
         pytest.param(
-            raising(ExceptionGroup("g", [ValueError(), Unrecoverable()])), Verdict.UNRECOVERABLE, 0.0, id="in a group"
+            raising(ExceptionGroup("g", [ValueError(), Unrecoverable()])),
+            ResultKind.UNRECOVERABLE,
+            0.0,
+            id="in a group",
         ),
-        pytest.param(raising(Retry(2.5)), Verdict.RETRY, 2.5, id="Retry"),
-        pytest.param(raising(Retry(1), Unrecoverable()), Verdict.UNRECOVERABLE, 0.0, id="Retry of a hopeless job"),
-        pytest.param(raising(Snooze(9)), Verdict.SNOOZE, 9.0, id="Snooze"),
+        pytest.param(raising(Retry(2.5)), ResultKind.RETRY, 2.5, id="Retry"),
+        pytest.param(raising(Retry(1), Unrecoverable()), ResultKind.UNRECOVERABLE, 0.0, id="Retry of a hopeless job"),
+        pytest.param(raising(Snooze(9)), ResultKind.SNOOZE, 9.0, id="Snooze"),
     ],
 )
-def test_the_verdict(function: Callable[..., Any], verdict: Verdict, after: float) -> None:
+def test_the_verdict(function: Callable[..., Any], kind: ResultKind, after: float) -> None:
     made = attempt(function)
-    assert (made.verdict, made.after) == (verdict, after)
-    assert (made.error == "") == (verdict is Verdict.SUCCEEDED)
+    assert (made.kind, made.after) == (kind, after)
+    assert (made.error == "") == (kind is ResultKind.SUCCEEDED)
 
 
 def test_the_result_is_that_of_the_documents() -> None:
@@ -130,7 +133,7 @@ def test_hooks_and_handler_run_in_order() -> None:
     )
     assert seen[:2] == [("before", 1), "handler"]
     assert isinstance(seen[2], ExecutionResult)
-    assert made.verdict is Verdict.SUCCEEDED
+    assert made.kind is ResultKind.SUCCEEDED
 
 
 def test_a_failing_before_run_fails_the_attempt_and_the_handler_never_runs() -> None:
@@ -140,7 +143,7 @@ def test_a_failing_before_run_fails_the_attempt_and_the_handler_never_runs() -> 
         raise ValueError("not today")
 
     made = attempt(lambda ctx: seen.append("handler"), before_run=refuse, after_run=seen.append)
-    assert made.verdict is Verdict.FAILED
+    assert made.kind is ResultKind.FAILED
     assert "not today" in made.error
     [result] = seen
     assert result.success is False
@@ -152,7 +155,7 @@ def test_a_failing_after_run_is_only_logged(caplog: pytest.LogCaptureFixture) ->
 
     with caplog.at_level(logging.ERROR):
         made = attempt(lambda ctx: "fine", after_run=refuse)
-    assert (made.verdict, made.output.split("\n")[0]) == (Verdict.SUCCEEDED, "fine")
+    assert (made.kind, made.output.split("\n")[0]) == (ResultKind.SUCCEEDED, "fine")
     assert "after_run of handler 'it' failed" in caplog.text
 
 
@@ -178,12 +181,12 @@ def test_progress_is_passed_on() -> None:
 
 def test_an_unknown_handler_is_a_verdict() -> None:
     made = run_attempt(job("nobody"), HandlerRegistry())
-    assert (made.verdict, made.error) == (Verdict.UNKNOWN_HANDLER, "no handler is named 'nobody' here")
+    assert (made.kind, made.error) == (ResultKind.UNKNOWN_HANDLER, "no handler is named 'nobody' here")
 
 
 def test_a_timeout_ends_the_handler_and_says_so() -> None:
     made = attempt(lambda ctx: time.sleep(30), timeout=0.05)
-    assert made.verdict is Verdict.TIMEOUT
+    assert made.kind is ResultKind.TIMEOUT
     assert made.error.startswith("Job 'it' exceeded maximum execution time of 0.05 seconds.\n")
     assert "time.sleep(30)" in made.error
 
@@ -222,11 +225,11 @@ def test_streams_and_alarm_are_given_back() -> None:
 
 def test_an_attempt_inside_an_attempt_leaves_the_outer_alarm_alone() -> None:
     def outer(ctx: JobContext) -> None:
-        assert attempt(lambda inner: time.sleep(30), timeout=0.02).verdict is Verdict.TIMEOUT
+        assert attempt(lambda inner: time.sleep(30), timeout=0.02).kind is ResultKind.TIMEOUT
         time.sleep(30)
 
     made = attempt(outer, timeout=0.1)
-    assert made.verdict is Verdict.TIMEOUT
+    assert made.kind is ResultKind.TIMEOUT
     assert made.duration < 5
 
 
@@ -240,7 +243,7 @@ def test_off_the_main_thread_a_late_return_is_a_timeout() -> None:
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert [one.verdict for one in made] == [Verdict.TIMEOUT, Verdict.SUCCEEDED]
+    assert [one.kind for one in made] == [ResultKind.TIMEOUT, ResultKind.SUCCEEDED]
     assert made[1].output == ""
 
 

@@ -13,8 +13,8 @@ from support.built_in import attempt, failure, output
 
 from jobpool.errors import ConfigurationError
 from jobpool.handlers.registry import Handler, HandlerRegistry
-from jobpool.ipc.frames import Verdict
 from jobpool.message.context import JobContext
+from jobpool.message.outcome import ResultKind
 
 
 @dataclass
@@ -178,4 +178,4 @@ def test_other_things_that_are_called_get_their_types_too(
 ) -> None:
     registry.handler("it")(function)
     assert output("it", {"customer": 7}, registry) == answer
-    assert attempt("it", {"customer": "7"}, registry).verdict is Verdict.FAILED
+    assert attempt("it", {"customer": "7"}, registry).kind is ResultKind.FAILED

@@ -15,7 +15,7 @@ from support.built_in import attempt, output
 import jobpool
 from jobpool.handlers.builtin import MAKERS
 from jobpool.handlers.registry import HandlerRegistry
-from jobpool.ipc.frames import Verdict
+from jobpool.message.outcome import ResultKind
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "handlers.md").read_text("utf-8")
 
@@ -45,7 +45,7 @@ def test_handlers_of_ones_own(registry: HandlerRegistry, monkeypatch: pytest.Mon
     assert registry.names() == ["report", "ship", "thumbnail"]
     assert output("report", {"customer": 7, "month": "06"}, registry) == "report of customer 7 for 06"
     assert output("thumbnail", {"path": "x"}, registry) == "[64,256]"
-    assert attempt("ship", {"number": "7"}, registry).verdict is Verdict.FAILED
+    assert attempt("ship", {"number": "7"}, registry).kind is ResultKind.FAILED
 
 
 def test_commands_and_listeners(registry: HandlerRegistry) -> None:

@@ -21,8 +21,8 @@ from support.built_in import attempt, failure, output
 
 from jobpool.handlers.conversion import Mismatch, converter
 from jobpool.handlers.registry import HandlerRegistry
-from jobpool.ipc.frames import Verdict
 from jobpool.message.context import JobContext
+from jobpool.message.outcome import ResultKind
 
 
 class Colour(Enum):
@@ -267,5 +267,5 @@ def test_whatever_comes_the_attempt_ends_well_or_in_words(payload: Any, handler:
         made = attempt(handler, payload, REGISTRY)
     except ValueError:
         return  # JSON cannot carry it: refused where it is enqueued
-    assert made.verdict in (Verdict.SUCCEEDED, Verdict.FAILED)
-    assert made.verdict is Verdict.SUCCEEDED or made.error.startswith("the payload does not fit handler")
+    assert made.kind in (ResultKind.SUCCEEDED, ResultKind.FAILED)
+    assert made.kind is ResultKind.SUCCEEDED or made.error.startswith("the payload does not fit handler")

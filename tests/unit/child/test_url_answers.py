@@ -26,9 +26,9 @@ from jobpool.handlers.builtin.url.call import Caller
 from jobpool.handlers.builtin.url.refusal import Later, Refused
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.handlers.sentences import Failure
-from jobpool.ipc.frames import Verdict
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode, encode
+from jobpool.message.outcome import ResultKind
 from jobpool.message.signing import EnvelopeSigner
 
 LIMIT = 100_000
@@ -394,7 +394,7 @@ def test_the_hard_timeout_leaves_no_connection_behind(server: WebServer, head: b
 
     attempt = run_attempt(job(f"http://127.0.0.1:{server.port}/", 0.2), registry)
 
-    assert attempt.verdict is Verdict.TIMEOUT
+    assert attempt.kind is ResultKind.TIMEOUT
     wait_until(lambda: hung_up, what="the client has closed its end")
     assert hung_up == [b""]
 
@@ -406,7 +406,7 @@ def test_the_hard_timeout_in_a_tls_handshake_leaves_no_connection_behind() -> No
 
         attempt = run_attempt(job(f"https://127.0.0.1:{listener.getsockname()[1]}/", 0.3), registry)
 
-        assert attempt.verdict is Verdict.TIMEOUT
+        assert attempt.kind is ResultKind.TIMEOUT
         sock, _ = listener.accept()
         with sock:
             sock.settimeout(10)
@@ -429,5 +429,5 @@ def test_the_hard_timeout_in_a_connect_leaves_no_connection_behind() -> None:
 
         attempt = run_attempt(job(f"http://127.0.0.1:{port}/", 0.2), registry)
 
-        assert attempt.verdict is Verdict.TIMEOUT
+        assert attempt.kind is ResultKind.TIMEOUT
         assert len(os.listdir("/proc/self/fd")) == len(before)

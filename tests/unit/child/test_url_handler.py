@@ -14,8 +14,8 @@ from support.webserver import WebServer, answer
 
 from jobpool.errors import ConfigurationError
 from jobpool.handlers.registry import HandlerRegistry
-from jobpool.ipc.frames import Verdict
 from jobpool.message.allowances import Allowances
+from jobpool.message.outcome import ResultKind
 from jobpool.settings import load
 
 INWARD: dict[str, Any] = {"allowed_url_networks": ["127.0.0.0/8"]}
@@ -78,7 +78,7 @@ def test_what_may_be_better_next_time_is_a_failed_attempt_in_one_sentence(server
 def test_a_busy_server_says_when_to_come_again(server: WebServer) -> None:
     made = attempt("url", get(server, "/busy"), **INWARD)
 
-    assert (made.verdict, made.after) == (Verdict.RETRY, 7.0)
+    assert (made.kind, made.after) == (ResultKind.RETRY, 7.0)
     assert made.error == f"GET 127.0.0.1:{server.port} answered 503: busy"
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from jobpool.broker.backend import Message, MessageFilter, QueueBackend, State, Verb
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import Message, MessageFilter, State, Verb
 from jobpool.cli import sweep
 from jobpool.errors import BackendUnavailable
 from jobpool.message.death import Death

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobpool.broker.backend import ReapPolicy
+from jobpool.broker.values import ReapPolicy
 from jobpool.errors import ConfigurationError
 from jobpool.settings import load
 

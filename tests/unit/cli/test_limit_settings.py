@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from jobpool.errors import ConfigurationError
-from jobpool.master.demands import limits_of, unserved_limits
-from jobpool.policy.guarding import Limits
+from jobpool.master.compatibility import limits_of, unserved_limits
+from jobpool.policy.limits import Limits
 from jobpool.settings import load
 
 TABLES = """

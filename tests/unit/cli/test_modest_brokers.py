@@ -12,11 +12,12 @@ from click.testing import Result
 from support.modest import Modest
 
 from jobpool.broker import opening
-from jobpool.broker.backend import QueueBackend, QueueStats
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import QueueStats
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler
 from jobpool.errors import ConfigurationError
-from jobpool.master.demands import check_demands
+from jobpool.master.compatibility import check_compatibility
 from jobpool.message.definition import JobDefinition
 from jobpool.message.setting_types import History, OnCrash
 from jobpool.message.settlement import Abandon
@@ -259,14 +260,14 @@ def settings(**more: object) -> Settings:
 )
 def test_a_pool_that_asks_for_what_is_not_there_does_not_start(asked: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        check_demands(settings(**asked), Modest())
+        check_compatibility(settings(**asked), Modest())
 
 
 def test_a_pool_says_that_it_keeps_no_rollups(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "jobpool")
-    check_demands(settings(), Modest())
-    check_demands(settings(rollups=0.0), Modest())
-    check_demands(settings(), MemoryBackend())
+    check_compatibility(settings(), Modest())
+    check_compatibility(settings(rollups=0.0), Modest())
+    check_compatibility(settings(), MemoryBackend())
     assert [record.message for record in caplog.records] == ["no rollups are kept"]
 
 

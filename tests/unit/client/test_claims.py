@@ -8,8 +8,8 @@ from typing import TypeVar
 import pytest
 
 from jobpool import Claim, ClaimMessage, ClaimNotFound, Forbidden, Jobs, Queue
-from jobpool.broker.backend import State
 from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
+from jobpool.broker.values import State
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, BadSignature, InvalidJob, Unsupported
 from jobpool.message.signing import EnvelopeSigner

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from jobpool import DeadLetterQueue, Jobs
-from jobpool.broker.backend import Message, MessageFilter, QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import Message, MessageFilter
 from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.message.dead_letters import METADATA, copy_id, copy_of_abandoned
 from jobpool.message.definition import JobDefinition

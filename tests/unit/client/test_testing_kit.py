@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from jobpool import Limits, RetryPolicy, Snooze, Unrecoverable
-from jobpool.broker.backend import NewMessage, ReapPolicy, State
+from jobpool.broker.values import NewMessage, ReapPolicy, State
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.handlers.registry import HandlerRegistry
 from jobpool.message import producer

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from support.modest import Breakable, OwnLeases
 
-from jobpool.broker.backend import Message, MessageFilter, QueueBackend, State
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.client import worker as worker_module
 from jobpool.client.jobs import Jobs
 from jobpool.client.worker import JobFailedError, QueueWorker, inline_runner

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.jobs import QUEUE, a_job
 
-from jobpool.broker.backend import Capabilities
+from jobpool.broker.values import Capabilities
 from jobpool.client.worker import QueueWorker
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, ConfigurationError
@@ -17,7 +17,7 @@ from jobpool.message.context import JobContext
 from jobpool.message.guards import Begun, Guards, Hold
 from jobpool.message.lease import JobLease
 from jobpool.message.result import Status
-from jobpool.policy.guarding import Limits
+from jobpool.policy.limits import Limits
 from jobpool_backends.memory import MemoryBackend
 from jobpool_backends.memory.keys import MemoryKeys
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.cronrig import START, CronRig, minute, text, told
 
-from jobpool.broker.backend import once_id
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import once_id
 from jobpool.cron.firing import FiringStatus, firing_key
 from jobpool.cron.runner import CronRunner
 from jobpool.cron.scheduler import Scheduler

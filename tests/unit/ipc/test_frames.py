@@ -24,9 +24,9 @@ from jobpool.ipc.frames import (
     Spawn,
     Spawned,
     SpawnFailed,
-    Verdict,
     decode,
 )
+from jobpool.message.outcome import ResultKind
 
 ONE_OF_EACH: list[Frame] = [
     Run(nonce=2**64 - 1, fence=7, attempts=2, crashes=1, timeout=3600.0, body=b'{"x":1}'),
@@ -34,9 +34,9 @@ ONE_OF_EACH: list[Frame] = [
     Run(nonce=1, fence=1, attempts=0, crashes=0, timeout=0.0, body=b"{}", ticket=b'{"ack":"a:b"}'),
     Ready(),
     BootFailed("no module named 'nope'"),
-    Result(9, Verdict.SUCCEEDED, 12.5, 0.25),
-    Result(9, Verdict.RETRY, 12.5, 0.25, "out", "error: ü", 30.0, [{"handler": "next"}], "max_jobs"),
-    Result(9, Verdict.SNOOZE, 0.0, 0.0, after=5),
+    Result(9, ResultKind.SUCCEEDED, 12.5, 0.25),
+    Result(9, ResultKind.RETRY, 12.5, 0.25, "out", "error: ü", 30.0, [{"handler": "next"}], "max_jobs"),
+    Result(9, ResultKind.SNOOZE, 0.0, 0.0, after=5),
     Ask([{"handler": "report", "payload": {"n": 1}}]),
     Ask([], pack=True),
     Reply(["id1", "id2"]),
@@ -58,7 +58,7 @@ def test_a_frame_comes_back_as_it_went(frame: Frame) -> None:
 
 
 def test_a_plain_success_is_a_head_and_nothing_else() -> None:
-    assert len(Result(9, Verdict.SUCCEEDED, 12.5, 0.25).encode()) == RESULT_HEAD.size
+    assert len(Result(9, ResultKind.SUCCEEDED, 12.5, 0.25).encode()) == RESULT_HEAD.size
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_rubbish_is_a_bad_frame(packet: bytes) -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        *[Result(9, Verdict.SUCCEEDED, bad, 0.25) for bad in (math.nan, math.inf, -1.0, 1e300)],
-        *[Result(9, Verdict.SUCCEEDED, 12.5, bad) for bad in (math.nan, math.inf, -1.0, 1e300)],
-        Result(9, Verdict.RETRY, 12.5, 0.25, after=-1.0),
+        *[Result(9, ResultKind.SUCCEEDED, bad, 0.25) for bad in (math.nan, math.inf, -1.0, 1e300)],
+        *[Result(9, ResultKind.SUCCEEDED, 12.5, bad) for bad in (math.nan, math.inf, -1.0, 1e300)],
+        Result(9, ResultKind.RETRY, 12.5, 0.25, after=-1.0),
         Ask("report"),  # type: ignore[arg-type]
         BootFailed(["an error"]),  # type: ignore[arg-type]
     ],
@@ -108,7 +108,7 @@ def test_a_frame_with_values_that_no_child_has_is_a_bad_one(frame: Frame) -> Non
 
 
 def test_an_endless_delay_is_a_very_long_one() -> None:
-    answer = decode(Result(9, Verdict.SNOOZE, 12.5, 0.25, after=math.inf).encode())
+    answer = decode(Result(9, ResultKind.SNOOZE, 12.5, 0.25, after=math.inf).encode())
     assert isinstance(answer, Result)
     assert 1e9 < answer.after < math.inf
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobpool.ipc.oom_kills import BELIEVED, OomKills, count_in, find
+from jobpool.ipc.oom_kills import BELIEVED_S, OomKills, count_in, find
 
 V2 = "low 0\nhigh 3\nmax 9\noom 2\noom_kill {}\noom_group_kill 0\n"
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
@@ -34,7 +34,7 @@ def test_an_old_rise_is_not_put_down_to_a_later_death(events: Path) -> None:
     kills = OomKills(events)
     events.write_text(V2.format(5))
     kills.look(1.0)
-    assert kills.killed_one(1.0 + BELIEVED + 0.1) is False
+    assert kills.killed_one(1.0 + BELIEVED_S + 0.1) is False
 
 
 @pytest.mark.parametrize("text", ["", "oom_kill_disable 0\n", "oom_kill many\n"])

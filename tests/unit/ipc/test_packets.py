@@ -12,7 +12,7 @@ import pytest
 from jobpool.ipc import packets
 from jobpool.ipc.frames import Run, decode
 from jobpool.ipc.linux import open_fds
-from jobpool.ipc.outbox import Outbox
+from jobpool.ipc.packets import Outbox
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -25,7 +25,7 @@ def pair() -> Iterator[Pair]:
 
 
 @pytest.mark.parametrize(
-    "size", [1, 2, 1000, packets.INLINE - 1, packets.INLINE, packets.INLINE + 1, 1 << 20, 40 << 20]
+    "size", [1, 2, 1000, packets.INLINE_BYTES - 1, packets.INLINE_BYTES, packets.INLINE_BYTES + 1, 1 << 20, 40 << 20]
 )
 def test_a_packet_of_any_size_arrives_whole(pair: Pair, size: int) -> None:
     here, there = pair
@@ -42,9 +42,9 @@ def test_a_byte_that_looks_like_the_mark_of_a_large_packet_is_a_plain_packet(pai
 
 
 def test_packets_keep_their_edges_and_their_order(pair: Pair) -> None:
-    for packet in (b"a", b"bb" * packets.INLINE, b"ccc"):
+    for packet in (b"a", b"bb" * packets.INLINE_BYTES, b"ccc"):
         packets.send(pair[0], packet)
-    assert [packets.recv(pair[1]) for _ in range(3)] == [(b"a", []), (b"bb" * packets.INLINE, []), (b"ccc", [])]
+    assert [packets.recv(pair[1]) for _ in range(3)] == [(b"a", []), (b"bb" * packets.INLINE_BYTES, []), (b"ccc", [])]
 
 
 def test_descriptors_travel_beside_a_packet_and_are_close_on_exec(pair: Pair) -> None:
@@ -85,7 +85,7 @@ def test_a_packet_above_the_readers_bound_is_taken_off_and_refused(pair: Pair) -
 
 def test_a_plain_packet_that_is_too_large_is_refused(pair: Pair) -> None:
     here, there = pair
-    here.send(b"x" * (packets.INLINE + 2))
+    here.send(b"x" * (packets.INLINE_BYTES + 2))
     with pytest.raises(packets.PacketTooLarge):
         packets.recv(there)
 
@@ -93,7 +93,7 @@ def test_a_plain_packet_that_is_too_large_is_refused(pair: Pair) -> None:
 def test_a_packet_above_the_senders_bound_is_refused_before_it_is_sent(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packets, "LARGEST", 50_000)
+    monkeypatch.setattr(packets, "MAX_PACKET_BYTES", 50_000)
     with pytest.raises(packets.PacketTooLarge):
         packets.send(pair[0], b"x" * 50_001)
     with pytest.raises(BlockingIOError):
@@ -221,7 +221,7 @@ def test_an_outbox_says_when_the_peer_is_gone(pair: Pair) -> None:
 # --- announced packets ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, packets.INLINE, packets.INLINE + 1, 3_000_000])
+@pytest.mark.parametrize("size", [1, packets.INLINE_BYTES, packets.INLINE_BYTES + 1, 3_000_000])
 def test_a_reader_gets_each_packet_as_it_was_sent(pair: Pair, size: int) -> None:
     here, there = pair
     reader = packets.Reader(there)
@@ -251,7 +251,7 @@ def test_a_reader_sees_the_end_also_after_an_announcement(pair: Pair) -> None:
 
 def test_a_reader_refuses_what_is_too_large(pair: Pair) -> None:
     here, there = pair
-    here.send(b"x" * (packets.INLINE + 1))
+    here.send(b"x" * (packets.INLINE_BYTES + 1))
     with pytest.raises(packets.PacketTooLarge):
         packets.Reader(there).read()
     packets.send_announced(here, b"x" * 100_000)

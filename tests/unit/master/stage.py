@@ -5,19 +5,20 @@ from __future__ import annotations
 import secrets
 from typing import TypeVar
 
-from jobpool.ipc.frames import Exited, HandlerInfo, Result, Verdict
+from jobpool.ipc.frames import Exited, HandlerInfo, Result
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
 from jobpool.master.plan import Planner
-from jobpool.master.pool import Pool
 from jobpool.master.slots import Slot, SlotState
+from jobpool.master.state import Pool
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import encode
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import Outcome
+from jobpool.message.outcome import Outcome, ResultKind
 from jobpool.message.settlement import Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
+from jobpool.policy.inspection import Inspected
 from jobpool.policy.retry import RetryPolicy
 from jobpool.settings import Settings
 
@@ -27,7 +28,7 @@ HANDLERS = [HandlerInfo("report"), HandlerInfo("slow", timeout=10.0), HandlerInf
 
 
 class Stage:
-    """Plays the loop, the crew and the broker."""
+    """Plays the loop, the children and the broker."""
 
     def __init__(self, workers: int = 2, **settings: object) -> None:
         self.now = 100.0
@@ -87,7 +88,7 @@ class Stage:
 
     def lease(self, *handlers: str, outcome: Outcome | None = None, **options: object) -> list[act.Action]:
         leases = [self.a_lease(handler, **options) for handler in handlers]
-        return self.tell(ev.Leased([ev.Inspected(lease, outcome) for lease in leases]))
+        return self.tell(ev.Leased([Inspected(lease, outcome) for lease in leases]))
 
     def a_lease(self, handler: str, ttl: float = 30.0, attempts: int = 0, **options: object) -> JobLease:
         definition = JobDefinition(handler=handler, payload={}, queue="reports", **options)  # type: ignore[arg-type]
@@ -96,9 +97,9 @@ class Stage:
         owner = secrets.token_hex(16)
         return JobLease(ident, "reports", body, 1, owner, self.now + ttl, "memory", attempts=attempts)
 
-    def answer(self, slot: Slot, verdict: Verdict = Verdict.SUCCEEDED, **fields: object) -> list[act.Action]:
+    def answer(self, slot: Slot, kind: ResultKind = ResultKind.SUCCEEDED, **fields: object) -> list[act.Action]:
         nonce = slot.deliveries[0].nonce
-        result = Result(nonce, verdict, self.now, 0.01, **fields)  # type: ignore[arg-type]
+        result = Result(nonce, kind, self.now, 0.01, **fields)  # type: ignore[arg-type]
         return self.tell(ev.ChildResult(slot.child, result))
 
     def die(

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from jobpool.master.batch import LINGER, SHARE, Batch
-from jobpool.master.delivery import Delivery
+from jobpool.master.dispatch import LOOKAHEAD_SHARE, MAX_LINGER_S, Batch
+from jobpool.master.slots import Delivery
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settlement
 
@@ -30,10 +30,10 @@ def filled(count: int, ahead: int, settlement: Settlement | None = None) -> Batc
     [
         pytest.param(0, 0, math.inf, id="nothing"),
         pytest.param(1, 0, NOW, id="no stream: at once"),
-        pytest.param(1, 2, NOW + LINGER, id="a slow stream: waits for a second one"),
+        pytest.param(1, 2, NOW + MAX_LINGER_S, id="a slow stream: waits for a second one"),
         pytest.param(2, 2, NOW, id="two are company"),
-        pytest.param(10, 800, NOW + LINGER, id="a quick stream waits for more"),
-        pytest.param(800 // SHARE, 800, NOW, id="an 8th of the look-ahead is enough"),
+        pytest.param(10, 800, NOW + MAX_LINGER_S, id="a quick stream waits for more"),
+        pytest.param(800 // LOOKAHEAD_SHARE, 800, NOW, id="an 8th of the look-ahead is enough"),
     ],
 )
 def test_when_acks_are_due(count: int, ahead: int, due: float) -> None:
@@ -48,7 +48,7 @@ def test_what_is_no_ack_never_waits(settlement: Settlement) -> None:
 def test_later_ones_do_not_put_off_the_first() -> None:
     batch = filled(1, 800)
     batch.add(a_delivery(), Ack(), NOW + 0.009, 800)
-    assert batch.due == NOW + LINGER
+    assert batch.due == NOW + MAX_LINGER_S
 
 
 def test_taking_empties_it_and_keeps_the_order() -> None:

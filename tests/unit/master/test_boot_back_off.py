@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from jobpool.master.boot import FIRST, LONGEST, BootBackOff
+from jobpool.master.state import FIRST_BOOT_PAUSE_S, MAX_BOOT_PAUSE_S
+from jobpool.policy.retry import BackOff
 
 NOW = 100.0
 
 
 def waits(count: int) -> list[float]:
     """Seconds from each of so many failures in a row to the next try."""
-    boot = BootBackOff()
+    boot = BackOff(FIRST_BOOT_PAUSE_S, MAX_BOOT_PAUSE_S)
     found = []
     for _ in range(count):
         boot.failed("no such module", NOW)
@@ -22,11 +23,11 @@ def test_each_failure_doubles_the_wait_up_to_the_longest() -> None:
 
 
 def test_it_stays_the_longest_however_often_it_fails() -> None:
-    assert waits(5000)[-1] == LONGEST
+    assert waits(5000)[-1] == MAX_BOOT_PAUSE_S
 
 
 def test_a_success_lets_the_next_try_begin_at_once_and_the_wait_anew() -> None:
-    boot = BootBackOff()
+    boot = BackOff(FIRST_BOOT_PAUSE_S, MAX_BOOT_PAUSE_S)
     for _ in range(7):
         boot.failed("no such module", NOW)
 
@@ -34,4 +35,4 @@ def test_a_success_lets_the_next_try_begin_at_once_and_the_wait_anew() -> None:
 
     assert (boot.failures, boot.next_at, boot.last_error) == (0, 0.0, "")
     boot.failed("no such module", NOW)
-    assert boot.next_at == NOW + FIRST
+    assert boot.next_at == NOW + FIRST_BOOT_PAUSE_S

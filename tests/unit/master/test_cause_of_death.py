@@ -10,11 +10,11 @@ from stage import Stage
 
 from jobpool.ipc.frames import Exited
 from jobpool.master import events as ev
-from jobpool.master.slots import Ending
-from jobpool.master.verdicts import by_alarm, death_of, outcome_of_death, sender_of
 from jobpool.message.death import Death
-from jobpool.message.outcome import Crashed, LostLease, MemoryExceeded, Stopped, TimedOut
+from jobpool.message.outcome import Crashed, EndReason, LostLease, MemoryExceeded, Stopped, TimedOut
 from jobpool.message.settlement import Forfeit
+from jobpool.policy.inspection import Inspected
+from jobpool.policy.outcomes import by_alarm, death_of, outcome_of_death, sender_of
 
 OOM = "the kernel: out of memory"
 
@@ -26,22 +26,22 @@ def exited(number: int | None = None, code: int | None = None, **usage: Any) -> 
 @pytest.mark.parametrize(
     ("end", "ending", "killer", "sender"),
     [
-        pytest.param(exited(signal.SIGKILL), Ending.TIMEOUT, "", "the pool: timeout", id="timeout"),
-        pytest.param(exited(signal.SIGKILL), Ending.MEMORY, "outside", "the pool: memory limit", id="memory limit"),
-        pytest.param(exited(signal.SIGKILL), Ending.STOP, "outside", "the pool: stop", id="stop"),
-        pytest.param(exited(signal.SIGKILL), Ending.PROTOCOL, "outside", "the pool: broken channel", id="channel"),
-        pytest.param(exited(signal.SIGKILL), Ending.NONE, OOM, OOM, id="out of memory"),
-        pytest.param(exited(signal.SIGKILL), Ending.NONE, "outside", "outside", id="kill -9"),
-        pytest.param(exited(signal.SIGKILL), Ending.NONE, "", "outside, or the kernel", id="no count to be read"),
-        pytest.param(exited(signal.SIGTERM), Ending.NONE, "", "outside", id="kill"),
-        pytest.param(exited(signal.SIGSEGV), Ending.NONE, "", "itself", id="a fault"),
-        pytest.param(exited(signal.SIGSEGV), Ending.STOP, "", "itself", id="a fault while it is to stop"),
-        pytest.param(exited(signal.SIGABRT), Ending.NONE, "", "itself", id="abort"),
-        pytest.param(exited(signal.SIGXCPU), Ending.NONE, "", "the kernel: a resource limit", id="CPU limit"),
-        pytest.param(exited(code=3), Ending.NONE, "", "itself", id="exit"),
+        pytest.param(exited(signal.SIGKILL), EndReason.TIMEOUT, "", "the pool: timeout", id="timeout"),
+        pytest.param(exited(signal.SIGKILL), EndReason.MEMORY, "outside", "the pool: memory limit", id="memory limit"),
+        pytest.param(exited(signal.SIGKILL), EndReason.STOP, "outside", "the pool: stop", id="stop"),
+        pytest.param(exited(signal.SIGKILL), EndReason.PROTOCOL, "outside", "the pool: broken channel", id="channel"),
+        pytest.param(exited(signal.SIGKILL), EndReason.NONE, OOM, OOM, id="out of memory"),
+        pytest.param(exited(signal.SIGKILL), EndReason.NONE, "outside", "outside", id="kill -9"),
+        pytest.param(exited(signal.SIGKILL), EndReason.NONE, "", "outside, or the kernel", id="no count to be read"),
+        pytest.param(exited(signal.SIGTERM), EndReason.NONE, "", "outside", id="kill"),
+        pytest.param(exited(signal.SIGSEGV), EndReason.NONE, "", "itself", id="a fault"),
+        pytest.param(exited(signal.SIGSEGV), EndReason.STOP, "", "itself", id="a fault while it is to stop"),
+        pytest.param(exited(signal.SIGABRT), EndReason.NONE, "", "itself", id="abort"),
+        pytest.param(exited(signal.SIGXCPU), EndReason.NONE, "", "the kernel: a resource limit", id="CPU limit"),
+        pytest.param(exited(code=3), EndReason.NONE, "", "itself", id="exit"),
     ],
 )
-def test_who_ended_it(end: Exited, ending: Ending, killer: str, sender: str) -> None:
+def test_who_ended_it(end: Exited, ending: EndReason, killer: str, sender: str) -> None:
     assert sender_of(end, ending, killer) == sender
 
 
@@ -52,7 +52,7 @@ def test_the_record_has_the_users_frames_the_usage_and_the_last_output() -> None
         '  File "/lib/jobpool/handlers/invocation.py", line 70 in call\n'
     )
     usage = {"core": True, "cpu_seconds": 0.1234567, "peak_rss": 5 * 2**20}
-    death = death_of(exited(signal.SIGSEGV, **usage), Ending.NONE, "", stack, "page 7\n\n")
+    death = death_of(exited(signal.SIGSEGV, **usage), EndReason.NONE, "", stack, "page 7\n\n")
     assert death == Death(
         "killed by SIGSEGV",
         "itself",
@@ -65,15 +65,15 @@ def test_the_record_has_the_users_frames_the_usage_and_the_last_output() -> None
 
 
 def test_what_it_means_for_the_attempt() -> None:
-    def outcome(ending: Ending) -> object:
+    def outcome(ending: EndReason) -> object:
         return outcome_of_death(ending, "too long", death_of(exited(signal.SIGKILL), ending, "outside", "stack"))
 
     timeout = Death("timeout", "the pool: timeout", "stack").to_text()
     memory = Death("memory limit", "the pool: memory limit", "stack").to_text()
-    assert outcome(Ending.TIMEOUT) == TimedOut("too long\nstack", timeout)
-    assert outcome(Ending.MEMORY) == MemoryExceeded("too long\nstack", memory)
-    assert outcome(Ending.NONE) == Crashed(Death("killed by SIGKILL", "outside", "stack").to_text())
-    assert (outcome(Ending.STOP), outcome(Ending.LOST)) == (Stopped(), LostLease())
+    assert outcome(EndReason.TIMEOUT) == TimedOut("too long\nstack", timeout)
+    assert outcome(EndReason.MEMORY) == MemoryExceeded("too long\nstack", memory)
+    assert outcome(EndReason.NONE) == Crashed(Death("killed by SIGKILL", "outside", "stack").to_text())
+    assert (outcome(EndReason.STOP), outcome(EndReason.LOST)) == (Stopped(), LostLease())
 
 
 @pytest.mark.parametrize("begun", [True, False], ids=["begun", "not begun"])
@@ -83,7 +83,7 @@ def test_only_the_attempt_that_was_begun_has_printed_anything(begun: bool) -> No
     lease = stage.a_lease("report")
     for _ in range(1 if begun else 3):
         stage.make_ready()
-        stage.tell(ev.Leased([ev.Inspected(lease, None)]))
+        stage.tell(ev.Leased([Inspected(lease, None)]))
         [slot] = stage.busy
         started = slot.deliveries[0].nonce - (not begun)
         end = Exited(slot.child, slot.pid, None, signal.SIGKILL)

@@ -9,14 +9,14 @@ import pytest
 from stage import Stage
 from support.modest import Modest
 
-from jobpool.broker.backend import Message, MessageFilter, QueueBackend, Reaped, ReapPolicy
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import Message, MessageFilter, Reaped, ReapPolicy
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, InvalidJob
-from jobpool.ipc.frames import Verdict
-from jobpool.master.forwarding import Forwarder
+from jobpool.master.dead_letter_copies import DeadLetterCopies
 from jobpool.message.definition import JobDefinition
-from jobpool.message.outcome import CancelledByPerson, Expired, Outcome, Rejected
+from jobpool.message.outcome import CancelledByPerson, Expired, Outcome, Rejected, ResultKind
 from jobpool.message.settlement import Abandon, Nack
 from jobpool.message.signing import EnvelopeSigner
 
@@ -32,7 +32,7 @@ def the_abandon(stage: Stage) -> Abandon:
 def failing(**settings: object) -> Stage:
     stage = Stage(workers=1, **settings).boot()
     stage.lease("report")
-    stage.answer(stage.busy[0], Verdict.FAILED, error="boom")
+    stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
     return stage
 
 
@@ -55,7 +55,7 @@ def test_in_the_queue_of_copies_itself_it_carries_nothing() -> None:
 def test_a_failure_with_budget_left_carries_nothing() -> None:
     stage = Stage(workers=1, dead_letter_queue="failures").boot()
     stage.lease("stubborn")
-    stage.answer(stage.busy[0], Verdict.FAILED, error="boom")
+    stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
     assert isinstance(stage.verdicts()[0], Nack)
 
 
@@ -79,7 +79,7 @@ def test_a_copy_that_the_backend_would_refuse_is_left_out_and_said() -> None:
     stage = Stage(workers=1, dead_letter_queue="failures").boot()
     stage.planner.check = check
     stage.lease("report")
-    stage.answer(stage.busy[0], Verdict.FAILED, error="boom")
+    stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
     assert the_abandon(stage).follow_ups == ()
     [note] = [note for note in stage.pool.notes if note.event == "a dead letter is not forwarded"]
     assert note.fields["error"] == "too large for failures"
@@ -116,26 +116,26 @@ def payloads(broker: QueueBackend) -> list[Any]:
 def test_a_death_in_the_reapers_hands_is_forwarded_once(broker: QueueBackend) -> None:
     reaped = crash_to_death(broker)
     for _ in range(2):  # a second reaper that has seen the same, or a repetition after a lost reply
-        forwarder = Forwarder(broker, "failures")
-        forwarder.died(reaped)
-        forwarder.forward()
+        copies = DeadLetterCopies(broker, "failures")
+        copies.died(reaped)
+        copies.forward()
     [payload] = payloads(broker)
     said = payload["_dlq_metadata"]
     assert (payload["customer"], said["reason"], said["original_queue"]) == (7, "crash-limit", "reports")
 
 
 def test_what_is_given_back_alive_is_not(broker: QueueBackend) -> None:
-    forwarder = Forwarder(broker, "failures")
-    forwarder.died([Reaped("x", "reports", 1, None, dead=False)])
-    forwarder.forward()
+    copies = DeadLetterCopies(broker, "failures")
+    copies.died([Reaped("x", "reports", 1, None, dead=False)])
+    copies.forward()
     assert payloads(broker) == []
 
 
 @pytest.mark.parametrize("to", [None, "reports"])
 def test_without_a_queue_and_in_that_queue_itself_nothing_is(broker: QueueBackend, to: str | None) -> None:
-    forwarder = Forwarder(broker, to)
-    forwarder.died(crash_to_death(broker))
-    forwarder.forward()
+    copies = DeadLetterCopies(broker, to)
+    copies.died(crash_to_death(broker))
+    copies.forward()
     assert payloads(broker) == []
     assert broker.stats("reports").waiting == 0
 
@@ -144,9 +144,9 @@ def test_a_body_that_nobody_signed_is_not_forwarded(broker: QueueBackend, caplog
     """A reaper recovers what it has not verified: a lease of somebody who looks at no signature."""
     reaped = crash_to_death(broker)
     broker.signer = EnvelopeSigner("another key of ours")
-    forwarder = Forwarder(broker, "failures")
-    forwarder.died(reaped)
-    forwarder.forward()
+    copies = DeadLetterCopies(broker, "failures")
+    copies.died(reaped)
+    copies.forward()
     assert payloads(broker) == []
     assert "a dead letter is not forwarded" in caplog.text
 
@@ -167,13 +167,13 @@ class Stammering:
 
 def test_an_outage_leaves_it_for_the_next_call(broker: QueueBackend) -> None:
     reaped = crash_to_death(broker) + crash_to_death(broker)
-    forwarder = Forwarder(Stammering(broker), "failures")  # type: ignore[arg-type]
-    forwarder.died(reaped)
+    copies = DeadLetterCopies(Stammering(broker), "failures")  # type: ignore[arg-type]
+    copies.died(reaped)
     failures = 0
     while len(payloads(broker)) < 2:
         assert failures < 50, "each outage is followed by some progress"
         try:
-            forwarder.forward()
+            copies.forward()
         except BackendUnavailable:
             failures += 1
     assert failures > 0
@@ -198,9 +198,9 @@ def test_where_a_broker_looks_through_its_letters_it_is_told_the_queue(clock: Ma
     assert broker.fetch("reports") is None, "it was met, charged and buried"
     reaped = broker.reap("reports")
     assert [(one.crashes, one.dead) for one in reaped] == [(1, False), (2, True)]
-    forwarder = Forwarder(broker, "failures")
-    forwarder.died(reaped)
-    forwarder.forward()
+    copies = DeadLetterCopies(broker, "failures")
+    copies.died(reaped)
+    copies.forward()
     copy = broker.fetch("failures")
     assert copy is not None
     assert copy.envelope.payload["_dlq_metadata"]["reason"] == "crash-limit"

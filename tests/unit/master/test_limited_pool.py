@@ -8,11 +8,12 @@ import pytest
 from stage import Stage
 
 from jobpool.master import events as ev
-from jobpool.master.watch import STALE_AFTER
+from jobpool.master.deadlines import STALE_AFTER_S
 from jobpool.message.guards import Guards, Hold
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import AlreadyDone, Contended
 from jobpool.message.settlement import Ack, Release
+from jobpool.policy.inspection import Inspected
 
 GUARDS = Guards(holds=(Hold("queue", 4),))
 
@@ -22,7 +23,7 @@ def guarded(stage: Stage) -> JobLease:
 
 
 def lease(stage: Stage, *leases: JobLease) -> None:
-    stage.tell(ev.Leased([ev.Inspected(one, None) for one in leases]))
+    stage.tell(ev.Leased([Inspected(one, None) for one in leases]))
 
 
 def test_places_are_those_of_guarded_deliveries_until_they_are_settled() -> None:
@@ -45,7 +46,7 @@ def test_a_renewed_lease_keeps_its_place() -> None:
 def test_starts_that_were_not_used_are_given_back_and_told() -> None:
     stage = Stage(workers=1, rate_limits={"reports": 4}).boot()
     lease(stage, guarded(stage), guarded(stage))
-    stage.after(STALE_AFTER + 0.01)
+    stage.after(STALE_AFTER_S + 0.01)
     assert stage.verdicts() == [Release(begun=False)]
     assert stage.pool.given_back == {"reports"}
     assert stage.pool.places() == {"reports": 1}
@@ -55,7 +56,7 @@ def test_without_limits_nothing_is_told() -> None:
     stage = Stage(workers=1).boot()
     assert not stage.pool.limited
     lease(stage, stage.a_lease("report"), stage.a_lease("report"))
-    stage.after(STALE_AFTER + 0.01)
+    stage.after(STALE_AFTER_S + 0.01)
     assert stage.pool.given_back == set()
 
 

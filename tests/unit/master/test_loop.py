@@ -8,28 +8,29 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
-from stage import HANDLERS
+from stage import HANDLERS, Stage
 from support.jobs import a_job
 
-from jobpool.broker.backend import QueueBackend, ReapPolicy, State
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import ReapPolicy, State
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
+from jobpool.master.fetch_thread import FetchThread
 from jobpool.master.inbox import Inbox
-from jobpool.master.inspection import Inspector
-from jobpool.master.lessor import Lessor
-from jobpool.master.loop import SOON, Master
+from jobpool.master.loop import READY_PUBLISH_EVERY_S, Master
 from jobpool.master.plan import Planner
-from jobpool.master.pool import Pool
-from jobpool.master.publisher import EVERY
-from jobpool.master.settler import Settler
+from jobpool.master.settle_thread import SettleThread
+from jobpool.master.state import Pool
+from jobpool.master.telemetry import PUBLISH_EVERY_S
 from jobpool.message.signing import EnvelopeSigner
+from jobpool.policy.inspection import Inspected, Inspector
 from jobpool.policy.retry import RetryPolicy
 from jobpool.settings import Settings
 from jobpool_backends.memory import MemoryBackend
 
 
-class NoCrew:
+class NoChildren:
     """No child, no fork server: only the inbox is watched."""
 
     def watch(self, _fd: int, reader: object) -> None:
@@ -42,6 +43,9 @@ class NoCrew:
         pass
 
     def end_server(self, _generation: int) -> None:
+        pass
+
+    def bound_outputs(self) -> None:
         pass
 
     def close(self) -> None:
@@ -96,15 +100,15 @@ class LastLease:
         return False
 
 
-def a_master(pool: Pool, backend: QueueBackend, inbox: Inbox, lessor: object) -> Master:
+def a_master(pool: Pool, backend: QueueBackend, inbox: Inbox, fetch_thread: object) -> Master:
     return Master(
         pool=pool,
         planner=Planner(RetryPolicy(), backend.pack),
         backend=backend,
-        crew=NoCrew(),  # type: ignore[arg-type]
+        children=NoChildren(),  # type: ignore[arg-type]
         inbox=inbox,
-        lessor=lessor,  # type: ignore[arg-type]
-        settler=Settler(backend, ("reports",), 30.0, ReapPolicy(), inbox, 2.0),
+        fetch_thread=fetch_thread,  # type: ignore[arg-type]
+        settle_thread=SettleThread(backend, ("reports",), 30.0, ReapPolicy(), inbox, 2.0),
         publisher=Silent(),  # type: ignore[arg-type]
     )
 
@@ -119,8 +123,8 @@ def test_what_the_lease_thread_brings_at_the_very_end_of_a_stop_is_given_back() 
         pool, inbox = Pool(SETTINGS, now=backend.clock.mono()), Inbox()
         apply(pool, ev.AppLoaded(1, HANDLERS, True, [], 0.1), pool.now)
         pool.stop("stopping")
-        lessor = LastLease(inbox, ev.Leased([ev.Inspected(lease, None)]))
-        master = a_master(pool, backend, inbox, lessor)
+        fetch_thread = LastLease(inbox, ev.Leased([Inspected(lease, None)]))
+        master = a_master(pool, backend, inbox, fetch_thread)
         assert master.run() == 0
         inbox.close()
         message = backend.inspect(lease.id)
@@ -132,31 +136,32 @@ def test_a_stop_does_not_wait_for_a_lease_thread_that_sleeps_in_the_backend() ->
     backend, inbox = Sleepy(), Inbox()
     pool = Pool(SETTINGS, now=backend.clock.mono())
     apply(pool, ev.AppLoaded(1, HANDLERS, True, [], 0.1), pool.now)
-    lessor = Lessor(backend, SETTINGS.queues, 30.0, Inspector(EnvelopeSigner(), {}), inbox)
-    lessor.want(1)
-    master = a_master(pool, backend, inbox, lessor)
+    fetch_thread = FetchThread(backend, SETTINGS.queues, 30.0, Inspector(EnvelopeSigner(), {}), inbox)
+    fetch_thread.want(1)
+    master = a_master(pool, backend, inbox, fetch_thread)
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(master.run)
         try:
             assert backend.asleep.wait(10.0)
             inbox.put(ev.ThreadDied("a thread", "so the pool stops"))
             assert running.result(10.0) == 1
-            assert lessor.is_alive(), "still asleep"
+            assert fetch_thread.is_alive(), "still asleep"
         finally:
             backend.woken.set()
-    lessor.join(10.0)
+    fetch_thread.join(10.0)
     inbox.close()
 
 
 def test_a_child_that_becomes_ready_is_shown_soon_and_anything_else_in_its_time() -> None:
+    assert Stage().boot().pool.child_came, "for the loop to publish soon"
     backend, inbox = MemoryBackend(), Inbox()
     pool = Pool(SETTINGS, now=backend.clock.mono())
     master = a_master(pool, backend, inbox, LastLease(inbox, ev.ReapDone([])))
     pool.checked_at = now = time.monotonic()
     master._publish(now)
     master._unpublished = True
-    assert now + SOON < master._due() <= now + EVERY
+    assert now + READY_PUBLISH_EVERY_S < master._due() <= now + PUBLISH_EVERY_S
     for _ in range(3):
-        master._note(ev.ChildReady(1))
-        assert now < master._due() <= now + SOON, "not at once: many become ready together"
+        master._publish_soon()
+        assert now < master._due() <= now + READY_PUBLISH_EVERY_S, "not at once: many become ready together"
     inbox.close()

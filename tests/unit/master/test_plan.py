@@ -8,22 +8,30 @@ from typing import Any
 import pytest
 from stage import HANDLERS, Stage, of
 
-from jobpool.broker.backend import QueueStats
-from jobpool.ipc.frames import Ask, HandlerInfo, Verdict
+from jobpool.broker.values import QueueStats
+from jobpool.ipc.frames import Ask, HandlerInfo
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
-from jobpool.master.boot import LOOP_AT
-from jobpool.master.handout import room
-from jobpool.master.pool import Stopping
-from jobpool.master.slots import Ending, SlotState
-from jobpool.master.upkeep import ANSWER_LIMIT_S, STOP_LIMIT_S, reload_under_way
-from jobpool.master.watch import DUMP_BEFORE_KILL, HEARTBEAT, MAX_DUMP_S, STALE_AFTER, UNDEAD_AFTER, next_due
+from jobpool.master.deadlines import (
+    DUMP_BEFORE_KILL_S,
+    HEARTBEAT_S,
+    MAX_DUMP_S,
+    STALE_AFTER_S,
+    UNDEAD_AFTER_S,
+    next_due,
+)
+from jobpool.master.dispatch import room
+from jobpool.master.slots import SlotState
+from jobpool.master.spawning import ANSWER_LIMIT_S, STOP_LIMIT_S, reload_under_way
+from jobpool.master.state import Stopping
 from jobpool.message.death import Death
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import LostLease, Rejected
+from jobpool.message.outcome import EndReason, LostLease, Rejected, ResultKind
 from jobpool.message.setting_types import OnCrash
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled
+from jobpool.policy.inspection import Inspected
+from jobpool.telemetry.metrics.probes import BOOT_LOOP
 
 
 class TestBoot:
@@ -189,7 +197,7 @@ class TestDeathsOfTheForkServer:
         stage.lease("slow", "report")
         late, crashed = stage.busy
         step(stage, 12.0)
-        assert late.ending is Ending.TIMEOUT
+        assert late.ending is EndReason.TIMEOUT
         stage.tell(ev.ForkServerGone(1))
         stage.die(late, signal=signal.SIGKILL)
         stage.die(crashed, signal=signal.SIGABRT)
@@ -206,7 +214,7 @@ class TestDeathsOfTheForkServer:
     def dies_beside(self, stage: Stage, *leases: JobLease) -> tuple[float, ...]:
         """How long each is released for, when they died with their fork server; the last began last."""
         for lease in leases:
-            stage.tell(ev.Leased([ev.Inspected(lease, None)]))
+            stage.tell(ev.Leased([Inspected(lease, None)]))
             stage.after(0.1)
         stage.settled.clear()
         slots = stage.busy
@@ -224,7 +232,7 @@ class TestDeathsOfTheForkServer:
         stage = Stage(workers=2).boot()
         lease = stage.a_lease("report", ttl=900.0)
         assert [self.dies_beside(stage, lease) for _ in range(2)] == [(0.0,), (0.0,)]
-        stage.tell(ev.Leased([ev.Inspected(lease, None)]))
+        stage.tell(ev.Leased([Inspected(lease, None)]))
         [slot] = stage.busy
         stage.tell(ev.ForkServerGone(stage.pool.generation))
         stage.die(slot, signal=signal.SIGKILL)
@@ -236,7 +244,7 @@ class TestDeathsOfTheForkServer:
         lease = stage.a_lease("report", ttl=900.0)
         for _ in range(2):
             self.dies_beside(stage, lease)
-        stage.tell(ev.Leased([ev.Inspected(lease, None)]))
+        stage.tell(ev.Leased([Inspected(lease, None)]))
         stage.answer(stage.busy[0])
         assert self.dies_beside(stage, lease) == (0.0,)
 
@@ -255,7 +263,7 @@ class TestHandingOut:
     def test_what_does_not_start_in_time_goes_back_unharmed(self) -> None:
         stage = Stage(workers=1).boot()
         stage.lease("report", "report")
-        stage.after(STALE_AFTER + 0.01)
+        stage.after(STALE_AFTER_S + 0.01)
         assert stage.verdicts() == [Release(begun=False)]
 
     def test_short_jobs_stream_ahead_into_the_sockets(self) -> None:
@@ -276,9 +284,9 @@ class TestHandingOut:
         stage.lease("report")
         stage.pool.ready.clear()
         extra = stage.a_lease("report")
-        apply(stage.pool, ev.Leased([ev.Inspected(extra, None)]), stage.now)
+        apply(stage.pool, ev.Leased([Inspected(extra, None)]), stage.now)
         slot.hand(stage.pool.ready.popleft(), stage.now)
-        actions = stage.after(STALE_AFTER + 0.01)
+        actions = stage.after(STALE_AFTER_S + 0.01)
         [taken] = of(actions, act.TakeBack)
         assert taken.slot is slot
         nonce = slot.deliveries[1].nonce
@@ -310,7 +318,7 @@ class TestResults:
     def test_the_handlers_own_retries_apply_when_the_job_sets_none(self) -> None:
         stage = Stage(workers=1).boot()
         stage.lease("stubborn")
-        stage.answer(stage.busy[0], Verdict.FAILED, error="boom")
+        stage.answer(stage.busy[0], ResultKind.FAILED, error="boom")
         assert stage.verdicts() == [Nack(0.0, "boom")]
 
     def test_an_answer_of_a_former_attempt_is_ignored(self) -> None:
@@ -399,7 +407,7 @@ class TestDeaths:
         stage = Stage(workers=1).boot()
         lease = stage.a_lease("report")
         for _ in range(3):
-            stage.tell(ev.Leased([ev.Inspected(lease, None)]))
+            stage.tell(ev.Leased([Inspected(lease, None)]))
             stage.die(stage.busy[0], begun=False)
             stage.make_ready()
         first, second, third = stage.verdicts()
@@ -411,7 +419,7 @@ class TestDeaths:
         stage.lease("slow")
         [slot] = stage.busy
         second = stage.a_lease("report")
-        apply(stage.pool, ev.Leased([ev.Inspected(second, None)]), stage.now)
+        apply(stage.pool, ev.Leased([Inspected(second, None)]), stage.now)
         slot.hand(stage.pool.ready.popleft(), stage.now)
         actions = stage.die(slot, unread=1)
         [hand] = of(actions, act.Hand)
@@ -431,10 +439,10 @@ class TestDeaths:
         stage = Stage(workers=1).boot()
         stage.lease("slow")
         [slot] = stage.busy
-        stage.after(11.0 + DUMP_BEFORE_KILL)
+        stage.after(11.0 + DUMP_BEFORE_KILL_S)
         stage.after(0.1)
         assert slot.state is SlotState.DYING
-        actions = stage.after(UNDEAD_AFTER + 0.1)
+        actions = stage.after(UNDEAD_AFTER_S + 0.1)
         assert len(of(actions, act.ForgetChild)) == 1
         assert stage.settled == []
         assert not stage.pool.held
@@ -450,7 +458,7 @@ class TestTimeouts:
         assert len(of(stage.after(0.51), act.DumpStack)) == 1
         assert not of(stage.after(0.03), act.KillChild)
         assert len(of(stage.after(0.03), act.KillChild)) == 1
-        assert slot.ending is Ending.TIMEOUT
+        assert slot.ending is EndReason.TIMEOUT
         stage.die(slot, signal=signal.SIGKILL)
         [settlement] = stage.verdicts()
         assert isinstance(settlement, Abandon)
@@ -463,10 +471,10 @@ class TestTimeouts:
     def test_a_loop_that_comes_late_still_asks_for_the_stack_before_it_kills(self) -> None:
         stage = Stage(workers=1).boot()
         stage.lease("slow")
-        late = stage.after(11.0 + 5 * DUMP_BEFORE_KILL)
+        late = stage.after(11.0 + 5 * DUMP_BEFORE_KILL_S)
         assert len(of(late, act.DumpStack)) == 1
         assert not of(late, act.KillChild)
-        assert len(of(stage.after(DUMP_BEFORE_KILL + 0.001), act.KillChild)) == 1
+        assert len(of(stage.after(DUMP_BEFORE_KILL_S + 0.001), act.KillChild)) == 1
 
     def test_the_kill_waits_a_little_for_a_stack_that_is_not_written_yet(self) -> None:
         stage = Stage(workers=1).boot()
@@ -474,7 +482,7 @@ class TestTimeouts:
         [slot] = stage.busy
         stage.after(11.01)
         slot.awaits_stack = True
-        looked = stage.after(DUMP_BEFORE_KILL + 0.001)
+        looked = stage.after(DUMP_BEFORE_KILL_S + 0.001)
         assert len(of(looked, act.LookForStack)) == 1
         assert not of(looked, act.KillChild)
         assert len(of(stage.after(MAX_DUMP_S), act.KillChild)) == 1
@@ -535,13 +543,13 @@ class TestLeases:
 
     def test_a_lease_that_ran_out_is_lost_without_asking(self) -> None:
         stage = Stage(workers=1).boot()
-        stage.tell(ev.Leased([ev.Inspected(stage.a_lease("report", ttl=5.0), None)]))
+        stage.tell(ev.Leased([Inspected(stage.a_lease("report", ttl=5.0), None)]))
         assert len(of(stage.after(5.0), act.KillChild)) == 1
 
     def test_the_loop_wakes_when_the_lease_of_what_runs_ends(self) -> None:
         """By another clock than the loop's."""
         stage = Stage(workers=1).boot()
-        stage.tell(ev.Leased([ev.Inspected(stage.a_lease("report", ttl=1000.4), None)]))
+        stage.tell(ev.Leased([Inspected(stage.a_lease("report", ttl=1000.4), None)]))
         stage.planner.plan(stage.pool, stage.now, stage.now + 1000.0)
         assert 0.399 < next_due(stage.pool, stage.now) - stage.now < 0.401
         stage.now += 0.4
@@ -549,12 +557,12 @@ class TestLeases:
 
     def test_the_end_of_a_lease_that_is_lost_or_settled_wakes_nobody(self) -> None:
         stage = Stage(workers=1, on_lease_lost="finish").boot()
-        stage.tell(ev.Leased([ev.Inspected(stage.a_lease("report", ttl=0.4), None)]))
+        stage.tell(ev.Leased([Inspected(stage.a_lease("report", ttl=0.4), None)]))
         stage.busy[0].deliveries[0].settling = True
-        assert next_due(stage.pool, stage.now) == stage.now + HEARTBEAT
+        assert next_due(stage.pool, stage.now) == stage.now + HEARTBEAT_S
         stage.busy[0].deliveries[0].settling = False
         stage.after(0.4)
-        assert next_due(stage.pool, stage.now) == stage.now + HEARTBEAT
+        assert next_due(stage.pool, stage.now) == stage.now + HEARTBEAT_S
 
     def test_a_lost_lease_may_be_left_to_finish_with_its_result_dropped(self) -> None:
         stage = Stage(workers=1, on_lease_lost="finish").boot()
@@ -647,7 +655,7 @@ class TestStopping:
 
     def test_a_fork_server_that_never_loads_the_app_ends_a_pool_that_is_to_stop(self) -> None:
         stage = Stage(workers=1, until_empty=True)
-        for _ in range(LOOP_AT):
+        for _ in range(BOOT_LOOP):
             assert not stage.pool.is_stopping
             [start] = of(stage.after(60.0), act.StartForkServer)
             stage.tell(ev.ForkServerGone(start.generation), ev.Counted({"reports": QueueStats()}))
@@ -788,7 +796,7 @@ class TestReload:
 
     def test_a_child_that_is_told_to_leave_is_handed_nothing_in_the_same_turn(self) -> None:
         stage = Stage(workers=2).boot()
-        stage.tell(ev.SignalCame(signal.SIGTTOU), ev.Leased([ev.Inspected(stage.a_lease("report"), None)] * 2))
+        stage.tell(ev.SignalCame(signal.SIGTTOU), ev.Leased([Inspected(stage.a_lease("report"), None)] * 2))
         [told] = of(stage.log, act.RetireChild)
         assert [hand.slot for hand in of(stage.log, act.Hand) if hand.slot is told.slot] == []
         assert of(stage.log, act.Hand)
@@ -804,7 +812,7 @@ class TestReload:
         assert not of(stage.after(9.0), act.KillChild), "it is busy, and is left alone"
         stage.answer(slot)
         stage.after(0.1)
-        assert not of(stage.after(UNDEAD_AFTER - 0.2), act.KillChild)
+        assert not of(stage.after(UNDEAD_AFTER_S - 0.2), act.KillChild)
         assert of(stage.after(0.3), act.KillChild)
         assert not of(stage.after(0.1), act.KillChild)
         stage.die(slot, signal=signal.SIGKILL)

@@ -7,7 +7,7 @@ import signal
 
 from jobpool.ipc.linux import ACCIDENTAL_SIGNALS
 from jobpool.master.events import SignalCame
-from jobpool.master.signals import Signals
+from jobpool.master.inbox import Signals
 
 STORM = 2_000
 

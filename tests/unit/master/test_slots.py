@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from jobpool.master.delivery import Delivery
-from jobpool.master.slots import MOVES, Ending, IllegalMoveError, Slot, Slots, SlotState
+from jobpool.master.slots import MOVES, Delivery, IllegalMoveError, Slot, Slots, SlotState
 from jobpool.message.lease import JobLease
+from jobpool.message.outcome import EndReason
 
 
 def a_delivery(nonce: int, timeout: float = 5.0) -> Delivery:
@@ -83,7 +83,7 @@ def test_taking_back_keeps_what_the_child_has_read() -> None:
 
 def test_the_first_reason_for_an_end_stands() -> None:
     slot = Slot(0, state=SlotState.IDLE)
-    slot.end(Ending.TIMEOUT, 1.0)
-    slot.end(Ending.STOP, 2.0)
-    assert slot.ending is Ending.TIMEOUT
+    slot.end(EndReason.TIMEOUT, 1.0)
+    slot.end(EndReason.STOP, 2.0)
+    assert slot.ending is EndReason.TIMEOUT
     assert slot.killed_at == 1.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from typing import cast
 
-from jobpool.ipc.fork_client import ForkServer
-from jobpool.master.crew import _await_end
+from jobpool.ipc.fork_client import ForkServerClient
+from jobpool.master.child_processes import _await_end
 
 
 class Undead:
@@ -23,5 +23,5 @@ class Undead:
 
 def test_it_is_killed_and_the_pool_ends_without_it() -> None:
     undead = Undead()
-    _await_end(cast(ForkServer, undead))
+    _await_end(cast(ForkServerClient, undead))
     assert undead.said == ["wait", "kill", "wait"]

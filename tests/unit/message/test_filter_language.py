@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobpool.broker.backend import MessageFilter, State
 from jobpool.broker.filters import BadFilter, parse_filter
+from jobpool.broker.values import MessageFilter, State
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from jobpool.broker.opening import default_signer
 from jobpool.errors import BadSignature, ConfigurationError, InvalidJob, MalformedEnvelope
-from jobpool.master.inspection import Inspector
 from jobpool.message.definition import LONGEST, JobDefinition
 from jobpool.message.envelope import MAX_BODY_BYTES, JobEnvelope, decode, decode_again, encode, sign_again, verify
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import Rejected
 from jobpool.message.payload import MAX_DEPTH
 from jobpool.message.signing import EnvelopeSigner
+from jobpool.policy.inspection import Inspector
 from jobpool.settings import load
 
 SIGNER = EnvelopeSigner("secret-key")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool.policy.contention import REMEMBERED, Contentions, contention_delay
+from jobpool.policy.limits import REMEMBERED_MESSAGES, Contentions, contention_delay
 
 DRAWN = 400
 
@@ -33,7 +33,7 @@ def test_what_is_remembered_is_bounded_and_who_was_met_lately_stays() -> None:
     contentions.met("first")
     contentions.met("second")
     contentions.met("first")
-    for place in range(REMEMBERED - 1):
+    for place in range(REMEMBERED_MESSAGES - 1):
         contentions.met(f"other {place}")
     assert contentions.met("first") == 3
     assert contentions.met("second") == 1

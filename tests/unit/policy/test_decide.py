@@ -37,7 +37,8 @@ from jobpool.message.outcome import (
 from jobpool.message.result import Status
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Move, Nack, Release, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.decide import TIERS, Rules, counters_of, decide, status_of
+from jobpool.policy.counters import counters_of, status_of
+from jobpool.policy.decide import MAX_EXTRA_MOVES, Rules, decide
 from jobpool.policy.retry import RetryPolicy
 
 NOW = 1000.0
@@ -253,7 +254,7 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
         ),
         pytest.param(
             MemoryExceeded("2 GiB", KILLED),
-            a_lease(attempts=3 + TIERS),
+            a_lease(attempts=3 + MAX_EXTRA_MOVES),
             MOVING,
             Abandon("memory-limit", "2 GiB", KILLED),
             id="memory limit, two queues that name each other",

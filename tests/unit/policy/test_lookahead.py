@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool.policy.lookahead import CAP, LookAhead
+from jobpool.policy.lookahead import MAX_LOOKAHEAD, LookAhead
 
 START = 5000.0
 
@@ -125,7 +125,7 @@ def test_it_forgets_while_the_pool_is_idle() -> None:
 def test_it_is_capped() -> None:
     ahead = LookAhead(START)
     now = stream(ahead, 1_000_000, START, 0.5)
-    assert ahead.size(now) == CAP
+    assert ahead.size(now) == MAX_LOOKAHEAD
 
 
 def test_a_cap_of_0_switches_it_off() -> None:

@@ -10,18 +10,18 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from stage import Stage
 
-from jobpool.broker.backend import QueueStats, Reaped
+from jobpool.broker.values import QueueStats, Reaped
 from jobpool.clock import SystemClock
-from jobpool.ipc.frames import Exited, Result, Verdict
+from jobpool.ipc.frames import Exited, Result
 from jobpool.master import actions as act
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
-from jobpool.master.observer import Observer
-from jobpool.master.recording import Recorded, attempt_of
-from jobpool.master.slots import Ending, Slot
+from jobpool.master.observer import Observer, Recorded, attempt_of
+from jobpool.master.slots import Slot
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import Rejected
+from jobpool.message.outcome import EndReason, Rejected, ResultKind
 from jobpool.message.settlement import Settled
+from jobpool.policy.inspection import Inspected
 from jobpool.telemetry.history.feed import Feed
 from jobpool.telemetry.metrics import catalogue as names
 from jobpool.telemetry.metrics.catalogue import Metric
@@ -45,14 +45,12 @@ class Watched(Stage):
 
     def tell(self, *events: ev.Event) -> list[act.Action]:
         for event in events:
-            self.observer.note(self.pool, event)
             apply(self.pool, event, self.now)
         return super().tell()
 
     def _perform(self, action: act.Action) -> None:
         if isinstance(action, act.Settle):
             answered = ev.Answered([(action.delivery, action.settlement, self.says)], 0.02)
-            self.observer.note(self.pool, answered)
             apply(self.pool, answered, self.now)
         else:
             super()._perform(action)
@@ -83,15 +81,15 @@ def stage() -> Watched:
     return stage
 
 
-def run_one(stage: Watched, verdict: Verdict = Verdict.SUCCEEDED, **fields: object) -> None:
+def run_one(stage: Watched, kind: ResultKind = ResultKind.SUCCEEDED, **fields: object) -> None:
     stage.lease("report")
-    stage.answer(stage.busy[0], verdict, **fields)
+    stage.answer(stage.busy[0], kind, **fields)
 
 
 # --- outcomes ---------------------------------------------------------------------------------------------------------
 
 
-def killed(stage: Watched, ending: Ending) -> None:
+def killed(stage: Watched, ending: EndReason) -> None:
     stage.lease("report")
     slot = stage.busy[0]
     slot.end(ending, stage.now)
@@ -100,17 +98,17 @@ def killed(stage: Watched, ending: Ending) -> None:
 
 CASES: dict[str, tuple[Callable[[Watched], object], set[str]]] = {
     "success": (run_one, {"succeeded"}),
-    "failure": (lambda s: run_one(s, Verdict.FAILED, error="no"), {"failed", "failed_permanently"}),
+    "failure": (lambda s: run_one(s, ResultKind.FAILED, error="no"), {"failed", "failed_permanently"}),
     "failure with a retry left": (
-        lambda s: (s.lease("report", max_retries=3), s.answer(s.busy[0], Verdict.FAILED, error="no")),
+        lambda s: (s.lease("report", max_retries=3), s.answer(s.busy[0], ResultKind.FAILED, error="no")),
         {"failed", "requeued"},
     ),
-    "unrecoverable": (lambda s: run_one(s, Verdict.UNRECOVERABLE), {"failed", "failed_permanently"}),
-    "timeout in the child": (lambda s: run_one(s, Verdict.TIMEOUT), {"failed", "failed_permanently", "timed_out"}),
-    "killed for time": (lambda s: killed(s, Ending.TIMEOUT), {"failed", "failed_permanently", "timed_out"}),
-    "killed for memory": (lambda s: killed(s, Ending.MEMORY), {"failed", "failed_permanently"}),
-    "killed by a stop": (lambda s: killed(s, Ending.STOP), {"released"}),
-    "snoozed": (lambda s: run_one(s, Verdict.SNOOZE, after=1.0), {"released"}),
+    "unrecoverable": (lambda s: run_one(s, ResultKind.UNRECOVERABLE), {"failed", "failed_permanently"}),
+    "timeout in the child": (lambda s: run_one(s, ResultKind.TIMEOUT), {"failed", "failed_permanently", "timed_out"}),
+    "killed for time": (lambda s: killed(s, EndReason.TIMEOUT), {"failed", "failed_permanently", "timed_out"}),
+    "killed for memory": (lambda s: killed(s, EndReason.MEMORY), {"failed", "failed_permanently"}),
+    "killed by a stop": (lambda s: killed(s, EndReason.STOP), {"released"}),
+    "snoozed": (lambda s: run_one(s, ResultKind.SNOOZE, after=1.0), {"released"}),
     "crashed": (lambda s: (s.lease("report"), s.die(s.busy[0])), {"crashed"}),
 }
 
@@ -182,7 +180,7 @@ def a_lease(stage: Watched, **fields: object) -> JobLease:
 
 def run_lease(stage: Watched, lease: JobLease) -> None:
     """It begins now."""
-    stage.tell(ev.Leased([ev.Inspected(lease, None)]))
+    stage.tell(ev.Leased([Inspected(lease, None)]))
     stage.answer(stage.busy[0])
 
 
@@ -196,7 +194,7 @@ def test_run_time_is_what_the_child_measured(stage: Watched) -> None:
 def test_times_that_cannot_be_do_not_spoil_the_sums(stage: Watched, rubbish: float) -> None:
     stage.lease("report")
     slot = stage.busy[0]
-    stage.tell(ev.ChildResult(slot.child, Result(slot.deliveries[0].nonce, Verdict.SUCCEEDED, rubbish, rubbish)))
+    stage.tell(ev.ChildResult(slot.child, Result(slot.deliveries[0].nonce, ResultKind.SUCCEEDED, rubbish, rubbish)))
     for metric in (names.RUN, names.WAIT):
         assert stage.histogram(metric, ("reports", "report")).total == 0.0
 
@@ -241,7 +239,7 @@ def test_an_attempt_that_was_killed_has_run_too(stage: Watched) -> None:
     stage.lease("report")
     slot = stage.busy[0]
     stage.now = time.monotonic()
-    slot.end(Ending.TIMEOUT, stage.now)
+    slot.end(EndReason.TIMEOUT, stage.now)
     stage.die(slot, 9)
     assert stage.histogram(names.RUN, ("reports", "report")).total == pytest.approx(7.0, abs=3.0)
 
@@ -254,7 +252,7 @@ def test_a_kill_for_time_tells_how_late_the_death_was(stage: Watched) -> None:
     stage.lease("slow")
     slot = stage.busy[0]
     stage.now = time.monotonic()
-    slot.end(Ending.TIMEOUT, stage.now)
+    slot.end(EndReason.TIMEOUT, stage.now)
     stage.die(slot, 9)
     assert stage.histogram(names.OVERRUN).total == pytest.approx(1.5, abs=1.0)
     assert stage.values(names.EXITS) == {("timeout",): 1}
@@ -268,23 +266,23 @@ def dies(stage: Watched, slot: Slot, killer: str = "", **how: object) -> None:
 @pytest.mark.parametrize(
     ("ending", "retiring", "how", "cause"),
     [
-        (Ending.NONE, False, {"code": None, "signal": 11}, "SIGSEGV"),
-        (Ending.NONE, False, {"code": None, "signal": 9}, "SIGKILL"),
-        (Ending.NONE, False, {"code": None, "signal": 9, "killer": "the kernel: out of memory"}, "oom-kill"),
-        (Ending.NONE, False, {"code": 3, "signal": None}, "exit"),
-        (Ending.NONE, False, {"code": 0, "signal": None}, "exit"),
-        (Ending.NONE, True, {"code": 0, "signal": None}, "retire"),
-        (Ending.RECYCLE, False, {"code": 0, "signal": None}, "recycle"),
-        (Ending.LOST, False, {"code": None, "signal": 9}, "lease-lost"),
-        (Ending.MEMORY, False, {"code": None, "signal": 9}, "memory-limit"),
+        (EndReason.NONE, False, {"code": None, "signal": 11}, "SIGSEGV"),
+        (EndReason.NONE, False, {"code": None, "signal": 9}, "SIGKILL"),
+        (EndReason.NONE, False, {"code": None, "signal": 9, "killer": "the kernel: out of memory"}, "oom-kill"),
+        (EndReason.NONE, False, {"code": 3, "signal": None}, "exit"),
+        (EndReason.NONE, False, {"code": 0, "signal": None}, "exit"),
+        (EndReason.NONE, True, {"code": 0, "signal": None}, "retire"),
+        (EndReason.RECYCLE, False, {"code": 0, "signal": None}, "recycle"),
+        (EndReason.LOST, False, {"code": None, "signal": 9}, "lease-lost"),
+        (EndReason.MEMORY, False, {"code": None, "signal": 9}, "memory-limit"),
     ],
 )
 def test_exits_have_few_causes(
-    stage: Watched, ending: Ending, retiring: bool, how: dict[str, object], cause: str
+    stage: Watched, ending: EndReason, retiring: bool, how: dict[str, object], cause: str
 ) -> None:
     slot = stage.idle[0]
     slot.retiring = retiring
-    if ending is not Ending.NONE:
+    if ending is not EndReason.NONE:
         slot.end(ending, stage.now)
     dies(stage, slot, **how)  # type: ignore[arg-type]
     assert stage.values(names.EXITS) == {(cause,): 1}
@@ -319,6 +317,7 @@ def test_the_state_of_the_pool_is_told(stage: Watched) -> None:
 def test_a_collector_of_ones_own_is_told_the_same(stage: Watched) -> None:
     mine = MemoryMetrics()
     stage.observer = Observer(MemoryMetrics(), SystemClock(), "1", also=mine)
+    stage.observer.attend(stage.pool)
     run_one(stage)
     assert mine.snapshot().ended["reports", "report"].outcomes == {"succeeded": 1}
     assert stage.observer.snapshot(stage.pool).ended["reports", "report"].outcomes == {"succeeded": 1}
@@ -337,7 +336,7 @@ def recorded(stage: Watched) -> list[dict[str, object]]:
 
 def test_what_the_child_said_is_recorded(stage: Watched) -> None:
     stage.lease("report", name="monthly")
-    stage.answer(stage.busy[0], Verdict.FAILED, error="ValueError: no", output="printed")
+    stage.answer(stage.busy[0], ResultKind.FAILED, error="ValueError: no", output="printed")
     assert recorded(stage) == [
         {"name": "monthly", "status": "dead-lettered", "output": "printed", "error": "ValueError: no", "attempt": 1}
     ]
@@ -359,7 +358,7 @@ def test_a_crash_is_recorded_with_its_cause_and_what_it_printed(stage: Watched) 
 def test_what_was_only_given_back_is_not_recorded_but_a_snooze_is(stage: Watched) -> None:
     stage.lease("report", "report", "report")
     stage.after(STALE)
-    stage.answer(stage.busy[0], Verdict.SNOOZE, after=1.0)
+    stage.answer(stage.busy[0], ResultKind.SNOOZE, after=1.0)
     assert [one["status"] for one in recorded(stage)] == ["released"]
 
 

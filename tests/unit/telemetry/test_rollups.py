@@ -14,12 +14,12 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.key_store import KeyStore
 from jobpool.broker.opening import open_backend
 from jobpool.errors import BackendUnavailable
-from jobpool.master.rollups import Rollups
 from jobpool.telemetry.metrics.catalogue import OUTCOMES
 from jobpool.telemetry.metrics.histogram import Histogram
 from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Ended, MemoryMetrics
 from jobpool.telemetry.metrics.reader import rollups
 from jobpool.telemetry.metrics.rollup import HOUR, MINUTE, Row, decode, key, minute_of, rows, stamp, summed
+from jobpool.telemetry.metrics.rollup_thread import RollupThread
 
 NOON = 1_790_000_040
 """A whole minute."""
@@ -118,8 +118,8 @@ class Turned:
         return self.now
 
 
-def a_writer(keys: KeyStore, wall: Callable[[], float], pool: str = "pool") -> Rollups:
-    return Rollups(keys, pool, 3600.0, lambda: None, wall)
+def a_writer(keys: KeyStore, wall: Callable[[], float], pool: str = "pool") -> RollupThread:
+    return RollupThread(keys, pool, 3600.0, lambda: None, wall)
 
 
 def read(backend: QueueBackend, since: float = NOON - HOUR, until: float = NOON + HOUR) -> list[Row]:
@@ -209,7 +209,7 @@ def test_the_thread_asks_at_the_end_of_its_minute() -> None:
             asked.set()
             return ended(a=(1, 0.1))
 
-        writer = Rollups(backend.keys, "p", 60.0, counts, Turned(NOON + 59.9))
+        writer = RollupThread(backend.keys, "p", 60.0, counts, Turned(NOON + 59.9))
         writer.start()
         assert asked.wait(10)
         writer.finish(ended(a=(1, 0.1)), 10.0)
@@ -227,7 +227,7 @@ def test_an_error_ends_the_thread_no_sooner_than_an_outage_does(caplog: pytest.L
             asked.set()
             return ended(a=(1, 0.1))
 
-        writer = Rollups(backend.keys, "p", 60.0, counts, Turned(NOON + 59.9))
+        writer = RollupThread(backend.keys, "p", 60.0, counts, Turned(NOON + 59.9))
         writer.start()
         assert asked.wait(10)
         writer.finish(ended(a=(1, 0.1)), 10.0)

@@ -19,11 +19,10 @@ from jobpool.errors import ConfigurationError
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.master import events as ev
 from jobpool.master.apply import apply
-from jobpool.master.asking import Asker
 from jobpool.master.inbox import Inbox
 from jobpool.master.observer import Observer
-from jobpool.master.pool import Pool
-from jobpool.master.watching import NO_ANSWER, Watching, metrics_page, probe_page, watching
+from jobpool.master.state import Pool
+from jobpool.master.telemetry import NO_ANSWER, LoopCalls, Telemetry, make_telemetry, metrics_page, probe_page
 from jobpool.message.setting_types import Address, History
 from jobpool.settings import Settings
 from jobpool.telemetry.history.row import FIELDS
@@ -54,9 +53,9 @@ def some_settings(**fields: Any) -> Settings:
     return Settings(queues=(("reports", 1.0),), backend="memory://", **fields)
 
 
-def watchers(inbox: Inbox, board: Scoreboard, url: str = "memory://", **fields: Any) -> Watching | None:
+def watchers(inbox: Inbox, board: Scoreboard, url: str = "memory://", **fields: Any) -> Telemetry | None:
     with closing(open_backend(url)) as backend:
-        return watching(some_settings(**fields), backend, board, inbox, "1.0")
+        return make_telemetry(some_settings(**fields), backend, board, inbox, "1.0")
 
 
 class Loop:
@@ -87,18 +86,18 @@ class Loop:
 
 def test_the_loops_thread_makes_what_is_asked_for(inbox: Inbox) -> None:
     with Loop(inbox) as loop:
-        asker = Asker(inbox)
-        assert asker.ask(lambda pool: pool is loop.pool) is True
-        assert asker.ask(lambda _: threading.current_thread()) is not threading.current_thread()
+        calls = LoopCalls(inbox)
+        assert calls.call_in_loop(lambda pool: pool is loop.pool) is True
+        assert calls.call_in_loop(lambda _: threading.current_thread()) is not threading.current_thread()
 
 
 def test_a_loop_that_hangs_is_not_waited_for_longer_than_asked(inbox: Inbox) -> None:
-    assert Asker(inbox).ask(lambda _: 1, patience=0.01) is None
+    assert LoopCalls(inbox).call_in_loop(lambda _: 1, timeout=0.01) is None
 
 
 def test_what_nobody_waits_for_any_more_is_not_made(inbox: Inbox) -> None:
     made: list[Pool] = []
-    assert Asker(inbox).ask(made.append, patience=0.01) is None
+    assert LoopCalls(inbox).call_in_loop(made.append, timeout=0.01) is None
     for event in inbox.take():
         apply(Pool(some_settings(), now=0.0), event, 0.0)
     assert made == []
@@ -112,19 +111,19 @@ def test_what_is_being_made_is_waited_for(inbox: Inbox) -> None:
         return "made"
 
     with Loop(inbox):
-        assert Asker(inbox).ask(slow, patience=1.0) == "made"
+        assert LoopCalls(inbox).call_in_loop(slow, timeout=1.0) == "made"
 
 
 def test_the_end_lets_go_of_those_who_wait_and_refuses_those_who_come(inbox: Inbox) -> None:
-    asker, answers = Asker(inbox), []
-    waiter = threading.Thread(target=lambda: answers.append(asker.ask(lambda _: 1, patience=60)))
+    calls, answers = LoopCalls(inbox), []
+    waiter = threading.Thread(target=lambda: answers.append(calls.call_in_loop(lambda _: 1, timeout=60)))
     waiter.start()
     asked: list[ev.Event] = []
     wait_until(lambda: asked.extend(inbox.take()) or asked, 10)
-    asker.close()
+    calls.close()
     waiter.join(10)
     assert answers == [None]
-    assert asker.ask(lambda _: 1, patience=60) is None
+    assert calls.call_in_loop(lambda _: 1, timeout=60) is None
     assert inbox.take() == [], "nothing is left in the inbox of a loop that has ended"
 
 
@@ -139,15 +138,15 @@ def observer() -> Observer:
 
 def test_the_metrics_page(inbox: Inbox, observer: Observer) -> None:
     with Loop(inbox):
-        page = metrics_page(Asker(inbox), observer, "")
+        page = metrics_page(LoopCalls(inbox), observer, "")
     assert page.status == 200
     assert 'jobpool_build_info{version="9.9"} 1.0' in page.body.decode()
 
 
 def test_the_metrics_page_of_a_loop_that_has_ended(inbox: Inbox, observer: Observer) -> None:
-    asker = Asker(inbox)
-    asker.close()
-    page = metrics_page(asker, observer, "")
+    calls = LoopCalls(inbox)
+    calls.close()
+    page = metrics_page(calls, observer, "")
     assert (page.status, page.body.decode()) == (503, f"{NO_ANSWER}\n")
 
 
@@ -168,7 +167,7 @@ def no_client(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_prometheus_client_the_page_and_the_log_name_the_mend(
     inbox: Inbox, board: Scoreboard, observer: Observer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    page = metrics_page(Asker(inbox), observer, "")
+    page = metrics_page(LoopCalls(inbox), observer, "")
     assert page.status == 501
     assert b"pip install 'jobpool[metrics]'" in page.body
     watched = watchers(inbox, board, metrics=ANY_PORT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jobpool.broker.backend import Message, State
+from jobpool.broker.values import Message, State
 from jobpool_torture.ledger import Line
 
 ID = "m"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from stories import ID, asked, cut_short, failed, fetched, kept, ran, settled, unknown
 
-from jobpool.broker.backend import Capabilities, Message, State
+from jobpool.broker.values import Capabilities, Message, State
 from jobpool_torture.chain import CRASHED, Known, Link, Story, known_of, links, steps_of
 from jobpool_torture.ledger import Line
 

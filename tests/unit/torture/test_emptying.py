@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from jobpool.broker.backend import MessageFilter, QueueBackend, State, Verb
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import Unsupported
 from jobpool.message.definition import JobDefinition
 from jobpool_torture import emptying

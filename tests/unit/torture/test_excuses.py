@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool.broker.backend import Capabilities
+from jobpool.broker.values import Capabilities
 from jobpool_torture.excuses import Window, copied, doubled, recounted, repeated
 from jobpool_torture.ledger import Line
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from stories import kept
 
-from jobpool.broker.backend import Message, State
+from jobpool.broker.values import Message, State
 from jobpool_torture.excuses import AFTER, Window
 from jobpool_torture.judge import JUST_NOW, blamed, overruns, swallowed, undeserved, unpoisoned, unrun
 from jobpool_torture.ledger import Line

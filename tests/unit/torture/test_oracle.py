@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from stories import ID, asked, cut_short, enq, failed, fetched, kept, ran, reaped, run, settled, unknown
 
-from jobpool.broker.backend import Capabilities, Message, State
+from jobpool.broker.values import Capabilities, Message, State
 from jobpool_torture.account import Account
 from jobpool_torture.ledger import Line
 from jobpool_torture.oracle import count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool.broker.backend import QueueStats
+from jobpool.broker.values import QueueStats
 from jobpool_torture.patience import Patience
 
 SECONDS = 60.0

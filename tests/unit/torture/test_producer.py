@@ -10,8 +10,9 @@ from typing import Any, cast
 import pytest
 from support.waiting import wait_until
 
-from jobpool.broker.backend import Capabilities, QueueBackend
+from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
+from jobpool.broker.values import Capabilities
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob
 from jobpool.message.definition import JobDefinition
 from jobpool_torture import producer

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from stories import ID, cut_short, enq, failed, fetched, kept, reaped, settled
 
-from jobpool.broker.backend import Capabilities, Message, State
+from jobpool.broker.values import Capabilities, Message, State
 from jobpool_torture.ledger import Line
 from jobpool_torture.result import Result
 from jobpool_torture.verdict import MAX_CRASHES, reach

@@ -13,7 +13,8 @@ from typing import Any, cast
 import pytest
 from support.jobs import QUEUE, a_job, numbered
 
-from jobpool.broker.backend import QueueBackend, ReapPolicy
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import ReapPolicy
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, ConfigurationError, LeaseLost
 from jobpool.message.settlement import Ack, Move, Nack, Settled

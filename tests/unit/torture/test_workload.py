@@ -9,7 +9,7 @@ from inspect import signature
 
 import pytest
 
-from jobpool.broker.backend import Capabilities
+from jobpool.broker.values import Capabilities
 from jobpool.handlers.registry import DEFAULT
 from jobpool_torture import handlers
 from jobpool_torture.workload import DIES_OF, KEYS, KINDS, SLOW, SPAN, Item, taste, workload

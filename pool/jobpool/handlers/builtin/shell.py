@@ -13,7 +13,7 @@ from jobpool.handlers.builtin.programs import Program, choose
 from jobpool.handlers.builtin.spawning import Ended
 from jobpool.handlers.handler import Handler
 from jobpool.handlers.sentences import Failure, Refused, kind_of
-from jobpool.ipc.scrubbing import scrubbed
+from jobpool.ipc.process_options import scrubbed
 from jobpool.message.context import JobContext
 
 if TYPE_CHECKING:

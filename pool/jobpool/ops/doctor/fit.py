@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding, Level
 from jobpool.errors import BackendUnavailable, JobpoolError
-from jobpool.master.demands import queues_of, unmet
+from jobpool.master.compatibility import queues_of, unmet
 from jobpool.settings import Settings
 
 CHECK = "broker.fit"

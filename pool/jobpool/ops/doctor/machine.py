@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from jobpool.broker.finding import Finding, Level
-from jobpool.master.pool import slot_count
 from jobpool.master.run import DESCRIPTORS_A_CHILD, DESCRIPTORS_BESIDES
+from jobpool.master.state import slot_count
 from jobpool.message.units import format_size
 from jobpool.ops.doctor.surroundings import Surroundings
 from jobpool.settings import Settings

@@ -1,0 +1,37 @@
+"""The program that a pool with `--cron` runs: `python -m jobpool.cli.pool_scheduler CONFIG_FD LINE_FD MASTER`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+
+from jobpool.cron.service import read_start, serve
+from jobpool.errors import ConfigurationError, JobpoolError
+from jobpool.ipc import linux
+from jobpool.ipc.scheduler_process import READY, REFUSED, say, say_fired
+from jobpool.telemetry.logs import configure
+
+FAILED = 1
+
+
+def main(argv: list[str]) -> int:
+    """Run with these arguments; the exit status: 0 told to end, 1 no broker, 2 the app or a setting cannot work."""
+    config, line, master = map(int, argv[1:4])
+    os.set_inheritable(line, False)
+    os.set_blocking(line, False)  # a master that stands still does not stop schedules
+    linux.die_with_parent(master)
+    if not os.environ.get("JOBPOOL_DEBUG"):
+        linux.hide_memory()
+    start = read_start(config)
+    configure(start.log_level, start.log_format).write_in_background()
+    try:
+        serve(start, companion=True, on_ready=partial(say, line, READY), on_fired=partial(say_fired, line))
+    except JobpoolError as error:
+        say(line, str(error).encode())  # the master logs it
+        return REFUSED if isinstance(error, ConfigurationError) else FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

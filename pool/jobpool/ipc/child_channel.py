@@ -1,0 +1,304 @@
+"""The master's end of one child: its sockets, its files and its pidfd. I/O, and nothing decided."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+from collections import deque
+from dataclasses import dataclass
+
+from jobpool.ipc import packets
+from jobpool.ipc.frames import MAX_ENQUEUED_BYTES, Ask, BadFrame, BootFailed, Frame, Ready, Reply, Result, Run, decode
+
+ESCAPED_FACTOR = 16
+"""Times the output cap that an answer's output and error may take as JSON: six bytes for one, and both are capped."""
+
+TRACE_BYTES = 256 * 1024
+"""Bytes of a trace file: some dumps of many threads. Writes beyond fail, which a fault handler does not mind."""
+
+TRACE_TAIL_BYTES = 16 * 1024
+OUTPUT_TAIL_BYTES = 4 * 1024
+
+OUTPUT_PIPE_BYTES = 256 * 1024
+"""Bytes of a child's output pipe, if the user may still have that much in pipes; else it has what the kernel gives."""
+
+DRAINS_AT_ONCE = 16
+"""Halves of a full pipe that one look throws away, where the writer fills it again meanwhile: some 2 MiB."""
+
+
+class BrokenChannelError(Exception):
+    """The child's channel has closed (`closed`), or carries rubbish."""
+
+    def __init__(self, why: str, closed: bool = False) -> None:
+        super().__init__(why)
+        self.closed = closed
+
+
+@dataclass(slots=True)
+class ChildEnds:
+    """The child's ends, to be sent with `Spawn`: reading end of work, channel, trace file, writing end of output."""
+
+    work: socket.socket
+    channel: socket.socket
+    trace: int
+    output: int
+
+    @property
+    def fds(self) -> tuple[int, int, int, int]:
+        return self.work.fileno(), self.channel.fileno(), self.trace, self.output
+
+
+class ChildChannel:
+    """The master's hold on a child. Every call returns at once.
+
+    The master keeps the reading end of `work` as well: a frame that the child has not read yet can be taken back, and
+    the kernel gives each packet to one reader only, so it is never both taken back and run.
+
+    Args:
+        child: Its serial number.
+        output_cap: Bytes of output that it keeps of an attempt.
+        slot: Index of its slot.
+        generation: Of its fork server.
+
+    Attributes:
+        pid: Of its process; 0 = it is not known to be born yet.
+    """
+
+    def __init__(self, child: int, output_cap: int, slot: int = 0, generation: int = 0) -> None:
+        self.child = child
+        self.slot = slot
+        self.generation = generation
+        self.pid = 0
+        self._work_in, self._work = packets.pair()
+        self.channel, self._far = packets.pair()
+        self._work.setblocking(False)
+        self.channel.setblocking(False)
+        largest = MAX_ENQUEUED_BYTES + ESCAPED_FACTOR * max(output_cap, packets.INLINE_BYTES)
+        self._reader = packets.Reader(self.channel, min(largest, packets.MAX_PACKET_BYTES))
+        self._output, self._output_in = _output_pipe()
+        try:
+            self._trace = _trace_file()
+        except OSError:
+            packets.close_all([self._output, self._output_in])
+            raise
+        self._output_room = fcntl.fcntl(self._output, fcntl.F_GETPIPE_SZ)
+        self._has_room = select.poll()
+        self._has_room.register(self._output, select.POLLOUT)
+        self.dropped = 0
+        """Bytes of the running attempt's raw output that were thrown away."""
+        self.pidfd = -1
+        self._doomed = False
+        self.is_asking = False
+        """Its question is open: nothing more of it is read until `reply`."""
+        self._booted = False
+        self._handed: deque[int] = deque()
+
+    def ends(self) -> ChildEnds:
+        return ChildEnds(self._work_in, self._far, self._trace, self._output_in)
+
+    def born(self) -> None:
+        """The child's ends were sent: the far end of the channel is its alone from here, so that its close is seen."""
+        self._far.close()
+        os.close(self._output_in)
+        self._output_in = -1
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether attempts were handed over that are neither answered nor taken back."""
+        return bool(self._handed)
+
+    @property
+    def may_print(self) -> bool:
+        """Return whether user code runs in it: it boots, or is busy."""
+        return bool(self._handed) or not self._booted
+
+    def hand(self, nonce: int, run: bytes) -> bool:
+        """Write attempt `nonce` (`frames.run_packet`) to the child; False: nothing was written, its socket is full."""
+        written = self._write(run)
+        if written:
+            self._handed.append(nonce)
+        return written
+
+    def retire(self) -> None:
+        """End the child's work: it leaves after what it has read. A frame that says so could be taken back."""
+        self._work.shutdown(socket.SHUT_WR)
+
+    def _write(self, packet: bytes) -> bool:
+        try:
+            packets.send(self._work, packet)
+        except OSError:
+            return False
+        return True
+
+    def reply(self, reply: Reply) -> None:
+        """Answer an `Ask`. A child that has died, or that asks on and reads no answer, hears nothing more."""
+        self.is_asking = False
+        try:
+            _send_reply(self.channel, reply)
+        except OSError:
+            with contextlib.suppress(OSError):  # or it would wait for this answer forever
+                self.channel.shutdown(socket.SHUT_RDWR)
+
+    def take_back(self) -> frozenset[int]:
+        """The nonces of the frames that the child had not read; it never will."""
+        nonces: set[int] = set()
+        while True:
+            try:
+                received = packets.recv(self._work_in, flags=socket.MSG_DONTWAIT)
+            except (OSError, packets.PacketTooLarge):  # the second without a descriptor for a large frame
+                return frozenset(nonces)
+            if received is None:
+                return frozenset(nonces)
+            frame = decode(received[0])
+            if isinstance(frame, Run):
+                nonces.add(frame.nonce)
+                self._handed.remove(frame.nonce)
+
+    def receive(self) -> Frame | None:
+        """The child's next frame; None: nothing now.
+
+        Raises:
+            BrokenChannelError: It has closed, or what came is no frame, or none that the child may send now.
+        """
+        try:
+            packet = self._reader.read()
+        except BlockingIOError:
+            return None
+        except packets.PacketTooLarge as error:
+            raise BrokenChannelError(str(error)) from error
+        except OSError as error:
+            raise BrokenChannelError(str(error), closed=True) from error
+        if packet is None:
+            raise BrokenChannelError("closed", closed=True)
+        try:
+            frame = decode(packet)
+        except BadFrame as error:
+            raise BrokenChannelError(str(error)) from error
+        self._check(frame)
+        return frame
+
+    def _check(self, frame: Frame) -> None:
+        """Refuse what comes out of turn: user code has these descriptors too, and could keep the master busy."""
+        kind = type(frame)
+        if kind is Result:
+            if not self._handed or self._handed[0] != frame.nonce:  # type: ignore[union-attr]
+                raise BrokenChannelError("a child answered an attempt that it does not run")
+            self._handed.popleft()
+        elif kind is Ask:
+            self.is_asking = True
+        elif kind is Ready or kind is BootFailed:
+            if self._booted:
+                raise BrokenChannelError(f"a child sent {kind.__name__} once more")
+            self._booted = True
+
+    def signal(self, number: int) -> None:
+        """Send a signal through the pidfd: never to a process that has taken over the pid.
+
+        One that is not known to be born yet gets SIGKILL at its birth, and no other signal.
+        """
+        if self.pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, number)
+        elif number == signal.SIGKILL:
+            self._doomed = True
+
+    def bear(self, pid: int, pidfd: int) -> None:
+        """Note that the child is born; `pidfd` is this object's to close from here."""
+        self.pid = pid
+        self.pidfd = pidfd
+        if self._doomed:
+            self.signal(signal.SIGKILL)
+
+    def has_ended(self) -> bool:
+        """Return whether the child's process has ended, collected or not. Only of one that was born."""
+        look = select.poll()
+        look.register(self.pidfd, select.POLLIN)
+        return bool(look.poll(0))
+
+    @property
+    def has_trace(self) -> bool:
+        """Return whether the child's fault handler has written since the last `read_trace`."""
+        return os.lseek(self._trace, 0, os.SEEK_CUR) > 0
+
+    def read_trace(self) -> str:
+        """Read the tail of what the child's fault handler has written since the last call."""
+        end = min(os.lseek(self._trace, 0, os.SEEK_CUR), TRACE_BYTES)  # the position is the child's too
+        start = max(0, end - TRACE_TAIL_BYTES)
+        os.lseek(self._trace, 0, os.SEEK_SET)
+        return os.pread(self._trace, end - start, start).decode("utf-8", "replace").replace("\0", "")
+
+    def read_output(self) -> str:
+        """Read the tail of what the child wrote to its descriptors 1 and 2 and has not read itself: once it is dead."""
+        data = self._read_output(self._output_room)[-OUTPUT_TAIL_BYTES:]
+        return self.tell_dropped(data.decode("utf-8", "replace"))
+
+    def drain_output(self) -> bool:
+        """Throw the older half of a full output pipe away; return whether it was full.
+
+        A writer past Python's streams (C code, a subprocess) never waits for longer than until the next look, never
+        fails and never takes memory; the child reads what is left in the pipe when the attempt is over. Not a file that
+        cannot grow: there a subprocess would fail in the middle, and with it the job. Not a thread of the child: C code
+        that prints and holds the interpreter's lock would wait for it forever.
+        """
+        for drained in range(DRAINS_AT_ONCE):
+            if self._has_room.poll(0):
+                return drained > 0
+            self.dropped += len(self._read_output(self._output_room // 2))
+        return True
+
+    def tell_dropped(self, output: str) -> str:
+        """Add to an attempt's output how much of it `drain_output` has thrown away."""
+        if not self.dropped:
+            return output
+        dropped, self.dropped = self.dropped, 0
+        mark = f"[… {dropped} bytes of raw output dropped, and the last of it kept …]"
+        return f"{output}\n{mark}" if output else mark
+
+    def _read_output(self, most: int) -> bytes:
+        try:
+            return os.read(self._output, most)
+        except BlockingIOError:  # empty, or the child was quicker
+            return b""
+
+    def close(self) -> None:
+        """Let everything go. Safe to call twice."""
+        for sock in (self._work_in, self._work, self.channel, self._far):
+            sock.close()
+        fds = [fd for fd in (self._trace, self._output, self._output_in, self.pidfd) if fd >= 0]
+        packets.close_all(fds)
+        self._trace = self._output = self._output_in = self.pidfd = -1
+
+
+def _send_reply(channel: socket.socket, reply: Reply) -> None:
+    try:
+        packets.send(channel, reply.encode())
+    except packets.PacketTooLarge as error:
+        why = f"the answer is too large, ask for fewer jobs at once: {error}"
+        packets.send(channel, Reply([], "InvalidJob", why).encode())
+
+
+def _trace_file() -> int:
+    """Make a file that cannot grow: a handler that writes to every descriptor it finds must not fill the memory."""
+    fd = os.memfd_create("jobpool-trace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, TRACE_BYTES)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    return fd
+
+
+def _output_pipe() -> tuple[int, int]:
+    """Open a pipe: the master's end, which reads, never waits and tells whether there is room; and the child's end."""
+    reading, writing = os.pipe()
+    try:
+        with contextlib.suppress(OSError):  # the user has too much in pipes already
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, OUTPUT_PIPE_BYTES)
+        own = os.open(f"/proc/self/fd/{reading}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        os.close(writing)
+        raise
+    finally:
+        os.close(reading)
+    return own, writing

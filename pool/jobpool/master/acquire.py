@@ -1,0 +1,214 @@
+"""Gets leases what they need from the key store before they may run.
+
+The lease thread and `QueueWorker` share `Acquirer`, which neither waits nor retries; each has its own way to wait for a
+silent broker, the lease thread's is `RetryingAcquirer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from threading import Event as Flag
+
+from jobpool.broker.backend import QueueBackend
+from jobpool.errors import ConfigurationError, MalformedEnvelope
+from jobpool.master.threads import OUTAGES, BrokerRetry
+from jobpool.message.envelope import JobEnvelope
+from jobpool.message.guards import IDEMPOTENCY_TTL, Begin, Begun, Guards
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import AlreadyDone, Contended, LostLease, NotRun, Outcome, Rejected
+from jobpool.policy.inspection import Inspected
+from jobpool.policy.limits import QUEUE, Contentions, Limits, QueueLimits, contention_delay, guards_of, refusal
+from jobpool.policy.local_limits import LocalLimits
+
+Asked = list[tuple[Inspected, Guards]]
+
+LOST = Begun(Begin.LOST)
+
+RENEW, BEGIN = "renew", "begin"
+"""Kinds of calls, for `BrokerRetry`."""
+
+
+def check_key_store(limits: Limits, backend: QueueBackend) -> None:
+    """Raise `ConfigurationError` if there are limits, or a life of idempotency keys, and nobody who could keep them."""
+    if backend.capabilities.key_store:
+        return
+    keepless = f"a broker that keeps keys, and {backend.scheme}:// keeps none (Capabilities.key_store)"
+    if limits:
+        raise ConfigurationError(
+            f"limits of concurrency and rate need {keepless}: leave the limits out, or choose another backend"
+        )
+    if limits.idempotency_ttl != IDEMPOTENCY_TTL:
+        raise ConfigurationError(f"idempotency_ttl needs {keepless}: leave it out, or choose another backend")
+
+
+class Acquirer:
+    """For one thread.
+
+    Args:
+        backend: Its key store is asked; without one, messages that need it are rejected.
+        limits: Of all queues.
+    """
+
+    def __init__(self, backend: QueueBackend, limits: Limits) -> None:
+        self._keys = backend.keys if backend.capabilities.key_store else None
+        self._scheme = backend.scheme
+        self._limits = limits
+        self._of: dict[str, QueueLimits] = {}
+        self._contentions = Contentions()
+
+    def asks(self, queue: str, found: Iterable[Inspected]) -> Asked:
+        """Return those that need guards, and which; give what cannot be asked for its outcome. No I/O."""
+        limits = self._of.get(queue) or self._of.setdefault(queue, self._limits.of(queue))
+        free = not (limits.holds or limits.rates)
+        asked: Asked = []
+        for inspected in found:
+            if inspected.outcome is None:
+                envelope = inspected.lease.envelope
+                if free and envelope.idempotency_key is None and not envelope.meta:
+                    continue  # nearly all messages: what `guards_of` would say, without the calls
+                try:
+                    guards = self._needed(envelope, limits)
+                except MalformedEnvelope as error:
+                    inspected.outcome = Rejected(str(error))
+                    continue
+                if guards is not None:
+                    asked.append((inspected, guards))
+        return asked
+
+    def _needed(self, envelope: JobEnvelope, limits: QueueLimits) -> Guards | None:
+        if self._keys is None and (why := refusal(envelope, self._scheme)):
+            raise MalformedEnvelope(why)
+        return guards_of(envelope, limits)
+
+    def begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
+        """`KeyStore.begin_many`. Raises `BackendUnavailable`; safe to call again."""
+        assert self._keys is not None
+        return self._keys.begin_many(asked)
+
+    def conclude(self, inspected: Inspected, guards: Guards, begun: Begun) -> bool:
+        """Note the answer: the guarded lease, or the outcome. False: the queue's own limit refused it."""
+        lease = inspected.lease
+        if begun:
+            self._contentions.forget(lease.id)
+            inspected.lease = lease.guarded(guards)
+            return True
+        # An idempotency key may be called as the queue's own limit is: then only the message waits.
+        of_queue = begun.name == QUEUE != guards.key and begun.answer in (Begin.HELD, Begin.LIMITED)
+        inspected.outcome = Contended(0.0) if of_queue else self._refused(lease, begun)
+        return not of_queue
+
+    def delay(self, lease: JobLease, begun: Begun) -> float:
+        """Seconds for which a refused message waits: longer each time, and never less than a rate takes."""
+        return begun.after + contention_delay(self._contentions.met(lease.id))
+
+    def _refused(self, lease: JobLease, begun: Begun) -> Outcome:
+        match begun.answer:
+            case Begin.DONE:
+                self._contentions.forget(lease.id)
+                return AlreadyDone()
+            case Begin.LOST:
+                return LostLease()
+            case _:
+                return Contended(self.delay(lease, begun))
+
+
+class RetryingAcquirer:
+    """Between inspection and the loop. `stop`: set when the pool stops."""
+
+    def __init__(
+        self,
+        backend: QueueBackend,
+        acquirer: Acquirer,
+        local_limits: LocalLimits,
+        ttl: float,
+        broker_retry: BrokerRetry,
+        stop: Flag,
+    ) -> None:
+        self._backend = backend
+        self._acquirer = acquirer
+        self._local_limits = local_limits
+        self._ttl = ttl
+        self._broker_retry = broker_retry
+        self._stop = stop
+
+    def in_time(self, leases: list[JobLease]) -> list[JobLease]:
+        """Return those that may be begun.
+
+        An answer that took as long as the leases last brings ended ones. No job starts on such a lease, unless the
+        broker still knows it as ours and renews it.
+        """
+        now = self._backend.clock.boot()
+        if all(lease.expires_at > now for lease in leases):
+            return leases
+        try:
+            renewed = self._backend.renew_many(leases, self._ttl)
+        except OUTAGES as error:
+            self._broker_retry.failed(error, RENEW, holding=True)
+            renewed = list(leases)
+        now = self._backend.clock.boot()
+        return [lease for lease in renewed if lease is not None and lease.expires_at > now]
+
+    def admit(
+        self, queue: str, found: list[Inspected], hand_over: Callable[[list[Inspected]], None]
+    ) -> tuple[list[Inspected], int]:
+        """Get those of `found` that need something what they need, or their outcomes.
+
+        Returns what is to be told to the loop, and how many of `found` were not refused. Told is `found`; but without
+        what `hand_over` was called with, because it needs nothing, and a silent broker may be long in answering for the
+        others.
+        """
+        asked = self._acquirer.asks(queue, found)
+        if not asked:
+            return found, len(found)
+        total = len(found)
+        answers = self._begin(asked)
+        if answers is None:
+            needy = {id(inspected) for inspected, _ in asked}
+            plain = [inspected for inspected in found if id(inspected) not in needy]
+            if plain:
+                hand_over(plain)
+            found = [inspected for inspected, _ in asked]
+            answers = self._begin_again(asked)
+        if answers is not None:
+            self._conclude(queue, asked, answers)
+        return found, total - sum(inspected.outcome is not None for inspected, _ in asked)
+
+    def _begin(self, asked: Asked) -> list[Begun] | None:
+        """The key store's answers; None: it is silent."""
+        try:
+            answers = self._acquirer.begin([(inspected.lease, guards) for inspected, guards in asked])
+        except OUTAGES as error:
+            self._broker_retry.failed(error, BEGIN, holding=True)
+            return None
+        self._broker_retry.over(BEGIN)
+        return answers
+
+    def _begin_again(self, asked: Asked) -> list[Begun] | None:
+        """Ask until there is an answer, or every lease has ended; None: the pool stops. Asking twice does no harm."""
+        while not self._stop.is_set():
+            live = self._still_ours(asked)
+            answers = self._begin(live) if live else []
+            if answers is not None:
+                told = {id(inspected): begun for (inspected, _), begun in zip(live, answers, strict=True)}
+                return [told.get(id(inspected), LOST) for inspected, _ in asked]
+        for inspected, guards in asked:  # it may have been granted: what was counted is given back with the lease
+            inspected.lease = inspected.lease.guarded(guards)
+            inspected.outcome = NotRun()
+        return None
+
+    def _still_ours(self, asked: Asked) -> Asked:
+        """Return those whose leases may be begun; a lease that has ended is renewed, if it can be."""
+        held = {lease.owner_token: lease for lease in self.in_time([inspected.lease for inspected, _ in asked])}
+        live = [(inspected, guards) for inspected, guards in asked if inspected.lease.owner_token in held]
+        for inspected, _ in live:
+            inspected.lease = held[inspected.lease.owner_token]
+        return live
+
+    def _conclude(self, queue: str, asked: Asked, answers: list[Begun]) -> None:
+        """Note every answer, and for the queue's local limit how many may start."""
+        refused = None
+        for (inspected, guards), begun in zip(asked, answers, strict=True):
+            if not self._acquirer.conclude(inspected, guards, begun):
+                refused = refused or begun
+        granted = sum(inspected.outcome is None for inspected, _ in asked)
+        self._local_limits.begun(queue, granted, refused, self._backend.clock.mono())

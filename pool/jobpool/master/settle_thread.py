@@ -1,0 +1,367 @@
+"""The settle thread: carries settlements to the backend in batches, enqueues for children, and reaps.
+
+A batch is sent again, with the same call id, until the broker has answered or every lease in it has ended: so a lost
+reply does no harm. Where the broker has answered and refuses to write (it is full, or draining), what it refuses is
+kept aside and tried again by itself until its leases have ended, while the rest goes on.
+
+An accepted forfeit is reaped at once; otherwise each queue is reaped every third of the ttl. Where the broker frees
+leases itself (`Capabilities.native_reap`), to reap costs nothing, and tells what was charged to messages as they were
+fetched: there it is asked with each count, and once more at the end, so that no death is missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from jobpool.broker.backend import QueueBackend
+from jobpool.broker.values import QueueStats, ReapPolicy
+from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError, WriteRefused
+from jobpool.ipc.frames import Ask
+from jobpool.master.dead_letter_copies import DeadLetterCopies
+from jobpool.master.events import Answered, Counted, GivenUp, Produced, ReapDone
+from jobpool.master.inbox import Inbox
+from jobpool.master.slots import Delivery
+from jobpool.master.threads import MAX_PAUSE_S, OUTAGES, BrokerRetry, MasterThread
+from jobpool.message.definition import JobDefinition
+from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Settled, Settlement
+
+Work = tuple[Delivery, Settlement]
+
+MAX_SETTLEMENTS_A_CALL = 500
+"""Settlements in one call: a transaction of some 10 ms at most, so that no producer waits long behind it."""
+
+COUNT_EVERY_S = 3.0
+"""Seconds between two looks at the counts of the queues."""
+
+MIN_RETRY_PAUSE_S = 0.05
+"""Between two tries of refused settlements; doubles with each, up to `MAX_PAUSE_S`."""
+
+CALM_S = 10.0
+"""Without a refusal, after which an outage is over though what was refused was only given up, not settled."""
+
+SETTLE, REFUSED, REAP, COUNT = "settle", "refused", "reap", "count"
+"""Kinds of calls, for `BrokerRetry`."""
+
+logger = logging.getLogger("jobpool.pool")
+
+
+class SettleThread(MasterThread):
+    """See the module. `answered_at`, `reaped_at`: CLOCK_MONOTONIC seconds of the last good answer, and reap."""
+
+    def __init__(
+        self,
+        backend: QueueBackend,
+        queues: tuple[str, ...],
+        ttl: float,
+        policy: ReapPolicy,
+        inbox: Inbox,
+        count_every: float,
+        dead_letter_queue: str | None = None,
+    ) -> None:
+        super().__init__("settle", inbox)
+        self._backend = backend
+        self._native_reap = backend.capabilities.native_reap
+        self._queues = queues
+        self._policy = policy
+        self._clock = backend.clock
+        self._wake = threading.Condition()
+        self._work: deque[Work] = deque()
+        self._asked: deque[tuple[int, Ask]] = deque()
+        self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
+        self._refused: list[Work] = []
+        self._retry_at = math.inf
+        self._retry_pause = 0.0
+        self._calm_at = math.inf
+        self._ttl = ttl
+        self._copies = DeadLetterCopies(backend, dead_letter_queue)
+        self.reap_every = ttl / 3
+        self._count_every = count_every
+        self._reap_at = 0.0
+        self._count_at = 0.0
+        self.answered_at = self.reaped_at = self._clock.mono()
+
+    def settle(self, work: list[Work]) -> None:
+        """Hand over decided settlements; the answers come back as `Answered`."""
+        with self._wake:
+            self._work.extend(work)
+            self._wake.notify()
+
+    def produce(self, child: int, ask: Ask) -> None:
+        """Enqueue for a child; the answer comes back as `Produced`."""
+        with self._wake:
+            self._asked.append((child, ask))
+            self._wake.notify()
+
+    def stop(self) -> None:
+        """Finish what is there, as far as the broker answers, and end."""
+        super().stop()
+        with self._wake:
+            self._wake.notify()
+
+    def serve(self) -> None:
+        while True:
+            batch, asked = self._next()
+            self._settle_all(batch)
+            for child, ask in asked:
+                self._inbox.put(produce(self._backend, child, ask))
+            if self._refused and (self._halt.is_set() or self._clock.mono() >= self._retry_at):
+                self._settle_refused()
+            if self._halt.is_set():
+                if not (batch or asked):
+                    self._tell_charged()
+                    return
+                continue
+            self._do_what_is_due()
+
+    def _next(self) -> tuple[list[Work], list[tuple[int, Ask]]]:
+        with self._wake:
+            if not (self._work or self._asked or self._halt.is_set()):
+                due = min(self._reap_at, self._count_at, self._retry_at) - self._clock.mono()
+                self._wake.wait(max(0.0, due))
+            batch = [self._work.popleft() for _ in range(min(len(self._work), MAX_SETTLEMENTS_A_CALL))]
+            asked = list(self._asked)
+            self._asked.clear()
+            return batch, asked
+
+    # --- settling -----------------------------------------------------------------------------------
+
+    def _settle_all(self, batch: list[Work]) -> None:
+        """Most in one call; an ack that the handler may have made itself in a call of its own, known by its owner."""
+        alone = [(d, s) for d, s in batch if d.acks_itself and type(s) is Ack]
+        together = [(d, s) for d, s in batch if not (d.acks_itself and type(s) is Ack)] if alone else batch
+        calls = [(part, secrets.token_hex(8)) for part in self._parts(together)]
+        self._call(calls + [([(d, s)], f"ack:{d.lease.owner_token}") for d, s in alone])
+
+    def _call(self, calls: list[tuple[list[Work], str]]) -> None:
+        """Repeat each until it is over."""
+        while calls:
+            calls = [(part, call_id) for part, call_id in calls if not self._settle(part, call_id)]
+
+    def _parts(self, batch: list[Work]) -> list[list[Work]]:
+        """Where queues are on different servers, each queue's by itself: a silent one must not hold up the others."""
+        if not batch or self._backend.capabilities.atomic_across_queues:
+            return [batch] if batch else []
+        parts: dict[str, list[Work]] = {}
+        for delivery, settlement in batch:
+            parts.setdefault(delivery.lease.queue, []).append((delivery, settlement))
+        return list(parts.values())
+
+    def _settle(self, batch: list[Work], call_id: str) -> bool:
+        """Settle; return whether it is over: answered, or too late. Else call again with the same id."""
+        pairs = [(delivery.lease, settlement) for delivery, settlement in batch]
+        asked_at = self._clock.mono()
+        try:
+            answers = self._backend.settle_many(pairs, call_id)
+        except WriteRefused as error:
+            self._set_aside(batch, error, asked_at)
+            return True
+        except OUTAGES as error:
+            return self._wait_out(batch, error)
+        except JobpoolError as error:
+            self._settle_each(batch, error)
+            return True
+        self._note_answered(batch, answers, asked_at)
+        return True
+
+    def _note_answered(self, batch: list[Work], answers: Sequence[Settled], asked_at: float) -> None:
+        self.answered_at = self._clock.mono()
+        self._broker_retry.over(SETTLE)
+        took = self.answered_at - asked_at
+        self._inbox.put(Answered([(d, s, a) for (d, s), a in zip(batch, answers, strict=True)], took))
+        self._reap_forfeited({d.lease.queue for d, s in batch if isinstance(s, Forfeit)})
+
+    def _wait_out(self, batch: list[Work], error: BackendUnavailable | AccessRefused) -> bool:
+        """Return whether it is over: too late, or what is refused is only what some of them bring along."""
+        if not self._any_live(batch):
+            self._live(batch)
+            return True
+        bringing = [d for d, s in batch if _brings(s)] if isinstance(error, AccessRefused) else []
+        if bringing and self._is_let_in(bringing):
+            if all(delivery.refused_at for delivery in bringing):
+                self._settle_each(batch, error)
+                return True
+            for delivery in bringing:  # once more: the refusal may have ended just now
+                delivery.refused_at = self._clock.mono()
+            return False
+        self._broker_retry.failed(error, SETTLE, holding=True)
+        return False
+
+    def _is_let_in(self, deliveries: list[Delivery]) -> bool:
+        """Return whether the broker takes writes to their own queues."""
+        try:
+            self._backend.renew_many([delivery.lease for delivery in deliveries], self._ttl)
+            return True
+        except OUTAGES:
+            return False
+
+    def _settle_each(self, batch: list[Work], error: JobpoolError) -> None:
+        """The broker refuses what one of them brings along, such as a job for a queue that is not there: each alone.
+
+        The one that is refused again is given up without it: no job may end the pool, or hold up the others for ever.
+        """
+        if len(batch) == 1:
+            [(delivery, settlement)] = batch
+            can_forfeit = self._backend.capabilities.forfeit
+            batch = [(delivery, _without_company(settlement, error, can_forfeit))]
+        self._call([([work], secrets.token_hex(8)) for work in batch])
+
+    # --- what the broker refuses to write -------------------------------------------------------------
+
+    def _set_aside(self, batch: list[Work], error: WriteRefused, asked_at: float) -> None:
+        """Keep what was refused for later. Where the whole call was, an ack of it may still be done by itself."""
+        answers = error.answers or [None] * len(batch)
+        told = [(work, answer) for work, answer in zip(batch, answers, strict=True) if answer is not None]
+        if told:
+            self._note_answered([work for work, _ in told], [answer for _, answer in told], asked_at)
+        refused = [work for work, answer in zip(batch, answers, strict=True) if answer is None]
+        if not error.answers:
+            parts = [[w for w in batch if _is_plain_ack(w) is plain] for plain in (True, False)]
+            if all(parts):
+                self._call([(part, secrets.token_hex(8)) for part in parts])
+                return
+        now = self._clock.mono()
+        for delivery, _ in refused:
+            delivery.refused_at = delivery.refused_at or now
+        self._refused += refused
+        self._retry_at = min(self._retry_at, now + max(self._retry_pause, MIN_RETRY_PAUSE_S))
+        self._calm_at = now + CALM_S
+        self._broker_retry.tell(error, REFUSED)
+
+    def _settle_refused(self) -> None:
+        """Try again what is kept; what is refused once more is kept again."""
+        self._retry_pause = min(MAX_PAUSE_S, 2 * self._retry_pause or MIN_RETRY_PAUSE_S)
+        self._retry_at = math.inf
+        work, self._refused = self._refused, []
+        live = self._live(work)
+        self._settle_all(live)
+        if not self._refused:
+            self._retry_pause = 0.0
+            if live:  # what was only given up says nothing of the broker: it will be refused again elsewhere, or here
+                self._end_refusal()
+
+    def _end_refusal(self) -> None:
+        self._calm_at = math.inf
+        self._broker_retry.over(REFUSED)
+
+    def _any_live(self, batch: list[Work]) -> bool:
+        now = self._clock.boot()
+        return any(now < delivery.lease.expires_at for delivery, _ in batch)
+
+    def _live(self, batch: list[Work]) -> list[Work]:
+        """Return those whose leases run; the others are given up."""
+        now = self._clock.boot()
+        ended = [delivery for delivery, _ in batch if now >= delivery.lease.expires_at]
+        if ended:
+            self._inbox.put(GivenUp(ended))
+        return [(d, s) for d, s in batch if now < d.lease.expires_at] if ended else batch
+
+    def _reap_forfeited(self, queues: set[str]) -> None:
+        for queue in queues:
+            self._try(lambda queue=queue: self._reap(queue), REAP)  # type: ignore[misc]
+
+    # --- by the clock -------------------------------------------------------------------------------
+
+    def _do_what_is_due(self) -> None:
+        now = self._clock.mono()
+        if now >= self._calm_at and not self._refused:
+            self._end_refusal()
+        if now >= self._reap_at:
+            self._reap_at = now + self.reap_every * random.uniform(0.8, 1.2)
+            if self._copies.is_behind:  # what an outage has left
+                self._try(self._copies.forward, REAP)
+            self._try(self._reap_all, REAP, asks=not self._native_reap)
+        if now >= self._count_at:
+            self._count_at = now + self._count_every
+            if not self._try(self._count, COUNT, SETTLE):
+                self._count_at = 0.0  # again after the pause: a good answer ends the cooldown of the fetches' breakers
+
+    def _reap_all(self) -> None:
+        """Each queue, whatever became of the others: they may be on different servers."""
+        silent: BackendUnavailable | AccessRefused | None = None
+        for queue in self._queues:
+            if self._halt.is_set() and not self._native_reap:
+                return
+            try:
+                self._reap(queue)
+            except OUTAGES as error:
+                silent = error
+        if silent is not None:
+            raise silent
+
+    def _reap(self, queue: str) -> None:
+        reaped = self._backend.reap(queue, self._policy)
+        self.reaped_at = self._clock.mono()
+        if reaped:
+            self._inbox.put(ReapDone(reaped))
+            self._copies.died(reaped)
+            self._copies.forward()
+
+    def _count(self) -> None:
+        stats: dict[str, QueueStats] = {queue: self._backend.stats(queue) for queue in self._queues}
+        self._tell_charged()  # before the counts are told: the pool may stop because the last message has died
+        self._inbox.put(Counted(stats))
+
+    def _tell_charged(self) -> None:
+        """Tell what was charged to messages as they were fetched, where the broker frees leases itself."""
+        if self._native_reap:
+            self._try(self._reap_all, REAP, asks=False)
+
+    def _try(self, call: Callable[[], None], *kinds: str, asks: bool = True) -> bool:
+        """Make a call that may be left out when the broker is silent: it comes round again. Whether it was answered.
+
+        Args:
+            call: Of the first of `kinds`; its answer ends the outage of the others, too.
+            asks: It asks the broker, so that its end is an answer.
+        """
+        try:
+            call()
+        except OUTAGES as error:
+            self._broker_retry.failed(error, kinds[0])
+            return False
+        if asks:
+            self.answered_at = self._clock.mono()
+        self._broker_retry.over(*kinds)
+        return True
+
+
+def _brings(settlement: Settlement) -> bool:
+    """Return whether a settlement adds messages to queues."""
+    return isinstance(settlement, Move) or bool(isinstance(settlement, Ack | Abandon) and settlement.follow_ups)
+
+
+def _is_plain_ack(work: Work) -> bool:
+    return type(work[1]) is Ack and not work[1].follow_ups
+
+
+def _without_company(settlement: Settlement, error: JobpoolError, can_forfeit: bool) -> Settlement:
+    """Return the stand-in for a settlement that is refused even alone. Raise `error` if it brings nothing along."""
+    match settlement:
+        case Ack(follow_ups=()) | Abandon(follow_ups=()):
+            raise error
+        case Abandon():
+            logger.warning("a dead letter is not forwarded", extra={"fields": {"error": str(error)}})
+            return replace(settlement, follow_ups=())
+        case Move(crashes=crashes, cause=cause) if crashes and can_forfeit:
+            logger.warning("a crashed message stays in its queue", extra={"fields": {"error": str(error)}})
+            return Forfeit(cause or "")
+        case _:
+            return Abandon("unrecoverable", f"what its settlement sends on is refused by the broker: {error}")
+
+
+def produce(backend: QueueBackend, child: int, ask: Ask) -> Produced:
+    """Carry it out; an error is part of the answer. With `ask.pack` there is no I/O, else one call of the backend."""
+    try:
+        definitions = [JobDefinition.from_dict(item) for item in ask.definitions]
+        if not ask.pack:
+            return Produced(child, backend.enqueue_many(definitions))
+        packed = [backend.pack(definition) for definition in definitions]
+        return Produced(child, [message.id for message in packed], packed=[m.to_dict() for m in packed])
+    except (JobpoolError, TypeError, KeyError, ValueError) as error:
+        return Produced(child, [], type(error).__name__, str(error))

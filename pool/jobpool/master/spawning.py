@@ -1,0 +1,151 @@
+"""Keeps fork servers and children at their number: fills empty places, replaces old generations. Decisions, no I/O."""
+
+from __future__ import annotations
+
+from jobpool.master import actions as act
+from jobpool.master.actions import Action
+from jobpool.master.slots import Slot, SlotState
+from jobpool.master.state import Pool, Server, ServerState
+from jobpool.message.outcome import EndReason
+
+ANSWER_LIMIT_S = 10.0
+"""Seconds in which a fork server forks a child that was asked for, or collects one that is dead; then it is killed.
+
+Most take some milliseconds; a sweep of strays may take a second, and a fork of many gigabytes as long.
+"""
+
+STOP_LIMIT_S = 0.5
+"""The same past the grace of a stop."""
+
+FROZEN_S = 3.0
+"""Seconds between two looks after which it was the master that stood still. Its loop turns once a second at least."""
+
+
+def keep_servers(pool: Pool, now: float, actions: list[Action]) -> None:
+    """One loaded fork server, a young one while a reload is under way, and none longer than its children."""
+    if pool.reload_asked:
+        pool.reload_asked = False
+        _begin_server(pool, now, actions)
+        return
+    for server in list(pool.servers.values()):
+        _keep_server(pool, server, now, actions)
+    wanted = pool.server() is None and not any(_young(s) for s in pool.servers.values())
+    if wanted and now >= pool.boot.next_at:
+        _begin_server(pool, now, actions)
+
+
+def reload_under_way(pool: Pool) -> str:
+    """Tell how far a reload has come, in words; "" when none is under way."""
+    old = sum(slot.generation < pool.generation for slot in pool.slots.live)
+    if old:
+        return f"a reload is under way: {old} of the old code's children are not gone yet"
+    if pool.generation and any(_young(server) for server in pool.servers.values()):
+        return "a reload is under way: the new code is being imported"
+    return ""
+
+
+def _young(server: Server) -> bool:
+    return server.state is ServerState.STARTING and not server.ending
+
+
+def _begin_server(pool: Pool, now: float, actions: list[Action]) -> None:
+    generation = pool.next_generation()
+    pool.servers[generation] = Server(generation, now)
+    actions.append(act.StartForkServer(generation))
+
+
+def _keep_server(pool: Pool, server: Server, now: float, actions: list[Action]) -> None:
+    if server.ending:
+        return
+    late = server.state is ServerState.STARTING and now - server.started_at >= pool.settings.boot_timeout
+    if late:
+        error = f"the app was not imported after {pool.settings.boot_timeout:g} s"
+        pool.boot.failed(error, now)
+        pool.note("error", "the fork server is killed", error=error)
+    if late or server.refused or _is_spent(pool, server):
+        server.ending = True
+        actions.append(act.EndForkServer(server.generation))
+
+
+def _is_spent(pool: Pool, server: Server) -> bool:
+    """An old generation without children."""
+    old = server.generation < pool.generation
+    return old and not any(slot.generation == server.generation for slot in pool.slots.live)
+
+
+def watch_servers(pool: Pool, now: float, actions: list[Action]) -> None:
+    """Kill each fork server that lets a birth or a death wait for too long; its children can be collected then."""
+    if now - pool.checked_at > FROZEN_S:  # and perhaps the fork servers as well
+        for server in pool.servers.values():
+            server.heard_at = now
+    for server in pool.servers.values():
+        since = None if server.ending else _owes_since(pool, server)
+        if since is None:
+            continue
+        if now - since >= ANSWER_LIMIT_S:
+            _kill_server(pool, server, f"it has not answered for {ANSWER_LIMIT_S:g} s", now, actions)
+        elif pool.is_stopping and now >= pool.stop_by and now - since >= STOP_LIMIT_S:
+            _kill_server(pool, server, "it has not answered within the grace of the stop", now, actions)
+
+
+def _owes_since(pool: Pool, server: Server) -> float | None:
+    """Since when an answer of it is due; None: none is."""
+    live = [slot for slot in pool.slots.live if slot.generation == server.generation]
+    due = [slot.dead_at or slot.since for slot in live if slot.dead_at or not slot.pid]
+    return max(min(due), server.heard_at) if due else None
+
+
+def _kill_server(pool: Pool, server: Server, why: str, now: float, actions: list[Action]) -> None:
+    server.ending = True
+    if server.generation == pool.generation and not pool.is_stopping:
+        pool.boot.failed(f"the fork server was killed: {why}", now)
+    pool.note("error", "a fork server is killed", why=why, generation=server.generation)
+    actions.append(act.KillForkServer(server.generation))
+
+
+def keep_children(pool: Pool, now: float, actions: list[Action]) -> None:
+    """Fill empty places; replace children of an old generation one by one, never before a new one is ready."""
+    server = pool.server()
+    if server is None or server.state is not ServerState.LOADED or server.ending:
+        return
+    live = pool.slots.live
+    starting = sum(slot.state is SlotState.STARTING for slot in live)
+    has_old = any(s.generation != pool.generation for s in live if s.state is not SlotState.DYING)
+    for _ in range(pool.target + has_old - len(live)):
+        if now < pool.boot.next_at or (pool.boot.failures and starting):
+            break
+        _spawn(pool, now, actions)
+        starting += 1
+    _retire_surplus(pool, live, now, actions)
+
+
+def _retire_surplus(pool: Pool, live: list[Slot], now: float, actions: list[Action]) -> None:
+    """Children of an old generation once a new one is ready, and those above the target: idle ones one at a time.
+
+    Above the target though none of the new generation is ready: a second reload met the spare child of the first one.
+    """
+    ready = [slot for slot in live if slot.state in (SlotState.IDLE, SlotState.BUSY)]
+    staying = [slot for slot in ready if not slot.retiring]
+    old = [slot for slot in staying if slot.generation != pool.generation]
+    if old and any(slot.generation == pool.generation for slot in ready):
+        idle = [slot for slot in old if slot.state is SlotState.IDLE]
+        spare = idle[:1] if len(ready) > pool.target else []
+        for slot in [*(slot for slot in old if slot.state is SlotState.BUSY), *spare]:
+            _retire(slot, now, actions)
+    elif len(staying) > pool.target:
+        _retire(min(old or staying, key=lambda slot: slot.state is not SlotState.IDLE), now, actions)
+
+
+def _retire(slot: Slot, now: float, actions: list[Action]) -> None:
+    """Hand nothing more to it, from this very turn on; an idle one has to be gone within its time."""
+    slot.retiring = True
+    if slot.state is SlotState.IDLE:
+        slot.end(EndReason.RETIRE, now, "replaced", killed=False)
+    actions.append(act.RetireChild(slot))
+
+
+def _spawn(pool: Pool, now: float, actions: list[Action]) -> None:
+    slot = pool.slots.empty()
+    if slot is not None:
+        pool.slots.start(slot, pool.next_child(), pool.generation, now)
+        actions.append(act.SpawnChild(slot))

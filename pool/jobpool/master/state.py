@@ -1,0 +1,281 @@
+"""The state of a pool. Events change it in apply.py, decisions are made from it in plan.py; here is no I/O.
+
+What must be said to a person is noted in `notes` and logged by the loop.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar
+
+from jobpool.broker.values import QueueStats
+from jobpool.errors import JobpoolError
+from jobpool.ipc.frames import Ask, HandlerInfo, Reply
+from jobpool.master.scheduler import Schedulers
+from jobpool.master.slots import Delivery, Slots, SlotState, nonces
+from jobpool.message.outcome import NotRun, Outcome
+from jobpool.message.settlement import Release, Settlement
+from jobpool.policy.counters import LEASE_LOST, SUCCEEDED, Counters
+from jobpool.policy.lookahead import LookAhead
+from jobpool.policy.retry import BackOff
+from jobpool.settings import Settings
+
+V = TypeVar("V")
+
+FIRST_BOOT_PAUSE_S = 0.1
+MAX_BOOT_PAUSE_S = 30.0
+"""Between two tries of what does not come up; doubles from the first to the last."""
+
+REMEMBERED_IDS = 10_000
+"""How many message ids a pool remembers for "third time in a row" and "first seen"."""
+
+
+ANSWER_GRACE_S = 0.5
+"""Seconds past the stop's grace for which the last settlements may wait for the broker; the reaper has them later."""
+
+
+BROKEN_GRACE_S = 0.5
+"""Seconds between the close of a child's channel and its kill: mostly its death is already on its way."""
+
+
+class Stopping(Enum):
+    """How far a stop has come."""
+
+    NO = "no"
+    DRAIN = "drain"
+    KILL = "kill"
+
+
+class ServerState(Enum):
+    STARTING = "starting"
+    LOADED = "loaded"
+
+
+@dataclass(slots=True)
+class Server:
+    """One fork server, as the pool knows it. A generation is one import of the app."""
+
+    generation: int
+    started_at: float
+    state: ServerState = ServerState.STARTING
+    ending: bool = False
+    refused: bool = False
+    """Its app cannot run on this pool's backend: it is to be ended."""
+    heard_at: float = 0.0
+    """When it last said something, or the master came back from a time in which it could not have heard it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something for the log: level as in `logging`, an event in words, and fields."""
+
+    level: int
+    event: str
+    fields: dict[str, Any]
+
+
+def slot_count(workers: int) -> int:
+    """Slots to lay out for `workers` children: room for TTIN, and for a reload's spare."""
+    return max(2 * workers, workers + 16) + 1
+
+
+@dataclass(slots=True)
+class Pool:
+    """Everything the master knows. Only the loop's thread touches it. Times are CLOCK_MONOTONIC seconds."""
+
+    settings: Settings
+    now: float
+    acks_in_transaction: bool = False
+    """The backend lets handlers ack in transactions of their own."""
+    target: int = 0
+    slots: Slots = field(init=False)
+    lookahead: LookAhead = field(init=False)
+    ready: deque[Delivery] = field(default_factory=deque)
+    held: dict[int, Delivery] = field(default_factory=dict)
+    outcomes: list[tuple[Delivery, Outcome]] = field(default_factory=list)
+    asks: list[tuple[int, Ask]] = field(default_factory=list)
+    replies: list[tuple[int, Reply]] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    handlers: dict[str, HandlerInfo] = field(default_factory=dict)
+    servers: dict[int, Server] = field(default_factory=dict)
+    generation: int = 0
+    """The generation new children are forked from; 0 = none has loaded yet."""
+    boot: BackOff = field(default_factory=lambda: BackOff(FIRST_BOOT_PAUSE_S, MAX_BOOT_PAUSE_S))
+    """Of children and fork servers that do not come up."""
+    schedulers: Schedulers = field(default_factory=Schedulers)
+    """Of the schedulers beside the pool, where there are any."""
+    counters: Counters = field(default_factory=Counters)
+    stats: dict[str, QueueStats] = field(default_factory=dict)
+    stopping: Stopping = Stopping.NO
+    stop_by: float = 0.0
+    reload_asked: bool = False
+    stacks_asked: bool = False
+    fatal: str = ""
+    outages: dict[str, tuple[type[JobpoolError], str]] = field(default_factory=dict)
+    """Thread → why its calls to the broker fail for now."""
+    outages_told: set[type[JobpoolError]] = field(default_factory=set)
+    """Kinds of errors of this outage that were logged."""
+    refused_since: float = 0.0
+    """When the broker began to refuse this pool; 0.0 = it does not."""
+    open_breakers: set[str] = field(default_factory=set)
+    """Queues from which nothing is fetched for now, because fetches from them have failed."""
+    answered_queues: set[str] = field(default_factory=set)
+    """Queues of which something was answered while a breaker was open; the loop tells the fetch thread."""
+    fetch_came: bool = False
+    """A fetch was taken in; the loop tells the fetch thread."""
+    shortest_lease: float = 0.0
+    """Seconds for which the shortest of its leases lasts; 0 = as long as was asked for."""
+    child_came: bool = False
+    """A child has become ready; the loop publishes that soon."""
+    given_back: set[str] = field(default_factory=set)
+    """Limited queues with starts that were granted and not used; the loop tells the lease thread."""
+    leased_total: int = 0
+    ended_total: int = 0
+    checked_at: float = 0.0
+    boot_ahead: float = 0.0
+    """CLOCK_BOOTTIME, by which leases end, less CLOCK_MONOTONIC: seconds, at the last turn."""
+    changed: bool = True
+    """Something happened that may call for another child or fork server."""
+    nonces: Iterator[int] = field(default_factory=nonces)
+    _child: int = 0
+    _generation: int = 0
+    observers: dict[type[Any], Callable[[Pool, Any], None]] = field(default_factory=dict)
+    """By kind of event: called before it is applied."""
+    on_end: Callable[[Delivery, tuple[str, ...], bool], None] | None = None
+    """Called with each delivery that has ended, its counters, and whether the broker has answered a settlement."""
+    never_started: dict[str, int] = field(default_factory=dict)
+    unsettled: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Id → handler, name and attempts of jobs whose leases ended here without a verdict: a reaper knows only the id."""
+    orphaned: dict[str, int] = field(default_factory=dict)
+    """Message → how many of its attempts in a row have died with their fork server."""
+    unknown_since: dict[str, float] = field(default_factory=dict)
+    broken: dict[str, float] = field(default_factory=dict)
+    """Owner tokens of leases that broke, and when that was told: the fetch that brings them may still be on its way."""
+    told_short: bool = False
+    """It was said that leases are much shorter than was asked for."""
+
+    def __post_init__(self) -> None:
+        self.target = self.settings.workers
+        self.slots = Slots(slot_count(self.settings.workers))
+        self.lookahead = LookAhead(self.now)
+
+    # --- reading ------------------------------------------------------------------------------------
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.stopping is not Stopping.NO
+
+    @property
+    def finished(self) -> bool:
+        """All processes are collected, and every settlement was answered, or the broker's time for it is over."""
+        over = self.now >= self.stop_by + ANSWER_GRACE_S
+        return self.is_stopping and not self.slots.live and not self.schedulers.running and (not self.held or over)
+
+    def next_child(self) -> int:
+        self._child += 1
+        return self._child
+
+    def next_generation(self) -> int:
+        """Never used before: what an old one leaves behind must not be taken for the new one's."""
+        self._generation += 1
+        return self._generation
+
+    def server(self) -> Server | None:
+        """The fork server that new children come from."""
+        return self.servers.get(self.generation)
+
+    @property
+    def limited(self) -> bool:
+        """Return whether a queue has a limit of its own."""
+        return bool(self.settings.concurrency_limits or self.settings.rate_limits)
+
+    def places(self) -> dict[str, int]:
+        """How many guarded deliveries of each queue are held; asked only where queues have limits."""
+        return Counter(d.lease.queue for d in self.held.values() if d.lease.guards is not None)
+
+    # --- changing -----------------------------------------------------------------------------------
+
+    def unknown_for(self, ident: str) -> float:
+        """Seconds since this pool first saw the message with a handler that it does not know."""
+        first = remember(self.unknown_since, ident, self.unknown_since.get(ident, self.now))
+        return self.now - first
+
+    def lose(self, delivery: Delivery, *, quietly: bool = False) -> None:
+        """Its lease has ended: whatever comes of the attempt, nothing is settled. `quietly`: it is said elsewhere."""
+        if delivery.lost or delivery.nonce not in self.held:
+            return
+        delivery.lost = True
+        self.ended(delivery, LEASE_LOST)
+        if not quietly:
+            self.note("warning", "a lease was lost", id=delivery.lease.id, queue=delivery.lease.queue)
+        if delivery.slot < 0 and delivery in self.ready:
+            self.ready.remove(delivery)
+
+    def ended(self, delivery: Delivery, counters: tuple[str, ...], settlement: Settlement | None = None) -> None:
+        """Let go of a delivery and count its end: nothing else takes one out of `held`.
+
+        Args:
+            delivery: It has ended.
+            counters: What it counts as, by `counters_of`.
+            settlement: The answered one; None: its lease has ended unsettled, or will. Neither a released delivery nor
+                one that no child had counts towards `max_total`.
+        """
+        self.held.pop(delivery.nonce, None)
+        if delivery.slot < 0 if settlement is None else type(settlement) is Release:
+            self.leased_total -= 1
+        else:
+            self.ended_total += 1
+        if counters is SUCCEEDED:  # nearly all
+            self.counters.succeeded += 1
+        else:
+            self.counters.add(counters)
+        if settlement is None:
+            self.remember_unsettled(delivery)
+        if self.on_end is not None:
+            self.on_end(delivery, counters, settlement is not None)
+
+    def remember_unsettled(self, delivery: Delivery) -> None:
+        """Keep what the log should say of this job if its next crash is one too many."""
+        lease = delivery.lease
+        about = {"handler": delivery.handler, "name": lease.envelope.name, "attempts": lease.attempts}
+        remember(self.unsettled, lease.id, about)
+
+    def put_back(self, deliveries: list[Delivery]) -> None:
+        """Make what no child has read ready again, in front; at a stop give it back."""
+        for delivery in reversed(deliveries):
+            delivery.slot = -1
+            if delivery.lost:
+                continue
+            if self.is_stopping:
+                self.outcomes.append((delivery, NotRun()))
+            else:
+                self.ready.appendleft(delivery)
+
+    def stop(self, why: str, number: int | None = None) -> None:
+        """Begin a stop: lease nothing more, let attempts run within the grace. Asked twice: kill."""
+        if self.stopping is Stopping.NO:
+            self.stopping = Stopping.DRAIN
+            self.stop_by = self.now + self.settings.stop_grace
+        else:
+            self.stopping = Stopping.KILL
+            self.stop_by = min(self.stop_by, self.now)
+        name = signal.Signals(number).name if number is not None else None
+        self.note("info", why, signal=name, running=self.slots.count(SlotState.BUSY))
+
+    def note(self, level: str, event: str, **fields: Any) -> None:
+        """Keep something for the log."""
+        self.notes.append(Note(_LEVELS[level], event, {k: v for k, v in fields.items() if v is not None}))
+
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+
+def remember(memory: dict[str, V], key: str, value: V) -> V:
+    memory[key] = value
+    if len(memory) > REMEMBERED_IDS:
+        del memory[next(iter(memory))]
+    return value

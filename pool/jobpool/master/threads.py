@@ -1,0 +1,286 @@
+"""The master's threads: their base, how each waits out a broker, and the small ones: renew, lost leases, samples."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from threading import Event as Flag
+
+import psutil
+
+from jobpool.broker.backend import QueueBackend
+from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError
+from jobpool.master.events import BrokerAnswered, BrokerSilent, LeasesBroke, Renewed, Sampled, ThreadDied
+from jobpool.master.inbox import Inbox
+from jobpool.master.slots import Delivery
+
+OUTAGES = (BackendUnavailable, AccessRefused)
+"""Errors of the broker that a pool waits out once it has worked."""
+
+FIRST_PAUSE_S = 0.05
+
+MAX_PAUSE_S = 1.0
+"""With a call that gives up after 3 s, work goes on less than 5 s after the broker is back."""
+
+MAX_REFUSED_PAUSE_S = 3.0
+"""After a refused password: servers count those, and lock accounts."""
+
+MAX_RENEWALS_A_CALL = 500
+
+ROUNDS_A_LEASE = 10
+"""Looks at what is held, in the life of the shortest lease."""
+
+MIN_ROUND_S = 0.02
+"""Seconds between two of them at least, however short a lease is."""
+
+LOST_LOOK_EVERY_S = 0.25
+"""Seconds between two looks, which cost no I/O."""
+
+SAMPLE_EVERY_S = 1.0
+"""Seconds between two samples: the longest time for which a growing job is above its limit unseen."""
+
+IDLE_SAMPLE_ROUNDS = 5
+"""Idle children are looked at only every so many samples."""
+
+log = logging.getLogger("jobpool.pool")
+
+
+class MasterThread(threading.Thread, ABC):
+    """Runs `serve`; an error that leaves it ends the pool in good order.
+
+    It is a fault of ours, or the broker's last word, such as that a queue is not there any more.
+    """
+
+    def __init__(self, name: str, inbox: Inbox) -> None:
+        super().__init__(name=name, daemon=True)
+        self._inbox = inbox
+        self._halt = threading.Event()
+
+    @abstractmethod
+    def serve(self) -> None:
+        """Work until `stop` was called."""
+
+    def stop(self) -> None:
+        """End soon. Returns at once."""
+        self._halt.set()
+
+    def run(self) -> None:
+        try:
+            self.serve()
+        except JobpoolError as error:
+            self._inbox.put(ThreadDied(self.name, traceback.format_exc(), str(error)))
+        except Exception:  # noqa: BLE001 - whatever it is, it is reported and the pool stops
+            self._inbox.put(ThreadDied(self.name, traceback.format_exc()))
+
+
+class BrokerRetry:
+    """Back-off of one thread from a broker's outage, which it tells the loop once each way.
+
+    It begins at 50 ms and doubles, for each kind of call by itself; a good answer to that kind resets it.
+
+    The outage lasts until every kind of call that has failed was answered. So a call that always fails and one that
+    always succeeds do not take turns in the log.
+
+    Args:
+        inbox: Of the loop.
+        stop: Set when the thread is to end.
+        thread: Its name.
+    """
+
+    def __init__(self, inbox: Inbox, stop: Flag, thread: str = "") -> None:
+        self._inbox = inbox
+        self._stop = stop
+        self._thread = thread
+        self._pauses: dict[str, float] = {}
+        self._told: type[Exception] | None = None
+        self._let_in: set[str] = set()
+
+    def failed(self, error: BackendUnavailable | AccessRefused, call: str = "", *, holding: bool = False) -> None:
+        """Note the failure of this kind of call, and wait before the next try; a stop cuts the wait short.
+
+        `holding`: Leases are held, so the broker has let this pool in before.
+
+        Raises `error` if it is a refusal, and no such call was ever answered: the settings are wrong.
+        """
+        if isinstance(error, AccessRefused) and not holding and call not in self._let_in:
+            raise error
+        self.tell(error, call)
+        longest = MAX_REFUSED_PAUSE_S if isinstance(error, AccessRefused) else MAX_PAUSE_S
+        pause = self._pauses[call] = min(longest, 2 * self._pauses[call] or FIRST_PAUSE_S)
+        if self._stop.wait(pause):
+            time.sleep(FIRST_PAUSE_S)  # what is still tried at a stop is tried at leisure
+
+    def tell(self, error: BackendUnavailable | AccessRefused, call: str) -> None:
+        """Note the failure, without a wait."""
+        if type(error) is not self._told:
+            self._told = type(error)
+            self._inbox.put(BrokerSilent(str(error), self._thread, type(error)))
+        self._pauses.setdefault(call, 0.0)
+
+    def over(self, *calls: str) -> None:
+        """Note that the broker has answered these kinds of calls."""
+        calls = calls or ("",)
+        self._let_in.update(calls)
+        if self._told is None:
+            return
+        for call in calls:
+            self._pauses.pop(call, None)
+        if not self._pauses:
+            self._told = None
+            self._inbox.put(BrokerAnswered(self._thread))
+
+
+class RenewThread(MasterThread):
+    """The thread that pushes every held lease's deadline forward, each third of the time for which it holds.
+
+    That time is each lease's own. Mostly it is the `ttl` that was asked for; where the broker decides instead
+    (`Capabilities.chosen_ttl`), it may be a fraction of that, or many times as long. From its first third to its end it
+    is tried about six times.
+
+    The thread waits for no fetch and no settlement, and no handler can starve it: it shares only the interpreter with
+    the loop. Each queue is asked for by itself: where one master of a cluster is silent, the leases of the others'
+    queues live on.
+
+    A lease whose settlement the broker has refused for as long as the lease lasts is renewed no more: it runs out, and
+    the message goes to any pool that can settle it.
+
+    `held` is asked for a snapshot of the deliveries whose settlement was not yet answered.
+    """
+
+    def __init__(self, backend: QueueBackend, ttl: float, held: Callable[[], list[Delivery]], inbox: Inbox) -> None:
+        super().__init__("renew", inbox)
+        self._backend = backend
+        self._ttl = ttl
+        self._held = held
+        self._shortest = ttl
+        self._turn = threading.Event()
+        self._broker_retry = BrokerRetry(inbox, self._halt, self.name)
+
+    def expect(self, lasts: float) -> None:
+        """Among what is held from now on is a lease of so many seconds: be in time for it. Returns at once."""
+        if lasts < self._shortest:
+            self._turn.set()
+
+    def stop(self) -> None:
+        super().stop()
+        self._turn.set()
+
+    def serve(self) -> None:
+        while not self._halt.is_set():
+            self._turn.wait(max(MIN_ROUND_S, self._shortest / ROUNDS_A_LEASE))
+            self._turn.clear()
+            if not self._halt.is_set():
+                self._renew_what_is_due()
+
+    def _renew_what_is_due(self) -> None:
+        parts = [
+            due[start : start + MAX_RENEWALS_A_CALL]
+            for due in self._due().values()
+            for start in range(0, len(due), MAX_RENEWALS_A_CALL)
+        ]
+        answered = [self._renew(part) for part in parts]
+        if all(answered) and (answered or not self._held()):
+            self._broker_retry.over()
+
+    def _due(self) -> dict[str, list[Delivery]]:
+        """Of each queue, leases with less than two thirds of their time left; ended ones are the loop's to drop."""
+        boot, mono = self._backend.clock.boot(), self._backend.clock.mono()
+        shortest = self._ttl
+        due: dict[str, list[Delivery]] = {}
+        for delivery in self._held():
+            if not delivery.lasts:
+                delivery.lasts = delivery.lease.expires_at - boot + mono - delivery.leased_at
+            shortest = min(shortest, delivery.lasts)
+            if delivery.refused_at and mono - delivery.refused_at >= delivery.lasts:
+                continue
+            if boot < delivery.lease.expires_at < boot + 2 * delivery.lasts / 3:
+                due.setdefault(delivery.lease.queue, []).append(delivery)
+        self._shortest = shortest
+        return due
+
+    def _renew(self, deliveries: list[Delivery]) -> bool:
+        """Renew them; return whether there was an answer."""
+        asked_at = self._backend.clock.boot()
+        try:
+            renewed = self._backend.renew_many([d.lease for d in deliveries], self._ttl)
+        except OUTAGES as error:
+            self._broker_retry.failed(error, holding=True)  # the old deadlines stand until the next round
+            return False
+        for delivery, lease in zip(deliveries, renewed, strict=True):
+            if lease is not None:
+                delivery.lasts = lease.expires_at - asked_at
+        self._inbox.put(Renewed(list(zip(deliveries, renewed, strict=True))))
+        return True
+
+
+class LostLeaseThread(MasterThread):
+    """The thread that asks a broker, by whose connections leases live, which of them have broken, and tells the loop.
+
+    It runs only where `Capabilities.lasting_leases` is False, and apart from the renew thread, which a silent broker
+    may keep for seconds.
+    """
+
+    def __init__(self, backend: QueueBackend, inbox: Inbox) -> None:
+        super().__init__("losses", inbox)
+        self._backend = backend
+
+    def serve(self) -> None:
+        while not self._halt.wait(LOST_LOOK_EVERY_S):
+            leases = self._backend.lost()
+            if leases:
+                self._inbox.put(LeasesBroke(leases))
+
+
+class SampleThread(MasterThread):
+    """The thread that measures resident memory and CPU share of each child, by psutil, once a second.
+
+    It holds no lease, so an error of its own, such as a process without a free descriptor, is told and ends nothing.
+    `children` is asked for (child, pid, busy) of each living child.
+    """
+
+    def __init__(self, children: Callable[[], list[tuple[int, int, bool]]], inbox: Inbox) -> None:
+        super().__init__("sample", inbox)
+        self._children = children
+        self._known: dict[int, psutil.Process] = {}
+        self._round = 0
+        self._failing = False
+
+    def serve(self) -> None:
+        while not self._halt.wait(SAMPLE_EVERY_S):
+            try:
+                self._sample()
+            except Exception as error:  # noqa: BLE001 - a pool whose children are not measured still runs jobs
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        if not self._failing:
+            text = "children cannot be measured, and memory_limit is not kept to; trying again each second"
+            log.error(text, extra={"error": repr(error)})
+        self._failing = True
+
+    def _sample(self) -> None:
+        children = self._children()
+        self._known = {child: known for child, known in self._known.items() if child in {c for c, _, _ in children}}
+        looks = [
+            (child, pid) for child, pid, busy in children if pid and (busy or self._round % IDLE_SAMPLE_ROUNDS == 0)
+        ]
+        self._round += 1
+        at = time.monotonic()
+        samples = [sample for child, pid in looks if (sample := self._look(child, pid))]
+        if samples:
+            self._failing = False
+            self._inbox.put(Sampled(samples, at))
+
+    def _look(self, child: int, pid: int) -> tuple[int, int, float] | None:
+        try:
+            process = self._known.get(child)
+            if process is None:
+                process = self._known[child] = psutil.Process(pid)
+            with process.oneshot():
+                return child, process.memory_info().rss, process.cpu_percent() / 100
+        except psutil.Error:
+            return None  # it has just died: its death is on its way

@@ -1,0 +1,169 @@
+"""The master's end of one child: what is written to its work, taken back, and what cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from jobpool.ipc import packets
+from jobpool.ipc.child_channel import DRAINS_AT_ONCE, TRACE_BYTES, BrokenChannelError, ChildChannel
+from jobpool.ipc.frames import Ask, BootFailed, Frame, Ready, Reply, Result, Run, decode
+from jobpool.message.outcome import ResultKind
+
+RUN = Run(7, 1, 0, 0, 0.0, b"x").encode()
+
+
+def line_and_reader() -> tuple[ChildChannel, int]:
+    """A line, and a copy of the child's reading end."""
+    line = ChildChannel(1, 65536)
+    return line, os.dup(line.ends().work.fileno())
+
+
+def test_taking_back_what_a_child_has_not_read_does_not_take_back_the_order_to_leave() -> None:
+    line, reading = line_and_reader()
+    assert line.hand(7, RUN)
+    line.retire()
+    assert line.take_back() == {7}
+    assert line.take_back() == frozenset()
+    assert os.read(reading, 1) == b"", "its work has ended"
+    os.close(reading)
+    line.close()
+
+
+def test_what_a_child_was_given_before_it_was_told_to_leave_is_there_to_be_read() -> None:
+    line, reading = line_and_reader()
+    assert line.hand(7, RUN)
+    line.retire()
+    assert isinstance(decode(os.read(reading, packets.INLINE_BYTES)), Run)
+    assert os.read(reading, 1) == b""
+    os.close(reading)
+    assert not line.hand(7, RUN), "nothing more is handed to it"
+    line.close()
+
+
+def test_a_kill_that_comes_before_the_child_is_known_to_be_born_is_carried_out_at_its_birth() -> None:
+    line, _ = line_and_reader()
+    line.signal(signal.SIGUSR1)
+    line.signal(signal.SIGKILL)
+    with subprocess.Popen(["sleep", "600"]) as child:
+        line.bear(child.pid, os.pidfd_open(child.pid))
+        assert child.wait(30.0) == -signal.SIGKILL
+    assert line.has_ended()
+    line.close()
+
+
+# --- what a child prints past Python ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def line() -> Iterator[ChildChannel]:
+    line = ChildChannel(1, 65536)
+    yield line
+    line.close()
+
+
+def fill(fd: int, data: bytes) -> int:
+    """Write it again and again until nothing more is taken; the bytes that were."""
+    written = 0
+    os.set_blocking(fd, False)
+    try:
+        while True:
+            written += os.write(fd, data)
+    except BlockingIOError:
+        return written
+    finally:
+        os.set_blocking(fd, True)
+
+
+def test_a_full_output_pipe_has_room_again_and_keeps_the_newest(line: ChildChannel) -> None:
+    output = line.ends().output
+    os.write(output, b"a little")
+    assert not line.drain_output()
+    assert line.tell_dropped("printed") == "printed", "nothing is lost of what the child can read itself"
+    written = fill(output, b"x" * 4096)
+    assert line.drain_output()
+    assert not line.drain_output()
+    os.write(output, b"the last words")
+    left = line.read_output()
+    assert left.partition("\n")[0].endswith("xthe last words")
+    dropped = int(left.rpartition("[… ")[2].split()[0])
+    assert written / 4 < dropped < written
+
+
+@pytest.mark.parametrize("direct", [0, os.O_DIRECT], ids=["merged", "in packets"])
+def test_a_pipe_that_is_full_of_tiny_writes_has_room_again(line: ChildChannel, direct: int) -> None:
+    """It may be full with far fewer bytes than it has room for."""
+    output = line.ends().output
+    fcntl.fcntl(output, fcntl.F_SETFL, fcntl.fcntl(output, fcntl.F_GETFL) | direct)
+    for _ in range(DRAINS_AT_ONCE):
+        assert fill(output, b"x") > 0
+        assert line.drain_output()
+
+
+def test_a_trace_file_does_not_grow_and_holds_the_next_dump(line: ChildChannel) -> None:
+    trace = line.ends().trace
+    with contextlib.suppress(PermissionError):
+        for _ in range(1000):
+            os.write(trace, b"rubbish" * 10_000)
+    assert os.fstat(trace).st_size == TRACE_BYTES
+    assert "rubbish" in line.read_trace()
+    os.write(trace, b"File x.py, line 1")
+    assert line.read_trace() == "File x.py, line 1"
+    os.lseek(trace, 1 << 40, os.SEEK_SET)
+    line.read_trace()
+    assert line.read_trace() == ""
+
+
+# --- what a child says ------------------------------------------------------------------------------------------------
+
+
+ANSWER = Result(7, ResultKind.SUCCEEDED, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [ANSWER, ANSWER],
+        [Result(8, ResultKind.SUCCEEDED, 1.0, 1.0)],
+        [Ready(), Ready()],
+        [Ready(), BootFailed("too late")],
+    ],
+    ids=["twice", "for another", "ready twice", "boots and fails"],
+)
+def test_what_comes_out_of_turn_is_rubbish(line: ChildChannel, frames: list[Frame]) -> None:
+    line.hand(7, RUN)
+    for frame in frames:
+        packets.send(line._far, frame.encode())
+    for _ in frames[1:]:
+        assert line.receive() is not None
+    with pytest.raises(BrokenChannelError):
+        line.receive()
+
+
+def test_a_child_that_reads_no_answer_is_cut_off(line: ChildChannel) -> None:
+    """Else it would wait forever for the answer that found no room."""
+    asked = 0
+    with contextlib.suppress(BrokenPipeError):
+        while asked < 2000:
+            packets.send(line._far, Ask([]).encode())
+            assert line.receive() == Ask([])
+            line.reply(Reply(["x" * 1000]))
+            asked += 1
+    with pytest.raises(BrokenChannelError) as raised:
+        line.receive()
+    assert raised.value.closed
+
+
+def test_an_answer_that_is_too_large_is_told_as_an_error(line: ChildChannel) -> None:
+    line.reply(Reply(["x" * packets.MAX_PACKET_BYTES]))
+    got = packets.recv(line._far)
+    assert got is not None
+    answer = decode(got[0])
+    assert isinstance(answer, Reply)
+    assert answer.kind == "InvalidJob"

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from jobpool.ipc.process_options import ChildOptions, ForkServerConfig, scrubbed
+
+OPTIONS = ChildOptions(
+    apps=["myapp.jobs"], kill_grace=0.5, max_jobs=100, queue_handlers={"reports": ["render"]}, sys_path=["/srv/ü"]
+)
+
+
+def test_options_come_back_as_they_went() -> None:
+    assert ChildOptions.from_json(OPTIONS.to_json()) == OPTIONS
+
+
+def test_a_config_comes_back_as_it_went() -> None:
+    config = ForkServerConfig(OPTIONS, "jobpool.child.main:run", "jobpool.handlers.app:load", "reports")
+    assert ForkServerConfig.from_json(config.to_json()) == config
+
+
+def test_options_of_another_version_are_refused() -> None:
+    with pytest.raises(TypeError, match="colour"):
+        ChildOptions.from_json(b'{"colour": "red"}')
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("JOBPOOL_BACKEND", "sqlite"),
+        ("JOBPOOL_URL", "redis://:secret@host"),
+        ("JOBPOOL_SIGNING_KEYS", "k1"),
+        ("jobpool_state", "redis://host"),
+        ("JOBS_URL", "postgresql://host"),
+        ("JOBS_ANYTHING", "Endpoint=sb://name/;SharedAccessKey=x"),
+        ("JOBPOOL_API_TOKEN", "t"),
+        ("JOBPOOL_DB_PASSWORD", "p"),
+    ],
+)
+def test_what_only_the_master_may_know_is_scrubbed(name: str, value: str) -> None:
+    assert scrubbed({name: value, "PATH": "/bin"}) == {"PATH": "/bin"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("DATABASE_URL", "postgresql://app"), ("SECRET_KEY", "the app's"), ("JOBPOOL_WORKERS", "16"), ("HOME", "/root")],
+)
+def test_what_is_the_apps_stays(name: str, value: str) -> None:
+    assert scrubbed({name: value}) == {name: value}

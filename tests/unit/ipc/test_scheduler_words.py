@@ -1,0 +1,62 @@
+"""What a scheduler says to its master, in a pipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from jobpool.ipc.scheduler_process import FIRED_AT_ONCE, READY, SchedulerProcess, say, say_fired
+
+
+class Line:
+    """Both ends of a pipe."""
+
+    def __init__(self) -> None:
+        here, self.there = os.pipe()
+        for end in (here, self.there):
+            os.set_blocking(end, False)
+        self.process = SchedulerProcess(cast(Any, type("Process", (), {"pid": 7})), os.dup(here), here)
+
+    def close(self) -> None:
+        os.close(self.there)
+        self.process.close()
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    line = Line()
+    yield line
+    line.close()
+
+
+def test_lateness_is_taken_out_of_what_it_says(line: Line) -> None:
+    say(line.there, READY)
+    say_fired(line.there, [0.0, 12.3456])
+    assert line.process.hear()
+    assert (line.process.is_ready, line.process.fired, line.process.error) == (True, [0.0, 12.346], "")
+    say_fired(line.there, [43200.0])
+    say(line.there, b"the broker\ndoes not\nanswer")
+    assert line.process.hear()
+    assert line.process.fired == [0.0, 12.346, 43200.0]
+    assert line.process.error == "the broker\ndoes not\nanswer"
+
+
+def test_what_is_cut_in_two_is_read_whole(line: Line) -> None:
+    os.write(line.there, b"\x010.5 1.")
+    line.process.hear()
+    assert line.process.fired == []
+    os.write(line.there, b"5\n")
+    line.process.hear()
+    assert line.process.fired == [0.5, 1.5]
+
+
+def test_a_master_that_stands_still_keeps_no_scheduler_waiting(line: Line) -> None:
+    late = [float(number) for number in range(FIRED_AT_ONCE)]
+    for _ in range(200):  # more than a pipe takes
+        say_fired(line.there, late)
+    line.process.hear()
+    assert len(line.process.fired) % FIRED_AT_ONCE == 0
+    assert line.process.fired[:FIRED_AT_ONCE] == late

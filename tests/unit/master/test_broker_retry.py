@@ -1,0 +1,114 @@
+"""An outage is told once for the pool as a whole, and so is its end; a refusal that lasts ends the pool."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from stage import Stage
+
+from jobpool.errors import AccessRefused, BackendUnavailable, WriteRefused
+from jobpool.master import events as ev
+from jobpool.master.deadlines import MAX_REFUSAL_S
+from jobpool.master.inbox import Inbox
+from jobpool.master.threads import BrokerRetry
+
+SILENT = "the broker does not answer; trying again until it does"
+REFUSED = "the broker refuses this pool; trying again until that is mended"
+AGAIN = "the broker answers again"
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    opened = Inbox()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def outage(inbox: Inbox) -> BrokerRetry:
+    stopped = threading.Event()
+    stopped.set()  # so that nothing waits
+    return BrokerRetry(inbox, stopped, "settle")
+
+
+def said(stage: Stage) -> list[str]:
+    """What was noted for the log of outages."""
+    return [note.event for note in stage.pool.notes if "broker" in note.event]
+
+
+# --- one thread -----------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_always_fails_and_one_that_always_succeeds_do_not_take_turns(
+    inbox: Inbox, outage: BrokerRetry
+) -> None:
+    for _ in range(5):
+        outage.failed(BackendUnavailable("silent"), "reap")
+        outage.over("count")
+    assert inbox.take() == [ev.BrokerSilent("silent", "settle")]
+    outage.over("reap")
+    assert inbox.take() == [ev.BrokerAnswered("settle")]
+
+
+def test_a_refusal_counts_as_an_outage_only_after_such_a_call_was_answered(inbox: Inbox, outage: BrokerRetry) -> None:
+    refused = AccessRefused("mend the password")
+    with pytest.raises(AccessRefused):
+        outage.failed(refused, "count")
+    outage.over("count")
+    outage.failed(refused, "count")
+    outage.failed(refused, "settle", holding=True)
+    assert inbox.take() == [ev.BrokerSilent("mend the password", "settle", AccessRefused)]
+
+
+def test_each_kind_of_trouble_is_told(inbox: Inbox, outage: BrokerRetry) -> None:
+    outage.over("settle")
+    for error in (BackendUnavailable("silent"), AccessRefused("mend"), AccessRefused("mend"), WriteRefused("full")):
+        outage.failed(error, "settle")
+    assert [event.kind for event in inbox.take() if isinstance(event, ev.BrokerSilent)] == [
+        BackendUnavailable,
+        AccessRefused,
+        WriteRefused,
+    ]
+
+
+# --- the pool -------------------------------------------------------------------------------------------------
+
+
+def test_an_outage_that_threads_meet_one_by_one_is_told_once_and_is_over_when_the_last_says_so() -> None:
+    stage = Stage()
+    stage.tell(ev.BrokerSilent("silent", "lease"), ev.BrokerSilent("silent", "settle"))
+    stage.tell(ev.BrokerAnswered("settle"), ev.BrokerSilent("silent", "settle"), ev.BrokerAnswered("settle"))
+    assert said(stage) == [SILENT]
+    stage.tell(ev.BrokerAnswered("lease"))
+    assert said(stage) == [SILENT, AGAIN]
+    stage.tell(ev.BrokerSilent("silent", "renew"))
+    assert said(stage) == [SILENT, AGAIN, SILENT]
+
+
+def test_a_refusal_in_an_outage_is_told_too_for_it_wants_another_mend() -> None:
+    stage = Stage()
+    stage.tell(ev.BrokerSilent("silent", "lease"), ev.BrokerSilent("mend it", "lease", AccessRefused))
+    assert said(stage) == [SILENT, REFUSED]
+    stage.tell(ev.BrokerAnswered("lease"))
+    assert said(stage) == [SILENT, REFUSED, AGAIN]
+
+
+def test_a_pool_that_is_refused_for_too_long_stops_and_says_why() -> None:
+    stage = Stage().boot()
+    stage.tell(ev.BrokerSilent("mend it", "lease", AccessRefused))
+    stage.after(MAX_REFUSAL_S - 1.0)
+    assert not stage.pool.is_stopping
+    stage.after(1.0)
+    assert stage.pool.is_stopping
+    assert stage.pool.fatal == "mend it"
+
+
+def test_a_refusal_that_ends_stops_no_pool() -> None:
+    stage = Stage().boot()
+    stage.tell(ev.BrokerSilent("mend it", "lease", AccessRefused))
+    stage.after(MAX_REFUSAL_S - 1.0)
+    stage.tell(ev.BrokerAnswered("lease"), ev.BrokerSilent("silent", "lease"))
+    stage.after(2 * MAX_REFUSAL_S)
+    assert not stage.pool.is_stopping

@@ -1,0 +1,227 @@
+"""The lease thread with limits and breakers: nothing spins, no queue holds up another, and it looks again in time."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+from support.jobs import QUEUE, a_job, numbered
+from support.waiting import wait_until
+
+from jobpool.errors import BackendUnavailable
+from jobpool.master import events as ev
+from jobpool.master.fetch_thread import FetchThread
+from jobpool.master.inbox import Inbox
+from jobpool.message.lease import JobLease
+from jobpool.message.outcome import Contended
+from jobpool.message.settlement import Ack, Release
+from jobpool.message.signing import EnvelopeSigner
+from jobpool.policy.breaker import BreakerSettings
+from jobpool.policy.inspection import Inspector
+from jobpool.policy.limits import Limits
+from jobpool_backends.memory import MemoryBackend
+
+OTHER = "mails"
+
+
+class Watched(MemoryBackend):
+    """Counts its fetches; those from the queues in `down` are not answered, and their answers are lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetches: Counter[str] = Counter()
+        self.ids: dict[str, set[str]] = {QUEUE: set(), OTHER: set()}
+        self.down: set[str] = set()
+        self.on_fetch: Callable[[], None] = lambda: None
+
+    def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
+        self.fetches[queue] += 1
+        self.on_fetch()
+        leases = super()._fetch(queue, limit, ttl, fetch_id)
+        if queue in self.down:
+            self.ids[queue].add(fetch_id)
+            raise BackendUnavailable("silent")
+        return leases
+
+
+class Desk:
+    """A lease thread, and a loop that says what it could take and settles what it is told to."""
+
+    def __init__(self, limits: Limits = Limits(), breaker: BreakerSettings = BreakerSettings()) -> None:  # noqa: B008
+        self.backend, self.inbox = Watched(), Inbox()
+        queues = ((QUEUE, 1.0), (OTHER, 1.0))
+        self.fetch_thread = FetchThread(
+            self.backend, queues, 30.0, Inspector(EnvelopeSigner(), {}), self.inbox, limits, breaker
+        )
+        self.running: list[JobLease] = []
+        self.refused = 0
+        self.events: list[ev.Event] = []
+
+    def turn(self, want: int = 8) -> None:
+        """One turn of the loop: take in what came, give back what was refused, say what could be taken."""
+        for event in self.inbox.take():
+            self.events.append(event)
+            if isinstance(event, ev.Leased):
+                self._take_in(event)
+                self.fetch_thread.seen()
+        self.fetch_thread.hold(Counter(lease.queue for lease in self.running), ())
+        self.fetch_thread.want(want)
+
+    def _take_in(self, event: ev.Leased) -> None:
+        for inspected in event.leases:
+            if inspected.outcome is None:
+                self.running.append(inspected.lease)
+            else:
+                assert isinstance(inspected.outcome, Contended)
+                self.backend.settle_many([(inspected.lease, Release(inspected.outcome.delay))])
+                self.refused += 1
+
+    def finish(self, lease: JobLease) -> None:
+        self.running.remove(lease)
+        assert self.backend.settle_many([(lease, Ack())])
+
+    def until_running(self, count: int, limit: float = 10.0) -> None:
+        def there() -> bool:
+            self.turn()
+            return len(self.running) >= count
+
+        wait_until(there, limit, f"{count} are running")
+
+    def turn_for(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.turn()
+            time.sleep(0.002)
+
+    def events_of(self, kind: type[ev.Event]) -> list[ev.Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def end(self) -> None:
+        self.fetch_thread.stop()
+        self.fetch_thread.join(10.0)
+        self.inbox.close()
+        assert not self.fetch_thread.is_alive()
+
+
+@pytest.fixture
+def desks() -> Iterator[list[Desk]]:
+    opened: list[Desk] = []
+    yield opened
+    for desk in opened:
+        desk.end()
+
+
+def started(desks: list[Desk], desk: Desk) -> Desk:
+    desks.append(desk)
+    desk.fetch_thread.start()
+    return desk
+
+
+def test_never_more_than_the_limit_runs_and_nothing_spins(desks: list[Desk]) -> None:
+    desk = started(desks, Desk(Limits(concurrency={QUEUE: 3})))
+    desk.backend.enqueue_many(numbered(20))
+    desk.until_running(3)
+    fetches = desk.backend.fetches[QUEUE]
+    desk.turn_for(0.3)
+    assert len(desk.running) == 3
+    assert desk.backend.fetches[QUEUE] - fetches <= 1
+    assert desk.refused == 0, "what this pool holds itself need not be refused"
+
+
+def test_each_job_that_ends_makes_room_for_the_next_at_once(desks: list[Desk]) -> None:
+    desk = started(desks, Desk(Limits(concurrency={QUEUE: 3})))
+    desk.backend.enqueue_many(numbered(60))
+    begun = time.monotonic()
+    for _ in range(57):
+        desk.until_running(3)
+        desk.finish(desk.running[0])
+    assert time.monotonic() - begun < 20, "half a second each would be 28"
+
+
+def test_a_shut_queue_does_not_hold_up_another(desks: list[Desk]) -> None:
+    desk = started(desks, Desk(Limits(concurrency={QUEUE: 1})))
+    desk.backend.enqueue_many(numbered(20))
+    desk.until_running(1)
+    desk.backend.enqueue_many([a_job(queue=OTHER) for _ in range(5)])
+    desk.until_running(6)
+    assert Counter(lease.queue for lease in desk.running) == {QUEUE: 1, OTHER: 5}
+
+
+def test_what_other_pools_hold_is_asked_for_now_and_then_and_given_back(desks: list[Desk]) -> None:
+    desk = started(desks, Desk(Limits(concurrency={QUEUE: 1})))
+    desk.backend.enqueue_many(numbered(10))
+    other = FetchThread(  # never started: another pool's first fetch, by hand
+        desk.backend, ((QUEUE, 1.0),), 30.0, Inspector(EnvelopeSigner(), {}), desk.inbox, Limits(concurrency={QUEUE: 1})
+    )
+    other._fetch(1)
+    [theirs] = desk.inbox.take()
+    assert isinstance(theirs, ev.Leased)
+    desk.turn_for(0.3)
+    assert desk.running == []
+    assert 1 <= desk.refused <= 10
+    assert desk.backend.fetches[QUEUE] < 12
+    desk.backend.ack(theirs.leases[0].lease)
+    desk.until_running(1)
+
+
+def test_a_rate_lets_through_what_it_may_and_then_nothing(desks: list[Desk]) -> None:
+    desk = started(desks, Desk(Limits(rates={QUEUE: 6})))
+    desk.backend.enqueue_many(numbered(20))
+    desk.until_running(6)
+    fetches = desk.backend.fetches[QUEUE]
+    desk.finish(desk.running[0])
+    desk.turn_for(0.3)
+    assert len(desk.running) == 5
+    assert desk.backend.fetches[QUEUE] - fetches <= 1
+    assert desk.backend.stats(QUEUE).waiting == 14
+
+
+def test_a_queue_whose_fetches_fail_is_left_alone_and_the_other_goes_on(desks: list[Desk]) -> None:
+    desk = started(desks, Desk(breaker=BreakerSettings(threshold=3, cooldown=30.0)))
+    desk.backend.down = {QUEUE}
+    desk.backend.enqueue_many([a_job(queue=OTHER)])
+    wait_until(lambda: desk.turn() or desk.events_of(ev.BreakerOpened))
+    assert desk.events_of(ev.BreakerOpened) == [ev.BreakerOpened(QUEUE, 30.0, "silent")]
+    fetches = desk.backend.fetches[QUEUE]
+    desk.until_running(1)
+    desk.backend.enqueue_many([a_job(queue=OTHER)])
+    desk.until_running(2)
+    desk.turn_for(0.2)
+    assert desk.backend.fetches[QUEUE] == fetches == 3
+
+
+def test_a_good_answer_elsewhere_sends_the_probe_and_it_closes(desks: list[Desk]) -> None:
+    desk = started(desks, Desk(breaker=BreakerSettings(threshold=3, cooldown=30.0)))
+    desk.backend.down = {QUEUE}
+    desk.backend.enqueue_many(numbered(2))
+    wait_until(lambda: desk.turn() or desk.events_of(ev.BreakerOpened))
+    desk.fetch_thread.answered([QUEUE])
+    wait_until(lambda: desk.backend.fetches[QUEUE] == 4)
+    desk.turn_for(0.1)
+    assert desk.backend.fetches[QUEUE] == 4, "one probe, and it failed"
+    desk.backend.down = set()
+    desk.fetch_thread.answered([QUEUE])
+    desk.until_running(2)
+    assert desk.events_of(ev.BreakerClosed) == [ev.BreakerClosed(QUEUE)]
+
+
+def test_a_fetch_that_was_not_answered_is_made_again_under_its_id(desks: list[Desk]) -> None:
+    desk = started(desks, Desk())
+    desk.backend.down = {QUEUE}
+    desk.backend.enqueue_many(numbered(2))
+    wait_until(lambda: desk.turn() or desk.backend.fetches[QUEUE] >= 3)
+    desk.backend.down = set()
+    desk.until_running(2)
+    assert len(desk.backend.ids[QUEUE]) == 1
+    assert [lease.deliveries for lease in desk.running] == [1, 1], "what the lost answers held is not lost"
+
+
+def test_a_stop_waits_for_the_fetch_under_way_and_for_no_other_queue(desks: list[Desk]) -> None:
+    desk = Desk()
+    desk.backend.down = {QUEUE, OTHER}
+    desk.backend.on_fetch = desk.fetch_thread.stop
+    started(desks, desk).turn()
+    desk.fetch_thread.join(10.0)
+    assert desk.backend.fetches.total() == 1, "each would wait for a silent broker in vain"

@@ -1,0 +1,148 @@
+"""The renew thread: each lease is renewed by its own length, and what one part of the broker does not answer ends no
+lease of another part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+from support.jobs import QUEUE, a_job
+from support.modest import OwnLeases
+from support.waiting import wait_until
+
+from jobpool.broker.backend import QueueBackend
+from jobpool.clock import ManualClock
+from jobpool.errors import BackendUnavailable
+from jobpool.master import events as ev
+from jobpool.master.inbox import Inbox
+from jobpool.master.slots import Delivery
+from jobpool.master.threads import ROUNDS_A_LEASE, RenewThread
+from jobpool.message.lease import JobLease
+from jobpool_backends.memory import MemoryBackend
+
+OTHER = "mails"
+TTL = 30.0
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    opened = Inbox()
+    yield opened
+    opened.close()
+
+
+def held(backend: QueueBackend, queue: str = QUEUE, ttl: float = TTL) -> Delivery:
+    backend.enqueue(a_job(queue=queue))
+    lease = backend.fetch(queue, ttl=ttl)
+    assert lease is not None
+    return Delivery(lease, lease.deliveries, 0.0, "", backend.clock.mono())
+
+
+def renewals(events: Sequence[ev.Event]) -> list[tuple[Delivery, JobLease | None]]:
+    return [renewal for event in events if isinstance(event, ev.Renewed) for renewal in event.renewals]
+
+
+# --- parts of a broker ------------------------------------------------------------------------------
+
+
+class HalfSilent(MemoryBackend):
+    """As a cluster without one of its masters: no call that touches `QUEUE` is answered."""
+
+    def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
+        if any(lease.queue == QUEUE for lease in leases):
+            raise BackendUnavailable("silent")
+        return super()._renew(leases, ttl)
+
+
+def test_the_leases_of_other_queues_are_renewed_while_one_queue_is_silent(inbox: Inbox) -> None:
+    backend = HalfSilent()
+    deliveries = [held(backend, queue, ttl=1.0) for queue in (QUEUE, OTHER)]
+    renew_thread = RenewThread(backend, 1.0, lambda: deliveries, inbox)
+    renew_thread.start()
+    told: list[ev.Event] = []
+    try:
+        wait_until(lambda: told.extend(inbox.take()) or bool(renewals(told)))
+    finally:
+        renew_thread.stop()
+        renew_thread.join(10.0)
+    assert renewals(told)[0][0] is deliveries[1]
+    assert sum(isinstance(event, ev.BrokerSilent) for event in told) == 1
+
+
+# --- lengths ----------------------------------------------------------------------------------------
+
+
+class Watch:
+    """A renew thread's rounds on a clock that the test turns, and the loop that takes in what it tells."""
+
+    def __init__(self, lasts: float, inbox: Inbox) -> None:
+        self.clock = ManualClock()
+        self.backend = OwnLeases(lasts, self.clock)
+        self.delivery = held(self.backend)
+        self._inbox = inbox
+        self._renew_thread = RenewThread(self.backend, TTL, lambda: [self.delivery], inbox)
+        self._renew_thread._broker_retry._stop.set()  # a pause of the outage is not waited for in full
+
+    def turn(self, seconds: float) -> None:
+        """Let a part of the lease pass, as long as a round is, and have one."""
+        self.clock.advance(seconds)
+        self._renew_thread._renew_what_is_due()
+        for _, lease in renewals(self._inbox.take()):
+            assert lease is not None
+            self.delivery.lease = lease
+
+    @property
+    def left(self) -> float:
+        return self.delivery.lease.expires_at - self.clock.boot()
+
+    @property
+    def pace(self) -> float:
+        return self._renew_thread._shortest
+
+
+@pytest.mark.parametrize("lasts", [TTL / 10, TTL, TTL * 10], ids=["a tenth", "as asked", "ten times"])
+def test_a_lease_is_renewed_each_third_of_its_own_length(inbox: Inbox, lasts: float) -> None:
+    watch = Watch(lasts, inbox)
+    for _ in range(3 * ROUNDS_A_LEASE):
+        watch.turn(lasts / ROUNDS_A_LEASE)
+        assert watch.left > lasts / 2
+    apart = [
+        after - before for before, after in zip(watch.backend.renewed_at, watch.backend.renewed_at[1:], strict=False)
+    ]
+    assert len(apart) >= 5
+    assert all(lasts / 3 <= gap <= lasts / 2 for gap in apart), apart
+
+
+@pytest.mark.parametrize("lasts", [TTL / 10, TTL * 10], ids=["a tenth", "ten times"])
+def test_it_is_tried_several_times_before_its_end(inbox: Inbox, lasts: float) -> None:
+    watch = Watch(lasts, inbox)
+    watch.backend.silent = 5
+    for _ in range(ROUNDS_A_LEASE - 1):
+        watch.turn(lasts / ROUNDS_A_LEASE)
+    assert watch.backend.silent == 0
+    assert watch.backend.renewed_at, "the sixth try is answered, and in time"
+
+
+def test_the_thread_looks_round_as_often_as_the_shortest_lease_needs_and_no_oftener(inbox: Inbox) -> None:
+    watch = Watch(TTL / 10, inbox)
+    watch.turn(0.0)
+    assert watch.pace == pytest.approx(TTL / 10)
+    watch.delivery = held(OwnLeases(TTL * 10, watch.clock))
+    watch.turn(0.0)
+    assert watch.pace == TTL
+
+
+def test_a_short_lease_that_comes_while_the_thread_sleeps_is_renewed_in_time(inbox: Inbox) -> None:
+    backend, deliveries = OwnLeases(0.5), list[Delivery]()
+    renew_thread = RenewThread(backend, 3600.0, lambda: list(deliveries), inbox)
+    renew_thread.start()
+    try:
+        deliveries.append(held(backend))
+        renew_thread.expect(0.5)
+        wait_until(lambda: bool(renewals(inbox.take())), 0.5, "renewed before its end")
+    finally:
+        begun = time.monotonic()
+        renew_thread.stop()
+        renew_thread.join(10.0)
+    assert time.monotonic() - begun < 5.0, "a stop wakes it, too"
