@@ -1,8 +1,8 @@
 """The contract between jobpool and a broker. Its docstrings are the specification; one suite tests them all.
 
-`QueueBackend` is a template: the public methods check their arguments, mint ids and wait, once for all
-brokers; a broker fills in the underscored steps, each one atomic. Times are seconds. Wall-clock times are Unix
-time on the *broker's* clock and say so; lease deadlines are on this machine's CLOCK_BOOTTIME.
+`QueueBackend` is a template: the public methods check their arguments, mint ids and wait, once for all brokers. A
+broker fills in the underscored steps, each one atomic. Times are seconds. Wall-clock times are Unix time on the
+*broker's* clock and say so; lease deadlines are on this machine's CLOCK_BOOTTIME.
 
 A message is at every moment in exactly one state:
 
@@ -60,7 +60,7 @@ Ticket = dict[str, str | int]
 
 
 class State(StrEnum):
-    """Where a message is."""
+    """The state of a message."""
 
     WAITING = "waiting"
     DELAYED = "delayed"
@@ -70,11 +70,12 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a broker can do. Shown in docs/backends.md as a table made from these fields."""
+    """Abilities of a broker. Shown in docs/backends.md as a table made from these fields."""
 
     native_reap: bool = False
-    """The broker frees expired leases itself. `reap` only tells the policy, by which a crash is charged when its
-    message is fetched next; it returns those that were charged since the last call."""
+    """The broker frees expired leases itself. `reap` only sets the policy, by which a crash is charged when its message
+    is fetched next, and returns those charged since the last call.
+    """
     forfeit: bool = True
     """A lease can be ended early with its cause; else it simply runs out."""
     atomic_nack: bool = True
@@ -116,14 +117,14 @@ class Capabilities:
     exact_refusals: bool = True
     """Which of its three refusals a settlement gets is exact; else any of them may stand for another."""
     keeps_place: bool = True
-    """What failed, waited for its time or died has the place of its enqueue when it is back; else the last."""
+    """A message that failed, waited for its time or died returns to the place of its enqueue; else to the end."""
     lists_live: bool = True
     """Messages that are not dead are inspected, listed and counted by filters; else only dead letters are, and other
     messages only in `stats`."""
     deletes_live: bool = True
     """Waiting and delayed messages are deleted by any filter; else only all of a queue (or of a queue's states)."""
     exact_stats: bool = True
-    """`stats` tells waiting and leased messages apart, whoever leased them; else only those leased by this client."""
+    """`stats` tells waiting and leased messages apart, for all clients; else only those leased by this client."""
     lists_queues: bool = True
     """`queues` finds every queue that holds a message; else only those that this client was told of."""
     makes_queues: bool = True
@@ -161,10 +162,10 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class ReapPolicy:
-    """How the reaper treats a message whose lease has expired.
+    """The reaper's treatment of a message whose lease has expired.
 
-    After the first crash it is fetchable at once, then after a delay drawn uniformly from
-    [0, min(back_off_cap, back_off * 2**(crashes - 2))] (full jitter, SEMANTICS "Leases").
+    After the first crash it is fetchable at once, then after a delay drawn uniformly from [0, min(back_off_cap,
+    back_off * 2**(crashes - 2))] (full jitter, SEMANTICS "Leases").
 
     Attributes:
         max_crashes: A crash beyond this many makes a dead letter, reason `crash-limit`; 0 = no limit.
@@ -191,13 +192,13 @@ class ReapPolicy:
                 raise ConfigurationError(f"{name} after a crash is 0 seconds or more, not {seconds!r}")
 
     def ceiling(self, crashes: int) -> float:
-        """The longest delay, in seconds, after the `crashes`-th crash (1-based)."""
+        """Return the longest delay, in seconds, after the `crashes`-th crash (1-based)."""
         if crashes <= 1:
             return 0.0
         return min(self.back_off_cap, self.back_off * 2.0 ** min(crashes - 2, 60))
 
     def is_over(self, crashes: int) -> bool:
-        """Whether `crashes` is past the limit."""
+        """Return whether `crashes` is past the limit."""
         return 0 < self.max_crashes < crashes
 
 
@@ -243,7 +244,7 @@ class Message:
     ends_at: float | None = None
     """Unix time at which the life of a posted message ends; None = never."""
     cursor: str = ""
-    """Opaque; `list_messages(after=…)` goes on behind this message."""
+    """Opaque; `list_messages(after=…)` continues after this message."""
 
     @property
     def death(self) -> Death | None:
@@ -253,7 +254,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """Which messages a person means. Every field that is set must match; empty means all.
+    """A choice of messages. Every field that is set must match; empty means all.
 
     Attributes:
         queue: Exact name.
@@ -276,7 +277,7 @@ class MessageFilter:
     ids: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises `ValueError`: an age is not a number."""
+        """Check the ages. Raises `ValueError`: one is not a number."""
         for name in ("older_than", "newer_than"):
             if getattr(self, name) is not None:
                 check_number(getattr(self, name), name)
@@ -287,7 +288,7 @@ class MessageFilter:
 
 
 class Verb(StrEnum):
-    """What `bulk` does with what the filter finds. Leased messages are never touched."""
+    """Changes that `bulk` makes to the messages of a filter. Leased ones are never touched."""
 
     DELETE = "delete"
     RETRY = "retry"
@@ -304,7 +305,7 @@ class NewMessage:
         given: The producer chose the id.
         due: Unix time, None = now.
         unique_key: Not added when a message with this key is known in its queue; see `enqueue_many`.
-        attempts, crashes, deliveries: What it starts with: above 0 for a message that comes from another queue.
+        attempts, crashes, deliveries: Its first values: above 0 for a message that comes from another queue.
         last_error, cause: The same.
     """
 
@@ -323,7 +324,7 @@ class NewMessage:
     cause: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; `from_dict` is its inverse."""
+        """Return JSON values; `from_dict` is its inverse."""
         return {**asdict(self), "body": self.body.decode()}
 
     @classmethod
@@ -344,7 +345,9 @@ def _ids(messages: Sequence[NewMessage], existing: Existing | None) -> list[str]
 
 
 def once_id(key: str) -> str:
-    """The id that `enqueue_once` gives the message of this key: 16 lower-case hex characters, like a minted one."""
+    """Return the id that `enqueue_once` gives the message of this key: 16 lower-case hex characters, like a minted
+    one.
+    """
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
@@ -387,41 +390,41 @@ class QueueBackend(ABC):
         return self.enqueue_many([definition])[0]
 
     def enqueue_many(self, definitions: Iterable[JobDefinition]) -> list[str]:
-        """Enqueue jobs, all or none, in one round trip; their ids, in order.
+        """Enqueue jobs, all or none, in one round trip; return their ids, in order.
 
-        A definition without `identifier` gets a fresh id. One whose id is live or dead is left as it is (law 8), and
-        one given by its producer is known until `ENQUEUE_MEMORY` seconds after its end: so a retried call makes no
-        duplicate, once its ids are given.
+        A definition without `identifier` gets a fresh id. If its id is live or dead, that message is left as it is (law
+        8). An id given by its producer is known until `ENQUEUE_MEMORY` seconds after its end, so a retried call with
+        given ids makes no duplicate.
 
-        A `unique` one whose idempotency key is known in its queue is left out, and the id returned in its place is that
-        of the message which has the key: live or dead, or acked not longer ago than the `keep` of its guards
-        (`IDEMPOTENCY_TTL` without). What a person deletes, and what moves to another queue, gives its key free at once.
+        A `unique` one whose idempotency key is known in its queue is left out, and the id of the message with that key
+        is returned. The message is live or dead, or was acked at most the `keep` of its guards ago (`IDEMPOTENCY_TTL`
+        without). A message that is deleted by a person or moves to another queue frees its key at once.
 
         Raises:
             InvalidJob: A definition is out of bounds, or its body above 1 MiB; nothing was enqueued.
-            Unsupported: It asks for what `capabilities` lacks; nothing was enqueued.
+            Unsupported: It needs a capability that the broker lacks; nothing was enqueued.
             BackendUnavailable: Nothing is known. Retry with ids of your own to be sure of no duplicate.
         """
         messages = self._pack_all(definitions)
         return _ids(messages, self._enqueue(messages) if messages else None)
 
     def enqueue_once(self, definition: JobDefinition, key: str) -> str:
-        """Enqueue one job, unless a message was enqueued under this key already; the id of the one that there is.
+        """Enqueue one job, unless a message was enqueued under this key already; return the id of the one message.
 
-        For what several processes do at once and one must do, such as a firing of a schedule: of any number of callers,
+        For work that several processes try and one must do, such as a firing of a schedule. Of any number of callers,
         now and later, one adds a message. The id is derived from the key (`once_id`); a definition's own is not used.
 
-        The key is known for the life of the message and `IDEMPOTENCY_TTL` seconds after its ack (for the `keep` of its
-        guards, where it had any), and in any case `ENQUEUE_MEMORY` seconds after its end, whoever ended it. Without a
-        key store it is what a given id is there (law 8), and no more. A definition that is `unique` besides keeps its
-        own idempotency key as its unique one: when another message has that, the id of this one is returned.
+        The key is known for the life of the message and `IDEMPOTENCY_TTL` seconds after its ack (the `keep` of its
+        guards, if it had any). In any case it is known for `ENQUEUE_MEMORY` seconds after the end. Without a key store
+        it is only as good as a given id (law 8). A `unique` definition also keeps its own idempotency key: if another
+        message has that, the id of that message is returned.
 
         Raises and blocks as `enqueue_many`. Safe to call again.
         """
         return self.enqueue_many_once([(definition, key)])[0]
 
     def enqueue_many_once(self, jobs: Sequence[tuple[JobDefinition, str]]) -> list[str]:
-        """`enqueue_once` of each definition and its key, in one round trip, all or none; their ids, in order."""
+        """Enqueue each definition once under its key, in one round trip, all or none; return their ids, in order."""
         if not self.capabilities.key_store:
             self.enqueue_many([definition.with_identifier(once_id(key)) for definition, key in jobs])
             return [once_id(key) for _, key in jobs]
@@ -433,7 +436,7 @@ class QueueBackend(ABC):
         return replace(message, given=True, unique_key=message.unique_key or f"once:{ident}")
 
     def enqueue_in(self, connection: object, definitions: Iterable[JobDefinition]) -> list[str]:
-        """Enqueue jobs within the transaction that is open on the caller's own database connection; their ids.
+        """Enqueue jobs within the transaction that is open on the caller's own database connection; return their ids.
 
         They are there when that transaction commits, and never were when it rolls back. Nothing is committed here. The
         rules of `enqueue_many` hold otherwise.
@@ -443,11 +446,11 @@ class QueueBackend(ABC):
 
         Raises:
             Unsupported: `capabilities.enqueue_in_transaction` is False.
-            ConfigurationError: It is no connection of that kind, or leads to another database.
+            ConfigurationError: It is not a connection of that kind, or leads to another database.
             InvalidJob: As `enqueue_many`.
 
-        Errors of the database are raised as its driver raises them, for the transaction is the caller's.
-        Blocks for one round trip.
+        Errors of the database are raised as its driver raises them, for the transaction is the caller's. Blocks for one
+        round trip.
         """
         if not self.capabilities.enqueue_in_transaction:
             raise Unsupported(f"{self.scheme}:// cannot enqueue within a transaction of yours: leave `connection` out")
@@ -455,15 +458,15 @@ class QueueBackend(ABC):
         return _ids(messages, self._enqueue_in(connection, messages) if messages else None)
 
     def pack(self, definition: JobDefinition) -> NewMessage:
-        """The wire form of `definition`, signed; the same rules as `enqueue_many`.
+        """Return the wire form of `definition`, signed; the same rules as `enqueue_many`.
 
-        No I/O, but for the broker's clock, which is asked once a minute at most and only for what has an `expires_in`:
-        raises `BackendUnavailable` while it has never answered.
+        No I/O, except for the broker's clock, which is asked at most once a minute, and only for definitions with
+        `expires_in`. Raises `BackendUnavailable` while it has never answered.
         """
         return self._pack(definition, definition.identifier or secrets.token_hex(8))
 
     def _pack_all(self, definitions: Iterable[JobDefinition]) -> list[NewMessage]:
-        """`pack` of each; the ids that are missing are drawn together, at a sixth of the cost."""
+        """Pack each; missing ids are drawn together, at a sixth of the cost."""
         chosen = list(definitions)
         drawn = secrets.token_hex(8 * len(chosen))
         return [
@@ -484,7 +487,7 @@ class QueueBackend(ABC):
         return _make_message(ident, given, queue, definition.handler, definition.priority, due, body, unique_key)
 
     def brought_by(self, lease: JobLease, settlement: Settlement) -> list[NewMessage]:
-        """The messages that a settlement adds to queues when it is accepted: follow-ups, or what moves. No I/O.
+        """Return the messages that a settlement adds to queues when it is accepted: follow-ups, or what moves. No I/O.
 
         Raises as `pack`.
         """
@@ -535,8 +538,8 @@ class QueueBackend(ABC):
             limit: 1 to 1,000,000.
             ttl: Seconds, > 0; checked before anything else.
             wait: Seconds to wait for the first message when there is none; 0 or less = do not wait.
-            fetch_id: Asking again with the same id within 60 s, while the leases still run, returns those of them that
-                are still held under this id, and leases nothing new: a lost reply freezes nothing.
+            fetch_id: A second call with the same id within 60 s returns the leases that still run under this id, and
+                leases nothing new. So a lost reply freezes nothing.
 
         Raises:
             ValueError: ttl, limit or wait is not such a number.
@@ -575,25 +578,26 @@ class QueueBackend(ABC):
         return self._settle_one(lease, Ack())
 
     def nack(self, lease: JobLease, delay: float | None = None, error: str | None = None) -> Settled:
-        """Failed: the message comes back after `delay` seconds (None or below 0 = now), attempts + 1."""
+        """Fail: the message comes back after `delay` seconds (None or below 0 = now), attempts + 1."""
         return self._settle_one(lease, Nack(_delay(delay), error))
 
     def abandon(self, lease: JobLease, reason: str = "", error: str | None = None) -> Settled:
-        """Given up: the message becomes a dead letter with this reason.
+        """Give up: the message becomes a dead letter with this reason.
 
         Attempts + 1 if it ends a failed attempt: `failed`, `unrecoverable`, `timeout` or `memory-limit`.
         """
         return self._settle_one(lease, Abandon(reason, error))
 
     def release(self, lease: JobLease, delay: float | None = None) -> Settled:
-        """Given back unharmed, after `delay` seconds (None or below 0 = now), to its old place, as one that was begun.
+        """Give the message back unharmed, after `delay` seconds (None or below 0 = now), to its old place, as one that
+        was begun.
 
         See `Release.begun`.
         """
         return self._settle_one(lease, Release(_delay(delay)))
 
     def forfeit(self, lease: JobLease, cause: str) -> Settled:
-        """No verdict: the lease's deadline is now, `cause` is kept beside it; the reaper does the rest.
+        """End the lease now without a verdict, and keep `cause` beside it; the reaper does the rest.
 
         Raises `Unsupported` where `capabilities.forfeit` is False.
         """
@@ -625,14 +629,13 @@ class QueueBackend(ABC):
         return self.settle_many([(lease, settlement)], call_id=f"{verb}:{lease.owner_token}")[0]
 
     def ticket(self, lease: JobLease) -> Ticket:
-        """What a child needs to ack this one message in a transaction of its handler's own, and nothing more: also
-        the idempotency key of a guarded lease, which that ack marks done.
+        """Return what a child needs to ack this one message in its handler's transaction, and nothing more.
 
-        JSON-able. `ack` in it names a function `module:name`. It takes the handler's connection, the ticket and
-        follow-up messages (`NewMessage`); within the open transaction it removes the message, enqueues those and
-        remembers the call `ack:<owner token>`, so that a later `ack(lease)` is answered ALREADY. It raises `LeaseLost`
-        when the lease has ended, so that the transaction rolls back, and returns a function that tells whether the
-        transaction is still open.
+        It includes the idempotency key of a guarded lease, which that ack marks done. JSON-able. Its `ack` names a
+        function `module:name`, which takes the handler's connection, the ticket and follow-up messages (`NewMessage`).
+        Within the open transaction that removes the message, enqueues the follow-ups and remembers the call `ack:<owner
+        token>`, so that a later `ack(lease)` is answered ALREADY. It raises `LeaseLost` when the lease has ended, so
+        that the transaction rolls back. It returns a function that tells whether the transaction is still open.
 
         Raises `Unsupported` where `capabilities.ack_in_transaction` is False.
         """
@@ -645,7 +648,7 @@ class QueueBackend(ABC):
         """Hold the message for `ttl` seconds more, counted from now.
 
         Args:
-            lease: What `fetch` or the last `renew` returned.
+            lease: From `fetch` or the last `renew`.
             ttl: Seconds, > 0. A broker with a fixed lease uses its own: read `expires_at`.
 
         Returns:
@@ -675,7 +678,7 @@ class QueueBackend(ABC):
         return self._reap(check_queue(queue), policy or ReapPolicy(), None)
 
     def reap_expired(self, queue: str, visibility_timeout: float | None = None) -> int:
-        """`reap` with the default policy; the number of messages given back.
+        """Reap with the default policy; return the number of messages given back.
 
         With `visibility_timeout` (seconds, > 0) also those whose lease was taken or renewed more than that long ago.
         """
@@ -684,7 +687,7 @@ class QueueBackend(ABC):
         return len(self._reap(check_queue(queue), ReapPolicy(), visibility_timeout))
 
     def lost(self) -> list[JobLease]:
-        """Leases that ended before their time since the last call, because the connection that owned them broke.
+        """Return leases that ended early since the last call, because the connection that owned them broke.
 
         Nothing where `capabilities.lasting_leases` is True. No I/O; a pool asks often, and ends the attempts.
         """
@@ -710,21 +713,23 @@ class QueueBackend(ABC):
 
     @abstractmethod
     def stats(self, queue: str) -> QueueStats:
-        """Counts of one queue; O(1), or capped."""
+        """Return counts of one queue; O(1), or capped."""
 
     @abstractmethod
     def queues(self) -> list[str]:
-        """The names of all queues that hold a message, sorted."""
+        """Return the names of all queues that hold a message, sorted."""
 
     @abstractmethod
     def list_messages(
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
     ) -> list[Message]:
-        """One page of messages in enqueue order, `limit` 1..1000; go on with the last one's `cursor` as `after`."""
+        """Return one page of messages in enqueue order, `limit` 1..1000; go on with the last one's `cursor` as
+        `after`.
+        """
 
     @abstractmethod
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
-        """How many messages match, counted up to `cap`: an answer of `cap` means "at least"."""
+        """Return how many messages match, counted up to `cap`: an answer of `cap` means "at least"."""
 
     @abstractmethod
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
@@ -732,7 +737,7 @@ class QueueBackend(ABC):
 
     @abstractmethod
     def inspect(self, ident: str) -> Message | None:
-        """The message with this id, live or dead; None when it is gone or never was."""
+        """Return the message with this id, live or dead; None when it is gone or never was."""
 
     def ping(self) -> None:
         """Ask the broker for a sign of life. Raises BackendUnavailable. Blocks for one round trip."""
@@ -748,18 +753,19 @@ class QueueBackend(ABC):
         self.ping()
 
     def diagnose(self) -> list[Finding]:
-        """What the broker's settings can lose or slow down, check by check, the good ones too; [] = nothing known.
+        """Check which of the broker's settings can lose jobs or slow them down, good findings included; [] = nothing
+        known.
 
         Raises BackendUnavailable. Blocks for a few round trips. For `jobpool doctor`, and once at the start of a pool.
         """
         return []
 
     def cautions(self) -> list[str]:
-        """The sentences of what `diagnose` finds to be bad, each with its mend. Raises and blocks as that."""
+        """Return the sentences of what `diagnose` finds to be bad, each with its mend. Raises and blocks as that."""
         return cautions_of(self.diagnose())
 
     def broker_time(self) -> float | None:
-        """Unix time on the broker's own clock; None when that is this machine's.
+        """Return Unix time on the broker's own clock; None when that is this machine's.
 
         Raises BackendUnavailable. Blocks for one round trip.
         """
@@ -768,14 +774,14 @@ class QueueBackend(ABC):
     def close(self) -> None:  # noqa: B027 - a backend without connections has nothing to close
         """Close every connection; safe to call twice. Leases are left to expire; threads that wait come back."""
 
-    # --- what a broker fills in: each one atomic step, arguments already checked --------------------
+    # --- for a broker to fill in: each one atomic step, arguments already checked --------------------
 
     @abstractmethod
     def _enqueue(self, messages: Sequence[NewMessage]) -> Existing | None:
         """Add those that are not known; for each left out because its unique key is known: its id → the known id."""
 
     def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing | None:
-        raise NotImplementedError  # who sets `enqueue_in_transaction` fills it in
+        raise NotImplementedError  # filled in by brokers that set `enqueue_in_transaction`
 
     @abstractmethod
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]: ...
