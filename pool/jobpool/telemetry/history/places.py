@@ -21,7 +21,7 @@ OFF, TABLE, FILE = "off", "table", "file:"
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A setting that was understood. `path` is set for a file; `table` for the broker's key store; neither: off."""
+    """A parsed setting. `path` is set for a file; `table` for the broker's key store; neither: off."""
 
     path: Path | None = None
     table: bool = False
@@ -31,7 +31,7 @@ class Where:
 
 
 def parse(text: object) -> Where:
-    """`off`, `table` or `file:PATH`; a relative path counts from the working directory.
+    """Parse `off`, `table` or `file:PATH`; a relative path counts from the working directory.
 
     Raises:
         ValueError: It is none of them.
@@ -47,7 +47,7 @@ def parse(text: object) -> Where:
 
 
 def setting(text: object) -> str:
-    """The setting in its full form, a path of a file absolute. Raises `ValueError` as `parse`."""
+    """Return the setting in its full form, a path of a file absolute. Raises `ValueError` as `parse`."""
     where = parse(text)
     return f"{FILE}{where.path}" if where.path is not None else TABLE if where.table else OFF
 
@@ -60,7 +60,7 @@ def check_keep(keep: int) -> int:
 
 
 class Place(ABC):
-    """Where rows are kept."""
+    """The place of rows."""
 
     @abstractmethod
     def append(self, lines: Sequence[Line]) -> None:
@@ -68,15 +68,15 @@ class Place(ABC):
 
     @abstractmethod
     def read(self, name: str, limit: int) -> list[dict[str, Any]]:
-        """The newest rows of a name, the newest first. Raises as `append`."""
+        """Return the newest rows of a name, the newest first. Raises as `append`."""
 
     @abstractmethod
     def names(self) -> list[str]:
-        """The names that have rows, sorted. Raises as `append`."""
+        """Return the names that have rows, sorted. Raises as `append`."""
 
 
 class InFile(Place):
-    """In a file of its own (file.py)."""
+    """A history in a file of its own (file.py)."""
 
     def __init__(self, path: Path, keep: int) -> None:
         self._path = path
@@ -93,7 +93,7 @@ class InFile(Place):
 
 
 class InTable(Place):
-    """In the broker, as logs of its key store."""
+    """A history in the broker, as logs of its key store."""
 
     def __init__(self, keys: KeyStore, keep: int) -> None:
         self._keys = keys
