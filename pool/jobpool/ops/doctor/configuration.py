@@ -26,7 +26,7 @@ USUAL_PATIENCE = 5.0
 
 
 def judge(settings: Settings) -> Iterator[Finding]:
-    """What the settings alone tell."""
+    """Judge the settings alone."""
     yield from judge_keys(settings)
     yield from judge_fit(settings)
     yield judge_ttl(settings.ttl, settings.broker_timeout)
@@ -53,7 +53,7 @@ def judge_file(config: ConfigFile) -> Iterator[Finding]:
 
 
 def judge_fit(settings: Settings) -> Iterator[Finding]:
-    """Whether a pool starts with all of them together; keys that cannot be read are told elsewhere."""
+    """Check that a pool starts with all settings together; keys that cannot be read are told elsewhere."""
     check = "settings"
     try:
         pool = settings.model_copy(update={"signing_key": (), "signing_key_file": None}).pool()
@@ -71,7 +71,7 @@ def judge_fit(settings: Settings) -> Iterator[Finding]:
 
 
 def judge_crashes(max_crashes: int) -> Finding:
-    """The budget of crashes."""
+    """Judge the budget of crashes."""
     if max_crashes:
         return Finding("crashes", Level.OK, f"max_crashes is {max_crashes}")
     why = "a job that crashes its process each time does so for ever"
@@ -79,7 +79,7 @@ def judge_crashes(max_crashes: int) -> Finding:
 
 
 def judge_keys(settings: Settings) -> Iterator[Finding]:
-    """The signing keys; their text is never told."""
+    """Judge the signing keys; their text is never told."""
     check = "signing-key"
     try:
         keys = settings.signing_keys()
@@ -126,7 +126,7 @@ def _no_key(check: str, url: str) -> Finding:
 
 
 def judge_ttl(ttl: float, broker_timeout: float | None) -> Finding:
-    """A lease is renewed at a third of `ttl`, and must survive a call that runs into its limit."""
+    """Judge `ttl`: a lease is renewed at a third of it, and must survive a call that runs into its limit."""
     patience = USUAL_PATIENCE if broker_timeout is None else broker_timeout
     limit = f"a call to the broker may take {patience:g} s"
     if patience >= ttl * 2 / 3:
@@ -156,7 +156,7 @@ def judge_timeout(default_timeout: float, max_timeout: float) -> Finding:
 
 
 def judge_retries(settings: Settings) -> Iterator[Finding]:
-    """Budgets and delays that say one thing here and another there."""
+    """Judge budgets and delays that contradict each other."""
     bad = [*_unused(settings), *_budget(settings)]
     attempts = attempts_of(settings)
     limit = f"attempts at most: {attempts}" if attempts else "as many attempts as a job asks for"
@@ -164,7 +164,7 @@ def judge_retries(settings: Settings) -> Iterator[Finding]:
 
 
 def attempts_of(settings: Settings) -> int:
-    """The policy's `max_attempts`; 0 = none."""
+    """Return the policy's `max_attempts`; 0 = none."""
     if settings.retry_max_attempts is not None:
         return settings.retry_max_attempts
     return getattr(PRESETS.get(settings.retry), "max_attempts", 0)
