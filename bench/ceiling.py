@@ -172,7 +172,7 @@ def _await_ready(server: ForkServer, lines: list[Line]) -> None:
 
 
 def _frames(server: ForkServer) -> list[Frame]:
-    """The next ones from the fork server; at least one."""
+    """Return the next ones from the fork server; at least one."""
     frames: list[Frame] = []
     while not frames:
         _wait_for(server.fileno())
