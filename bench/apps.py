@@ -16,31 +16,31 @@ TEST_TIMEOUT = 1.0
 
 @jobpool.handler("noop")
 def noop(_ctx: jobpool.JobContext) -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 @jobpool.handler("counted")
 def counted(_ctx: jobpool.JobContext) -> None:
-    """Nothing, as the peers do it."""
+    """Do nothing, as the peers do it."""
     count()
 
 
 @jobpool.handler("burn")
 def burn(_ctx: jobpool.JobContext, loops: int) -> None:
-    """Fixed CPU work."""
+    """Do fixed CPU work."""
     burn_cpu(loops)
 
 
 @jobpool.handler("stamp")
 def stamp(ctx: jobpool.JobContext) -> None:
-    """When did it begin?"""
+    """Note when it began."""
     now = time.monotonic()
     note(ctx.payload["path"], ctx.payload["number"], now)
 
 
 @jobpool.handler("span")
 def span(_ctx: jobpool.JobContext, path: str, queue: str, seconds: float) -> None:
-    """From when to when did it run?"""
+    """Note from when to when it ran."""
     begun = time.monotonic()
     time.sleep(seconds)
     note(path, queue, begun, time.monotonic())
@@ -48,7 +48,7 @@ def span(_ctx: jobpool.JobContext, path: str, queue: str, seconds: float) -> Non
 
 @jobpool.handler("hang", timeout=TEST_TIMEOUT, max_retries=0)
 def hang(_ctx: jobpool.JobContext, path: str) -> None:
-    """One call into C that takes hours and never looks at a signal."""
+    """Make one call into C that takes hours and ignores signals."""
     note(path, os.getpid(), time.monotonic())
     sum(range(10**13))
 

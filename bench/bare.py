@@ -19,7 +19,7 @@ def _work(start: Barrier, loops: int, jobs: int) -> None:
 
 
 def run(processes: int, jobs: int, loops: int) -> dict[str, Any]:
-    """`jobs` in all, shared out evenly; from the common start to the last one's end."""
+    """Share out `jobs` evenly; measure from the common start to the last one's end."""
     context = multiprocessing.get_context("fork")
     start = context.Barrier(processes + 1)
     workers = [context.Process(target=_work, args=(start, loops, jobs // processes)) for _ in range(processes)]

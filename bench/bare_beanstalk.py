@@ -1,4 +1,4 @@
-"""greenstalk and nothing else: the commands that a delivery costs, by so many connections, one thread each."""
+"""greenstalk alone: the commands that a delivery costs, by several connections, one thread each."""
 
 from __future__ import annotations
 

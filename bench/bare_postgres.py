@@ -20,7 +20,7 @@ SCHEMA = "jobpool"
 
 @contextmanager
 def replay(url: str, what: Callable[[Jobs], None], times: int, key: str) -> Iterator[Callable[[], object]]:
-    """A function that says the next of what jobpool said when it did `what`; the database has forgotten it."""
+    """Yield a function that sends the next step that jobpool took for `what`; the database has forgotten it."""
     calls: list[list[Step]] = []
     with Jobs(url, signing_key=key) as jobs:
         what(jobs)  # connects
@@ -48,7 +48,7 @@ def _forget(url: str) -> None:
 
 @contextmanager
 def _heard() -> Iterator[list[Step]]:
-    """What this process says through psycopg meanwhile."""
+    """Yield what this process sends through psycopg meanwhile."""
     steps: list[Step] = []
     execute, copy, transaction = psycopg.Cursor.execute, psycopg.Cursor.copy, psycopg.Connection.transaction
 

@@ -13,7 +13,7 @@ from jobpool.client.jobs import Jobs
 
 @contextmanager
 def replay(url: str, what: Callable[[Jobs], None], times: int, key: str) -> Iterator[Callable[[], object]]:
-    """A function that sends the next of what jobpool sent when it did `what`; the server has forgotten it."""
+    """Yield a function that sends the next command that jobpool sent for `what`; the server has forgotten it."""
     calls = []
     with recorded(url) as (door, recorder), Jobs(door, signing_key=key) as jobs:
         what(jobs)  # connects, and teaches the server its script

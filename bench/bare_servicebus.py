@@ -59,7 +59,7 @@ async def _measure(url: str, queue: str, receivers: int, jobs: int, broker_pid: 
 
 
 async def _work(receiver: ServiceBusReceiver) -> tuple[int, float]:
-    """How many, and when the last one was completed."""
+    """Return how many, and when the last one was completed."""
     done, last = 0, time.monotonic()
     while messages := await receiver.receive_messages(max_message_count=AT_ONCE, max_wait_time=EMPTY_AFTER):
         for message in messages:

@@ -35,7 +35,7 @@ class BeanstalkServer(Server):
         yield f"{self.url}?{self.namespace}=b{secrets.token_hex(4)}."
 
     def settle_down(self, url: str) -> None:
-        """It puts nothing off."""
+        """Do nothing: it puts nothing off."""
 
     @contextmanager
     def asked(self, url: str) -> Iterator[Asked]:
@@ -49,14 +49,14 @@ class BeanstalkServer(Server):
         return sum(int(count) for name, count in self.stats().items() if name.startswith("cmd-"))
 
     def stats(self) -> dict[str, int | str]:
-        """What it says of itself."""
+        """Return the server's own counts."""
         with contextlib.closing(greenstalk.Client((HOST, self.port))) as client:
             return dict(client.stats().items())  # type: ignore[arg-type]
 
 
 @contextmanager
 def beanstalkd(directory: Path, *, binlog: bool = False, port: int = 0) -> Iterator[BeanstalkServer]:
-    """One in memory; with `binlog` it writes a log, and syncs it every 50 ms, as it does by itself.
+    """Yield a server in memory; with `binlog` it writes a log, and syncs it every 50 ms, as it does by itself.
 
     `port`: 0 = a free one.
     """

@@ -21,7 +21,9 @@ Contest = Callable[[], dict[str, Any]]
 
 
 def pool(plan: Plan, server: Server, jobs: int, key: str = KEY) -> Contest:
-    """A pool; its messages are signed unless `key` is empty. Its handler counts as the peers' do, with an open gate."""
+    """Return a pool; its messages are signed unless `key` is empty. Its handler counts as the peers' do, with an open
+    gate.
+    """
 
     def contest() -> dict[str, Any]:
         with plan.scratch() as scratch, server.fresh() as url, contextlib.closing(Marks(scratch / "marks")) as marks:
@@ -41,7 +43,7 @@ def pool(plan: Plan, server: Server, jobs: int, key: str = KEY) -> Contest:
 
 
 def peer(plan: Plan, server: Server, which: Peer, jobs: int) -> Contest:
-    """Workers of a peer."""
+    """Return workers of a peer."""
 
     def contest() -> dict[str, Any]:
         with plan.scratch() as scratch:
@@ -51,13 +53,13 @@ def peer(plan: Plan, server: Server, which: Peer, jobs: int) -> Contest:
 
 
 def local(plan: Plan, kind: str, jobs: int) -> Contest:
-    """A pool of processes without a broker."""
+    """Return a pool of processes without a broker."""
     python = environment.program("python")
     return lambda: sample("peers.pools", python=python, kind=kind, workers=plan.workers, jobs=jobs)
 
 
 def loop(server: Server, batch: int, jobs: int) -> Contest:
-    """One process that fetches and acks, `batch` messages a call: a backend with nothing around it."""
+    """Return one process that fetches and acks, `batch` messages a call: a backend with nothing around it."""
 
     def contest() -> dict[str, Any]:
         with server.fresh() as url:
@@ -67,7 +69,7 @@ def loop(server: Server, batch: int, jobs: int) -> Contest:
 
 
 def costs(samples: Samples, target: Target | None = None) -> list[Figure]:
-    """CPU seconds a thousand jobs, of workers and server; the target is for the first name in `samples`."""
+    """Return CPU seconds a thousand jobs, of workers and server; the target is for the first name in `samples`."""
     figures = []
     for name, each in samples.items():
         figures.append(median(f"{name}: CPU workers", "s/1000", [found["workers"] for found in each], target))

@@ -172,7 +172,7 @@ def _await_ready(server: ForkServerClient, lines: list[Line]) -> None:
 
 
 def _frames(server: ForkServerClient) -> list[Frame]:
-    """The next ones from the fork server; at least one."""
+    """Return the next ones from the fork server; at least one."""
     frames: list[Frame] = []
     while not frames:
         _wait_for(server.fileno())

@@ -23,7 +23,9 @@ POSTS = 500
 
 
 def run(urls: Sequence[str], cycles: int = 0, claims: int = 0, first: int = 0) -> dict[str, Any]:
-    """For each store, milliseconds of each call by its verb; or, with `claims`, that many made in the first store."""
+    """Return, for each store, milliseconds of each call by its verb; with `claims`, make that many in the first
+    store.
+    """
     with ExitStack() as stack:
         stores = [stack.enter_context(closing(open_backend(url, timeout=PATIENCE))) for url in urls]
         if claims:
@@ -39,7 +41,7 @@ def run(urls: Sequence[str], cycles: int = 0, claims: int = 0, first: int = 0) -
 
 
 def _fill(backend: QueueBackend, claims: int, first: int) -> None:
-    """Claims of one message each."""
+    """Make claims of one message each."""
     for begin in range(first, first + claims, POSTS):
         names = [f"held-{number}" for number in range(begin, min(begin + POSTS, first + claims))]
         backend.claims.post(QUEUE, [NewPost(name, True, b"held") for name in names])

@@ -1,4 +1,4 @@
-"""What a claim costs beside leases, and beside very many other claims."""
+"""The cost of a claim beside leases, and beside very many other claims."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRITERS = 2
 
 
 def run(plan: Plan) -> Section:
-    """Broker after broker."""
+    """Run broker after broker."""
     with plan.sqlite() as few, plan.sqlite() as many:
         figures = _compare(plan, "SQLite", few, many)
     with plan.scratch() as one, plan.scratch() as two, servers.redis(one) as redis, servers.postgres(two) as postgres:
@@ -49,12 +49,12 @@ def _compare(plan: Plan, name: str, few: str, many: str) -> list[Figure]:
 
 
 def _together(spent: Spent, verbs: Sequence[str]) -> list[float]:
-    """Of each cycle, what all of these calls took."""
+    """Return, for each cycle, the time of all these calls."""
     return [sum(parts) for parts in zip(*(spent[verb] for verb in verbs), strict=True)]
 
 
 def _fill(url: str, claims: int) -> None:
-    """With two processes, for one does not keep a server busy."""
+    """Fill a store with two processes, because one does not keep a server busy."""
     share = claims // WRITERS
     with ThreadPoolExecutor(WRITERS) as pool:
         one = partial(sample, "claiming", urls=[url], claims=share)

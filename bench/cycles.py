@@ -24,7 +24,7 @@ Spent = dict[str, list[float]]
 
 
 def run(urls: Sequence[str], cycles: int, batch: int) -> dict[str, Any]:
-    """For each store, milliseconds of each call by its verb. As many messages are in it afterwards as before."""
+    """Return, for each store, milliseconds of each call by its verb. The number of its messages stays the same."""
     spent: list[Spent] = [{verb: [] for verb in VERBS} for _ in urls]
     with ExitStack() as stack:
         stores = [stack.enter_context(closing(open_backend(url, timeout=PATIENCE))) for url in urls]
@@ -49,7 +49,7 @@ def _cycle(backend: QueueBackend, batch: int, spent: Spent) -> None:
 
 
 def timed(spent: list[float], call: Callable[[], T]) -> T:
-    """What the call gives; the milliseconds that it took go to `spent`."""
+    """Return the result of the call; the milliseconds that it took go to `spent`."""
     begun = time.monotonic()
     found = call()
     spent.append((time.monotonic() - begun) * 1e3)

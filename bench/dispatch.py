@@ -23,7 +23,7 @@ Contest = Callable[[Plan, int], dict[str, Any]]
 
 
 def run(plan: Plan) -> Section:
-    """Interleaved rounds; medians, and ratios within the rounds."""
+    """Run interleaved rounds; medians, and ratios within the rounds."""
     samples: Samples = {}
     contestants = {name: partial(_contest, contest, plan, samples) for name, contest in _CONTESTANTS.items()}
     rate = rates(interleaved(contestants, plan.turns(), samples))
@@ -47,7 +47,7 @@ def _contest(contest: Contest, plan: Plan, samples: Samples) -> dict[str, Any]:
 
 
 def _depth(plan: Plan, samples: Samples) -> int:
-    """As many frames for a child as the pool held messages for one; before it ran for the first time a fair guess."""
+    """Return how many frames a child had ahead in the pool; before its first run a fair guess."""
     pool = samples["pool, memory://"]
     held = pool[-1]["held"] if pool else 16.0 * plan.workers
     return min(MOST_AHEAD, max(1, math.ceil(held / plan.workers)))

@@ -26,7 +26,7 @@ class Sample(NamedTuple):
 
 
 def run(plan: Plan) -> Section:
-    """Interleaved; each pool run stands between two bare runs, so drift of the machine falls out."""
+    """Run interleaved; each pool run stands between two bare runs, so drift of the machine falls out."""
     jobs = plan.pick(200, 100, 4)
     loops = _loops(jobs)
     bare = [_bare(jobs, loops)]
@@ -49,7 +49,7 @@ def run(plan: Plan) -> Section:
 
 
 def _loops(jobs: int) -> int:
-    """As many as take 20 ms of CPU time when both cores work: two threads of one core slow each other down."""
+    """Return how many take 20 ms of CPU time when both cores work: two threads of one core slow each other down."""
     guess = loops_for(JOB_SECONDS)
     return max(1, round(guess * JOB_SECONDS / (_bare(jobs, guess).cpu / jobs)))
 

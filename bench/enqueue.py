@@ -29,7 +29,7 @@ PEERS = {
 
 
 def run(plan: Plan) -> Section:
-    """Interleaved rounds, in each of them many blocks by turns; ratios within the blocks."""
+    """Run interleaved rounds, in each of them many blocks by turns; ratios within the blocks."""
     if plan.peers:
         environment.ensure()
     with plan.scratch() as one, plan.scratch() as two, servers.redis(one) as redis, servers.postgres(two) as postgres:

@@ -1,6 +1,6 @@
 """Enqueue one by one and a thousand at a time, by turns with a bare client that sends the very same commands.
 
-What jobpool sends is recorded beforehand and then forgotten by the server, so that the bare client's commands do their
+jobpool's commands are recorded beforehand and then forgotten by the server, so that the bare client's commands do their
 full work: each is sent once.
 """
 
@@ -24,7 +24,7 @@ Send = Callable[[], object]
 
 
 def run(url: str, blocks: int, single: int, bulk: int) -> dict[str, list[float]]:
-    """Jobs a second in each block, of jobpool and of the bare client: `single` jobs, and `bulk` thousands of jobs."""
+    """Return jobs a second in each block, of jobpool and of the bare client: `single` jobs, and `bulk` thousands."""
     replay = BARE[url.partition(":")[0]]
     ready = _definitions()
     with ExitStack() as stack:

@@ -12,7 +12,7 @@ from bench.programs import answer
 
 
 def noop(payload: dict[str, Any]) -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 def _by_submit(executor: ProcessPoolExecutor, jobs: int) -> None:
@@ -31,7 +31,9 @@ def _by_map(chunk: int) -> Callable[[ProcessPoolExecutor, int], None]:
 
 
 def run(workers: int, jobs: int, chunk: int = 0) -> dict[str, Any]:
-    """`submit` and `result` of each job, or `map` with this chunk size; from the first call to the last result."""
+    """Measure `submit` and `result` of each job, or `map` with this chunk size; from the first call to the last
+    result.
+    """
     do = _by_map(chunk) if chunk else _by_submit
     with ProcessPoolExecutor(workers) as executor:
         _by_submit(executor, workers * 20)  # the processes are there and warm

@@ -1,4 +1,4 @@
-"""What goes wrong in operation: after what time a pool has noticed, and after what time all is well again."""
+"""Faults of operation: the time until a pool has noticed, and until all is well again."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ BROKERS = (
 )
 
 OWNED = ("connections cut", "black hole of 3 s", "broker killed")
-"""What beanstalkd is struck by, besides a killed master, whose leases end with its connection. It does not know the
-repeat of a settlement, and its server may forget when the lease of a silent holder ends."""
+"""Faults for beanstalkd, besides a killed master, whose leases end with its connection. It does not know the repeat of
+a settlement, and its server may forget when the lease of a silent holder ends.
+"""
 
 TINY = (
     PROCESSES[0],
@@ -88,7 +89,7 @@ STAGES = (
 
 
 def run(plan: Plan) -> Section:
-    """Broker by broker, fault by fault."""
+    """Run broker by broker, fault by fault."""
     figures: list[Figure] = []
     for broker, ttl, faults in (("redis", SHORT, TINY),) if plan.tiny else STAGES:
         with stage(plan, broker, ttl) as on:

@@ -1,4 +1,4 @@
-"""What faults are struck on: two pools under the witness, each behind a network of its own, and their ledger.
+"""The stage for faults: two pools under the witness, each with a network of its own, and their ledger.
 
 All times are read from the ledger, whose lines hold CLOCK_MONOTONIC: how often this process looks does not matter.
 """
@@ -44,7 +44,7 @@ class Mortal:
         self._server: servers.Server | None = None
 
     def start(self) -> str:
-        """Its URL, once it answers."""
+        """Return its URL, once it answers."""
         self._server = self._life.enter_context(self._program())
         return self._server.url
 
@@ -56,7 +56,7 @@ class Mortal:
         return servers.postgres(self._directory, port=self._port)
 
     def kill(self) -> None:
-        """SIGKILL; to Postgres SIGQUIT, upon which it ends as in a crash, and takes its processes along."""
+        """Send SIGKILL; to Postgres SIGQUIT, upon which it ends as in a crash, and takes its processes along."""
         if self._server is not None:
             os.kill(self._server.pid, signal.SIGQUIT if self._name == "postgres" else signal.SIGKILL)
         self._life.close()
@@ -109,7 +109,7 @@ class Stage:
             self.wait_ready(pool)
 
     def wait_ready(self, pool: Pool) -> float:
-        """CLOCK_MONOTONIC, when its master said so of all children, none of which is dead."""
+        """Return CLOCK_MONOTONIC when its master said that all children are ready, none of which is dead."""
         wait_for(lambda: (pool.ready() == WORKERS and len(pool.children()) == WORKERS) or None, f"{pool.name} is ready")
         return time.monotonic()
 
@@ -141,7 +141,7 @@ class Stage:
     # --- the queue ----------------------------------------------------------------------------------
 
     def enqueue(self, count: int, seconds: float, timeout: float | None = None) -> list[str]:
-        """Jobs that sleep."""
+        """Enqueue jobs that sleep."""
         job = JobDefinition("torture.work", {"seconds": seconds}, timeout=timeout)
         return self._backend.enqueue_many([job] * count)
 
@@ -152,7 +152,7 @@ class Stage:
     # --- the ledger ---------------------------------------------------------------------------------
 
     def line(self, event: str, fits: Callable[[Line], bool], after: float = 0.0) -> Line:
-        """The first such line that was written after that moment, as soon as it is there."""
+        """Return the first such line that was written after that moment, as soon as it is there."""
 
         def found() -> Line | None:
             lines = self._ledger.read()
@@ -161,11 +161,11 @@ class Stage:
         return wait_for(found, f"a line {event!r}")
 
     def started(self, ident: str, fence: int = 1) -> Line:
-        """When that delivery's handler began."""
+        """Return when that delivery's handler began."""
         return self.line("start", lambda line: line.id == ident and line.fence >= fence)
 
     def acked(self, after: float) -> Line:
-        """The first ack whose call began after that moment, and was accepted."""
+        """Return the first ack whose call began after that moment, and was accepted."""
         return self.line("settled", lambda line: line.since > after and line.answer == "ok", after)
 
     # --- the end ------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class Stage:
 
 @contextmanager
 def stage(plan: Plan, broker: str, ttl: float) -> Iterator[Stage]:
-    """One on `sqlite`, `redis`, `postgres` or `beanstalkd`, gone afterwards. `ttl`: seconds."""
+    """Yield a stage on `sqlite`, `redis`, `postgres` or `beanstalkd`, gone afterwards. `ttl`: seconds."""
     with plan.scratch() as directory:
         directory.chmod(0o711)  # Postgres has to get to its files
         made = Stage(directory, broker, ttl)

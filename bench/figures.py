@@ -1,4 +1,4 @@
-"""What a benchmark hands back: figures with a unit, what they were made of, and the target they are held against."""
+"""The results of a benchmark: figures with a unit, their samples, and their target."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Figure:
     """One number.
 
     Attributes:
-        name: What was measured.
+        name: Of the measurement.
         value: The median, percentile or reading that stands for it.
         unit: Of `value`, `low` and `high`; "" for a ratio.
         low: Smallest sample.
         high: Largest sample.
         count: How many samples it was made of.
-        target: What it should be, if that was laid down.
+        target: The goal, if there is one.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is met; None = there is none."""
+        """True if the target is met; None = there is none."""
         return None if self.target is None else self.target.met_by(self.value)
 
 
@@ -65,19 +65,19 @@ class Section:
 
 
 def median(name: str, unit: str, samples: Sequence[float], target: Target | None = None) -> Figure:
-    """The median of samples."""
+    """Return the median of samples."""
     return _figure(name, statistics.median(samples), unit, samples, target)
 
 
 def percentile(name: str, unit: str, samples: Sequence[float], percent: int, target: Target | None = None) -> Figure:
-    """The smallest sample that `percent` of all samples do not exceed (nearest rank)."""
+    """Return the smallest sample that `percent` of all samples do not exceed (nearest rank)."""
     ranked = sorted(samples)
     value = ranked[max(0, math.ceil(len(ranked) * percent / 100) - 1)]
     return _figure(f"{name}, p{percent}", value, unit, samples, target)
 
 
 def ratio(name: str, above: Sequence[float], below: Sequence[float], target: Target | None = None) -> Figure:
-    """The median of the quotients of each round: what disturbs a round disturbs both."""
+    """Return the median of the quotients of each round: what disturbs a round disturbs both."""
     return median(name, "", [a / b for a, b in zip(above, below, strict=True)], target)
 
 

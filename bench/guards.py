@@ -1,4 +1,4 @@
-"""What it costs that a job is guarded: the same no-op jobs, plain and with each kind of guard, by turns."""
+"""The cost of guards: the same no-op jobs, plain and with each kind of guard, by turns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Place = Callable[[], AbstractContextManager[str]]
 
 
 def run(plan: Plan) -> Section:
-    """All brokers and kinds, interleaved."""
+    """Run all brokers and kinds, interleaved."""
     samples: dict[tuple[str, str], list[dict[str, Any]]] = {}
     jobs = plan.jobs or plan.pick(20_000, 5_000, 100)
     with brokers_of(plan) as brokers:
@@ -45,7 +45,7 @@ def run(plan: Plan) -> Section:
 
 @contextmanager
 def brokers_of(plan: Plan) -> Iterator[dict[str, tuple[Place, tuple[int, ...]]]]:
-    """By name: how to come to an empty place in it, and its processes."""
+    """Yield, by name, how to come to an empty place in each broker, and its processes."""
     with plan.scratch() as one, plan.scratch() as two, servers.redis(one) as redis, servers.postgres(two) as postgres:
         yield {
             "SQLite": (plan.sqlite, ()),

@@ -1,7 +1,7 @@
 """One run of a pool over preloaded jobs, in this process, timed from the first fetch to the last settlement.
 
-What runs is the pool itself (`run_pool`): master, fork server, children, and any backend. It is told to stop by a
-signal, as a pool that serves for ever is, so no mode of its own shapes the run.
+The pool itself runs (`run_pool`): master, fork server, children, and any backend. It is stopped by a signal, as any
+pool is, so no mode of its own shapes the run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run(
     keyed: bool = False,
     limits: dict[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Preload `jobs`, run the pool until they are settled; what that took.
+    """Preload `jobs`, run the pool until they are settled, and return what that took.
 
     Args:
         url: Of the backend; a queue of a fresh name is used in it.
@@ -118,7 +118,7 @@ class _Observer:
         return sum(map(family_seconds, self._broker_pids))
 
     def findings(self, jobs: int) -> dict[str, Any]:
-        """Seconds; CPU in seconds a thousand jobs."""
+        """Return seconds, and CPU in seconds for a thousand jobs."""
         watched = self._watched
         if not watched.ended:
             raise programs.SampleFailed("the pool ended before its jobs did")

@@ -32,7 +32,7 @@ Targets = tuple[Target | None, Target | None]
 
 
 def run(plan: Plan) -> Section:
-    """Samples at random distances, so that they meet every phase of whatever runs by a timer."""
+    """Sample at random distances, so that they meet every phase of timers."""
     if plan.peers:
         environment.ensure()
     figures = _of_pool(plan, "SQLite", SQLITE)
@@ -75,7 +75,7 @@ def _percentiles(name: str, waits: list[float], targets: Targets) -> list[Figure
 
 
 def _samples(pool: LivePool, count: int) -> tuple[list[float], list[float]]:
-    """Milliseconds until the first line, and until the call returned."""
+    """Return milliseconds until the first line, and until the call returned."""
     called: list[float] = []
     calls: list[float] = []
     for number in range(count + 1):
@@ -91,7 +91,7 @@ def _samples(pool: LivePool, count: int) -> tuple[list[float], list[float]]:
 def _idle(
     pool: LivePool, name: str, rest: float, seconds: float, server: servers.Server | None, url: str
 ) -> list[Figure]:
-    """What nothing costs: of all processes of the pool, and of its broker."""
+    """Return the cost of idleness: of all processes of the pool, and of its broker."""
     pool.jobs.close()  # Postgres counts a session's transactions when it is over, or some time later
     time.sleep(rest)
     pids = pool.processes()

@@ -1,4 +1,4 @@
-"""What two pools on one broker keep together: the shares of weighted queues, places of a queue, starts a minute."""
+"""Limits that two pools on one broker keep together: shares of weighted queues, places of a queue, starts a minute."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Span = tuple[str, float, float]
 
 
 def run(plan: Plan) -> Section:
-    """Broker after broker; the minutes of all brokers at once, for nothing else happens in them."""
+    """Run broker after broker; the minutes of all brokers at once, because nothing else happens in them."""
     figures: list[Figure] = []
     with brokers_of(plan) as brokers:
         for name, (place, _) in brokers.items():
@@ -50,7 +50,7 @@ def run(plan: Plan) -> Section:
 
 
 def _shares(plan: Plan, name: str, url: str) -> list[Figure]:
-    """Of the first starts; both queues hold more than all of them."""
+    """Return the shares of the first starts; both queues hold more than all of them."""
     looked_at = plan.pick(9000, 1800, 90)
     with twins(plan, url, 2, *WEIGHTS) as notes:
         _enqueue(url, notes, {"heavy": looked_at, "light": looked_at}, 0.0)
@@ -95,7 +95,7 @@ def _rate(plan: Plan, name: str, place: Place) -> list[Figure]:
 
 
 def _enqueue(url: str, notes: Path, counts: dict[str, int], seconds: float) -> None:
-    """Both queues filled by turns, so that none is empty while the other is filled."""
+    """Fill both queues by turns, so that none is empty while the other is filled."""
     with Jobs(url) as jobs:
         queues = [queue for queue, count in counts.items() for _ in range(count)]
         spread = sorted(range(len(queues)), key=lambda place: place % max(counts.values()))
@@ -106,7 +106,7 @@ def _enqueue(url: str, notes: Path, counts: dict[str, int], seconds: float) -> N
 
 
 def _read(notes: Path, count: int) -> list[Span]:
-    """All that is noted, as soon as there are `count`, in the order of their starts."""
+    """Return all that is noted, as soon as there are `count`, in the order of their starts."""
 
     def found() -> list[str] | None:
         lines = notes.read_text().splitlines() if notes.exists() else []
@@ -117,6 +117,6 @@ def _read(notes: Path, count: int) -> list[Span]:
 
 
 def _most_at_once(spans: Sequence[Span]) -> int:
-    """Ends before begins, where they are at the same moment."""
+    """Count the most at once, with ends before begins at the same moment."""
     changes = sorted([(begin, 1) for _, begin, _ in spans] + [(end, -1) for _, _, end in spans])
     return max(accumulate(change for _, change in changes))

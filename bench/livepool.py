@@ -47,7 +47,7 @@ class LivePool:
         return self.jobs.define(handler, payload).queue(QUEUE).dispatch()
 
     def lines(self, count: int) -> list[list[str]]:
-        """The words of each line of `notes`, as soon as there are `count`."""
+        """Return the words of each line of `notes`, as soon as there are `count`."""
         return wait_for(lambda: self._lines(count), f"{count} lines from the handlers")
 
     def _lines(self, count: int) -> list[list[str]] | None:
@@ -56,18 +56,18 @@ class LivePool:
         return lines if len(lines) >= count else None
 
     def processes(self) -> list[int]:
-        """Master, fork server, children."""
+        """Return master, fork server, children."""
         return [self._process.pid, *descendants(self._process.pid)]
 
     def children(self) -> list[int]:
-        """The pids of children that are ready."""
+        """Return the pids of children that are ready."""
         return [pid for pid in (self.board.slot(slot).master.read().pid for slot in range(self.board.slots)) if pid]
 
     def slot_of(self, pid: int) -> int:
         return next(slot for slot in range(self.board.slots) if self.board.slot(slot).child.pid == pid)
 
     def ready_after(self, slot: int, pid: int) -> float:
-        """When the child that follows `pid` in its slot was ready. It must not have been given a job since."""
+        """Return when the child that follows `pid` in its slot was ready. It must not have been given a job since."""
         page = self.board.slot(slot).child
 
         def ready() -> float | None:
@@ -79,7 +79,7 @@ class LivePool:
         return wait_for(ready, f"a child after {pid}")
 
     def wait_ready(self, workers: int) -> None:
-        """Wait until so many children are ready, by the master's word."""
+        """Wait until `workers` children are ready, by the master's word."""
         wait_for(partial(_has_ready, self.board, workers), f"{workers} children")
 
 
@@ -88,7 +88,9 @@ def _has_ready(board: Scoreboard, workers: int) -> bool | None:
 
 
 def death_of(pid: int) -> Callable[[], float]:
-    """A function that waits for the end of the process and says when it was. Call this while the process lives."""
+    """Return a function that waits for the end of the process and says when it was. Call this while the process
+    lives.
+    """
     pidfd = os.pidfd_open(pid)
 
     def wait() -> float:
@@ -105,7 +107,7 @@ def death_of(pid: int) -> Callable[[], float]:
 
 
 def wait_for(look: Callable[[], T | None], what: str) -> T:
-    """What `look` returns as soon as that is not None; TimeoutError after `LIMIT` seconds."""
+    """Return the result of `look` as soon as it is not None; TimeoutError after `LIMIT` seconds."""
     give_up = time.monotonic() + LIMIT
     while (found := look()) is None:
         if time.monotonic() > give_up:
@@ -116,7 +118,7 @@ def wait_for(look: Callable[[], T | None], what: str) -> T:
 
 @contextmanager
 def twins(plan: Plan, url: str, workers: int, *words: str) -> Iterator[Path]:
-    """Two pools that share the broker at `url`, both ready; what their handlers note goes to the file that is given."""
+    """Yield two pools that share the broker at `url`, both ready; their handlers' notes go to the yielded file."""
     with plan.scratch() as directory, ExitStack() as stack:
         places = [directory / name for name in ("one", "two")]
         for place in places:
@@ -130,7 +132,7 @@ def twins(plan: Plan, url: str, workers: int, *words: str) -> Iterator[Path]:
 
 @contextmanager
 def live_pool(plan: Plan, workers: int, app: str = "bench.apps", broker: str = "") -> Iterator[LivePool]:
-    """Start one on `broker`, or on an SQLite file; wait until all its children are ready; stop it afterwards."""
+    """Start a pool on `broker`, or on an SQLite file; wait until all its children are ready; stop it afterwards."""
     with plan.scratch() as directory:
         url = broker or f"sqlite:///{directory}/bench.db"
         with (

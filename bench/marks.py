@@ -49,18 +49,18 @@ class Marks:
         return now
 
     def pids(self) -> list[int]:
-        """The processes that have begun a job."""
+        """Return the processes that have begun a job."""
         found = [_PID.unpack_from(self._map, page * PAGE)[0] for page in range(1, PAGES)]
         return [pid for pid in found if pid]
 
     def done(self) -> tuple[int, float]:
-        """Jobs that have ended, and when the last one did."""
+        """Return how many jobs have ended, and when the last one did."""
         pages = [_DONE.unpack_from(self._map, page * PAGE + _AT_DONE) for page in range(1, PAGES)]
         return sum(count for count, _ in pages), max(at for _, at in pages)
 
 
 def count() -> None:
-    """A job ends here, in this process. The first one waits for the gate before that."""
+    """Count the end of a job in this process. The first one waits for the gate before that."""
     global _count
     if _count is None:
         _count = _counter()

@@ -1,4 +1,4 @@
-"""Whose memory it is: of a child alone, and of everything together."""
+"""The memory of a child alone, and of everything together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORKERS = 16
 
 
 def run(plan: Plan) -> Section:
-    """Before the first job, and after some; handlers that allocate nothing, so all is the pool's."""
+    """Measure before the first job, and after some; handlers allocate nothing, so all is the pool's."""
     with live_pool(plan, WORKERS, "bench.dataapp") as pool:
         figures = _figures(pool, "new")
         jobs = plan.pick(5000, 1000, 20)

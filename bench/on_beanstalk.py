@@ -27,7 +27,7 @@ BATCH = 64
 
 
 def run(plan: Plan) -> Section:
-    """Interleaved rounds; medians, and ratios within the rounds."""
+    """Run interleaved rounds; medians, and ratios within the rounds."""
     with plan.scratch() as one, plan.scratch() as two, beanstalkd(one) as quick, beanstalkd(two, binlog=True) as logged:
         samples = interleaved(_contestants(plan, quick, logged), plan.turns(5))
     rate = rates(samples)

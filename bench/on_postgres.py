@@ -26,7 +26,7 @@ RATIOS = {
 
 
 def run(plan: Plan) -> Section:
-    """Interleaved rounds; medians, and ratios within the rounds."""
+    """Run interleaved rounds; medians, and ratios within the rounds."""
     if plan.peers:
         environment.ensure()
     with plan.scratch() as scratch, servers.postgres(scratch) as server:

@@ -31,7 +31,7 @@ RATIOS = {
 
 
 def run(plan: Plan) -> Section:
-    """Interleaved rounds; medians, and ratios within the rounds."""
+    """Run interleaved rounds; medians, and ratios within the rounds."""
     if plan.peers:
         environment.ensure()
     with (
@@ -73,10 +73,10 @@ def _logged(plan: Plan, server: servers.Server) -> dict[str, Contest]:
 
 
 def _slow(plan: Plan) -> int:
-    """Jobs that keep a peer of some thousand a second busy for some seconds."""
+    """Return how many jobs keep a peer of some thousand a second busy for some seconds."""
     return plan.pick(2500, 1500, 100)
 
 
 def _quick(plan: Plan) -> int:
-    """The same, for one of some thousands."""
+    """Return the same, for one of some thousands."""
     return plan.pick(20_000, 6000, 400)

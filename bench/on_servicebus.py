@@ -13,7 +13,7 @@ TITLE = "Azure Service Bus, no-op jobs that were enqueued before, side by side"
 NOTES = [
     "Over loopback, against the small broker of the tests: a ceiling of the SDK's own code, not of the service. Over a "
     "network each receiver completes one message a round trip.",
-    "`SDK alone`: azure-servicebus in one process: receive up to 50, complete one after the other, with so many "
+    "`SDK alone`: azure-servicebus in one process: receive up to 50, complete one after the other, with that many "
     "receivers in one event loop. `backend alone`: one process that fetches 64 and acks them; no pool, no handler.",
     "CPU in seconds a thousand jobs. `workers`: all processes but the broker, so the sum of `master`, `client` and "
     "`children`. The SDK has a thread of its own, which is in `master`.",
@@ -25,7 +25,7 @@ BATCH = 64
 
 
 def run(plan: Plan) -> Section:
-    """Interleaved rounds; medians, and ratios within the rounds. The ceiling is the best of each round."""
+    """Run interleaved rounds; medians, and ratios within the rounds. The ceiling is the best of each round."""
     with servicebus() as server:
         samples = interleaved(_contestants(plan, server), plan.turns(5))
     rate = rates(samples)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What was asked for.
+    """The options of a run.
 
     Attributes:
         quick: Few samples: to see that all works, not to compare.
@@ -22,7 +22,7 @@ class Plan:
         rounds: Of interleaved samples; 0 = as many as suit.
         directory: Where databases lie; None = a temporary one. Its disk is in the figures.
         broker_pids: Processes of a broker that is a server.
-        peers: Whether to run other queues and pools beside; they need an environment of their own.
+        peers: Also run other queues and pools; they need an environment of their own.
     """
 
     quick: bool = False
@@ -36,25 +36,25 @@ class Plan:
     peers: bool = True
 
     def pick(self, full: int, quick: int, tiny: int = 1) -> int:
-        """The size that suits."""
+        """Return the size that suits."""
         return tiny if self.tiny else quick if self.quick else full
 
     def noops(self) -> int:
-        """No-op jobs in a sample."""
+        """Return the number of no-op jobs in a sample."""
         return self.jobs or self.pick(40_000, 10_000, 200)
 
     def turns(self, full: int = 7, quick: int = 2) -> int:
-        """Rounds of interleaved samples."""
+        """Return the rounds of interleaved samples."""
         return self.rounds or self.pick(full, quick)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A new directory, gone afterwards."""
+        """Yield a new directory, gone afterwards."""
         with tempfile.TemporaryDirectory(prefix="jobpool-bench-", dir=self.directory) as name:
             yield Path(name)
 
     @contextmanager
     def sqlite(self) -> Iterator[str]:
-        """The URL of a new database, gone afterwards."""
+        """Yield the URL of a new database, gone afterwards."""
         with self.scratch() as directory:
             yield f"sqlite:///{directory}/bench.db"

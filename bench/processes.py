@@ -1,4 +1,4 @@
-"""What /proc says of processes: who they are, how much CPU time they have had, how much memory is theirs."""
+"""Facts of /proc about processes: their names, CPU time and memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MIB = 2**20
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of all threads of a process that live now, exact to the microsecond; 0.0 when it has gone."""
+    """Return the CPU time of all live threads of a process, exact to the microsecond; 0.0 when it has gone."""
     return sum(thread_seconds(pid).values())
 
 
 def thread_seconds(pid: int) -> dict[int, float]:
-    """CPU time of each thread, by its kernel id."""
+    """Return the CPU time of each thread, by its kernel id."""
     found: dict[int, float] = {}
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -30,7 +30,7 @@ def thread_seconds(pid: int) -> dict[int, float]:
 
 
 def descendants(pid: int) -> list[int]:
-    """The process's children, their children, and so on."""
+    """Return the process's children, their children, and so on."""
     found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -42,12 +42,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def family(pid: int) -> list[int]:
-    """The process and all below it."""
+    """Return the process and all below it."""
     return [pid, *descendants(pid)]
 
 
 def reaped_seconds(pid: int) -> float:
-    """CPU time of the process's children that have ended and were waited for, theirs included; to 10 ms."""
+    """Return the CPU time of the process's ended and awaited children, theirs included; to 10 ms."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -56,7 +56,7 @@ def reaped_seconds(pid: int) -> float:
 
 
 def family_seconds(pid: int) -> float:
-    """CPU time of a process, of all below it, and of those below it that have come and gone."""
+    """Return the CPU time of a process and of all below it, ended ones included."""
     return sum(cpu_seconds(member) + reaped_seconds(member) for member in family(pid))
 
 
@@ -69,7 +69,7 @@ class Memory:
 
 
 def memory(pid: int) -> Memory:
-    """Of one process, from smaps_rollup."""
+    """Return the memory of one process, from smaps_rollup."""
     sizes: dict[str, int] = {}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
         name, size, *_ = line.split()
@@ -78,12 +78,12 @@ def memory(pid: int) -> Memory:
 
 
 def total_cpu(pids: Iterable[int]) -> float:
-    """CPU seconds of several processes."""
+    """Return the CPU seconds of several processes."""
     return sum(map(cpu_seconds, pids))
 
 
 class Others:
-    """How busy everybody else keeps the machine meanwhile: other programs, and other guests of the same host.
+    """The load of everybody else on the machine: other programs, and other guests of the same host.
 
     Exact once all processes that were started have been waited for.
     """
@@ -93,14 +93,14 @@ class Others:
         self._own = _own()
 
     def share(self) -> float:
-        """The part of all cores' time since the start that went to others: 0 to 1."""
+        """Return the part of all cores' time since the start that went to others: 0 to 1."""
         busy, total = _machine()
         others = busy - self._busy - (_own() - self._own)
         return min(1.0, max(0.0, others / max(0.01, total - self._total)))
 
 
 def _machine() -> tuple[float, float]:
-    """Busy seconds of all cores since the boot, stolen ones included, and all seconds."""
+    """Return busy seconds of all cores since the boot, stolen ones included, and all seconds."""
     with open("/proc/stat") as stat:
         ticks = [int(word) for word in stat.readline().split()[1:9]]
     per_second = os.sysconf("SC_CLK_TCK")

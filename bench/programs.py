@@ -41,11 +41,11 @@ def sample(
 
 
 def answer(function: Callable[..., dict[str, Any]]) -> None:
-    """The main part of such a program."""
+    """Run such a program."""
     print(json.dumps(function(**json.loads(sys.argv[1]))))
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """Without what would configure a pool behind the benchmark's back."""
+    """Return the environment without variables that would configure a pool."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("JOBPOOL_", "JOBS_"))}
     return kept | more

@@ -13,13 +13,13 @@ CHUNK = 1 << 18
 
 
 class Recorder:
-    """What one or several clients have sent so far, in order; each connection's commands by themselves."""
+    """The commands that clients have sent so far, in order; each connection's by themselves."""
 
     def __init__(self) -> None:
         self._sent: list[bytearray] = []
 
     def heard(self) -> bytearray:
-        """A new connection's ear."""
+        """Return a new connection's ear."""
         self._sent.append(bytearray())
         return self._sent[-1]
 
@@ -29,13 +29,13 @@ class Recorder:
             sent.clear()
 
     def commands(self) -> list[list[bytes]]:
-        """The words of each command."""
+        """Return the words of each command."""
         return [words for sent in self._sent for words in _parse(bytes(sent))]
 
 
 @contextmanager
 def recorded(url: str) -> Iterator[tuple[str, Recorder]]:
-    """The URL of a door to the server of `url`, and what passes through it."""
+    """Yield the URL of a door to the server of `url`, and the recorder of its traffic."""
     place = urlsplit(url)
     recorder = Recorder()
     with socket.create_server(("127.0.0.1", 0)) as door:
@@ -71,7 +71,7 @@ def _pass_on(client: socket.socket, target: tuple[str, int], sent: bytearray) ->
 
 
 def _parse(stream: bytes) -> Iterator[list[bytes]]:
-    """Commands are arrays of strings of known length: `*2\\r\\n$4\\r\\nPING\\r\\n$1\\r\\nx\\r\\n`."""
+    """Yield commands, arrays of strings of known length: `*2\\r\\n$4\\r\\nPING\\r\\n$1\\r\\nx\\r\\n`."""
     at = 0
     while at < len(stream):
         count, at = _number(stream, at)
@@ -84,6 +84,6 @@ def _parse(stream: bytes) -> Iterator[list[bytes]]:
 
 
 def _number(stream: bytes, at: int) -> tuple[int, int]:
-    """Of a line that begins with a sign; and where the next one begins."""
+    """Parse the number of a line that begins with a sign; return it, and where the next line begins."""
     end = stream.index(b"\r\n", at)
     return int(stream[at + 1 : end]), end + 2

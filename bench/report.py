@@ -28,7 +28,7 @@ NOISY = 0.1
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Return the facts of the machine."""
     return {
         "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()) + " UTC",
         "cores": len(os.sched_getaffinity(0)),
@@ -42,7 +42,7 @@ def machine() -> dict[str, Any]:
 
 
 def as_json(sections: Sequence[Section], about: dict[str, Any]) -> str:
-    """Everything, for programs."""
+    """Return everything, for programs."""
     return json.dumps({"machine": about, "sections": [_section(section) for section in sections]}, indent=2)
 
 
@@ -71,13 +71,13 @@ def show(section: Section, console: Console) -> None:
 
 
 def notes(section: Section) -> list[str]:
-    """Its sentences, and one about the noise."""
+    """Return its sentences, and one about the noise."""
     share = f"Other programs had {section.others:.0%} of the machine meanwhile"
     return [*section.notes, f"{share}: too much to compare with." if section.others > NOISY else f"{share}."]
 
 
 def markdown(section: Section, about: dict[str, Any]) -> str:
-    """One section for the README, with the machine and the day that it was measured on."""
+    """Return one section for the README, with the machine and the day that it was measured on."""
     lines = [f"### {section.name}: {section.title}", "", _line(HEADINGS), "|---|---:|---:|---:|---:|---|"]
     lines += [_line(_row(figure)) for figure in section.figures]
     measured = ", ".join(f"{key} {value}" for key, value in about.items())
@@ -96,13 +96,13 @@ def write_readme(path: Path, sections: Sequence[Section], about: dict[str, Any])
 
 
 def _tables(text: str) -> dict[str, str]:
-    """The sections in a README's tables, by name."""
+    """Return the sections in a README's tables, by name."""
     blocks = re.split("^(?=### )", text, flags=re.MULTILINE)[1:]
     return {block.removeprefix("### ").partition(":")[0]: block.rstrip() for block in blocks}
 
 
 def number(value: float) -> str:
-    """With three digits that count, or all of those before the point."""
+    """Format with three significant digits, or all of those before the point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 

@@ -11,7 +11,7 @@ WORKERS = 2
 
 
 def run(plan: Plan) -> Section:
-    """One crash after the other."""
+    """Make one crash after the other."""
     successors: list[float] = []
     returns: list[float] = []
     with live_pool(plan, WORKERS) as pool:
@@ -36,7 +36,7 @@ def run(plan: Plan) -> Section:
 
 
 def _crash(pool: LivePool, turn: int) -> tuple[float, float]:
-    """Seconds from the crash to the successor's readiness, and to the second start of the same message."""
+    """Return seconds from the crash to the successor's readiness, and to the second start of the same message."""
     pool.enqueue("crash", path=str(pool.notes))
     _, _, pid, at = pool.lines(2 * turn + 1)[2 * turn]
     slot = pool.slot_of(int(pid))

@@ -1,4 +1,4 @@
-"""Contestants that take turns. What is compared is compared within one round: a busy machine disturbs all alike."""
+"""Contestants that take turns. Comparisons are made within one round: a busy machine disturbs all alike."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Contestants = Mapping[str, Callable[[], dict[str, Any]]]
 
 
 def interleaved(contestants: Contestants, turns: int, samples: Samples | None = None) -> Samples:
-    """One sample of each contestant a round; each round begins with another one.
+    """Return one sample of each contestant a round; each round begins with another one.
 
     Args:
         contestants: Name → how to take a sample.
         turns: How many rounds.
-        samples: Is filled as they come, for a contestant that goes by what others did.
+        samples: A list to fill at once, for a contestant that goes by the results of others.
     """
     found: Samples = {} if samples is None else samples
     found.update({name: [] for name in contestants})
@@ -28,5 +28,5 @@ def interleaved(contestants: Contestants, turns: int, samples: Samples | None = 
 
 
 def rates(samples: Samples) -> dict[str, list[float]]:
-    """Jobs a second of each."""
+    """Return jobs a second of each."""
     return {name: [found["rate"] for found in each] for name, each in samples.items()}

@@ -1,4 +1,4 @@
-"""What fetch, settle and reap cost beside a million messages, against what they cost beside a thousand."""
+"""The cost of fetch, settle and reap beside a million messages, against that beside a thousand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOTES = ["The ratio is of the medians; its lowest and highest are those of ten b
 
 
 def run(plan: Plan) -> Section:
-    """Each broker and each state anew."""
+    """Measure each broker and each state anew."""
     figures: list[Figure] = []
     with plan.scratch() as one, plan.scratch() as two, servers.redis(one) as redis, servers.postgres(two) as postgres:
         for name, server in {"Redis": redis, "Postgres": postgres}.items():
@@ -49,7 +49,7 @@ def _compare(plan: Plan, name: str, state: str, server: servers.Server) -> list[
 
 
 def _fill(url: str, state: str, count: int, writers: int) -> None:
-    """With several processes, for one does not keep a server busy."""
+    """Fill a store with several processes, because one does not keep a server busy."""
     with ThreadPoolExecutor(writers) as pool:
         share = partial(sample, "filling", url=url, state=state, count=count // writers)
         for done in [pool.submit(share) for _ in range(writers)]:
@@ -57,7 +57,7 @@ def _fill(url: str, state: str, count: int, writers: int) -> None:
 
 
 def of_medians(name: str, above: Sequence[float], below: Sequence[float]) -> Figure:
-    """A ratio of the medians of all samples, which some slow ones do not move."""
+    """Return a ratio of the medians of all samples, which some slow ones do not move."""
     size = max(1, len(above) // BLOCKS)
     parts = [slice(begin, begin + size) for begin in range(0, size * BLOCKS, size)]
     blocks = [statistics.median(above[part]) / statistics.median(below[part]) for part in parts]

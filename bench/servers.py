@@ -51,7 +51,9 @@ class ServerMissing(RuntimeError):
 
 @dataclass(slots=True)
 class Asked:
-    """How much a server was asked: commands or transactions of clients, and commands that its scripts made of them."""
+    """The number of requests to a server: commands or transactions of clients, and commands that its scripts made of
+    them.
+    """
 
     commands: int = 0
     within: int = 0
@@ -71,12 +73,12 @@ class Server(ABC):
         self.pid = pid
 
     def cpu_seconds(self) -> float:
-        """Of all its processes, those that have come and gone included."""
+        """Return the CPU seconds of all its processes, those that have ended included."""
         return family_seconds(self.pid)
 
     @abstractmethod
     def fresh(self) -> AbstractContextManager[str]:
-        """The URL of an empty place in it; what is put there goes away with the context."""
+        """Return the URL of an empty place in it; what is put there goes away with the context."""
 
     @abstractmethod
     def settle_down(self, url: str) -> None:
@@ -84,11 +86,11 @@ class Server(ABC):
 
     @abstractmethod
     def asked(self, url: str) -> AbstractContextManager[Asked]:
-        """What clients ask of this place meanwhile. The answer is there when the context has ended."""
+        """Count what clients ask of this place meanwhile. The answer is there when the context has ended."""
 
 
 def two_stores(server: Server, url: str) -> tuple[str, str]:
-    """Two in one place, for what is measured by turns beside few and beside many."""
+    """Return two in one place, for what is measured by turns beside few and beside many."""
     return f"{url}?{server.namespace}=few", f"{url}?{server.namespace}=many"
 
 
@@ -105,7 +107,7 @@ class RedisServer(Server):
             client.flushall()
 
     def settle_down(self, url: str) -> None:
-        """It puts nothing off."""
+        """Do nothing: it puts nothing off."""
 
     @contextmanager
     def asked(self, url: str) -> Iterator[Asked]:
@@ -144,7 +146,7 @@ class PostgresServer(Server):
         asked.commands = self._transactions(url) - before
 
     def _transactions(self, url: str) -> int:
-        """Asked from another database, so that the question does not count itself."""
+        """Ask from another database, so that the question does not count itself."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             row = connection.execute(
                 "select xact_commit + xact_rollback from pg_stat_database where datname = %s", [url.rpartition("/")[2]]
@@ -152,7 +154,7 @@ class PostgresServer(Server):
         return int(row[0]) if row else 0
 
     def settle_down(self, url: str) -> None:
-        """What autovacuum does after many inserts."""
+        """Do what autovacuum does after many inserts."""
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("vacuum analyze")
 
@@ -163,7 +165,7 @@ class PostgresServer(Server):
 
 @contextmanager
 def redis(directory: Path, options: Sequence[str] = IN_MEMORY, port: int = 0) -> Iterator[Server]:
-    """A Redis with these options, its files in `directory`; `port` 0 = a free one."""
+    """Yield a Redis with these options, its files in `directory`; `port` 0 = a free one."""
     program = shutil.which("redis-server")
     if program is None:
         raise ServerMissing("there is no redis-server: scripts/services up installs it")
@@ -176,7 +178,7 @@ def redis(directory: Path, options: Sequence[str] = IN_MEMORY, port: int = 0) ->
 
 @contextmanager
 def postgres(directory: Path, settings: Mapping[str, str] | None = None, port: int = 0) -> Iterator[Server]:
-    """A Postgres with these settings beside `DURABLE`, its files in `directory`: those that are there, or new ones."""
+    """Yield a Postgres with these settings beside `DURABLE`, its files in `directory`: old ones, or new ones."""
     programs = _postgres_programs()
     port = port or free_port()
     data = directory / "postgres"
@@ -192,7 +194,7 @@ def postgres(directory: Path, settings: Mapping[str, str] | None = None, port: i
 
 
 def versions() -> dict[str, str]:
-    """Of the servers that are installed."""
+    """Return the versions of the installed servers."""
     programs: dict[str, str | Path | None] = {
         "redis": shutil.which("redis-server"),
         "beanstalkd": shutil.which("beanstalkd"),
@@ -210,7 +212,7 @@ def _version(program: str | Path) -> str:
 
 
 def free_port() -> int:
-    """One of loopback that nobody listens on just now."""
+    """Return one of loopback that nobody listens on just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -221,7 +223,7 @@ def free_port() -> int:
 def running(
     words: Sequence[str], log: Path, stop: signal.Signals, answers: Callable[[], bool], **identity: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The program, from when it answers until it has stopped."""
+    """Yield the program, from when it answers until it has stopped."""
     words = ["setpriv", "--pdeathsig", "KILL", *words]  # it does not outlive this process, however that ends
     with log.open("wb") as out, subprocess.Popen(words, stdout=out, stderr=out, cwd="/", **identity) as process:
         try:
@@ -260,7 +262,7 @@ def _postgres_answers(url: str) -> bool:
 
 
 def _postgres_programs() -> Path:
-    """The directory of the newest version's programs: Debian keeps them out of PATH."""
+    """Return the directory of the newest version's programs: Debian keeps them out of PATH."""
     found = [place for pattern in POSTGRES_PROGRAMS for place in Path("/").glob(pattern) if (place / "initdb").exists()]
     if found:
         return max(found, key=lambda place: [int(part) for part in re.findall(r"\d+", str(place))])
@@ -283,5 +285,5 @@ def _make_cluster(programs: Path, data: Path) -> None:
 
 
 def _identity() -> dict[str, Any]:
-    """Whom the server runs as: it refuses to be root."""
+    """Return the user to run the server as: it refuses to be root."""
     return {"user": POSTGRES_USER, "group": POSTGRES_USER, "extra_groups": []} if os.geteuid() == 0 else {}

@@ -28,16 +28,16 @@ class ServiceBusPeer(Server):
         yield self.url
 
     def settle_down(self, url: str) -> None:
-        """It puts nothing off."""
+        """Do nothing: it puts nothing off."""
 
     def asked(self, url: str) -> nullcontext[Asked]:
-        """It does not count."""
+        """Count nothing."""
         raise NotImplementedError("the peer counts no commands")
 
 
 @contextmanager
 def servicebus() -> Iterator[ServiceBusPeer]:
-    """One that runs until the context ends."""
+    """Yield a peer that runs until the context ends."""
     words = [
         "setpriv",
         "--pdeathsig",
@@ -63,7 +63,7 @@ def servicebus() -> Iterator[ServiceBusPeer]:
 
 
 def _connection_string(lines: IO[str]) -> str:
-    """From the line that it prints when it is ready."""
+    """Read the connection string from the line that the peer prints when it is ready."""
     if not select.select([lines], [], [], LIMIT)[0]:
         raise ServerMissing(f"the Service Bus peer was not ready within {LIMIT:g} s")
     said: dict[str, str] = json.loads(lines.readline())

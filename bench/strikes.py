@@ -31,7 +31,7 @@ MANY, FEW = 100, 40
 
 
 def child_killed(stage: Stage) -> dict[str, float]:
-    """SIGKILL to a child at work."""
+    """Send SIGKILL to a child at work."""
     [ident] = stage.enqueue(1, 0.2)
     begun = stage.started(ident)
     struck = stage.send(begun.pid, signal.SIGKILL)
@@ -41,7 +41,7 @@ def child_killed(stage: Stage) -> dict[str, float]:
 
 
 def child_stopped(stage: Stage) -> dict[str, float]:
-    """SIGSTOP to a child, in a job with a timeout."""
+    """Send SIGSTOP to a child, in a job with a timeout."""
     [ident] = stage.enqueue(1, 60.0, TIMEOUT)
     begun = stage.started(ident)
     pool = stage.pool_of(begun.pid)
@@ -57,7 +57,7 @@ def _replaced(stage: Stage, pool: Pool, child: int) -> float:
 
 
 def fork_server_killed(stage: Stage) -> dict[str, float]:
-    """SIGKILL to the parent of a pool's children, of which one is at work."""
+    """Send SIGKILL to the parent of a pool's children, of which one is at work."""
     [ident] = stage.enqueue(1, 0.2)
     pool = stage.pool_of(stage.started(ident).pid)
     old = set(pool.children())
@@ -70,7 +70,7 @@ def fork_server_killed(stage: Stage) -> dict[str, float]:
 
 
 def master_killed(stage: Stage) -> dict[str, float]:
-    """SIGKILL to a master whose children are at work; the other pool goes on, and another is started afterwards."""
+    """Kill a master whose children are at work; the other pool goes on, and another is started afterwards."""
     doomed, mine = _occupied(stage, 0.3)
     ends = [death_of(pid) for pid in [*doomed.children(), *doomed.fork_servers()]]
     struck = stage.send(doomed.pid, signal.SIGKILL)
@@ -86,7 +86,7 @@ def master_killed(stage: Stage) -> dict[str, float]:
 
 
 def master_stopped(stage: Stage) -> dict[str, float]:
-    """SIGSTOP to a master until its lease is another's, then SIGCONT; its child is at work all the time."""
+    """Stop a master until its lease is another's, then continue it; its child is at work all the time."""
     [ident] = stage.enqueue(1, 3 * stage.ttl)
     begun = stage.started(ident)
     frozen = stage.pool_of(begun.pid)
@@ -101,7 +101,7 @@ def master_stopped(stage: Stage) -> dict[str, float]:
 
 
 def _occupied(stage: Stage, seconds: float) -> tuple[Pool, list[str]]:
-    """The first pool, and its messages, when all children of both are at work."""
+    """Return the first pool, and its messages, when all children of both are at work."""
     begun = [stage.started(ident) for ident in stage.enqueue(2 * WORKERS, seconds)]
     pool = stage.pools[0]
     children = pool.children()
@@ -116,7 +116,7 @@ def _redelivered(stage: Stage, idents: Iterable[str]) -> list[float]:
 
 
 def connections_cut(stage: Stage) -> dict[str, float]:
-    """Every connection of both pools is reset, in a stream of jobs."""
+    """Reset every connection of both pools, in a stream of jobs."""
     with _stream(stage, FEW):
         struck = time.monotonic()
         for proxy in stage.proxies:
@@ -125,7 +125,7 @@ def connections_cut(stage: Stage) -> dict[str, float]:
 
 
 def black_hole(stage: Stage, seconds: float = HOLE) -> dict[str, float]:
-    """Nothing passes for some seconds, and arrives late."""
+    """Let nothing pass for some seconds; it arrives late."""
     with _stream(stage):
         for proxy in stage.proxies:
             proxy.black_hole()
@@ -135,7 +135,7 @@ def black_hole(stage: Stage, seconds: float = HOLE) -> dict[str, float]:
 
 
 def half_open(stage: Stage) -> dict[str, float]:
-    """What is sent within half a second is lost; the connections that have lost something never work again."""
+    """Lose all bytes of half a second; connections that have lost some never work again."""
     with _stream(stage):
         struck = time.monotonic()
         for proxy in stage.proxies:
@@ -146,12 +146,12 @@ def half_open(stage: Stage) -> dict[str, float]:
 
 
 def reply_cut(stage: Stage) -> dict[str, float]:
-    """The broker settles, and the connection breaks before it says so."""
+    """Break the connection after the broker has settled, before it says so."""
     return _reply_dropped(stage, silent=False)
 
 
 def reply_swallowed(stage: Stage) -> dict[str, float]:
-    """The broker settles, and its answer never comes."""
+    """Lose the broker's answer to a settlement."""
     return _reply_dropped(stage, silent=True)
 
 
@@ -169,7 +169,7 @@ def _reply_dropped(stage: Stage, *, silent: bool) -> dict[str, float]:
 
 
 def broker_killed(stage: Stage) -> dict[str, float]:
-    """The server is killed in a stream of jobs, and started again after a second."""
+    """Kill the server in a stream of jobs, and start it again after a second."""
     assert stage.server is not None
     with _stream(stage):
         stage.server.kill()
@@ -181,7 +181,7 @@ def broker_killed(stage: Stage) -> dict[str, float]:
 
 @contextmanager
 def _stream(stage: Stage, jobs: int = MANY) -> Iterator[Line]:
-    """The first ack of many; the others are waited for at the end."""
+    """Yield the first ack of many; the others are waited for at the end."""
     begun = time.monotonic()
     stage.enqueue(jobs, 0.01)
     yield stage.acked(begun)

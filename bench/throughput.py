@@ -21,7 +21,7 @@ TWENTY_MS = 0.02
 
 
 def run(plan: Plan) -> Section:
-    """No-op jobs and 20 ms jobs on each backend, interleaved."""
+    """Run no-op jobs and 20 ms jobs on each backend, interleaved."""
     loops = loops_for(TWENTY_MS)
     kinds: dict[str, dict[str, Any]] = {
         "no-op": {"handler": "noop", "jobs": plan.noops()},
@@ -39,14 +39,14 @@ def run(plan: Plan) -> Section:
 
 
 def rates(name: str, samples: Sequence[dict[str, Any]]) -> list[Figure]:
-    """Jobs a second, and CPU time by who used it."""
+    """Return jobs a second, and CPU time by its user."""
     figures = [median(name, "jobs/s", [found["rate"] for found in samples])]
     figures += cpu_split(name, samples)
     return figures
 
 
 def cpu_split(name: str, samples: Sequence[dict[str, Any]]) -> list[Figure]:
-    """CPU time of master, children and broker."""
+    """Return the CPU time of master, children and broker."""
     parts = [part for part in ("master", "children", "broker") if part in samples[0]]
     return [median(f"{name}: CPU {part}", "s/1000", [found[part] for found in samples]) for part in parts]
 

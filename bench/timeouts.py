@@ -12,7 +12,7 @@ WORKERS = 2
 
 
 def run(plan: Plan) -> Section:
-    """Two hang at a time, so that both cores are busy when the pool has to act."""
+    """Hang two at a time, so that both cores are busy when the pool has to act."""
     deaths: list[float] = []
     replacements: list[float] = []
     with live_pool(plan, WORKERS) as pool:
@@ -33,7 +33,7 @@ def run(plan: Plan) -> Section:
 
 
 def _hang(pool: LivePool, turn: int) -> list[tuple[float, float]]:
-    """Seconds from each handler's first line to its death, and to its successor's readiness."""
+    """Return seconds from each handler's first line to its death, and to its successor's readiness."""
     for _ in range(WORKERS):
         pool.enqueue("hang", path=str(pool.notes))
     lines = pool.lines((turn + 1) * WORKERS)[-WORKERS:]

@@ -1,8 +1,8 @@
 """A backend seen through a gate and a stop-watch, for a pool that knows nothing of either.
 
 While the gate is closed every fetch comes back empty: so all children are ready before the first job is leased, and no
-process start is in the figures. The watch runs from the call of the first fetch that brought something to the return
-of the settlement that made the number full.
+process start is in the figures. The watch runs from the call of the first fetch that brought a job to the return of the
+last settlement.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ R = TypeVar("R")
 
 
 class Watched:
-    """Passes everything on to `backend`.
+    """A backend that passes everything on to `backend`.
 
     Args:
         backend: The real one.
-        jobs: After so many accepted settlements `done` is set.
+        jobs: After this many accepted settlements `done` is set.
 
     Attributes:
         begun, ended: CLOCK_MONOTONIC seconds.

@@ -24,7 +24,7 @@ def burn(loops: int) -> int:
 
 
 def loops_for(seconds: float) -> int:
-    """How many turns take `seconds` of an undisturbed core: by the quickest of some tries."""
+    """Return how many turns take `seconds` of an undisturbed core: by the quickest of some tries."""
     loops = 100_000
     quickest = min(_seconds(loops) for _ in range(CALIBRATIONS))
     return max(1, round(loops * seconds / quickest))

@@ -1,9 +1,9 @@
-"""Put what the tests of faults measured into the table of docs/faults.md.
+"""Put the figures of the tests of faults into the tables of tests/faults/rows.md.
 
 python scripts/figures.py results.xml            show the column
 python scripts/figures.py results.xml --write    write it
 
-`results.xml` is what `pytest tests/faults --junit-xml results.xml` leaves.
+`pytest tests/faults --junit-xml results.xml` makes `results.xml`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "faults.md"
+PAGE = Path(__file__).resolve().parents[1] / "tests" / "faults" / "rows.md"
 PREFIX = "figure: "
 NAMED = re.compile(r"`(faults/test_\w+\.py)::(test_\w+)`")
 MEASURED = 5
@@ -27,7 +27,7 @@ Figures = dict[tuple[str, str], dict[str, dict[str, list[str]]]]
 
 
 def read(results: Path) -> Figures:
-    """All figures of a run."""
+    """Return all figures of a run."""
     found: Figures = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for case in ElementTree.parse(results).getroot().iter("testcase"):
         file = case.get("classname", "").removeprefix("tests.").replace(".", "/") + ".py"
@@ -40,12 +40,12 @@ def read(results: Path) -> Figures:
 
 
 def _without_group(parameters: str) -> str:
-    """`redis]@group` → `redis`: pytest-xdist adds a group to a name."""
+    """Turn `redis]@group` into `redis`: pytest-xdist adds a group to a name."""
     return parameters.partition("]")[0]
 
 
 def cell(shown_by: str, figures: Figures) -> str:
-    """What the tests of one row measured."""
+    """Format the figures of one row's tests."""
     return "; ".join(part for file, test in NAMED.findall(shown_by) for part in _of_test(figures.get((file, test), {})))
 
 
@@ -56,7 +56,7 @@ def _of_test(figures: dict[str, dict[str, list[str]]]) -> Iterator[str]:
 
 
 def _summary(values: list[str]) -> str:
-    """One value as it is; of several the median and the highest."""
+    """Format one value as it is; of several the median and the highest."""
     numbers = sorted(float(value.split(" ", 1)[0]) for value in values)
     unit = values[0].partition(" ")[2]
     middle = _short(statistics.median(numbers))
@@ -65,12 +65,12 @@ def _summary(values: list[str]) -> str:
 
 
 def _short(number: float) -> str:
-    """Three digits, and no exponent."""
+    """Format with three digits, and no exponent."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def rewritten(page: str, figures: Figures) -> str:
-    """The page with the column made anew; a row whose tests measured nothing in this run keeps what it has."""
+    """Return the page with the column made anew; a row whose tests measured nothing in this run keeps what it has."""
     return "\n".join(_row(line, figures) for line in page.split("\n"))
 
 

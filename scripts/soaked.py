@@ -1,4 +1,4 @@
-"""Put what runs of scripts/soak found into the table of docs/faults.md.
+"""Put results of scripts/soak into the table of docs/faults.md.
 
 for broker in sqlite redis postgres; do
     scripts/soak $broker --minutes 20 --seed 9 --json >$broker.json 2>$broker.log &
@@ -25,7 +25,7 @@ Run = dict[str, Any]
 
 
 def section(runs: Sequence[Run]) -> str:
-    """Commands, circumstances and the table, between the two marks."""
+    """Return commands, circumstances and the table, between the two marks."""
     first = runs[0]
     brokers = [_scheme(run) for run in runs]
     commands = "\n".join(
@@ -107,7 +107,7 @@ ROWS: dict[str, Callable[[Run], str]] = {
 
 
 def rewritten(page: str, made: str) -> str:
-    """The page with the section made anew."""
+    """Return the page with the section made anew."""
     return re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: made, page, flags=re.DOTALL)
 
 

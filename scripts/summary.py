@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 
 def summarise(path: Path) -> tuple[str, bool]:
-    """The line, and whether all is well."""
+    """Return the line, and whether all is well."""
     if not path.exists():
         return "no test ran: pytest stopped before the first one", False
     suites = list(ElementTree.parse(path).getroot().iter("testsuite"))

@@ -22,7 +22,7 @@ BEGIN, END = "<!-- made by scripts/tables.py -->", "<!-- end of what scripts/tab
 
 
 def capabilities() -> str:
-    """A row a capability, a column a backend: several schemes may lead to one."""
+    """Return a row for each capability, a column for each backend: several schemes may lead to one."""
     backends = {point.load() for point in entry_points(group="jobpool.backends")}
     brokers = {backend.scheme: backend.capabilities for backend in backends}
     schemes = sorted(brokers)
@@ -34,7 +34,7 @@ def capabilities() -> str:
 
 
 def settings() -> str:
-    """A row a setting. Its flag is its name with dashes, so it has no column."""
+    """Return a row for each setting. Its flag is its name with dashes, so it has no column."""
     rows = (
         [f"`{key}`", f"`{one.default}`" if one.default else "not set", one.kind.unit, one.means]
         for key, one in SETTINGS.items()
@@ -46,13 +46,13 @@ PAGES: dict[str, Callable[[], str]] = {"backends.md": capabilities, "operating.m
 
 
 def table(head: list[str], rows: Iterable[list[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
 
 
 def texts_below_fields(owner: type[Any]) -> dict[str, str]:
-    """What the string below each annotated field of a class says, on one line."""
+    """Return the string below each annotated field of a class, on one line."""
     [definition] = ast.parse(inspect.getsource(owner)).body
     assert isinstance(definition, ast.ClassDef)
     found = {}
@@ -64,7 +64,7 @@ def texts_below_fields(owner: type[Any]) -> dict[str, str]:
 
 
 def renewed(page: str, content: str) -> str:
-    """The page, with what stands between its markers replaced."""
+    """Return the page, with what stands between its markers replaced."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
@@ -73,7 +73,7 @@ def renewed(page: str, content: str) -> str:
 
 
 def stale() -> dict[Path, str]:
-    """The pages that are not current, with what they should be."""
+    """Return the pages that are not current, with what they should be."""
     found = {}
     for name, content in PAGES.items():
         page = (DOCS / name).read_text("utf-8")

@@ -1,8 +1,8 @@
 """A bell between processes: ring it by touching a file, hear it through inotify.
 
 Ringing sets the file's times, nothing else, and costs two microseconds; a thread that listens sleeps in `poll`. Linux
-only, as the pool is. The kernel allows a number of listeners a user (fs.inotify.max_user_instances, 128 by default):
-where one more is refused, `OSError` is raised and the caller looks at intervals instead.
+only, as the pool is. The kernel limits the listeners of a user (fs.inotify.max_user_instances, 128 by default). Beyond
+that `OSError` is raised, and the caller looks at intervals instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Listener:
-    """Hears `ring(path)` from any process. For one thread at a time; close it.
+    """A listener for `ring(path)` from any process. For one thread at a time; close it.
 
     Raises:
         OSError: The file is not there, or the kernel's limit of listeners is reached.
@@ -60,10 +60,10 @@ class Listener:
 
 
 def ring(path: str) -> None:
-    """Wake every listener of `path`. A file that is gone has none, and is no error here."""
+    """Wake every listener of `path`. A missing file has none, and raises nothing."""
     try:
         os.utime(path)
-    except OSError:  # the message is safe; whoever listens looks by itself within half a second
+    except OSError:  # the message is safe; listeners look by themselves within half a second
         return
 
 

@@ -1,4 +1,4 @@
-"""Reaping where the broker frees expired leases itself: a reap tells the policy, and is told what was charged since.
+"""Reaping where the broker frees expired leases itself: a reap sets the policy, and returns the charges since the last.
 
 The backends charge a crash when they meet its message, by the policy that was told last.
 """
@@ -26,16 +26,16 @@ class NativeReaping:
         self._charged: defaultdict[str, deque[Reaped]] = defaultdict(lambda: deque(maxlen=MOST_REMEMBERED))
 
     def policy(self, queue: str) -> ReapPolicy:
-        """That of the last `reap` of this queue; the default before."""
+        """Return the policy of the last `reap` of this queue; the default before."""
         return self._policies.get(queue) or ReapPolicy()
 
     def add(self, reaped: Reaped) -> None:
-        """It was charged: the next reap of its queue tells of it."""
+        """Record a charge: the next reap of its queue reports it."""
         with self._changing:
             self._charged[reaped.queue].append(reaped)
 
     def reap(self, queue: str, policy: ReapPolicy) -> list[Reaped]:
-        """From now on this policy applies; what was charged since the last call, `REAP_LIMIT` at most."""
+        """Apply this policy from now on; return the charges since the last call, `REAP_LIMIT` at most."""
         with self._changing:
             self._policies[queue] = policy
             charged = self._charged[queue]

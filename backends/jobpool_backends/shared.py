@@ -1,4 +1,4 @@
-"""What several backends need alike: microseconds, options, what settlements bring, and the administrator's checks."""
+"""Shared parts of several backends: microseconds, options, messages that settlements bring, and checks."""
 
 from __future__ import annotations
 
@@ -46,28 +46,29 @@ class DeadCaps:
         return bool(self.most or self.age)
 
     def are_over(self, count: int, age: int) -> bool:
-        """Whether the oldest of so many, dead for so long, is to go."""
+        """Return whether the oldest of `count` letters, dead for `age`, is to go."""
         return 0 < self.most < count or 0 < self.age <= age
 
 
 def micros(seconds: float) -> int:
-    """Seconds, or a Unix time, as whole microseconds: what is stored and compared, so that deadlines are exact."""
+    """Convert seconds, or a Unix time, to whole microseconds: they are stored and compared, so deadlines are exact."""
     return round(seconds * MICRO)
 
 
 def more_than(seconds: float) -> int:
-    """The least whole number of microseconds that is more than these seconds."""
+    """Return the least whole number of microseconds that is more than these seconds."""
     return micros(seconds) + 1
 
 
 def delay_micros(delay: float) -> int:
-    """A delay in seconds as microseconds: 0 for anything that is not above 0, a hundred years at most."""
+    """Return a delay in seconds as microseconds: 0 for anything that is not above 0, a hundred years at most."""
     return round(min(delay, LONGEST) * MICRO) if delay > 0 else 0
 
 
 def stand_in(body: bytes | int | None) -> bytes:
-    """The body of what a broker delivers. An int, its length, tells of one that is too large and was not brought; None
-    of one that somebody's hand has taken away."""
+    """Return the body of what a broker delivers. An int, its length, tells of one that is too large and was not
+    brought; None of one that somebody's hand has taken away.
+    """
     return body if isinstance(body, bytes) else b"" if body is None else OVERSIZED
 
 
@@ -82,7 +83,7 @@ def check_positive(value: int, what: str) -> int:
 
 
 def read_cursor(after: str | None) -> int:
-    """The sequence number behind a cursor, 0 for None; `ValueError` for what is no cursor of ours."""
+    """Return the sequence number after a cursor, 0 for None; `ValueError` for a foreign cursor."""
     if after is None:
         return 0
     if not (after.isascii() and after.isdigit() and len(after) < 20):
@@ -91,7 +92,7 @@ def read_cursor(after: str | None) -> int:
 
 
 def contains(needle: str, body: bytes, *texts: str | None) -> bool:
-    """Whether `needle` is in the body or one of `texts`, whatever the case of its letters."""
+    """Return whether `needle` is in the body or one of `texts`, whatever the case of its letters."""
     folded = needle.casefold()
     return folded in body.decode("utf-8", "replace").casefold() or any(
         folded in text.casefold() for text in texts if text
@@ -101,7 +102,7 @@ def contains(needle: str, body: bytes, *texts: str | None) -> bool:
 def refuse_options(scheme: str, options: dict[str, object]) -> None:
     """Raise `ConfigurationError` when there are any: this backend takes none, or none of these names."""
     if not all(name.isidentifier() and "@" not in str(value) for name, value in options.items()):
-        # Not quoted: it is what stands behind a '?' or '&' in a password.
+        # Not quoted: it may be the part of a password after a '?' or '&'.
         raise ConfigurationError(
             f"{scheme}:// has an option that cannot be read: write '?', '&' and '@' in a password as %3F, %26 and %40"
         )
@@ -110,7 +111,7 @@ def refuse_options(scheme: str, options: dict[str, object]) -> None:
 
 
 def split_query(url: str) -> tuple[str, dict[str, object]]:
-    """What stands before the question mark of a URL, and the options behind it."""
+    """Split a URL at its question mark, into the part before it and the options after it."""
     address, _, query = url.partition("?")
     return address, dict(parse_qsl(query, keep_blank_values=True))
 
@@ -143,7 +144,9 @@ def lifts_expiry(lease: JobLease, release: Release) -> bool:
 
 
 def longest_windows(rates: Sequence[Rate]) -> dict[str, float]:
-    """By name the longest window, in seconds, of these rates: the same start counts in all that share its name."""
+    """Return by name the longest window, in seconds, of these rates: all rates that share a name count the same
+    start.
+    """
     windows: dict[str, float] = {}
     for rate in rates:
         windows[rate.name] = max(rate.window, windows.get(rate.name, 0.0))
@@ -153,7 +156,9 @@ def longest_windows(rates: Sequence[Rate]) -> dict[str, float]:
 def brought_by_each(
     backend: QueueBackend, settlements: Sequence[tuple[JobLease, Settlement]]
 ) -> dict[int, list[NewMessage]]:
-    """What the settlements of a call add, by their place in it; most bring nothing, and cost next to nothing here."""
+    """Return the messages that the settlements of a call add, by their place in it; most add none, at almost no
+    cost.
+    """
     return {
         place: backend.brought_by(lease, settlement)
         for place, (lease, settlement) in enumerate(settlements)

@@ -26,7 +26,7 @@ Runner = Callable[[JobDefinition], object]
 
 
 class SyncBackend(QueueBackend):
-    """Runs jobs at once.
+    """A backend that runs jobs at once.
 
     Args:
         runner: Called with each definition; what it raises, `enqueue` raises.
@@ -63,7 +63,7 @@ class SyncBackend(QueueBackend):
         runner: Runner | None = None,
         **options: object,
     ) -> SyncBackend:
-        """The backend for `sync://`.
+        """Return the backend for `sync://`.
 
         Raises:
             ConfigurationError: There is anything behind `sync://`, or an option.
@@ -79,13 +79,13 @@ class SyncBackend(QueueBackend):
         self._closed.set()
 
     def enqueue_many(self, definitions: Iterable[JobDefinition]) -> list[str]:
-        """Run the jobs one after another; an id each, `sync-` and 12 hex characters. Blocks until they are done.
+        """Run the jobs one after another; return an id each, `sync-` and 12 hex characters. Blocks until they are done.
 
         Raises:
             InvalidJob: A definition is out of bounds; nothing was run.
             Unsupported: One is due in the future, or asks for keys; nothing was run.
             ConfigurationError: There is no runner.
-            Exception: What a job raised; those after it were not run.
+            Exception: A job raised it; those after it were not run.
         """
         checked = list(definitions)
         runner = self._require_runner()
@@ -115,37 +115,37 @@ class SyncBackend(QueueBackend):
         return f"sync-{secrets.token_hex(6)}"
 
     def stats(self, queue: str) -> QueueStats:
-        """Always empty."""
+        """Return empty counts."""
         del queue
         return QueueStats()
 
     def queues(self) -> list[str]:
-        """None: nothing is kept."""
+        """Return an empty list: nothing is kept."""
         return []
 
     def list_messages(
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
     ) -> list[Message]:
-        """Always empty."""
+        """Return an empty list."""
         del where
         read_cursor(after)
         check_page(limit)
         return []
 
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
-        """Always 0."""
+        """Return 0."""
         del where
         check_positive(cap, "cap")
         return 0
 
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
-        """Always 0."""
+        """Return 0."""
         del where, verb
         check_positive(limit, "limit")
         return 0
 
     def inspect(self, ident: str) -> Message | None:
-        """Always None."""
+        """Return None."""
         del ident
         return None
 

@@ -1,1 +1,1 @@
-"""Other queues and pools, run beside jobpool. What is here runs in an environment of their own: see environment.py."""
+"""Other queues and pools, run beside jobpool. These modules run in an environment of their own: see environment.py."""

@@ -32,19 +32,19 @@ app.conf.update(
 
 @app.task
 def noop() -> None:
-    """Nothing."""
+    """Do nothing."""
     count()
 
 
 @app.task
 def stamp(path: str, number: int) -> None:
-    """When did it begin?"""
+    """Note when it began."""
     now = time.monotonic()
     note(path, number, now)
 
 
 def open_(fresh: bool) -> None:
-    """Celery connects and makes what it needs as it goes."""
+    """Do nothing: Celery connects and makes what it needs as it goes."""
 
 
 def one() -> None:
@@ -53,7 +53,7 @@ def one() -> None:
 
 
 def many(jobs: int) -> None:
-    """It has no call for several: one connection for all is as quick as it gets."""
+    """Enqueue one by one: there is no call for several. One connection for all is as quick as it gets."""
     with app.producer_or_acquire() as producer:
         for _ in range(jobs):
             noop.apply_async(producer=producer)

@@ -18,19 +18,19 @@ dramatiq.set_broker(broker)
 
 @dramatiq.actor
 def noop() -> None:
-    """Nothing."""
+    """Do nothing."""
     count()
 
 
 @dramatiq.actor
 def stamp(path: str, number: int) -> None:
-    """When did it begin?"""
+    """Note when it began."""
     now = time.monotonic()
     note(path, number, now)
 
 
 def open_(fresh: bool) -> None:
-    """Dramatiq connects and makes what it needs as it goes."""
+    """Do nothing: Dramatiq connects and makes what it needs as it goes."""
 
 
 def one() -> None:
@@ -39,7 +39,7 @@ def one() -> None:
 
 
 def many(jobs: int) -> None:
-    """It has no call for several."""
+    """Enqueue one by one: there is no call for several."""
     for _ in range(jobs):
         noop.send()
 

@@ -12,13 +12,13 @@ REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
 
 def directory() -> Path:
-    """Where it is, or will be. Another Python gets another one."""
+    """Return where it is, or will be. Another Python gets another one."""
     suffix = Path(sys.prefix).name.removeprefix(".venv")
     return ROOT / f".venv-peers{suffix if Path(sys.prefix).parent == ROOT else ''}"
 
 
 def exists() -> bool:
-    """Whether it is complete and current."""
+    """Return whether it is complete and current."""
     stamp = directory() / ".installed"
     return stamp.exists() and stamp.read_text() == _wanted()
 
@@ -35,7 +35,7 @@ def ensure() -> None:
 
 
 def program(name: str) -> str:
-    """The path of one of its programs."""
+    """Return the path of one of its programs."""
     return str(directory() / "bin" / name)
 
 

@@ -25,11 +25,11 @@ class Peer:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def processes(self, workers: int) -> int:
-        """How many processes run jobs."""
+        """Return how many processes run jobs."""
         return self.programs * (self.workers or workers)
 
     def command(self, workers: int) -> list[str]:
-        """The words, filled in."""
+        """Return the words, filled in."""
         return [word.format(workers=workers) for word in self.words]
 
 
@@ -62,7 +62,7 @@ PROCRASTINATE = Peer(
 
 
 def pgqueuer(batch: int) -> Peer:
-    """Two processes, one a core, each with as many jobs at a time as it likes; `batch` of them in one fetch."""
+    """Return two processes, one a core, with any number of jobs at a time; `batch` of them in one fetch."""
     return Peer("pgqueuer_app", ("python", "-m", "bench.peers.pgqueuer_app", str(batch)), programs=2, workers=1)
 
 

@@ -16,19 +16,19 @@ huey = RedisHuey("bench", url=os.environ["BENCH_URL"], results=False)
 
 @huey.task()
 def noop() -> None:
-    """Nothing."""
+    """Do nothing."""
     count()
 
 
 @huey.task()
 def stamp(path: str, number: int) -> None:
-    """When did it begin?"""
+    """Note when it began."""
     now = time.monotonic()
     note(path, number, now)
 
 
 def open_(fresh: bool) -> None:
-    """Huey connects and makes what it needs as it goes."""
+    """Do nothing: Huey connects and makes what it needs as it goes."""
 
 
 def one() -> None:
@@ -37,7 +37,7 @@ def one() -> None:
 
 
 def many(jobs: int) -> None:
-    """It has no call for several."""
+    """Enqueue one by one: there is no call for several."""
     for _ in range(jobs):
         noop()
 

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 async def work(batch: int) -> None:
-    """Serve, `batch` jobs in one fetch. What `pgq run` does, which does not start with the current typer."""
+    """Serve, `batch` jobs in one fetch, as `pgq run` does, which does not start with the current typer."""
     pgq = PgQueuer(AsyncpgDriver(await asyncpg.connect(os.environ["BENCH_URL"])))
 
     @pgq.entrypoint("noop")

@@ -19,13 +19,13 @@ app = procrastinate.App(
 
 @app.task(name="noop")
 async def noop() -> None:
-    """Nothing. A coroutine, because a plain function would take a thread as well."""
+    """Do nothing. A coroutine, because a plain function would take a thread as well."""
     count()
 
 
 @app.task(name="stamp")
 async def stamp(path: str, number: int) -> None:
-    """When did it begin?"""
+    """Note when it began."""
     now = time.monotonic()
     note(path, number, now)
 

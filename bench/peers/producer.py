@@ -31,14 +31,14 @@ def run(app: str, do: str, **options: Any) -> dict[str, Any]:
 
 
 def _preload(module: Any, jobs: int) -> dict[str, Any]:
-    """Enqueue so many no-op jobs."""
+    """Enqueue `jobs` no-op jobs."""
     for begin in range(0, jobs, BATCH):
         module.many(min(BATCH, jobs - begin))
     return {}
 
 
 def _enqueue(module: Any, single: int, bulk: int) -> dict[str, Any]:
-    """Jobs a second: one by one, and in the peer's own way of enqueueing many."""
+    """Return jobs a second: one by one, and in the peer's own way of enqueueing many."""
     for _ in range(WARM):
         module.one()
     begun = time.monotonic()

@@ -28,7 +28,7 @@ WARM_UP = 100
 
 
 def produce(peer: Peer, url: str, do: str, **options: Any) -> dict[str, Any]:
-    """What `producer.py` answers, from the peers' environment."""
+    """Return the answer of `producer.py`, from the peers' environment."""
     return programs.sample(
         "peers.producer",
         python=environment.program("python"),
@@ -40,7 +40,7 @@ def produce(peer: Peer, url: str, do: str, **options: Any) -> dict[str, Any]:
 
 
 def measure(peer: Peer, server: Server, workers: int, jobs: int, directory: Path) -> dict[str, Any]:
-    """Jobs a second, and CPU seconds a thousand jobs of the workers and of the broker."""
+    """Return jobs a second, and CPU seconds a thousand jobs of the workers and of the broker."""
     with server.fresh() as url, _at_gate(peer, url, workers, jobs, directory) as (pids, found):
         own, broker, begun = total_cpu(pids), server.cpu_seconds(), found.open_gate()
         _wait_for(lambda: found.done()[0] >= jobs, directory, f"{jobs} jobs done")
@@ -51,7 +51,9 @@ def measure(peer: Peer, server: Server, workers: int, jobs: int, directory: Path
 
 
 def latencies(peer: Peer, server: Server, workers: int, samples: int, directory: Path, **gaps: Any) -> list[float]:
-    """Seconds from the call that enqueues to the handler's first line, of idle workers that have worked before."""
+    """Return seconds from the call that enqueues to the handler's first line, of idle workers that have worked
+    before.
+    """
     notes = directory / "notes"
     with server.fresh() as url, _at_gate(peer, url, workers, WARM_UP * workers, directory) as (_, found):
         found.open_gate()
@@ -64,7 +66,7 @@ def latencies(peer: Peer, server: Server, workers: int, samples: int, directory:
 
 @contextmanager
 def _at_gate(peer: Peer, url: str, workers: int, jobs: int, directory: Path) -> Iterator[tuple[list[int], marks.Marks]]:
-    """All worker processes at the gate, with `jobs` to do; the processes of the peer, and the marks."""
+    """Yield the processes of the peer, all at the gate with `jobs` to do, and the marks."""
     with contextlib.closing(marks.Marks(directory / "marks")) as found:
         produce(peer, url, "preload", jobs=jobs)
         with _working(peer, url, workers, directory, found.path) as started:
@@ -80,7 +82,7 @@ def _lines(notes: Path) -> list[list[str]]:
 def _working(
     peer: Peer, url: str, workers: int, directory: Path, counted: Path
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Its programs, started; stopped afterwards."""
+    """Yield its programs, started; stop them afterwards."""
     command = peer.command(workers)
     command[0] = environment.program(command[0])
     variables = programs.clean_environment(

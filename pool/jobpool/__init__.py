@@ -165,7 +165,7 @@ _MOVED = {
 
 
 class _MovedModules:
-    """Finds modules under the names that they had up to version 0.1."""
+    """A finder of modules under the names that they had up to version 0.1."""
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
         package, _, module = name.partition(".")

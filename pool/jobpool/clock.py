@@ -64,5 +64,5 @@ class ManualClock:
         self._boot = round(self._boot + seconds, 6)
 
     def set_wall(self, seconds: float) -> None:
-        """Somebody sets the wall clock, `seconds` on (or back, below 0); the other readings stay."""
+        """Set the wall clock, `seconds` on (or back, below 0); the other readings stay."""
         self._wall = round(self._wall + seconds, 6)

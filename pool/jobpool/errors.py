@@ -18,7 +18,7 @@ class InvalidJob(JobpoolError, ValueError):
 
 
 class MalformedEnvelope(JobpoolError, ValueError):
-    """A message body is no wire object of ours. Abandon the message as `rejected`; never retry it."""
+    """A message body is not a wire object of ours. Abandon the message as `rejected`; never retry it."""
 
 
 class BadSignature(MalformedEnvelope):
@@ -50,7 +50,7 @@ class LeaseLost(JobpoolError):
 
 
 class ClaimNotFound(JobpoolError):
-    """The claim has ended, was released, or never was. What was done for its messages may be done again: roll back."""
+    """The claim has ended, was released, or never was. Others may do the work for its messages again: roll back."""
 
 
 class Forbidden(JobpoolError):

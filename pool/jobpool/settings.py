@@ -276,6 +276,13 @@ class Settings:
         TIME, "Time for the import of the app, and for the start of a child.", "60s", section=TIMES, above=0
     )
 
+    broker_refusal_timeout: float = _setting(
+        TIME,
+        "Time for which a pool that has worked waits while its broker refuses it (password, rights); 0 = forever.",
+        "30m",
+        section=TIMES,
+    )
+
     retry: RetryPolicy = _setting(
         Kind(parse_retry, "WORDS"),
         "Retries: `none`, `fixed` or `exponential`, then base=TIME, multiplier=X, max=TIME, jitter=SHARE, attempts=N.",
@@ -473,7 +480,6 @@ REMOVED: Mapping[str, str] = {
     "breaker_threshold": _BREAKER,
     "breaker_cooldown": _BREAKER,
     "breaker_max_cooldown": _BREAKER,
-    "broker_refusal_timeout": "leave it out: a pool that its broker refuses for 30 minutes ends",
     "crash_back_off": _BACK_OFF,
     "crash_back_off_cap": _BACK_OFF,
     "crash_window": "leave it out: a crash is forgotten after 72 hours",

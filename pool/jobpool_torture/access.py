@@ -1,7 +1,7 @@
-"""A user of the run's own on the broker, by whom its pools log in, and who may be locked out for a while.
+"""A user of the run's own on the broker: its pools log in as this user, who may be locked out for a while.
 
-Nothing else is touched: no user, role or right that was there before. The user is made where the one of the broker's
-URL may make others; whoever looks at the broker for the run keeps the URL's own.
+Nothing else is touched: no user, role or right that was there before. The user is made if the one of the broker's URL
+may make others; the run's own looks at the broker use the URL's.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class User(ABC):
     Attributes:
         name: Of the user.
         url: The broker's URL, with this user.
-        ways: What `deny` can do, in a few words each.
+        ways: The ways of `deny`, in a few words each.
     """
 
     ways: ClassVar[tuple[str, ...]]
@@ -114,14 +114,14 @@ class Access:
         return f"user {self._user.name}: {self._user.ways[way]}"
 
     def end(self, number: int) -> str:
-        """That fault is over; the others go on."""
+        """End that fault; the others go on."""
         self._active.pop(number, None)
         self.forget()
         self.mend()
         return "a fault on the user is over" + (", and undone as soon as the broker answers" if self._is_wrong else "")
 
     def forget(self) -> None:
-        """The broker may have forgotten the user, for it was started again: `mend` makes it anew."""
+        """Forget the user of a broker that was started again: `mend` makes it anew."""
         self._is_wrong = True
         self._retry_at = 0.0
 
@@ -158,7 +158,9 @@ class Access:
 
 
 def make_access(url: str) -> Access | str:
-    """A user of its own on the broker of this URL; or why there can be none, as half a sentence. Blocks for seconds."""
+    """Make a user of its own on the broker of this URL; or return why there can be none, as half a sentence. Blocks for
+    seconds.
+    """
     scheme = scheme_of(url)
     users: dict[str, type[RedisUser | PostgresUser]] = {"redis": RedisUser}
     users |= dict.fromkeys(("postgresql", "postgres"), PostgresUser)
@@ -238,7 +240,7 @@ class PostgresUser(User):
         self._order(orders[way], *(hang_up if "closed" in self.ways[way] else ()))
 
     def check(self) -> None:
-        """Its connection is ended as `deny` does it, so that what may not be done is known before any pool runs."""
+        """Check, before any pool runs, what may be done: end its connection as `deny` does it."""
         with self._connected(self.url):
             self._order("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = {text}")
 

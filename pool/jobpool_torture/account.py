@@ -1,4 +1,4 @@
-"""What the oracle has counted of a ledger: ids, by what is wrong with them, and a sentence for each."""
+"""The oracle's counts of a ledger: ids, by their fault, and a sentence for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MULTIPLE = {"DUP": "duplicates", "OVERLAP": "overlaps"}
 
 @dataclass(slots=True)
 class Account:
-    """What was counted: ids, so that a failure names them.
+    """The counts: ids, so that a failure names them.
 
     Attributes:
         lost: Enqueued, and neither acked nor kept; or acked though their handler had not ended; or dead, and gone; or
@@ -31,14 +31,14 @@ class Account:
         double_settles: Ended more often than once, or settled by one whose lease was over.
         reruns: Delivered again, or kept alive, after an accepted end; or delivered while another delivery held it.
         fences: Delivered or begun under a number that had been another's, or that was not above the earlier ones.
-        wrong_attempts: Another number of failures than they had.
-        wrong_crashes: Another number of crashes than deliveries without a verdict.
+        wrong_attempts: A number of failures other than they had.
+        wrong_crashes: A number of crashes other than their deliveries without a verdict.
         duplicates: Ended more than once. No fault by itself.
         overlaps: Ran on after a later delivery had begun. No fault by itself.
         crashes: Per id that has run, as its last run was told.
         excused: Not judged by their counters and numbers, because a broker that copies may have left two of them.
         messages: How many there were.
-        reasons: By attribute and id, what is wrong with it, or why it was excused: half a sentence.
+        reasons: By attribute and id, the fault, or why it was excused: half a sentence.
     """
 
     lost: set[str] = field(default_factory=set)
@@ -61,7 +61,7 @@ class Account:
         self.reasons[attribute, ident] = reason
 
     def violations(self) -> dict[str, dict[str, str]]:
-        """The counts that must be 0, all of them: of each its ids → why."""
+        """Return the counts that must be 0, all of them: of each its ids → why."""
         return self._told(VIOLATIONS)
 
     def _told(self, counts: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -72,7 +72,7 @@ class Account:
 
     @property
     def is_clean(self) -> bool:
-        """Whether all of them are."""
+        """True if all of them are."""
         return not any(self.violations().values())
 
     def assert_clean(self) -> None:
@@ -80,7 +80,7 @@ class Account:
         self._assert_none(VIOLATIONS)
 
     def assert_once_each(self) -> None:
-        """As `assert_clean`, and no message ended twice or ran beside itself."""
+        """Assert as `assert_clean`, and that no message ended twice or ran beside itself."""
         self._assert_none(VIOLATIONS | MULTIPLE)
 
     def _assert_none(self, counts: Mapping[str, str]) -> None:

@@ -19,7 +19,7 @@ Open = dict[str, Counter[str]]
 
 
 class AtRest:
-    """Looks at the masters of a run. What could not be compared is a problem of the result.
+    """A look at the masters of a run. A missing comparison is a problem of the result.
 
     Args:
         workers: Children of each pool when nothing ails it.
@@ -34,7 +34,9 @@ class AtRest:
         self._result = result
 
     def look(self) -> Open | None:
-        """Blocks for `REST_LIMIT` seconds at most. None: a pool lacks children, or a person has interrupted."""
+        """Count the open descriptors; block for `REST_LIMIT` seconds at most. None: a pool lacks children, or an
+        interrupt.
+        """
         if self._pace.wait(lambda: self._result.interrupted or not self._short(), REST_LIMIT):
             return None if self._result.interrupted else self._fleet.descriptors()
         self._note_short()
@@ -58,7 +60,7 @@ class AtRest:
         return descriptors.grown(self._result.descriptors, self._connections)
 
     def _short(self) -> Sequence[Pool]:
-        """Pools that have not all their children, or more: each of them costs its master some descriptors."""
+        """Return pools that lack children, or have more: each of them costs its master some descriptors."""
         return [pool for pool in self._fleet.pools if not pool.is_full(self._workers)]
 
     def _note_short(self) -> None:

@@ -24,7 +24,7 @@ class BrokerRestart:
     """
 
     def __init__(self, command: str, log: Path) -> None:
-        """`log`: a file to which its output is appended."""
+        """Keep the command. `log`: a file to which its output is appended."""
         self.command = command
         self.moments: list[tuple[float, float]] = []
         self._log = log
@@ -45,7 +45,7 @@ class BrokerRestart:
         return self._process.pid
 
     def look(self) -> int | None:
-        """Its exit status, once, when it has ended since the last look; else None."""
+        """Return its exit status, once, when it has ended since the last look; else None."""
         if self._process is None or (status := self._process.poll()) is None:
             return None
         self._process = None
@@ -53,7 +53,7 @@ class BrokerRestart:
         return status
 
     def was_since(self, moment: float) -> bool:
-        """Whether it is under way, or was at or after `moment` (CLOCK_MONOTONIC)."""
+        """Return whether it is under way, or was at or after `moment` (CLOCK_MONOTONIC)."""
         return self.is_under_way or bool(self.moments and self.moments[-1][1] >= moment)
 
     def close(self) -> None:

@@ -11,10 +11,10 @@ from jobpool_torture.chain import Story
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """All that is known of one message.
+    """The knowledge about one message.
 
     Attributes:
-        kept: What the broker still has under its id; mostly one or none.
+        kept: Messages that the broker still has under its id; mostly one or none.
         promised: An enqueue was answered.
         tried: An enqueue was tried, at least.
         witnessed: All pools ran under a witness.

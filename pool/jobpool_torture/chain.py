@@ -1,9 +1,8 @@
-"""One message's story: its deliveries, what is known of the settlement of each, and which counters could follow.
+"""One message's story: its deliveries, the known facts of each settlement, and the counters that could follow.
 
 Two pools write to one ledger, and either may be stopped between an answer and its line. So the order of lines of two
-pools proves nothing; what counts are the broker's own numbers (a message's deliveries are numbered in their true
-order), the order of lines of one delivery, which one master wrote, and clocks: a call that began after another was
-answered came after it.
+pools proves nothing. Three things count: the broker's own numbers of a message's deliveries, the order of one
+delivery's lines, which one master wrote, and clocks. A call that began after another was answered came after it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ REMEMBERED = 50.0
 """Seconds for which a broker surely knows a call again; less than the contract's 60, for clocks."""
 
 Step = tuple[int, int]
-"""What a delivery adds to attempts and to crashes."""
+"""Attempts and crashes that a delivery adds."""
 
 CRASHED: Step = (0, 1)
 
@@ -36,7 +35,7 @@ STEPS: dict[str, Step] = {"nack": (1, 0), "release": (0, 0), "forfeit": CRASHED}
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of one delivery's settlement.
+    """The known facts of one delivery's settlement.
 
     Attributes:
         done: Calls that the broker answered with OK: it changed something; more than one is a fault.
@@ -56,7 +55,7 @@ class Known:
         return self.accepted.verb if self.accepted else ""
 
     def may_be(self, verb: str) -> bool:
-        """Whether it was settled so, as far as anybody knows."""
+        """Return whether it was settled so, as far as anybody knows."""
         return self.verb == verb or any(line.verb == verb for line in self.unknown)
 
 
@@ -74,7 +73,7 @@ def known_of(calls: Iterable[Line], *, idempotent: bool = True) -> Known:
     asked: Line | None = None
     for line in calls:
         if line.event == "asked":
-            silent, asked = asked, line  # whoever asked before was killed in that call
+            silent, asked = asked, line  # the pool that asked before was killed in that call
         else:
             silent, asked = (line if line.event == "unknown" else None), None
         if silent is not None:
@@ -102,11 +101,11 @@ class Delivery:
     known: Known = Known()
 
     def refused(self) -> list[Line]:
-        """The calls that were answered with a refusal."""
+        """Return the calls that were answered with a refusal."""
         return [line for line in self.calls if line.event == "settled" and line.answer not in ACCEPTED]
 
     def wrote(self, event: str) -> list[Line]:
-        """The handler's lines of that event."""
+        """Return the handler's lines of that event."""
         return [line for line in self.run if line.event == event]
 
 
@@ -139,24 +138,26 @@ class Story:
         return self._deliveries.setdefault(fence, Delivery(fence))
 
     def at(self, fence: int) -> Delivery | None:
-        """The delivery of that number, if anybody has seen it."""
+        """Return the delivery of that number, if anybody has seen it."""
         return self._deliveries.get(fence)
 
     def after(self, fence: int) -> Iterator[Delivery]:
-        """The deliveries with a higher number."""
+        """Return the deliveries with a higher number."""
         return (delivery for delivery in self.deliveries if delivery.fence > fence)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody has seen anything of it."""
+        """True if nobody has seen anything of it."""
         return not (self._deliveries or self.reaped)
 
     def wrote(self, event: str) -> list[Line]:
-        """The handlers' lines of that event, of all deliveries."""
+        """Return the handlers' lines of that event, of all deliveries."""
         return [line for line in self.run if line.event == event]
 
     def copies(self) -> int:
-        """Settlements which a broker that copies may have left half done: not answered, or refused after the copy."""
+        """Return how many settlements a broker that copies may have left half done: unanswered, or refused after the
+        copy.
+        """
         calls = (call for delivery in self.deliveries for call in (*delivery.known.unanswered, *delivery.refused()))
         return sum(call.verb != "ack" for call in calls)
 
@@ -165,7 +166,7 @@ class Story:
 
 
 def steps_of(known: Known) -> set[Step]:
-    """What this delivery can have added, given that the message was delivered again, or is kept."""
+    """Return the steps that this delivery can have added, given that the message was delivered again, or is kept."""
     if known.accepted is not None:
         return {_step(known.accepted)}
     return {CRASHED, *(_step(line) for line in known.unknown)}
@@ -177,12 +178,12 @@ def _step(call: Line) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """From one delivery, or the enqueue, to the next that was seen, or to what is kept.
+    """A step from one delivery, or the enqueue, to the next that was seen, or to the kept message.
 
     Attributes:
         fence: Of the second.
-        added: What it had more of attempts and crashes than the first.
-        steps: What the first can have added.
+        added: Its attempts and crashes minus those of the first.
+        steps: Steps that the first can have added.
         unseen: Deliveries between the two, which nobody saw: each crashed, or was given back.
     """
 
@@ -192,19 +193,21 @@ class Link:
     unseen: int
 
     def attempts_fit(self) -> bool:
-        """No unseen delivery has failed."""
+        """Return whether the attempts fit: no unseen delivery has failed."""
         return any(self.added[0] == attempts for attempts, _ in self.steps)
 
     def crashes_fit(self, *, exact: bool) -> bool:
-        """`exact`: False where the broker may charge less (`Capabilities.exact_crashes`)."""
+        """Return whether the crashes fit. `exact`: False if the broker may charge less
+        (`Capabilities.exact_crashes`).
+        """
         fitting = [crashes for attempts, crashes in self.steps if attempts == self.added[0]]
         return any((crashes if exact else -math.inf) <= self.added[1] <= crashes + self.unseen for crashes in fitting)
 
 
 def links(story: Story, kept: Message | None) -> list[Link]:
-    """The chain of counters: of the deliveries whose `fetched` line is there, and of the message that is kept.
+    """Return the chain of counters: of the deliveries whose `fetched` line is there, and of the message that is kept.
 
-    It ends with an accepted ack: what comes after that is another fault.
+    It ends with an accepted ack: a delivery after that is another fault.
     """
     found: list[Link] = []
     before, told, steps, ended = 0, (0, 0), frozenset({(0, 0)}), ""
@@ -223,7 +226,7 @@ def links(story: Story, kept: Message | None) -> list[Link]:
 
 
 def _to_kept(kept: Message, before: int, told: Step, steps: frozenset[Step], ended: str) -> Link:
-    """A lease that runs has added nothing yet; nor has one that was forfeited, until it is reaped."""
+    """Return the last link. A running lease has added nothing yet; nor has a forfeited one, until it is reaped."""
     runs = kept.state is State.LEASED
     unseen = kept.deliveries - before
     if runs and unseen == 0 and ended in ("", "forfeit"):

@@ -1,15 +1,15 @@
 """A wall clock of a pool's own, which is set while the pool runs: by libfaketime, which its processes are started with.
 
-What a file says is added to Unix time, and every reading of the clock reads the file: so all processes of the pool see
-a jump at the same moment, as they do on a machine whose clock is set. The monotonic clocks (and CLOCK_BOOTTIME) stay
-as they are, and so do time-outs; so does what the kernel says of a file's times.
+The number in a file is added to Unix time, and every reading of the clock reads the file. So all processes of the pool
+see a jump at the same moment, as on a machine whose clock is set. The monotonic clocks (and CLOCK_BOOTTIME), time-outs
+and the kernel's times of files stay as they are.
 
 Facts about libfaketime 0.9.10 that this stands on: `FAKETIME_*` and LD_PRELOAD are inherited by forks and through exec;
 a reading costs some 15 µs. The first process makes a piece of shared memory and a semaphore, named by its pid, and
-leaves them behind when it is killed; a later process with that pid and a libfaketime would refuse to start: hence
-`clear`. Who reads a shift that is written "+SECONDS" needs no lock; a program takes the semaphore for a moment when it
-is executed, and killed in that moment would hold up the next one that is. Its clock_nanosleep answers EINVAL to every
-sleep until a monotonic time, which is how Python sleeps since 3.11: hence `SLEEP`.
+leaves them behind when it is killed. A later process with that pid and a libfaketime would refuse to start: hence
+`clear`. Reading a shift that is written "+SECONDS" needs no lock. A program takes the semaphore for a moment when it is
+executed; killed in that moment, it would hold up the next one. Its clock_nanosleep answers EINVAL to every sleep until
+a monotonic time, which is how Python sleeps since 3.11: hence `SLEEP`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _ELSEWHERE = tuple(map(Path, ("/usr/lib/faketime", "/usr/lib64/faketime", "/usr/
 
 
 def find_library() -> Path | None:
-    """Where libfaketime is installed; None = it is not."""
+    """Return where libfaketime is installed; None = it is not."""
     folders = [*sorted(Path("/usr/lib").glob("*-linux-gnu*/faketime")), *_ELSEWHERE]
     return next((folder / LIBRARY for folder in folders if (folder / LIBRARY).exists()), None)
 
 
 def missing() -> str:
-    """Why no clock can be moved here, as half a sentence; "" = it can."""
+    """Return why no clock can be moved here, as half a sentence; "" = it can."""
     return "" if find_library() else "libfaketime is not installed (Debian's package libfaketime)"
 
 
@@ -64,7 +64,7 @@ class PoolClock:
     """
 
     def __init__(self, file: Path) -> None:
-        """`file`: made here, in a folder that exists; it belongs to this clock, and so does `file`.site beside it.
+        """Make `file`, in a folder that exists; it belongs to this clock, and so does `file`.site beside it.
 
         Raises:
             FileNotFoundError: libfaketime is not installed; see `missing`.
@@ -88,7 +88,7 @@ class PoolClock:
         os.replace(new, self._file)
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """`base`, so that a program started with it, and all that it starts, goes by this clock."""
+        """Return `base`, extended so that a program started with it, and its children, go by this clock."""
         kept = {name: value for name, value in base.items() if not name.startswith("FAKETIME")}
         return kept | {
             "LD_PRELOAD": " ".join(filter(None, (str(self._library), base.get("LD_PRELOAD", "")))),

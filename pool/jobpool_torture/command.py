@@ -41,7 +41,7 @@ OF_THE_RUN = ("minutes", "seed", "pools", "workers", "ttl", "rate", "faults")
 @option("-Q", "--queue", metavar="NAME", help="An empty one.  [default: torture-…, a new one]")
 @option("--ttl", metavar="TIME", help="How long a lease holds.  [default: 5s]")
 @option("--rate", type=float, metavar="N", help="Jobs a second.  [default: 20]")
-@option("--faults", metavar="KIND,…|all", help="What may strike; `--faults help` lists them.  [default: all]")
+@option("--faults", metavar="KIND,…|all", help="Kinds of faults; `--faults help` lists them.  [default: all]")
 @option("--replay", type=click.Path(dir_okay=False), metavar="FILE", help="Strike the schedule of an earlier run.")
 @option("--shrink", is_flag=True, help="After a violation look for a shorter schedule that still fails.")
 @option("--restart-broker", metavar="COMMAND", help="A shell command; the broker may be restarted by it.")
@@ -53,7 +53,7 @@ OF_THE_RUN = ("minutes", "seed", "pools", "workers", "ttl", "rate", "faults")
 def torture(
     ctx: click.Context, /, session: Session, replay: str | None, shrink: bool, json_: bool, **given: Any
 ) -> None:
-    """Run pools under kills, stops, bad networks and moved clocks on your own broker; count what became of each job.
+    """Run pools under kills, stops, bad networks and moved clocks on your own broker; check the end of each job.
 
     It works in a queue of its own and empties it at the end; no other queue is touched, and the broker is neither
     configured nor flushed. Exits 0: nothing was lost, ended twice or left behind; 1: something was, or nobody can say.
@@ -69,7 +69,7 @@ def torture(
     face = _Face(folder, is_verbose, json_, given["restart_broker"] or "", given["queue"] or "")
     try:
         result = face.run(options, faults)
-    except BaseException:  # an interrupt too: whatever ends it, what was written is told of, and the error goes on
+    except BaseException:  # an interrupt too: at any end the folder is named, and the error goes on
         has_begun = any(folder.glob("*.log"))
         _forget(folder, not is_named and not has_begun)
         if has_begun:
@@ -88,7 +88,7 @@ def torture(
 
 
 def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[Options, Sequence[Fault] | None]:
-    """The options, and the faults of a schedule file. Raises `ConfigurationError` and `click.UsageError`."""
+    """Return the options, and the faults of a schedule file. Raises `ConfigurationError` and `click.UsageError`."""
     from jobpool_torture.conduct import read_schedule
     from jobpool_torture.options import Options, absolute, check_machine
 
@@ -114,7 +114,7 @@ def _read(session: Session, replay: str | None, given: dict[str, Any]) -> tuple[
 
 
 def _translated(run: dict[str, Any]) -> dict[str, Any]:
-    """Flags as the fields of `Options`."""
+    """Translate flags into the fields of `Options`."""
     from jobpool.message.units import parse_duration
 
     run = {"seed": secrets.randbelow(1 << 31), **run}
@@ -141,7 +141,7 @@ def _list_faults() -> None:
 
 
 def _folder(directory: str | None) -> tuple[Path, bool]:
-    """Where the run writes, and whether the user has named it."""
+    """Return where the run writes, and whether the user has named it."""
     from jobpool_torture.options import check_folder
 
     if directory is None:
@@ -154,11 +154,11 @@ def _forget(folder: Path, really: bool) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# --- running, and what is shown -------------------------------------------------------------------------------------
+# --- running, and its display ---------------------------------------------------------------------------------------
 
 
 class _Face:
-    """What the user sees of runs, and how they are interrupted."""
+    """The user's view of runs, and their interruption."""
 
     def __init__(self, folder: Path, verbose: bool, json_: bool, restart: str, queue: str) -> None:
         self._folder = folder
@@ -173,7 +173,7 @@ class _Face:
         self._gives_up = False
 
     def run(self, options: Options, faults: Sequence[Fault] | None) -> Result:
-        """The one that was asked for, with its progress shown."""
+        """Make the requested run, with its progress shown."""
         from jobpool_torture.conduct import conduct
         from jobpool_torture.view import Progress
 
@@ -181,7 +181,7 @@ class _Face:
             return conduct(options, self._folder, self._watcher(self._planned, progress.tell), faults)
 
     def shrink(self, options: Options) -> None:
-        """Shorter ones, a line each. What has been found is reported, whatever ends the search."""
+        """Run shorter ones, and print a line for each. Findings are reported, however the search ends."""
         from jobpool_torture.conduct import SHORTEST, find_shorter
 
         assert self._plan is not None
@@ -194,7 +194,7 @@ class _Face:
             self._shortest = path if path.exists() else None
 
     def report(self, result: Result, folder: Path | None) -> None:
-        """The answer. `folder`: None = it is removed."""
+        """Print the answer. `folder`: None = it is removed."""
         from jobpool_torture import view as tortureview
 
         assert self._plan is not None
@@ -226,12 +226,12 @@ class _Face:
         show(moment)
 
     def _over(self) -> None:
-        """Until another begins there is nothing to heal or count."""
+        """Let nothing be healed or counted until another run begins."""
         self._run = None
 
     def _interrupt(self, number: int) -> None:
-        """Called by a signal, in the middle of anything: it writes nothing."""
-        if self._gives_up:  # processes are being killed: whoever ended that would leave them behind
+        """Interrupt the run. Called by a signal, in the middle of anything: it writes nothing."""
+        if self._gives_up:  # processes are being killed: an interrupt now would leave some behind
             return
         if self._run is None:
             self._gives_up = True
@@ -243,7 +243,7 @@ class _Face:
             raise KeyboardInterrupt
 
     def _replay_command(self, folder: Path | None) -> str:
-        """What strikes the same faults again: of the file where it is left, else of the seed."""
+        """Return the command that strikes the same faults again: of the file if it is kept, else of the seed."""
         from jobpool.broker.opening import redact
         from jobpool_torture.conduct import SCHEDULE
 
@@ -264,14 +264,16 @@ class _Face:
 
 
 def _told(text: str) -> None:
-    """A line on stderr, if anybody is there to read it: a closed terminal is no end of a run."""
+    """Print a line on stderr, if it is open: a closed terminal does not end a run."""
     with suppress(OSError):
         note(text)
 
 
 @contextmanager
 def _interrupts(handle: Callable[[int], None]) -> Iterator[None]:
-    """Ctrl-C, TERM, and HUP of a closed terminal call `handle` within the block, unless they are ignored (nohup)."""
+    """Let Ctrl-C, TERM, and HUP of a closed terminal call `handle` within the block, unless they are ignored
+    (nohup).
+    """
     heard = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
     old = {number: signal.signal(number, lambda number, _: handle(number)) for number in heard}
     try:

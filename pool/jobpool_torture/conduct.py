@@ -37,11 +37,11 @@ REPLAYED = {"seed": int, "seconds": int | float, "pools": int, "workers": int, "
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run is about to do.
+    """The plan of a run.
 
     Attributes:
-        left_out: Kinds that were asked for and cannot be had → why.
-        broker: What the broker says of itself: its version, where it tells, and settings that can lose jobs.
+        left_out: Kinds that were asked for and are impossible → why.
+        broker: The broker's own facts: its version, if it tells, and settings that can lose jobs.
     """
 
     options: Options
@@ -53,7 +53,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """Who is told what. `planned`: before the pools are started; `begun`, `over`: may be interrupted in between."""
+    """A receiver of news. `planned`: before the pools are started; `begun`, `over`: may be interrupted in between."""
 
     planned: Callable[[Plan], None]
     begun: Callable[[Run], None]
@@ -116,22 +116,22 @@ def _plan(options: Options, place: Place) -> list[Fault]:
 
 
 def _wanted(options: Options, faults: Sequence[Fault] | None) -> Collection[str]:
-    """Kinds of fault that are asked for."""
+    """Return the kinds of fault that are asked for."""
     if faults is not None:
         return {fault.kind for fault in faults}
     return options.faults or tuple(KINDS)
 
 
 def about(options: Options) -> dict[str, Any]:
-    """What a schedule file says of its run."""
+    """Return a schedule file's facts about its run."""
     return {name: getattr(options, name) for name in REPLAYED}
 
 
 def read_schedule(path: Path) -> tuple[list[Fault], dict[str, Any]]:
-    """The faults of a file, and the options that it brings along.
+    """Return the faults of a file, and the options that it brings along.
 
     Raises:
-        ConfigurationError: It cannot be read, or is no schedule.
+        ConfigurationError: It cannot be read, or is not a schedule.
     """
     try:
         faults, told = schedule.load(path.read_text())
@@ -156,15 +156,16 @@ def read_schedule(path: Path) -> tuple[list[Fault], dict[str, Any]]:
 def find_shorter(
     options: Options, folder: Path, faults: Sequence[Fault], watcher: Watcher, tell: Callable[[str], None]
 ) -> Path | None:
-    """Replay parts of a schedule that has failed; the file of the shortest that fails too, None = no shorter one does.
+    """Replay parts of a schedule that has failed; return the file of the shortest that fails too, None = no shorter one
+    does.
 
     Args:
         options: Of the run that failed, its queue left out where one is made for each.
         folder: Of that run; the runs' folders are made in it.
         tell: Called with a line before and after each run.
 
-    Blocks for `SHRINK_RUNS` runs at most, each as long as its last fault needs. The file is there from the first part
-    that fails on, whatever ends the search.
+    Blocks for `SHRINK_RUNS` runs at most, each as long as its last fault needs. The file is there from the first
+    failing part on, however the search ends.
     """
     tried = 0
     path = folder / SHORTEST

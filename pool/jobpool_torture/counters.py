@@ -11,7 +11,7 @@ from jobpool_torture.chain import Delivery, Link, Story, links
 
 
 def fence(case: Case) -> str:
-    """Numbers of deliveries strictly grow, and each is one delivery."""
+    """Report numbers of deliveries that do not grow, or that name two deliveries."""
     if not case.witnessed:
         numbers = [line.fence for line in case.story.wrote("start")]
         return "" if numbers == sorted(set(numbers)) else f"it began as the deliveries {numbers}"
@@ -39,7 +39,7 @@ def _misnumbered(story: Story, delivery: Delivery) -> str:
 
 
 def attempts(case: Case) -> str:
-    """The counter of failures is not what was settled, or not what the handler was told or did."""
+    """Report a counter of failures that differs from the settlements, or from what the handler was told and did."""
     if not case.witnessed:
         return _attempts_told(case.story)
     if case.copies:
@@ -51,7 +51,7 @@ def attempts(case: Case) -> str:
 
 
 def crashes(case: Case) -> str:
-    """The counter of crashes is not that of the deliveries without a verdict."""
+    """Report a counter of crashes that differs from the deliveries without a verdict."""
     if not case.witnessed:
         return _crashes_told(case.story)
     if case.copies:
@@ -73,7 +73,7 @@ def _steps(steps: Iterable[tuple[int, int]], place: int) -> str:
 
 
 def _told_otherwise(story: Story, counter: str) -> str:
-    """A handler was told another number than its pool."""
+    """Report a handler that was told a number other than its pool's."""
     for delivery in story.deliveries:
         told = {getattr(line, counter) for line in (*delivery.fetched, *delivery.wrote("start"))}
         if len(told) > 1:
@@ -97,7 +97,7 @@ def _attempts_told(story: Story) -> str:
 
 
 def _crashes_told(story: Story) -> str:
-    """Each run but the last that wrote neither an end nor a failure was cut short."""
+    """Report a wrong number of crashes told: each run but the last that wrote no end and no failure was cut short."""
     starts = story.wrote("start")
     ends = {line.fence for line in story.run if line.event in ("end", "fail")}
     cut_short = sum(line.fence not in ends for line in starts[:-1])
@@ -110,7 +110,7 @@ def _crashes_told(story: Story) -> str:
 
 
 def overlap(case: Case) -> str:
-    """A run wrote something after a later one had begun."""
+    """Report a run that wrote something after a later one had begun."""
     begun = 0
     for line in case.story.run:
         if line.event == "start":

@@ -1,4 +1,4 @@
-"""Whether masters have more open descriptors at the end of a run than before its faults. Pure."""
+"""A check for leaks: masters must not have more open descriptors at the end of a run than before its faults. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ FILE = "file"
 """Files of all names together; and a connection to a database that is one."""
 
 TOLERATED = {SOCKET: 8, UNIX_SOCKET: 8, FILE: 4}
-"""Kind of the connections to the broker → how many more a master may have: it opens a connection when a call finds all
-others in use, and keeps a few of them. (One to a database in a file takes two.) What leaks with every fault is more
-than that soon. Of all other kinds none is allowed, but for files."""
+"""Kind of the connections to the broker → how many more a master may have.
+
+It opens a connection when a call finds all others in use, and keeps a few of them. (One to a database in a file takes
+two.) A leak with every fault soon is more than that. Of all other kinds none is allowed, except files.
+"""
 
 FILES_TOLERATED = 2
-"""Files that a master may have more than before, where its connections are no files."""
+"""Files that a master may have more than before, if its connections are not files."""
 
 
 _PID = re.compile(r"(?<=[._])\d+(?=[. ]|$)")
@@ -32,7 +34,7 @@ _PID = re.compile(r"(?<=[._])\d+(?=[. ]|$)")
 
 
 def difference(before: Mapping[str, Counter[str]], now: Mapping[str, Counter[str]]) -> dict[str, dict[str, int]]:
-    """By pool, how many descriptors of each kind its master has more than before; < 0: fewer. Equal ones left out."""
+    """Return, by pool, how many more descriptors of each kind its master has; < 0: fewer. Equal ones are left out."""
     before, now = _without_pids(before), _without_pids(now)
     kinds = {pool: sorted({*before[pool], *counts}) for pool, counts in now.items() if pool in before}
     changes = {pool: {kind: now[pool][kind] - before[pool][kind] for kind in found} for pool, found in kinds.items()}
@@ -40,7 +42,7 @@ def difference(before: Mapping[str, Counter[str]], now: Mapping[str, Counter[str
 
 
 def _without_pids(counts: Mapping[str, Counter[str]]) -> dict[str, Counter[str]]:
-    """The master may be another one by now, and has files of other names."""
+    """Drop pids from names: another master has files of other names."""
     found: dict[str, Counter[str]] = {}
     for pool, kinds in counts.items():
         found[pool] = Counter()
@@ -50,7 +52,7 @@ def _without_pids(counts: Mapping[str, Counter[str]]) -> dict[str, Counter[str]]
 
 
 def grown(changes: Mapping[str, Mapping[str, int]], connections: str = SOCKET) -> list[str]:
-    """Which masters have more descriptors than before, and of what kind; what connections explain left out.
+    """Return which masters have more descriptors than before, and of what kind; what connections explain left out.
 
     Args:
         changes: Of `difference`.
@@ -69,15 +71,15 @@ def _too_many(changes: Mapping[str, int], connections: str) -> dict[str, int]:
 
 
 def is_file(kind: str) -> bool:
-    """Whether descriptors of this kind are of a file on a disk, or of a device."""
+    """Return whether descriptors of this kind are of a file on a disk, or of a device."""
     return kind.startswith("/") and not kind.startswith(MEMORY)
 
 
 def listed(kinds: Mapping[str, int]) -> str:
-    """The changes of a pool, for people."""
+    """Return the changes of a pool, for people."""
     return ", ".join(f"{change:+d} {kind}" for kind, change in kinds.items()) or "as before"
 
 
 def unix_sockets(table: str) -> set[str]:
-    """The inodes of all sockets of the Unix family, from the text of /proc/PID/net/unix."""
+    """Return the inodes of all sockets of the Unix family, from the text of /proc/PID/net/unix."""
     return {line.split()[6] for line in table.splitlines()[1:] if len(line.split()) > 6}

@@ -23,12 +23,13 @@ BETWEEN = 0.5
 UNHELD = (State.WAITING, State.DELAYED)
 
 OURS = ("try", "enq", "start")
-"""Events of messages that this run has enqueued, or whose handlers it has run: a job that others have put into its
-queue is not signed with its key, and so never begins."""
+"""Events of messages that this run has enqueued, or whose handlers it has run. Jobs that others put into its queue are
+not signed with its key, and never begin.
+"""
 
 
 def own_ids(lines: Iterable[Line]) -> set[str]:
-    """The ids of all messages that a run has put into its queue, as far as its ledger knows."""
+    """Return the ids of all messages that a run has put into its queue, as far as its ledger knows."""
     found = set()
     for line in lines:
         if line.event in OURS:
@@ -39,7 +40,7 @@ def own_ids(lines: Iterable[Line]) -> set[str]:
 
 
 def empty(backend: QueueBackend, queue: str, ours: Collection[str], rest: Callable[[float], None], limit: float) -> str:
-    """Delete a run's messages. What is held is waited for: a lease may outlive the pool that was killed with it.
+    """Delete a run's messages. Leased ones are waited for: a lease may outlive the pool that was killed with it.
 
     Args:
         ours: Ids; messages of other ids are left alone where the broker can tell them apart.
@@ -47,7 +48,7 @@ def empty(backend: QueueBackend, queue: str, ours: Collection[str], rest: Callab
         limit: Seconds to wait for leases.
 
     Returns:
-        What is still there, as a sentence; "" = nothing. Raises `BackendUnavailable`.
+        The messages still there, as a sentence; "" = none. Raises `BackendUnavailable`.
     """
     give_up = time.monotonic() + limit
     while True:
@@ -60,7 +61,7 @@ def empty(backend: QueueBackend, queue: str, ours: Collection[str], rest: Callab
 
 
 def _delete(backend: QueueBackend, queue: str, ours: Collection[str]) -> list[str]:
-    """One pass; the ids of strangers' messages, as far as they are listed."""
+    """Make one pass; return the ids of strangers' messages, as far as they are listed."""
     where = MessageFilter(queue=queue)
     if not (backend.capabilities.lists_live and backend.capabilities.deletes_live):
         _delete_all(backend, MessageFilter(queue=queue, states=UNHELD))

@@ -17,7 +17,7 @@ CLOCKS = 0.1
 
 
 def lost(case: Case) -> str:
-    """Enqueued, and gone without an ack; or acked before its time."""
+    """Report a message that was enqueued and is gone without an ack, or was acked before its time."""
     if case.witnessed:
         return _unearned(case) or _vanished(case) or _died_of_nothing(case)
     if case.promised and not case.kept and not case.story.wrote("end"):
@@ -42,7 +42,7 @@ def _vanished(case: Case) -> str:
 
 
 def _may_be_acked(case: Case) -> bool:
-    """An ack that was not answered was none if the message was delivered, or reaped, after it."""
+    """Return False for an unanswered ack if the message was delivered, or reaped, after it."""
     deliveries = case.story.deliveries
     if any(delivery.known.verb == "ack" for delivery in deliveries):
         return True
@@ -51,14 +51,14 @@ def _may_be_acked(case: Case) -> bool:
 
 
 def _was_reaped(case: Case, delivery: Delivery) -> bool:
-    """A reaper took it back from that delivery, or from a later one."""
+    """Return whether a reaper took it back from that delivery, or from a later one."""
     if not case.can.exact_crashes or case.copies or not delivery.fetched:
         return False
     return any(line.crashes > delivery.fetched[0].crashes for line in case.story.reaped)
 
 
 def _died_of_nothing(case: Case) -> str:
-    """A message that nobody holds is no reaper's business: after a nack or a release it cannot become a dead letter."""
+    """Report a dead letter that nobody held: after a nack or a release a reaper must leave a message alone."""
     deliveries, dead = case.story.deliveries, [message for message in case.kept if message.state is State.DEAD]
     if not (deliveries and dead and case.can.atomic_nack) or case.can.native_reap or _deaths(case.story):
         return ""
@@ -69,7 +69,7 @@ def _died_of_nothing(case: Case) -> str:
 
 
 def ghost(case: Case) -> str:
-    """Something of it is there, and nobody has enqueued it."""
+    """Report a message that nobody has enqueued."""
     if case.tried or (case.story.is_empty and not case.kept):
         return ""
     return "nobody has enqueued it"
@@ -79,7 +79,7 @@ def ghost(case: Case) -> str:
 
 
 def double_settle(case: Case) -> str:
-    """It ended twice; or somebody settled it who did not hold it any more."""
+    """Report a message that ended twice, or was settled by a former holder."""
     return _settled_twice(case) or _settled_late(case) or _ended_twice(case)
 
 
@@ -94,7 +94,7 @@ def _settled_twice(case: Case) -> str:
 
 
 def _settled_late(case: Case) -> str:
-    """A call that began after a later delivery was answered, and was accepted all the same."""
+    """Report an accepted call that began after a later delivery was answered."""
     if case.copies:
         return ""
     for delivery in case.story.deliveries:
@@ -120,7 +120,7 @@ def _verbs(calls: Iterable[Line]) -> str:
 
 
 def rerun(case: Case) -> str:
-    """An accepted end was not the end of it; or it was delivered to one while another held it."""
+    """Report a delivery after an accepted end, or while another held the message."""
     if case.copies:
         return ""
     return _after_its_end(case) or _after_its_death(case.story) or _too_soon(case)
@@ -147,7 +147,7 @@ def _after_its_death(story: Story) -> str:
 
 
 def _too_soon(case: Case) -> str:
-    """A lease that nobody has tried to settle lasts as long as it was given for, whatever became of its pool."""
+    """Report a lease that nobody settled and that ended early: it lasts, whatever became of its pool."""
     if not (case.can.lasting_leases and case.can.exact_crashes):
         return ""
     for held, later in pairwise(d for d in case.story.deliveries if d.fetched):
@@ -162,6 +162,6 @@ def _too_soon(case: Case) -> str:
 
 
 def duplicate(case: Case) -> str:
-    """It ended more than once."""
+    """Report a message that ended more than once."""
     ends = len(case.story.wrote("end"))
     return f"it ended {ends} times" if ends > 1 else ""

@@ -1,4 +1,4 @@
-"""What faults excuse: when they struck, and of which messages a broker that copies may have left two. Pure."""
+"""Excuses by faults: when they struck, and which messages a broker that copies may have doubled. Pure."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ class Window:
     ended: float
 
     def covers(self, pool: str, begun: float, ended: float, after: float = AFTER) -> bool:
-        """Whether something in that pool and between these moments was disturbed, or within `after` seconds of it."""
+        """Return whether something in that pool and between these moments was disturbed, or within `after` seconds of
+        it.
+        """
         if self.kind in HARMLESS or self.pool not in ("", pool):
             return False
         return self.begun <= ended and begun <= self.ended + after
 
 
 def doubled(lines: Sequence[Line], windows: Sequence[Window], can: Capabilities) -> set[str]:
-    """All messages that are not judged by their counters and numbers, for what this broker cannot do.
+    """Return all messages that are not judged by their counters and numbers, for what this broker cannot do.
 
     Beside those of which the oracle itself sees, by their calls, that a copy may be left (`Case.copies`).
     """
@@ -52,10 +54,11 @@ def doubled(lines: Sequence[Line], windows: Sequence[Window], can: Capabilities)
 
 
 def copied(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
-    """Messages of which a copy too many may be left where a broker copies (`Capabilities.atomic_nack` is False).
+    """Return the messages of which a copy too many may be left if a broker copies (`Capabilities.atomic_nack` is
+    False).
 
-    Those that were settled by a copy, and follow-ups that were put with an ack, while the pool had no good way to the
-    broker: the put of a copy that was not answered is repeated, within the call.
+    These are messages settled by a copy, and follow-ups put with an ack, while the pool had no good way to the broker.
+    An unanswered put of a copy is repeated, within the call.
     """
     story = list(lines)
     follow_ups = defaultdict(set)
@@ -72,17 +75,19 @@ def copied(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
 
 
 def repeated(lines: Iterable[Line]) -> set[str]:
-    """Messages whose enqueue took so long that the client may have sent them twice, where the broker knows no ids."""
+    """Return messages whose enqueue took so long that the client may have sent them twice, if the broker knows no
+    ids.
+    """
     story = [line for line in lines if line.event in ("try", "enq")]
     tried = {line.id: line.at for line in story if line.event == "try"}
     return {line.id for line in story if line.event == "enq" and line.at - tried.get(line.id, line.at) > QUICK}
 
 
 def recounted(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
-    """Messages whose crashes may have been charged by half, where who fetches a message charges them by a copy.
+    """Return the messages whose crashes may have been charged by half, if a fetch charges them by a copy.
 
     That is a broker that counts deliveries itself (`Capabilities.native_reap` and `exact_crashes`, not `atomic_nack`).
-    Between two fetches a delivery had ended without a verdict, and some pool was cut off, stopped or killed: it may
+    Between two fetches a delivery had ended without a verdict, and some pool was cut off, stopped or killed. It may
     have put the copy and not deleted the original. A restart of such a broker forgets deliveries that no copy counts.
     """
     story = sorted((line for line in lines if line.event in ("try", "fetched", "settled")), key=lambda line: line.at)
@@ -104,7 +109,7 @@ def recounted(lines: Iterable[Line], windows: Iterable[Window]) -> set[str]:
 
 @dataclass(slots=True)
 class _Held:
-    """Since when a message has been as it was fetched last, and what has become of that delivery."""
+    """The time since a message was fetched last, and the end of that delivery."""
 
     since: float
     crashes: int = 0

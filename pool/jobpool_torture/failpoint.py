@@ -1,7 +1,7 @@
-"""Points at which a master kills or stops itself, so that a test knows to the call what had happened and what had not.
+"""Points at which a master kills or stops itself, so that a test knows exactly which calls were made.
 
 `after-fetch:3`, `before-settle/nack:2`, `before-settle/ack:1=stop`: a point, the verb that a settle call must hold
-(where one is named), at which such call, and what is done: `kill`, unless it says `stop`. Several are parted by commas.
+(optional), the number of that call, and the action: `kill`, unless it says `stop`. Several are parted by commas.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class FailPoints:
         self._lock = threading.Lock()
 
     def at(self, point: str, verbs: Collection[str] = ()) -> None:
-        """The program is at `point`, with these verbs in the call."""
+        """Act if the program is to end at `point`, with these verbs in the call."""
         for action in self._reached(point, verbs) if self._left else ():
             signal.pthread_kill(
                 threading.get_ident(), _SIGNALS[action]
             )  # sent to the process, it may hit this thread late
 
     def _reached(self, point: str, verbs: Collection[str]) -> list[str]:
-        """What is to be done now."""
+        """Return the actions that are due now."""
         with self._lock:
             here = [found for found in self._left if found.point == point and (not found.verb or found.verb in verbs)]
             for found in here:

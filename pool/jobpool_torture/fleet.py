@@ -1,9 +1,9 @@
 """Several pools on one queue, as real programs in one folder: started, ended, counted, and killed at the last.
 
-Everything that belongs to a fleet works in a folder of its own, of a name that nobody else's has: so its processes are
-found wherever they have put themselves. (An environment does not tell: a process title is written over it.)
+All processes of a fleet work in a folder of its own, of a unique name, by which they are found in any session. (An
+environment does not tell: a process title is written over it.)
 
-Methods are for one thread. Nothing blocks but what says so.
+Methods are for one thread, and do not block unless they say so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KILL_LIMIT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A pool has ended.
+    """The end of a pool.
 
     Attributes:
         pool: Its name.
@@ -73,11 +73,12 @@ class Fleet:
         clocks: Sequence[PoolClock | None] = (),
         program: Sequence[str] = PROGRAM,
     ) -> None:
-        """
+        """Make the fleet; `start` starts it.
+
         Args:
             directory: For logs (`pool1.log`, …), runtime directories and the working folder; exists.
             urls: One pool each; handed over in the environment, where `ps` does not show them.
-            flags: What all the programs are given: app, workers, queue, ttl, ….
+            flags: Given to all the programs: app, workers, queue, ttl, ….
             environment: On top of the caller's, of which JOBPOOL_* and JOBS_* are left out.
             clocks: By pool; one that is left out has the machine's.
             program: The command itself.
@@ -136,7 +137,7 @@ class Fleet:
         return told
 
     def hurry(self) -> None:
-        """What has been ended, or is about to end as ordered, is to be started again at once."""
+        """Start pools that have ended, or are about to end as ordered, again at once."""
         for pool in self.pools:
             pool.away = 0.0
             pool.start_at = None if pool.start_at is None else 0.0
@@ -144,7 +145,7 @@ class Fleet:
     # --- ending -------------------------------------------------------------------------------------
 
     def order_end(self, number: int, how: signal.Signals, away: float) -> int:
-        """SIGTERM or SIGKILL to a master; another is started `away` seconds after its end.
+        """Send SIGTERM or SIGKILL to a master; another is started `away` seconds after its end.
 
         Returns:
             Its pid; 0 = it is not there.
@@ -158,7 +159,7 @@ class Fleet:
         return pid
 
     def collect(self) -> list[End]:
-        """What has ended and was not told yet. It is started again by `revive`, when its time has come."""
+        """Return the ends that were not told yet. `revive` starts those pools again, when their time has come."""
         self._look()
         told, self._untold = self._untold, []
         return told
@@ -187,7 +188,8 @@ class Fleet:
         return End(pool.name, pid, status, False, why, pool.log_end())
 
     def stop_all(self, limit: float) -> dict[str, int | None]:
-        """SIGTERM to all that run, and wait for their ends; blocks for up to `limit` seconds, a little more at worst.
+        """Send SIGTERM to all that run, and wait for their ends; block for up to `limit` seconds, a little more at
+        worst.
 
         Returns:
             Exit statuses by name, of those that ran: 0 = drained. None = it had not ended, and was killed.
@@ -209,7 +211,7 @@ class Fleet:
         return {name: statuses.get(name) for name in running}
 
     def kill_all(self) -> None:
-        """SIGKILL to everything that belongs to the fleet, and collect it; blocks for up to 10 s. Safe at any time."""
+        """Kill and collect everything that belongs to the fleet; block for up to 10 s. Safe at any time."""
         give_up = time.monotonic() + KILL_LIMIT
         while time.monotonic() < give_up:
             left = self.processes()
@@ -228,7 +230,7 @@ class Fleet:
     # --- looking ------------------------------------------------------------------------------------
 
     def processes(self) -> dict[int, str]:
-        """Pid → command of all that is alive of the fleet, and of what its handlers have started."""
+        """Return pid → command of all living processes of the fleet, and of its handlers."""
         masters = {pool.pid: processes.command(pool.pid) for pool in self.pools if processes.is_alive(pool.pid)}
         return masters | processes.marked(self._mark, self._folder)
 
@@ -240,7 +242,7 @@ class Fleet:
         return False
 
     def orphans(self) -> dict[int, str]:
-        """Of the `processes` those that hang below no running master."""
+        """Return those of the `processes` that are not below a running master."""
         found = self.processes()
         for pool in self.pools:
             for pid in processes.tree_of(pool.pid) if pool.pid else []:
@@ -248,7 +250,7 @@ class Fleet:
         return found
 
     def descriptors(self) -> dict[str, Counter[str]]:
-        """How many descriptors each running master has open, by kind; by the pool's name."""
+        """Return how many descriptors each running master has open, by kind; by the pool's name."""
         found = {}
         for pool in self.pools:
             with contextlib.suppress(OSError):

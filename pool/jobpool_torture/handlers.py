@@ -1,7 +1,7 @@
 """The app of the tortured pools: each handler writes to the ledger what it does, and many of them misbehave.
 
 The ledger is the file JOBPOOL_LEDGER. `start` is a run's first act; `end` is written just before a success, `fail` just
-before an error is raised; a run that ends with neither was cut short.
+before an error is raised. A run that ends with neither was cut short.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FOREVER = 3600 + round(float(os.environ.get(LASTS, "0")))
 
 
 def note(ctx: jobpool.JobContext, event: str, tag: str = "") -> None:
-    """One line to the ledger."""
+    """Write one line to the ledger."""
     line = Line(
         event,
         ctx.id,
@@ -51,7 +51,7 @@ def note(ctx: jobpool.JobContext, event: str, tag: str = "") -> None:
 
 @jobpool.handler("torture.work")
 def work(ctx: jobpool.JobContext, seconds: float) -> None:
-    """Does what many jobs do, which a process must allow that others have used before; and sleeps."""
+    """Do things that many jobs do and a process must allow after others; then sleep."""
     note(ctx, "start")
     importlib.util.find_spec("this")
     _go_down(DEPTH)
@@ -78,7 +78,7 @@ def _obey(ctx: jobpool.JobContext) -> None:
 
 @jobpool.handler("torture.spin")
 def spin(ctx: jobpool.JobContext, seconds: float) -> None:
-    """Burns so much of a CPU."""
+    """Burn CPU for `seconds`."""
     note(ctx, "start")
     until = time.thread_time() + seconds
     while time.thread_time() < until:
@@ -88,7 +88,7 @@ def spin(ctx: jobpool.JobContext, seconds: float) -> None:
 
 @jobpool.handler("torture.asleep")
 async def asleep(ctx: jobpool.JobContext, seconds: float) -> None:
-    """Sleeps in an event loop."""
+    """Sleep in an event loop."""
     note(ctx, "start")
     await asyncio.sleep(seconds)
     note(ctx, "end")
@@ -96,7 +96,7 @@ async def asleep(ctx: jobpool.JobContext, seconds: float) -> None:
 
 @jobpool.handler("torture.weigh")
 def weigh(ctx: jobpool.JobContext, filling: str, size: int) -> int:
-    """Takes a big payload, and fails if any of it is missing."""
+    """Take a big payload, and fail if any of it is missing."""
     note(ctx, "start")
     if len(filling) != size:
         note(ctx, "fail")
@@ -107,7 +107,7 @@ def weigh(ctx: jobpool.JobContext, filling: str, size: int) -> int:
 
 @jobpool.handler("torture.shout")
 def shout(ctx: jobpool.JobContext, kilobytes: int) -> None:
-    """Prints that much, half of it to stderr."""
+    """Print that much, half of it to stderr."""
     note(ctx, "start")
     line = "x" * 1023
     for number in range(kilobytes):
@@ -117,7 +117,7 @@ def shout(ctx: jobpool.JobContext, kilobytes: int) -> None:
 
 @jobpool.handler("torture.follow")
 def follow(ctx: jobpool.JobContext, jobs: int) -> None:
-    """Enqueues so many jobs with its ack."""
+    """Enqueue `jobs` jobs with its ack."""
     note(ctx, "start")
     for _ in range(jobs):
         note(ctx, "follow", ctx.enqueue(JobDefinition("torture.work", {"seconds": 0.01}, queue=ctx.queue)))
@@ -129,7 +129,7 @@ def follow(ctx: jobpool.JobContext, jobs: int) -> None:
 
 @jobpool.handler("torture.fail")
 def fail(ctx: jobpool.JobContext, times: int) -> None:
-    """Fails in its first `times` attempts."""
+    """Fail in its first `times` attempts."""
     note(ctx, "start")
     if ctx.attempt <= times:
         note(ctx, "fail")
@@ -140,7 +140,7 @@ def fail(ctx: jobpool.JobContext, times: int) -> None:
 
 @jobpool.handler("torture.ask")
 def ask(ctx: jobpool.JobContext, what: str) -> None:
-    """Asks once to be run later (`retry`: as a failed attempt; `snooze`), or never again (`unrecoverable`)."""
+    """Ask once to be run later (`retry`: as a failed attempt; `snooze`), or never again (`unrecoverable`)."""
     note(ctx, "start")
     if what == "snooze" and ctx.fence == 1:
         raise jobpool.Snooze(after=0.1)
@@ -155,7 +155,7 @@ def ask(ctx: jobpool.JobContext, what: str) -> None:
 
 @jobpool.handler("torture.crash")
 def crash(ctx: jobpool.JobContext, how: str, times: int) -> None:
-    """Dies, by a signal or as if nothing was wrong, until it is told of so many crashes."""
+    """Die, by a signal or as if nothing was wrong, until it is told of `times` crashes."""
     note(ctx, "start")
     if ctx.crashes < times:
         _die(how)
@@ -171,7 +171,7 @@ def _die(how: str) -> NoReturn:
 
 @jobpool.handler("torture.hang")
 def hang(ctx: jobpool.JobContext, how: str) -> None:
-    """Never ends by itself."""
+    """Run forever."""
     note(ctx, "start")
     if how == "in C":
         sum(range(10**11))
@@ -184,7 +184,7 @@ def hang(ctx: jobpool.JobContext, how: str) -> None:
 
 @jobpool.handler("torture.leave")
 def leave(ctx: jobpool.JobContext, how: str) -> None:
-    """Leaves a process behind, and succeeds."""
+    """Leave a process behind, and succeed."""
     note(ctx, "start")
     pid = _double_fork() if how == "double fork" else _start(how == "new session")
     note(ctx, "left", str(pid))
@@ -196,7 +196,7 @@ def _start(new_session: bool) -> int:
 
 
 def _double_fork() -> int:
-    """The pid of a process in a session of its own, whose parent has ended."""
+    """Return the pid of a process in a session of its own, whose parent has ended."""
     reading, writing = os.pipe()
     between = os.fork()
     if between == 0:

@@ -1,6 +1,6 @@
-"""What a run can judge beside the oracle, because it knows what each job was for and when faults struck. Pure.
+"""Judgements of a run beside the oracle's, by its knowledge of each job's purpose and of the faults. Pure.
 
-Of keys: keys.py. What faults excuse: excuses.py.
+Of keys: keys.py. Excuses by faults: excuses.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ JUST_NOW = 2.0
 
 
 def overruns(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence[Window]) -> dict[str, float]:
-    """For each job that hung, in a pool that no fault held up: seconds from its timeout to the verdict `timeout`.
+    """Return, for each job that hung in a pool that no fault held up, the seconds from its timeout to its verdict.
 
     The longest, where it hung more than once. The promise is the grace and half a second. The verdict is there when it
     is first asked for: whether the broker answers, and how often it has to be asked, is not the timeout's business.
@@ -50,7 +50,7 @@ def overruns(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence
 
 
 def unpoisoned(lines: Iterable[Line], items: Mapping[str, Item], max_crashes: int) -> dict[str, str]:
-    """Jobs that crash whenever they run, and ran more often than the crash budget allows → how often.
+    """Return jobs that crash whenever they run, and ran more often than the crash budget allows → how often.
 
     A run that a stop ended, and whose message was given back, or may have been, is not charged.
     """
@@ -63,7 +63,7 @@ def unpoisoned(lines: Iterable[Line], items: Mapping[str, Item], max_crashes: in
 
 
 def unrun(lines: Sequence[Line], items: Mapping[str, Item]) -> dict[str, str]:
-    """Jobs that were acked by a delivery whose handler had never begun. One with a key may be: see keys.py."""
+    """Return jobs acked by a delivery whose handler had never begun. One with a key may be: see keys.py."""
     ran = {(line.id, line.fence) for line in lines if line.event == "start"}
     acked = (line for line in lines if line.event == "settled" and line.verb == "ack" and line.answer in ACCEPTED)
     return {
@@ -74,7 +74,7 @@ def unrun(lines: Sequence[Line], items: Mapping[str, Item]) -> dict[str, str]:
 
 
 def swallowed(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str]:
-    """Jobs whose enqueue was answered with another's id; a unique one may be, by the id of one with its key."""
+    """Return jobs whose enqueue was answered with another's id; a unique one may be, by the id of one with its key."""
     return {
         line.tag: f"its enqueue was answered as {line.id}"
         for line in lines
@@ -86,13 +86,13 @@ def swallowed(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str
 def undeserved(
     kept: Iterable[Message], items: Mapping[str, Item], max_crashes: int, *, exact: bool = True
 ) -> dict[str, str]:
-    """Dead letters of jobs that should not have died, or not of that, or not yet → why.
+    """Return dead letters of jobs that should not have died, or not of that, or not yet → why.
 
     Args:
-        kept: What the broker still has.
-        items: What was enqueued; what is not in it is a follow-up, and good work.
-        max_crashes: Any job may die of more than so many crashes. How many there were is the oracle's business.
-        exact: False where a broker may give a message up by a count of its own (not `Capabilities.exact_crashes`).
+        kept: Messages that the broker still has.
+        items: The enqueued jobs; any other message is a follow-up, and good work.
+        max_crashes: Any job may die of more crashes than this. The oracle checks their number.
+        exact: False if a broker may give a message up by a count of its own (not `Capabilities.exact_crashes`).
     """
     dead = (message for message in kept if message.state is State.DEAD)
     whys = {message.id: _undeserved(message, items.get(message.id), max_crashes, exact) for message in dead}
@@ -114,7 +114,7 @@ def _undeserved(message: Message, item: Item | None, max_crashes: int, exact: bo
 
 
 def blamed(lines: Sequence[Line], items: Mapping[str, Item], windows: Sequence[Window]) -> dict[str, str]:
-    """Jobs that were failed though their handler did not fail, or whose child died though nothing had killed it → why.
+    """Return jobs that failed though their handler did not, or whose child died though nothing had killed it → why.
 
     So it is when a job finds its process spoilt by an earlier one.
     """

@@ -1,8 +1,7 @@
-"""What a run can judge of keys, because it knows which jobs share one: the rules of KEY. Pure.
+"""Judgements of keys, by the knowledge of which jobs share one: the rules of KEY. Pure.
 
-That a key is done, or held, is nowhere answered. But a key is done by an accepted ack and by nothing else, and it is
-held for as long as the lease of the delivery it was granted to: of a delivery that was settled in the end it is known
-that its lease had not ended before.
+No answer tells that a key is done, or held. But only an accepted ack makes a key done, and it is held as long as the
+lease of the delivery it was granted to. If a delivery was settled in the end, its lease had not ended before.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ DOUBTFUL = Capabilities(idempotent_settle=False)
 """A call that was not answered may have been carried out, whatever later ones were answered."""
 
 Run = tuple[str, str, Delivery]
-"""What it shares, its job's id, and the delivery."""
+"""A run: its shared key, its job's id, and the delivery."""
 
 
 def broken(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str]:
-    """Jobs that ran, were skipped or were enqueued as no job with their key should be → why."""
+    """Return jobs that ran, were skipped or were enqueued as no job with their key should be → why."""
     story = list(lines)
     stories = list(stories_of(story, {ident: item for ident, item in items.items() if shared(item)}))
     runs = [(shared(items[one.id]), one.id, delivery) for one in stories for delivery in one.deliveries]
@@ -33,7 +32,7 @@ def broken(lines: Iterable[Line], items: Mapping[str, Item]) -> dict[str, str]:
 
 
 def stories_of(lines: Iterable[Line], items: Mapping[str, Item]) -> Iterator[Story]:
-    """Of each of these jobs of which there is a line."""
+    """Yield the story of each of these jobs of which there is a line."""
     by_id: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         if line.id in items:
@@ -42,18 +41,20 @@ def stories_of(lines: Iterable[Line], items: Mapping[str, Item]) -> Iterator[Sto
 
 
 def key_of(item: Item | None) -> str:
-    """Its idempotency key, which nobody else but jobs of this run has; "" = none."""
+    """Return its idempotency key, which nobody else but jobs of this run has; "" = none."""
     return str(item.options.get("idempotency_key", "")) if item else ""
 
 
 def shared(item: Item) -> str:
-    """What only one job may hold at a time: its idempotency key, or the name of a single instance; "" = nothing."""
+    """Return what only one job may hold at a time: its idempotency key, or the name of a single instance; "" =
+    nothing.
+    """
     name = item.options.get("name", "") if item.options.get("single_instance") else ""
     return key_of(item) or str(name)
 
 
 def _skipped_for_nothing(runs: Sequence[Run]) -> dict[str, str]:
-    """Acked without a run, before anybody who had done a job with the key asked for the ack that makes it done."""
+    """Report acks without a run before another job with the key was being acked."""
     done: dict[str, float] = {}
     for key, _, delivery in runs:
         if delivery.wrote("end") and delivery.known.may_be("ack"):
@@ -68,7 +69,7 @@ def _skipped_for_nothing(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _begun_after_done(runs: Iterable[Run]) -> dict[str, str]:
-    """Begun after another with the key was acked. One that lost its lease meanwhile may write its start that late."""
+    """Report starts after another job with the key was acked. One that lost its lease meanwhile may write that late."""
     runs = [run for run in runs if run[2].wrote("start") and run[2].known.accepted]
     done: dict[str, tuple[float, str]] = {}
     for key, ident, delivery in runs:
@@ -82,7 +83,7 @@ def _begun_after_done(runs: Iterable[Run]) -> dict[str, str]:
 
 
 def _beside_another(runs: Iterable[Run]) -> dict[str, str]:
-    """Begun while another ran that held the same: both were settled later than that, so both leases were live."""
+    """Report starts beside another run of the same: both were settled later, so both leases were live."""
     found: dict[str, str] = {}
     last: dict[str, tuple[float, str]] = {}
     settled = [(d.wrote("start")[0].at, d.calls[0].at, *run) for run in runs if _was_held(d := run[2])]
@@ -95,7 +96,7 @@ def _beside_another(runs: Iterable[Run]) -> dict[str, str]:
 
 
 def _was_held(delivery: Delivery) -> bool:
-    """From its start until its first call, for sure."""
+    """Return the time for which it was surely held: from its start until its first call."""
     return bool(delivery.wrote("start") and delivery.known.accepted)
 
 

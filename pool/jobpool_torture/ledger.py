@@ -1,7 +1,7 @@
 """The ledger: what handlers, producers and pools did, one JSON object a line, in one file for all of them.
 
-Every line, and every batch of lines, is one `write` to a descriptor that was opened with O_APPEND: so lines of many
-processes never mix, a process that is killed leaves whole lines, and the file's order is the order of the writes.
+Every line, and every batch of lines, is one `write` to a descriptor that was opened with O_APPEND. So lines of many
+processes never mix, a killed process leaves whole lines, and the file's order is the order of the writes.
 
 Events:
 
@@ -37,7 +37,7 @@ class LedgerBroken(JobpoolError):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One event of one message. What an event does not know keeps its default, and is not written.
+    """One event of one message. Unknown fields keep their default, and are not written.
 
     Attributes:
         event: See the module.
@@ -47,15 +47,15 @@ class Line:
         slot, pid: Of the child, or the pid of the master, or of the producer.
         at: CLOCK_MONOTONIC seconds.
         wall: Unix time.
-        since: Of what the broker answered: CLOCK_MONOTONIC seconds, just before it was asked.
+        since: Of a broker's answer: CLOCK_MONOTONIC seconds, just before it was asked.
         holds: Of `fetched`: seconds after `since` for which the lease holds, at least; 0 = not known.
         attempt: The number of the attempt that this delivery would be: failures so far, and 1. Of a `move` or an
             `abandon`: the failures that it adds.
-        crashes: As the handler, or the pool, was told. Of a `move`: those that it adds.
+        crashes: As the handler, or the pool, was told. Of a `move`: the crashes that it adds.
         owner: The lease's owner token.
         verb: Of a settlement: `ack`, `nack`, …; how a lease was lost: `renew` or `connection`.
         answer: To a settlement: a `Settled` value, or the error's name; of `reaped`: `dead` or `back`.
-        tag: Whatever else belongs to the event: a follow-up's id, a cause of death, a queue.
+        tag: Other facts of the event: a follow-up's id, a cause of death, a queue.
     """
 
     event: str
@@ -80,7 +80,7 @@ _DEFAULTS = tuple((field.name, None if field.default is MISSING else field.defau
 
 
 def encode(lines: Iterable[Line]) -> bytes:
-    """The bytes of these lines, each with its line end."""
+    """Return the bytes of these lines, each with its line end."""
     return b"".join(_encode(line) for line in lines)
 
 
@@ -91,7 +91,9 @@ def _encode(line: Line) -> bytes:
 
 
 def open_ledger(path: str | os.PathLike[str]) -> int:
-    """A descriptor to append to; the file is made where it is missing. Not handed on to programs that are started."""
+    """Return a descriptor to append to; the file is made where it is missing. Not handed on to programs that are
+    started.
+    """
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
@@ -118,7 +120,7 @@ def _write(descriptor: int, text: bytes) -> None:
 
 
 class Ledger:
-    """Reads the file; its lines are only ever added to, so each is read once."""
+    """A reader of the file; lines are only added, so each is read once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -126,14 +128,14 @@ class Ledger:
         self._read = 0
 
     def read(self) -> list[Line]:
-        """All whole lines so far, in the order of the writes; none where there is no file yet.
+        """Return all whole lines so far, in the order of the writes; none where there is no file yet.
 
         Raises `LedgerBroken` for a line that is none. Blocks for one read of what is new.
         """
         return self.after(0)
 
     def after(self, lines: int) -> list[Line]:
-        """The same without the first `lines` of them: who looks often wants what is new, and no copy of all."""
+        """Return the same without the first `lines` of them: who looks often wants what is new, and no copy of all."""
         self._lines += self._new()
         return self._lines[lines:]
 

@@ -1,6 +1,6 @@
 """A pool's log: a pipe that this process copies to a file, and may stop reading, as a terminal does on Ctrl-S.
 
-The reader is a thread. While it stands still, the pipe is full: whoever writes to it as if it were a file waits.
+The reader is a thread. While it stands still, the pipe is full, and writes to it block.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 
 PIPE_BYTES = 1 << 16
 SMALL_PIPE_BYTES = 1 << 12
-"""What the pipe holds while it is read, and while it is not: less, so that less has to fill it."""
+"""Size of the pipe while it is read, and while it is not: less, so that less has to fill it."""
 
 FILLING = b" " * 127 + b"\n"
 
 
 class LogPipe:
-    """Copies what is written to `writer` to the end of a file, until `close`.
+    """A pipe whose `writer` is copied to the end of a file, until `close`.
 
     Attributes:
         writer: A descriptor, for the standard output and error of a program.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError: the file cannot be opened, or there are no descriptors left."""
+        """Open the file and the pipe. Raises OSError: the file cannot be opened, or there are no descriptors left."""
         with contextlib.ExitStack() as undo:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             undo.callback(os.close, self._file)
@@ -73,7 +73,7 @@ class LogPipe:
         self._close.close()
 
     def _copy(self) -> None:
-        """The thread: waits for something to read, unless it is held, and for the bell."""
+        """Copy, in the thread: wait for something to read, unless it is held, and for the bell."""
         while not self._is_over:
             watched = [self._bell] if self._is_held else [self._bell, self._reader]
             ready, _, _ = select.select(watched, [], [])
@@ -86,13 +86,13 @@ class LogPipe:
         os.write(self._ring, b".")
 
     def _fill(self) -> None:
-        """By an open file of our own: the pool's shall not become non-blocking."""
+        """Fill the pipe by an open file of our own: the pool's shall not become non-blocking."""
         with open(f"/proc/self/fd/{self.writer}", "wb", buffering=0, opener=_without_waiting) as file:
             while file.write(FILLING):
                 pass
 
     def _resize(self, size: int) -> None:
-        """The kernel may refuse: it holds more than that, or the user has too many pages in pipes."""
+        """Resize the pipe. The kernel may refuse: it holds more than that, or the user has too many pages in pipes."""
         with contextlib.suppress(OSError):
             fcntl.fcntl(self.writer, fcntl.F_SETPIPE_SZ, size)
 

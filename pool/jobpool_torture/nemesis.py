@@ -1,8 +1,8 @@
 """Strikes the faults of a schedule at a fleet, undoes each when its time is over, and writes down what it really did.
 
-A fault names no process: when it strikes, its `pick` chooses among those that are there. Where there is none, it is
-missed, which is no error. A pool that a fault has ended is started again; a pool that ends by itself is, too, and
-stays in `fleet.unexpected`.
+A fault names no process: when it strikes, its `pick` chooses among those that are there. If there is none, the fault is
+missed, without an error. A pool that a fault has ended is started again; so is a pool that ends by itself, which stays
+in `fleet.unexpected`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Missed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """What a fault has done: a sentence without its subject, and to which processes."""
+    """The deed of a fault: a sentence without its subject, and the processes."""
 
     said: str
     pids: tuple[int, ...] = ()
@@ -49,19 +49,19 @@ class Deed:
 
 @dataclass(frozen=True, slots=True)
 class Blow:
-    """What became of a fault: a sentence, and whether it found nothing to strike."""
+    """The result of a fault: a sentence, and whether it found nothing to strike."""
 
     said: str
     missed: bool
 
 
 class Nemesis:
-    """Strikes faults. For one thread; the sentences that it returns are for people, `record` is for programs.
+    """The striker of faults. For one thread; the sentences that it returns are for people, `record` is for programs.
 
     `close` must be called at the end.
 
     Attributes:
-        problems: What went wrong with the means of the nemesis itself: a command that failed, a proxy that died.
+        problems: Failures of the nemesis' own means: a command that failed, a proxy that died.
     """
 
     def __init__(
@@ -77,7 +77,8 @@ class Nemesis:
         no_network: str = "",
         no_clock: str = "",
     ) -> None:
-        """
+        """Strike nothing yet.
+
         Args:
             fleet: Its `excuse` is set here: a pool may fail to come up while its broker is out of reach.
             networks: By pool; empty, or None among them = no network fault can strike.
@@ -123,14 +124,14 @@ class Nemesis:
         """Pools that were held up by what must not hold up a pool: a sentence for each time."""
         return self._stalls.found
 
-    # --- what it can do -----------------------------------------------------------------------------
+    # --- its abilities ------------------------------------------------------------------------------
 
     def kinds(self) -> list[str]:
-        """The kinds of fault that it can strike here."""
+        """Return the kinds of fault that it can strike here."""
         return [kind for kind in KINDS if not self._why_not(kind)]
 
     def cannot(self) -> dict[str, str]:
-        """The other kinds, and why not, as half a sentence."""
+        """Return the other kinds, and why not, as half a sentence."""
         return {kind: why for kind in KINDS if (why := self._why_not(kind))}
 
     def _why_not(self, kind: str) -> str:
@@ -182,7 +183,7 @@ class Nemesis:
         return self._stop(fault, what, [pid], lambda pid: pid in pool.children())
 
     def _pick_child(self, fault: Fault, pool: Pool) -> tuple[int, str]:
-        """An odd pick wants one at work, if there is any."""
+        """Pick a child; an odd pick wants one at work, if there is any."""
         _there(pool)
         busy = pool.busy() if fault.pick % 2 else []
         children = busy or pool.children()
@@ -206,7 +207,9 @@ class Nemesis:
         return self._stop(fault, "a fork server", [pid], lambda pid: pid in pool.fork_servers())
 
     def _freeze_fork_server(self, fault: Fault, pool: Pool) -> Deed:
-        """And kill a child of its: a pool sees that nobody collects it, though nothing else may happen there."""
+        """Stop it, and kill a child of its: a pool sees that nobody collects it, though nothing else may happen
+        there.
+        """
         _there(pool)
         servers = [pid for pid in pool.fork_servers() if processes.children_of(pid) and not self._stalls.has(pid)]
         pid = _pick(servers, fault.pick, "no fork server that has children and goes on")
@@ -231,7 +234,7 @@ class Nemesis:
         return self._stop(fault, "the master", [_there(pool)], pool.is_master)
 
     def _stop_group(self, fault: Fault, pool: Pool) -> Deed:
-        """Its master first, so that it forks nothing more; its fork servers may have, until they stand."""
+        """Stop the master first, so that it forks nothing more; its fork servers may have, until they stand."""
         master = _there(pool)
         stopped: list[int] = []
         for _ in range(PASSES):
@@ -255,7 +258,7 @@ class Nemesis:
         return Deed(f"told to load its app anew, pid {pid}", (pid,))
 
     def _check_ready(self, pool: Pool) -> None:
-        """A program that has just been started does not know these signals yet, and would die of them."""
+        """Miss the fault if the program has just been started: it would die of signals that it does not handle yet."""
         _there(pool)
         if not pool.is_ready():
             raise Missed(f"{pool.name} is not up yet")
@@ -308,7 +311,7 @@ class Nemesis:
     # --- undoing ------------------------------------------------------------------------------------
 
     def next_due(self) -> float | None:
-        """When `due` next has something to do (CLOCK_MONOTONIC); None: nothing that is known beforehand."""
+        """Return when `due` next has something to do (CLOCK_MONOTONIC); None: nothing that is known beforehand."""
         moments = [due for due, _ in self._pending.values()]
         moments += [pool.start_at for pool in self._fleet.pools if not pool.pid and pool.start_at is not None]
         return min(moments, default=None)
@@ -352,7 +355,7 @@ class Nemesis:
         return told
 
     def _is_ailing(self) -> bool:
-        """Something is not as it was, and will be."""
+        """Return whether a fault is still to be undone."""
         is_whole = self._access is None or self._access.is_whole
         return self._restart.is_under_way or self._are_some_down() or self._stalls.are_frozen or not is_whole
 
@@ -365,7 +368,7 @@ class Nemesis:
         return held or not pool.pid or not pool.was_ready
 
     def _are_some_down(self) -> bool:
-        """Pools that a fault has ended, or that are about to end as ordered."""
+        """Return whether a fault has ended pools, or is about to."""
         return any(pool.start_at is not None or (pool.pid and pool.awaited) for pool in self._fleet.pools)
 
     def _undo(self, fault: Fault) -> str:
@@ -421,7 +424,7 @@ class Nemesis:
         self._restart.close()
 
     def _excuse(self, pool: Pool) -> str:
-        """Why a pool that was never up may have ended."""
+        """Return why a pool that was never up may have ended."""
         if self._restart.was_since(pool.begun):
             return "the broker was being restarted"
         if self._weather and self._weather[pool.number].was_bad_since(pool.begun):

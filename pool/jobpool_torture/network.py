@@ -34,12 +34,13 @@ class NetworkFailed(JobpoolError):
 
 
 class Proxy:
-    """Listens on `host`:`port`, a free one of loopback, and carries what comes to the server and back."""
+    """A proxy on `host`:`port`, a free one of loopback, that carries bytes to the server and back."""
 
     host = "127.0.0.1"
 
     def __init__(self, host: str, port: int) -> None:
-        """`host`, `port`: of the server, which need not run yet. A name is looked up now, once.
+        """Start the proxy's process. `host`, `port`: of the server, which need not run yet. A name is looked up now,
+        once.
 
         Of several addresses it is the first that takes a connection now, as a client would have found; else the first.
 
@@ -70,7 +71,7 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- what the network does ----------------------------------------------------------------------
+    # --- the network's faults -----------------------------------------------------------------------
 
     def black_hole(self, *directions: Direction, keep: bool = True) -> None:
         """Let nothing through in these directions, both if none is named, and close nothing. New connections hang.
@@ -110,30 +111,31 @@ class Proxy:
         match: str = "",
         then: Literal["cut", "silent"] = "cut",
     ) -> None:
-        """Lose the replies to the next requests: the server does what it is asked, and the client does not hear of it.
+        """Lose the replies to the next requests: the server obeys them, and the client does not hear of it.
 
-        A request is what a client sends after the server's last word. Its connection is then reset, or left half-open.
+        A request is the bytes that a client sends after the server's last word. Its connection is then reset, or left
+        half-open.
 
         Args:
             count: How many; -1 = no limit, 0 = no more.
             share: Of the requests that match, at random.
             seed: Of that choice.
             match: A regular expression that is searched in the request's bytes, as Latin-1; "" = all.
-            then: What becomes of the connection.
+            then: The end of the connection.
         """
         self._order("drop_replies", count=count, share=share, seed=seed, match=match, cut=then == "cut")
 
     # --- looking ------------------------------------------------------------------------------------
 
     def counts(self) -> Counts:
-        """Of connections, requests and bytes, since the start."""
+        """Return the counts of connections, requests and bytes, since the start."""
         return self._order("counts")
 
     # --- the end ------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End it, and every connection through it. Safe to call twice, and when its process has died."""
-        with suppress(OSError):  # what could not be sent is flushed again, to nobody
+        with suppress(OSError):  # unsent bytes are flushed again, to nobody
             self._orders.close()
         self._socket.close()
         try:
@@ -176,6 +178,6 @@ def _takes_connections(address: str, port: int) -> bool:
 
 
 def close_all(proxies: Sequence[Proxy]) -> None:
-    """`close` each."""
+    """Close each."""
     for proxy in proxies:
         proxy.close()

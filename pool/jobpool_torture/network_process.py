@@ -1,11 +1,11 @@
-"""The process behind `jobpool_torture.network`: carries bytes between clients and one server, as a bad network would.
+"""The process of `jobpool_torture.network`: carries bytes between clients and one server, as a bad network would.
 
 A *link* is one client's connection and the proxy's own to the server; a *flow* is one direction of it. One epoll loop
-carries all of them; an order is one line of JSON on a socket, and so is its answer, which comes when the
-order is in force. Standard library only: it is started as a script.
+carries all of them. An order is one line of JSON on a socket, and so is its answer, which comes when the order is in
+force. Standard library only: it is started as a script.
 
-A connection to a network in which packets are lost is neither accepted nor refused. To be like that, the queue of the
-listening socket is filled by connections of the process's own while a hole lasts: the kernel then drops every SYN.
+A connection to a network in which packets are lost is neither accepted nor refused. To imitate that, the process fills
+the queue of its listening socket with connections of its own while a hole lasts. The kernel then drops every SYN.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RESET = struct.pack("ii", 1, 0)
 
 @dataclass
 class Counts:
-    """Since the start, but `open`: links now."""
+    """The counts since the start; `open`: links now."""
 
     connections: int = 0
     open: int = 0
@@ -51,7 +51,7 @@ class Counts:
 
 @dataclass
 class Drops:
-    """Which replies are dropped. `left`: how many more, -1 = no limit; `share` of the requests that `match`."""
+    """The replies to drop. `left`: how many more, -1 = no limit; `share` of the requests that `match`."""
 
     left: int = 0
     share: float = 1.0
@@ -167,7 +167,7 @@ class Carrier:
             self._do_what_is_due(time.monotonic())
 
     def _timeout(self) -> float:
-        """Seconds until something is due; negative = for ever. Only delays and drains wait for a time."""
+        """Return seconds until something is due; negative = forever. Only delays and drains wait for a time."""
         now, due = time.monotonic(), []
         for link in self._links:
             due += [flow.pending[0][0] for flow in (link.up, link.down) if flow.pending and flow.pending[0][0] > now]
@@ -224,7 +224,9 @@ class Carrier:
         return not (link.gone or self._direction(link, flow) in self._stopped)
 
     def _is_stopped(self, link: Link, flow: Flow) -> bool:
-        """What a hole holds back. What it loses is read, and a link that has lost something is read for ever."""
+        """Return whether a hole holds the flow back. Lost bytes are read, and a link that has lost some is read
+        forever.
+        """
         return self._direction(link, flow) in self._stopped - self._losing and not link.gone
 
     def _direction(self, link: Link, flow: Flow) -> str:
@@ -296,7 +298,7 @@ class Carrier:
         link.down.put(data, time.monotonic() + self._delays["down"])
 
     def _drop(self, link: Link, data: bytes) -> None:
-        """The server has done what it was asked, and the client shall not hear of it."""
+        """Drop the reply: the server has done its work, and the client shall not hear of it."""
         self.counts.dropped += 1
         self._lose(link, data)
         if self.drops.cut:
@@ -305,7 +307,7 @@ class Carrier:
             link.drained_at = time.monotonic() + QUIET  # until then it may be at work on the rest of its reply
 
     def _fail(self, link: Link, flow: Flow) -> None:
-        """One side has reset its connection: so is the other's, unless nothing travels between them."""
+        """Reset the other side too, after one side has reset its connection, unless nothing travels between them."""
         if link.gone or self._is_losing(link, flow):
             flow.ended = link.gone = True
         else:
@@ -401,7 +403,7 @@ def _bound(port: int) -> socket.socket:
 
 
 def _connects(filler: socket.socket) -> bool:
-    """Whether the kernel has completed the connection: within the machine that is at once or never."""
+    """Return whether the kernel has completed the connection: within the machine that is at once or never."""
     poll = select.poll()
     poll.register(filler, select.POLLOUT)
     return bool(poll.poll(20))

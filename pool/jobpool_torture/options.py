@@ -1,4 +1,4 @@
-"""What a run is asked to do, checked; and whether a broker and a machine can bear it."""
+"""The options of a run, checked; and whether a broker and a machine can bear it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAULTS_A_SECOND = 0.5
 
 POOL_BYTES = 90 << 20
 CHILD_BYTES = 12 << 20
-"""What a pool with its fork server, and each of its children, takes of the machine's memory; measured, rounded up."""
+"""Memory of a pool with its fork server, and of each of its children; measured, rounded up."""
 
 JOB_BYTES = 16 << 10
 """Of memory, that the count takes for each job."""
@@ -87,7 +87,7 @@ class Options:
             )
 
     def on_its_queue(self) -> Options:
-        """The same, its queue named."""
+        """Return the same, its queue named."""
         return self if self.queue else replace(self, queue=f"torture-{secrets.token_hex(4)}")
 
     @property
@@ -97,7 +97,7 @@ class Options:
 
 
 def absolute(url: str) -> str:
-    """The URL, so that it means the same in every directory: a file's path in it is made absolute."""
+    """Return the URL, so that it means the same in every directory: a file's path in it is made absolute."""
     start = "sqlite:///"
     file = url[len(start) :]
     if not url.lower().startswith(start) or not file or file[0] in "/:?":
@@ -111,14 +111,14 @@ def _between(what: str, value: float, least: float, most: float, unit: str = "")
 
 
 def check_kinds(kinds: Sequence[str]) -> None:
-    """Raises `ConfigurationError`: one is no kind of fault."""
+    """Raise `ConfigurationError`: one is not a kind of fault."""
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
         raise ConfigurationError(f"{unknown[0]!r} is no kind of fault: {', '.join(KINDS)}, or all")
 
 
 def check_broker(backend: QueueBackend, options: Options) -> None:
-    """The broker can be tortured, and the queue is there and empty. Blocks for a round trip or two.
+    """Check that the broker can be tortured, and the queue is there and empty. Blocks for a round trip or two.
 
     Raises:
         ConfigurationError: It is not so; with the mend.
@@ -138,7 +138,7 @@ def check_broker(backend: QueueBackend, options: Options) -> None:
 
 
 def _check_caps(url: str) -> None:
-    """What the broker has thrown away by itself cannot be told from what it has lost."""
+    """Refuse caps on dead letters: messages that the broker has thrown away by itself look like lost ones."""
     named = dict(parse_qsl(url.partition("?")[2]))
     if found := [name for name in CAPS if named.get(name, "0").strip("0.")]:
         raise ConfigurationError(
@@ -148,7 +148,7 @@ def _check_caps(url: str) -> None:
 
 
 def check_empty(backend: QueueBackend, queue: str) -> None:
-    """Raises `ConfigurationError`: the queue holds messages. Blocks for a round trip."""
+    """Raise `ConfigurationError`: the queue holds messages. Blocks for a round trip."""
     stats = backend.stats(queue)
     held = {name: getattr(stats, name) for name in ("waiting", "delayed", "leased", "dead", "posted")}
     if any(held.values()):
@@ -160,7 +160,7 @@ def check_empty(backend: QueueBackend, queue: str) -> None:
 
 
 def check_machine(options: Options, meminfo: Path = Path("/proc/meminfo"), folder: Path | None = None) -> None:
-    """Raises `ConfigurationError`: there is too little memory free for so many processes or jobs, or disk for a ledger.
+    """Raise `ConfigurationError`: there is too little memory for the processes or jobs, or disk for a ledger.
 
     Args:
         folder: Where the run will write, or a folder in which that will be made; None = its disk is not looked at.
@@ -193,7 +193,7 @@ def _check_disk(folder: Path, needed: int) -> None:
 
 
 def _available(meminfo: Path) -> int | None:
-    """Bytes; None = the system does not tell."""
+    """Return the free bytes; None = the system does not tell."""
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         return int(lines["MemAvailable"].split()[0]) << 10
@@ -202,7 +202,9 @@ def _available(meminfo: Path) -> int | None:
 
 
 def check_folder(directory: Path) -> Path:
-    """The folder, made where it is missing. Raises `ConfigurationError`: it cannot be had, or is not empty."""
+    """Make the folder if it is missing, and return it. Raises `ConfigurationError`: it cannot be had, or is not
+    empty.
+    """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(directory.iterdir()):

@@ -1,10 +1,10 @@
 """The oracle: counts, from a ledger and from what the broker still has, everything that must not be.
 
-LOST, GHOST, DOUBLE-SETTLE, RERUN, FENCE, ATT and CR are always 0; DUP and OVERLAP are counted, for whoever knows how
-many there may be. Each is one rule: a message's case in, the sentence that says what is wrong out. No I/O.
+LOST, GHOST, DOUBLE-SETTLE, RERUN, FENCE, ATT and CR are always 0; DUP and OVERLAP are counted, and may be allowed. Each
+is one rule: a message's case in, a sentence about its fault out. No I/O.
 
-With a witness the rules go by what the broker answered (chain.py). Without one they go by what the handlers wrote, and
-see less: nothing of what was settled, and of the counters only what the handlers were told.
+With a witness the rules go by the broker's answers (chain.py). Without one they go by the handlers' lines, and see
+less: no settlements, and only the counters that handlers were told.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def count(
         enqueued: Ids of which an enqueue was answered, besides those that the ledger names.
         kept: All that the broker still has, live or dead.
         can: Of the broker.
-        witnessed: Whether every pool ran under a witness; None = a witness wrote something.
+        witnessed: True if every pool ran under a witness; None = if a witness wrote something.
     """
     by_id: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
@@ -77,7 +77,7 @@ def _known_ids(
     can: Capabilities,
     witnessed: bool,
 ) -> tuple[set[str], set[str]]:
-    """Ids whose enqueue was answered, and ids whose enqueue was tried."""
+    """Return ids whose enqueue was answered, and ids whose enqueue was tried."""
     promised = {*enqueued, *(ident for ident, story in by_id.items() if any(line.event == "enq" for line in story))}
     tried = promised | {ident for ident, story in by_id.items() if any(line.event == "try" for line in story)}
     for story in stories.values():
@@ -93,7 +93,7 @@ def _known_ids(
 
 
 def _is_each_run_acked(delivery: Delivery) -> bool:
-    """A number that was given twice leaves open whose run an accepted ack has ended."""
+    """Return False if a number was given twice: then it is open whose run an accepted ack has ended."""
     acks = sum(call.verb == "ack" and call.answer in ACCEPTED for call in delivery.calls if call.event == "settled")
     return delivery.known.verb == "ack" and acks >= len({line.owner for line in delivery.fetched})
 

@@ -24,15 +24,15 @@ REMEMBERED = 5
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What who watches is shown.
+    """A moment of a run, for its watchers.
 
     Attributes:
-        phase: What is being done.
+        phase: The current step.
         left: Seconds until the phase ends; None = not known.
-        tally: What has happened so far.
+        tally: Counts so far.
         pending: Jobs that are not done yet, when last asked; None = not asked yet, or not answered.
         faults: Struck so far.
-        last: What was struck or undone last, newest last.
+        last: Faults struck or undone last, newest last.
     """
 
     phase: str
@@ -44,10 +44,10 @@ class Moment:
 
 
 class Pace:
-    """For one run, in one thread.
+    """The pace of one run, in one thread.
 
     Attributes:
-        pending: Shown with each moment; set by whoever asks the broker.
+        pending: Shown with each moment; set by the caller that asks the broker.
     """
 
     def __init__(self, nemesis: Nemesis, tallier: Tallier, result: Result, tell: Callable[[Moment], None]) -> None:
@@ -63,7 +63,7 @@ class Pace:
 
     @contextmanager
     def phase(self, name: str, seconds: float | None) -> Iterator[None]:
-        """The block is this phase; its seconds go into the result. `seconds`: its limit, None = not known."""
+        """Run the block as this phase; its seconds go into the result. `seconds`: its limit, None = not known."""
         begun = time.monotonic()
         self._phase, self._until = name, None if seconds is None else begun + seconds
         self._say()
@@ -75,7 +75,7 @@ class Pace:
         self._last.extend(said)
 
     def turn(self) -> None:
-        """What is over is undone, who has ended is noted, who watches is told; blocks for `TURN` seconds."""
+        """Undo expired faults, record ended pools, report progress; block for `TURN` seconds."""
         self.note(self._nemesis.due())
         if time.monotonic() - self._told >= LOOK:
             self._say()

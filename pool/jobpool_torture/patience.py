@@ -6,10 +6,10 @@ from jobpool.broker.values import QueueStats
 
 
 class Patience:
-    """For one drain, in which no job arrives but follow-ups.
+    """The patience with one drain, in which no job arrives but follow-ups.
 
-    What counts as progress is that fewer jobs are left than ever before: so a drain of any length is waited for, and
-    jobs that go round and round for ever are found out, though much happens.
+    Progress means that fewer jobs are left than ever before. So a drain of any length is waited for, and jobs that
+    circle forever are found out.
 
     Args:
         seconds: For which nothing may get less, > 0.
@@ -23,11 +23,11 @@ class Patience:
         self._lines = 0
 
     def is_over(self, now: float, stats: QueueStats | None, lines: int) -> bool:
-        """Whether it is to be given up.
+        """Return whether it is to be given up.
 
         Args:
             now: Of the same clock.
-            stats: What the broker says; None = it did not answer, which is no progress.
+            stats: The broker's counts; None = it did not answer, which does not count as progress.
             lines: Of the ledger: progress while the queue is so long that the broker does not count it to its end.
         """
         if stats is not None and self._is_progress(stats, lines):

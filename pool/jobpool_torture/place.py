@@ -39,7 +39,7 @@ LOST_REPLIES = 0.05
 
 
 def connections(url: str) -> str:
-    """The kind of descriptor that connections to this broker are (see `descriptors`)."""
+    """Return the kind of descriptor that connections to this broker are (see `descriptors`)."""
     scheme = scheme_of(url)
     if scheme in LOCAL:
         return FILE
@@ -83,7 +83,7 @@ class Place:
         self._access = access
         self._stack.callback(self.remove_user)
         self._orders.mkdir()
-        # A pool reads the nearest configuration file: this one, and not that of whoever runs the torture.
+        # A pool reads the nearest configuration file: this one, and not the user's own.
         (self.folder / "jobpool.toml").touch()
         ways, no_network = self._ways()
         *networks, self._producer_network = self._networks = [network for network, _ in ways]
@@ -105,7 +105,9 @@ class Place:
         self._stack.callback(self.nemesis.close)
 
     def _ways(self) -> tuple[list[tuple[Proxy | None, str]], str]:
-        """For each pool and the producer a network and the URL that leads through it; why there is none, or ""."""
+        """Return, for each pool and the producer, a network and the URL that leads through it; why there is none, or
+        "".
+        """
         own = self.options.backend
         urls = [self._access.url if isinstance(self._access, Access) else own] * self.options.pools + [own]
         ways: list[tuple[Proxy | None, str]] = []
@@ -152,7 +154,7 @@ class Place:
         return open_backend(self._producer_url, signer=self.signer, timeout=self.options.timeout)
 
     def disturb_producer(self) -> None:
-        """From now on some of its enqueues are not answered."""
+        """Lose answers to some of the producer's enqueues from now on."""
         self._order(
             [self._producer_network], lambda network: network.drop_replies(share=LOST_REPLIES, seed=self.options.seed)
         )
@@ -174,7 +176,7 @@ class Place:
         self._order(self._networks, lambda network: network.cut())
 
     def _order(self, networks: Sequence[Proxy | None], order: Callable[[Proxy], None]) -> None:
-        """A proxy that has died is a problem of the torture's, and no end of the run."""
+        """Give the order to each proxy. A dead one is a problem of the torture's, and does not end the run."""
         for network in networks:
             try:
                 if network is not None:

@@ -27,7 +27,7 @@ class Pool:
         number: From 0.
         name: Given to the program.
         url: Of the broker, as this pool reaches it.
-        log_path: What all its programs have written.
+        log_path: The log of all its programs.
         log: The pipe by which it comes; None = no program was started yet, or `close_log` was called.
         runtime: Its runtime directory.
         clock: Its own; None = the machine's.
@@ -36,7 +36,7 @@ class Pool:
         away: Seconds until another is started, once it has ended as ordered.
         begun: When the one that runs was started (CLOCK_MONOTONIC).
         start_at: When another is to be started; None = it runs, or is to stay away.
-        was_ready: Whether the program that runs has had a ready child.
+        was_ready: True if the running program has had a ready child.
     """
 
     def __init__(self, number: int, url: str, directory: Path, clock: PoolClock | None = None) -> None:
@@ -76,7 +76,7 @@ class Pool:
             stdin=subprocess.DEVNULL,
             stdout=self.log.writer,
             stderr=self.log.writer,
-            process_group=0,  # a Ctrl-C at the terminal is for who runs the fleet
+            process_group=0,  # a Ctrl-C at the terminal is for the fleet's process
         )
         self.runs += 1
         self.begun = time.monotonic()
@@ -85,7 +85,7 @@ class Pool:
         self.was_ready = False
 
     def collect(self) -> tuple[int, int] | None:
-        """Pid and exit status of its program if it has ended since the last call; then there is none any more."""
+        """Collect its program if it has ended since the last call; return pid and exit status."""
         if self._process is None or (status := self._process.poll()) is None:
             return None
         ended, self._process = self._process.pid, None
@@ -102,13 +102,13 @@ class Pool:
         self.log = None
 
     def is_master(self, pid: int) -> bool:
-        """Whether this is its master; for `processes.send`. While it is not collected, its pid is no one else's."""
+        """Return whether this is its master; for `processes.send`. Its pid is its own until it is collected."""
         return self._process is not None and self._process.pid == pid and processes.parent_of(pid) == os.getpid()
 
     # --- looking at it --------------------------------------------------------------------------------
 
     def note(self) -> PoolFile | None:
-        """What it left in its runtime directory; None: not yet."""
+        """Return its note in its runtime directory; None: not yet."""
         return next((found for found in discover(self.runtime) if found.pid == self.pid), None)
 
     def _board(self) -> Scoreboard | None:
@@ -118,7 +118,7 @@ class Pool:
         return None
 
     def header(self) -> HeaderView | None:
-        """What its master says of itself; None: nothing yet."""
+        """Return its master's header; None: nothing yet."""
         board = self._board()
         if board is None:
             return None
@@ -126,34 +126,34 @@ class Pool:
             return board.header.read()
 
     def ready(self) -> int:
-        """How many children are ready."""
+        """Return how many children are ready."""
         header = self.header()
         return header.ready if header else 0
 
     def is_full(self, workers: int) -> bool:
-        """Whether it has so many children, all of them ready, and no other."""
+        """Return whether it has `workers` children, all of them ready, and no other."""
         return self.ready() == len(self.children()) == workers
 
     def is_ready(self) -> bool:
-        """Whether it has had a ready child since it was started, and so takes signals as a pool does."""
+        """Return whether it has had a ready child since it was started, and so takes signals as a pool does."""
         self.was_ready = self.was_ready or self.ready() > 0
         return self.was_ready
 
     def generation(self) -> int:
-        """Of its newest fork server; 0 = none yet."""
+        """Return the generation of its newest fork server; 0 = none yet."""
         header = self.header()
         return header.generation if header else 0
 
     def fork_servers(self) -> list[int]:
-        """Alive, the newest generation last."""
+        """Return its living fork servers, the newest generation last."""
         return processes.fork_servers_of(self.pid) if self.pid else []
 
     def children(self) -> list[int]:
-        """Alive, of all its fork servers, by pid."""
+        """Return the living children of all its fork servers, by pid."""
         return sorted(processes.pool_children_of(self.pid)) if self.pid else []
 
     def busy(self) -> list[int]:
-        """Of its children those that were at work a moment ago."""
+        """Return those of its children that were at work a moment ago."""
         board = self._board()
         if board is None:
             return []
@@ -163,7 +163,7 @@ class Pool:
         return [child for child in self.children() if child in busy]
 
     def log_end(self) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         with contextlib.suppress(OSError):
             return self.log_path.read_text(errors="replace")[-LOG_END:]
         return ""

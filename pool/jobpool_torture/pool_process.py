@@ -22,7 +22,7 @@ def wrap(backend: QueueBackend) -> QueueBackend:
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the program."""
     if mark := os.environ.get(MARK):
         linux.die_with_parent(int(mark.partition("-")[0]))
     cli(obj=wrap)

@@ -17,36 +17,40 @@ from pathlib import Path
 from jobpool_torture.descriptors import SOCKET, UNIX_SOCKET, unix_sockets
 
 FORK_SERVER = "fork server"
-"""What the command line of a pool's fork server says."""
+"""Words in the command line of a pool's fork server."""
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it runs, or is stopped: neither collected nor a zombie."""
+    """Return whether it runs, or is stopped: neither collected nor a zombie."""
     return state(pid) not in ("", "Z", "X")
 
 
 def state(pid: int) -> str:
-    """The letter of proc(5): "R" runs, "S" sleeps, "T" is stopped, "Z" a zombie, …; "" = there is no such process."""
+    """Return the letter of proc(5): "R" runs, "S" sleeps, "T" is stopped, "Z" a zombie, …; "" = there is no such
+    process.
+    """
     return _stat(pid)[0]
 
 
 def parent_of(pid: int) -> int:
-    """Its parent's pid; 0 = there is no such process, or it has none here."""
+    """Return its parent's pid; 0 = there is no such process, or it has none here."""
     return int(_stat(pid)[1])
 
 
 def started_at(pid: int) -> int:
-    """When it was started, in clock ticks since boot: tells it from a later one of the same pid; 0 = none is there."""
+    """Return when it was started, in clock ticks since boot: tells it from a later one of the same pid; 0 = none is
+    there.
+    """
     return int(_stat(pid)[19])
 
 
 def terminal_of(pid: int) -> int:
-    """The number of its controlling terminal; 0 = it has none, or there is no such process."""
+    """Return the number of its controlling terminal; 0 = it has none, or there is no such process."""
     return int(_stat(pid)[4])
 
 
 def _stat(pid: int) -> list[str]:
-    """What stands after the name in /proc/PID/stat, from the state on."""
+    """Return the fields after the name in /proc/PID/stat, from the state on."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -54,7 +58,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Its children that are alive, of all its threads, each thread's youngest last."""
+    """Return its children that are alive, of all its threads, each thread's youngest last."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -64,36 +68,36 @@ def children_of(pid: int) -> list[int]:
 
 
 def fork_servers_of(master: int) -> list[int]:
-    """The fork servers of a pool, the newest generation last."""
+    """Return the fork servers of a pool, the newest generation last."""
     return [pid for pid in children_of(master) if FORK_SERVER in command(pid)]
 
 
 def pool_children_of(master: int) -> list[int]:
-    """The children of all fork servers of a pool."""
+    """Return the children of all fork servers of a pool."""
     return [child for server in fork_servers_of(master) for child in children_of(server)]
 
 
 def tree_of(pid: int) -> list[int]:
-    """It and all its descendants that are alive, parents before children."""
+    """Return it and all its descendants that are alive, parents before children."""
     return [pid, *(below for child in children_of(pid) for below in tree_of(child))]
 
 
 def command(pid: int) -> str:
-    """Its command line, or title, with single blanks; "" = it cannot be read, or is gone."""
+    """Return its command line, or title, with single blanks; "" = it cannot be read, or is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return ""
 
 
 def lives_in(pid: int, directory: Path) -> bool:
-    """Whether its working directory is this one, or below it. Raises OSError: it is gone, or another user's."""
+    """Return whether its working directory is this one, or below it. Raises OSError: it is gone, or another user's."""
     return Path(os.readlink(f"/proc/{pid}/cwd")).is_relative_to(directory)
 
 
 def works_for_us(pid: int, directory: Path) -> bool:
-    """Whether it `lives_in` the directory, is no older than this process, and has no terminal.
+    """Return whether it `lives_in` the directory, is no older than this process, and has no terminal.
 
-    Fork servers, and all below them, are in sessions without one. Who looks round there from a shell is somebody else.
+    Fork servers, and all below them, are in sessions without one. A shell in that directory has one, and is spared.
 
     Raises OSError: it is gone, or another user's.
     """
@@ -102,19 +106,21 @@ def works_for_us(pid: int, directory: Path) -> bool:
 
 
 def has_mark(pid: int, mark: str) -> bool:
-    """Whether it was started with `mark` (NAME=value) in its environment. Raises OSError: it is gone, or not ours."""
+    """Return whether it was started with `mark` (NAME=value) in its environment. Raises OSError: it is gone, or not
+    ours.
+    """
     return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()
 
 
 def marked(mark: str, directory: Path | None = None) -> dict[int, str]:
-    """Pid → command of all living processes that were started with `mark` (NAME=value) in their environment.
+    """Return pid → command of all living processes that were started with `mark` (NAME=value) in their environment.
 
-    Whatever session or parent they have by now; a program may have been started with a clean environment, and is found
-    by its working directory then (see `works_for_us`). The caller itself is left out.
+    Their session and parent do not matter. A program that was started with a clean environment is found by its working
+    directory (see `works_for_us`). The caller itself is left out.
 
     Args:
-        mark: What nobody else's environment has.
-        directory: Who works in it or below it counts too.
+        mark: A unique entry.
+        directory: Processes that work in it or below it count too.
     """
     found = {}
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
@@ -126,7 +132,8 @@ def marked(mark: str, directory: Path | None = None) -> dict[int, str]:
 
 
 def descriptors(pid: int) -> Counter[str]:
-    """How many descriptors it has open, by kind: "socket", "unix socket", "pipe", "anon_inode:[eventpoll]", or a path.
+    """Return how many descriptors it has open, by kind: "socket", "unix socket", "pipe", "anon_inode:[eventpoll]", or a
+    path.
 
     Raises:
         OSError: It is gone, or another user's.
@@ -156,11 +163,11 @@ def send(pid: int, number: signal.Signals, is_it: Callable[[int], bool]) -> bool
             was opened; if the number becomes another's after that, the signal hits nobody.
 
     Returns:
-        Whether it was sent to a living process. Does not block.
+        True if it was sent to a living process. Does not block.
     """
     try:
         descriptor = os.pidfd_open(pid)
-    except OSError:  # it is gone; or the number is no process's
+    except OSError:  # it is gone; or no process has this number
         return False
     try:
         if not (is_alive(pid) and is_it(pid)):

@@ -1,8 +1,8 @@
 """Enqueues the workload while faults strike: every job is repeated until the broker has answered.
 
-What is written to the ledger is what can be counted on: `try` before each call, with the id that is asked for, and
-`enq` once it is answered, with the id that the answer names. So a run that is interrupted between the two has lost
-nothing: whether that job exists is not known, and it is counted neither as lost nor as out of nowhere.
+The ledger gets `try` before each call, with the requested id, and `enq` once it is answered, with the id of the answer.
+If a run is interrupted between the two, it is not known whether that job exists; it then counts neither as lost nor as
+out of nowhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAUSE = 0.2
 
 
 class Producer:
-    """Enqueues items at their moments, in a thread of its own. `close` when it is done.
+    """A producer of items at their moments, in a thread of its own. `close` when it is done.
 
     Args:
         connect: Opens the broker by the producer's own way; called in the thread.
@@ -49,7 +49,7 @@ class Producer:
         self.enqueued = 0
         """Calls answered, by jobs."""
         self.error: Exception | None = None
-        """What ended the thread before it was told to."""
+        """The error that ended the thread before it was told to."""
 
     # --- called by the run ------------------------------------------------------------------------
 
@@ -65,9 +65,10 @@ class Producer:
         return self._thread is not None and self._thread.is_alive()
 
     def finish(self, limit: float) -> bool:
-        """Enqueue nothing more but what was tried already; whether that was answered within `limit` seconds.
+        """Enqueue nothing more except jobs tried already; return whether those were answered within `limit` seconds.
 
-        Blocks for at most about `limit` seconds and one call's time-out. What ended the thread before is in `error`.
+        Blocks for at most about `limit` seconds and one call's time-out. An error that ended the thread before is in
+        `error`.
         """
         self._give_up = time.monotonic() + limit
         self._stop.set()
@@ -117,7 +118,7 @@ class Producer:
         return 0
 
     def _call(self, backend: QueueBackend, due: list[Item], tried: int) -> int:
-        """One call. Where a known id may not be tried again, each try has another one: it may be a second message."""
+        """Make one call. If a known id may not be tried again, each try has another one: it may be a second message."""
         can = backend.capabilities
         chosen = due if can.known_ids and can.atomic_enqueue else due[:1]
         again = "" if tried == 1 or can.known_ids else f"r{tried}"
@@ -140,5 +141,5 @@ class Producer:
 
 
 def _number(item: Item) -> str:
-    """`000123`; `w003` of a warm-up."""
+    """Return `000123`; `w003` of a warm-up."""
     return f"{item.number:06d}" if item.number >= 0 else f"w{-item.number:03d}"

@@ -1,4 +1,4 @@
-"""What a nemesis writes down: a JSON line for each thing that happened, as programs and people find it afterwards."""
+"""The record of a nemesis: a JSON line for each event, for programs and people to read afterwards."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Record:
         self.path = path
 
     def fault(self, event: str, fault: Fault, said: str, pids: Sequence[int] = ()) -> None:
-        """What a fault has done, or that it is over."""
+        """Record the deed of a fault, or its end."""
         self.write(event, said, pids=pids, number=fault.number, kind=fault.kind, pool=fault.pool)
 
     def write(self, event: str, said: str, *, pids: Sequence[int] = (), **about: Any) -> None:
-        """One write: whoever is interrupted leaves no half of a line."""
+        """Write one line in one write, so that an interrupt leaves no half of it."""
         when = {"event": event, "at": time.monotonic(), "wall": time.time()}
         line = json.dumps({**when, "said": said, "pids": list(pids), **about}) + "\n"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""What messages are left at the end of a run."""
+"""The messages that are left at the end of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIVE = (State.WAITING, State.DELAYED, State.LEASED)
 
 
 def kept(backend: QueueBackend, queue: str) -> list[Message]:
-    """All messages that the broker shows of the queue: dead ones, and live ones where it can list them.
+    """Return all messages that the broker shows of the queue: dead ones, and live ones where it can list them.
 
     Raises `BackendUnavailable`. Blocks for a round trip a page.
     """
@@ -25,7 +25,7 @@ def kept(backend: QueueBackend, queue: str) -> list[Message]:
 
 
 def pages(backend: QueueBackend, where: MessageFilter) -> Iterator[Message]:
-    """All messages that the filter finds. Raises `BackendUnavailable`. Blocks for a round trip a page."""
+    """Yield all messages that the filter finds. Raises `BackendUnavailable`. Blocks for a round trip a page."""
     after: str | None = None
     while page := backend.list_messages(where, after=after, limit=PAGE):
         yield from page
@@ -33,7 +33,9 @@ def pages(backend: QueueBackend, where: MessageFilter) -> Iterator[Message]:
 
 
 def stuck(backend: QueueBackend, queue: str) -> list[str]:
-    """The messages that are not done, each with its state and counters; counts alone where it cannot list them."""
+    """Return the messages that are not done, each with its state and counters; counts alone where it cannot list
+    them.
+    """
     if not backend.capabilities.lists_live:
         stats = backend.stats(queue)
         counts = {state.value: getattr(stats, state.value) for state in LIVE}
@@ -46,11 +48,11 @@ def stuck(backend: QueueBackend, queue: str) -> list[str]:
 
 
 def reasons(messages: Iterable[Message]) -> dict[str, int]:
-    """How many dead letters there are of each reason."""
+    """Return how many dead letters there are of each reason."""
     return dict(Counter(message.reason or "" for message in messages if message.state is State.DEAD).most_common())
 
 
 def described(message: Message) -> dict[str, Any]:
-    """JSON-able, without the body, which may be long."""
+    """Return JSON values, without the body, which may be long."""
     fields = {name: value for name, value in asdict(message).items() if name not in ("body", "cursor")}
     return fields | {"bytes": len(message.body)}

@@ -1,4 +1,4 @@
-"""What a run found: counts that must be 0, with what was counted; figures; and what one needs to see it again."""
+"""The result of a run: counts that must be 0, with their messages; figures; and everything needed to repeat it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EVEN_OF_COPIES = ("LOST", "GHOST")
 
 @dataclass(slots=True)
 class Result:
-    """What was found.
+    """The findings of a run.
 
     Attributes:
         counts: Of every count in `MEANINGS` that is not 0: ids, or sentences.
@@ -49,9 +49,9 @@ class Result:
         descriptors: By pool, what its master has more open (< 0: less) than after the warm-up, by kind.
         struck: Faults by kind.
         left_out: Kinds of fault that this run had none of → why.
-        problems: What went wrong with the torture itself, not with the pools.
+        problems: Failures of the torture itself, not of the pools.
         planned: Faults of the schedule.
-        interrupted: A person ended it before its time; what was left is not counted as stuck.
+        interrupted: True if a person ended it before its time; jobs left then are not counted as stuck.
     """
 
     counts: dict[str, list[str]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Result:
             self.counts[count] = sorted(both)
 
     def take(self, account: Account, copied: Collection[str] = ()) -> None:
-        """What the oracle counted. `copied`: ids that are not judged by their counters and numbers either."""
+        """Take the oracle's counts. `copied`: ids that are not judged by their counters and numbers either."""
         for count, found in account.violations().items():
             excused = () if count in EVEN_OF_COPIES else copied
             self.add(count, [f"{ident}: {why}" for ident, why in found.items() if ident not in excused])
@@ -102,7 +102,7 @@ class Result:
         return sum(map(len, self.counts.values()))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return JSON values."""
         return {
             "clean": self.is_clean,
             "doubt": self.doubt,
@@ -128,7 +128,7 @@ SHARES = {"p50": 0.50, "p99": 0.99, "max": 1.0}
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
-    """How many, and of them the middle one, the 99th of a hundred and the highest, rounded to milliseconds."""
+    """Return how many, and of them the middle one, the 99th of a hundred and the highest, rounded to milliseconds."""
     if not values:
         return {"n": 0}
     ranked = sorted(values)

@@ -1,7 +1,7 @@
 """How the URL of a broker leads through a proxy instead: by rules of its scheme, without the broker's library. Pure.
 
-A proxy carries the bytes of one TCP connection to one server. So it can stand before a server whose address is in the
-URL and nowhere else, and whose client does not look whether the name of the host is right.
+A proxy carries the bytes of one TCP connection to one server. So it can stand before a server whose address is only in
+the URL, and whose client does not check the host's name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Route:
     """A URL, cut where its server stands.
 
     Attributes:
-        before, after: What is around the server's `host:port`.
+        before, after: The text around the server's `host:port`.
         host, port: Of the server; without the brackets of an IPv6 address.
     """
 
@@ -50,12 +50,12 @@ class Route:
     after: str
 
     def to(self, host: str, port: int) -> str:
-        """The URL that leads there instead, and is the same otherwise."""
+        """Return the URL that leads there instead, and is the same otherwise."""
         return f"{self.before}{f'[{host}]' if ':' in host else host}:{port}{self.after}"
 
 
 def through(url: str, host: str, port: int) -> tuple[str, str]:
-    """The URL of the same broker, reached at another address.
+    """Return the URL of the same broker, reached at another address.
 
     Args:
         url: `scheme://…`, or an Azure connection string.
@@ -69,7 +69,9 @@ def through(url: str, host: str, port: int) -> tuple[str, str]:
 
 
 def find_route(url: str) -> Route | str:
-    """Where the server stands in the URL; or why no proxy can be put before it. No text holds a piece of the URL."""
+    """Return where the server stands in the URL; or why no proxy can be put before it. No text holds a piece of the
+    URL.
+    """
     try:
         scheme = scheme_of(url)
     except ConfigurationError:
@@ -97,7 +99,9 @@ def _one_server(url: str, scheme: str) -> Route | str:
 
 
 def _postgres(rest: str, hosts: str) -> str:
-    """Why not; "" = nothing is against it. TLS is, where libpq compares the certificate's name with the host's."""
+    """Return why not; "" = nothing is against it. TLS is, where libpq compares the certificate's name with the
+    host's.
+    """
     options = dict(parse_qsl(rest.partition("?")[2]))
     if not hosts or hosts.lower().startswith(("%2f", ":")):
         return "the URL names no host, so the connection is by a Unix socket, or to what PGHOST names"

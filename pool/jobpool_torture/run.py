@@ -64,7 +64,7 @@ LINE = 500
 
 
 class Run:
-    """Runs once. `interrupt` may be called at any time, by a signal handler too.
+    """One run. `interrupt` may be called at any time, by a signal handler too.
 
     Args:
         options: With a queue that is named.
@@ -91,12 +91,13 @@ class Run:
         self._at_rest = AtRest(place.fleet, options.workers, place.connections, self._pace, self.result)
 
     def interrupt(self) -> None:
-        """No more faults: heal, drain for a short time, and count."""
+        """Strike no more faults: heal, drain for a short time, and count."""
         self._interrupted_at = time.monotonic()
         self.result.interrupted = True
 
     def go(self) -> Result:
-        """All phases. Blocks for the schedule's seconds and about half a minute more, or for as long as a drain takes.
+        """Run all phases. Blocks for the schedule's seconds and about half a minute more, or for as long as a drain
+        takes.
 
         Raises:
             JobpoolError: The pools did not come up, or the torture's own parts failed. No process is left.
@@ -128,7 +129,7 @@ class Run:
                 raise JobpoolError(f"{' and '.join(missing)} did not come up: {self._log_end(missing[0])}")
 
     def _warm_up(self, backend: QueueBackend, producer: Producer) -> Open | None:
-        """Of every kind one a pool, so that every connection is open; the descriptors of each master then.
+        """Open every connection, by a job of each kind for each pool; return the descriptors of each master then.
 
         None: they could not be had.
         """
@@ -164,7 +165,7 @@ class Run:
                     self._hit(waiting.pop(0))
 
     def _is_over_early(self, producer: Producer) -> bool:
-        """Faults without jobs would show nothing."""
+        """Return whether the run is over early: faults without jobs would show nothing."""
         return self.result.interrupted or producer.error is not None
 
     def _hit(self, fault: Fault) -> None:
@@ -207,7 +208,7 @@ class Run:
                 self.result.add("STUCK", self._ask(lambda: remains.stuck(backend, self._options.queue)) or ())
 
     def _idle(self, before: Open | None) -> None:
-        """Descriptors are compared once nothing runs; an interrupted run may have jobs under way."""
+        """Compare descriptors once nothing runs; an interrupted run may have jobs under way."""
         if before is not None and not self.result.interrupted:
             with self._pace.phase("idle", REST_LIMIT):
                 self._at_rest.compare(before)
@@ -238,14 +239,16 @@ class Run:
             self._empty(backend, emptying.own_ids(lines))
 
     def _disturbed(self) -> list[Window]:
-        """When faults struck which pools; of those that end by themselves only the nemesis knows how long they took."""
+        """Return when faults struck which pools; of those that end by themselves only the nemesis knows how long they
+        took.
+        """
         nemesis = self._place.nemesis
         restarts = [Window("", "broker.restart", *when) for when in nemesis.restarts]
         freezes = [Window(pool, "forkserver.freeze", begun, ended) for pool, begun, ended in nemesis.freezes]
         return [*self._windows, *restarts, *freezes]
 
     def _empty(self, backend: QueueBackend, ours: set[str]) -> None:
-        """What was counted is told even if the broker ends now."""
+        """Empty the queue. The counts are reported even if the broker ends now."""
         queue, limit = self._options.queue, self._options.ttl + EMPTY_LIMIT
         with self._pace.phase("empty", limit):
             try:
@@ -254,7 +257,7 @@ class Run:
                 left = f"queue {queue} was not emptied: {error}; `jobpool purge -Q {queue}` does so"
         self.result.problems += [left] if left else []
 
-    # --- what they share ------------------------------------------------------------------------------
+    # --- shared parts ---------------------------------------------------------------------------------
 
     def _is_drained(self, backend: QueueBackend) -> bool:
         """Wait until everything is done; False: what is left will not be, or a person does not wait for it."""
@@ -273,9 +276,9 @@ class Run:
         return True
 
     def _ask(self, call: Callable[[], T]) -> T | None:
-        """What the call returns, which is repeated while the broker does not answer; blocks for about `ANSWER_LIMIT` s.
+        """Return the answer of the call, repeated while the broker does not answer; block for about `ANSWER_LIMIT` s.
 
-        None: it did not answer. Nobody can say what has become of the jobs then, which is a count of its own.
+        None: it did not answer. The end of the jobs is unknown then, which is a count of its own.
         """
         give_up = time.monotonic() + ANSWER_LIMIT
         while True:
@@ -296,7 +299,7 @@ class Run:
 
 @contextmanager
 def _opened(options: Options, signer: EnvelopeSigner) -> Iterator[QueueBackend]:
-    """Straight to the broker, past all networks."""
+    """Open the broker directly, past all networks."""
     backend = open_backend(options.backend, signer=signer, timeout=10.0)
     try:
         yield backend
@@ -315,7 +318,7 @@ def _told_of(end: End) -> str:
 
 
 def _last_line(log: str) -> str:
-    """Where a program says what it died of."""
+    """Return where a program says what it died of."""
     return (log.strip().splitlines() or ["its log is empty"])[-1][-LINE:]
 
 

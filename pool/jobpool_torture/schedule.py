@@ -1,6 +1,6 @@
 """Which faults strike when: a list made from a seed, before anything runs. Pure: no clock, no I/O.
 
-The same seed with the same parameters gives the same list, on every machine and version of Python: it is made with
+The same seed with the same parameters gives the same list, on every machine and version of Python. It is made with
 `random.Random(seed).random()` alone, whose sequence is promised not to change. A longer run begins as a shorter one.
 
 A fault names no process: at that time nobody knows which there will be. It has a number, `pick`, that chooses among
@@ -25,7 +25,7 @@ LARGEST = 1e9
 """No number of a schedule file is beyond it: seconds, or a pick."""
 
 AMOUNTS = {"net.delay": (0.0, 60.0), "net.drop": (0.0, 1.0), "clock.jump": (-24 * HOUR, 24 * HOUR)}
-"""What a schedule file may ask for, by kind; see `Fault`."""
+"""Allowed amounts of a schedule file, by kind; see `Fault`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Kind:
     """One kind of fault.
 
     Attributes:
-        about: What it does, in a few words.
+        about: Its effect, in a few words.
         weight: How often it is chosen, compared with others.
         lasts: For how long, from and to, in leases (ttl); 0 = it is over at once.
         amount: From and to; the unit is the kind's own, see `Fault`.
@@ -105,13 +105,13 @@ class Fault:
 
 
 def plan(seed: int, *, seconds: float, pools: int, kinds: Sequence[str], ttl: float, rate: float) -> list[Fault]:
-    """The faults of a run, by time.
+    """Return the faults of a run, by time.
 
     Args:
         seed: Any whole number.
         seconds: For how long faults begin, > 0; the last ones may end later.
         pools: How many pools there are, >= 1.
-        kinds: Those that may be chosen; their order is of no meaning.
+        kinds: Kinds that may be chosen; their order has no meaning.
         ttl: Seconds of a lease, > 0: faults last for shares and multiples of it.
         rate: Faults a second, on average, > 0.
 
@@ -142,7 +142,7 @@ def _check(seconds: float, pools: int, kinds: Sequence[str], ttl: float, rate: f
 
 
 def _fault(number: int, at: float, kinds: Sequence[str], pools: int, ttl: float, draws: Sequence[float]) -> Fault:
-    """Always of the same number of draws, whatever the kind: so one fault's kind does not move all later ones."""
+    """Draw one fault, always with the same number of draws: so one fault's kind does not move all later ones."""
     which, where, pick, lasts, amount = draws
     name = _weighed(kinds, which)
     kind = KINDS[name]
@@ -174,17 +174,17 @@ def _between(bounds: tuple[float, float], draw: float) -> float:
 
 
 def dump(faults: Sequence[Fault], about: Mapping[str, Any]) -> str:
-    """The text of a schedule file: what the run was given, and a line a fault.
+    """Return the text of a schedule file: the options of the run, and a line for each fault.
 
     Args:
-        about: What a replay must know beside the faults: seed, pools, ttl, …; anything that JSON can hold.
+        about: Facts that a replay must know beside the faults: seed, pools, ttl, …; anything that JSON can hold.
     """
     lines = ",\n".join(f"    {json.dumps(asdict(fault))}" for fault in faults)
     return f'{{\n  "version": {VERSION},\n  "about": {json.dumps(dict(about))},\n  "faults": [\n{lines}\n  ]\n}}\n'
 
 
 def load(text: str) -> tuple[list[Fault], dict[str, Any]]:
-    """The faults in a schedule file, by time, and what it says `about` the run.
+    """Return the faults in a schedule file, by time, and what it says `about` the run.
 
     Raises:
         ValueError: It is none; one sentence for the user.
@@ -214,11 +214,11 @@ def _faults(found: object) -> Iterator[Fault]:
 
 
 def _read(entry: object) -> Fault | None:
-    """None: it is no fault."""
+    """Parse an entry; None: it is not a fault."""
     names = {field.name for field in fields(Fault)}
     if not isinstance(entry, dict) or not {"number", "at", "kind"} <= entry.keys() <= names:
         return None
-    if entry["kind"] not in list(KINDS):  # a list: what was read may be anything, and a key must be hashable
+    if entry["kind"] not in list(KINDS):  # a list: the value read may be anything, and a key must be hashable
         return None
     numbers = [value for name, value in entry.items() if name != "kind"]
     if any(isinstance(value, bool) or not isinstance(value, int | float) for value in numbers):

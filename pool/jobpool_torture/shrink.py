@@ -1,8 +1,8 @@
 """From a long schedule that fails to a short one that still does: delta debugging. Pure: running is the caller's.
 
 Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input" (2002): ever smaller pieces are left out, and
-what still fails without a piece goes on without it. Runs under real processes do not repeat exactly, so a schedule that
-once did not fail may fail: the result is short and has failed, which is what a person can read; it need not be minimal.
+a schedule that still fails without a piece stays without it. Runs under real processes do not repeat exactly, so a
+schedule that once did not fail may fail. The result is short and has failed; it need not be minimal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def shrink(faults: Sequence[T], fails: Callable[[list[T]], bool], *, most: int = 100) -> list[T]:
-    """A part of `faults`, in their order, for which `fails` was true: as short as `most` runs let it become.
+    """Return a part of `faults`, in their order, for which `fails` was true: as short as `most` runs let it become.
 
     Args:
         faults: A schedule that has failed.
@@ -23,7 +23,7 @@ def shrink(faults: Sequence[T], fails: Callable[[list[T]], bool], *, most: int =
         most: Runs, >= 0.
 
     Returns:
-        `faults` itself when no shorter one failed. What `fails` raises is passed on.
+        `faults` itself when no shorter one failed. Errors of `fails` are passed on.
     """
     asker = _Asker(fails, most)
     kept = list(faults)
@@ -40,7 +40,7 @@ def shrink(faults: Sequence[T], fails: Callable[[list[T]], bool], *, most: int =
 
 
 class _Asker(Generic[T]):
-    """Asks `fails`, so often and no more, and remembers what it was told."""
+    """A limited number of calls of `fails`, whose answers it remembers."""
 
     def __init__(self, fails: Callable[[list[T]], bool], most: int) -> None:
         self._fails = fails
@@ -52,7 +52,7 @@ class _Asker(Generic[T]):
         return self._left <= 0
 
     def ask(self, part: list[T]) -> bool:
-        """Whether it fails; False where that was asked before, for it did not then."""
+        """Return whether it fails; False where that was asked before, for it did not then."""
         key = tuple(map(id, part))
         if self.is_done or key in self._known:
             return False
@@ -62,7 +62,7 @@ class _Asker(Generic[T]):
 
 
 def _without_one(items: list[T], pieces: int) -> Iterator[list[T]]:
-    """`items` without each of so many pieces of nearly the same length; nothing at all where there is but one item."""
+    """Yield `items` without each of `pieces` pieces of nearly the same length; nothing if there is only one item."""
     pieces = min(pieces, len(items))
     edges = [len(items) * index // pieces for index in range(pieces + 1)]
     for begin, end in itertools.pairwise(edges):

@@ -1,7 +1,7 @@
-"""What a job may do to its process so that others would fail in it later: limits, timers, identity, interpreter.
+"""Damage by a job to its process, so that later jobs would fail in it: limits, timers, identity, interpreter.
 
-A fault `child.spoil` leaves an order in the folder of its pool; the next plain job of that pool takes it and, when it
-has done its own work, spoils its process in the way that the order names. It harms no process but that child.
+A fault `child.spoil` leaves an order in the folder of its pool. The next plain job of that pool takes it, does its own
+work, and then spoils its process in the way that the order names. It harms no process but that child.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ WAYS: dict[str, Callable[[], None]] = {
     "nothing to import from": sys.path.clear,
     "another folder and umask": _leave,
 }
-"""What any user may do to a process of its own."""
+"""Ways open to any user."""
 
 OF_ROOT: dict[str, Callable[[], None]] = {"another user": _become_nobody, "another root": _change_root}
-"""What only root may do."""
+"""Ways open to root only."""
 
 
 def ways() -> list[str]:
@@ -99,7 +99,7 @@ def withdraw(folder: Path, pool: str) -> bool:
 
 
 def take(folder: Path, pool: str) -> str:
-    """The order of that pool, which nobody else gets any more; "" = there is none."""
+    """Return the order of that pool, which nobody else gets any more; "" = there is none."""
     with contextlib.suppress(OSError):
         way = (folder / pool).read_text()
         (folder / pool).unlink()

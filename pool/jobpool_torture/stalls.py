@@ -1,6 +1,6 @@
-"""Pools that something holds up which must not: a fork server that stands still for good, a log that nobody reads.
+"""Pools held up by something that must not hold them: a stopped fork server, a log that nobody reads.
 
-A pool must replace such a fork server, and go on beside such a log. What another fault explains is not judged.
+A pool must replace such a fork server, and go on beside such a log. Effects of other faults are not judged.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Frozen:
 
 
 class Stalls:
-    """Watches them. For one thread.
+    """The watch over them. For one thread.
 
     Args:
         stops: By which fork servers were stopped.
-        is_held: Whether another fault holds that pool up.
+        is_held: Tells if another fault holds that pool up.
 
     Attributes:
-        found: What must not be: a sentence each.
+        found: Violations: a sentence each.
         moments: Pool, begin and end (CLOCK_MONOTONIC) of each time that a fork server stood still.
     """
 
@@ -51,7 +51,7 @@ class Stalls:
         self.moments: list[tuple[str, float, float]] = []
 
     def freeze(self, fault: int, pool: Pool, pid: int) -> None:
-        """This fork server of the pool stands still from now on."""
+        """Record that this fork server of the pool stands still from now on."""
         now = time.monotonic()
         self._frozen.append(Frozen(fault, pool, pool.pid, pid, now, now))
 

@@ -1,8 +1,8 @@
 """Processes that SIGSTOP holds, for faults that may overlap: one goes on when the last fault that holds it is over.
 
-A pidfd of each is kept, so that SIGCONT reaches that process or nobody: whatever killed it meanwhile, and whoever has
-its pid now. A process of its own (see `jobpool_torture.stops_process`) has them too, and lets everything go if this
-one is killed: a process that is stopped cannot see that its owner is gone.
+A pidfd of each is kept, so that SIGCONT reaches that process or nobody, even if it was killed and its pid reused. A
+process of its own (see `jobpool_torture.stops_process`) has them too, and continues all if this one is killed. A
+stopped process cannot see that its owner is gone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class _Keeper:
         self._socket: socket.socket | None = None
 
     def tell(self, pidfd: int, others: Iterable[int]) -> None:
-        """This process is about to be stopped; `others` are. Raises OSError: there is no process to be had."""
+        """Announce that this process is about to be stopped; `others` are. Raises OSError: there is no process to be
+        had.
+        """
         try:
             self._send([pidfd])
         except OSError:
@@ -52,7 +54,7 @@ class _Keeper:
     def _send(self, pidfds: Iterable[int]) -> None:
         if self._socket is None:
             raise ConnectionError("it does not run")
-        for pidfd in pidfds:  # what is under way is read even if this process ends now
+        for pidfd in pidfds:  # bytes under way are read even if this process ends now
             socket.send_fds(self._socket, [b"."], [pidfd])
 
     def _start(self) -> None:
@@ -76,14 +78,14 @@ class _Keeper:
 
 
 class Stops:
-    """What is stopped, and by which faults. `close` must be called at the end: it also ends a process."""
+    """The stopped processes, and their faults. `close` must be called at the end: it also ends a process."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, int], _Held] = {}
         self._keeper = _Keeper()
 
     def stop(self, fault: int, pids: Iterable[int], is_it: Callable[[int], bool]) -> list[int]:
-        """SIGSTOP to those that are alive and still what was meant; which those are.
+        """Send SIGSTOP to the processes that are alive and still meant; return their pids.
 
         Args:
             fault: A number; what `go` is told.
@@ -117,7 +119,7 @@ class Stops:
             os.close(pidfd)
 
     def go(self, fault: int) -> list[int]:
-        """That fault is over: SIGCONT to what no other holds; the pids that went on."""
+        """End that fault: SIGCONT to processes that no other holds; return the pids that went on."""
         gone_on = []
         for key, held in list(self._held.items()):
             held.faults.discard(fault)
@@ -129,19 +131,19 @@ class Stops:
         return gone_on
 
     def go_all(self) -> list[int]:
-        """SIGCONT to everything; the pids that went on."""
+        """Send SIGCONT to everything; return the pids that went on."""
         return [
             pid for fault in {fault for held in self._held.values() for fault in held.faults} for pid in self.go(fault)
         ]
 
     def close(self) -> None:
-        """`go_all`, and end the keeper. Safe to call twice."""
+        """Continue all, and end the keeper. Safe to call twice."""
         self.go_all()
         self._keeper.close()
 
 
 def _send(pidfd: int, number: signal.Signals) -> bool:
-    """Whether the process was there."""
+    """Return whether the process was there."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         signal.pidfd_send_signal(pidfd, number)
         return True

@@ -1,8 +1,8 @@
-"""The process behind `jobpool_torture.stops`: outlives who stops processes, and lets go what that one can no longer.
+"""The process of `jobpool_torture.stops`: it outlives its parent, and continues stopped processes in its place.
 
-It is sent a pidfd of each process before that is stopped. When who started it is gone, however that ended, all of them
-go on, so that they see that their owner is gone, and end in their own way, sweeping what they have started; what has
-not ended some seconds later is killed. Standard library only: it is started as a script.
+It is sent a pidfd of each process before that is stopped. When its parent is gone, it continues all of them. They see
+that their owner is gone, and end in their own way, sweeping their own processes. Processes that have not ended some
+seconds later are killed. Standard library only: it is started as a script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def keep(owner: socket.socket) -> list[int]:
 
 
 def alive(pidfds: list[int], limit: float = 0.0) -> list[int]:
-    """Those whose processes have not ended; the others are closed. Blocks for up to `limit` seconds until one ends."""
+    """Return the pidfds whose processes have not ended; close the others. Blocks for up to `limit` seconds until one
+    ends.
+    """
     poll = select.poll()
     for pidfd in pidfds:
         poll.register(pidfd, select.POLLIN)

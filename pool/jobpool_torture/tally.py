@@ -1,4 +1,4 @@
-"""What has happened so far, for who watches a run: counted from the ledger as it grows. No judgement (see `oracle`)."""
+"""Counts of a run so far, for its watchers: from the ledger as it grows. No judgement (see `oracle`)."""
 
 from __future__ import annotations
 
@@ -68,6 +68,6 @@ class Tallier:
         self._tally = Tally()
 
     def look(self) -> Tally:
-        """Up to the newest line; the same object each time."""
+        """Read up to the newest line; return the same object each time."""
         self._tally.add(self._ledger.after(self._tally.written))
         return self._tally

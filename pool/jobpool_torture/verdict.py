@@ -14,7 +14,7 @@ from jobpool_torture.result import Result
 from jobpool_torture.workload import Item
 
 MAX_CRASHES = 5
-"""What the pools are given."""
+"""The pools' `max_crashes`."""
 
 
 def reach(
@@ -26,13 +26,13 @@ def reach(
     can: Capabilities,
     kill_grace: float,
 ) -> None:
-    """Fill in what ledger and broker tell.
+    """Fill in the findings of ledger and broker.
 
     Args:
         result: Gets counts and figures.
         lines: The whole ledger.
-        kept: What the broker still has.
-        items: What was enqueued, by id.
+        kept: Messages that the broker still has.
+        items: The enqueued jobs, by id.
         windows: When faults struck which pools.
         can: Of the broker.
         kill_grace: Seconds that the pools were given.
@@ -61,7 +61,7 @@ def _tell(result: Result, count: str, found: Mapping[str, str]) -> None:
 
 
 def _not_listed(lines: Sequence[Line], missing: Collection[str], left: int) -> set[str]:
-    """Of the missing those without an end, where so many were left when a person ended the drain.
+    """Return the missing ids without an end, if `left` were left when a person ended the drain.
 
     A broker that lists no live messages tells how many they are, and not which.
     """
@@ -73,7 +73,7 @@ def _not_listed(lines: Sequence[Line], missing: Collection[str], left: int) -> s
 
 
 def dump(kept: Sequence[Message], file: Path) -> None:
-    """One JSON line a message: what is purged cannot be looked at any more. Raises OSError."""
+    """Write one JSON line a message: purged ones cannot be looked at any more. Raises OSError."""
     with file.open("w") as stream:
         for message in kept:
             stream.write(json.dumps(remains.described(message)) + "\n")

@@ -45,7 +45,7 @@ LINE = 110
 
 
 def head(plan: Plan, *, with_schedule: bool) -> None:
-    """What is about to be done; on stderr."""
+    """Show the plan, on stderr."""
     options = plan.options
     note(f"torture of {redact(options.backend)}, queue {options.queue}, seed {options.seed}")
     kinds = sorted({fault.kind for fault in plan.faults})
@@ -65,7 +65,7 @@ def head(plan: Plan, *, with_schedule: bool) -> None:
 
 
 def left_out(plan: Plan) -> Iterator[str]:
-    """A line for each reason."""
+    """Yield a line for each reason."""
     by_reason: dict[str, list[str]] = {}
     for kind, why in plan.left_out.items():
         by_reason.setdefault(why, []).append(kind)
@@ -77,7 +77,7 @@ def left_out(plan: Plan) -> Iterator[str]:
 
 
 class Progress:
-    """Shows moments while the block runs, as long as there is anybody to read: a closed terminal is no error."""
+    """The display of moments while the block runs, as long as stderr is open: a closed terminal does no harm."""
 
     def __init__(self) -> None:
         self._live: Live | None = None
@@ -95,7 +95,7 @@ class Progress:
                 self._live.stop()
 
     def tell(self, moment: Moment) -> None:
-        """The newest one."""
+        """Show the newest moment."""
         with suppress(OSError):
             self._tell(moment)
 
@@ -119,7 +119,7 @@ class Progress:
 
 
 def line(moment: Moment) -> str:
-    """One moment in one line."""
+    """Return one moment in one line."""
     tally = moment.tally
     left = "" if moment.left is None else f" {format_duration(moment.left)} left"
     pending = "" if moment.pending is None else f", {moment.pending:,} to do"
@@ -134,7 +134,7 @@ def line(moment: Moment) -> str:
 
 
 def report(plan: Plan, result: Result, folder: Path | None, shortest: Path | None, again: str) -> None:
-    """For people; on stdout."""
+    """Print the report for people, on stdout."""
     columns = [Column("COUNT"), Column("", right=True), Column("MEANS", flexible=True)]
     table(columns, [[name, str(len(result.counts.get(name, ()))), means] for name, means in MEANINGS.items()])
     for name, found in result.counts.items():
@@ -178,7 +178,7 @@ def _figures(plan: Plan, result: Result) -> Iterator[str]:
 
 
 def _schedule(plan: Plan) -> list[str]:
-    """What was to be struck, and when, as lines."""
+    """Return the planned faults, and their times, as lines."""
     moments = [f"{fault.at:.1f} s {fault.kind} pool{fault.pool + 1}" for fault in plan.faults[:SCHEDULED]]
     more = len(plan.faults) - len(moments)
     if more:
@@ -207,7 +207,7 @@ def _places(folder: Path | None, shortest: Path | None) -> Iterator[str]:
 
 
 def document(plan: Plan, result: Result, folder: Path | None, shortest: Path | None, again: str) -> dict[str, Any]:
-    """For programs."""
+    """Return the report for programs."""
     options = plan.options
     return {
         "backend": redact(options.backend),

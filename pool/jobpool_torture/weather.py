@@ -1,4 +1,4 @@
-"""What one pool's network does while faults overlap: each begins and ends alone, the network knows but one state."""
+"""The network of one pool while faults overlap: each begins and ends alone, the network has only one state."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _HOLES: tuple[tuple[tuple[Direction, ...], bool], ...] = tuple(
 
 
 def hole_of(pick: int) -> tuple[tuple[Direction, ...], bool]:
-    """Which directions nothing gets through in, and whether it is kept till later."""
+    """Return which directions nothing gets through in, and whether it is kept till later."""
     return _HOLES[pick % len(_HOLES)]
 
 
 def is_silent(pick: int) -> bool:
-    """Whether a dropped reply leaves its connection half-open, instead of cutting it."""
+    """Return whether a dropped reply leaves its connection half-open, instead of cutting it."""
     return pick % 2 == 1
 
 
@@ -43,7 +43,7 @@ class Weather:
         }
 
     def was_bad_since(self, moment: float) -> bool:
-        """Whether any fault was in force at or after `moment` (CLOCK_MONOTONIC)."""
+        """Return whether any fault was in force at or after `moment` (CLOCK_MONOTONIC)."""
         return bool(self._active) or self._cleared_at >= moment
 
     def begin(self, fault: Fault) -> str:
@@ -55,19 +55,19 @@ class Weather:
         return told
 
     def end(self, number: int) -> None:
-        """That fault is over; the others go on."""
+        """End that fault; the others go on."""
         ended = self._active.pop(number, None)
         if ended is None:
             return
         self._cleared_at = time.monotonic()
-        self._proxy.restore()  # of holes and refusals; what of them goes on is put in force again
+        self._proxy.restore()  # of holes and refusals; those that go on are put in force again
         self._proxy.delay(0.0)
         self._proxy.drop_replies(0)
         for fault in self._active.values():
             self._begin[fault.kind](fault)
 
     def clear(self) -> None:
-        """All are over."""
+        """End all faults."""
         for number in list(self._active):
             self.end(number)
 

@@ -1,8 +1,8 @@
-"""The witness: stands between a pool and its broker, and writes what the broker answered to the ledger.
+"""The witness: stands between a pool and its broker, and writes the broker's answers to the ledger.
 
-What it has seen is what an oracle can count by: not what a pool believes, but which deliveries it was given with which
-counters, which settlements were accepted, and of which nobody knows. It changes no answer, and of the calls only the
-pause after a crash, for which a torture would wait. Fail-points (failpoint.py) end the process at a chosen one.
+An oracle can count by that, and not by a pool's beliefs: by deliveries with their counters, accepted settlements, and
+those with an unknown result. It changes no answer, and of the calls only the pause after
+a crash, for which a torture would wait. Fail-points (failpoint.py) end the process at a chosen one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LONGEST_CAUSE = 100
 
 
 class Witness:
-    """A `QueueBackend` to whoever calls it: everything that it does not watch is the backend's own.
+    """A `QueueBackend` that wraps another one: all that it does not watch is the backend's own.
 
     Lines are written before the caller gets the answer. One call is one write, so it costs some microseconds a message.
     `reap_expired`, which no pool calls, is not watched: it tells no ids.
@@ -60,7 +60,7 @@ class Witness:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    # --- what is watched ----------------------------------------------------------------------------
+    # --- the watched calls --------------------------------------------------------------------------
 
     def fetch_many(
         self, queue: str, *, limit: int, ttl: float = 30.0, wait: float = 0.0, fetch_id: str | None = None
@@ -173,11 +173,11 @@ class Witness:
         append(self._ledger, lines)
 
 
-QueueBackend.register(Witness)  # so that what asks for a backend by its class takes it
+QueueBackend.register(Witness)  # so that checks for the class of a backend accept it
 
 
 def watched(backend: QueueBackend, environ: Mapping[str, str]) -> QueueBackend:
-    """The backend under a witness, as the environment asks for it (`LEDGER`, `FAILPOINT`, `NAME`).
+    """Return the backend under a witness, as the environment asks for it (`LEDGER`, `FAILPOINT`, `NAME`).
 
     Raises:
         ConfigurationError: There is no ledger in the environment, it cannot be opened, or a fail-point is unknown.

@@ -1,8 +1,8 @@
-"""What a run enqueues, and when: a mix of jobs that behave, fail, crash, hang and leave things behind. Pure.
+"""The workload of a run: a mix of jobs that behave, fail, crash, hang and leave things behind. Pure.
 
 The same seed and the same parameters give the same jobs, whatever happens to them. Each job has a number, and draws
-from a random generator of its own: so it is the same job in a longer run, and on a broker that can do less than another
-only the kinds are missing that it cannot do.
+from a random generator of its own: so it is the same job in a longer run. On a broker that can do less, only the
+impossible kinds are missing.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ GRANDCHILDREN = ("child", "new session", "double fork")
 
 KEYS = 3
 SPAN = 300
-"""Of so many jobs in a row those that have a key have one of `KEYS`: about four share one."""
+"""Of this many jobs in a row, those that have a key have one of `KEYS`: about four share one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One job that is to be enqueued.
+    """One job to enqueue.
 
     Attributes:
         number: Its place in the workload.
         at: Seconds after the beginning at which it is enqueued.
-        kind: What it does; one of `KINDS`.
+        kind: One of `KINDS`.
         handler, payload: As in a definition.
         delay: Seconds from its enqueue until it may run; 0 = at once.
         options: Other fields of its definition.
@@ -58,7 +58,7 @@ class Item:
     options: dict[str, Any] = field(default_factory=dict)
 
     def definition(self, queue: str, ident: str, now: datetime | None = None) -> JobDefinition:
-        """The job, under this id. `now`: the time that a delay counts from; None = now."""
+        """Return the job, under this id. `now`: the time that a delay counts from; None = now."""
         due = (now or datetime.now(UTC)) + timedelta(seconds=self.delay) if self.delay else None
         keyed: dict[str, Any] = {
             name: f"{queue}/{value}" if name in KEYED else value for name, value in self.options.items()
@@ -67,7 +67,7 @@ class Item:
 
 
 def smaller(item: Item) -> Item:
-    """With half of its payload, where that is big: some brokers take no message of `BIG` bytes. Else the same."""
+    """Halve its payload, if that is big: some brokers take no message of `BIG` bytes."""
     size = item.payload.get("size", 0) // 2
     if size < SMALL:
         return item
@@ -91,13 +91,13 @@ class Kind:
 
 
 def workload(seed: int, *, seconds: float, rate: float, ttl: float, capabilities: Capabilities) -> list[Item]:
-    """The jobs of a run, in the order in which they are enqueued.
+    """Return the jobs of a run, in the order in which they are enqueued.
 
     Args:
         seconds: For how long jobs arrive, > 0.
         rate: Jobs a second on average, > 0; they come at random moments.
         ttl: Seconds that a lease lasts: some jobs run for longer.
-        capabilities: Of the broker: only what it can do is asked of it.
+        capabilities: Of the broker: only possible kinds are used.
     """
     usable = [name for name, kind in KINDS.items() if kind.fits(capabilities)]
     items = []
@@ -108,7 +108,7 @@ def workload(seed: int, *, seconds: float, rate: float, ttl: float, capabilities
 
 
 def taste(seed: int, *, ttl: float, capabilities: Capabilities, times: int = 1) -> list[Item]:
-    """`times` jobs of each kind that is over soon, to be run before the faults; numbered downwards from -1."""
+    """Return `times` jobs of each short kind, to be run before the faults; numbered downwards from -1."""
     usable = [name for name, kind in KINDS.items() if kind.fits(capabilities) and name not in SLOW]
     return [_item(_rng(seed, -place), -place, 0.0, name, ttl) for place, name in enumerate(usable * times, start=1)]
 
@@ -126,7 +126,7 @@ def _arrivals(seed: int, seconds: float, rate: float) -> Iterator[float]:
 
 
 def _choose(rng: random.Random, usable: list[str]) -> str:
-    """The kind of a job: by one number in [0, 1), of all kinds; one that cannot be had is plain work."""
+    """Return the kind of a job: by one number in [0, 1), of all kinds; one that cannot be had is plain work."""
     place = rng.random() * sum(kind.share for kind in KINDS.values())
     for name, kind in KINDS.items():
         place -= kind.share
@@ -206,7 +206,7 @@ def _follow(rng: random.Random, _number: int, _ttl: float) -> dict[str, Any]:
 
 
 def _keyed(rng: random.Random, number: int, ttl: float) -> dict[str, Any]:
-    """One in three crashes in its first run: if its key was done by then, nobody would ever do it."""
+    """Draw a keyed job. One in three crashes in its first run: if its key was done by then, nobody would ever do it."""
     made = _crash if rng.random() < 1 / 3 else _work
     return {**made(rng, number, ttl), "idempotency_key": f"key-{rng.randrange(1 << 20) % KEYS}-{number // SPAN}"}
 
@@ -250,7 +250,7 @@ KINDS: dict[str, Kind] = {
     "loud": Kind(1.5, _loud),
     "long": Kind(0.6, _long),
 }
-"""What a job does: 40 of a hundred only sleep for up to 50 ms."""
+"""The kinds of jobs: 40 of a hundred only sleep for up to 50 ms."""
 
 SLOW = ("long", "poison")
 """Kinds that take longer than a warm-up should."""

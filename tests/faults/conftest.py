@@ -13,7 +13,7 @@ from support.poolrig_brokers import Broker
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "row(*numbers): of docs/faults.md that it shows")
+    config.addinivalue_line("markers", "row(*numbers): of tests/faults/rows.md that it shows")
     config.addinivalue_line("markers", "on(*brokers): runs on these; on SQLite without it")
     config.addinivalue_line("markers", "own_server: on a server of the test's own, which keeps what it has answered")
     config.addinivalue_line("markers", "ttr(seconds): how long leases last on beanstalkd; 10 without it")

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, closing, contextmanager
 import psycopg
 import pytest
 from redis import Redis
-from support.constants import with_constant
 from support.faultmoves import gated, let_pass, start_pools, stop_all
 from support.outages import REFUSES_WRITES, wait_back
 from support.poolrig import Rig
@@ -160,8 +159,7 @@ def assert_waited_for(broker: Broker | None, rig: Rig, what: str) -> None:
 @pytest.mark.row(36)
 @pytest.mark.on("sqlite")
 def test_a_pool_that_is_refused_for_too_long_settles_what_it_can_and_exits(broker: Broker | None, rig: Rig) -> None:
-    soon = with_constant("jobpool.master.watch:MAX_REFUSAL_S=1")
-    pool = rig.start_pool("--stop-grace", "2", through=soon).wait_ready(2)
+    pool = rig.start_pool("--broker-refusal-timeout", "1s", "--stop-grace", "2").wait_ready(2)
     rig.enqueue("work")
     rig.wait_drained()
     with renamed_table(broker, rig):

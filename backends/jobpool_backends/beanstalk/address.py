@@ -2,7 +2,7 @@
 
     beanstalk://host[:11300][?ttr=30&tube_prefix=shop.&timeout=5&connect_timeout=5]
 
-beanstalkd knows no users, no passwords and no TLS: whoever reaches its port may do everything.
+beanstalkd has no users, no passwords and no TLS: anyone who reaches its port may do everything.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _PREFIX = re.compile(r"(?:[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,99})?")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to go, and what applies there.
+    """The server's address and its options.
 
     Attributes:
         host: Name or address.
         port: 1 to 65535.
         ttr: Whole seconds for which a lease of what is enqueued here lasts, 1 or more.
-        tube_prefix: What the names of all tubes begin with.
+        tube_prefix: Prefix of all tube names.
         timeout: Seconds for an answer.
         connect_timeout: Seconds for a connection, to each address that the host name has.
     """
@@ -50,21 +50,21 @@ class Address:
 
     @property
     def title(self) -> str:
-        """What error texts call it."""
+        """Name of the server in error texts."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"beanstalkd at {host}:{self.port}"
 
     def tube(self, queue: str) -> str:
-        """The tube that holds this queue."""
+        """Return the tube that holds this queue."""
         return self.tube_prefix + queue
 
     def queue(self, tube: str) -> str | None:
-        """The queue that this tube holds; None where its name does not begin with the prefix."""
+        """Return the queue that this tube holds; None where its name does not begin with the prefix."""
         return tube[len(self.tube_prefix) :] if tube.startswith(self.tube_prefix) else None
 
 
 def read_address(url: str, options: Mapping[str, object]) -> Address:
-    """The address in `url` and `options` (by keyword: they win over the URL's).
+    """Return the address in `url` and `options` (by keyword: they win over the URL's).
 
     Raises:
         ConfigurationError: Something cannot be right; the text names it.

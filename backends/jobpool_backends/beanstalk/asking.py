@@ -1,4 +1,4 @@
-"""Questions to the server: the answers as values, and what is no answer as the error that it means."""
+"""Questions to the server: answers become values, other replies become the errors they mean."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ Stats = dict[str, int | str]
 
 
 def told(lines: Lines, answer: Answer) -> Answer | None:
-    """The answer; None for NOT_FOUND. Raises what any other refusal means."""
+    """Return the answer; None for NOT_FOUND. Raises what any other refusal means."""
     return None if isinstance(answer, greenstalk.NotFoundError) else lines.check(answer)
 
 
 def job_of(lines: Lines, answer: Answer) -> greenstalk.Job[bytes] | None:
-    """The job that a `peek…` or `reserve…` command found; None when there is none. Raises as `told`."""
+    """Return the job that a `peek…` or `reserve…` command found; None when there is none. Raises as `told`."""
     job = told(lines, answer)
     assert job is None or isinstance(job, greenstalk.Job)
     return job
 
 
 def stats_of(lines: Lines, answer: Answer) -> Stats:
-    """What `stats` or `stats-tube` tells; nothing when there is no such tube. Raises as `told`."""
+    """Return the answer to `stats` or `stats-tube`; empty if there is no such tube. Raises as `told`."""
     pairs = (line.partition(": ") for line in _lines(lines, answer))
     return {key: _value(value) for key, _, value in pairs}
 
 
 def names_of(lines: Lines, answer: Answer) -> list[str]:
-    """What `list-tubes` tells. Raises as `told`."""
+    """Return the answer to `list-tubes`. Raises as `told`."""
     return [line[2:].strip('"') for line in _lines(lines, answer)]
 
 
 def counters_of(lines: Lines, line: Line, jobs: Sequence[int]) -> list[Counters | None]:
-    """What the server counts for each of these jobs; None for those that are gone. One round trip. Raises as `told`."""
+    """Return the server's counters of each job; None for those that are gone. One round trip. Raises as `told`."""
     answers = [told(lines, answer) for answer in about(line, b"stats-job", jobs)]
     return [read_counters(answer) if isinstance(answer, bytes) else None for answer in answers]
 
 
 def about(line: Line, command: bytes, jobs: Sequence[int]) -> list[Answer]:
-    """The answers to one command for each of these jobs. One round trip."""
+    """Return the answers to one command for each of these jobs. One round trip."""
     return line.burst([b"%b %d" % (command, job) for job in jobs])
 
 
 def number(stats: Stats, name: str) -> int:
-    """A number that `stats…` told; 0 where it told none."""
+    """Return a number that `stats…` told; 0 where it told none."""
     value = stats.get(name, 0)
     return value if isinstance(value, int) else 0
 
 
 def _lines(lines: Lines, answer: Answer) -> list[str]:
-    """The lines of a YAML text below its head."""
+    """Return the lines of a YAML text below its head."""
     text = told(lines, answer)
     return text.decode().splitlines()[1:] if isinstance(text, bytes) else []
 

@@ -35,9 +35,9 @@ FRESH = 0.8
 class BeanstalkBackend(QueueBackend):
     """Messages in one beanstalkd (1.12 or later), shared by any number of machines.
 
-    The connection owns what it has leased: when it breaks, all its leases are lost at once, and `lost` tells them. A
-    lease lasts for the `ttr` that its message was put with, whatever a fetch or a renewal asks for. Whatever changes a
-    message's counters puts a copy of it first and then deletes the original, so a crash between the two leaves both.
+    The connection owns its leases: when it breaks, all of them are lost at once, and `lost` tells them. A lease lasts
+    for the `ttr` that its message was put with, not for the time that a fetch or renewal asks for. A change of counters
+    puts a copy first and then deletes the original, so a crash in between leaves both.
 
     A call takes `timeout` seconds at most for each answer, and `connect_timeout` before that when it has to connect.
 
@@ -130,7 +130,7 @@ class BeanstalkBackend(QueueBackend):
         checks.check_version(self._lines)
 
     def diagnose(self) -> list[Finding]:
-        """What the server can lose or refuses."""
+        """Check what the server can lose or refuses."""
         return checks.diagnose(self._lines)
 
     # --- the life of a message -----------------------------------------------------------------------
@@ -140,7 +140,7 @@ class BeanstalkBackend(QueueBackend):
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         del ttl, fetch_id
-        self._lines.check_usable()  # what a parent process has stashed is the parent's
+        self._lines.check_usable()  # a parent process's stash is the parent's
         helds = self._stashed(queue, limit)
         if len(helds) < limit:
             try:
@@ -153,7 +153,7 @@ class BeanstalkBackend(QueueBackend):
         return [held.lease for held in helds if held.is_owned]
 
     def _stashed(self, queue: str, limit: int) -> list[Held]:
-        """What was reserved for whoever waited, with its lease renewed if that is old."""
+        """Return jobs that were reserved for a waiter, with old leases renewed."""
         helds = self._stash.take(queue, limit)
         now = self.clock.boot()
         old = [held for held in helds if held.lease.expires_at - now < FRESH * held.ttr]
@@ -171,31 +171,33 @@ class BeanstalkBackend(QueueBackend):
         return self._settler.renew(leases)
 
     def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
-        del visibility_timeout  # whatever was leased too long ago, the server has given back
+        del visibility_timeout  # the server has given overdue leases back
         return self._ledger.reap(queue, policy)
 
     def lost(self) -> list[JobLease]:
-        """Leases whose connection broke since the last call, and before their time. No I/O."""
+        """Return leases whose connection broke since the last call, and before their time. No I/O."""
         return self._lines.lost()
 
     # --- looking and tending -------------------------------------------------------------------------
 
     def stats(self, queue: str) -> QueueStats:
-        """Counts of one queue, O(1); `oldest` is the age of the one that is fetched next."""
+        """Return counts of one queue, O(1); `oldest` is the age of the one that is fetched next."""
         return self._looker.stats(queue)
 
     def queues(self) -> list[str]:
-        """The names of all queues that hold a message, sorted."""
+        """Return the names of all queues that hold a message, sorted."""
         return self._looker.queues()
 
     def list_messages(
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
     ) -> list[Message]:
-        """One page of dead letters, the first that died first. A round trip for each dead letter of the queue."""
+        """Return one page of dead letters, the first that died first. A round trip for each dead letter of the
+        queue.
+        """
         return self._looker.page(where or MessageFilter(), after, limit)
 
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
-        """How many dead letters match, up to `cap`. By queue alone at once; else they are looked through."""
+        """Count the dead letters that match, up to `cap`. At once by queue alone; else all are looked through."""
         return self._looker.count(where, cap)
 
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
@@ -203,5 +205,5 @@ class BeanstalkBackend(QueueBackend):
         return self._tender.bulk(where, verb, limit)
 
     def inspect(self, ident: str) -> Message | None:
-        """The dead letter with this id. None for a message that is alive: beanstalkd finds none by our ids."""
+        """Return the dead letter with this id. None for a message that is alive: beanstalkd finds none by our ids."""
         return self._looker.inspect(ident)

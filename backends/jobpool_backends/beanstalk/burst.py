@@ -1,8 +1,8 @@
-"""What is sent in bursts, many commands in one write, and what comes back: a round trip for a batch, not for a job.
+"""Many commands in one write: a round trip for a batch, not for a job.
 
-A `Line` writes commands, and here is how their answers are read. beanstalkd works through what a connection has sent in
-its order, and answers in that order. It reads no further while an answer does not fit into the socket, so a burst is
-cut into pieces: then neither side waits for the other for ever.
+A `Line` writes commands; this module reads the answers. beanstalkd handles the commands of a connection in order, and
+answers in that order. It stops reading while an answer does not fit into the socket. So a burst is cut into pieces, or
+both sides would wait for each other forever.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _WORDS = frozenset((b"INSERTED", b"DELETED", b"TOUCHED", b"RELEASED", b"BURIED",
 
 
 def put_command(priority: int, delay: int, ttr: int, packed: bytes) -> bytes:
-    """The command that puts a job; delay and ttr in whole seconds."""
+    """Return the command that puts a job; delay and ttr in whole seconds."""
     return b"put %d %d %d %d\r\n%b" % (priority, delay, ttr, len(packed), packed)
 
 
 def pieces(commands: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """The commands, in their order, as they are written at once."""
+    """Yield the commands, in their order, as they are written at once."""
     if len(commands) <= PIECE and sum(map(len, commands)) <= PIECE_BYTES:
         yield commands
         return
@@ -51,7 +51,7 @@ def pieces(commands: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def read_answer(reader: BufferedReader) -> Answer:
-    """The next answer. Raises OSError, or ValueError and its like when what comes is none."""
+    """Return the next answer. Raises OSError, or ValueError and its like when what comes is none."""
     line = reader.readline()
     if line[-2:] != b"\r\n":
         raise ConnectionResetError("the connection was closed")

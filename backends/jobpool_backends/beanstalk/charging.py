@@ -1,4 +1,4 @@
-"""What a crash does to a message: counted, and then delayed, or dead. Decides, and does no I/O."""
+"""The effect of a crash on a message: counted, then delayed or dead. Decides, and does no I/O."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Charge:
 def charge(
     record: Record, crashes: int, cause: str, policy: ReapPolicy, now: float, draw: Callable[[float, float], float]
 ) -> Charge:
-    """Charge so many crashes, 1 or more, of which the last had this cause.
+    """Charge one or more crashes, the last of which had this cause.
 
     Args:
-        record: The header; its `deliveries` hold all that there were.
-        crashes: That were not charged before. They are charged together, so they are of one moment.
+        record: The header, with all deliveries counted.
+        crashes: Number of crashes not charged before; they are charged at one moment.
         cause: The text to keep.
-        policy: What applies in its queue.
+        policy: Of its queue.
         now: Unix time.
         draw: `random.uniform`.
     """
@@ -52,7 +52,7 @@ def charge(
 
 
 def whole_seconds(delay: float) -> int:
-    """A delay as beanstalkd takes it: rounded up."""
+    """Return a delay as beanstalkd takes it: rounded up."""
     return math.ceil(min(delay, LONGEST_DELAY)) if delay > 0 else 0
 
 
@@ -60,6 +60,6 @@ class Ledger(NativeReaping):
     """The policy of each queue, and the charges that nobody has asked for yet."""
 
     def note(self, queue: str, charged: Charge) -> None:
-        """The charge has been made."""
+        """Record that the charge was made."""
         record = charged.record
         self.add(Reaped(record.id, queue, record.crashes, record.cause, record.is_dead))

@@ -1,6 +1,6 @@
-"""What a beanstalkd can lose or refuses, in plain sentences, and whether it is new enough.
+"""Checks of a beanstalkd: what it can lose or refuse, and whether it is new enough.
 
-It has no settings that can be asked for, only what `stats` tells. The decision is a function of that alone.
+The server has no settings to ask for, only `stats`; the decision is a function of that alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OLDEST = (1, 12)
 """The first that reserves a job by its id, which dead letters are made and read with."""
 
 LARGEST = MAX_BODY_BYTES + 2**16
-"""What `-z` has to say for every job that jobpool allows, and what stands beside it, to fit in."""
+"""Least value of `-z` at which every job that jobpool allows fits, with its header."""
 
 _DRAIN, _PAUSES, _PERSISTENCE = "beanstalk.drain-mode", "beanstalk.pauses", "beanstalk.persistence"
 _SERVER, _SIZE = "beanstalk.server", "beanstalk.job-size"
@@ -41,7 +41,7 @@ def check_version(lines: Lines) -> None:
 
 
 def diagnose(lines: Lines) -> list[Finding]:
-    """What the server can lose or refuses. Raises as `check_version`. Blocks for three round trips."""
+    """Check what the server can lose or refuse. Raises as `check_version`. Blocks for three round trips."""
     title, stats = lines.address.title, _ask(lines)
     require_version(title, stats)
     found = [*judge(stats), judge_pauses(_pauses(lines))]
@@ -54,7 +54,7 @@ def _ask(lines: Lines) -> Stats:
 
 
 def _pauses(lines: Lines) -> dict[str, int]:
-    """Tube → seconds for which it is paused, of those with our prefix that are."""
+    """Return tube → seconds for which it is paused, of paused tubes with our prefix."""
     with lines.spare() as line:
         names = [tube for tube in names_of(lines, line.burst([b"list-tubes"])[0]) if lines.address.queue(tube)]
         answers = line.burst([b"stats-tube %b" % tube.encode() for tube in names])
@@ -71,12 +71,12 @@ def require_version(title: str, stats: Stats) -> None:
 
 
 def judge(stats: Stats) -> list[Finding]:
-    """What the answer to `stats` means, check by check."""
+    """Judge the answer to `stats`, check by check."""
     return [_server(stats), _persistence(stats), _drain(stats), _size(stats)]
 
 
 def judge_pauses(pauses: Mapping[str, int]) -> Finding:
-    """`pauses`: seconds by tube."""
+    """Judge pauses of tubes, in seconds."""
     if not pauses:
         return Finding(_PAUSES, Level.OK, "no tube is paused")
     found = f"paused: {', '.join(f'{tube} for {_lasted(left)}' for tube, left in sorted(pauses.items()))}"
@@ -91,7 +91,7 @@ def _server(stats: Stats) -> Finding:
 
 
 def _persistence(stats: Stats) -> Finding:
-    """A binlog that is written has a file with a number."""
+    """Judge the binlog: one that is written has a file with a number."""
     if not number(stats, "binlog-current-index"):
         why = "a crash or restart of the server loses every message"
         return Finding(_PERSISTENCE, Level.PROBLEM, "no binlog", why, "start it with -b and a folder")
@@ -126,6 +126,6 @@ def _lasted(seconds: int) -> str:
 
 
 def _version(stats: Stats) -> tuple[int, ...]:
-    """As far as it is known: new enough for everything if it is not. One built from a checkout has more behind it."""
+    """Return the version; if unknown, one new enough for everything. A build from a checkout has a longer text."""
     parts = str(stats.get("version", "")).split("+")[0].split(".")[:2]
     return tuple(int(part) for part in parts if part.isdigit()) or (999,)

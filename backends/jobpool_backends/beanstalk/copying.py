@@ -1,4 +1,4 @@
-"""What becomes of a message that goes on as a copy: its new header, and the jobs to put.
+"""Messages that go on as a copy: the new header, and the jobs to put.
 
 No I/O, but to ask once for the server's limit.
 """
@@ -25,11 +25,11 @@ class Work:
     """A settlement by copies.
 
     Attributes:
-        copies: What is put before the original is ended.
+        copies: Jobs to put before the original is ended.
         end: The command that ends it.
         charged: Of a forfeit.
-        stands: One of the copies is the message itself: once they are there, it does not matter what becomes of the
-            original. Else they are what an end brings with it, and nothing is known until the original is ended.
+        stands: True if one of the copies is the message itself: then the settlement stands once they are put. Else the
+            copies are follow-ups, and the settlement is unknown until the original is ended.
     """
 
     copies: list[Copy]
@@ -39,7 +39,7 @@ class Work:
 
 
 class Copier:
-    """Makes copies.
+    """A maker of copies.
 
     Args:
         lines: To the server.
@@ -56,7 +56,7 @@ class Copier:
         self._draw = random.Random().uniform
 
     def work(self, held: Held, settlement: Settlement, brought: Sequence[NewMessage]) -> Work:
-        """What a settlement puts. Raises InvalidJob when the server takes no job of that size."""
+        """Return the copies that a settlement puts. Raises InvalidJob when the server takes no job of that size."""
         record = replace(held.record, deliveries=held.lease.deliveries)
         match settlement:
             case Nack(delay, error, cause):
@@ -83,17 +83,14 @@ class Copier:
         return replace(self._work(held, charged.record, charged.delay), charged=charged)
 
     def _work(self, held: Held, record: Record, delay: int = 0, brought: Sequence[Copy] = ()) -> Work:
-        """The message goes on with this header.
-
-        What another program has put may have no room for one. To die, it is buried as it is.
-        """
+        """Let the message go on with this header; to die, a job of another program is buried as it is."""
         copy = self._copy(held, record, delay)
         if record.is_dead and len(copy.packed) > self._lines.max_job_size():
             return Work(list(brought), b"bury %d %d" % (held.job, held.priority), stands=False)
         return Work([copy, *brought], _delete(held))
 
     def _move(self, held: Held, message: NewMessage) -> Copy:
-        """It was enqueued when it was, and its lease lasts as long as before."""
+        """Return the copy of a moved message: it keeps its enqueue time and the length of its lease."""
         [copy] = self._producer.copies([message], since=held.record.enqueued_at)
         return replace(copy, ttr=held.ttr)
 
@@ -108,7 +105,7 @@ def _delete(held: Held) -> bytes:
 
 
 def _failed(record: Record, error: str | None, cause: str | None) -> Record:
-    """With what is told now; what is not told stays."""
+    """Return the record with the error and cause that are given; None keeps the old ones."""
     return replace(
         record,
         last_error=error if error is not None else record.last_error,

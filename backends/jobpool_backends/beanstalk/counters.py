@@ -1,4 +1,4 @@
-"""What the server counts for a job: the answer to `stats-job`."""
+"""The server's counts of a job: the answer to `stats-job`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COUNTERS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Of one job. Times are whole seconds, rounded down.
+    """Counts of one job. Times are whole seconds, rounded down.
 
     Attributes:
         state: `ready`, `reserved`, `delayed` or `buried`.
@@ -24,7 +24,7 @@ class Counters:
         delay: That it was put, or released, with.
         time_left: Until its lease ends, or its delay; 0 otherwise.
         reserves: How often it was reserved, by whatever command.
-        timeouts: How often a lease of it ran out; not, how often one ended with its connection.
+        timeouts: How often a lease of it ran out; an end with its connection does not count.
     """
 
     tube: str
@@ -53,7 +53,7 @@ _make_counters = maker(Counters)
 
 
 def read_counters(text: bytes) -> Counters:
-    """Raises ValueError when that is no answer to `stats-job`."""
+    """Parse the answer to `stats-job`. Raises ValueError for any other text."""
     match = _COUNTERS.search(text)
     if match is None:
         raise ValueError("no statistics of a job")

@@ -1,13 +1,12 @@
-"""Dead letters: the buried jobs of a tube, and how they are looked through.
+"""Dead letters: the buried jobs of a tube, and the walk over them.
 
-beanstalkd shows the first of a tube's buried jobs and no other. To see them all they are rotated: the first is reserved
-by its number and buried again, behind the last, until the first one comes up again; so their order is what it was. Each
-step is one round trip. Somebody else may rotate, raise or delete at the same time: a job that another administrator
-holds at the moment of a step is passed over.
+beanstalkd shows only the first of a tube's buried jobs. To see all, they are rotated: the first is reserved by its
+number and buried again after the last, until the first comes up again. So the order stays. Each step is one round trip.
+Others may rotate, raise or delete at the same time: a job that another administrator holds during a step is passed
+over.
 
-Between being reserved and being buried again a job belongs to the connection. When that breaks, the job is ready, with
-its dead mark: whoever reserves it buries it again. One of another program has no mark; it goes to a pool, which rejects
-it.
+While reserved, a job belongs to the connection. If that breaks, the job is ready, with its dead mark: the next client
+to reserve it buries it again. A job of another program has no mark; it goes to a pool, which rejects it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from jobpool_backends.beanstalk.records import Record, from_bytes
 from jobpool_backends.shared import contains, micros
 
 LONGEST_WALK = 100_000
-"""Steps of one walk; with more dead letters in a queue the next walk goes on behind them."""
+"""Steps of one walk; with more dead letters in a queue the next walk continues after them."""
 
 TIDY = 1000
 """Dead letters up to which a walk that has found what it wanted goes on to its end, for the sake of their order."""
@@ -46,7 +45,7 @@ class Letter:
         queue: Where it is.
         record: Its header.
         body: The message's.
-        handler: "" where the body is no envelope.
+        handler: "" if the body is not an envelope.
         priority: The server's.
         enqueued_at: Unix time.
     """
@@ -69,7 +68,7 @@ class Letter:
         return self.enqueued_at if self.record.died_at is None else self.record.died_at
 
     def message(self) -> Message:
-        """As an administrator sees it."""
+        """Return the message as an administrator sees it."""
         record = self.record
         return Message(
             id=record.id,
@@ -91,11 +90,11 @@ class Letter:
         )
 
     def burial(self) -> list[bytes]:
-        """Commands that bury it, behind all others. Where somebody else holds it by now they do nothing."""
+        """Return the commands that bury it, after all others. They do nothing if another client holds it by now."""
         return [b"reserve-job %d" % self.job, b"bury %d %d" % (self.job, self.priority)]
 
     def matches(self, where: MessageFilter, now: float) -> bool:
-        """Whether a person means this one; its state was looked at already."""
+        """Return whether a person means this one; its state was looked at already."""
         age = micros(now) - micros(self.died_at)
         return (
             (where.queue is None or self.queue == where.queue)
@@ -161,7 +160,7 @@ class Walk:
         self.letter = self._reader.letter(self._line, self._queue, job) if job and self._steps > 0 else None
 
     def _is_over(self) -> bool:
-        """Whether all have been shown, when one comes up again.
+        """Return whether all have been shown, when one comes up again.
 
         Others may have come in between, or have been in somebody's hands: then the walk goes once more round.
         """
@@ -178,7 +177,7 @@ class Walk:
 
 
 class Reader:
-    """Makes letters of jobs.
+    """A reader of dead letters.
 
     Args:
         lines: To the server.
@@ -190,7 +189,7 @@ class Reader:
         self._wall = wall
 
     def letter(self, line: Line, queue: str, job: greenstalk.Job[bytes]) -> Letter:
-        """A buried job as a dead letter. What is no envelope of ours is asked about: a round trip."""
+        """Return a buried job as a dead letter. A job without an envelope costs a round trip more."""
         record, body = from_bytes(job.body, job.id)
         envelope = _envelope(body) if record.ours else None
         if envelope is not None:
@@ -202,7 +201,7 @@ class Reader:
 
 
 def _rotation(letter: Letter) -> list[bytes]:
-    """Puts the letter behind the last, and looks at the one that is the first then."""
+    """Return the commands that put the letter after the last, and peek at the new first one."""
     return [*letter.burial(), b"peek-buried"]
 
 

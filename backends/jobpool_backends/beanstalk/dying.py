@@ -1,8 +1,8 @@
 """Putting copies, dead ones too.
 
-A header cannot be changed, so a dead letter is a copy; and only what is reserved can be buried. So it is put with a
-long delay, reserved by its number, and buried. Who dies in between leaves a job with a dead mark that is due some day:
-whoever meets it then buries it.
+A header cannot be changed, so a dead letter is a copy; and only reserved jobs can be buried. So the copy is put with a
+long delay, reserved by its number, and buried. A crash in between leaves a job with a dead mark that is due some day:
+the next client to meet it buries it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def put_copies(line: Line, copies: Sequence[Copy], answers: dict[int, Answer]) -
 
 
 def number_of(answer: Answer) -> int | None:
-    """The server's number of what was put; None when it was refused.
+    """Return the server's number of what was put; None when it was refused.
 
     A server that is out of memory buries what it has put: that is a refusal too, and the caller says so.
     """
@@ -68,7 +68,7 @@ def _put(copy: Copy) -> bytes:
 
 
 def _bury(line: Line, put: Sequence[tuple[Copy, int | None]]) -> None:
-    """Bury what was put. What cannot be reserved is in the hands of somebody who buries it, too."""
+    """Bury the jobs that were put. One that cannot be reserved is held by another client, which buries it too."""
     numbers = [(copy, number) for copy, number in put if number is not None]
     reserved = line.burst([b"reserve-job %d" % number for _, number in numbers])
     line.burst(

@@ -1,9 +1,9 @@
-"""Leasing: many reserves in one write, and then what the server counts for each job.
+"""Leasing: many reserves in one write, and then the server's counts of each job.
 
-Nobody knows how many jobs are ready, and each reserve that finds none costs the server an answer. So a fetch asks for
-few at first, and for more as long as it gets all that it asked for; where the fetch before got many, for many at once.
-`stats-job` of all that came is one more write: it alone tells how often a job was reserved before, by which crashes are
-found, and how long its lease lasts.
+The number of ready jobs is unknown, and each reserve that finds none costs the server an answer. So a fetch asks for
+few at first, and for more as long as it gets all that it asked for. If the fetch before got many, it asks for many at
+once. `stats-job` of all these jobs is one more write. Only it tells how often a job was reserved before, which reveals
+crashes, and how long its lease lasts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Fetcher:
         lines: To the server.
         ledger: The crash policies.
         clock: For deadlines.
-        scheme: What leases are said to come from.
+        scheme: Name of the broker in leases.
     """
 
     def __init__(self, lines: Lines, ledger: Ledger, clock: Clock, scheme: str) -> None:
@@ -85,7 +85,7 @@ class Fetcher:
         return found
 
     def _jobs(self, answers: Sequence[Answer]) -> list[greenstalk.Job[bytes]]:
-        """Those that were reserved. `TIMED_OUT` is none, and `DEADLINE_SOON` is none too: nothing is ready."""
+        """Return the jobs that were reserved; `TIMED_OUT` and `DEADLINE_SOON` mean that nothing is ready."""
         jobs = [answer for answer in answers if isinstance(answer, greenstalk.Job)]
         if len(jobs) < len(answers):
             for answer in answers:
@@ -95,13 +95,13 @@ class Fetcher:
     def take_in(
         self, line: Line, jobs: Sequence[greenstalk.Job[bytes]], before: float, *, touch: bool = False
     ) -> list[Held]:
-        """What was reserved on this line, as leases; fewer, where some may not be handed out.
+        """Turn jobs reserved on this line into leases; fewer, if some may not be handed out.
 
         Args:
             line: Its lock is taken.
             jobs: Reserved just now.
             before: Boot-clock seconds before their leases began.
-            touch: Have them begin now, for nobody knows when they were reserved.
+            touch: Let them begin now, because it is not known when they were reserved.
         """
         touches = [b"touch %d" % job.id for job in jobs] if touch else []
         told = line.burst([*touches, *(b"stats-job %d" % job.id for job in jobs)])[len(touches) :]

@@ -1,8 +1,8 @@
 """A line: one connection to beanstalkd, and the leases that it owns.
 
-In beanstalkd the connection owns what it has reserved: only it can settle and renew it, and with it all that is lost at
-once. So a line knows its leases, and whoever settles goes to the line. greenstalk speaks the protocol, over a socket
-that is made here, so that no wait is without an end; what goes in bursts (burst.py) shares the socket with it.
+In beanstalkd the connection owns the jobs that it reserved: only it can settle and renew them, and all are lost with
+it. So a line knows its leases, and settlements go to the line. greenstalk speaks the protocol over a socket that is
+made here, so that each wait has an end; bursts (burst.py) share the socket with it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _serials = count()
 
 
 class Line:
-    """A connection, for one thread at a time: whoever has its lock. Raises OSError and greenstalk's errors.
+    """A connection, for one thread at a time, which holds its lock. Raises OSError and greenstalk's errors.
 
     Attributes:
-        lock: Held by whoever speaks.
+        lock: Held by the thread that speaks.
         client: greenstalk's, for single commands.
         held: The leases that it owns, by the server's number of the job.
         ends_first: Boot-clock seconds before which none of its leases ends.
-        broken: It is of no more use, and owns nothing any more.
+        broken: True if it broke: it is of no more use, and owns nothing.
         serial: Its place in the order in which locks are taken.
     """
 
@@ -86,7 +86,7 @@ class Line:
 
         Args:
             commands: Many, or large ones, go in several writes.
-            answers: Where they are put one by one, for whom wants those that came before a break.
+            answers: A list that takes them one by one, so that answers before a break are kept.
         """
         answers = [] if answers is None else answers
         reader = self._reader
@@ -102,7 +102,7 @@ class Line:
             self._socket.sendall(b"\r\n".join(commands) + b"\r\n")
 
     def read(self, number: int, limit: float | None = None) -> list[Answer]:
-        """The answers to what was written, each within `limit` seconds, or the address's `timeout`."""
+        """Return the answers to what was written, each within `limit` seconds, or the address's `timeout`."""
         reader = self._reader
         if limit is None or limit == self._timeout:
             return [read_answer(reader) for _ in range(number)]
@@ -112,23 +112,24 @@ class Line:
         return answers
 
     def fileno(self) -> int:
-        """For `poll`."""
+        """Return the descriptor, for `poll`."""
         return self._socket.fileno()
 
     def has_died(self) -> bool:
-        """Whether the other side has hung up, as far as is known here. For a line that waits for nothing: then
-        anything that can be read means its end. No I/O that waits."""
+        """Return whether the other side has hung up, as far as is known here. For a line that waits for nothing: then
+        anything that can be read means its end. No I/O that waits.
+        """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))
 
     def interrupt(self) -> None:
-        """From any thread: whoever waits on this line meets its end."""
+        """Wake the thread that waits on this line, with the connection's end. For any thread."""
         with suppress(OSError):  # it has none any more
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Close the connection. Safe to call twice."""
         self.broken = True
         self._reader.close()
         self.client.close()
@@ -144,7 +145,7 @@ def _client(connection: socket.socket) -> greenstalk.Client[bytes]:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A lease, and all that is needed to settle it.
+    """A lease, with all that settling it needs.
 
     Attributes:
         job: The server's number.
@@ -153,7 +154,7 @@ class Held:
         record: The header of the job.
         priority: The server's.
         ttr: Whole seconds that it lasts after each renewal.
-        stashed: It was reserved by somebody who waited, and nobody has fetched it yet.
+        stashed: True if it was reserved by a waiter and not yet fetched.
     """
 
     job: int
@@ -166,7 +167,7 @@ class Held:
 
     @property
     def is_owned(self) -> bool:
-        """Whether its line still has it; then nobody else can have settled it here."""
+        """True if its line still has it; then nobody else can have settled it here."""
         return self.line.held.get(self.job) is self
 
 

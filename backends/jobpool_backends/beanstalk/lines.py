@@ -1,12 +1,12 @@
-"""The set of lines to one beanstalkd, and which of them owns what.
+"""The set of connections to one beanstalkd, and which of them owns what.
 
-A line without leases is idle, and who needs one takes it; nobody waits behind another. A line with leases is holding:
-whoever settles or renews goes to it, and more is fetched on it. A line that breaks loses all its leases at once, for
-the server gives them to others; they are remembered until somebody asks (`lost`), and told in the log. Nothing is tried
-again: a kept line that has died meanwhile is noticed before it is used.
+A connection without leases is idle, free for any caller, so no caller waits for another. One with leases is holding:
+settlements and renewals go to it, and more is fetched on it. If it breaks, all its leases are lost at once, because the
+server gives them to others; they are remembered until `lost` is called, and logged. Nothing is tried again: a kept
+connection that has died meanwhile is noticed before use.
 
-A thread waits for the lock of a line only while it has none, but for telling.py, which takes those of several in their
-order.
+A thread waits for the lock of a connection only while it holds none, except in telling.py, which takes several locks in
+their order.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ SPARE = 4
 """Idle lines that are kept; more are closed."""
 
 MOST_HELD = 256
-"""Leases on one line beyond which the next are fetched on another: the server looks through all of a line's leases for
-the one that ends first, again and again."""
+"""Leases on one line beyond which the next are fetched on another. The server often searches all leases of a line for
+the one that ends first.
+"""
 
 _log = logging.getLogger("jobpool.beanstalk")
 
@@ -65,26 +66,28 @@ class Lines:
 
     @contextmanager
     def spare(self) -> Iterator[Line]:
-        """An idle line, for this block alone; leases that it then has stay with it.
+        """Yield an idle line, for this block alone; leases that it then has stay with it.
 
-        Within, trouble with the connection ends the line and becomes `BackendUnavailable`, and what the server refuses
-        what `trouble` says; `NotFoundError`, `TimedOutError` and `DeadlineSoonError` come through. Of a `burst` the
-        refusals are values: see `check`.
+        Inside the block, trouble with the connection ends the line and becomes `BackendUnavailable`; refusals of the
+        server become errors as in `trouble`. `NotFoundError`, `TimedOutError` and `DeadlineSoonError` pass through. The
+        refusals of a `burst` are values: see `check`.
 
-        Raises BackendUnavailable. Blocks as long as connecting does, where no line is idle.
+        Raises BackendUnavailable. Blocks as long as connecting does, if no line is idle.
         """
         with self.speaking(self.take_idle()) as line:
             yield line
 
     @contextmanager
     def fetching(self) -> Iterator[Line]:
-        """A line to reserve on, for this block alone: one that has leases already, if any has room. As `spare`."""
+        """Yield a line to reserve on, for this block alone: one that has leases already, if any has room. As
+        `spare`.
+        """
         with self.speaking(self._take_holding() or self.take_idle()) as line:
             yield line
 
     @contextmanager
     def speaking(self, line: Line) -> Iterator[Line]:
-        """This line, whose lock was taken, for this block; then it is given back. Errors as in `spare`."""
+        """Yield this line, whose lock was taken; give it back after the block. Errors as in `spare`."""
         try:
             yield line
         except JobpoolError:  # some are ValueErrors besides, and the line is as good as before
@@ -96,14 +99,14 @@ class Lines:
             if meaning is None:
                 raise
             raise meaning from error
-        except BaseException as error:  # in the middle of an exchange: what comes next would be the wrong answer
+        except BaseException as error:  # in the middle of an exchange: the next answer would be the wrong one
             self._drop(line, error)
             raise
         finally:
             self.give_back(line)
 
     def take_idle(self) -> Line:
-        """A line without leases, its lock taken; `speaking` gives it back. Raises and blocks as `spare`."""
+        """Return a line without leases, its lock taken; `speaking` gives it back. Raises and blocks as `spare`."""
         self.check_usable()
         while (line := self._pop_idle()) is not None:
             if not line.has_died():
@@ -124,7 +127,7 @@ class Lines:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether the lines are those of a parent process."""
+        """True if the lines are those of a parent process."""
         return os.getpid() != self._pid
 
     def check_process(self) -> None:
@@ -136,7 +139,7 @@ class Lines:
             )
 
     def check(self, answer: Answer) -> Answer:
-        """This answer; of one that is trouble, what it means is raised."""
+        """Return this answer, or raise the error that it means."""
         if isinstance(answer, greenstalk.Error):
             meaning = refusal(answer, self.address)
             if meaning is not None:
@@ -144,14 +147,14 @@ class Lines:
         return answer
 
     def put_refusal(self, answer: Answer) -> JobpoolError:
-        """What it means that this was the answer to a put, and not `INSERTED`."""
+        """Return the error behind a put that was not answered with `INSERTED`."""
         if isinstance(answer, greenstalk.JobTooBigError):
             self._max_job_size = 0  # the server is another one than that which was asked
         error = answer if isinstance(answer, greenstalk.Error) else greenstalk.BuriedError()
         return refusal(error, self.address) or explain_break(error, self.address)
 
     def max_job_size(self, line: Line | None = None, *, anew: bool = False) -> int:
-        """Bytes that a job may have; asked for once, or `anew`.
+        """Return bytes that a job may have; asked for once, or `anew`.
 
         On this line, or a spare one: then it raises and blocks as `spare`.
         """
@@ -170,29 +173,29 @@ class Lines:
             open_lines = list(self._open_lines)
         for line in open_lines:
             line.interrupt()
-            if line.lock.acquire(blocking=False):  # else who speaks on it meets its end, and closes it
+            if line.lock.acquire(blocking=False):  # else the thread that speaks on it meets its end, and closes it
                 self._drop(line, None)
                 line.lock.release()
 
     # --- leases ----------------------------------------------------------------------------------------
 
     def own(self, held: Held) -> None:
-        """Its line has reserved it. Called with the line's lock taken."""
+        """Record that its line has reserved it. Called with the line's lock taken."""
         held.line.held[held.job] = held
         self._owners[held.lease.owner_token] = held
 
     def forget(self, held: Held) -> None:
-        """Its line has it no more."""
+        """Record that its line no longer has it."""
         if held.is_owned:
             del held.line.held[held.job]
         self._owners.pop(held.lease.owner_token, None)
 
     def owner(self, lease: JobLease) -> Held | None:
-        """Who has this lease here; None when it was settled, has ended or is lost, or is another client's."""
+        """Return the holder of this lease; None if it was settled, has ended, is lost, or is another client's."""
         return self._owners.get(lease.owner_token)
 
     def stashed(self, queue: str) -> int:
-        """Jobs of this queue that are reserved here, and wait to be fetched."""
+        """Return how many jobs of this queue are reserved here, and wait to be fetched."""
         return sum(held.lease.queue == queue and held.stashed for held in list(self._owners.values()))
 
     def lost(self) -> list[JobLease]:
@@ -208,7 +211,7 @@ class Lines:
         with self._changing:
             holding = list(self._holding)
         for line in holding:
-            if line.lock.acquire(blocking=False):  # else who speaks on it notices
+            if line.lock.acquire(blocking=False):  # else the thread that speaks on it notices
                 if not line.broken and line.has_died():
                     self._drop(line, None)
                 self.give_back(line)
@@ -224,7 +227,7 @@ class Lines:
         return None
 
     def _take_holding(self) -> Line | None:
-        """A line with leases, and with room for more, on which nobody speaks just now; its lock taken."""
+        """Return a line with leases, and with room for more, on which nobody speaks just now; its lock taken."""
         self.check_usable()
         with self._changing:
             holding = list(self._holding)
@@ -269,7 +272,7 @@ class Lines:
         line.lock.release()
 
     def _forget_ended(self, line: Line) -> bool:
-        """Leases that nobody settled in time are the server's again; whether there were any."""
+        """Forget leases that nobody settled in time; return whether there were any."""
         now = self.clock.boot()
         if now < line.ends_first:
             return False
@@ -288,7 +291,7 @@ class Lines:
         return explain_break(error, self.address)
 
     def _drop(self, line: Line, error: BaseException | None) -> None:
-        """A line has broken, or is not needed any more: its leases are lost. Called with its lock taken."""
+        """Close a broken or unneeded line: its leases are lost. Called with its lock taken."""
         now = self.clock.boot()
         helds = list(line.held.values())
         for held in helds:

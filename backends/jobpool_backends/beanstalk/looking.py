@@ -1,8 +1,8 @@
-"""What an administrator sees: counts, queues, dead letters.
+"""The administrator's view: counts, queues, dead letters.
 
 beanstalkd counts the jobs of a tube, and shows the first that is ready, delayed or buried. So live messages are counted
-and not listed. Dead letters are listed by a walk (dead.py), whose cost is a round trip for each dead letter of the
-queue. Where letters are that were shown before is remembered, so that asking for one of them again costs but one.
+and not listed. Dead letters are listed by a walk (dead.py), which costs a round trip for each dead letter of the queue.
+The places of letters shown before are remembered, so asking for one again costs one round trip.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REMEMBERED = 10_000
 
 
 class Looker:
-    """Looks into queues.
+    """The view of queues.
 
     Args:
         lines: To the server; nothing is left reserved on one.
@@ -44,7 +44,7 @@ class Looker:
     # --- counts --------------------------------------------------------------------------------------
 
     def stats(self, queue: str) -> QueueStats:
-        """Counts of one queue."""
+        """Return counts of one queue."""
         if not is_queue(queue):
             return QueueStats()
         with self._lines.spare() as line:
@@ -52,12 +52,12 @@ class Looker:
             return replace(counts, oldest=self._age_of_next(line, queue)) if counts.waiting else counts
 
     def queues(self) -> list[str]:
-        """The names of all queues that hold a message, sorted."""
+        """Return the names of all queues that hold a message, sorted."""
         with self._lines.spare() as line:
             return [name for name, counts in self._each(line) if counts.pending or counts.dead]
 
     def count(self, where: MessageFilter, cap: int) -> int:
-        """How many dead letters match, up to `cap`."""
+        """Return how many dead letters match, up to `cap`."""
         check_positive(cap, "cap")
         require_dead(where)
         if where == MessageFilter(queue=where.queue, states=where.states):
@@ -83,12 +83,12 @@ class Looker:
         return [self._unstashed(queue, counts) for queue, counts in zip(queues, told, strict=True)]
 
     def _unstashed(self, queue: str, counts: QueueStats) -> QueueStats:
-        """What was reserved here while somebody waited, and not handed out yet, still waits."""
+        """Count jobs that were reserved for a waiter and not handed out yet as waiting."""
         stashed = min(counts.leased, self._lines.stashed(queue))
         return replace(counts, waiting=counts.waiting + stashed, leased=counts.leased - stashed) if stashed else counts
 
     def _age_of_next(self, line: Line, queue: str) -> float | None:
-        """Seconds since the enqueue of the message that is next, which is the oldest of the most urgent."""
+        """Return seconds since the enqueue of the message that is next, which is the oldest of the most urgent."""
         line.use(self._lines.address.tube(queue))
         job = job_of(self._lines, line.burst([b"peek-ready"])[0])
         if job is None:
@@ -102,7 +102,7 @@ class Looker:
     # --- dead letters --------------------------------------------------------------------------------
 
     def page(self, where: MessageFilter, after: str | None, limit: int) -> list[Message]:
-        """Up to `limit` dead letters behind the cursor `after`, the first that died first."""
+        """Return up to `limit` dead letters after the cursor `after`, the first that died first."""
         position = read_cursor(after)
         check_page(limit)
         require_dead(where)
@@ -117,14 +117,14 @@ class Looker:
         return [letter.message() for letter in letters]
 
     def inspect(self, ident: str) -> Message | None:
-        """The dead letter with this id; of several the first that died."""
+        """Return the dead letter with this id; of several the first that died."""
         with self._lines.spare() as line:
             found = list(self._matching(line, MessageFilter(ids=(ident,))))
         self._remember(found)
         return min(found, key=lambda letter: letter.job).message() if found else None
 
     def _matching(self, line: Line, where: MessageFilter) -> Iterator[Letter]:
-        """What matches, in any order. With ids, those only that are looked for until all of them are found."""
+        """Yield the matching letters, in any order; with ids, only those, until all of them are found."""
         now = self._clock.wall()
         known = [letter for letter in self.known(line, where.ids) if letter.matches(where, now)]
         yield from known
@@ -148,11 +148,11 @@ class Looker:
                     walk.end()
 
     def with_letters(self, line: Line, queue: str | None) -> list[str]:
-        """The queues, or the one of this name, that have dead letters."""
+        """Return the queues, or the one of this name, that have dead letters."""
         return [name for name, counts in self._some(line, queue) if counts.dead]
 
     def known(self, line: Line, idents: Sequence[str]) -> list[Letter]:
-        """Those of the letters with these ids whose places are remembered, and that are still there."""
+        """Return the letters with these ids whose places are remembered, and that are still there."""
         places = [place for ident in idents if (place := self._places.get(ident)) is not None]
         jobs = [job for _, job in places]
         found = about(line, b"peek", jobs)
@@ -184,8 +184,9 @@ def _queue_stats(stats: Stats) -> QueueStats:
 
 
 def is_queue(name: str) -> bool:
-    """Whether a queue can have this name. What another program, or a person, calls a queue may be none, and part of a
-    command it would be worse."""
+    """Return whether a queue can have this name. Names given by other programs or people may be invalid, or even inject
+    a command.
+    """
     try:
         check_queue(name)
     except InvalidJob:

@@ -1,8 +1,7 @@
-"""What was reserved and may not be handed out as it is: dead letters that were kicked, and messages that crashed.
+"""Repairs of jobs that were reserved and may not be handed out as they are: kicked dead letters, crashed messages.
 
-A crash is found when its message is reserved next, by what the server counts, and charged by a copy with the new
-counters, so that nobody charges it again. The copy is put first and then the original is deleted: what breaks in
-between leaves both.
+A crash is found by the server's counts when its message is reserved next. It is charged by a copy with new counters, so
+that nobody charges it again. The copy is put first and then the original is deleted: a break in between leaves both.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LATER = 60
 
 
 class Mender:
-    """Puts right what was met on a line.
+    """The repair of jobs met on a line.
 
     Args:
         lines: To the server.
@@ -43,8 +42,9 @@ class Mender:
     def mend(
         self, line: Line, queue: str, job: int, record: Record, body: bytes, counters: Counters
     ) -> tuple[int, Record] | None:
-        """Put right a job that is reserved on this line. What may be handed out in its place, at once: the number of a
-        job that is to be reserved, or its own, and the header. None: nothing, for now or for ever."""
+        """Put right a job that is reserved on this line. Return the number and header of the job to hand out in its
+        place: its own, or one still to reserve. None: nothing, for now or forever.
+        """
         if record.is_dead:
             line.burst([b"bury %d %d" % (job, counters.priority)])
             return None
@@ -59,7 +59,7 @@ class Mender:
                 return None
             return self._put_off(line, job, record, charged, counters)
         [gone] = line.burst([b"delete %d" % job])
-        if isinstance(gone, greenstalk.NotFoundError):  # the lease has ended meanwhile: who has it now charges it
+        if isinstance(gone, greenstalk.NotFoundError):  # the lease has ended meanwhile: its new holder charges it
             line.burst([b"delete %d" % copy])
             return None
         self._ledger.note(queue, charged)
@@ -75,7 +75,7 @@ class Mender:
     def _put_off(
         self, line: Line, job: int, record: Record, charged: Charge, counters: Counters
     ) -> tuple[int, Record] | None:
-        """The server takes no copy: it drains, or has no memory. The crash stays uncharged, and is found again."""
+        """Leave the crash uncharged, to be found again: the server takes no copy now (it drains, or has no memory)."""
         if not charged.record.is_dead:
             return job, replace(charged.record, deliveries=record.deliveries)
         line.burst([b"release %d %d %d" % (job, counters.priority, LATER)])

@@ -15,7 +15,7 @@ from jobpool_backends.beanstalk.records import HEADER_ROOM, new_bytes
 
 
 class Producer:
-    """Adds messages.
+    """The adder of messages.
 
     Args:
         lines: To the server.
@@ -43,10 +43,10 @@ class Producer:
         self._check(answers, len(messages))
 
     def copies(self, messages: Sequence[NewMessage], since: float | None = None) -> list[Copy]:
-        """What is put for these messages, enqueued at this Unix time, or now. Raises as `add`."""
+        """Return the jobs to put for these messages, enqueued at this Unix time, or now. Raises as `add`."""
         largest = self._lines.max_job_size()
         if any(len(message.body) + HEADER_ROOM > largest for message in messages):
-            largest = self._lines.max_job_size(anew=True)  # somebody may have heeded what was said about -z
+            largest = self._lines.max_job_size(anew=True)  # somebody may have raised -z meanwhile
         now = self._clock.wall()
         return [self._copy(message, now, now if since is None else since, largest) for message in messages]
 
@@ -74,5 +74,5 @@ def _number_put(answers: Mapping[int, Answer]) -> int:
 
 
 def _partly(error: JobpoolError, done: int, total: int) -> JobpoolError:
-    """The error, with how many of a call's jobs are there all the same."""
+    """Return the error, with how many of a call's jobs are there all the same."""
     return error if total == 1 else type(error)(f"{error}; of {total} jobs {done} are enqueued for certain")

@@ -27,7 +27,7 @@ Job = greenstalk.Job[bytes]
 
 
 class Work:
-    """What one call does.
+    """The state of one call.
 
     Attributes:
         changed: How many letters so far; those that `finish` is still to raise among them.
@@ -44,7 +44,7 @@ class Work:
 
     @property
     def is_done(self) -> bool:
-        """Whether as many were changed as may be."""
+        """True if the limit of changes is reached."""
         return self.changed >= self._limit
 
     def change(self, letter: Letter) -> None:
@@ -86,7 +86,7 @@ class Work:
         return [answer for answer in answers if not _is_done(answer)]
 
     def _copy(self, job: Job, counters: Counters) -> bytes:
-        """The command that raises it. What another program put there has nothing to be changed."""
+        """Return the command that raises it. A job of another program is copied unchanged."""
         record, body = from_bytes(job.body, job.id)
         if not record.ours:
             return b"release %d %d 0" % (job.id, counters.priority)
@@ -95,7 +95,7 @@ class Work:
 
 
 def raised(record: Record, verb: Verb) -> Record:
-    """The header of a letter that is raised: `RETRY` forgets how it failed."""
+    """Return the header of a letter that is raised: `RETRY` forgets how it failed."""
     alive = replace(record, reason=None, died_at=None, begun=True)
     if verb is Verb.RESUME:
         return alive
@@ -103,12 +103,12 @@ def raised(record: Record, verb: Verb) -> Record:
 
 
 def _is_done(answer: Answer) -> bool:
-    """Whether a copy was put, or the job itself released. One that was buried at once is none."""
+    """Return whether a copy was put, or the job itself released. One that was buried at once is none."""
     return isinstance(answer, tuple) and answer[0] in (b"INSERTED", b"RELEASED")
 
 
 def _then(job: Job, counters: Counters, answer: Answer) -> list[bytes]:
-    """What to do with the letter after the answer to its copy."""
+    """Return the commands for the letter, given the answer to its copy."""
     again = b"bury %d %d" % (job.id, counters.priority)
     match answer:
         case (b"INSERTED", _):

@@ -1,10 +1,10 @@
-"""What stands in a beanstalkd job: one line of our own, and below it the message's body, untouched.
+"""The content of a beanstalkd job: one line of our own, and below it the message's body, untouched.
 
-beanstalkd keeps bytes and a few counters for each job, and nothing can be written to a job once it was put. So what a
-message has besides its body (its id, its counters, how it failed) stands in a header: one line of compact JSON, with a
-version. What changes it puts a copy with a new header. The header is no part of what is signed.
+beanstalkd keeps bytes and a few counters for each job, and a job cannot be changed once it was put. So the rest of a
+message (its id, its counters, how it failed) stands in a header: one line of compact JSON, with a version. A change
+puts a copy with a new header. The header is not signed.
 
-What another program put there has no header. It is a message all the same, whose body is all of it: as a rule no wire
+A job of another program has no header. It is a message all the same, whose body is all of it: as a rule not a wire
 envelope, so that a pool rejects it.
 """
 
@@ -33,17 +33,17 @@ class Record:
     """The header of a message. Wall-clock times are Unix seconds.
 
     Attributes:
-        id: The message's; of what has no header, a name made from the server's number.
+        id: The message's; without a header, a name made from the server's number.
         enqueued_at: When it was enqueued first; its copies keep it.
         attempts: As in a lease.
-        crashes: Those charged; what the server's counters tell besides is charged by the next copy.
+        crashes: The charged ones; further ones in the server's counters are charged by the next copy.
         deliveries: Of the jobs that this one is a copy of; the server counts on from there.
         crashed_at: When the last crash was charged; 0.0 = never.
         last_error, cause: As in a message.
         reason: Of a dead letter.
         died_at: Unix time of its death; None = it is alive. This is the dead mark.
         begun: As in a lease.
-        ours: Whether the job had a header.
+        ours: True if the job had a header.
     """
 
     id: str
@@ -84,11 +84,11 @@ _TEXTS = ("error", "cause", "reason")
 _TIMES = ("crashed_at", "died_at")
 _may_be_id = IDENTIFIER.fullmatch
 _LATEST = 253402300799.0
-"""The end of the year 9999. Whoever reaches the broker can write headers, and no number of his may stop a pool."""
+"""The end of the year 9999. Anyone who reaches the broker can write headers, and no number there may stop a pool."""
 
 
 def record_of(message: NewMessage, since: float, now: float) -> Record:
-    """The header of a message that was enqueued at `since`; crashes that it brings count from `now` on."""
+    """Return the header of a message that was enqueued at `since`; crashes that it brings count from `now` on."""
     return _make_record(
         message.id,
         since,
@@ -102,14 +102,14 @@ def record_of(message: NewMessage, since: float, now: float) -> Record:
 
 
 def new_bytes(message: NewMessage, since: float, now: float, largest: int) -> bytes:
-    """What is put for a message that was enqueued at `since`; texts are cut as `to_bytes` does."""
+    """Return the job to put for a message that was enqueued at `since`; texts are cut as `to_bytes` does."""
     if message.attempts or message.crashes or message.deliveries or message.last_error or message.cause:
         return to_bytes(record_of(message, since, now), message.body, largest)
     return b'{"jobpool":%d,"id":"%b","at":%.6f}\n%b' % (VERSION, message.id.encode(), since, message.body)
 
 
 def to_bytes(record: Record, body: bytes, largest: int) -> bytes:
-    """Header and body as they are put. Where that is more than `largest` bytes, the texts are cut; never the body."""
+    """Return header and body to put. If they are more than `largest` bytes, the texts are cut, never the body."""
     packed = _header(record) + b"\n" + body
     room = max(len(text) for text in (record.last_error or "", record.cause or "", record.reason or ""))
     while len(packed) > largest and room > _SHORTEST:
@@ -125,7 +125,7 @@ def to_bytes(record: Record, body: bytes, largest: int) -> bytes:
 
 
 def from_bytes(packed: bytes, job: int) -> tuple[Record, bytes]:
-    """Header and body of the server's job number `job`. Never raises: see the module for what has no header."""
+    """Return header and body of the server's job number `job`. Never raises, even without a header."""
     head, newline, body = packed.partition(b"\n")
     if newline and head.startswith(b'{"jobpool":'):
         record = _read(head)
@@ -161,7 +161,7 @@ def _read(head: bytes) -> Record | None:
 
 
 def _checked(values: dict[str, Any]) -> Record | None:
-    """The record in these values; None where one is of a wrong kind, or out of any range."""
+    """Return the record in these values; None where one is of a wrong kind, or out of any range."""
     good = (
         all(_is_count(values.get(key, 0), most) for key, most in _MOST.items())
         and all(isinstance(values.get(key, ""), str) for key in _TEXTS)
@@ -183,7 +183,7 @@ def _is_time(value: object) -> bool:
 
 
 def _cut(text: str | None, room: int) -> str | None:
-    """Head and tail of `text`, `room` characters in all and a mark."""
+    """Return head and tail of `text`, `room` characters in all and a mark."""
     if text is None or len(text) <= room:
         return text
     half = room // 2

@@ -1,12 +1,11 @@
-"""Ending and renewing leases, on the lines that own them.
+"""Ending and renewing leases, on the connections that own them.
 
-An ack is a delete, a release beanstalkd's own, but for the first of a job that could have expired.
-Whatever changes the header goes on as a copy (`Work`): the lease is
-touched first, so that it cannot end meanwhile and nothing is put for one that has ended; then the copies are put, and
-only then the originals are deleted. What breaks in between leaves both. Where a delete is refused all the same, the
-copies are deleted again.
+An ack is a delete. A release is beanstalkd's own, except for the first one of a job that could have expired. Any change
+of the header goes on as a copy (`Work`). The lease is touched first, so that it cannot end meanwhile; then the copies
+are put, and only then the originals are deleted. A break in between leaves both. If a delete is refused all the same,
+the copies are deleted again.
 
-A call that failed may be repeated with its id: what it had done by then is remembered.
+A call that failed may be repeated with its id: its finished parts are remembered.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from jobpool_backends.beanstalk.telling import tell
 from jobpool_backends.shared import lifts_expiry
 
 Brought = Mapping[int, Sequence[NewMessage]]
-"""What settlements of a call add, by their place in it."""
+"""The messages that settlements of a call add, by their place in it."""
 
 _MOST_FAILED = 100
 """Calls that failed whose results are remembered."""
@@ -47,10 +46,10 @@ class Call:
     """A settle call under way.
 
     Attributes:
-        answers: By place; what a failed call before this one, of the same id, had done is there already.
+        answers: By place; includes the answers of a failed call before this one, of the same id.
         plain: Leases that one command ends: their place and the command.
-        works: Those that take copies.
-        trouble: Why some have no answer.
+        works: Settlements that take copies.
+        trouble: The reason why some have no answer.
     """
 
     answers: dict[int, Settled]
@@ -63,7 +62,7 @@ class Call:
 
 
 class Settler:
-    """Settles and renews.
+    """The settler and renewer of leases.
 
     Args:
         lines: To the server.
@@ -82,14 +81,15 @@ class Settler:
     # --- renewing --------------------------------------------------------------------------------------
 
     def renew(self, leases: Sequence[JobLease]) -> list[JobLease | None]:
-        """Each lease for its job's TTR from now; None where it has ended. Never BackendUnavailable: a line that does
-        not answer is given up, and its leases with it."""
+        """Return each lease for its job's TTR from now; None where it has ended. Never BackendUnavailable: a line that
+        does not answer is given up, and its leases with it.
+        """
         helds = [self._lines.owner(lease) for lease in leases]
         renewed = self.touch([held for held in helds if held is not None])
         return [renewed.get(held) if held is not None else None for held in helds]
 
     def touch(self, helds: Sequence[Held]) -> dict[Held, JobLease]:
-        """The leases that go on, each for its job's TTR from now."""
+        """Return the leases that go on, each for its job's TTR from now."""
         before = self._clock.boot()
         told = tell(self._lines, helds, lambda held: b"touch %d" % held.job, ends=False)
         renewed = {}
@@ -106,10 +106,10 @@ class Settler:
         """See `QueueBackend.settle_many`.
 
         Raises:
-            WriteRefused: Some were refused, and are as they were; its `answers` are those of the others.
-            BackendUnavailable: Of some it is not known what became of them. When the call is repeated, those whose line
-                is gone are refused, and the others done.
-            InvalidJob: What a settlement adds is larger than the server takes; nothing was settled.
+            WriteRefused: Some were refused and are unchanged; its `answers` are those of the others.
+            BackendUnavailable: The result of some is unknown. When the call is repeated, those whose line is gone are
+                refused, and the others done.
+            InvalidJob: A follow-up is larger than the server takes; nothing was settled.
         """
         call = Call(dict(self._failed.get(call_id, ())))
         for place, (lease, settlement) in enumerate(settlements):
@@ -153,7 +153,7 @@ class Settler:
                 self._note(call, place, command, answer)
 
     def _note(self, call: Call, place: int, command: bytes, answer: Answer | None) -> None:
-        """The answer to a command that ends a lease; None where it was not sent, because the lease had ended."""
+        """Record the answer to a command that ends a lease; None if it was not sent, because the lease had ended."""
         if answer is None or isinstance(answer, greenstalk.NotFoundError):
             call.answers[place] = Settled.EXPIRED
         elif isinstance(answer, tuple) and answer[0] == _DONE[command.partition(b" ")[0]]:
@@ -192,11 +192,11 @@ class Settler:
         return self._take_stock(call, helds, answers)
 
     def _take_stock(self, call: Call, helds: Sequence[Held], answers: Mapping[int, Answer]) -> dict[Held, list[int]]:
-        """Of each lease all of whose copies are there the numbers of these; copies that are not all are deleted again.
+        """Return the copies' numbers of each lease all of whose copies are there; delete incomplete sets again.
 
         Args:
             call: Is told of refusals.
-            helds: Whose copies were put, one lease after the other.
+            helds: Leases whose copies were put, one after the other.
             answers: To each put, by the copy's place; after a break there are none to the last ones.
         """
         places = count()
@@ -214,8 +214,9 @@ class Settler:
         return put
 
     def _end(self, call: Call, put: dict[Held, list[int]]) -> None:
-        """End the originals. Where a line breaks meanwhile, copies that stand for the message do so all the same; other
-        copies stay too, for the original may be gone, and what became of it is not known."""
+        """End the originals. If a line breaks meanwhile, copies that stand for the message count as done. Other copies
+        stay too: the original may be gone, and the result is unknown.
+        """
         told = tell(self._lines, list(put), lambda held: call.works[held][1].end, ends=True)
         alone = []
         for held, numbers in put.items():

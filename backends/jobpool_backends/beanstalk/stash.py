@@ -1,4 +1,4 @@
-"""What was reserved by somebody who waited, until it is fetched."""
+"""Jobs reserved by a waiter, until they are fetched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Stash:
                 self._helds.setdefault(held.lease.queue, []).append(held)
 
     def take(self, queue: str, limit: int) -> list[Held]:
-        """Up to `limit` of this queue: they are the caller's now."""
+        """Take up to `limit` of this queue: they are the caller's now."""
         if queue not in self._helds:
             return []
         with self._changing:
@@ -31,14 +31,14 @@ class Stash:
             return helds[:limit]
 
     def take_all(self) -> list[Held]:
-        """All there is, of any queue."""
+        """Return all there is, of any queue."""
         with self._changing:
             helds = [held for kept in self._helds.values() for held in kept]
             self._helds.clear()
             return helds
 
     def withdraw(self, helds: Sequence[Held]) -> list[Held]:
-        """Those of them that are still here: they are the caller's now."""
+        """Take those that are still here: they are the caller's now."""
         with self._changing:
             mine = [held for held in helds if held in self._helds.get(held.lease.queue, ())]
             for held in mine:
@@ -48,5 +48,5 @@ class Stash:
             return mine
 
     def any_of(self, queues: Sequence[str]) -> str | None:
-        """One of these queues that has something here."""
+        """Return one of these queues that has something here."""
         return next((queue for queue in queues if queue in self._helds), None) if self._helds else None

@@ -1,6 +1,6 @@
-"""Commands about leases, each on the line that owns it: all lines are written to before any is read from.
+"""Commands about leases, each on the connection that owns it: all are written before any answer is read.
 
-What breaks spoils the leases of its own line only.
+A break spoils the leases of its own connection only.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from jobpool_backends.beanstalk.lines import Lines
 from jobpool_backends.beanstalk.trouble import TROUBLE
 
 Told = dict[Held, Answer | BackendUnavailable]
-"""What came of a command about each lease. Missing: it had ended before. An error: whether the server did it, nobody
-knows; the lease is lost."""
+"""The result of a command about each lease. Missing: it had ended before. An error: the lease is lost, and nobody knows
+whether the server did it.
+"""
 
 Command = Callable[[Held], bytes]
 
@@ -32,7 +33,7 @@ def tell(lines: Lines, helds: Sequence[Held], command: Command, *, ends: bool) -
         lines: Of which some own these leases.
         helds: On any number of lines.
         command: About one of them.
-        ends: Whether the command ends the lease.
+        ends: True if the command ends the lease.
 
     Blocks for a round trip, and for those that others have under way on these lines.
     """

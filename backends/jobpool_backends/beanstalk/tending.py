@@ -1,9 +1,9 @@
-"""What an administrator does to many messages at once.
+"""Bulk changes by an administrator.
 
-Dead letters are raised by a copy: each is reserved by its number, so that nobody else raises it too, the copy is put,
-and only then is it deleted. What breaks in between leaves the letter, and at worst the copy besides: never neither.
-Live messages can only be deleted all: the first that is ready, or due next, is peeked at and deleted, again and again.
-One that is leased is never touched.
+Dead letters are raised by a copy: each is reserved by its number, so that nobody else raises it too. Then the copy is
+put, and the letter is deleted. A break in between leaves the letter, and at worst the copy besides: never neither. Live
+messages can only be deleted all: the first that is ready, or due next, is peeked at and deleted, again and again. A
+leased message is never touched.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PEEKS = {State.WAITING: b"peek-ready", State.DELAYED: b"peek-delayed"}
 
 
 class Tender:
-    """Tends queues.
+    """The bulk changes of queues.
 
     Args:
         lines: To the server; nothing is left reserved on one.
@@ -111,12 +111,12 @@ class Tender:
 
 
 def live_states(where: MessageFilter) -> tuple[State, ...]:
-    """The states of live messages that are to be deleted, all of them; none where only dead letters are meant.
+    """Return the states of live messages that are to be deleted, all of them; none where only dead letters are meant.
 
     Raises `Unsupported` where some of the live ones are meant, or may be.
     """
     meant = tuple(state for state in _PEEKS if not where.states or state in where.states)
-    if not meant or where.reason is not None:  # what lives has no reason
+    if not meant or where.reason is not None:  # a live message has no reason
         return ()
     if where.queue is not None and not is_queue(where.queue):
         return ()

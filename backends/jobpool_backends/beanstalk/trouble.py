@@ -1,9 +1,8 @@
-"""What the errors of the network and of beanstalkd mean to the caller: from error to sentence.
+"""Errors of the network and of beanstalkd: from error to sentence.
 
-beanstalkd answers a word; greenstalk has a class for each. Some are answers like any other (`NOT_FOUND`, `TIMED_OUT`),
-and none of this module's business; one table turns the others into `WriteRefused` (wait, or mend the server),
-`ConfigurationError` (mend the settings) or `InvalidJob` (mend the job). Breaks of the connection are told by the
-operating system's error.
+beanstalkd answers a word; greenstalk has a class for each. Some are ordinary answers (`NOT_FOUND`, `TIMED_OUT`). One
+table turns the others into `WriteRefused` (wait, or mend the server), `ConfigurationError` (mend the settings) or
+`InvalidJob` (mend the job). Breaks of the connection carry the operating system's error.
 """
 
 from __future__ import annotations
@@ -65,12 +64,12 @@ TROUBLE = (OSError, AssertionError, greenstalk.UnknownResponseError, ValueError,
 
 
 def explain_break(error: BaseException, address: Address) -> BackendUnavailable:
-    """What a break of the connection means."""
+    """Explain a break of the connection."""
     return BackendUnavailable(f"{address.title} {_why(error, address)}")
 
 
 def explain_unreached(error: OSError, address: Address) -> BackendUnavailable:
-    """What it means that no connection came about."""
+    """Explain why no connection came about."""
     if isinstance(error, TimeoutError):
         slow = "took no connection in time: see whether it runs and no firewall swallows packets"
         return BackendUnavailable(f"{address.title} {slow}, or raise the option connect_timeout")
@@ -78,7 +77,7 @@ def explain_unreached(error: OSError, address: Address) -> BackendUnavailable:
 
 
 def refusal(error: greenstalk.Error, address: Address) -> JobpoolError | None:
-    """What a refusal means; None for what is an answer like any other."""
+    """Explain a refusal; None for an ordinary answer."""
     known = _REFUSALS.get(type(error))
     return known[0](f"{address.title} {known[1]}") if known else None
 

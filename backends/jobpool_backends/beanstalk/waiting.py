@@ -1,11 +1,11 @@
-"""Sleep until a queue may have something: a thread waits in the server's `reserve`, and whoever waits, for the thread.
+"""Sleep until a queue may have something: one thread waits in the server's `reserve`, and callers wait for the thread.
 
-A waiting reserve cannot be called off: its line is of no other use until it is answered. So a thread of its own has it,
-a second at a time, on a line without leases; it watches the tubes of one set of queues, for as long as anybody here
-waits for them. What it reserves is stashed, and the next fetch hands it out. What nobody fetches within `HOLD` seconds,
-and what comes when nobody waits any more, is released: then another pool gets it, and nobody's counters move.
+A waiting reserve cannot be called off: its connection is blocked until the answer. So a thread has a connection of its
+own, without leases. It reserves for a second at a time, on the tubes of all queues that callers wait for. Reserved jobs
+are stashed, and the next fetch hands them out. Jobs that nobody fetches within `HOLD` seconds, or that come when nobody
+waits, are released: then another pool gets them, and no counters move.
 
-An idle pool costs the server one command a second, and nothing is ever asked again and again.
+An idle pool costs the server one command a second.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MOST_WATCHES = 100
 
 
 class Waiter:
-    """Waits for messages; any number of threads at once."""
+    """The wait for messages; any number of threads at once."""
 
     def __init__(self, lines: Lines, fetcher: Fetcher, stash: Stash, clock: Clock) -> None:
         self._lines = lines
@@ -56,7 +56,7 @@ class Waiter:
         self._closed = threading.Event()
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
-        """A queue that may have something, None after `timeout` seconds, or when this is closed.
+        """Return a queue that may have something, None after `timeout` seconds, or when this is closed.
 
         Raises BackendUnavailable.
         """
@@ -71,7 +71,7 @@ class Waiter:
         return None
 
     def close(self) -> None:
-        """Whoever waits comes back; what nobody fetched is released. To be called before the lines are closed."""
+        """End all waits, and release jobs that nobody fetched. Call before the lines are closed."""
         self._closed.set()
         for watch in list(self._watches.values()):
             watch.close()
@@ -144,11 +144,11 @@ class Watch:
                     self._tickets.remove(ticket)
 
     def is_busy(self) -> bool:
-        """Whether anybody waits, or the thread has not ended yet."""
+        """Return whether anybody waits, or the thread has not ended yet."""
         return bool(self._tickets or self._thread)
 
     def close(self) -> None:
-        """Whoever waits comes back."""
+        """End all waits."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -238,7 +238,7 @@ class Watch:
 
 
 def release(held: Held) -> bytes:
-    """The command that gives a job back to its place."""
+    """Return the command that gives a job back to its place."""
     return b"release %d %d 0" % (held.job, held.priority)
 
 

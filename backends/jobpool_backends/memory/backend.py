@@ -96,14 +96,14 @@ class MemoryBackend(QueueBackend):
         runner: object = None,
         **options: object,
     ) -> MemoryBackend:
-        """A new, empty backend for `memory://`; two of them share nothing.
+        """Return a new, empty backend for `memory://`; two of them share nothing.
 
         Options, there (`memory://?dead_max=1000`) or by keyword: `dead_max`, the dead letters that a queue keeps, and
-        `dead_max_age`, the seconds for which it keeps one; 0 = all, and for ever. Applied when something dies or is
-        reaped in the queue.
+        `dead_max_age`, the seconds for which it keeps one; 0 = all, forever. Applied when a message of the queue dies
+        or is reaped.
 
         Raises:
-            ConfigurationError: There is anything else behind `memory://`, or an option is unknown or out of range.
+            ConfigurationError: `memory://` is followed by anything else, or an option is unknown or out of range.
         """
         del runner  # only sync:// has a use for one
         address, found = split_query(url)
@@ -116,7 +116,7 @@ class MemoryBackend(QueueBackend):
         return cls(signer=signer, clock=clock, caps=caps)
 
     def close(self) -> None:
-        """Threads that wait come back. There is nothing else to close: the messages stay, for whoever goes on."""
+        """Wake all waiting threads. The messages stay."""
         with self._changed:
             self._closings += 1
             self._changed.notify_all()
@@ -270,11 +270,11 @@ class MemoryBackend(QueueBackend):
     # --- looking and tending -----------------------------------------------------------------------
 
     def diagnose(self) -> list[Finding]:
-        """That nothing is kept."""
+        """Report that nothing is kept."""
         return [PLACE]
 
     def stats(self, queue: str) -> QueueStats:
-        """Counts of one queue, O(1)."""
+        """Return counts of one queue, O(1)."""
         with self._changed:
             now = self._wall()
             if queue not in self._store.queues:
@@ -288,12 +288,12 @@ class MemoryBackend(QueueBackend):
             return QueueStats(waiting, delayed, leased, known.count(State.DEAD), age, posted=posted)
 
     def evicted(self, queue: str) -> int:
-        """How many dead letters of a queue the caps have removed."""
+        """Return how many dead letters of a queue the caps have removed."""
         with self._changed:
             return self._store.queues[queue].evicted if queue in self._store.queues else 0
 
     def queues(self) -> list[str]:
-        """The names of all queues that hold a message, sorted."""
+        """Return the names of all queues that hold a message, sorted."""
         with self._changed:
             for queue in self._store.queues.values():
                 self._store.tend(queue, self._wall())
@@ -302,7 +302,7 @@ class MemoryBackend(QueueBackend):
     def list_messages(
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
     ) -> list[Message]:
-        """One page in enqueue order. Walks over the messages before it: a backend for tests."""
+        """Return one page in enqueue order. Walks over the messages before it: a backend for tests."""
         first = read_cursor(after)
         check_page(limit)
         with self._changed:
@@ -311,7 +311,7 @@ class MemoryBackend(QueueBackend):
             return [shown(entry, boot) for entry in islice((entry for entry in matching if entry.seq > first), limit)]
 
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
-        """How many messages match, up to `cap`."""
+        """Return how many messages match, up to `cap`."""
         check_positive(cap, "cap")
         with self._changed:
             return sum(1 for _ in islice(self._store.matching(where, self._wall()), cap))
@@ -330,7 +330,7 @@ class MemoryBackend(QueueBackend):
             return len(found)
 
     def inspect(self, ident: str) -> Message | None:
-        """The message with this id, live or dead."""
+        """Return the message with this id, live or dead."""
         with self._changed:
             entry = self._store.by_id.get(ident)
             if entry is not None:

@@ -1,4 +1,4 @@
-"""What there is to say of a queue in a process's own memory."""
+"""The one finding about a queue in a process's own memory."""
 
 from __future__ import annotations
 

@@ -44,7 +44,9 @@ class Claiming:
         return claim
 
     def free(self, queue: Queue, most: int, now: int) -> Iterator[Entry]:
-        """What can be claimed, in order, each taken off its heap; past `most` claims (0 = any) it dies instead."""
+        """Yield the messages that can be claimed, in order, each taken off its heap; past `most` claims (0 = any) a
+        message dies instead.
+        """
         for entry in self._store.ready(queue.jobs, queue.posts):
             if 0 < most <= entry.claims:
                 self._store.bury(entry, CLAIM_LIMIT, None, now)
@@ -52,7 +54,7 @@ class Claiming:
                 yield entry
 
     def hold(self, queue: Queue, claim: Claim, ttl: int, grace: int, boot: int, now: int) -> None:
-        """The claim ends so much later than now, and what it holds lives at least `grace` longer."""
+        """Let the claim end `ttl` from now, and its messages live at least `grace` longer."""
         claim.ttl, claim.grace, claim.since, claim.end = ttl, grace, boot, boot + ttl
         queue.claim_ends.put(claim.id, claim.end)
         enough = now + min(ttl + grace, micros(MOST_LIFE))

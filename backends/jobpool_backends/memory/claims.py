@@ -26,7 +26,7 @@ class MemoryClaims(ClaimStore):
         self._lock = lock
 
     def tidy(self, name: str) -> tuple[Queue, int]:
-        """A queue as it is now, and when that is. Its caller holds the lock."""
+        """Expire what is due in a queue; return the queue and the time. The caller holds the lock."""
         now = micros(self._clock.wall())
         queue = self._store.queues[name]
         self._claiming.tidy(queue, self._boot(), now)
@@ -125,7 +125,7 @@ def _held(queue: str, claim: Claim, boot: int, listed: bool = False) -> HeldClai
 
 
 def _told(entry: Entry, *, whole: bool = False) -> QueueMessage:
-    """`whole`: with its body, whatever the size of that."""
+    """Return the message as claims show it; `whole`: with its body, of any size."""
     return QueueMessage(
         id=entry.id,
         queue=entry.queue,

@@ -1,4 +1,4 @@
-"""What ends by itself, each thing at a time of its own."""
+"""Things that end by themselves, each at its own time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPARE = 64
 
 
 class Ends(Generic[K]):
-    """When each key ends, in microseconds; the length is the room that takes."""
+    """The end of each key, in microseconds; the length is the room that takes."""
 
     def __init__(self) -> None:
         self._until: dict[K, int] = {}
@@ -26,7 +26,7 @@ class Ends(Generic[K]):
         return len(self._heap)
 
     def put(self, key: K, until: int) -> None:
-        """It ends then, whatever was said before."""
+        """Set the end of a key, whatever it was before."""
         self._until[key] = until
         heappush(self._heap, (until, key))
         if len(self._heap) > 2 * len(self._until) + SPARE:
@@ -37,7 +37,7 @@ class Ends(Generic[K]):
         self._until.pop(key, None)
 
     def due(self, now: int) -> Iterator[tuple[K, int]]:
-        """Each key that has ended, and when; told once."""
+        """Yield each key that has ended, and when; told once."""
         while self._heap and self._heap[0][0] <= now:
             until, key = heappop(self._heap)
             if self._until.get(key) == until:

@@ -12,7 +12,7 @@ MOST_LOGS = 10_000
 
 
 class Notes:
-    """Of all spaces."""
+    """The notes of all spaces."""
 
     def __init__(self) -> None:
         self._records: Ending[bytes] = Ending()

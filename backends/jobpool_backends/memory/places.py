@@ -1,7 +1,7 @@
-"""What is granted to leases: idempotency keys, holds and rates. Its owner holds the lock, and tells the time.
+"""Grants to leases: idempotency keys, holds and rates. The owner holds the lock, and tells the time.
 
-A key is held as the only place under the name `key:` + key. A place is left when its message is: with the lease, but
-for the time between a deadline and the reap, when the deadline tells that nobody is there.
+A key is held as the only place under the name `key:` + key. A place ends with its lease. Between a deadline and the
+reap, the deadline alone shows that the holder has gone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jobpool_backends.shared import KEY_PLACE, MICRO, longest_windows, micros
 
 
 class Places:
-    """Of all queues. `now` is Unix time, `boot` CLOCK_BOOTTIME, both in microseconds."""
+    """The places of all queues. `now` is Unix time, `boot` CLOCK_BOOTTIME, both in microseconds."""
 
     def __init__(self) -> None:
         self.done: Ending[bool] = Ending()
@@ -31,7 +31,7 @@ class Places:
         """When each start need not be known any more."""
 
     def begin(self, entry: Entry, guards: Guards, boot: int, now: int) -> Begun:
-        """All of it or nothing, for a message whose lease lives."""
+        """Grant all guards or none, to a message whose lease lives."""
         self._forget_starts(now)
         refused = self._try(entry, guards, boot, now)
         if refused is not None:
@@ -60,11 +60,11 @@ class Places:
         return sum(1 for seq, other in held.items() if seq != entry.seq and other.deadline > boot)
 
     def holders(self, queue: str, name: str, boot: int) -> list[str]:
-        """The ids of those that hold places under a name."""
+        """Return the ids of those that hold places under a name."""
         return sorted(entry.id for entry in self._held.get((queue, name), {}).values() if entry.deadline > boot)
 
     def vacate(self, entry: Entry) -> None:
-        """Its lease has ended: it leaves all its places."""
+        """Free all places of a message whose lease has ended."""
         for name in entry.places:
             held = self._held[entry.queue, name]
             held.pop(entry.seq, None)
@@ -83,7 +83,7 @@ class Places:
         return after
 
     def give_back(self, entry: Entry, guards: Guards) -> None:
-        """The starts of this lease were none."""
+        """Take back the starts of this lease."""
         for rate in guards.rates:
             self._starts.get((entry.queue, rate.name), {}).pop(entry.owner, None)
 
@@ -92,7 +92,7 @@ class Places:
         if token in starts:
             return 0
         window = micros(rate.window)
-        # A clock that was set back leaves starts in the future: those further off than a window are no reason to wait.
+        # A clock that was set back leaves starts in the future: do not wait for those further off than a window.
         recent = sorted(at for at in starts.values() if abs(now - at) < window)
         return recent[-rate.most] + window - now if len(recent) >= rate.most else 0
 
@@ -100,7 +100,7 @@ class Places:
         place = queue, name
         if token not in self._starts[place]:
             self._starts[place][token] = now
-            # Longer than the window, so that a repeat whose first answer was lost is known for one.
+            # Longer than the window, so that a repeat after a lost answer is recognised.
             heappush(self._ends, (now + micros(window + REMEMBER_CALLS), place, token))
 
     def _forget_starts(self, now: int) -> None:
@@ -113,7 +113,7 @@ class Places:
 
 
 def _all_holds(guards: Guards) -> Iterator[tuple[str, int, str]]:
-    """The name of each place, how many there are under it, and what it is called when it refuses."""
+    """Yield the name of each place, its limit, and the word for its refusal."""
     if guards.key is not None:
         yield KEY_PLACE + guards.key, 1, guards.key
     for hold in guards.holds:

@@ -1,4 +1,4 @@
-"""What each settlement does to its message. Its owner holds the lock, and has judged the lease."""
+"""The effect of each settlement on its message. The owner holds the lock, and has judged the lease."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobpool_backends.shared import delay_micros, micros
 
 
 class Settler:
-    """Settles the messages of one store."""
+    """The settler of one store's messages."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

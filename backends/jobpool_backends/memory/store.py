@@ -1,7 +1,7 @@
-"""Where messages are, and how they move. Its owner holds the lock, and tells the time.
+"""The states of messages, and moves between them. The owner holds the lock, and tells the time.
 
-The jobs of a queue have a heap of sequence numbers a priority and a heap of what is delayed, its posted messages have
-the same of their own, and there is a heap of the dead letters where those are capped; all are cleaned lazily.
+The jobs of a queue have a heap of sequence numbers for each priority, and a heap of delayed ones. Posted messages have
+the same of their own, and capped dead letters have a heap too. All heaps are cleaned lazily.
 """
 
 from __future__ import annotations
@@ -99,19 +99,19 @@ class Store:
     # --- out ---------------------------------------------------------------------------------------
 
     def finish(self, entry: Entry, keep: int, now: int) -> None:
-        """It was acked: its unique key is known for `keep` longer."""
+        """Finish an acked message: its unique key is known for `keep` longer."""
         if entry.unique_key is not None:
             self.acked.put((entry.queue, entry.unique_key), entry.id, now + keep)
         self.remove(entry, now)
 
     def remove(self, entry: Entry, now: int) -> None:
-        """It is gone; the id that its producer gave stays known for a while."""
+        """Remove a message; an id that its producer gave stays known for a while."""
         self._take_out(entry)
         if entry.given:
             self.ended.put(entry.id, True, now + micros(ENQUEUE_MEMORY))
 
     def replace(self, entry: Entry, new: NewMessage, now: int) -> None:
-        """It goes on as another message, in another queue."""
+        """Replace the message by another one, in another queue."""
         self._take_out(entry)
         error = new.last_error if new.last_error is not None else entry.last_error
         cause = new.cause if new.cause is not None else entry.cause
@@ -146,20 +146,20 @@ class Store:
         return taken
 
     def hold(self, entry: Entry, length: int, boot: int, now: int) -> None:
-        """The lease ends so much later than now."""
+        """Let the lease end `length` from now."""
         entry.held_since = boot
         entry.deadline = boot + length
         entry.deadline_wall = now + length
 
     def ready(self, *lines: Line) -> Iterator[Entry]:
-        """The waiting messages of these lines in order, each taken off its heap."""
+        """Yield the waiting messages of these lines in order, each taken off its heap."""
         for priority in sorted({priority for line in lines for priority in line.ready}):
             heaps = [line.ready[priority] for line in lines if priority in line.ready]
             while heaps := [heap for heap in heaps if self._first(heap) is not None]:
                 yield self.entries[heappop(min(heaps))]
 
     def tend(self, queue: Queue, now: int) -> None:
-        """Posted messages whose lives have ended are gone, delayed ones that have fallen due are waiting."""
+        """Remove posted messages whose lives have ended, and let due ones wait."""
         for seq, end in queue.life_ends.due(now):
             self.remove(self.entries[seq], end)
             queue.expired += 1
@@ -171,7 +171,7 @@ class Store:
                     heappush(line.ready[entry.priority], entry.seq)
 
     def live_until(self, entry: Entry, end: int | None) -> None:
-        """The life of a posted message ends then; None = never."""
+        """Let the life of a posted message end then; None = never."""
         entry.ends_at = end
         ends = self.queues[entry.queue].life_ends
         if end is None:
@@ -180,7 +180,7 @@ class Store:
             ends.put(entry.seq, end)
 
     def place(self, entry: Entry, available_at: int, now: int) -> None:
-        """To its place in the queue: waiting, or delayed until then."""
+        """Put it in its place in the queue: waiting, or delayed until then."""
         entry.available_at = available_at
         line = self.queues[entry.queue].line(entry)
         if available_at > now:
@@ -191,7 +191,7 @@ class Store:
             heappush(line.ready[entry.priority], entry.seq)
 
     def bury(self, entry: Entry, reason: str, error: str | None, now: int) -> None:
-        """To the dead letters."""
+        """Move it to the dead letters."""
         self.move(entry, State.DEAD)
         self.live_until(entry, None)
         entry.reason = reason
@@ -202,7 +202,7 @@ class Store:
             self.cap(entry.queue, now)
 
     def _line_up(self, queue: Queue, entry: Entry, now: int) -> None:
-        """Behind those that died before; the places of those that were raised since are cleared now and then."""
+        """Line it up after those that died before; clear the places of raised ones now and then."""
         if len(queue.dead) > 2 * queue.count(State.DEAD) + 64:
             queue.dead = [place for place in set(queue.dead) if self._lies_dead(*place)]
             heapify(queue.dead)
@@ -225,13 +225,13 @@ class Store:
             heappop(queue.dead)
 
     def retry(self, entry: Entry, now: int) -> None:
-        """A dead letter is waiting again, as if it had never run."""
+        """Let a dead letter wait again, as if it had never run."""
         entry.attempts = entry.crashes = entry.claims = 0
         entry.last_error = entry.cause = entry.last_crash = None
         self.resume(entry, now)
 
     def resume(self, entry: Entry, now: int) -> None:
-        """A dead letter is waiting again, with what it went through."""
+        """Let a dead letter wait again, with its counters."""
         entry.reason = entry.died_at = None
         entry.begun = True
         self.place(entry, now, now)
@@ -262,12 +262,12 @@ class Store:
         return queue.jobs.counts[State.WAITING] > 0
 
     def next_due(self, names: Sequence[str]) -> int | None:
-        """When the next delayed job of these queues falls due."""
+        """Return when the next delayed job of these queues falls due."""
         known = [self.queues[name].jobs.delayed for name in names if name in self.queues]
         return min((delayed[0][0] for delayed in known if delayed), default=None)
 
     def oldest(self, queue: Queue) -> Entry | None:
-        """The waiting job that was enqueued first."""
+        """Return the waiting job that was enqueued first."""
         firsts = [seq for heap in queue.jobs.ready.values() if (seq := self._first(heap)) is not None]
         return self.entries[min(firsts)] if firsts else None
 
@@ -277,7 +277,7 @@ class Store:
         return heap[0] if heap else None
 
     def matching(self, where: MessageFilter, now: int) -> Iterator[Entry]:
-        """Those that a person means, in enqueue order."""
+        """Yield the messages that match, in enqueue order."""
         for queue in self.queues.values():
             self.tend(queue, now)
         return (entry for entry in self.entries.values() if matches(entry, where, now))

@@ -85,7 +85,7 @@ class Queue:
     jobs: Line = field(default_factory=Line)
     posts: Line = field(default_factory=Line)
     leased: dict[int, Entry] = field(default_factory=dict)
-    """What a pool holds, by sequence number."""
+    """Messages that pools hold, by sequence number."""
     dead: list[tuple[int, int]] = field(default_factory=list)
     """By time of death; filled where dead letters are capped."""
     claims: dict[str, Claim] = field(default_factory=dict)
@@ -99,12 +99,12 @@ class Queue:
         return self.posts if entry.posted else self.jobs
 
     def count(self, *states: State) -> int:
-        """Jobs and posted messages in any of these states."""
+        """Count the jobs and posted messages in any of these states."""
         return sum(line.counts[state] for line in (self.jobs, self.posts) for state in states)
 
 
 def judge(entry: Entry | None, lease: JobLease, boot: int) -> Settled:
-    """May this lease settle? The refusals in the order that the contract gives."""
+    """Return whether this lease may settle, by the contract's order of refusals."""
     if entry is None or entry.state is not State.LEASED:
         return Settled.NOT_IN_FLIGHT
     if boot >= entry.deadline:
@@ -113,7 +113,7 @@ def judge(entry: Entry | None, lease: JobLease, boot: int) -> Settled:
 
 
 def matches(entry: Entry, where: MessageFilter, now: int) -> bool:
-    """Whether a person means this one."""
+    """Return whether a person means this one."""
     age = now - (entry.died_at if entry.died_at is not None else entry.enqueued_at)
     return (
         (where.queue is None or entry.queue == where.queue)
@@ -128,7 +128,7 @@ def matches(entry: Entry, where: MessageFilter, now: int) -> bool:
 
 
 def shown(entry: Entry, boot: int) -> Message:
-    """The message as a person sees it."""
+    """Return the message as a person sees it."""
     return Message(
         id=entry.id,
         queue=entry.queue,

@@ -1,7 +1,7 @@
-"""From a URL and options to what libpq is given, and to our own settings; a clear sentence for each wrong thing.
+"""From a URL and options to libpq's parameters and our own settings; a clear sentence for each mistake.
 
-libpq's own parameters (`sslmode`, `target_session_attrs`, several hosts, …) pass through; libpq itself says which there
-are. What is neither libpq's nor ours is refused by name. No text here holds a password.
+libpq's own parameters (`sslmode`, `target_session_attrs`, several hosts, …) pass through; libpq itself names them.
+Other options that are not ours are refused by name. No text here holds a password.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _MENDED = (
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is, and how we talk to it.
+    """The server's address, and the options of connections to it.
 
     Attributes:
         parameters: libpq's, for `psycopg.connect`; they may hold a password.
         timeout: Seconds, > 0, for a statement to be answered.
         schema: Of our tables; checked, not quoted.
-        listen: Whether LISTEN may be used.
+        listen: True if LISTEN may be used.
         caps: On the dead letters of a queue.
     """
 
@@ -59,10 +59,10 @@ class Address:
 
 
 def read_address(url: str, options: dict[str, object] | None = None) -> Address:
-    """The address that a URL names; options in its query, or by keyword, which win.
+    """Return the address that a URL names; options in its query, or by keyword, which win.
 
     Raises:
-        ConfigurationError: It is no URL of libpq's, or an option is unknown or out of range.
+        ConfigurationError: It is not a URL of libpq's, or an option is unknown or out of range.
     """
     place, _, query = url.strip().partition("?")
     found: dict[str, object] = dict(parse_qsl(query, keep_blank_values=True)) | (options or {})
@@ -94,7 +94,7 @@ def check_schema(schema: str) -> str:
 
 
 def _parse(place: str) -> dict[str, str]:
-    """libpq's parameters in a URL without its query."""
+    """Return libpq's parameters in a URL without its query."""
     try:
         parsed = conninfo.conninfo_to_dict(_SCHEME.sub(f"{SCHEME}://", place, count=1))
     except psycopg.Error:
@@ -111,15 +111,15 @@ def _libpq_knows() -> frozenset[str]:
 
 
 def _environment() -> dict[str, str]:
-    """What libpq takes for granted: from PGHOST and its like, and its own defaults."""
+    """Return libpq's defaults: those of PGHOST and its like, and its built-in ones."""
     return {option.keyword.decode(): option.val.decode() for option in pq.Conninfo.get_defaults() if option.val}
 
 
 def _defaults(timeout: float) -> dict[str, str]:
-    """What we ask of libpq unless somebody says otherwise: above all, that a dead network is noticed.
+    """Return our own defaults for libpq, above all timers that notice a dead network.
 
-    `timeout` bounds the wait for an answer (see `link`). The kernel's timers end what nobody waits for: an idle
-    connection, or one that was closed with data still to be sent.
+    `timeout` bounds the wait for an answer (see `link`). The kernel's timers end other connections: idle ones, and
+    those closed with data still to be sent.
     """
     return {
         "connect_timeout": str(DEFAULT_CONNECT_TIMEOUT),

@@ -47,8 +47,8 @@ class PostgresBackend(QueueBackend):
 
     The server's clock tells all times; `clock` is used for the deadlines in leases, on this machine. A call is one
     statement, hence one transaction and one round trip, unless it says otherwise. It waits for `timeout` seconds, and
-    as long again where it must connect first; then it raises `BackendUnavailable`. What a call has answered is on the
-    server's disk, unless `synchronous_commit` says otherwise.
+    as long again where it must connect first; then it raises `BackendUnavailable`. When a call returns, its work is on
+    the server's disk, unless `synchronous_commit` says otherwise.
 
     Connects, and makes or migrates the schema, when it is first used.
 
@@ -92,9 +92,10 @@ class PostgresBackend(QueueBackend):
     ) -> PostgresBackend:
         """Open `postgresql://user:password@host:port/database`; options there (`?schema=jobs`) or by keyword.
 
-        Options: `timeout` (seconds to wait for an answer, 3), `schema` (of the tables, "jobpool"), `listen` ("auto", or
-        "no" for a server that must not be listened to), `dead_max` and `dead_max_age` (dead letters that a queue keeps,
-        and for how many seconds; 0, all and for ever), and libpq's own: `connect_timeout`, `sslmode`, …
+        Options: `timeout` (seconds to wait for an answer, 3), `schema` (of the tables, "jobpool"), and `listen`
+        ("auto", or "no" for a server that must not be listened to). `dead_max` and `dead_max_age`: the dead letters
+        that a queue keeps, and for how many seconds; 0 = all, forever. libpq's own options pass through:
+        `connect_timeout`, `sslmode`, …
 
         Raises `ConfigurationError`: the URL cannot be read, or an option is unknown or out of range.
         """
@@ -111,11 +112,11 @@ class PostgresBackend(QueueBackend):
         self._database.prepare()
 
     def diagnose(self) -> list[Finding]:
-        """What the server's settings can lose or slow down."""
+        """Check which of the server's settings can lose jobs or slow them down."""
         return checks.diagnose(self._database)
 
     def broker_time(self) -> float:
-        """The server's clock."""
+        """Return the server's clock."""
         return checks.server_time(self._database)
 
     def close(self) -> None:
@@ -149,7 +150,7 @@ class PostgresBackend(QueueBackend):
         return answers
 
     def ticket(self, lease: JobLease) -> Ticket:
-        """What `ctx.ack` needs to ack this message on a connection of psycopg 3 to the queue's database."""
+        """Return what `ctx.ack` needs to ack this message on a psycopg 3 connection to the queue's database."""
         key, keep = to_be_done(lease.guards)
         return intransaction.make_ticket(
             self._database.schema,
@@ -184,21 +185,21 @@ class PostgresBackend(QueueBackend):
     # --- looking and tending -------------------------------------------------------------------------
 
     def stats(self, queue: str) -> QueueStats:
-        """Counts of one queue, each up to 10,000."""
+        """Return counts of one queue, each up to 10,000."""
         return self._looker.stats(queue)
 
     def queues(self) -> list[str]:
-        """The names of all queues that hold a message, sorted."""
+        """Return the names of all queues that hold a message, sorted."""
         return self._looker.queues()
 
     def list_messages(
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
     ) -> list[Message]:
-        """One page in enqueue order; a statement for each 20,000 messages that are looked at in vain."""
+        """Return one page in enqueue order; a statement for each 20,000 messages that are looked at in vain."""
         return self._looker.page(where or MessageFilter(), after, limit)
 
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
-        """How many messages match, up to `cap`."""
+        """Return how many messages match, up to `cap`."""
         return self._looker.count(where, cap)
 
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
@@ -206,9 +207,9 @@ class PostgresBackend(QueueBackend):
         return self._tender.bulk(where, verb, limit)
 
     def inspect(self, ident: str) -> Message | None:
-        """The message with this id, live or dead."""
+        """Return the message with this id, live or dead."""
         return self._looker.inspect(ident)
 
     def evicted(self, queue: str) -> int:
-        """How many dead letters of the queue the caps `dead_max` and `dead_max_age` have removed, ever."""
+        """Return how many dead letters of the queue the caps `dead_max` and `dead_max_age` have removed, ever."""
         return self._caps.evicted(queue)

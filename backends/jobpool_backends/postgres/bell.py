@@ -26,7 +26,7 @@ _RECONNECT = 1.0
 
 
 def channel(schema: str) -> str:
-    """The channel on which the messages of this schema are announced; the payload is the queue's name."""
+    """Return the channel on which the messages of this schema are announced; the payload is the queue's name."""
     return f"jobpool:{schema}"
 
 
@@ -39,7 +39,7 @@ class Sleeper:
 
 
 class Bell:
-    """What the threads of this process hear.
+    """Wake-ups for the threads of this process.
 
     Args:
         database: Connects, and says when it has been closed.
@@ -55,7 +55,7 @@ class Bell:
 
     @contextmanager
     def sleeper(self, queues: Iterable[str]) -> Iterator[Sleeper]:
-        """A sleeper who is told of every ring from here on."""
+        """Yield a sleeper that hears every ring from here on."""
         sleeper = Sleeper(queues)
         with self._turn:
             self._sleepers.add(sleeper)
@@ -67,11 +67,11 @@ class Bell:
 
     @property
     def would_connect(self) -> bool:
-        """Whether nobody listens, and it is time to try."""
+        """True if nobody listens, and it is time to try."""
         return self._link is None and not self._database.pooled and time.monotonic() >= self._listen_next
 
     def listen(self) -> bool:
-        """Whether rings are heard from now on; connects if need be. A look must follow, for what came before."""
+        """Return whether rings are heard from now on; connects if need be. A look must follow, for what came before."""
         with self._turn:
             if self._link is not None:
                 return True
@@ -86,7 +86,7 @@ class Bell:
         return link is not None
 
     def wait(self, sleeper: Sleeper, seconds: float) -> bool:
-        """Whether the bell rang for this sleeper, within so many seconds."""
+        """Return whether the bell rang for this sleeper within `seconds`."""
         give_up = time.monotonic() + seconds
         while not sleeper.rung and not self._database.closed:
             remaining = give_up - time.monotonic()
@@ -98,7 +98,9 @@ class Bell:
         return sleeper.rung
 
     def close(self) -> None:
-        """Wake all sleepers, once the database is closed. Who listens closes the connection, within half a second."""
+        """Wake all sleepers, once the database is closed. The listening thread closes the connection within half a
+        second.
+        """
         with self._turn:
             if self._link is not None and not self._attended:
                 self._link.close()
@@ -106,7 +108,9 @@ class Bell:
             self._turn.notify_all()
 
     def _connect(self) -> Link | None:
-        """A connection that listens; None where there is none to be had, or a pooler would swallow what it hears."""
+        """Return a connection that listens; None where there is none to be had, or a pooler would swallow what it
+        hears.
+        """
         self._listen_next = time.monotonic() + LISTEN_AGAIN
         try:
             link = self._database.connect()
@@ -123,7 +127,9 @@ class Bell:
         return None
 
     def _attend(self, seconds: float) -> Link | None:
-        """The connection, for this thread to listen on; None after another thread has listened, or nobody could."""
+        """Return the connection, for this thread to listen on; None after another thread has listened, or nobody
+        could.
+        """
         with self._turn:
             if self._link is not None and not self._attended:
                 self._attended = True
@@ -153,7 +159,7 @@ class Bell:
 
 
 def _listen_on(link: Link, seconds: float) -> set[str]:
-    """The queues that rang."""
+    """Return the queues that rang."""
     poll = select.poll()
     poll.register(link.pgconn.socket, select.POLLIN)
     if not poll.poll(seconds * 1000):

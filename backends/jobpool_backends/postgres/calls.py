@@ -26,12 +26,12 @@ _ANSWERS = {
 
 
 def read_answers(letters: str) -> list[Settled]:
-    """What the function `settle` answers."""
+    """Parse the answer of the function `settle`."""
     return [_ANSWERS[letter] for letter in letters]
 
 
 class Sweeper:
-    """Drops what need not be remembered any longer, a bounded piece at a time, between the calls that add to it.
+    """A sweeper of outdated rows, a bounded piece at a time, between the calls that add to it.
 
     Shared by threads without a lock: all that a race can do is sweep once too often.
     """
@@ -50,6 +50,6 @@ class Sweeper:
         try:
             [(swept,)] = self._database.run(self._sweep, {"most": _SWEEP_BATCH})
         except (BackendUnavailable, AccessRefused):
-            return  # the call that brought us here was answered; the next one will meet what is wrong
+            return  # the call that brought us here was answered; the next one will meet the error
         if swept >= _SWEEP_BATCH:
             self._next = now

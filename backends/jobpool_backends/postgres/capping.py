@@ -20,7 +20,7 @@ class Caps:
     """`dead_max` and `dead_max_age` of one database's address.
 
     Attributes:
-        any: Whether there is a cap.
+        any: True if there is a cap.
     """
 
     def __init__(self, database: Database) -> None:
@@ -36,10 +36,10 @@ class Caps:
             for queue in sorted(queues):
                 self._shorten(queue)
         except (BackendUnavailable, AccessRefused):
-            return  # the call that brought us here was answered; the next one will meet what is wrong
+            return  # the call that brought us here was answered; the next one will meet the error
 
     def evicted(self, queue: str) -> int:
-        """How many of a queue were removed."""
+        """Return how many of a queue were removed."""
         count: int
         [(count,)] = self._database.run(self._evicted, {"queue": queue})
         return count

@@ -1,4 +1,4 @@
-"""What the server's settings can lose or slow down, in plain sentences; and what its clock says."""
+"""Checks of the server's settings and clock, in plain sentences."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _MISTAKES = {
         "set it to 'off' for this user",
     ),
 }
-"""What is wrong with which value of a setting."""
+"""Wrong values of settings, each with its consequence."""
 
 _NAMES = tuple(dict.fromkeys(name for name, _ in _MISTAKES))
 
@@ -113,7 +113,7 @@ _DIRECT = Finding("postgres.pooler", Level.OK, "no pooler in between")
 
 
 def diagnose(database: Database, *, long_transaction: float = LONG_TRANSACTION) -> list[Finding]:
-    """What was found, check by check.
+    """Return the findings, check by check.
 
     Args:
         long_transaction: Seconds, >= 0: an open transaction that is older is told.
@@ -129,7 +129,7 @@ def diagnose(database: Database, *, long_transaction: float = LONG_TRANSACTION) 
 
 
 def server_time(database: Database) -> float:
-    """Unix time on the server's clock. Raises as `Database.run`."""
+    """Return Unix time on the server's clock. Raises as `Database.run`."""
     [(moment,)] = database.run("SELECT extract(epoch FROM clock_timestamp())::float8")
     return float(moment)
 

@@ -145,7 +145,7 @@ class PostgresClaims(ClaimStore):
 
 
 def _persist(ask: Callable[[], T], is_busy: Callable[[T], bool]) -> T:
-    """What `ask()` returns when it is not busy, or at last."""
+    """Repeat `ask()` until its answer is not busy, or time is up; return the last answer."""
     answer = ask()
     if is_busy(answer):
         give_up = time.monotonic() + PATIENCE
@@ -177,7 +177,7 @@ def _columns(queue: str, posts: Sequence[NewPost]) -> dict[str, Any]:
 
 
 def _held(queue: str, claim_id: str, rows: list[Row]) -> HeldClaim | None:
-    """What rows tell that begin with the claim itself; None when there are none."""
+    """Return the claim in rows that begin with the claim itself; None if there are none."""
     if not rows:
         return None
     ttl, grace, since, now = rows[0][:4]

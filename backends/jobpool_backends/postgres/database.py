@@ -1,9 +1,9 @@
-"""Connections to one database, and what is done when they break.
+"""Connections to one database, and recovery when they break.
 
-Each call has a connection of its own, in autocommit: one statement is one transaction. Idle connections wait on a
-stack for the next call, whatever thread makes it; none crosses a fork. A call that meets a connection which broke while
-it was idle (the server was restarted) goes on with a new one, once and at once: every call of the contract can be
-repeated without harm.
+Each call has a connection of its own, in autocommit: one statement is one transaction. Idle connections wait on a stack
+for the next call, whatever thread makes it; none crosses a fork. If a connection broke while it was idle (the server
+was restarted), a call goes on with a new one, once and at once. Every call of the contract can be repeated without
+harm.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Database:
 
     Attributes:
         schema: The name of our schema, unquoted.
-        pooled: Whether connections turned out to lead through a pooler. Then statements are not prepared, sessions are
-            not ours, and LISTEN would hear nothing.
-        closed: Whether `close` was called.
+        pooled: True once connections turned out to lead through a pooler. Then statements are not prepared, sessions
+            are not ours, and LISTEN would hear nothing.
+        closed: True once `close` was called.
     """
 
     def __init__(self, address: Address) -> None:
@@ -64,7 +64,7 @@ class Database:
 
     @property
     def prepares(self) -> bool:
-        """Whether statements are prepared."""
+        """True if statements are prepared."""
         return not self.pooled
 
     def run(
@@ -75,12 +75,11 @@ class Database:
         prepare: bool | None = None,
         repeatable: bool = True,
     ) -> list[tuple[Any, ...]]:
-        """The rows that one statement gives: one transaction, one round trip. Results travel in binary.
+        """Return the rows that one statement gives: one transaction, one round trip. Results travel in binary.
 
         Write parameters as `%b` or `%(name)b`: arrays and bytes then travel in binary too, at a fifth of the cost.
-        `prepare=False` has the statement planned for what is in the tables now; else its plan is kept. One that is not
-        `repeatable` is not sent again when the connection broke and it may have been done; it is where the server has
-        undone it.
+        `prepare=False` plans the statement anew for the current tables; else its plan is kept. A statement that is not
+        `repeatable` is sent again after a break only if the server has undone it.
 
         Raises:
             BackendUnavailable: Nothing is known; safe to call again.
@@ -91,9 +90,9 @@ class Database:
         return self._call(lambda link: run_on(link, sql, parameters, prepare), repeatable)
 
     def run_committed(self, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
-        """`run`, under READ COMMITTED whatever the user's isolation level is: then in three statements, and two trips.
+        """Run as `run`, under READ COMMITTED; with another isolation level in three statements, and two trips.
 
-        For what the server itself refuses under another level, with `schema.WRONG_ISOLATION`.
+        For statements that the server refuses under another level, with `schema.WRONG_ISOLATION`.
         """
         if not self._isolated:
             try:
@@ -105,13 +104,13 @@ class Database:
         return self.transaction(lambda link: _run_committed(link, sql, parameters))
 
     def transaction(self, work: Callable[[Link], T], *, pipelined: bool = True, patience: float | None = None) -> T:
-        """What `work(connection)` returns, done in one transaction: committed when it returns, undone when it raises.
+        """Return the result of `work(connection)` in one transaction: committed when it returns, undone when it raises.
 
         Args:
-            work: Does nothing but statements on the connection, because it may be called again.
-            pipelined: Send statements without waiting for the answers that `work` does not look at, the first together
-                with BEGIN. COPY is not possible then. Left out behind a pooler.
-            patience: Seconds for each answer, where that is not `timeout`.
+            work: Only statements on the connection, because it may be called again.
+            pipelined: Send statements without waiting for answers that `work` does not look at, the first together with
+                BEGIN. COPY is not possible then. Ignored with a pooler.
+            patience: Seconds for each answer; None = `timeout`.
 
         Raises as `run`.
         """
@@ -123,12 +122,12 @@ class Database:
         self.connect().close()
 
     def ensure_current(self) -> None:
-        """`prepare`, unless a connection of this database has seen to it: before others' connections are used."""
+        """Prepare the schema, unless a connection of this database has done so: before others' connections are used."""
         if not self._current:
             self.prepare()
 
     def connect(self) -> Link:
-        """A new connection that the caller owns and closes; the schema has been checked.
+        """Return a new connection that the caller owns and closes; the schema has been checked.
 
         Raises as `run`.
         """
@@ -188,7 +187,7 @@ class Database:
                 return self._use(link, step)
             except psycopg.Error as error:
                 if link.closed:
-                    self._close_idle()  # what broke this one most likely broke them all
+                    self._close_idle()  # the others have most likely broken too
                 if not is_stale(error) or not (repeatable or error.sqlstate):
                     raise
                 self.pooled = self.pooled or error.sqlstate in HIDDEN_POOLER
@@ -239,7 +238,7 @@ class Database:
 def run_on(
     link: Link, sql: str, parameters: Parameters | None = None, prepare: bool | None = None
 ) -> list[tuple[Any, ...]]:
-    """The rows that one statement gives on this connection; none for one that gives no rows."""
+    """Return the rows that one statement gives on this connection; none for one that gives no rows."""
     cursor = link.execute(sql, parameters, prepare=prepare, binary=True)
     return cursor.fetchall() if cursor.description else []
 

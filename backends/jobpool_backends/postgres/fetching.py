@@ -68,7 +68,7 @@ class Fetcher:
 
 
 def holder_of(lease: JobLease) -> int:
-    """The half of the owner token that the table has; one that nobody has for a token that is none of ours."""
+    """Return the half of the owner token that the table has; one that nobody has for a token that is none of ours."""
     try:
         holder = int(lease.owner_token[:16], 16)
     except ValueError:
@@ -77,5 +77,5 @@ def holder_of(lease: JobLease) -> int:
 
 
 def number_of(lease: JobLease) -> int:
-    """The message's sequence number; 0, which no message has, for a lease of another backend."""
+    """Return the message's sequence number; 0, which no message has, for a lease of another backend."""
     return lease.token if isinstance(lease.token, int) else 0

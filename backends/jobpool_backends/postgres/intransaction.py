@@ -46,7 +46,7 @@ _ANSWERS = {"n": "not in flight", "e": "expired", "w": "not the owner"}
 
 
 def enqueue(connection: object, schema: str, messages: Sequence[NewMessage]) -> dict[str, str]:
-    """Add messages on the caller's connection; whoever waits for them is woken by the commit.
+    """Add messages on the caller's connection; the commit wakes waiters.
 
     Returns which ids were left out because their unique keys are known, and the ids that are known. Waits for another
     transaction that has claimed such a key, as with any unique index.
@@ -70,7 +70,7 @@ def make_ticket(
     key: str | None = None,
     keep: int | None = None,
 ) -> Ticket:
-    """What `ack` needs; see `QueueBackend.ticket`.
+    """Return the ticket that `ack` needs; see `QueueBackend.ticket`.
 
     `holder`: as the table has it. `key` is marked done for `keep` microseconds, for which a unique key is known, too.
     """
@@ -89,11 +89,11 @@ def make_ticket(
 def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ()) -> Callable[[], bool]:
     """Ack the ticket's message on the handler's connection, and enqueue its follow-ups; see `QueueBackend.ticket`.
 
-    From here to its end the transaction keeps the message from everybody else: who renews or reaps passes it by.
+    From here to its end the transaction locks the message: renewals and reaps pass it by.
 
     Raises:
         LeaseLost: Somebody else holds the message, or nobody: roll back.
-        ConfigurationError: It is no connection to the queue's database.
+        ConfigurationError: It is not a connection to the queue's database.
         psycopg.Error: As psycopg raises it, for the transaction is the handler's. With an isolation level above READ
             COMMITTED that is a `SerializationFailure` when the lease was renewed since the transaction began.
     """
@@ -114,13 +114,15 @@ def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ())
 
 
 def _is_open(connection: Any) -> bool:
-    """Whether its transaction has yet to be committed; a lost connection's status is unknown, and it is over."""
+    """Return whether its transaction has yet to be committed; a lost connection's status is unknown, and it is over."""
     status = connection.info.transaction_status
     return status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
 
 
 def columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
-    """What the function `enqueue` takes. Here, because a child imports this module and nothing else of the backend."""
+    """Return the parameters of the function `enqueue`. They are made here, because a child imports only this module of
+    the backend.
+    """
     return {
         "ids": [message.id for message in messages],
         "given": [message.given for message in messages],
@@ -133,12 +135,12 @@ def columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
 
 
 def is_plain(message: NewMessage) -> bool:
-    """Whether `columns` says all there is to say: it claims no key, and does not come from another queue."""
+    """Return whether `columns` says all there is to say: it claims no key, and does not come from another queue."""
     return message.unique_key is None and message.deliveries == message.attempts == message.crashes == 0
 
 
 def all_columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
-    """What the function `bring` takes."""
+    """Return the parameters of the function `bring`."""
     return columns(messages) | {
         "unique_keys": [_storable(message.unique_key) for message in messages],
         "attempts": [message.attempts for message in messages],
@@ -154,7 +156,7 @@ def _storable(text: str | None) -> str | None:
 
 
 def _ask(connection: object, schema: str, sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """The rows of one statement, through a cursor of our own making."""
+    """Return the rows of one statement, through a cursor of our own making."""
     own = _check(connection)
     try:
         with psycopg.Cursor(own, row_factory=tuple_row) as cursor:

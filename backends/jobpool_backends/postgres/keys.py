@@ -47,9 +47,9 @@ _Asked = Sequence[tuple[JobLease, Guards]]
 
 
 class PostgresKeys(KeyStore):
-    """Of one database. See `sql/guarding.sql` for how two that ask at once are kept apart.
+    """The key store of one database. `sql/guarding.sql` says how two calls at once are kept apart.
 
-    Who asks for guards, rates or log lines waits for those who ask for the same at that moment, until their commit.
+    A call for guards, rates or log lines waits for the commits of calls for the same names.
     """
 
     def __init__(self, database: Database, sweeper: Sweeper) -> None:
@@ -140,7 +140,7 @@ class PostgresKeys(KeyStore):
 
 
 def _wanted(asked: _Asked) -> dict[str, Any]:
-    """What the function `begin_leases` takes."""
+    """Return the parameters of the function `begin_leases`."""
     fulls, rates = _fulls(asked), _rates(asked)
     return _handles([lease for lease, _ in asked]) | {
         "rate_scopes": [queue for queue, _ in rates],
@@ -155,9 +155,9 @@ def _wanted(asked: _Asked) -> dict[str, Any]:
 
 
 def _fulls(asked: _Asked) -> dict[tuple[str, str], int | None]:
-    """By queue and name, how many places must be taken for a call to meet its end; None under the name of a rate.
+    """Return, by queue and name, how many places must be taken for a call to be refused; None under a rate's name.
 
-    Fewer than that, and there is room for all that it asks for, whoever has the others.
+    With fewer taken, there is room for all that the call asks for.
     """
     wanted: dict[tuple[str, str], list[int]] = {}
     for lease, guards in asked:
@@ -170,7 +170,7 @@ def _fulls(asked: _Asked) -> dict[tuple[str, str], int | None]:
 
 
 def _rates(asked: _Asked) -> dict[tuple[str, str], tuple[int, int]]:
-    """By queue and name of a rate the same, of starts in its longest window; and that window in microseconds."""
+    """Return the same for rates, by queue and name: starts in the longest window, and that window in microseconds."""
     wanted: dict[tuple[str, str], list[Rate]] = {}
     for lease, guards in asked:
         for rate in guards.rates:
@@ -190,13 +190,13 @@ def _handles(leases: Sequence[JobLease]) -> dict[str, Any]:
 
 
 def _places(guards: Guards) -> list[tuple[str, int]]:
-    """All names under which places are wanted, each with how many there are."""
+    """Return all names under which places are wanted, each with how many there are."""
     places = [(hold.name, hold.most) for hold in guards.holds]
     return places if guards.key is None else [*places, (f"{KEY_PLACE}{storable(guards.key)}", 1)]
 
 
 def _want(guards: Guards) -> str:
-    """The same as JSON, in the order in which it is tried."""
+    """Return the same as JSON, in the order in which it is tried."""
     want: dict[str, Any] = {}
     if guards.key is not None:
         want["key"] = storable(guards.key)

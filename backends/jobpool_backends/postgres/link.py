@@ -1,8 +1,8 @@
-"""One connection to the server, which never waits for ever.
+"""One connection to the server, which never waits forever.
 
-psycopg waits for an answer without a limit, and the kernel's own timers do not cover a server that is stopped: its
-machine goes on acknowledging what we send. So every wait here has an end, and that is the connection's end too: what
-state it is in is not known, and psycopg would wait again while it leaves a pipeline or a transaction.
+psycopg waits for an answer without a limit. The kernel's timers do not cover a stopped server, whose machine goes on
+acknowledging what we send. So every wait here has an end, which is the connection's end too. Its state is then unknown,
+and psycopg would wait again when it leaves a pipeline or a transaction.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ SELECT pg_backend_pid() = %(pid)s,
     CASE WHEN pg_backend_pid() = %(pid)s AND current_setting('idle_in_transaction_session_timeout') = '0'
     THEN set_config('idle_in_transaction_session_timeout', %(idle)s, false) END
 """
-"""Asks whose session this is, and in one of our own, sets limits where nobody else has.
+"""Asks whose session this is, and sets limits in a session of our own, where nobody else has.
 
-A pooler tells a session's number of its own making; behind it, sessions are lent to others, so settings are not ours
-to make. The server gives up a little before we do, so that nothing is still done there for a call that has failed here;
-and it ends a transaction, with its locks, whose client is gone without a word.
+A pooler shows a session number of its own making, and lends its sessions to others, so their settings are not ours to
+change. The server gives up a little before we do, so that no work continues there after a call has failed here. It also
+ends a transaction, with its locks, whose client has vanished.
 """
 
 _SERVER_GIVES_UP = 0.9
@@ -57,7 +57,7 @@ class Link(psycopg.Connection[TupleRow]):
 
     Attributes:
         patience: Seconds to wait for each answer.
-        pooled: Whether a pooler sits in between, so that each transaction may meet another session.
+        pooled: True if there is a pooler, so that each transaction may meet another session.
     """
 
     patience: float = 3.0
@@ -85,13 +85,15 @@ class Link(psycopg.Connection[TupleRow]):
 
 
 def _ready(events: int, wanted: Wait) -> int:
-    """What can be done now. After an error or a hang-up, what was wanted: libpq then meets it and says what it is."""
+    """Return what can be done now. After an error or a hang-up that is all of `wanted`: libpq then meets the error and
+    names it.
+    """
     ready = (Ready.R if events & select.POLLIN else 0) | (Ready.W if events & select.POLLOUT else 0)
     return ready or wanted
 
 
 def connect(address: Address) -> Link:
-    """A new connection in autocommit, ready for use.
+    """Return a new connection in autocommit, ready for use.
 
     Raises:
         psycopg.Error: The server cannot be reached, or refuses us; see `trouble`.

@@ -1,4 +1,4 @@
-"""What goes into statements: the schema's name, arrays of numbers and names, and texts that Postgres can hold."""
+"""Literals for statements: the schema's name, arrays of numbers and names, and texts that Postgres can hold."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Iterable, Sequence
 
 
 def quoted(schema: str) -> str:
-    """The schema's name as it stands in SQL. It has been checked: there is no quote in it."""
+    """Return the schema's name as it stands in SQL. It has been checked: there is no quote in it."""
     return f'"{schema}"'
 
 
 def fill(sql: str, schema: str) -> str:
-    """`sql` with the quoted name of the schema for `{schema}`."""
+    """Fill in the quoted name of the schema for `{schema}`."""
     return sql.replace("{schema}", quoted(schema))
 
 
 def numbers(values: Iterable[int]) -> str:
-    """An array of integers as Postgres reads it: a fifth of what psycopg takes to adapt a list."""
+    """Return an array of integers as Postgres reads it: a fifth of what psycopg takes to adapt a list."""
     return f"{{{','.join(map(str, values))}}}"
 
 
 def names(values: Sequence[str]) -> str:
-    """The same of queues' names; most often they are all one."""
+    """Return an array of queue names as Postgres reads it; most often all names are the same."""
     if not values:
         return "{}"
     if values.count(values[0]) == len(values):

@@ -1,8 +1,8 @@
-"""What an administrator sees: counts, lists, single messages.
+"""The administrator's view: counts, lists, single messages.
 
-The server goes through messages in enqueue order, a bounded number a statement, so that each is answered in time
-however many there are. It looks for a queue and a state by index, and for a handler, a reason or an age message by
-message; for a text we look ourselves, because what is the same letter is decided by Python for all backends alike.
+The server goes through messages in enqueue order, a bounded number in each statement, so that each is answered in time.
+It finds a queue and a state by index; a handler, a reason or an age message by message. Texts are compared here,
+because Python decides for all backends alike which letters are the same.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Row = tuple[Any, ...]
 
 
 class Looker:
-    """Looks into one database."""
+    """The view of one database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -101,11 +101,11 @@ class Looker:
         return next(map(_message, found), None)
 
     def search(self, where: MessageFilter, *, limit: int, behind: int = 0, whole: bool = False) -> Iterator[Row]:
-        """The messages that match, in enqueue order: rows that begin with the columns `_PLACE`.
+        """Yield the messages that match, in enqueue order: rows that begin with the columns `_PLACE`.
 
         Args:
-            where: What to look for.
-            limit: So many are wanted.
+            where: The filter.
+            limit: The number of messages wanted.
             behind: Sequence number; only messages with a higher one.
             whole: With all columns.
         """
@@ -144,7 +144,7 @@ def _arguments(where: MessageFilter) -> dict[str, Any]:
 
 
 def _last(rows: list[Row], limit: int) -> int | None:
-    """Behind which message to go on; None when these were all."""
+    """Return the message after which to go on; None when these were all."""
     return rows[-1][0] if len(rows) == limit else None
 
 

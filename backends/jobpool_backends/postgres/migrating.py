@@ -37,7 +37,7 @@ def check_current(link: Link, schema: str) -> None:
 
     Raises:
         ConfigurationError: It is newer, holds tables of another program, or this user may not create it.
-        psycopg.Error: Whatever else the server says.
+        psycopg.Error: Any other error of the server.
 
     Blocks for one round trip when it is current; else up to `PATIENCE` for each step.
     """
@@ -52,7 +52,7 @@ def check_current(link: Link, schema: str) -> None:
 
 
 def _statements(schema: str, version: int) -> list[str]:
-    """What leads from `version` to the current one."""
+    """Return the statements that lead from `version` to the current one."""
     found = [] if version else [_VERSIONS]
     for number, statements in enumerate(MIGRATIONS[version:], start=version + 1):
         found += [*statements, _NOTE.replace("{version}", str(number))]
@@ -60,7 +60,7 @@ def _statements(schema: str, version: int) -> list[str]:
 
 
 def _read_version(link: Link, schema: str) -> int:
-    """The schema's version, 0 when it is not there."""
+    """Return the schema's version, 0 when it is not there."""
     try:
         version: int = _ask(link, _READ.replace("{schema}", quoted(schema)))[0][0]
     except psycopg.errors.UndefinedTable:
@@ -97,9 +97,9 @@ def _prepare(link: Link, schema: str) -> None:
 
 
 def _version_under_lock(link: Link, schema: str) -> int:
-    """The version, when nobody else can change it; the schema has been created if it was not there.
+    """Return the version, locked against changes; create the schema if it is missing.
 
-    CREATE SCHEMA IF NOT EXISTS would want rights on the database even where an administrator has created it.
+    CREATE SCHEMA IF NOT EXISTS would want rights on the database even if an administrator has created it.
     """
     if not _ask(link, "SELECT 1 FROM pg_namespace WHERE nspname = %s", [schema]):
         _ask(link, f"CREATE SCHEMA {quoted(schema)}")
@@ -116,7 +116,9 @@ def _mend_of_rights(link: Link, schema: str, error: psycopg.Error) -> str:
 
 
 def _lock_number(schema: str) -> int:
-    """Of the advisory lock; such locks are the database's, so no other program's number should be met."""
+    """Return the number of the advisory lock; such locks belong to the database, so other programs must not use the
+    same.
+    """
     return int.from_bytes(hashlib.sha256(f"jobpool schema {schema}".encode()).digest()[:8], "big", signed=True)
 
 

@@ -46,7 +46,7 @@ Sized = TypeVar("Sized", NewMessage, NewPost)
 
 
 class Producer:
-    """Adds messages to one database."""
+    """The adder of messages to one database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -67,7 +67,7 @@ class Producer:
         return None
 
     def add_on(self, connection: psycopg.Connection[Any], messages: Sequence[NewMessage]) -> Existing:
-        """The same within a transaction that is open on this connection, a few in a statement."""
+        """Return the same within a transaction that is open on this connection, a few in a statement."""
         known: dict[str, str] = {}
         for piece in in_pieces(messages):
             if all(map(is_plain, piece)):
@@ -77,14 +77,14 @@ class Producer:
         return known
 
     def _add_unique(self, messages: Sequence[NewMessage]) -> Existing:
-        """A pool's own messages, and so one statement, unless they are very many."""
+        """Enqueue a pool's own messages: one statement, unless they are very many."""
         pieces = list(in_pieces(messages))
         if len(pieces) == 1:
             return dict(self._database.run(self._bring, all_columns(messages)))
         return self._database.transaction(lambda connection: self.add_on(connection, messages))
 
     def _add_many(self, messages: Sequence[NewMessage]) -> None:
-        """By COPY, which knows no exceptions: an id that is known undoes it, and then each is looked at."""
+        """Enqueue by COPY, which has no exceptions: a known id undoes it, and then each message is added by itself."""
         by_id: dict[str, NewMessage] = {}
         for message in messages:
             by_id.setdefault(message.id, message)
@@ -139,7 +139,7 @@ def _row(message: NewMessage, due: int, now: int) -> tuple[Any, ...]:
 
 
 def in_pieces(messages: Sequence[Sized]) -> Iterator[Sequence[Sized]]:
-    """One after the other, each small enough for one statement."""
+    """Yield slices, each small enough for one statement."""
     first = size = 0
     for place, message in enumerate(messages):
         if place - first >= _PIECE_MESSAGES or (size and size + len(message.body) > _PIECE_BYTES):

@@ -16,7 +16,7 @@ SELECT * FROM {schema}.reap(%(queue)b, %(max_crashes)b, %(window)b::bigint, %(ba
 
 
 class Reaper:
-    """Reaps the queues of one database."""
+    """The reaper of one database's queues."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,13 +1,13 @@
 """The tables, the functions, and their versions.
 
-Each verb is one function in the schema: one statement, one round trip, one transaction, and its plans are kept by the
-session even where a pooler forbids prepared statements. They are in `sql/`, beside the tables. Who changes a table or
-a function after a release appends a migration: it alters the tables, drops functions whose parameters have changed, and
-takes the place of the one before in replacing all functions.
+Each verb is one function in the schema: one statement, one round trip, one transaction. The session keeps its plans,
+even if a pooler forbids prepared statements. They are in `sql/`, beside the tables. To change a table or a function
+after a release, append a migration. It alters the tables, drops functions whose parameters have changed, and replaces
+all functions in place of the migration before.
 
 All times are whole microseconds of Unix time by the server's clock, which `moment()` tells; no statement reads another.
-Numbers of states: 0 waiting, 1 delayed, 2 leased, 3 dead. Those of posted messages, so that what pools walk over does
-not grow with them: 4 free and never claimed, 5 delayed, 6 claimed, 7 free again. A dead one is 3; its handler is ''.
+Numbers of states: 0 waiting, 1 delayed, 2 leased, 3 dead. Posted messages have their own, so that the indexes of jobs
+do not grow with them: 4 free and never claimed, 5 delayed, 6 claimed, 7 free again. A dead one is 3; its handler is ''.
 
 `messages`: one row a message.
 
@@ -56,10 +56,10 @@ rows may be deleted at any time.
     candidate, settled_before, reset_at     how the floor gets there
 
 `calls`: the answers of fetches and settlements for 60 s, one row a call (id, until, answer). `ended`: ids that
-producers gave, for 600 s after their end (id, until). Both are swept by whoever calls.
+producers gave, for 600 s after their end (id, until). Any call sweeps both.
 
-`sleepers`: a row for each queue (queue) for whose messages somebody sleeps; who makes one fetchable takes it away and
-rings: NOTIFY on channel `jobpool:<schema>`, payload = the queue.
+`sleepers`: a row for each queue (queue) for whose messages somebody sleeps. A statement that makes one fetchable
+deletes the row and rings: NOTIFY on channel `jobpool:<schema>`, payload = the queue.
 
 `uniques`: one row a unique key of a queue.
 
@@ -70,13 +70,13 @@ rings: NOTIFY on channel `jobpool:<schema>`, payload = the queue.
 `done`: idempotency keys that are done, and for how long (queue, key, until).
 
 `holds`: the places that leases have under names; an idempotency key k is the one place under `key:k`. A place counts
-while message `seq` is leased by `holder` and its deadline not reached: nothing else says so, and nothing is renewed.
-Past the deadline it counts as long as a transaction that began in time has the message's row.
+while message `seq` is leased by `holder` and its deadline is not reached; it is never renewed. Past the deadline it
+counts as long as a transaction that began in time has the message's row.
 
     queue, name, seq, holder
     until                   when it is looked at, whether it can go
 
-`starts`: those that rates count, in windows that slide.
+`starts`: starts that rates count, in sliding windows.
 
     queue, name, token      token: the lease's owner token, or the caller's own
     at                      when it was
@@ -88,8 +88,8 @@ Past the deadline it counts as long as a transaction that began in time has the 
 
 `evictions`: how many dead letters of a queue its caps have removed (queue, count).
 
-`claims`: one row a claim, until somebody notices that it has ended. It alone says so, and who changes what a claim
-holds has its row first; see `sql/holding.sql`. Messages say which claim they are in.
+`claims`: one row a claim, until somebody notices that it has ended. Only its row says so, and a change of what a claim
+holds locks the row first; see `sql/holding.sql`. Messages name their claim.
 
     queue, id
     ttl, grace
@@ -99,8 +99,8 @@ holds has its row first; see `sql/holding.sql`. Messages say which claim they ar
 
 `expiries`: how many posted messages of a queue have ended with their lives, the sum of its rows (queue, count).
 
-`uniques`, `done`, `holds`, `starts` and `records` are swept like `calls`. Who decides about keys, places and rates
-takes advisory locks first, see `take_turns` in `sql/guarding.sql`.
+`uniques`, `done`, `holds`, `starts` and `records` are swept like `calls`. Decisions about keys, places and rates take
+advisory locks first, see `take_turns` in `sql/guarding.sql`.
 
 `migrations` belongs to `migrating`.
 
@@ -128,11 +128,12 @@ POSTED, POSTED_LATER, POSTED_HELD, POSTED_AGAIN = range(4, 8)
 
 REAP_LIMIT = 1000
 TIDY_LIMIT = 1000
-"""Messages of ended claims, posted messages that have ended, delayed ones that have fallen due, and messages that were
-claimed too often: so many of each that one call looks at and changes."""
+"""Messages of each kind that one call looks at and changes: of ended claims, ended posted ones, due ones, and those
+claimed too often.
+"""
 
 _WORN_LIMIT = 200
-"""Messages that were claimed too often are looked for among so many at once."""
+"""Messages among which one call looks for those claimed too often."""
 
 PAGE_BYTES = 16 * 1024 * 1024
 """Of the bodies in one page of a list of free messages: then it is shorter."""
@@ -140,8 +141,9 @@ PAGE_BYTES = 16 * 1024 * 1024
 UNKNOWN_CAUSE = "lease expired"
 
 PROMOTE_LIMIT = 1000
-"""Delayed messages that join the others in one fetch: a million that fall due at once do not keep it for seconds, and
-until they have all joined, the order holds among those that have."""
+"""Delayed messages that join the others in one fetch, so that a million due at once do not hold it for seconds. The
+order holds among those that have joined.
+"""
 
 WINDOW = 20_000
 """Messages that one statement of a list, a count or a bulk verb looks at."""
@@ -208,7 +210,7 @@ _HELD = {
     "claims": "integer",
     "ends_at": "bigint",
 }
-"""What tells of a claim, in each row, and of one of its messages."""
+"""Columns of a claim, in each row, and of one of its messages."""
 
 _SHOWN = {
     "id text": "m.id",
@@ -270,7 +272,7 @@ _WORDS = {
 
 
 def _read(name: str) -> str:
-    """The statements of one file, with `{schema}` left to fill in."""
+    """Return the statements of one file, with `{schema}` left to fill in."""
     text = files(__package__).joinpath("sql", f"{name}.sql").read_text("utf-8")
     for word, meaning in _WORDS.items():
         text = text.replace(word, meaning)

@@ -1,8 +1,8 @@
 """Ending leases, and holding them longer.
 
-Each is one statement for a whole batch. Acks, which are nearly all that a pool sends, go together; the rest, acks that
-mark a key done, and whatever a batch says twice of one message, goes one by one in its order, within the same
-statement. What settlements bring, follow-ups and messages that move, is a second statement of the same transaction.
+Each is one statement for a whole batch. Acks, nearly all that a pool sends, go together. The rest goes one by one, in
+order, within the same statement: other settlements, acks that mark a key done, and messages named twice. Follow-ups and
+messages that move are a second statement of the same transaction.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Handle = tuple[int, int, int, str]
 
 @dataclass(slots=True)
 class _Rest:
-    """What is settled one by one."""
+    """Settlements that go one by one."""
 
     handles: list[Handle] = field(default_factory=list)
     verbs: list[str] = field(default_factory=list)
@@ -108,7 +108,7 @@ class _Rest:
 
 
 class Settler:
-    """Settles and renews leases of one database."""
+    """The settler and renewer of one database's leases."""
 
     def __init__(self, database: Database, clock: Clock, sweeper: Sweeper, producer: Producer) -> None:
         self._database = database
@@ -119,7 +119,7 @@ class Settler:
         self._past = fill(_PAST, database.schema)
 
     def settle(self, settlements: Settlements, brought: dict[int, list[NewMessage]], call_id: str) -> list[Settled]:
-        """The answers. `brought`: what each settlement adds to queues, by its place."""
+        """Return the answers. `brought`: what each settlement adds to queues, by its place."""
         acks, rest = _sort_out(settlements)
         asked = {"call": call_id} | _arguments(acks, "ack_")
         sql = self._ack
@@ -145,7 +145,7 @@ class Settler:
     def _with_pasts(
         self, link: psycopg.Connection[Any], settlements: Settlements, brought: dict[int, list[NewMessage]]
     ) -> dict[int, list[NewMessage]]:
-        """`brought`, where what moves and is told no error or no cause has those that it had."""
+        """Return `brought`, with the last error and cause of messages that move without new ones."""
         whole = dict(brought)
         for place, messages in brought.items():
             lease, settlement = settlements[place]
@@ -173,7 +173,7 @@ class Settler:
 
 
 def _sort_out(settlements: Settlements) -> tuple[list[Handle], _Rest]:
-    """The acks, and all others. Where a message comes twice, everything is in the second."""
+    """Split settlements into plain acks and all others. If a message comes twice, everything is in the second."""
     handles = [(number_of(lease), place, holder_of(lease), lease.queue) for place, (lease, _) in enumerate(settlements)]
     alone = len({handle[0] for handle in handles}) == len(handles)
     acks: list[Handle] = []
@@ -187,19 +187,19 @@ def _sort_out(settlements: Settlements) -> tuple[list[Handle], _Rest]:
 
 
 def _says_more(guards: Guards) -> bool:
-    """Whether an ack under these guards marks a key done, or changes how long a unique one is known."""
+    """Return whether an ack under these guards marks a key done, or changes how long a unique one is known."""
     return guards.key is not None or guards.keep != IDEMPOTENCY_TTL
 
 
 def to_be_done(guards: Guards | None) -> tuple[str | None, int | None]:
-    """The key that an ack marks done; and for how long, in microseconds, it and a unique key are known."""
+    """Return the key that an ack marks done; and for how long, in microseconds, it and a unique key are known."""
     if guards is None or not _says_more(guards):
         return None, None
     return None if guards.key is None else storable(guards.key), micros(guards.keep)
 
 
 def _given_back(guards: Guards | None) -> str | None:
-    """The names of rates, a line each; names are printable, so that no line ends within one."""
+    """Return the names of rates, a line each; names are printable, so that no line ends within one."""
     return "\n".join(rate.name for rate in guards.rates) if guards is not None and guards.rates else None
 
 
@@ -212,7 +212,7 @@ def _arguments(handles: Sequence[Handle], prefix: str = "") -> dict[str, Any]:
 
 
 def _in_order(rows: list[tuple[Any, ...]], order: list[int]) -> list[Settled]:
-    """The answers in the order of the call; `order` has the place of each."""
+    """Return the answers in the order of the call; `order` has the place of each."""
     [(letters,)] = rows
     answers = read_answers(letters)
     return [answer for _, answer in sorted(zip(order, answers, strict=True), key=_first)]

@@ -1,7 +1,7 @@
-"""What an administrator does to many messages: delete them, or retry or resume the dead.
+"""Bulk changes by an administrator: delete messages, or retry or resume dead ones.
 
-They are looked for first, and then changed a bounded number a statement, where they still are what they were: a message
-that has changed meanwhile in any way is left alone. Leased ones are never touched.
+Messages are looked for first, and then changed, a bounded number in each statement. One that has changed meanwhile in
+any way is left alone. Leased ones are never touched.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHANGES = {
 
 
 class Tender:
-    """Tends one database."""
+    """The bulk changes of one database."""
 
     def __init__(self, database: Database, looker: Looker) -> None:
         self._database = database

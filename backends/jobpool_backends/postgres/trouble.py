@@ -1,6 +1,6 @@
-"""What Postgres's errors mean to the caller: by code, and where libpq tells no code, while connecting, by its words.
+"""The meaning of Postgres's errors to the caller: by code; while connecting, when libpq tells no code, by its words.
 
-The words are those of servers that speak English; of others an error is unavailability, with what they said.
+The words are those of servers that speak English; other errors mean unavailability, and are quoted.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _UNREACHED = {
     " is the primary now",
     "closed the connection unexpectedly|Connection reset|Broken pipe": "closed the connection: try again when it is up",
 }
-"""What libpq and pgbouncer say while connecting when trying again may help, as patterns, and what it means."""
+"""Patterns of errors of libpq and pgbouncer while connecting, when trying again may help, and their meaning."""
 
 _UNWELCOME = {
     "password authentication failed|no password supplied|SASL authentication failed|auth(entication)? failed|no such"
@@ -96,12 +96,12 @@ _STATEMENT_MODE = "is behind a pooler that allows no transactions: set pool_mode
 
 
 def is_conflict(error: psycopg.Error) -> bool:
-    """Whether the server gave the way to another transaction: the same, tried again, may well succeed."""
+    """Return whether the server gave the way to another transaction: the same, tried again, may well succeed."""
     return error.sqlstate in _CONFLICTS
 
 
 def is_stale(error: psycopg.Error) -> bool:
-    """Whether the fault may lie in this connection alone, so that a new one is worth a try at once."""
+    """Return whether the fault may lie in this connection alone, so that a new one is worth a try at once."""
     if error.sqlstate is None:
         lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         return lost and not isinstance(error, AnswerTimeout)

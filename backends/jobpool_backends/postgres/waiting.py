@@ -1,10 +1,10 @@
 """Sleep until a queue may have something, asking seldom.
 
-Who makes messages fetchable rings (NOTIFY), and who sleeps hears it (LISTEN), on a connection of its own. That is a
-hint and no more: everybody looks now and then all the same, because behind a pooler nothing is heard, and because of a
-gap. NOTIFY makes commits wait for each other, so nobody rings unless somebody sleeps, which the table `sleepers` tells;
-and an enqueue that looked there just before we lay down, and commits just after we looked, rings for nobody. So the
-first looks come soon after each other, and then ever more seldom.
+Producers ring (NOTIFY), and sleepers hear it (LISTEN), on a connection of its own. That is only a hint: sleepers also
+look now and then, because a pooler swallows the ring, and because of a gap. NOTIFY makes commits wait for each other,
+so nobody rings unless the table `sleepers` shows a sleeper. An enqueue that looked there just before we lay down, and
+commits just after we looked, rings for nobody. So the first looks come soon after each other, and then ever more
+seldom.
 """
 
 from __future__ import annotations
@@ -48,19 +48,18 @@ _LIE_DOWN = """,
     lain AS (
         INSERT INTO {schema}.sleepers (queue) SELECT unnest(%(queues)b::text[]) FROM hasty ON CONFLICT DO NOTHING
         RETURNING queue)"""
-"""With a look: whoever makes messages of these queues fetchable from now on shall ring. It waits for no disk: after a
-crash nobody sleeps any more."""
+"""With a look: messages of these queues shall ring from now on. Waits for no disk: after a crash nobody sleeps."""
 
 _LAIN = "EXISTS (SELECT FROM lain)"
-"""Whether nobody had been asleep for one of them."""
+"""Check whether nobody had been asleep for one of them."""
 
 
 class Waiter:
-    """Waits on one database; any number of threads at once.
+    """The wait on one database; any number of threads at once.
 
     Args:
         database: Asked for what is ready.
-        listen: Whether LISTEN may be used.
+        listen: True if LISTEN may be used.
     """
 
     def __init__(self, database: Database, *, listen: bool = True) -> None:
@@ -112,7 +111,7 @@ class Waiter:
         return None
 
     def _look(self, names: tuple[str, ...], *, asleep: bool) -> tuple[str | None, float]:
-        """A queue that has something now, or None and the seconds until a message falls due.
+        """Return a queue that has something now, or None and the seconds until a message falls due.
 
         Args:
             names: The queues.
@@ -131,11 +130,13 @@ class Waiter:
         return None, max(_SHORTEST_REST, until / MICRO)
 
     def _pause(self, names: tuple[str, ...], hears: bool) -> float:
-        """Seconds until the next look: as long as it has been quiet."""
+        """Return seconds until the next look: as long as it has been quiet."""
         return min(max(self._quiet_for(names), _FIRST_LOOK), LOOK_AGAIN if hears else WITHOUT_BELL)
 
     def _quiet_for(self, names: tuple[str, ...]) -> float:
-        """Seconds since a look found something, or since we lay down: somebody may not have seen that, and not ring."""
+        """Return seconds since a look found something, or since we lay down: somebody may not have seen that, and not
+        ring.
+        """
         if len(self._quiet) > _MOST_NAMES:
             self._quiet.clear()
         now = time.monotonic()

@@ -35,7 +35,7 @@ _HOST = re.compile(rf"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|({_LABEL}(?:\.{_LABEL})*\
 
 
 class Kind(Enum):
-    """What the seeds of an address are."""
+    """Kinds of seeds in an address."""
 
     SERVER = "the server itself"
     SENTINEL = "sentinels, which know the master of a service"
@@ -44,14 +44,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to go.
+    """The servers' address, and how to connect to them.
 
     Attributes:
         scheme: Of the URL, for error texts.
-        kind: What `seeds` are.
+        kind: Kind of the `seeds`.
         seeds: At least one.
         node: How to get into a server that the seeds name: credentials, TLS, time limits. It has no host.
-        service: What the sentinels call the master.
+        service: Name of the master at the sentinels.
     """
 
     scheme: str
@@ -62,7 +62,7 @@ class Address:
 
 
 def read_address(url: str, options: Mapping[str, object]) -> tuple[Address, dict[str, object]]:
-    """The address in `url` and `options` (by keyword: they win over the URL's), and the options that are no part of it.
+    """Return the address in `url` and `options` (by keyword: they win over the URL's), and the remaining options.
 
     Raises:
         ConfigurationError: Something cannot be right; the text names it, and never a password.
@@ -72,7 +72,7 @@ def read_address(url: str, options: Mapping[str, object]) -> tuple[Address, dict
 
 
 class _Reader:
-    """Reads one URL. `left`: the options that nothing has asked for yet."""
+    """A reader of one URL. `left`: the options that nothing has asked for yet."""
 
     def __init__(self, url: str, options: Mapping[str, object]) -> None:
         scheme, _, rest = url.partition("://")

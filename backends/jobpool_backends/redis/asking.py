@@ -20,7 +20,7 @@ LEAST_SHARE = 0.25
 
 
 def open_and_ask(endpoint: Endpoint, *words: Word) -> tuple[Wire, Any]:
-    """A new connection, and the answer to a first command on it.
+    """Return a new connection, and the answer to a first command on it.
 
     Raises:
         BackendUnavailable, ConfigurationError: As a link's calls do.
@@ -37,7 +37,7 @@ def open_and_ask(endpoint: Endpoint, *words: Word) -> tuple[Wire, Any]:
 
 
 def ask_in_turn(servers: Sequence[Endpoint], ask: Callable[[Endpoint], T], what: str) -> tuple[int, T]:
-    """The first answer that `ask` gets, and the place of the server that gave it.
+    """Return the first answer that `ask` gets, and the place of the server that gave it.
 
     Blocks for little longer than one server may take to connect, however many are silent: they share that time.
 

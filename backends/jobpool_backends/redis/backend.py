@@ -55,7 +55,7 @@ class RedisBackend(QueueBackend):
 
     Args:
         link: To the server; closed with this.
-        prefix: What the names of all keys begin with; two prefixes share nothing.
+        prefix: Prefix of all key names; two prefixes share nothing.
         caps: Bounds on the dead letters of each queue: beyond them the oldest are removed, when anything is reaped or
             dies in the queue.
         signer: Signs what is enqueued; None = unsigned.
@@ -132,11 +132,11 @@ class RedisBackend(QueueBackend):
         checks.check_version(self._link)
 
     def diagnose(self) -> list[Finding]:
-        """What the server's settings can lose."""
+        """Check what the server's settings can lose."""
         return checks.diagnose(self._link)
 
     def broker_time(self) -> float:
-        """The server's clock; of a cluster, that of the one which is furthest from this machine's."""
+        """Return the server's clock; of a cluster, that of the one which is furthest from this machine's."""
         return checks.server_time(self._link)
 
     # --- the life of a message -----------------------------------------------------------------------
@@ -179,22 +179,27 @@ class RedisBackend(QueueBackend):
     # --- looking and tending -------------------------------------------------------------------------
 
     def stats(self, queue: str) -> QueueStats:
-        """Counts of one queue, O(1). `oldest` looks at 1,000 messages at most that fell due while nobody fetched."""
+        """Return counts of one queue, O(1). `oldest` looks at 1,000 messages at most that fell due while nobody
+        fetched.
+        """
         return self._looker.counts(queue).stats()
 
     def queues(self) -> list[str]:
-        """The names of all queues that hold a message, sorted. Two round trips, and one for each that holds only posted
-        messages."""
+        """Return the names of all queues that hold a message, sorted. Two round trips, and one for each that holds only
+        posted messages.
+        """
         return self._looker.queues()
 
     def list_messages(
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
     ) -> list[Message]:
-        """One page in enqueue order: two round trips a queue, and more for a filter that finds few."""
+        """Return one page in enqueue order: two round trips a queue, and more for a filter that finds few."""
         return self._looker.page(where or MessageFilter(), after, limit)
 
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
-        """How many messages match, up to `cap`. By queue and state alone at once; else they are looked through."""
+        """Return how many messages match, up to `cap`. By queue and state alone at once; else they are looked
+        through.
+        """
         return self._looker.count(where, cap)
 
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
@@ -202,11 +207,11 @@ class RedisBackend(QueueBackend):
         return self._tender.bulk(where, verb, limit)
 
     def inspect(self, ident: str) -> Message | None:
-        """The message with this id, live or dead. Two round trips."""
+        """Return the message with this id, live or dead. Two round trips."""
         return self._looker.inspect(ident)
 
     def evicted(self, queue: str) -> int:
-        """How many dead letters of a queue the caps have removed, ever."""
+        """Return how many dead letters of a queue the caps have removed, ever."""
         return int(self._link.call("GET", self._keys.one(queue, "evicted")) or 0)
 
 

@@ -1,7 +1,7 @@
 """The settlements of one script call, queue by queue, as `settle.lua` takes them.
 
-A lease's token is the message's member, and behind it the letter of its record that says whose id and key it has, but
-for `m`: see `keys`.
+A lease's token is the message's member and one letter of its record, left out for `m`. The letter says who gave its id,
+and if it has a unique key. See `keys`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jobpool_backends.redis.wire import Word
 from jobpool_backends.shared import delay_micros, micros
 
 Brought = Mapping[int, Sequence[NewMessage]]
-"""What settlements add, by their place in the call."""
+"""Messages that settlements add, by their place in the call."""
 
 _ANSWERS = {
     ord("o"): Settled.OK,
@@ -31,7 +31,7 @@ _ANSWERS = {
     ord("w"): Settled.NOT_OWNER,
 }
 _ACKS = {"": "a", "g": "A", "u": "u", "w": "U"}
-"""By what stands behind the member in the token; in that of another backend's lease, which is refused, anything."""
+"""By the part of the token after the member; another backend's lease, which is refused, may have anything there."""
 
 _ACKS_OF_UNIQUE = frozenset("uU")
 
@@ -42,7 +42,7 @@ class Batch:
     """Some settlements.
 
     Attributes:
-        queues: Those that the script works on.
+        queues: Queues that the script works on.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Batch:
             columns = self._columns.get(lease.queue) or self._columns.setdefault(lease.queue, _Columns())
             columns.add(number, lease, settlement)
         self._followers = [(number, new) for number, place in enumerate(places, 1) for new in brought.get(place, ())]
-        # What moves comes first: its id is known all the time, so a follow-up of that id is to be left out, not it.
+        # Moves come first: their ids are known all the time, so a follow-up of the same id is left out, not the move.
         self._followers.sort(key=lambda follower: not follower[1].deliveries)
 
     @property
@@ -77,7 +77,7 @@ class Batch:
         return words
 
     def _follow_up_words(self) -> list[Word]:
-        """Names of the queues, then which settlements bring the messages, then the messages."""
+        """Return the names of the queues, then which settlements bring the messages, then the messages."""
         queues = self.queues
         reached = [new if new.queue in queues else replace(new, body=write_entry(new)) for _, new in self._followers]
         return [*queues, *[number for number, _ in self._followers], *messages_words(reached, queues)]
@@ -128,7 +128,7 @@ class _Columns:
 
 
 def read_answers(letters: bytes) -> list[Settled]:
-    """What the letters of `settle.lua` and `renew.lua` mean."""
+    """Parse the letters of `settle.lua` and `renew.lua`."""
     if letters[:1] == b"!":
         return [_REPEATED[letter] for letter in letters[1:]]
     return [_ANSWERS[letter] for letter in letters]

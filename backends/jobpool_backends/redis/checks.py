@@ -1,4 +1,4 @@
-"""What a server's settings can lose, in plain sentences; whether it is new enough; and what its clock says.
+"""Checks of a server: what its settings can lose, its version, and its clock.
 
 The answers of INFO and CONFIG GET come in one round trip. The decision is a function of these facts alone.
 """
@@ -32,7 +32,7 @@ _PERSISTENCE, _REPLICATION, _ROLE = "redis.persistence", "redis.replication", "r
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one server says of itself. `config` is None where CONFIG is forbidden."""
+    """Facts that one server tells of itself. `config` is None where CONFIG is forbidden."""
 
     info: Mapping[str, str]
     config: Mapping[str, str] | None
@@ -50,7 +50,7 @@ def check_version(link: Link) -> None:
 
 
 def diagnose(link: Link) -> list[Finding]:
-    """What was found on each server; what is so on several is told once, with all their names.
+    """Return the findings of all servers; one that several share is told once, with all their names.
 
     Raises: as `check_version`.
     """
@@ -64,7 +64,7 @@ def diagnose(link: Link) -> list[Finding]:
 
 
 def server_time(link: Link) -> float:
-    """Unix time on the server's clock; of several, the one furthest from ours. Raises as a link's calls."""
+    """Return Unix time on the server's clock; of several, the one furthest from ours. Raises as a link's calls."""
     answers = [answer for _, [answer] in link.survey([("TIME",)])]
     times = [int(answer[0]) + int(answer[1]) / 1e6 for answer in answers if isinstance(answer, list)]
     now = time.time()
@@ -72,7 +72,7 @@ def server_time(link: Link) -> float:
 
 
 def read_facts(answers: list[object]) -> Facts:
-    """The answers to INFO and to each CONFIG GET, as facts."""
+    """Return the answers to INFO and to each CONFIG GET, as facts."""
     info, *settings = answers
     if isinstance(info, ResponseError):
         return Facts({}, None)
@@ -83,7 +83,7 @@ def read_facts(answers: list[object]) -> Facts:
 
 
 def judge(facts: Facts) -> list[Finding]:
-    """What the facts of one server mean, without its name."""
+    """Judge the facts of one server, without its name."""
     found = [_eviction(facts.info), _memory(facts.info), _persistence(facts), _replication(facts), _role(facts.info)]
     return [finding for finding in found if finding is not None]
 
@@ -189,6 +189,6 @@ def require_version(title: str, info: Mapping[str, str]) -> None:
 
 
 def _version(info: Mapping[str, str]) -> tuple[int, ...]:
-    """As far as it is known: new enough for everything if it is not."""
+    """Return the version; if it is unknown, one new enough for everything."""
     numbers = tuple(int(part) for part in info.get("redis_version", "").split(".")[:2] if part.isdigit())
     return numbers or (999,)

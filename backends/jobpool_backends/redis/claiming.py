@@ -1,14 +1,13 @@
 """`RedisClaimStore`: claims and posted messages.
 
-A posted message is kept as a job is, in the same hashes and with a member of the same form, but stands in sorted sets
-of its own; so no fetch ever meets one. What a claim holds stands in none of the sets that pools look at: `fetch.lua`
-and `renew.lua` know nothing of claims. A claim is one field of a hash, its *checkout*, which tells its end and its
-members; a message tells in its record which claim holds it. So a claim costs nothing but its place, however many there
-are, and its renewal writes one field, and the lives that it prolongs.
+A posted message is kept like a job, in the same hashes and with the same form of member. But it has sorted sets of its
+own, so no fetch ever meets one. Claimed messages stand in none of the sets that pools look at: `fetch.lua` and
+`renew.lua` know nothing of claims. A claim is one field of a hash, its *checkout*, with its end and its members; a
+message's record names the claim that holds it. So the cost of a claim does not grow with their number. Its renewal
+writes one field, and the lives that it prolongs.
 
-A claim ends at its end, whoever looks: every script compares. Its messages go back to the sets in which free ones stand
-with the next script that sweeps the queue: that of a claim, a `pop`, a post, a list, a count or a reap, before its own
-work.
+A claim ends at its end, because every script compares. Its messages are freed by the next script that sweeps the queue,
+before its own work: a claim, a `pop`, a post, a list, a count or a reap.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ class RedisClaimStore(ClaimStore):
         return self._link.run(verb.script, verb.keys(self._keys, [queue]), words)
 
     def _take(self, verb: Verb, queue: str, words: Sequence[Word]) -> Any:
-        """What a script took, None for nothing. Each time that it is run again, it has removed what was in the way."""
+        """Return the messages that a script took, None for none. Each further run of it removes what was in the way."""
         answer = _AGAIN
         while answer == _AGAIN:
             answer = self._run(verb, queue, *words)
@@ -132,7 +131,7 @@ class RedisClaimStore(ClaimStore):
 
 
 def _held(queue: str, claim_id: str, answer: Any) -> HeldClaim | None:
-    """The claim that a script shows, None for none."""
+    """Return the claim that a script shows, None for none."""
     if answer is None:
         return None
     now, head, *columns = answer
@@ -156,7 +155,7 @@ def _messages(
     bodies: list[bytes | int | None],
 ) -> Iterator[QueueMessage]:
     for name, record, body in zip(members, records, bodies, strict=True):
-        if record is None or body is None:  # somebody's hand was here
+        if record is None or body is None:  # changed by hand
             continue
         member = name.decode()
         *_, enqueued, ident, rest = record.decode().split(" ", 6)

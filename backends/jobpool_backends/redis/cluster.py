@@ -17,10 +17,10 @@ from jobpool_backends.redis.outbox import Outbox
 class RedisClusterBackend(RedisBackend):
     """Messages in a Redis Cluster. All keys of a queue are in one slot, so its node does each verb in one atomic step.
 
-    What spans several queues is done queue by queue: an `enqueue_many` for several may be half done when it raises, and
-    is to be repeated with its ids; an id is unique in its queue only. What a settlement brings to other queues,
-    follow-ups or the message itself, waits in an outbox, which is written in the step of the settlement. It is brought
-    there right after it, or after a crash by the next reap of the queue.
+    A call for several queues works queue by queue. An `enqueue_many` may be half done when it raises, and is to be
+    repeated with its ids; an id is unique only in its queue. Messages that a settlement brings to other queues wait in
+    an outbox, which is written in the same step. They are brought there right after it, or after a crash by the next
+    reap of the queue.
 
     Args:
         link: To the cluster; closed with this.

@@ -53,7 +53,7 @@ class Fetcher:
         scheme = self._scheme
         leases = []
         for name, record, body, expires_at in zip(members, records, bodies, ends, strict=False):
-            if record is None:  # a member without a message: somebody's hand was there
+            if record is None:  # a member without a message: changed by hand
                 continue
             member, text = name.decode(), record.decode()
             deliveries, attempts, crashes, available, enqueued, ident, _ = text[TAG:].split(" ", 6)

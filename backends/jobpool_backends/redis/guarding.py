@@ -1,9 +1,9 @@
-"""Guards: what a lease is granted before its handler runs, in one script for a batch; and what belongs to them.
+"""Guards: grants to a lease before its handler runs, in one script for a batch.
 
-Nothing that is granted has an end of its own. A place is a line in a hash, `member → holder`, and it is held while the
-message of that member is leased to that holder: `begin.lua` looks. A settlement that carries the guards removes the
-lines in its own script, and so does the next delivery of the message. What remains of a lease that ended without a word
-stands in nobody's way, is removed when it is met, and by a later `begin` of the queue.
+No grant has an end of its own. A place is a line in a hash, `member → holder`, and it is held while the message of that
+member is leased to that holder: `begin.lua` looks. A settlement that carries the guards removes the lines in its own
+script, and so does the next delivery of the message. Lines of a lease that ended without a word block nobody: they are
+removed when met, and by a later `begin` of the queue.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Guarder:
         self._keys = keys
 
     def begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
-        """The answers, in order: a round trip for each 500 leases, and for each queue where keys are spread."""
+        """Return the answers, in order: a round trip for each 500 leases, and for each queue where keys are spread."""
         begun = [_LOST] * len(asked)
         for places in self._parts(asked):
             by_queue: dict[str, list[int]] = {}
@@ -75,7 +75,7 @@ class Guarder:
         return self._keys.one(queue, f"done:{key}")
 
     def _parts(self, asked: Sequence[tuple[JobLease, Guards]]) -> Iterator[list[int]]:
-        """The places of what one script answers."""
+        """Yield the places of what one script answers."""
         groups: dict[str, list[int]] = {}
         for place, (lease, _) in enumerate(asked):
             groups.setdefault(lease.queue if self._keys.spread else "", []).append(place)
@@ -84,14 +84,16 @@ class Guarder:
 
 
 def guarded_token(lease: JobLease, guards: Guards) -> bytes:
-    """The owner token with the guards behind it, as `begin.lua` and `settle.lua` take them: always the same bytes."""
+    """Return the owner token with the guards behind it, as `begin.lua` and `settle.lua` take them: always the same
+    bytes.
+    """
     rates = [(rate.name, rate.most, micros(rate.window)) for rate in guards.rates]
     holds = [(hold.name, hold.most) for hold in guards.holds]
     return lease.owner_token.encode() + orjson.dumps((guards.key or "", micros(guards.keep), holds, rates))
 
 
 def token_of(lease: JobLease) -> str:
-    """The lease's token; one that no message has, for another backend's lease."""
+    """Return the lease's token; one that no message has, for another backend's lease."""
     token = lease.token
     return token if type(token) is str and token else "-"
 
@@ -106,7 +108,7 @@ def _words(asked: Sequence[tuple[JobLease, Guards]], groups: Sequence[list[int]]
 
 
 def _read(word: bytes, guards: Guards) -> Begun:
-    """What a word of `begin.lua` means."""
+    """Parse a word of `begin.lua`."""
     match word[:1]:
         case b"g":
             return _GRANTED

@@ -1,4 +1,4 @@
-"""What jobpool keeps in Redis: the names of its keys.
+"""The names of jobpool's keys in Redis, and their values.
 
 A message is known by its *member*: 19 digits, its priority (3) and its sequence (16), such as `0051763719200123456`.
 The sequence is the microsecond of its enqueue, or one more than the last, so it is never used twice. Members of equal
@@ -19,32 +19,32 @@ Keys of a queue, `jobpool:{reports}:…`; the braces make all of them one slot o
 | `notes` | hash | by member, of those that failed: JSON with `error`, `reason`, `cause`, `forfeited`, `crashed` (µs) |
 | `bell` | list | one element at most; there when something may be ready: waiters block on it |
 | `evicted` | string | how many dead letters the caps `dead_max` and `dead_max_age` have removed |
-| `call:…` | string | what a fetch was given, and until when that is remembered; expires by itself after a minute |
+| `call:…` | string | the answer of a fetch, and its end; expires by itself after a minute |
 | `outbox` | list | on a cluster: messages that settlements bring to other queues, on their way there |
 
-What claims and posted messages keep of a queue. A posted message stands in `record` and `body` like a job, and when it
-is dead in `dead` and `buried`, but never in the other sets above:
+Keys of claims and posted messages. A posted message stands in `record` and `body` like a job, and when it is dead in
+`dead` and `buried`, but never in the other sets above:
 
 | key | type | what it holds |
 | --- | --- | --- |
 | `posts` | sorted set | members of posted messages that are free, score 0 |
-| `postsdelayed` | sorted set | members of those that are not due; score: when, Unix time in µs |
+| `postsdelayed` | sorted set | members of posted messages that are not due; score: when, Unix time in µs |
 | `postslater` | sorted set | the same members, score 0: for lists in enqueue order |
-| `postsclaimed` | sorted set | members of those that claims hold, score 0 |
-| `lives` | sorted set | members of those whose lives end, and that are not dead; score: when, Unix time in µs |
+| `postsclaimed` | sorted set | members of posted messages that claims hold, score 0 |
+| `lives` | sorted set | members of posted messages with an end, dead ones left out; score: when, Unix time in µs |
 | `claimed` | sorted set | members of the jobs that claims hold, score 0 |
 | `checkouts` | hash | by id of a claim: its end, ttl, grace and time of making or renewal, in µs; then its members |
 | `claims` | sorted set | ids of claims; score: when they end, Unix time in µs |
 | `claimids` | sorted set | the same ids, score 0: for lists in their order |
 | `expired` | string | how many posted messages have ended with their lives |
 
-And what the key store keeps of a queue; `…` is a name that somebody chose:
+Keys of the key store in a queue; `…` is a name that somebody chose:
 
 | key | type | what it holds |
 | --- | --- | --- |
 | `done:…` | string | an idempotency key that is done, and until when; expires by itself then |
-| `runs:…` | hash | who runs under an idempotency key: its member, and its holder |
-| `hold:…` | hash | who holds places under a name: by member, the holder. Only those whose leases live count |
+| `runs:…` | hash | the message that runs under an idempotency key: its member, and its holder |
+| `hold:…` | hash | places held under a name: by member, the holder. They count only while the lease lives |
 | `guarded` | sorted set | member, holder and guards of leases that hold something; score: when to look at them, µs |
 | `rate:…` | sorted set | owner tokens of starts that are counted; score: when, µs. Ends a minute after its window |
 | `unique:…` | string | the id of the message that has a unique key, and until when; expires after that one's end |
@@ -68,17 +68,16 @@ Keys of the namespace, `jobpool:…`; on a cluster each queue has its own instea
 | `ended` | sorted set | ids that producers gave, of messages that are gone; score: until when they are remembered, µs |
 | `last` | string | the last sequence that was given |
 | `queues` | set | names of queues; also of some without a message. On a cluster there is one for all, too |
-| `call:…` | string | what a settle call answered, and until when that is remembered; expires by itself after a minute |
+| `call:…` | string | the answer of a settle call, and its end; expires by itself after a minute |
 
-A record is `deliveries attempts crashes available enqueued gID HANDLER`: three counters; Unix times in µs, `-` for a
-message that was available from its enqueue on, and `+` before the time of one that does not expire any more, because a
-run of it was begun or it was raised from the dead letters; `g` before an id that its producer gave, `m` before one that
-was minted, `w` and `u` instead where the message has a unique key. A posted message has no handler, and `q` or `p` for
-`g` or `m`.
-While the message is leased `HOLDER TTL ` stands before it: the first half of the owner token (the second is the
-sequence), and the length of the lease in µs, 14 digits.
-Behind the record of a message that was claimed, or has a life, stands a line `CLAIMS LIFE CLAIM`: how often it was
-claimed; when its life ends, in µs; the claim that holds it (`-` for none).
+A record is `deliveries attempts crashes available enqueued gID HANDLER`. First come three counters. Then come Unix
+times in µs, with `-` for a message that was available from its enqueue on. A `+` before the time means that it does not
+expire any more: a run of it was begun, or it was raised from the dead letters. `g` stands before an id that its
+producer gave, `m` before a minted one; with a unique key these are `w` and `u`. A posted message has no handler, and
+`q` or `p` for `g` or `m`. While the message is leased, `HOLDER TTL ` stands before it. That is the first half of the
+owner token (the second is the sequence), and the length of the lease in µs, 14 digits. The record of a message that was
+claimed, or has a life, is followed by a line `CLAIMS LIFE CLAIM`. It says how often the message was claimed, when its
+life ends, in µs, and the claim that holds it (`-` for none).
 """
 
 from __future__ import annotations
@@ -107,7 +106,9 @@ class Keys:
         self._known: dict[tuple[str, Sequence[str]], tuple[str, ...]] = {}
 
     def of(self, queue: str, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The keys of `queue` with these names, in order. Remembered: the same few are asked for in every call."""
+        """Return the keys of `queue` with these names, in order; remembered, because every call asks for the same
+        few.
+        """
         known = self._known.get((queue, names))
         if known is None:
             if len(self._known) >= _REMEMBERED:
@@ -116,16 +117,16 @@ class Keys:
         return known
 
     def one(self, queue: str, name: str) -> str:
-        """One key of `queue`, or of the namespace where that holds it."""
+        """Return one key of `queue`, or of the namespace where that holds it."""
         if name in SHARED and not self.spread:
             return f"{self.prefix}:{name}"
         return f"{self.prefix}:{{{queue}}}:{name}"
 
     def settle_call(self, queue: str, call_id: str) -> str:
-        """The key that remembers a settle call."""
+        """Return the key that remembers a settle call."""
         place = f"{self.prefix}:{{{queue}}}" if self.spread else self.prefix
         return f"{place}:call:settle:{call_id}"
 
     def fetch_call(self, queue: str, fetch_id: str) -> str:
-        """The key that remembers a fetch."""
+        """Return the key that remembers a fetch."""
         return f"{self.prefix}:{{{queue}}}:call:fetch:{fetch_id}"

@@ -16,7 +16,7 @@ from jobpool_backends.redis.spaces import Spaces
 class RedisKeyStore(KeyStore):
     """Keys beside the messages of a prefix; every method is one script or one command.
 
-    What it keeps is as durable as the server makes it.
+    Its values are as durable as the server makes them.
     """
 
     def __init__(self, link: Link, keys: Keys) -> None:

@@ -1,9 +1,9 @@
-"""How the verbs reach their server: scripts and commands, each call on a connection of its own.
+"""Links to the server: scripts and commands, each call on a connection of its own.
 
-Connections are kept in a small stack and taken by one thread at a time, so no call waits behind another. A connection
-that fails is thrown away together with all idle ones, for what broke one has broken the others. Nothing is retried, but
-for one case: a kept connection that turns out to have been closed by the server (it was restarted since, or closes idle
-clients) is replaced at once, once. Calls may be repeated safely, for they carry ids.
+Connections are kept in a small stack and taken by one thread at a time, so no call waits for another. A connection that
+fails is thrown away together with all idle ones, which will have broken too. Nothing is retried, with one exception: a
+kept connection that the server had closed (it was restarted, or closes idle clients) is replaced at once, once. Calls
+may be repeated safely, because they carry ids.
 
 Blocks: a call takes `timeout` seconds at most for its answer, and `connect_timeout` before that when it has to connect.
 """
@@ -28,7 +28,7 @@ from jobpool_backends.redis.wire import Wire, Word
 T = TypeVar("T")
 
 SHORTEST_WAIT = 0.01
-"""Seconds; BLPOP takes 0 for "for ever", and Redis 6.2 takes 0.001 for 0."""
+"""Seconds; BLPOP takes 0 for "forever", and Redis 6.2 takes 0.001 for 0."""
 
 
 class Script:
@@ -43,14 +43,14 @@ class Script:
 
 
 class Door(Place, Protocol):
-    """Where connections come from: one server, or whichever is the master now."""
+    """The source of connections: one server, or the current master."""
 
     def open(self) -> Wire:
-        """A new connection. Raises redis-py's errors, or ours."""
+        """Return a new connection. Raises redis-py's errors, or ours."""
 
 
 class Link(ABC):
-    """How to reach Redis, whatever stands there; shared by any number of threads, never across a fork.
+    """A link to Redis of any kind; shared by any number of threads, never across a fork.
 
     Answers are bytes, integers, lists of them, or None. Errors of all methods:
 
@@ -65,7 +65,7 @@ class Link(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """What error texts call it: with host and port, never a password."""
+        """Name of the server in error texts: with host and port, never a password."""
 
     @abstractmethod
     def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
@@ -76,11 +76,13 @@ class Link(ABC):
 
     @abstractmethod
     def call(self, *words: Word) -> Any:
-        """One plain command. On a cluster its first word is its key, unless it has none."""
+        """Run one plain command. On a cluster its first word is its key, unless it has none."""
 
     @abstractmethod
     def call_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
-        """Several plain commands in one round trip; not atomic. The first error is raised when all were answered."""
+        """Run several plain commands in one round trip; not atomic. The first error is raised when all were
+        answered.
+        """
 
     @abstractmethod
     def survey(self, commands: Sequence[Sequence[Word]]) -> list[tuple[str, list[Any]]]:
@@ -90,8 +92,8 @@ class Link(ABC):
     def wait_bell(self, keys: Sequence[str], timeout: float) -> str | None:
         """Wait until one of these lists has an element, and take it: the list's key; None after `timeout` seconds.
 
-        On a connection kept for this. None comes up to 0.1 s late, for an idle server looks at its clock that often; a
-        silent server is noticed the link's own timeout later. `close` in another thread ends the wait with
+        On a connection kept for this. None comes up to 0.1 s late, because an idle server looks at its clock that
+        often. A silent server is noticed the link's own timeout later. `close` in another thread ends the wait with
         `BackendUnavailable`.
         """
 
@@ -173,7 +175,7 @@ class ServerLink(Link):
         except RedisError as error:
             self._judge(wire, error, idle)
             raise
-        except BaseException:  # in the middle of an exchange: what comes next on this wire would be the wrong answer
+        except BaseException:  # in the middle of an exchange: the next answer on this wire would be the wrong one
             wire.close()
             raise
         self._keep(wire, idle)
@@ -211,7 +213,7 @@ class ServerLink(Link):
             self._forget(wire)
 
     def _announce(self, wire: Wire) -> None:
-        """Somebody is about to wait on this wire: `close` interrupts it."""
+        """Let `close` interrupt this wire, on which a thread is about to wait."""
         with self._changing:
             self._check_usable()
             self._listening.add(wire)
@@ -237,7 +239,7 @@ class ServerLink(Link):
 
 
 def first_error(answers: list[Any]) -> list[Any]:
-    """The answers, or the first error among them, raised."""
+    """Return the answers, or the first error among them, raised."""
     for answer in answers:
         if isinstance(answer, ResponseError):
             raise answer

@@ -1,10 +1,10 @@
-"""What an administrator sees: counts, lists, single messages.
+"""The administrator's view: counts, lists, single messages.
 
-A list is made in two steps. First come the members, in enqueue order: of each queue those that wait, are delayed, are
-dead or are held by claims from sorted sets in that order, a piece at a time; those that pools lease all at once, for
-nothing keeps them in order, and there are no more of them than jobs that run. Then the messages themselves are read, a
-piece at a time, and the filter is applied to what was read: a message that moved on between the two steps is seen once,
-as it is now. One that moves in the very moment of a step may be passed over.
+A list is made in two steps. First come the members of each queue, in enqueue order. Waiting, delayed, dead and claimed
+ones come from sorted sets in that order, a piece at a time. Leased ones come all at once: nothing keeps them in order,
+and there are only as many as running jobs. Then the messages themselves are read, a piece at a time, and filtered. One
+that moved on between the two steps is seen once, as it is now. One that moves in the very moment of a step may be
+passed over.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _POSTS = ("posts", "postsdelayed", "postsclaimed")
 
 
 class Counts(NamedTuple):
-    """What `stats.lua` answers; `oldest` in µs, -1 for none."""
+    """Answer of `stats.lua`; `oldest` in µs, -1 for none."""
 
     waiting: int
     delayed: int
@@ -64,7 +64,7 @@ class Counts(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a message stands in the enqueue order. `tie` tells queues apart that gave the same sequence at once."""
+    """The place of a message in the enqueue order. `tie` tells queues apart that gave the same sequence at once."""
 
     sequence: str
     tie: int
@@ -73,7 +73,7 @@ class Place(NamedTuple):
 
 
 class Looker:
-    """Looks into queues."""
+    """The view of queues."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
@@ -93,7 +93,7 @@ class Looker:
         return [name for name, jobs, posts in found if jobs or (posts and self.counts(name).stats().posted)]
 
     def names(self) -> list[str]:
-        """Of all queues that ever had a message, sorted."""
+        """Return the names of all queues that ever had a message, sorted."""
         return sorted(name.decode() for name in self._link.call("SMEMBERS", self._keys.queues))
 
     def count(self, where: MessageFilter, cap: int) -> int:
@@ -134,7 +134,9 @@ class Looker:
     def search(
         self, where: MessageFilter, *, after: int = 0, piece: int = PIECE, bodies: bool = False
     ) -> Iterator[Row]:
-        """What the filter finds, in enqueue order. Without `bodies` those are left empty, unless it reads them."""
+        """Yield the messages that the filter finds, in enqueue order. Without `bodies` those are empty, unless it reads
+        them.
+        """
         sequence, tie = divmod(after, _TIES)
         behind = (f"{sequence:016d}", tie)
         # The sequence of the last one itself is walked again: another queue may have given it too.
@@ -144,7 +146,7 @@ class Looker:
             yield from self._read(some, where, bodies or where.text is not None)
 
     def _all(self, where: MessageFilter, behind: str, piece: int) -> Iterator[Place]:
-        """Places of the queues and states that the filter names."""
+        """Yield the places of the queues and states that the filter names."""
         states = where.states or ANY_STATE
         letters = "".join(_LETTERS[state] for state in _LETTERS if state in states)
         sources = []
@@ -166,7 +168,7 @@ class Looker:
                 yield Place(behind, tie, queue, text[_SEQUENCE:] + behind)
 
     def _leased(self, queue: str) -> Iterator[Place]:
-        """All leases of a queue, read a piece at a time so that nobody waits for it."""
+        """Yield all leases of a queue, read a piece at a time so that nobody waits for it."""
         key, tie = self._keys.one(queue, "leased"), _tie(queue)
         found: set[bytes] = set()
         first = 0
@@ -176,7 +178,7 @@ class Looker:
         yield from sorted(Place(member[3:], tie, queue, member) for member in map(bytes.decode, found))
 
     def _given(self, idents: Sequence[str]) -> list[Place]:
-        """Places of the messages with these ids."""
+        """Return the places of the messages with these ids."""
         wanted = list(dict.fromkeys(idents))
         keys = [self._keys.one(name, "ids") for name in (self.names() if self._keys.spread else [""])]
         pieces = [wanted[first : first + PIECE] for first in range(0, len(wanted), PIECE)]
@@ -188,7 +190,7 @@ class Looker:
         return self.names() if where.queue is None else [where.queue]
 
     def _read(self, places: Sequence[Place], where: MessageFilter, bodies: bool) -> Iterator[Row]:
-        """What matches of the messages at these places, as they are now."""
+        """Yield the messages at these places that match, as they are now."""
         by_queue: dict[str, list[str]] = {}
         for place in places:
             by_queue.setdefault(place.queue, []).append(place.member)
@@ -218,7 +220,7 @@ def _tie(queue: str) -> int:
 
 
 def cursor_of(queue: str, member: str) -> str:
-    """What goes on behind this message."""
+    """Return the cursor of this message."""
     return f"{member[3:]}{_tie(queue):03d}"
 
 

@@ -15,7 +15,7 @@ from jobpool_backends.redis.wire import Endpoint
 
 
 class Masters:
-    """Knows the cluster as it was when it was last asked; any number of threads at once.
+    """The cluster's table as it was when last asked; any number of threads at once.
 
     Blocks for the table of slots, when it is not there: for `connect_timeout`, however many nodes are silent.
     """
@@ -31,11 +31,11 @@ class Masters:
         self.title = f"Redis Cluster ({', '.join(seed.name for seed in self._seeds)})"
 
     def holder(self, slot: int | None) -> NodeLink:
-        """The master that holds this slot; any master for None.
+        """Return the master that holds this slot; any master for None.
 
         Raises:
             BackendUnavailable: No node tells, or none holds the slot, or this was closed.
-            ConfigurationError: A node refuses us, or is no node of a cluster.
+            ConfigurationError: A node refuses us, or is not in a cluster.
         """
         table = self._table or self._ask()
         host = next(filter(None, table), None) if slot is None else table[slot]
@@ -48,18 +48,18 @@ class Masters:
         return self.at(host)
 
     def at(self, host: Host) -> NodeLink:
-        """The link to one node."""
+        """Return the link to one node."""
         return self._links.get(host) or self._link_to(host)
 
     def moved(self, slot: int | None, host: Host) -> NodeLink:
-        """The link to the node to which a slot was moved; the table says so from now on."""
+        """Return the link to the node to which a slot was moved; the table says so from now on."""
         table = self._table
         if slot is not None and table:
             table[slot] = host
         return self.at(host)
 
     def all(self) -> list[NodeLink]:
-        """Every master that holds a slot. Raises as `holder`."""
+        """Return every master that holds a slot. Raises as `holder`."""
         table = self._table or self._ask()
         return [self.at(host) for host in sorted({host for host in table if host})]
 
@@ -87,7 +87,7 @@ class Masters:
         return table
 
     def _keep(self, masters: set[Host]) -> None:
-        """Let go of the links to nodes that are no masters any more; a call under way ends by itself."""
+        """Close the links to nodes that no longer are masters; a call under way ends by itself."""
         with self._changing:
             gone = [self._links.pop(host) for host in self._links.keys() - masters]
         for link in gone:

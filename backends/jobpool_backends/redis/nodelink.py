@@ -1,10 +1,9 @@
 """A link to one node of a cluster, and waiting for bells on several of them at once.
 
-BLPOP serves one slot. So who waits for queues in several slots sends one BLPOP a slot, each on a connection of its own,
-and sleeps in one `poll` over all of them: a bell is heard as soon as with one server, and nothing turns meanwhile. When
-one has rung, the other commands are called off (CLIENT UNBLOCK; by closing the connection, for a user who may not do
-that), for they would take bells that nobody listens to; a bell that they took in that moment is remembered for the next
-wait.
+BLPOP serves one slot. So a wait for queues in several slots sends one BLPOP for each slot, on connections of their own,
+and sleeps in one `poll`. When a bell has rung, the other commands are called off, because they would take bells that
+nobody hears. That is done by CLIENT UNBLOCK, or by closing the connection, for a user without that right. A bell that
+they took in that moment is remembered for the next wait.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ class NodeLink(ServerLink):
         self.patience = node.timeout  # seconds for an answer
 
     def ask_importing(self, words: Sequence[Word]) -> Any:
-        """One command to the node that a slot is moving to, before all of it has arrived."""
+        """Run one command on the node that a slot is moving to, before all of it has arrived."""
         return self._use(lambda wire: first_error(wire.ask_many([("ASKING",), words])))[1]
 
     def begin_wait(self, keys: Sequence[str], seconds: float) -> Wire:
-        """Start to wait for a bell of one slot. What is begun is to be ended, or dropped."""
+        """Start to wait for a bell of one slot. The wire must be ended, or dropped."""
         try:
             wire = self._idle_listeners.pop()
         except IndexError:
@@ -60,7 +59,7 @@ class NodeLink(ServerLink):
         return wire
 
     def end_wait(self, wire: Wire, limit: float) -> str | None:
-        """The key that rang, or None. Blocks for up to `limit` seconds."""
+        """Return the key that rang, or None. Blocks for up to `limit` seconds."""
         try:
             answer = wire.receive(limit)
         except RedisError as error:
@@ -84,13 +83,13 @@ class NodeLink(ServerLink):
 
 
 class ManyBells:
-    """Waits for bells on several nodes; any number of threads at once."""
+    """The wait for bells on several nodes; any number of threads at once."""
 
     def __init__(self) -> None:
         self._heard: set[str] = set()  # and not yet told
 
     def wait(self, groups: Groups, timeout: float) -> str | None:
-        """As `Link.wait_bell`, of which it raises what it raises, and `MovedError` or `AskError` of a node."""
+        """Wait as `Link.wait_bell`. Raises as that, and `MovedError` or `AskError` of a node."""
         give_up = time.monotonic() + timeout
         for _ in groups:  # each may find once that the server had closed its connection
             with suppress(Stale):
@@ -112,7 +111,7 @@ class ManyBells:
                 wire = node.begin_wait(keys, give_up - time.monotonic())
                 begun[wire.fileno()] = node, wire
             heard = self._listen(begun, give_up)
-            with suppress(JobpoolError, RedisError, Stale):  # who fails now is met again; what rang is told
+            with suppress(JobpoolError, RedisError, Stale):  # a failing node is met again; report the bell that rang
                 self._call_off(begun)
             return heard
         finally:
@@ -120,7 +119,7 @@ class ManyBells:
                 node.drop_wait(wire)
 
     def _listen(self, begun: Begun, give_up: float) -> str | None:
-        """What rings first; None when all have ended without. Who has ended is no longer among `begun`."""
+        """Return the first bell that rings; None if all waits ended without one. Ended waits leave `begun`."""
         poll = select.poll()
         for number in begun:
             poll.register(number, select.POLLIN)

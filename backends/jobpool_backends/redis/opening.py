@@ -9,7 +9,7 @@ from jobpool_backends.redis.sentinel import SentinelDoor
 
 
 def open_link(address: Address) -> Link:
-    """A link to what the address names. Does not connect: the first call does."""
+    """Return a link to what the address names. Does not connect: the first call does."""
     match address.kind:
         case Kind.SENTINEL:
             return ServerLink(SentinelDoor(address))

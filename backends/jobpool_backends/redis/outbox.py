@@ -1,9 +1,9 @@
 """Messages on their way from one slot of a cluster to another.
 
-A settlement writes what it brings to other queues, follow-ups or the message itself, into the outbox of its own queue,
-in the same step that ends the lease. From there they are brought to their queues right afterwards, and by every reap
-of that queue, for those that a crash left standing. First added, then removed: so one may be added twice, which changes
-nothing, for an id that was added is known for ten minutes after its end.
+A settlement writes messages for other queues, follow-ups or the message itself, into the outbox of its own queue, in
+the same step that ends the lease. They are brought to their queues right afterwards; after a crash, by the next reap of
+that queue. They are first added, then removed. So one may be added twice, which changes nothing: an added id is known
+until ten minutes after its end.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Outbox:
                 pass
 
     def _relay_piece(self, key: str) -> bool:
-        """Whether there was anything."""
+        """Return whether there was anything."""
         entries: list[bytes] = self._link.run(PEEK, [key], [PIECE, _BYTES])
         if entries:
             self._producer.add([read_entry(entry) for entry in entries])

@@ -21,7 +21,7 @@ _LIST_AGAIN = 60.0
 
 
 class Producer:
-    """Adds messages."""
+    """The adder of messages."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
@@ -58,8 +58,9 @@ class Producer:
         return list(groups.values())
 
     def list_queues(self, queues: Iterable[str]) -> None:
-        """Where keys are spread, note the names where all queues are listed: before anything is added, so that no
-        message is where nobody looks."""
+        """Note the names where all queues are listed, if keys are spread: before anything is added, so that no message
+        is where nobody looks.
+        """
         if not self._keys.spread:
             return
         now = time.monotonic()
@@ -71,7 +72,7 @@ class Producer:
 
 
 def messages_words(messages: Sequence[NewMessage], queues: Sequence[str]) -> list[Word]:
-    """Messages as `add.lua` takes them: how many, their ids, then five words each.
+    """Return messages as `add.lua` takes them: how many, their ids, then five words each.
 
     A queue that is not among `queues` has the number 0.
     """

@@ -20,7 +20,7 @@ PIECE = 200
 
 
 class Reaper:
-    """Reaps queues."""
+    """The reaper of queues."""
 
     def __init__(self, link: Link, keys: Keys, caps: DeadCaps) -> None:
         self._link = link
@@ -28,10 +28,10 @@ class Reaper:
         self._caps = caps
 
     def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
-        """Take back up to `REAP_LIMIT`, among which count messages of ended claims, and ended posts.
+        """Take back up to `REAP_LIMIT` messages; those of ended claims, and ended posts, count too.
 
-        With a visibility timeout all leases of the queue are looked at, in pieces: one that is taken or settled
-        meanwhile may shift another out of sight, until the next call.
+        With a visibility timeout all leases of the queue are looked at, in pieces. A lease taken or settled meanwhile
+        may shift another out of sight, until the next call.
         """
         visibility = -1 if visibility_timeout is None else more_than(visibility_timeout)
         reaped: list[Reaped] = []

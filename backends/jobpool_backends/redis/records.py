@@ -33,11 +33,11 @@ _LAST_DUE = 9_000_000_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Everything about one message, as `read.lua` answers. Times are Unix time in µs.
+    """The whole of one message, as `read.lua` answers. Times are Unix time in µs.
 
     Attributes:
         stored: The record as it is, leased or not.
-        moment: What belongs to the state: when it is due, when its lease or claim ends, when it died.
+        moment: The time that belongs to the state: when it is due, when its lease or claim ends, when it died.
         body: Empty when it was not asked for.
         claim: Id of the claim that holds it.
         ends_at: When its life ends.
@@ -66,7 +66,7 @@ class Row:
         return self.moment if self.state is State.DEAD else None
 
     def message(self, cursor: str) -> Message:
-        """As an administrator sees it."""
+        """Return the message as an administrator sees it."""
         ends = self.moment if self.state is State.LEASED else None
         return Message(
             id=self.id,
@@ -92,7 +92,7 @@ class Row:
         )
 
     def queue_message(self, cursor: str) -> QueueMessage:
-        """As claims see it."""
+        """Return the message as claims see it."""
         return QueueMessage(
             id=self.id,
             queue=self.queue,
@@ -108,7 +108,7 @@ class Row:
 
 
 def read_row(queue: str, member: str, answer: list[Any]) -> Row | None:
-    """A row from what `read.lua` says of one message; None when it is gone.
+    """Return a row from what `read.lua` says of one message; None when it is gone.
 
     Raises `ConfigurationError` where its keys do not fit together: Redis has evicted some of them.
     """
@@ -145,7 +145,7 @@ def read_row(queue: str, member: str, answer: list[Any]) -> Row | None:
 
 
 def read_tail(rest: str) -> tuple[str, int, int | None, str]:
-    """From the end of a record: handler, number of claims, end of life in µs, claim ('-' for none)."""
+    """Parse the end of a record: handler, number of claims, end of life in µs, claim ('-' for none)."""
     handler, has_more, more = rest.partition("\n")
     if not has_more:
         return handler, 0, None, "-"
@@ -154,12 +154,12 @@ def read_tail(rest: str) -> tuple[str, int, int | None, str]:
 
 
 def due_of(message: NewMessage) -> int | str:
-    """When it is due, Unix time in µs; empty for now."""
+    """Return when it is due, Unix time in µs; empty for now."""
     return "" if message.due is None else min(max(micros(message.due), 0), _LAST_DUE)
 
 
 def tail_of(message: NewMessage) -> str | bytes:
-    """The end of its record, which never changes; with what else `add.lua` is to know of it."""
+    """Return the end of its record, which never changes; with what else `add.lua` is to know of it."""
     if message.unique_key is None and not message.deliveries:
         return f"{'g' if message.given else 'm'}{message.id} {message.handler}"
     return b"+" + orjson.dumps(_more_of(message))
@@ -178,17 +178,18 @@ def _more_of(message: NewMessage) -> dict[str, str]:
 
 
 def encode_text(text: str) -> bytes:
-    """A text that a person reads, as UTF-8; what UTF-8 cannot carry is written out."""
+    """Return a text that a person reads, as UTF-8; what UTF-8 cannot carry is written out."""
     return text.encode("utf-8", "backslashreplace")
 
 
 def readable(text: str) -> str:
-    """The same, as a text that JSON can carry."""
+    """Return the same, as a text that JSON can carry."""
     return encode_text(text).decode()
 
 
 def write_entry(message: NewMessage) -> bytes:
-    """A message on its way to another queue, as one element of an outbox: a line that says what it is, then the body.
+    """Return a message on its way to another queue, as one element of an outbox: a line that says what it is, then the
+    body.
 
     The line is JSON only where the older form has no place for something: pools of that form may relay it too.
     """
@@ -203,7 +204,9 @@ def write_entry(message: NewMessage) -> bytes:
 
 
 def read_entry(entry: bytes) -> NewMessage:
-    """The message of `write_entry`; as one whose producer gave the id, so that it can be added twice without harm."""
+    """Return the message of `write_entry`; as one whose producer gave the id, so that it can be added twice without
+    harm.
+    """
     head, _, body = entry.partition(b"\n")
     if head.startswith(b"{"):
         return NewMessage(**{"due": None, **orjson.loads(head), "given": True, "body": body})

@@ -1,8 +1,8 @@
-"""The Lua scripts, one a verb, each put together from the pieces in `lua/`.
+"""The Lua scripts, one for each verb, put together from the pieces in `lua/`.
 
-What stands first in KEYS (`lead`) belongs to the call; then come the keys of each queue that a script works on, always
-the same names in the same order. The header that is written here turns them into names, so that the Lua says `q.ready`
-and never counts. Only the keys of `beside.lua` are not declared: they are in the slot of those that are.
+The first KEYS (`lead`) belong to the call. Then come the keys of each queue, always the same names in the same order.
+The header that is written here turns them into names, so that the Lua says `q.ready` and never counts. Only the keys of
+`beside.lua` are not declared: they are in the slot of declared ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Verb:
     names: tuple[str, ...]
 
     def keys(self, keys: Keys, queues: Sequence[str], *lead: str) -> list[str]:
-        """KEYS for these queues, `lead` before them."""
+        """Return KEYS for these queues, `lead` before them."""
         found = list(lead)
         for queue in queues:
             found += keys.of(queue, self.names)
@@ -39,7 +39,7 @@ def _verb(name: str, pieces: str, names: str, lead: str = "") -> Verb:
 
 
 def _header(lead: Sequence[str], names: Sequence[str]) -> str:
-    """Lua that names the keys: LEAD, the number of queues, and the keys of the nth queue."""
+    """Return Lua that names the keys: LEAD, the number of queues, and the keys of the nth queue."""
     leading = ", ".join(f"{name} = KEYS[{place}]" for place, name in enumerate(lead, 1))
     fields = ", ".join(f"{name} = KEYS[at + {place}]" for place, name in enumerate(names, 1))
     return (

@@ -16,7 +16,7 @@ from jobpool_backends.redis.wire import Endpoint, Wire
 
 
 class SentinelDoor:
-    """Opens connections to the master of one service.
+    """The source of connections to the master of one service.
 
     Blocks: for the sentinels `connect_timeout` in all, however many are silent; then for the master as one server does.
     """
@@ -30,7 +30,7 @@ class SentinelDoor:
         self.is_secure = self._node.is_secure
 
     def open(self) -> Wire:
-        """A connection to the master.
+        """Return a connection to the master.
 
         Raises:
             BackendUnavailable: No sentinel answers, or the master that they name does not.
@@ -48,7 +48,7 @@ class SentinelDoor:
     def _find_master(self) -> Endpoint:
         sentinels = self._sentinels
         place, master = ask_in_turn(sentinels, self._ask, f"no sentinel names the master of {self._service}")
-        self._sentinels = sentinels[place:] + sentinels[:place]  # who answered is asked first next time
+        self._sentinels = sentinels[place:] + sentinels[:place]  # the one that answered is asked first next time
         return master
 
     def _ask(self, sentinel: Endpoint) -> Endpoint:

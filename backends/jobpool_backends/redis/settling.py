@@ -25,7 +25,7 @@ _REMEMBER = micros(REMEMBER_CALLS)
 
 
 class Settler:
-    """Settles and renews leases."""
+    """The settler and renewer of leases."""
 
     def __init__(self, link: Link, keys: Keys, clock: Clock, caps: DeadCaps) -> None:
         self._link = link
@@ -36,7 +36,9 @@ class Settler:
     def settle(
         self, settlements: Sequence[tuple[JobLease, Settlement]], brought: Brought, call_id: str
     ) -> list[Settled]:
-        """The answers, in order. Each script remembers its own: those of a large batch have numbers behind the id."""
+        """Return the answers, in order. Each script remembers its own; those of a large batch append a number to the
+        id.
+        """
         answers = [Settled.NOT_IN_FLIGHT] * len(settlements)
         for number, places in self._parts(settlements):
             batch = Batch(settlements, places, brought)
@@ -46,7 +48,7 @@ class Settler:
         return answers
 
     def _parts(self, settlements: Sequence[tuple[JobLease, Settlement]]) -> Iterator[tuple[int, list[int]]]:
-        """The places that one script settles, of one queue where keys are spread; and which part it is."""
+        """Yield the places that one script settles, of one queue where keys are spread; and which part it is."""
         groups = [list(range(len(settlements)))]
         if self._keys.spread:
             groups = list(_by_queue([lease for lease, _ in settlements]).values())
@@ -62,7 +64,7 @@ class Settler:
         return read_answers(self._link.run(SETTLE.script, SETTLE.keys(self._keys, queues, *lead), words))
 
     def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
-        """The leases with their new end, None for those that are lost; one script a queue."""
+        """Return the leases with their new end, None for those that are lost; one script a queue."""
         before = self._clock.boot()
         renewed: list[JobLease | None] = [None] * len(leases)
         for queue, all_places in _by_queue(leases).items():
@@ -82,7 +84,7 @@ class Settler:
 
 
 def _by_queue(leases: Sequence[JobLease]) -> dict[str, list[int]]:
-    """The places of each queue's leases."""
+    """Return the places of each queue's leases."""
     places: dict[str, list[int]] = {}
     for place, lease in enumerate(leases):
         places.setdefault(lease.queue, []).append(place)

@@ -14,13 +14,13 @@ Host = tuple[str, int]
 
 
 def slot_of(key: str | bytes) -> int:
-    """The slot of a key: of what stands in its braces, if any does."""
+    """Return the slot of a key: of what stands in its braces, if any does."""
     slot: int = key_slot(key.encode() if isinstance(key, str) else key)
     return slot
 
 
 def read_slots(answer: Sequence[Any], asked: str) -> list[Host | None]:
-    """By slot, the node that is its master; None for a slot that nobody holds.
+    """Return, by slot, the node that is its master; None for a slot that nobody holds.
 
     `asked` is the host that gave the answer: a node that does not know its own address names none.
     """

@@ -17,7 +17,7 @@ _RECORDS = ("values", "names", "ends")
 
 
 class Spaces:
-    """Keeps records and logs."""
+    """The store of records and logs."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
@@ -36,7 +36,7 @@ class Spaces:
         return value
 
     def page(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
-        """Those of some 8 MB come in one answer; more in several, each as it is then."""
+        """Return a page. Up to some 8 MB come in one answer; more in several, each as it is then."""
         first, last = prefix.encode(), prefix.encode() + b"\xff"  # which no UTF-8 has
         behind = after.encode("utf-8", "replace")
         found: list[tuple[str, bytes]] = []

@@ -1,7 +1,7 @@
-"""What an administrator does to many messages at once.
+"""Bulk changes by an administrator.
 
-They are looked for without holding anything up, and changed a bounded piece a script. A message that moved on meanwhile
-is left alone: it is changed only if its record is still the one that was seen. Leased ones are never touched.
+Messages are looked for without holding anything up, and changed a bounded piece a script. A message that moved on
+meanwhile is left alone: it is changed only if its record is still the one that was seen. Leased ones are never touched.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PIECE = 250
 
 
 class Tender:
-    """Tends queues."""
+    """The bulk changes of queues."""
 
     def __init__(self, link: Link, keys: Keys, looker: Looker) -> None:
         self._link = link

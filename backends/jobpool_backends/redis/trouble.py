@@ -1,8 +1,8 @@
-"""What the errors of Redis, of the network and of redis-py mean to the caller: from error to sentence.
+"""The meaning of errors of Redis, of the network and of redis-py to the caller: from error to sentence.
 
-A refusal by the server begins with a word (`READONLY …`); one table turns it into `BackendUnavailable` (wait, or mend
-the server) or `AccessRefused` (mend the settings, or its rights). A break of the connection is told by the operating
-system's error beneath it. What is in no table is a fault of ours, such as an error in a script, and stays as it is.
+A refusal by the server begins with a word (`READONLY …`). One table turns it into `BackendUnavailable` (wait, or mend
+the server) or `AccessRefused` (mend the settings, or its rights). A break of the connection carries the operating
+system's error. An error in no table is a fault of ours, such as an error in a script, and stays as it is.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Place(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What an error means.
+    """The meaning of an error.
 
     Attributes:
-        error: What to raise; None = the error itself.
+        error: The error to raise; None = the original.
         sound: The connection can be used again.
         hung_up: The other side had closed the connection: a kept one may only have been stale.
     """
@@ -55,12 +55,12 @@ class _Refusal:
 
 
 def _wait(text: str) -> _Refusal:
-    """The server cannot now, and the connection is as good as before."""
+    """Refuse for now: the server cannot, and the connection is as good as before."""
     return _Refusal(BackendUnavailable, text, sound=True)
 
 
 def _turn_away(text: str) -> _Refusal:
-    """Another server may be the right one by now, or this one must be asked anew."""
+    """Refuse for another server, which may be the right one by now, or for a new connection to this one."""
     return _Refusal(BackendUnavailable, text)
 
 
@@ -69,7 +69,7 @@ def _mend(text: str) -> _Refusal:
 
 
 def _take_no_writes(text: str) -> _Refusal:
-    """It answers, and what needs no room may still be done."""
+    """Refuse writes only: the server answers, and calls that need no room may go on."""
     return _Refusal(WriteRefused, text, sound=True)
 
 
@@ -149,7 +149,7 @@ _UNREACHABLE = {
 
 
 def explain(error: RedisError, place: Place) -> Meaning:
-    """What `error` means, when it came from `place`."""
+    """Explain `error`, which came from `place`."""
     refusal = _refusal(error)
     if refusal is not None:
         return Meaning(_say(refusal.kind, place, refusal.text), sound=refusal.sound)
@@ -214,7 +214,7 @@ def _tls_trouble(error: ssl.SSLError, place: Place) -> JobpoolError:
         )
     elif reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
         text = "speaks no TLS: write redis:// instead, or name its TLS port"
-    elif "CERTIFICATE" in reason or "ALERT_UNKNOWN_CA" in reason:  # what the server says of ours
+    elif "CERTIFICATE" in reason or "ALERT_UNKNOWN_CA" in reason:  # the server refuses our certificate
         text = f"does not accept our certificate ({reason}): mend the options ssl_certfile and ssl_keyfile"
     else:
         text = f"does not agree on TLS ({reason or error}): mend the ssl_… options, or the server's tls-… settings"
@@ -222,7 +222,7 @@ def _tls_trouble(error: ssl.SSLError, place: Place) -> JobpoolError:
 
 
 def _beneath(error: BaseException) -> OSError | None:
-    """The operating system's error that redis-py wrapped."""
+    """Return the operating system's error that redis-py wrapped."""
     current: BaseException | None = error
     while current is not None and not isinstance(current, OSError):
         current = current.__cause__ or current.__context__

@@ -1,11 +1,11 @@
 """Sleep until a queue may have something: a look, and then the doorbell.
 
-The bell of a queue is a list that holds one element or none. Who makes a message fetchable puts the element there, in
-the same script; who waits takes it, with a command that blocks. It carries no message, so nothing is lost with a waiter
-that dies. An element that nobody waits for stays, so a bell that rings between the look and the sleep is heard. It
-wakes one waiter; a fetch that leaves messages behind rings again, and one that leaves none takes the element away.
+The bell of a queue is a list that holds one element or none. A script that makes a message fetchable puts the element
+there; a waiter takes it, with a command that blocks. It carries no message, so nothing is lost with a waiter that dies.
+An element that nobody waits for stays, so a bell that rings between the look and the sleep is heard. It wakes one
+waiter. A fetch that leaves messages rings again; one that leaves none takes the element away.
 
-A message that falls due rings no bell: a look says when the next one does, and who waits sleeps no longer than that.
+A message that falls due rings no bell: a look says when the next one does, and a waiter sleeps no longer than that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOK_AGAIN = 0.5
 
 
 class Waiter:
-    """Waits for messages; any number of threads at once."""
+    """The wait for messages; any number of threads at once."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
@@ -33,7 +33,7 @@ class Waiter:
         self._closed = threading.Event()
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
-        """A queue that may have something, None after `timeout` seconds, or when this is closed."""
+        """Return a queue that may have something, None after `timeout` seconds, or when this is closed."""
         give_up = time.monotonic() + timeout
         if not queues:
             self._closed.wait(timeout)
@@ -46,7 +46,7 @@ class Waiter:
             raise
 
     def close(self) -> None:
-        """Whoever waits comes back; the link's own `close` wakes them at once."""
+        """End all waits; the link's own `close` wakes them at once."""
         self._closed.set()
 
     def _wait(self, queues: Sequence[str], give_up: float) -> str | None:
@@ -66,7 +66,7 @@ class Waiter:
         return None
 
     def _look(self, queues: Sequence[str]) -> tuple[str | None, float]:
-        """A queue that has something now, or None and the seconds until a message falls due."""
+        """Return a queue that has something now, or None and the seconds until a message falls due."""
         soonest = LOOK_AGAIN
         for group in [[queue] for queue in queues] if self._keys.spread else [queues]:
             number, until_due = self._link.run(LOOK.script, LOOK.keys(self._keys, group), ())

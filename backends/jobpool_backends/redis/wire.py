@@ -1,10 +1,10 @@
 """One connection to one Redis server, and how to make one.
 
 redis-py's `Connection` connects, speaks TLS, authenticates and frames; its clients are left out. Measured with an
-EVALSHA of 500 arguments (a batch of about a hundred messages): `redis.Redis` costs 143 µs of CPU a call, its
-`Connection` 110 µs, and `Connection` with commands packed by hiredis as they are, as here, 61 µs, which is what a bare
-socket costs. The clients also retry ten times with back-off, ping before a call and hold locks: a caller that knows its
-call ids has no use for that. `Connection` by itself does none of it.
+EVALSHA of 500 arguments (a batch of about a hundred messages): `redis.Redis` costs 143 µs of CPU a call, and its
+`Connection` 110 µs. `Connection` with commands packed by hiredis, as here, costs 61 µs, as a bare socket does. The
+clients also retry ten times with back-off, ping before a call and hold locks, which a caller with call ids does not
+need. `Connection` by itself does none of it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Wire:
 
     Attributes:
         used: It has answered before, so that a break found now may be an old one.
-        ident: What the server calls it, once asked for; 0 before.
+        ident: The server's id of it, once asked for; 0 before.
     """
 
     __slots__ = ("_connection", "_socket", "ident", "used")
@@ -54,7 +54,7 @@ class Wire:
         return [self._read_answer() for _ in commands]
 
     def ask_slowly(self, words: Sequence[Word], limit: float) -> Any:
-        """`ask` for a command that blocks: its answer may take `limit` seconds."""
+        """Ask with a command that blocks: its answer may take `limit` seconds."""
         self.send(words)
         return self.receive(limit)
 
@@ -63,20 +63,22 @@ class Wire:
         self._connection.send_packed_command((_pack(words),), False)
 
     def receive(self, limit: float) -> Any:
-        """The answer to what was sent, within `limit` seconds."""
+        """Return the answer to what was sent, within `limit` seconds."""
         return self._connection.read_response(timeout=limit)
 
     def fileno(self) -> int:
-        """For `poll`: readable when an answer is there."""
+        """Return the descriptor, for `poll`: readable when an answer is there."""
         return self._socket.fileno()
 
     def interrupt(self) -> None:
-        """From any thread: whoever waits on this wire meets its end. Does not close it: the number may be reused."""
+        """Wake the thread that waits on this wire, with its end. Any thread may call it. Does not close it: the number
+        may be reused.
+        """
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Close the connection. Safe to call twice."""
         self._connection.disconnect()
 
     def _read_answer(self) -> Any:
@@ -93,7 +95,7 @@ def _pack(words: Sequence[Word]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One server, and how to get in.
+    """One server, and how to connect to it.
 
     Attributes:
         host: Name or address; empty when `path` is set.
@@ -104,7 +106,7 @@ class Endpoint:
         timeout: Seconds for an answer, and for a TLS or authentication step.
         connect_timeout: Seconds for a connection, to each address that the host name has.
         tls: redis-py's `ssl_…` options; None = no TLS.
-        role: What error texts call it.
+        role: Its role in error texts.
     """
 
     host: str = ""
@@ -127,16 +129,16 @@ class Endpoint:
 
     @property
     def title(self) -> str:
-        """What error texts call it."""
+        """Name of the server in error texts."""
         return f"{self.role} at {self.name}"
 
     @property
     def is_secure(self) -> bool:
-        """Whether it is spoken to through TLS."""
+        """True if it is spoken to through TLS."""
         return self.tls is not None
 
     def open(self) -> Wire:
-        """A new connection, ready for commands. Raises redis-py's errors."""
+        """Return a new connection, ready for commands. Raises redis-py's errors."""
         common: dict[str, Any] = {
             "db": self.db,
             "username": self.username,

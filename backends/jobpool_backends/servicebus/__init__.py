@@ -2,28 +2,28 @@
 
 The SDK's asynchronous client, on one thread and event loop of the backend's own, behind the contract's plain calls.
 
-| module | what it holds |
+| module | content |
 | --- | --- |
-| `address`, `identity` | from a connection string or URL to where the namespace is and how to get in |
-| `trouble` | what the SDK's errors mean: cause and mend in one sentence |
-| `records` | what a message carries, and how counters ride on it |
+| `address`, `identity` | connection strings, URLs and credentials |
+| `trouble` | the SDK's errors: cause and mend in one sentence |
+| `records` | the content of a message, with its counters |
 | `loop` | the thread and its event loop: started at the first call, never inherited by a fork |
-| `sdklog` | what the SDK logs, and we tell ourselves |
+| `sdklog` | the SDK's log lines that we leave out |
 | `channel` | one sender or receiver of the SDK: one coroutine at a time, thrown away on any doubt |
-| `version` | which SDK it must be |
-| `internals` | the few things that the SDK keeps to itself and this package needs |
-| `credit` | asking for what there is now, and waiting, with no credit left behind |
+| `version` | the SDK's version |
+| `internals` | the few internals of the SDK that this package needs |
+| `credit` | fetching and waiting with no credit left at the broker |
 | `dispositions`, `verdicts` | settling on the link that received, many at once |
 | `hub`, `station` | all channels of a namespace; those of one queue |
 | `taker` | one receiver of a queue: it fetches, waits and settles, one thing at a time |
 | `sending` | batches by size, scheduled by annotation |
 | `fetching`, `waiting` | from messages to leases; waiting on several queues at once |
-| `locks` | when a lease ends, by this machine's clock |
-| `holdings` | who holds what until when: refusals that need no broker |
-| `settling`, `renewing` | what becomes of a lease; holding it longer |
-| `charging` | crashes, by which policy, and who was charged since the last reap |
+| `locks` | the end of a lease, by this machine's clock |
+| `holdings` | the leases of this client: refusals that need no broker |
+| `settling`, `renewing` | ending a lease; holding it longer |
+| `charging` | crashes, their policy, and those charged since the last reap |
 | `peeking`, `sights`, `looking`, `sifting`, `tending` | the administrator's part |
-| `settings`, `checks` | what a queue's settings can lose |
+| `settings`, `checks` | settings of a queue that can lose jobs |
 | `backend` | the contract, put together |
 """
 

@@ -4,9 +4,9 @@
     Endpoint=sb://127.0.0.1:5672;SharedAccessKeyName=NAME;SharedAccessKey=KEY;UseDevelopmentEmulator=true
     servicebus://NAME[.servicebus.windows.net]        with the identity that azure-identity finds
 
-Options follow either form behind a question mark (`…;SharedAccessKey=KEY?lock=30`), or come by keyword, which wins:
-`lock`, the seconds that the queues lock a message for; `timeout`, the seconds that a call may take; `receivers`, how
-many of them a queue has. No error repeats what stands in the text, for a piece of it may be a key that was cut in two.
+Options follow either form after a question mark (`…;SharedAccessKey=KEY?lock=30`), or come by keyword, which wins.
+`lock`: the seconds that the queues lock a message for. `timeout`: the seconds that a call may take. `receivers`: the
+number of receivers of a queue. No error repeats the text, because a piece of it may be half a key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFAULT_LOCK = 60.0
 """The service's own default."""
 SHORTEST_LOCK = 5.0
 LONGEST_LOCK = 300.0
-"""What the service allows (LockDuration)."""
+"""The service's own limit (LockDuration)."""
 MOST_RECEIVERS = 32
 PUBLIC_CLOUD = "servicebus.windows.net"
 
@@ -42,7 +42,7 @@ _FORM = "Endpoint=sb://NAME.servicebus.windows.net/;SharedAccessKeyName=…;Shar
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to go.
+    """The namespace's address, and its options.
 
     Attributes:
         host: With a port where it is an emulator's.
@@ -74,7 +74,7 @@ class Address:
 
 
 def read_address(url: str, options: Mapping[str, object]) -> tuple[Address, dict[str, object]]:
-    """The address in `url` and `options` (by keyword: they win), and the options that are no part of it.
+    """Return the address in `url` and `options` (by keyword: they win), and the remaining options.
 
     Raises:
         ConfigurationError: Something cannot be right; the text names it, and never a key.

@@ -106,7 +106,7 @@ class ServiceBusBackend(QueueBackend):
         """Open what a connection string or URL names. No I/O: the first call connects.
 
         Options (`?lock=30`, or by keyword, which wins): `lock`, seconds that the queues lock a message for, 5 to 300
-        (60); `timeout`, seconds that a call may take (10); `receivers` a queue, 1 to 32 (1).
+        (60). `timeout`, seconds that a call may take (10). `receivers` of a queue, 1 to 32 (1).
 
         Raises:
             ConfigurationError: Something in it cannot be right; the text names it, and never a key.
@@ -132,7 +132,7 @@ class ServiceBusBackend(QueueBackend):
         checks.ping(self._access)
 
     def diagnose(self) -> list[Finding]:
-        """What the service's settings, and the clocks, can lose."""
+        """Check what the service's settings, and the clocks, can lose."""
         return checks.diagnose(self._access, self._locks.noticed)
 
     # --- the life of a message -----------------------------------------------------------------------
@@ -162,21 +162,21 @@ class ServiceBusBackend(QueueBackend):
     # --- looking and tending -------------------------------------------------------------------------
 
     def stats(self, queue: str) -> QueueStats:
-        """Counts of one queue, by looking through it: capped."""
+        """Return counts of one queue, by looking through it: capped."""
         return self._looker.stats(queue)
 
     def queues(self) -> list[str]:
-        """Those of the queues named to this backend that hold a message, sorted."""
+        """Return the queues named to this backend that hold a message, sorted."""
         return self._looker.queues()
 
     def list_messages(
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
     ) -> list[Message]:
-        """One page in enqueue order, of the queues named to this backend."""
+        """Return one page in enqueue order, of the queues named to this backend."""
         return self._looker.page(where or MessageFilter(), after, limit)
 
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
-        """How many messages match, up to `cap`."""
+        """Return how many messages match, up to `cap`."""
         return self._looker.count(where, cap)
 
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
@@ -184,5 +184,5 @@ class ServiceBusBackend(QueueBackend):
         return self._tender.bulk(where, verb, limit)
 
     def inspect(self, ident: str) -> Message | None:
-        """The message with this id, live or dead, in the queues named to this backend."""
+        """Return the message with this id, live or dead, in the queues named to this backend."""
         return self._looker.inspect(ident)

@@ -1,9 +1,9 @@
 """A channel: one sender or receiver of the SDK, used by one coroutine at a time, and thrown away on any doubt.
 
-The SDK's handlers do not get over most failures: after a detach the first management call poisons them, concurrent
-calls open connections that nobody closes, and replies to management calls end after 10,000. So they are cheap here:
-a failure that is not final means a new handler, and so does a certain age or number of calls. The old one is closed in
-the background, within a limit, and cut off when it does not come to an end.
+The SDK's handlers do not recover from most failures. After a detach the first management call poisons them, concurrent
+calls open connections that nobody closes, and replies to management calls end after 10,000. So handlers are cheap here:
+a failure that is not final means a new one, and so does a certain age or number of calls. The old one is closed in the
+background, within a limit, and cut off when it does not come to an end.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ log = logging.getLogger("jobpool.servicebus")
 
 
 class Channel(Generic[H]):
-    """See the module. Only for coroutines on the hub's loop.
+    """A channel, as the module describes it. Only for coroutines on the hub's loop.
 
     Args:
         make: Makes a handler; no I/O.
-        address: Whose `timeout` bounds what has no other deadline.
+        address: Its `timeout` bounds calls without another deadline.
         queue: For error texts.
-        most: Calls a handler.
+        most: Largest number of calls of one handler.
     """
 
     def __init__(self, make: Callable[[], H], address: Address, queue: str, *, most: int = MOST_OPERATIONS) -> None:
@@ -80,7 +80,7 @@ class Channel(Generic[H]):
     async def run(
         self, work: Callable[[H], Awaitable[T]], deadline: float | None = None, *, patiently: bool = True
     ) -> T:
-        """Do `work` with the handler, alone. Tried again with a new one when it fails in a way that may pass.
+        """Do `work` with the handler, alone. Try again with a new one if it fails in a way that may pass.
 
         Args:
             deadline: `time.monotonic()` until which to try; None = the address's timeout from now.
@@ -129,7 +129,7 @@ class Channel(Generic[H]):
         return result
 
     def count(self, operations: int) -> None:
-        """So many more calls were made than handlers were asked for."""
+        """Count calls made beyond the one for each request."""
         self._operations += operations
 
     def recycle(self) -> None:
@@ -183,7 +183,7 @@ class Channel(Generic[H]):
         task.add_done_callback(self._closing.discard)
 
     def _tell(self, error: BaseException) -> None:
-        """For those who look why there was a pause: the call may still succeed. If none is open, the call tells it."""
+        """Log the failure, because the call may still succeed. If no handler is open, the call itself raises it."""
         if self.is_open and isinstance(error, Exception) and not self._closed:
             log.info(
                 "%s, queue %s: a connection is replaced: %s: %s",
@@ -209,7 +209,7 @@ async def _bid_farewell(handler: ServiceBusSender | ServiceBusReceiver, clients:
     try:
         async with asyncio.timeout(CLOSING):
             await handler.close()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is cut off
+    except Exception as error:  # noqa: BLE001 - after any error it is cut off
         log.debug("closing: %r", error)
     finally:
         for connection in connections:

@@ -1,8 +1,8 @@
-"""Crashes: who is charged with one, how long it waits then, and who was charged since the last reap.
+"""Crashes: who is charged with one, its delay, and messages charged since the last reap.
 
-Service Bus frees an expired lock by itself and counts a delivery, and it counts one too when a message is given back.
-So only what a pool forfeits is a crash for sure, and charged; a pool that dies with its leases is left to the broker's
-own limit of deliveries (MaxDeliveryCount).
+Service Bus frees an expired lock by itself and counts a delivery, and it also counts one when a message is given back.
+So only a forfeit is surely a crash, and charged. A pool that dies with its leases is left to the broker's own limit of
+deliveries (MaxDeliveryCount).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jobpool_backends.shared import micros
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What a crash makes of a message: its record, when it may be fetched again (seconds), and whether it is dead."""
+    """The effect of a crash on a message: its record, its delay (seconds), and whether it is dead."""
 
     record: Record
     delay: float
@@ -26,7 +26,7 @@ class Charge:
 
 
 def charge(record: Record, policy: ReapPolicy, cause: str, now: float) -> Charge:
-    """One crash more, at Unix time `now`. The delay is the longest of those that may be drawn."""
+    """Add a crash at Unix time `now`, with the longest possible delay."""
     moment = micros(now)
     long_ago = record.crashed_at is not None and moment - record.crashed_at > micros(policy.window)
     crashes = 1 if long_ago else record.crashes + 1
@@ -38,11 +38,11 @@ class Charges(NativeReaping):
     """The policies of the last reaps, and what is to be told at the next one. Safe to share between threads."""
 
     def charge(self, queue: str, record: Record, cause: str, now: float) -> Charge:
-        """As `charge`, by the queue's policy, with the delay drawn."""
+        """Add a crash as `charge`, by the queue's policy, with the delay drawn."""
         charged = charge(record, self.policy(queue), cause, now)
         return replace(charged, delay=random.uniform(0.0, charged.delay))
 
     def tell(self, queue: str, charged: Charge) -> None:
-        """It has come about: the next reap tells of it."""
+        """Let the next reap report this charge, which was carried out."""
         record = charged.record
         self.add(Reaped(record.id, queue, record.crashes, record.cause, charged.dead))

@@ -1,7 +1,7 @@
-"""What a queue's settings can lose or slow down, in plain sentences.
+"""Checks of what a queue's settings can lose or slow down, in plain sentences.
 
-Whether a queue is there and lets us in is asked of the queue itself; its settings, where they are told, of the service.
-The decisions are functions of these facts alone.
+The queue itself is asked if it is there and lets us in; the service, for the queue's settings, if it tells them. The
+decisions are functions of these facts alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def ping(hub: Hub) -> None:
 
 
 def diagnose(hub: Hub, noticed: Mapping[str, Noticed] = MappingProxyType({})) -> list[Finding]:
-    """What was found of each queue that this client was told of; `noticed`: of its locks, when they were short.
+    """Check each queue that this client was told of; `noticed`: its locks, if they were short.
 
     Raises BackendUnavailable. Blocks for a round trip a queue, and some more where its settings are told.
     """
@@ -74,7 +74,7 @@ def _look(hub: Hub, queue: str) -> None:
 
 
 def judge(queue: str, declared: float, facts: Facts) -> Iterator[Finding]:
-    """What the settings of a queue mean; `declared`: seconds, the option `lock`."""
+    """Judge the settings of a queue; `declared`: seconds, the option `lock`."""
     name = f"queue {queue!r}"
     if facts.status != WORKS:
         why = "messages are not taken, or not given out"
@@ -89,7 +89,7 @@ def judge(queue: str, declared: float, facts: Facts) -> Iterator[Finding]:
 
 
 def judge_lock(name: str, declared: float, real: float, *, blur: float = 0.0) -> Finding:
-    """`declared`, `real`: seconds of a lock, as we were told and as it is; `blur`: by which `real` may be wrong."""
+    """Judge a lock: `declared` and `real` seconds, of which `real` may be wrong by `blur`."""
     found = f"{name}: locks last {real:g} s"
     if real + blur < declared:
         found = f"{found}, and option lock says {declared:g} s"

@@ -1,11 +1,11 @@
-"""Credit: how many messages the broker may push. Given for what is wanted now, and taken back before one looks away.
+"""Credit: how many messages the broker may push. Given for the fetch of now, and taken back at its end.
 
-AMQP has what a job queue needs, and the SDK's public calls do not pass it on. To ask for what there is *now*, credit
-is given with the flag `drain`: the broker sends what it has, says that the rest of the credit is used up, and that is
-one round trip. `receive_messages` waits for a time instead, and leaves the rest of its credit with the broker; what is
-pushed for it later is locked in a receiver that nobody reads.
+AMQP has what a job queue needs, but the SDK's public calls do not expose it. To ask for the messages of *now*, credit
+is given with the flag `drain`. The broker sends its messages, and says that the rest of the credit is used up. That is
+one round trip. `receive_messages` waits for a time instead, and leaves the rest of its credit with the broker; messages
+pushed later are locked in a receiver that nobody reads.
 
-To wait, one credit is given, and taken back in the same way when nothing came.
+To wait, one credit is given, and taken back in the same way if nothing came.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOCKED_UNTIL = b"x-opt-locked-until"
 
 
 async def draw(receiver: ServiceBusReceiver, most: int) -> list[ServiceBusReceivedMessage]:
-    """What the queue has now, `most` at most: one round trip.
+    """Return the messages of the queue now, `most` at most: one round trip.
 
     Raises TimeoutError when the broker does not say that this is all, and what the SDK raises of broken links.
     """
@@ -68,12 +68,12 @@ async def wait(
 
 
 def salvage(receiver: ServiceBusReceiver) -> list[ServiceBusReceivedMessage]:
-    """What had arrived before its connection broke: the locks are ours, and hold without the connection."""
+    """Return messages that had arrived before their connection broke: the locks are ours, and hold without it."""
     return [] if receiver._handler is None else _buffered(receiver)
 
 
 async def take(receiver: ServiceBusReceiver, count: int, seconds: float) -> list[ServiceBusReceivedMessage]:
-    """What the queue has, `count` messages at most; when it has none, the first to come within so many seconds."""
+    """Return at most `count` messages of the queue; if it has none, the first to come within `seconds`."""
     messages = await draw(receiver, count)
     if not messages and seconds > 0:
         messages, _ = await wait(receiver, asyncio.Event(), seconds)
@@ -83,9 +83,9 @@ async def take(receiver: ServiceBusReceiver, count: int, seconds: float) -> list
 
 
 def disarm(message: ServiceBusReceivedMessage) -> float | None:
-    """When the broker says that the lock ends, Unix time on its clock; and the message does not know it any more.
+    """Take the end of the lock off the message, and return it: Unix time on the broker's clock.
 
-    For the SDK compares it with this machine's clock, and refuses to settle what has ended by that.
+    Else the SDK compares it with this machine's clock, and refuses to settle a message whose lock has ended by that.
     """
     notes: Any = message.raw_amqp_message.annotations
     until = notes.pop(_LOCKED_UNTIL, None) if notes else None
@@ -93,7 +93,7 @@ def disarm(message: ServiceBusReceivedMessage) -> float | None:
 
 
 async def _hear_late_echo(client: Any, ear: Ear) -> None:
-    """The next answer is not to be mistaken for this one; a broker that sends none is no trouble."""
+    """Take the late answer, so that the next one is not mistaken for it; a broker may send none."""
     try:
         await read_until(client, lambda: ear.drained, LATE_ECHO)
     except TimeoutError:
@@ -110,7 +110,7 @@ async def _read_unless(client: Any, stop: asyncio.Event, give_up: float) -> floa
             if left <= 0 or stop.is_set() or not client._received_messages.empty():
                 return began
             await _first(client._connection.listen(wait=min(left, READ)), stopped)
-            client._link.get_state()  # raises what has become of it
+            client._link.get_state()  # raises its error, if any
             if not client._received_messages.empty():
                 return began
     finally:

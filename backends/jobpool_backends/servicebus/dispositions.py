@@ -1,7 +1,7 @@
 """Settling on the link that received, all at once: the dispositions of a batch are on their way together.
 
-The SDK's `complete_message` waits for each answer before the next is asked for. What another connection received is
-settled with it, through the management link, by the lock's token.
+The SDK's `complete_message` waits for each answer before the next request. A message that another connection received
+is settled through the management link, by the lock's token.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def settle(
 
 
 def settles_here(receiver: ServiceBusReceiver, message: ServiceBusReceivedMessage) -> bool:
-    """Whether the receiver's link has this delivery as one to settle."""
+    """Return whether the receiver's link has this delivery as one to settle."""
     return message._delivery_tag in client_of(receiver)._link._received_delivery_tags
 
 
@@ -71,7 +71,7 @@ async def settle_by_token(receiver: ServiceBusReceiver, message: ServiceBusRecei
 
 
 async def is_there(receiver: ServiceBusReceiver, sequence: int) -> bool:
-    """Whether the queue still has the message with this number, locked or not. One round trip."""
+    """Return whether the queue still has the message with this number, locked or not. One round trip."""
     found = await receiver.peek_messages(max_message_count=1, sequence_number=sequence)
     return bool(found) and found[0].sequence_number == sequence
 
@@ -100,7 +100,7 @@ def _judge(outcome: dict[str, Any] | None, verdict: Verdict) -> Answer:
 
 
 def _refusal(outcome: dict[str, Any]) -> Answer:
-    """The error that a rejection carries; one without is only the echo of a dead letter."""
+    """Return the error that a rejection carries; one without is only the echo of a dead letter."""
     fields = outcome["rejected"]
     error = fields[0] if fields else None
     if not error:

@@ -26,7 +26,7 @@ class Fetcher:
         self._scheme = scheme
 
     def fetch(self, queue: str, limit: int) -> list[JobLease]:
-        """What there is. A lease lasts as long as the queue locks a message."""
+        """Return leases of messages that are there now. A lease lasts as long as the queue locks a message."""
         self._holdings.prune(queue)
         station = self._hub.queue(queue)
         asked = self._locks.now()

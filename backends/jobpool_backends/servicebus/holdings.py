@@ -1,7 +1,7 @@
-"""Who holds what until when: a client refuses by itself what the broker could not refuse exactly.
+"""The leases of this client, so that it refuses by itself what the broker could not refuse exactly.
 
-The broker knows a lock by its token and by nothing else. So a settlement that is late by our own clock, or comes from
-somebody else than the holder, never reaches it.
+The broker knows a lock only by its token. So a settlement that is late by our own clock, or comes from another owner,
+never reaches it.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Holdings:
         self._pid = os.getpid()
 
     def of(self, queue: str) -> Mapping[int, Held]:
-        """The leases of a queue that still run, by the messages' sequence numbers."""
+        """Return the leases of a queue that still run, by the messages' sequence numbers."""
         now = self._clock.boot()
         with self._lock:
             return {number: held for number, held in self._held.get(queue, {}).items() if held.expires_at > now}
 
     def add(self, held: Held) -> None:
-        """A new lease. One on the same message ran out, or else this could not have come."""
+        """Add a new lease. An older one on the same message must have run out."""
         with self._lock:
             leases = self._held.setdefault(held.queue, {})
             old = leases.get(held.sequence)
@@ -69,7 +69,7 @@ class Holdings:
             old.delivery.taker.forget(1)
 
     def put_back(self, held: Held) -> None:
-        """What was taken to be settled, and was not; unless its message was fetched again meanwhile."""
+        """Hold again a lease that was taken and not settled; unless its message was fetched again meanwhile."""
         with self._lock:
             leases = self._held.setdefault(held.queue, {})
             superseded = leases.setdefault(held.sequence, held) is not held
@@ -77,12 +77,12 @@ class Holdings:
             held.delivery.taker.forget(1)
 
     def find(self, lease: JobLease) -> Held | Settled:
-        """What is held under this lease, or why nothing is."""
+        """Return the lease's entry, or the refusal if there is none."""
         with self._lock:
             return self._find(lease)
 
     def take(self, lease: JobLease) -> Held | Settled:
-        """The same; and it is not held any more, so that nobody else settles it."""
+        """Take the lease's entry out, so that nobody else settles it; or return the refusal."""
         with self._lock:
             held = self._find(lease)
             if isinstance(held, Held):
@@ -90,7 +90,7 @@ class Holdings:
             return held
 
     def drop(self, held: Held) -> None:
-        """It is lost; whoever is settling it is told by the broker."""
+        """Remove a lost lease; the broker refuses a settlement under way."""
         with self._lock:
             if self._held.get(held.queue, {}).get(held.sequence) is not held:
                 return

@@ -32,7 +32,7 @@ TRY = 5.0
 
 
 class Hub:
-    """See the module.
+    """All connections to a namespace.
 
     Args:
         address: Of the namespace.
@@ -47,7 +47,7 @@ class Hub:
         self._closed = False
 
     def queue(self, name: str) -> Station:
-        """The station of a queue. No I/O.
+        """Return the station of a queue. No I/O.
 
         Raises:
             ConfigurationError: The connection string is good for another queue only.
@@ -72,7 +72,7 @@ class Hub:
         return self._loop.run(work, (self.address.timeout if limit is None else limit) + SPARE)
 
     def told(self) -> list[str]:
-        """The queues that were named so far, sorted."""
+        """Return the queues that were named so far, sorted."""
         return sorted(self._stations)
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class Hub:
                 return
             self._closed = True
         if not self._loop.inherited and self._client is not None:
-            with suppress(BackendUnavailable):  # what is left ends with the thread
+            with suppress(BackendUnavailable):  # the rest ends with the thread
                 self._loop.run(self._close_all(), CLOSING + SPARE)
             self._loop.stop()
 
@@ -114,7 +114,7 @@ class Hub:
         return self._client
 
     def _begin_anew(self) -> None:
-        """In a forked child: the parent's connections are neither used nor closed nor forgotten."""
+        """Start anew in a forked child: the parent's connections are neither used nor closed nor forgotten."""
         self._loop.leave_behind(self._client, self._stations, self._lock)
         self._lock = threading.Lock()
         self._client = None

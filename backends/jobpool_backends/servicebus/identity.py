@@ -1,4 +1,4 @@
-"""Who we are when there is no key: what azure-identity finds (environment, managed identity, `az login`)."""
+"""Credentials without a key, found by azure-identity (environment, managed identity, `az login`)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from azure.core.credentials import AccessToken
 from jobpool.errors import ConfigurationError
 
 CREDENTIAL_VARIABLES = ("AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PASSWORD", "AZURE_PASSWORD")
-"""What azure-identity reads from the environment and is a secret by itself."""
+"""Variables of azure-identity that are secrets by themselves."""
 
 
 def credential() -> Any:
-    """A credential for the SDK. No I/O. Raises as `require`."""
+    """Return a credential for the SDK. No I/O. Raises as `require`."""
     require()
     from azure.identity import DefaultAzureCredential  # an extra
 

@@ -1,4 +1,4 @@
-"""What the SDK keeps to itself and this package needs: the only reason to look here when a new SDK does not work.
+"""Internals of the SDK that this package needs: the first place to look when a new SDK does not work.
 
 credit.py and dispositions.py build on it; everything else uses the SDK's public calls. The range of versions in
 pyproject.toml is as narrow as that asks for.
@@ -25,7 +25,7 @@ MOST_AT_ONCE = 10_000
 
 
 class Ear:
-    """Hears on a receiver's link what the SDK ignores there: that credit was used up, and how dispositions ended.
+    """A listener on a receiver's link for events that the SDK ignores: used-up credit, and the ends of dispositions.
 
     Args:
         link: The SDK's `ReceiverLink`; the ear puts itself in front of it.
@@ -54,7 +54,7 @@ class Ear:
         self.pending = len(self.outcomes)
 
     async def _hear_flow(self, frame: Any) -> None:
-        """AMQP 2.6.7: what was drained counts as delivered, on both sides; the SDK leaves that out."""
+        """Count drained messages as delivered, on both sides (AMQP 2.6.7): the SDK leaves that out."""
         if not self.drained and frame[5] is not None and (frame[8] or not frame[6]):
             self._link.delivery_count = frame[5]
             self._link.current_link_credit = 0
@@ -72,7 +72,7 @@ class Ear:
 
 
 def ear_of(receiver: ServiceBusReceiver) -> Ear:
-    """The ear at the receiver's link; it gets one with its first use."""
+    """Return the ear at the receiver's link; it gets one with its first use."""
     link = client_of(receiver)._link
     ear: Ear | None = getattr(link, "_jobpool_ear", None)
     if ear is None:
@@ -81,7 +81,7 @@ def ear_of(receiver: ServiceBusReceiver) -> Ear:
 
 
 def client_of(receiver: ServiceBusReceiver) -> Any:
-    """The SDK's AMQP client of an open receiver."""
+    """Return the SDK's AMQP client of an open receiver."""
     client: Any = receiver._handler
     if client is None or client._link is None:
         raise sdk.ServiceBusConnectionError(message="the receiver was closed")
@@ -89,7 +89,7 @@ def client_of(receiver: ServiceBusReceiver) -> Any:
 
 
 async def ready_client(receiver: ServiceBusReceiver) -> Any:
-    """The same, with a token that is valid and a link that is attached."""
+    """Return the same, with a token that is valid and a link that is attached."""
     client = client_of(receiver)
     async with asyncio.timeout(ROUND_TRIP):
         while not await client.client_ready_async():
@@ -105,7 +105,7 @@ async def read_until(client: Any, done: Callable[[], bool], seconds: float | Non
         if left <= 0:
             raise TimeoutError("the broker did not answer")
         await client._connection.listen(wait=min(SLICE, left))
-        client._link.get_state()  # raises what has become of it
+        client._link.get_state()  # raises its error, if any
 
 
 async def renew_locks(receiver: ServiceBusReceiver, tokens: Sequence[Any], seconds: float) -> list[float]:
@@ -115,19 +115,21 @@ async def renew_locks(receiver: ServiceBusReceiver, tokens: Sequence[Any], secon
 
 
 def largest_message(sender: ServiceBusSender) -> int:
-    """Bytes that an open sender's queue takes as one message."""
+    """Return bytes that an open sender's queue takes as one message."""
     return int(sender._max_message_size_on_link)
 
 
 def is_broken(handler: ServiceBusSender | ServiceBusReceiver) -> bool:
-    """Whether the other side has ended the connection, as far as is known without asking."""
+    """Return whether the other side has ended the connection, as far as is known without asking."""
     connection = connection_of(handler)
     reader = getattr(getattr(connection, "_transport", None), "reader", None)
     return reader is None or reader.at_eof() or reader.exception() is not None
 
 
 def remember_clients(handler: ServiceBusSender | ServiceBusReceiver) -> list[Any]:
-    """All AMQP clients that it is going to make: it forgets one whose opening was cut short, and leaves it open."""
+    """Return all AMQP clients that it is going to make: it forgets one whose opening was cut short, and leaves it
+    open.
+    """
     inside: Any = handler
     made: list[Any] = []
     create = inside._create_handler
@@ -141,7 +143,7 @@ def remember_clients(handler: ServiceBusSender | ServiceBusReceiver) -> list[Any
 
 
 def connections_of(clients: Sequence[Any]) -> list[Any]:
-    """What they have open, to be cut off later."""
+    """Return the clients' open connections, to be cut off later."""
     return [client._connection for client in clients if client._connection is not None]
 
 
@@ -153,5 +155,5 @@ def cut_off(connection: Any) -> None:
 
 
 def connection_of(handler: ServiceBusSender | ServiceBusReceiver) -> Any:
-    """Its connection; None when it has none."""
+    """Return its connection; None when it has none."""
     return getattr(getattr(handler, "_handler", None), "_connection", None)

@@ -1,8 +1,8 @@
-"""When a lease ends: by this machine's clock, from before the request, after what the queues lock a message for.
+"""The end of a lease: by this machine's clock, from before the request, after the time that the queues lock a message.
 
-The broker tells when a lock ends on *its* clock. That is of use in one direction only: when it is sooner than it
-should be, either the queue's locks are shorter than the option `lock` says, or the clocks differ; the sooner end is
-taken then, for a lease that ends too soon costs a renewal, and one that ends too late costs a job that runs twice.
+The broker tells the end of a lock on *its* clock. An end sooner than expected means that the queue's locks are shorter
+than the option `lock` says, or that the clocks differ. The sooner end is taken then: a lease that ends too soon costs a
+renewal, and one that ends too late costs a job that runs twice.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """When something was asked for, by the backend's clock and by `time.monotonic()`."""
+    """The time of a request, by the backend's clock and by `time.monotonic()`."""
 
     boot: float
     wall: float
     mono: float
 
     def earlier(self, mono: float) -> Asked:
-        """The same for what was asked for before this already; itself for what was asked for since."""
+        """Return the same for what was asked for before this already; itself for what was asked for since."""
         back = max(0.0, self.mono - mono)
         return Asked(self.boot - back, self.wall - back, mono) if back else self
 
 
 class Locks:
-    """Computes ends of leases.
+    """The clock that computes ends of leases.
 
     Args:
         clock: The backend's.
@@ -60,11 +60,11 @@ class Locks:
         """By queue."""
 
     def now(self) -> Asked:
-        """To be taken before a request."""
+        """Return the time, to be taken before a request."""
         return Asked(self._clock.boot(), self._clock.wall(), time.monotonic())
 
     def end(self, queue: str, asked: Asked, locked_until: float | None) -> float:
-        """When a lease ends on the backend's clock; `locked_until` on the broker's, None = it did not say."""
+        """Return when a lease ends on the backend's clock; `locked_until` on the broker's, None = it did not say."""
         length = self._address.lock
         if locked_until is not None and locked_until - asked.wall < length - TOLERANCE:
             left = locked_until - asked.wall

@@ -1,8 +1,9 @@
-"""What an administrator sees: counts, lists, single messages; all by peeking, for the broker has no other view for us.
+"""The administrator's view: counts, lists, single messages; all by peeking, because the broker has no other view for
+us.
 
-Lists are in the order of the first enqueue. The broker's own order is another (a copy, such as a nack sends, has a new
-number, and dead letters are numbered apart), so that a whole queue is looked through for one page: some thousand
-messages a second.
+Lists are in the order of the first enqueue. The broker's own order is another: a copy, such as a nack sends, has a new
+number, and dead letters are numbered apart. So a whole queue is looked through for one page: some thousand messages a
+second.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LIVE = frozenset({State.WAITING, State.DELAYED, State.LEASED})
 
 
 class Looker:
-    """Looks into queues."""
+    """The view of queues."""
 
     def __init__(self, hub: Hub, holdings: Holdings, clock: Clock) -> None:
         self._hub = hub
@@ -62,7 +63,8 @@ class Looker:
         return found.message if found else None
 
     def search(self, where: MessageFilter) -> Iterator[Sight]:
-        """What the filter finds, in no order: of each queue first the live ones, then its dead letters.
+        """Yield the messages that the filter finds, in no order: of each queue first the live ones, then its dead
+        letters.
 
         A queue that was not named by the filter and cannot be looked into is left out, unless that is all of them.
         """
@@ -92,19 +94,19 @@ class Looker:
 
 
 def oldest(found: Iterable[Sight], limit: int, behind: int = 0) -> list[Sight]:
-    """The first `limit` in the order of their enqueue, of those behind this place. Keeps no more than that many."""
+    """Return the first `limit` in the order of their enqueue after this place. Keeps no more than that many."""
     return heapq.nsmallest(limit, (sight for sight in found if sight.place > behind), key=lambda sight: sight.place)
 
 
 def sides(where: MessageFilter) -> list[bool]:
-    """Where to look for what a filter means: False is the queue, True its dead letters."""
+    """Return where to look for what a filter means: False is the queue, True its dead letters."""
     states = set(where.states or State)
     live = bool(states & LIVE) and where.reason is None
     return [dead for dead, wanted in ((False, live), (True, State.DEAD in states)) if wanted]
 
 
 def tally(live: list[Message], dead: int, now: float) -> QueueStats:
-    """The counts. Where there was more to see, `cap` is the smallest count that may be too small."""
+    """Return the counts. Where there was more to see, `cap` is the smallest count that may be too small."""
     counts = Counter(message.state for message in live)
     unsure = [count for count in counts.values() if len(live) >= STATS_CAP]
     if dead >= STATS_CAP:

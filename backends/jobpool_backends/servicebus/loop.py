@@ -21,17 +21,17 @@ THREAD = "jobpool-servicebus"
 """The thread's name."""
 
 _INHERITED: list[object] = []
-"""What came over a fork: kept, so that nothing of it is ever closed by being forgotten."""
+"""Objects that came over a fork: kept, so that nothing of them is ever closed by being forgotten."""
 
 _STOP = 5.0
 """Seconds that the thread may take to end."""
 
 
 class LoopThread:
-    """Runs coroutines on one event loop, for callers on any thread.
+    """A thread that runs coroutines on one event loop, for callers on any thread.
 
     Args:
-        name: What the loop is for, for error texts.
+        name: Purpose of the loop, for error texts.
     """
 
     def __init__(self, name: str) -> None:
@@ -44,7 +44,7 @@ class LoopThread:
 
     @property
     def inherited(self) -> bool:
-        """Whether this was made by a process that this one was forked from."""
+        """True if this was made by a process that this one was forked from."""
         return self._pid != os.getpid()
 
     def run(self, work: Coroutine[Any, Any, T], limit: float) -> T:
@@ -67,7 +67,7 @@ class LoopThread:
         except concurrent.futures.TimeoutError:  # ours, or one of the work's own
             raise BackendUnavailable(f"{self._name} did not answer within {limit:g} s") from None
         finally:
-            future.cancel()  # does nothing to what is done
+            future.cancel()  # does nothing to a finished one
 
     def stop(self) -> None:
         """End the thread. Nothing when there is none. Blocks for 5 seconds at most."""

@@ -1,7 +1,7 @@
 """Peeking: reading what is in a queue, or in its dead letters, without taking it. Nothing is locked or changed.
 
-The broker gives the messages in the order of their numbers, some at a time, and may give fewer than it was asked for:
-only when it gives none was that all.
+The broker gives the messages in the order of their numbers, some at a time, and may give fewer than asked for. The end
+is reached only when it gives none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PIECE = 250
 
 
 def peek(hub: Hub, queue: str, *, dead: bool, piece: int = PIECE) -> Iterator[ServiceBusReceivedMessage]:
-    """All messages of a queue, or its dead letters; a round trip for so many, and one more at the end.
+    """Yield all messages of a queue, or its dead letters; a round trip for each piece, and one more at the end.
 
     One that moves meanwhile may be passed over, or be seen twice.
 
@@ -38,12 +38,12 @@ def peek(hub: Hub, queue: str, *, dead: bool, piece: int = PIECE) -> Iterator[Se
 def peek_first(
     hub: Hub, queue: str, most: int
 ) -> tuple[list[ServiceBusReceivedMessage], list[ServiceBusReceivedMessage]]:
-    """The first messages of a queue, and its first dead letters, at most so many of each. Raises as `peek`."""
+    """Return at most `most` first messages of a queue, and of its dead letters. Raises as `peek`."""
     return hub.call(_peek_first(hub.queue(queue), most))
 
 
 async def is_there(receiver: ServiceBusReceiver, number: int) -> bool:
-    """Whether the queue still has the message with this number, whatever its state. On the hub's loop."""
+    """Return whether the queue still has the message with this number, whatever its state. On the hub's loop."""
     found = await receiver.peek_messages(1, sequence_number=number)
     return bool(found) and found[0].sequence_number == number
 

@@ -1,13 +1,13 @@
-"""What a message of Service Bus carries: our header, a line break, and the signed envelope, untouched.
+"""The content of a message of Service Bus: our header, a line break, and the signed envelope, untouched.
 
     {"jobpool":1,"id":"…","at":1763745600000000,"job":"mail","p":5,"a":1,…}\n{"job":"mail",…}
 
-The header is one line of compact JSON, outside of the signature. Every message there is immutable, so that a counter
-changes by sending a copy; only the broker's own delivery count moves, and each delivery of a job is one of these on top
-of those that its earlier copies had.
+The header is one line of compact JSON, outside of the signature. Every message there is immutable, so a counter changes
+by sending a copy. Only the broker's own delivery count moves; the deliveries of a job are these, plus those of its
+earlier copies.
 
-A dead letter keeps the header it died with. What its death adds stands in the two texts that the broker has for that:
-the reason, and as description one line of JSON, the epitaph.
+A dead letter keeps the header it died with. Its death is told in the broker's two texts: the reason, and as description
+one line of JSON, the epitaph.
 
 A body without a good header was put there by another program. It is handed out as it is: a bare envelope runs, and
 anything else is malformed, which a pool makes a dead letter.
@@ -39,7 +39,7 @@ LONGEST_EPITAPH = 4096
 """Characters that the broker keeps of a reason or a description."""
 
 REASONS = {"MaxDeliveryCountExceeded": "crash-limit", "TTLExpiredException": "expired"}
-"""What the broker calls the deaths that it brings about itself, and the word that jobpool has for each."""
+"""The broker's names of deaths that it causes itself, and jobpool's word for each."""
 
 LONGEST_MESSAGE_ID = 128
 """Characters that the broker takes."""
@@ -80,7 +80,7 @@ class Record:
     died_at: int | None = None
 
     def write(self) -> bytes:
-        """The body of a message that carries this. What only a dead letter has is left out."""
+        """Return the body of a message that carries this, without fields that only a dead letter has."""
         header: dict[str, Any] = {
             "jobpool": VERSION,
             "id": self.id,
@@ -110,7 +110,7 @@ class Record:
         return {name: value for name, value in more.items() if value}
 
     def message(self, *, message_id: str | None = None, due: float | None = None) -> ServiceBusMessage:
-        """A message to send that carries this.
+        """Return a message to send that carries this.
 
         Args:
             message_id: None = the job's own; a copy needs another (`copy_id`).
@@ -124,7 +124,7 @@ class Record:
         )
 
     def fits(self, limit: int) -> Record:
-        """This with its texts cut so that the whole is at most `limit` bytes, as far as cutting them helps."""
+        """Return this with its texts cut, so that the whole is at most `limit` bytes, as far as cutting them helps."""
         fitting = self
         for longest in (4096, 1024, 256, 0):
             if fitting.size + OVERHEAD <= limit:
@@ -133,7 +133,9 @@ class Record:
         return fitting
 
     def epitaph(self, error: str | None, cause: str | None, died_at: int) -> str:
-        """The description of the dead letter that this becomes: one line of JSON, at most `LONGEST_EPITAPH` long."""
+        """Return the description of the dead letter that this becomes: one line of JSON, at most `LONGEST_EPITAPH`
+        long.
+        """
         facts = {"died_at": died_at, "attempts": self.attempts, "crashes": self.crashes}
         for longest in (LONGEST_EPITAPH, 1600, 800, 250, 0):
             texts = {"error": cut(error, longest), "cause": cut(cause, longest)}
@@ -151,7 +153,7 @@ GROWTH = 256
 
 
 def new_record(message: NewMessage, enqueued_at: int) -> Record:
-    """The record of a message on its way in."""
+    """Return the record of a message on its way in."""
     return Record(
         message.id,
         enqueued_at,
@@ -168,16 +170,16 @@ def new_record(message: NewMessage, enqueued_at: int) -> Record:
 
 
 def read(message: ServiceBusReceivedMessage) -> Record:
-    """What a received or peeked message carries, of a queue or of its dead letters. Never raises."""
+    """Return the record of a received or peeked message, of a queue or of its dead letters. Never raises."""
     record = _read_body(message)
     return _buried(record, message) if message.dead_letter_reason or message.dead_letter_error_description else record
 
 
 def copy_id(ident: str, place: str, sequence: int) -> str:
-    """The message id of a copy of the message with this number: another for every original.
+    """Return the message id of a copy of the message with this number: another for every original.
 
-    So a copy that is sent twice is kept once by a queue that detects duplicates, and no other copy is mistaken for it.
-    `place` tells the numbers of a queue and of its dead letters apart.
+    So a queue that detects duplicates keeps a copy that is sent twice once, and mistakes no other copy for it. `place`
+    tells the numbers of a queue and of its dead letters apart.
     """
     tail = f"#{place}{sequence}"
     if len(ident) + len(tail) <= LONGEST_MESSAGE_ID:
@@ -186,7 +188,7 @@ def copy_id(ident: str, place: str, sequence: int) -> str:
 
 
 def cut(text: str | None, longest: int = LONGEST_TEXT) -> str | None:
-    """The text, without its middle when it is too long, and with what UTF-8 cannot carry written out."""
+    """Return the text, without its middle when it is too long, and with what UTF-8 cannot carry written out."""
     if not text:
         return None
     readable = text.encode("utf-8", "backslashreplace").decode()
@@ -197,7 +199,7 @@ def cut(text: str | None, longest: int = LONGEST_TEXT) -> str | None:
 
 
 def _moment(due: float) -> datetime:
-    """The broker's clock has milliseconds, and a delay is rounded up to them."""
+    """Round a delayed moment up to milliseconds, as the broker's clock has them."""
     milliseconds = math.ceil(max(0, micros(due)) / 1000)
     try:
         return min(datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=milliseconds), _LAST_DUE)
@@ -228,7 +230,9 @@ _LATEST = 253402300799 * 10**6
 
 
 def _read_header(header: dict[str, Any], body: bytes) -> Record:
-    """Later versions only add to it: what they add is of no use here. Raises ValueError for what we never write."""
+    """Parse the header. Later versions only add to it, and their fields are ignored. Raises ValueError for a foreign
+    one.
+    """
     return _checked(
         Record(
             header["id"],
@@ -248,7 +252,7 @@ def _read_header(header: dict[str, Any], body: bytes) -> Record:
 
 
 def _checked(record: Record) -> Record:
-    """The record; ValueError where whoever sent it has written what cannot be."""
+    """Return the record; ValueError if it holds impossible values."""
     good = (
         isinstance(record.id, str)
         and IDENTIFIER.fullmatch(record.id)
@@ -271,7 +275,7 @@ def _is_moment(value: object) -> bool:
 
 
 def body_of(message: ServiceBusReceivedMessage) -> bytes:
-    """The bytes of a message; of one that holds something else than bytes, what it says of itself."""
+    """Return the bytes of a message; of one that holds something else than bytes, what it says of itself."""
     body: Any = message.body
     if isinstance(body, bytes):
         return body
@@ -296,7 +300,7 @@ def _buried(record: Record, message: ServiceBusReceivedMessage) -> Record:
             last_error=facts.get("error", record.last_error),
             cause=facts.get("cause", record.cause),
         )
-        with suppress(ValueError):  # it is somebody else's, then
+        with suppress(ValueError):  # it is another program's, then
             return _checked(buried)
     return replace(record, reason=REASONS.get(reason, reason), last_error=record.last_error or told or None)
 
@@ -318,11 +322,11 @@ class Numbers:
         self._last = 0
 
     def next(self, now: float) -> int:
-        """The number for a message that is enqueued at this Unix time. The caller holds the lock."""
+        """Return the number for a message that is enqueued at this Unix time. The caller holds the lock."""
         self._last = max(self._last + 1, micros(now))
         return self._last
 
 
 def as_seconds(moment: int | None) -> float | None:
-    """A stored moment as Unix time in seconds."""
+    """Return a stored moment as Unix time in seconds."""
     return None if moment is None else moment / MICRO

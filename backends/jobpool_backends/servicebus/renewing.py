@@ -28,7 +28,7 @@ LEAST = 1.0
 
 
 class Renewer:
-    """Renews leases."""
+    """The renewer of leases."""
 
     def __init__(self, hub: Hub, holdings: Holdings, locks: Locks, clock: Clock) -> None:
         self._hub = hub
@@ -37,7 +37,7 @@ class Renewer:
         self._clock = clock
 
     def renew(self, leases: Sequence[JobLease]) -> list[JobLease | None]:
-        """Each for as long as its queue locks a message; None where it is lost.
+        """Renew each lease for the time that its queue locks a message; None if it is lost.
 
         Raises BackendUnavailable; the old ends stand.
         """

@@ -1,6 +1,6 @@
-"""What the SDK logs of connections that break: left out, for a channel gets over it, and tells it in one line.
+"""A filter for the SDK's log lines about breaking connections: a channel recovers from them, and logs one line.
 
-Only of our own thread; and only those three, which come as warnings, or as errors with a traceback, each time.
+Only of our own thread; and only those three, which come each time as warnings, or as errors with a traceback.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TOLD = {
 
 
 def leave_out() -> None:
-    """From now on. To be called as often as one likes."""
+    """Install the filter. May be called any number of times."""
     for name in TOLD:
         logging.getLogger(name).addFilter(_is_news)
 

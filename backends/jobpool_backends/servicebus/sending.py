@@ -1,7 +1,7 @@
 """Sending: a batch of jobs in as few messages of the protocol as their sizes allow.
 
-A batch is taken whole or not at all, but a call may need several, and several queues. What cannot be sent at all is
-refused before anything is. A delay rides on the message, so that delayed and other jobs share a batch.
+A batch is taken whole or not at all, but a call may need several, and several queues. A message that cannot be sent at
+all is refused before anything is sent. A delay rides on the message, so that delayed and other jobs share a batch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Outgoing:
 
 
 class Producer:
-    """Adds messages to queues.
+    """The adder of messages to queues.
 
     Args:
         clock: The backend's.
@@ -64,7 +64,7 @@ class Producer:
         self._hub.call(self.send([self.outgoing(message) for message in messages]))
 
     def outgoing(self, message: NewMessage, copy_of: str | None = None) -> Outgoing:
-        """A new message as it is sent; with `copy_of`, its message id."""
+        """Return a new message as it is sent; with `copy_of`, its message id."""
         now = self._clock.wall()
         due = message.due if message.due is not None and message.due > now else None
         with self._lock:
@@ -72,15 +72,15 @@ class Producer:
         return Outgoing(message.queue, new_record(message, number), due, copy_of)
 
     def delayed_copy(self, queue: str, record: Record, delay: float, sequence: int) -> Outgoing:
-        """A copy of the message with this sequence number, to be fetched after so many seconds."""
+        """Return a copy of the message with this sequence number, to be fetched after `delay` seconds."""
         due = self._clock.wall() + min(delay, LONGEST) if delay > 0 else None
         return Outgoing(queue, record, due, copy_id(record.id, "q", sequence))
 
     async def send(self, outgoing: Sequence[Outgoing], *, patiently: bool = False) -> None:
         """Send these, queue by queue. On the hub's loop; raises as `add`.
 
-        With `patiently` a batch whose connection broke is sent again, though it may have arrived: for the copies of a
-        settlement, which whoever settles would send again anyway.
+        With `patiently` a batch whose connection broke is sent again, though it may have arrived: for copies, which a
+        repeated settlement would send again anyway.
         """
         by_queue: dict[str, list[Outgoing]] = {}
         for each in outgoing:
@@ -120,7 +120,7 @@ async def _send_outgoing(station: Station, outgoing: Sequence[Outgoing], patient
 
 
 class _Progress:
-    """How many of a call's messages were sent."""
+    """The number of a call's messages that were sent."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -156,7 +156,7 @@ async def _send_batch(sender: ServiceBusSender, messages: Sequence[ServiceBusMes
 
 
 def _write(outgoing: Outgoing, limit: int) -> ServiceBusMessage:
-    """What is new leaves room for what its copies need: else it could not be retried."""
+    """Return the message; a new one leaves room for the header of its copies, or it could not be retried."""
     is_copy = outgoing.message_id is not None
     record = outgoing.record.fits(limit) if is_copy else outgoing.record
     size = record.size + OVERHEAD + (0 if is_copy else GROWTH)

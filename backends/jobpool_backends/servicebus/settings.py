@@ -20,7 +20,7 @@ USUAL_LOCK = 60.0
 USUAL_DELIVERIES = 10
 USUAL_WINDOW = 600.0
 WORKS = "Active"
-"""What the service has where nothing was said."""
+"""The service's value if nothing was set."""
 
 PATIENCE = 5.0
 """Seconds for one answer."""
@@ -28,15 +28,15 @@ PATIENCE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Of one queue. Times are seconds.
+    """Settings of one queue. Times are seconds.
 
     Attributes:
         lock: LockDuration.
         deliveries: MaxDeliveryCount.
         duplicates: Window of duplicate detection; 0 = off.
         ttl: DefaultMessageTimeToLive; infinite when nothing expires.
-        keeps_expired: Whether what expires becomes a dead letter.
-        sessions: Whether it takes messages with a session only.
+        keeps_expired: True if an expired message becomes a dead letter.
+        sessions: True if it takes only messages with a session.
         status: `WORKS` when it works.
     """
 
@@ -50,7 +50,7 @@ class Facts:
 
 
 def ask(address: Address, queue: str) -> Facts | str:
-    """The settings of a queue; or, in a few words, why they are not told. Blocks for some seconds at most."""
+    """Return the settings of a queue; or, in a few words, why they are not told. Blocks for some seconds at most."""
     if address.emulated:
         return "the emulator tells nobody; they stand in its Config.json"
     try:
@@ -63,7 +63,7 @@ def ask(address: Address, queue: str) -> Facts | str:
 
 
 def read(properties: QueueProperties) -> Facts:
-    """What jobpool must know of them; what the service leaves out is as it is by default."""
+    """Return the settings that jobpool needs; missing ones have the service's default."""
     ttl = _seconds(properties.default_message_time_to_live, FOREVER)
     window = _seconds(properties.duplicate_detection_history_time_window, USUAL_WINDOW)
     return Facts(

@@ -1,7 +1,7 @@
-"""What becomes of leases: copies first, then the originals, a call's worth of each at the same time.
+"""Settlements: copies first, then the originals, a call's worth of each at the same time.
 
-A message of Service Bus cannot be changed. What must change or wait is sent as a copy, and then the original is
-completed; a crash between the two leaves both, under one id. The order is never the other way round.
+A message of Service Bus cannot be changed. To change or delay one, a copy is sent, and then the original is completed;
+a crash between the two leaves both, under one id. The order is never the other way round.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LEAST = 1.0
 
 @dataclass(slots=True)
 class Plan:
-    """How a settlement is carried out: what is sent, and then what the broker is told of the original."""
+    """The plan of a settlement: the copies to send, and then the order to the broker about the original."""
 
     held: Held
     verdict: Verdict
@@ -46,7 +46,7 @@ class Plan:
 
 
 class Settler:
-    """Settles leases."""
+    """The settler of leases."""
 
     def __init__(self, hub: Hub, holdings: Holdings, producer: Producer, charges: Charges, clock: Clock) -> None:
         self._hub = hub
@@ -62,7 +62,7 @@ class Settler:
         brought: Mapping[int, Sequence[NewMessage]],
         call_id: str,
     ) -> list[Settled]:
-        """The answers, in order.
+        """Return the answers, in order.
 
         Raises:
             WriteRefused: Copies of some were refused; its `answers` are those of the others.
@@ -169,7 +169,7 @@ class Settler:
         return answers
 
     def _note(self, plans: dict[int, Plan], answers: dict[int, Settled]) -> None:
-        """What was not answered is still held; what was charged is told."""
+        """Keep leases without an answer as held, and report charges."""
         for place, plan in plans.items():
             if place not in answers:
                 self._holdings.put_back(plan.held)
@@ -179,7 +179,7 @@ class Settler:
     async def _send_and_settle(
         self, plans: dict[int, Plan], answers: dict[int, Settled], deadline: float
     ) -> WriteRefused | None:
-        """Why copies of some were refused; what needs none of these is settled."""
+        """Return why copies of some were refused; what needs none of these is settled."""
         refused = await self._send_copies(list(plans.values()))
         by_taker: dict[Taker, list[int]] = {}
         for place, plan in plans.items():
@@ -196,7 +196,8 @@ class Settler:
         return refused
 
     async def _send_copies(self, plans: Sequence[Plan]) -> WriteRefused | None:
-        """Queue by queue, first those that nothing was fetched from: they are more likely not to be there.
+        """Send the copies queue by queue, first to queues that nothing was fetched from: they are more likely to be
+        missing.
 
         A queue that takes nothing for now holds up no other; why it does not is returned.
         """
@@ -229,7 +230,7 @@ class Settler:
                 answers[place] = await self._resolve(plans[place])
 
     async def _resolve(self, plan: Plan) -> Settled:
-        """The lock is gone, and perhaps because our request was carried out whose answer was lost: look."""
+        """Look at a message whose lock is gone, perhaps by our own request, whose answer was lost."""
         if plan.verdict is ABANDON:
             return Settled.OK  # it is back in the queue in either case
         station = self._hub.queue(plan.held.queue)
@@ -238,7 +239,7 @@ class Settler:
 
 
 class _Halves:
-    """What was answered of calls that could not be answered whole; for a minute."""
+    """Answers of calls that were answered in part; kept for a minute."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

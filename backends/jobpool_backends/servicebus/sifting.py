@@ -1,7 +1,7 @@
 """Taking certain messages out of a sub-queue of dead letters, where the broker gives only whatever comes next.
 
-What was not meant stays locked until all that was meant has been found, so that it does not come again, and is given
-back then. Its locks must outlive the search: so that is bounded.
+Other messages stay locked until all wanted ones have been found, so that they do not come again, and are given back
+then. Their locks must outlive the search, so the search is bounded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PATIENCE = 1.0
 
 Messages = Sequence[ServiceBusReceivedMessage]
 Before = Callable[[Messages], Awaitable[None]]
-"""What is done with messages that were meant before they are removed. They are locked meanwhile."""
+"""A step for wanted messages, which are locked, before they are removed."""
 
 
 class Sieve:
@@ -78,9 +78,9 @@ class Sieve:
 
 
 async def remove(receiver: ServiceBusReceiver, messages: Messages) -> int:
-    """Complete messages; how many. Those whose lock was lost are not.
+    """Complete messages, and return how many. Messages whose lock was lost are left out.
 
-    Raises what leaves a doubt.
+    Raises errors that leave a doubt.
     """
     answers = await settle(receiver, _each(messages, COMPLETE))
     for answer in answers:
@@ -90,7 +90,7 @@ async def remove(receiver: ServiceBusReceiver, messages: Messages) -> int:
 
 
 async def give_back(receiver: ServiceBusReceiver, messages: Messages) -> None:
-    """Unlock messages. Those of a connection that is broken come back by themselves when their locks end."""
+    """Unlock messages. Messages of a broken connection come back when their locks end."""
     if messages:
         with contextlib.suppress(Exception):
             await settle(receiver, _each(messages, RELEASE))

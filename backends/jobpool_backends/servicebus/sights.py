@@ -1,8 +1,8 @@
-"""What a look at a queue shows: a peeked message, as an administrator sees it. Does no I/O.
+"""The result of a look at a queue: a peeked message, as an administrator sees it. Does no I/O.
 
 The broker tells for each message its number, whether its time has come, and how often it was delivered in vain. It does
-not tell who holds it: a message that waits and one that another client has locked look alike. Those that this client
-holds are known here.
+not tell who holds it: a waiting message and one that another client has locked look alike. The leases of this client
+are known here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Sight:
 
 
 def see(queue: str, peeked: ServiceBusReceivedMessage, held: Mapping[int, Held], now: Moment, *, dead: bool) -> Sight:
-    """What was peeked of a queue, or of its dead letters; `held`: by number, what this client holds of the queue."""
+    """Return the sight of a peeked message or dead letter; `held`: the leases of this client on the queue, by
+    number.
+    """
     record = read(peeked)
     sequence = peeked.sequence_number or 0
     holding = None if dead else held.get(sequence)
@@ -80,13 +82,14 @@ def see(queue: str, peeked: ServiceBusReceivedMessage, held: Mapping[int, Held],
 
 
 def delivered(record: Record, message: ServiceBusReceivedMessage) -> int:
-    """How often it was leased, earlier copies included. The broker counts those that came back, so not the last one
-    of what a settlement made a dead letter."""
+    """Return how often it was leased, earlier copies included. The broker counts those that came back, so not the last
+    one of what a settlement made a dead letter.
+    """
     return record.deliveries + (message.delivery_count or 0) + (record.died_at is not None)
 
 
 def raised(record: Record, message: ServiceBusReceivedMessage, *, afresh: bool) -> Record:
-    """What goes back to the queue for a dead letter; `afresh`: without its past."""
+    """Return the record to send for a dead letter that goes back to the queue; `afresh`: without its past."""
     living = replace(record, deliveries=delivered(record, message), begun=True, reason=None, died_at=None)
     if not afresh:
         return living
@@ -94,7 +97,7 @@ def raised(record: Record, message: ServiceBusReceivedMessage, *, afresh: bool) 
 
 
 def matches(message: Message, where: MessageFilter, now: float) -> bool:
-    """Whether a person means this one; `now`: Unix time."""
+    """Return whether a person means this one; `now`: Unix time."""
     age = round(now - (message.enqueued_at if message.died_at is None else message.died_at), 6)
     return (
         (where.queue is None or message.queue == where.queue)
@@ -111,20 +114,20 @@ def matches(message: Message, where: MessageFilter, now: float) -> bool:
 def _state(peeked: ServiceBusReceivedMessage, holding: Held | None) -> State:
     if peeked.state == ServiceBusMessageState.SCHEDULED:
         return State.DELAYED
-    # What another program has deferred is out of everybody's reach but its own.
+    # A message that another program has deferred can be reached by that program only.
     if holding is not None or peeked.state == ServiceBusMessageState.DEFERRED:
         return State.LEASED
     return State.WAITING
 
 
 def _available_at(record: Record, peeked: ServiceBusReceivedMessage) -> float:
-    """When its time comes, or came: the broker stamps anew what it was to keep for later."""
+    """Return when its time comes, or came: the broker stamps anew what it was to keep for later."""
     moment = peeked.scheduled_enqueue_time_utc or peeked.enqueued_time_utc
     return moment.timestamp() if moment else record.enqueued_at / MICRO
 
 
 def _handler(record: Record) -> str:
-    """Of what another program put there, too."""
+    """Return the handler's name, of another program's message too."""
     if record.handler:
         return record.handler
     try:
@@ -134,5 +137,5 @@ def _handler(record: Record) -> str:
 
 
 def _cursor(record: Record) -> str:
-    """Digits that grow in the order of the first enqueue; two clients may have enqueued in one microsecond."""
+    """Return digits that grow in the order of the first enqueue; two clients may have enqueued in one microsecond."""
     return str(record.enqueued_at * _TIES + zlib.crc32(record.id.encode()) % _TIES)

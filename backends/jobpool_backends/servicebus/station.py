@@ -1,7 +1,7 @@
 """The station: all channels of one queue, and the messages that were received while waiting.
 
-Three connections a queue, opened when they are needed: one sends, one (or more) fetches and settles, one manages:
-renews and peeks, and is never given credit. A fourth, for the dead letters, once somebody counts or looks after them.
+Three connections for each queue, opened when they are needed. One sends, one (or more) fetches and settles, one renews
+and peeks, and is never given credit. A fourth, for the dead letters, is opened once somebody counts or looks at them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HANDLER: dict[str, Any] = {"timeout": 5, "socket_timeout": 0.2}
 
 
 class Station:
-    """See the module. All but the constructor only on the hub's loop.
+    """The channels of one queue. All but the constructor only on the hub's loop.
 
     Args:
         name: Of the queue.
@@ -64,7 +64,7 @@ class Station:
         return self.takers[0].channel
 
     async def take(self, most: int, deadline: float) -> list[Delivery]:
-        """What the queue has now, `most` at most; first what came while somebody waited. One round trip."""
+        """Return the messages of the queue now, `most` at most; first those that came during a wait. One round trip."""
         taken = [self._kept.popleft() for _ in range(min(most, len(self._kept)))]
         if len(taken) == most:
             return taken
@@ -94,7 +94,7 @@ class Station:
         return bool(self._kept)
 
     def stop_waiting(self) -> None:
-        """Whoever waits here need not any more."""
+        """End the waits on this queue."""
         for taker in self.takers:
             taker.nudge()
 
@@ -134,11 +134,11 @@ class Station:
             self._giving_back = None
 
     async def _give_back(self, deliveries: list[Delivery], deadline: float) -> None:
-        """These of one taker."""
+        """Give back these messages of one taker."""
         taker = deliveries[0].taker
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
                 await taker.settle([(delivery, RELEASE) for delivery in deliveries], deadline)
-        except Exception as error:  # noqa: BLE001 - whatever it is, their locks will run out
+        except Exception as error:  # noqa: BLE001 - after any error their locks run out
             taker.forget(len(deliveries))
             log.info("%s, queue %s: messages were not given back: %r", self.address.title, self.name, error)

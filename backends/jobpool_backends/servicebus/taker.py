@@ -1,8 +1,8 @@
 """A taker: one receiver of a queue, which fetches, waits and settles what it fetched, one thing at a time.
 
-Whoever waits gives way to whoever wants to fetch or settle. Settling goes over the link that received; what an earlier
-link received is settled by its lock's token. An answer that was lost is asked for once more in that way, and a lock
-that is gone then may just as well be gone because the first request was carried out: that is a `Doubt`.
+A wait gives way to a fetch or a settlement. Settlements go over the link that received; those of an earlier link go by
+the lock's token. If an answer was lost, it is asked for once more in that way. If the lock is gone then, perhaps the
+first request was carried out: that is a `Doubt`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ MOST_AT_ONCE = 500
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """A message that we hold the lock of.
+    """A message whose lock we hold.
 
     Attributes:
         received: `time.monotonic()` from before its lock began.
         locked_until: Unix time on the broker's clock.
         generation: Of the channel's handler.
-        asked: It may be settled already: the broker was asked for it, and did not answer.
+        asked: True if it may be settled already: the broker was asked, and did not answer.
     """
 
     message: ServiceBusReceivedMessage
@@ -69,7 +69,7 @@ class _Batch:
 
 
 class Taker:
-    """See the module. Only on the hub's loop."""
+    """One receiver of a queue. Only on the hub's loop."""
 
     def __init__(self, channel: Channel[ServiceBusReceiver]) -> None:
         self.channel = channel
@@ -80,7 +80,7 @@ class Taker:
         self._nudge = asyncio.Event()
 
     async def take(self, most: int, deadline: float) -> list[Delivery]:
-        """What the queue has now. One round trip."""
+        """Return the messages of the queue now. One round trip."""
         async with _Want(self):
             return await self.channel.run(lambda receiver: self._draw(receiver, most), deadline)
 
@@ -101,11 +101,11 @@ class Taker:
         return await self.channel.run(lambda receiver: self._wait(receiver, deadline, unwanted), limit, patiently=False)
 
     def nudge(self) -> None:
-        """Let whoever waits come back."""
+        """End the wait."""
         self._nudge.set()
 
     async def settle(self, verdicts: Sequence[tuple[Delivery, Verdict]], deadline: float) -> list[Answer | Doubt]:
-        """An answer each, in order. One round trip, as a rule.
+        """Return an answer each, in order. One round trip, as a rule.
 
         Raises JobpoolError: not all were answered by the deadline; `settle` again is safe.
         """
@@ -123,7 +123,7 @@ class Taker:
         return [batch.answers[place] for place in range(len(verdicts))]
 
     def forget(self, deliveries: int) -> None:
-        """So many will never be settled."""
+        """Count deliveries that will never be settled."""
         self.load -= deliveries
         self._strays += deliveries
 

@@ -1,8 +1,8 @@
-"""What an administrator does to many messages at once: raise dead letters, delete.
+"""Bulk changes by an administrator: raise dead letters, delete.
 
-A dead letter is raised by sending a copy to its queue and then completing it among the dead letters: what fails between
-the two leaves both, never neither. Delayed messages are found by peeking and cancelled by their numbers. What waits can
-only be taken as it comes, and so be deleted only all at once. Leased messages are never touched.
+A dead letter is raised by sending a copy to its queue and then completing it among the dead letters. A failure in
+between leaves both, never neither. Delayed messages are found by peeking and cancelled by their numbers. Waiting ones
+can only be taken in their order, and so be deleted only all at once. Leased messages are never touched.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ LIMIT = 60.0
 
 
 class Tender:
-    """Tends queues."""
+    """The bulk changes of queues."""
 
     def __init__(self, hub: Hub, looker: Looker) -> None:
         self._hub = hub
         self._looker = looker
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
-        """Raises `Unsupported` for a filter by which this broker cannot delete."""
+        """Change the matching messages. Raises `Unsupported` for a filter by which this broker cannot delete."""
         check_positive(limit, "limit")
         changed = 0
         for state in touched(where, verb):
@@ -84,7 +84,7 @@ class Tender:
         return cancelled
 
     def _take(self, queue: str, count: int) -> int:
-        """Delete so many of those that wait, whichever come."""
+        """Delete `count` of the waiting messages, whichever come."""
         return self._hub.call(delete(self._hub.queue(queue), count, time.monotonic() + LIMIT), LIMIT)
 
     def _ask(self, channel: Channel[Any], step: Callable[[Any], Awaitable[T]]) -> T:
@@ -92,7 +92,7 @@ class Tender:
 
 
 class _Raising:
-    """Sends copies of dead letters of one queue. Remembers which it has sent, should they be met again."""
+    """The raising of dead letters of one queue by copies. Remembers those sent, should they be met again."""
 
     def __init__(self, station: Station, *, afresh: bool) -> None:
         self._station = station
@@ -111,7 +111,7 @@ class _Raising:
 
 
 def touched(where: MessageFilter, verb: Verb) -> list[State]:
-    """The states in which the verb may meet what the filter means.
+    """Return the states in which the verb may meet what the filter means.
 
     Raises `Unsupported` when waiting messages would have to be chosen one by one to be deleted.
     """
@@ -146,11 +146,11 @@ async def delete(station: Station, count: int, deadline: float) -> int:
 
 
 async def nothing(_: Messages) -> None:
-    """What is done with dead letters before they are deleted."""
+    """Do nothing with dead letters before they are deleted."""
 
 
 def canceller(numbers: list[int]) -> Callable[[ServiceBusSender], Awaitable[int]]:
-    """Cancels delayed messages; how many were still there. The broker cancels all that it is given, or none."""
+    """Return a canceller of delayed messages, which says how many were still there. The broker cancels all, or none."""
 
     async def cancel(sender: ServiceBusSender) -> int:
         try:

@@ -1,7 +1,7 @@
-"""What the errors of the SDK and of the network mean to the caller: from error to sentence, with its mend.
+"""The meaning of errors of the SDK and of the network to the caller: from error to sentence, with its mend.
 
-Some end the matter: what they name must be mended, or the lock is gone. All others leave a doubt about the sender or
-receiver that raised them, which is thrown away then (channel.py), and the same is tried with a new one.
+Some are final: their cause must be mended, or the lock is gone. All others leave a doubt about the sender or receiver
+that raised them. It is thrown away (channel.py), and the call is tried with a new one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ LOST = (sdk.MessageLockLostError, sdk.MessageAlreadySettled, sdk.MessageNotFound
 """The message is not ours (any more); for those who asked about it, and nobody else."""
 
 NOT_LET_IN = (sdk.ServiceBusAuthorizationError, sdk.ServiceBusAuthenticationError)
-"""From a handler that had been let in: its token has ended, as it does when this machine slept or its clock was set; a
-new handler brings a new token. From a new handler: the key is wrong."""
+"""From a handler that had been let in: its token has ended, because this machine slept or its clock was set. A new
+handler brings a new token. From a new handler: the key is wrong.
+"""
 
 SOUND = (
     *LOST,
@@ -65,7 +66,7 @@ _REFUSED_IDENTITY = (
 
 
 def explain(error: BaseException, address: Address, queue: str, timeout: float) -> JobpoolError:
-    """What `error`, met while something was done with this queue, means to the caller."""
+    """Explain `error`, met while something was done with this queue, to the caller."""
     if isinstance(error, JobpoolError):
         return error
     missing = missing_queue(error, address, queue)
@@ -94,7 +95,7 @@ def explain(error: BaseException, address: Address, queue: str, timeout: float) 
 
 
 def missing_queue(error: BaseException, address: Address, queue: str) -> AccessRefused | None:
-    """The error of a queue that is not there; None when that is not what `error` says."""
+    """Return the error of a queue that is not there; None when that is not what `error` says."""
     if not isinstance(error, sdk.MessagingEntityNotFoundError) and "not-found" not in str(error):
         return None
     if isinstance(error, sdk.MessageNotFoundError):
@@ -111,7 +112,7 @@ def missing_queue(error: BaseException, address: Address, queue: str) -> AccessR
 
 
 def too_large(queue: str, size: int | None, limit: int | None) -> str:
-    """That a message is too large, and for which limit."""
+    """Say that a message is too large, and for which limit."""
     told = f"has {size} bytes, and queue {queue!r} takes" if size else f"is too large: queue {queue!r} takes"
     most = f"at most {limit} a message" if limit else "no message of that size"
     return (
@@ -140,13 +141,13 @@ def _network(error: BaseException, timeout: float) -> str:
 
 
 def _beneath(error: BaseException) -> OSError | None:
-    """The operating system's error that the SDK wrapped, as deep as it may be."""
+    """Return the operating system's error that the SDK wrapped, as deep as it may be."""
     found = (each for each in _wrapped(error) if isinstance(each, OSError) and not isinstance(each, TimeoutError))
     return next((each for each in found if each.errno is not None), None)
 
 
 def _wrapped(error: BaseException) -> Iterator[BaseException]:
-    """The error, and all that it was made from: the SDK keeps those in many places."""
+    """Yield the error, and all that it was made from: the SDK keeps those in many places."""
     seen: set[int] = set()
     waiting: list[object] = [error]
     while waiting:
@@ -159,5 +160,5 @@ def _wrapped(error: BaseException) -> Iterator[BaseException]:
 
 
 def words(error: BaseException) -> str:
-    """What it says of itself, on one line."""
+    """Return the error's own text, on one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,4 +1,4 @@
-"""What the broker can be told to do with a message that we hold: AMQP's four outcomes, as Service Bus reads them."""
+"""Orders to the broker about a message that we hold: AMQP's four outcomes, as Service Bus reads them."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ RELEASE = Verdict("released")
 
 
 def bury(reason: str, description: str) -> Verdict:
-    """To the dead letters."""
+    """Move it to the dead letters."""
     return Verdict("rejected", reason, description)

@@ -7,7 +7,7 @@ KNOWN = "7.15"
 
 
 def check(installed: str) -> None:
-    """Raises `ImportError` for another version than the known one: odd errors would follow, and later."""
+    """Raise `ImportError` for a version other than the known one: else odd errors would follow later."""
     if not f"{installed}.".startswith(f"{KNOWN}."):
         raise ImportError(
             f"azure-servicebus {installed} is installed, and jobpool works with {KNOWN} only:"

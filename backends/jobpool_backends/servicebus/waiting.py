@@ -1,7 +1,8 @@
-"""Waiting on several queues at once: one receiver of each waits for a message, and the first that gets one ends it all.
+"""Waiting on several queues at once: one receiver of each waits for a message, and the first that gets one ends all
+waits.
 
-What arrives is kept for the fetch that follows (station.py). A queue that is not there is no reason to stop waiting for
-the others; when none of them is there, that is an error, and the next wait is told so at once for some seconds.
+The message is kept for the fetch that follows (station.py). A queue that is missing does not stop the wait for the
+others. If none of them is there, that is an error, and for some seconds the next wait raises it at once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MISSING = 5.0
 
 
 class Waiter:
-    """Waits."""
+    """The wait for messages."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -32,7 +33,7 @@ class Waiter:
         self._closed = False
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
-        """The first of these that has something to take; None when none has within `timeout` seconds.
+        """Return the first of these that has something to take; None when none has within `timeout` seconds.
 
         Raises:
             ConfigurationError: None of the queues is there.
@@ -99,11 +100,11 @@ class Waiter:
                 return True
             if time.monotonic() >= deadline:
                 return False
-            await asyncio.sleep(0)  # whoever wanted the receiver goes first
+            await asyncio.sleep(0)  # a caller that wanted the receiver goes first
         return False
 
     def _without_missing(self, stations: Sequence[Station]) -> list[Station]:
-        """The stations, but for those that were missing just now. Raises when that is all of them."""
+        """Return the stations, but for those that were missing just now. Raises when that is all of them."""
         now = time.monotonic()
         recent = {name: error for name, (at, error) in self._missing.items() if now - at < MISSING}
         there = [station for station in stations if station.name not in recent]
@@ -113,6 +114,6 @@ class Waiter:
 
 
 def _ignore(task: asyncio.Task[bool]) -> None:
-    """What becomes of a wait that nobody waits for any more is told by the next one."""
+    """Ignore the result of a wait that nobody waits for any more; the next one tells it."""
     if not task.cancelled():
         task.exception()

@@ -1,14 +1,14 @@
 """`sqlite:///file`: the embedded default. One file, no server; any number of processes of one machine share it.
 
 * `schema`: the tables, their versions and their indexes
-* `database`: connections, transactions, and what SQLite's errors mean
-* `moment`: what time it is, for leases that outlive a reboot
+* `database`: connections, transactions, and the meaning of SQLite's errors
+* `moment`: the time, for leases that outlive a reboot
 * `tally`, `calls`: counts a queue, and the memory of calls
 * `producing`, `fetching`, `settling`, `reaping`, `removing`: the life of a message
 * `facts`, `changes`: what a call of settlements reads, and what it writes
-* `claims`: the claim store, made of `posting`, `claiming`, `deleting`, `ending` (what has ended) and `claimed` (what is
-  shown), each of which does its part of a `step`
-* `keys`: the key store, made of `guarding` (what is granted to leases), `places`, `rates` and `notes`
+* `claims`: the claim store, made of `posting`, `claiming`, `deleting`, `ending` and `claimed`, each of which does its
+  part of a `step`
+* `keys`: the key store, made of `guarding` (grants to leases), `places`, `rates` and `notes`
 * `intransaction`: enqueue and ack within a transaction of the caller's own
 * `looking`, `tending`, `filters`: the administrator's side
 * `waiting`: sleep until something is there

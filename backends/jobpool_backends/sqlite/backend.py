@@ -48,8 +48,8 @@ DEFAULT_TIMEOUT = 5.0
 class SqliteBackend(QueueBackend):
     """Messages in one SQLite file, shared by any number of processes of one machine.
 
-    A call takes a write transaction at most, and waits for its turn for `timeout` seconds at most; then it raises
-    `BackendUnavailable`. What a call has answered is on the disk.
+    A call takes at most one write transaction, and waits for its turn for at most `timeout` seconds; then it raises
+    `BackendUnavailable`. When a call returns, its work is on the disk.
 
     Args:
         path: Of the file; created when it is not there.
@@ -109,7 +109,7 @@ class SqliteBackend(QueueBackend):
         """Open `sqlite:///relative.db` or `sqlite:////absolute.db`; options there (`?timeout=10`) or by keyword.
 
         `timeout` is above; `dead_max` is how many dead letters a queue keeps, `dead_max_age` for how many seconds; 0 =
-        all, and for ever. They are applied when something dies or is reaped in the queue.
+        all, forever. They are applied when a message of the queue dies or is reaped.
 
         Raises:
             ConfigurationError: The URL names no file, or an option is unknown or out of range.
@@ -124,7 +124,7 @@ class SqliteBackend(QueueBackend):
         return cls(path, timeout=timeout, signer=signer, clock=clock, caps=caps)
 
     def diagnose(self) -> list[Finding]:
-        """What the file's place and settings can lose."""
+        """Check what the file's place and settings can lose."""
         return checks.diagnose(self._database)
 
     def close(self) -> None:
@@ -146,7 +146,9 @@ class SqliteBackend(QueueBackend):
         return intransaction.enqueue(connection, self._database.path, messages, self.clock)
 
     def ticket(self, lease: JobLease) -> Ticket:
-        """What a child needs to ack in its handler's own transaction, on an `sqlite3` connection to this file."""
+        """Return what a child needs to ack in its handler's own transaction, on an `sqlite3` connection to this
+        file.
+        """
         return intransaction.make_ticket(lease, self._database.path, self._boot)
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
@@ -187,25 +189,27 @@ class SqliteBackend(QueueBackend):
     # --- looking and tending -------------------------------------------------------------------------
 
     def evicted(self, queue: str) -> int:
-        """How many dead letters of a queue the caps have removed, ever."""
+        """Return how many dead letters of a queue the caps have removed, ever."""
         return self._looker.evicted(queue)
 
     def stats(self, queue: str) -> QueueStats:
-        """Counts of one queue, O(1); delayed messages that fell due while nobody fetched are counted to 10,000."""
+        """Return counts of one queue, O(1); delayed messages that fell due while nobody fetched are counted to
+        10,000.
+        """
         return self._looker.stats(queue)
 
     def queues(self) -> list[str]:
-        """The names of all queues that hold a message, sorted."""
+        """Return the names of all queues that hold a message, sorted."""
         return self._looker.queues()
 
     def list_messages(
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
     ) -> list[Message]:
-        """One page in enqueue order."""
+        """Return one page in enqueue order."""
         return self._looker.page(where or MessageFilter(), after, limit)
 
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
-        """How many messages match, up to `cap`."""
+        """Return how many messages match, up to `cap`."""
         return self._looker.count(where, cap)
 
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
@@ -216,12 +220,12 @@ class SqliteBackend(QueueBackend):
         return changed
 
     def inspect(self, ident: str) -> Message | None:
-        """The message with this id, live or dead."""
+        """Return the message with this id, live or dead."""
         return self._looker.inspect(ident)
 
 
 def _split(url: str) -> tuple[str, dict[str, object]]:
-    """The path in a URL, and the options behind its question mark."""
+    """Split a URL into the path and the options after its question mark."""
     address, options = split_query(url)
     path = unquote(address[len("sqlite:///") :]) if address.lower().startswith("sqlite:///") else ""
     if not path or path.startswith(":memory:"):

@@ -19,7 +19,7 @@ SWEEP_BATCH = 2000
 
 
 def recall(connection: sqlite3.Connection, call: str, now: int) -> str | None:
-    """What `remember` kept under this id, None when it is too long ago or never was."""
+    """Return the answer that `remember` kept under this id; None if it is too long ago or never was."""
     row = connection.execute("SELECT answer FROM calls WHERE id = ? AND until > ?", (call, now)).fetchone()
     return row[0] if row else None
 
@@ -39,18 +39,18 @@ def write_answers(answers: Iterable[Settled]) -> str:
 
 
 def repeat_answers(text: str) -> list[Settled]:
-    """The answers of the first time, with ALREADY for OK."""
+    """Return the answers of the first time, with ALREADY for OK."""
     return [_REPEATED[letter] for letter in text]
 
 
 def sweeping(table: str, key: str) -> str:
-    """SQL that drops a piece of what has reached its `until`; `key` is the table's primary key."""
+    """Return SQL that drops a piece of the rows past their `until`; `key` is the table's primary key."""
     oldest = f"SELECT {key} FROM {table} WHERE until <= ? ORDER BY until LIMIT {SWEEP_BATCH}"
     return f"DELETE FROM {table} WHERE ({key}) IN ({oldest})"
 
 
 class Sweeper:
-    """Drops what need not be remembered any longer, a bounded piece at a time, within write transactions.
+    """A sweeper of outdated rows, a bounded piece at a time, within write transactions.
 
     Shared by threads without a lock: all that a race can do is sweep once too often.
 

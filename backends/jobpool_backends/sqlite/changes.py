@@ -1,6 +1,6 @@
-"""What one call of settlements writes: verb by verb, not message by message.
+"""Writes of one call of settlements: verb by verb, not message by message.
 
-What only guarded leases, unique keys and moves need is written only for them.
+Writes for guarded leases, unique keys and moves are made only if there are any.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Row = tuple[int | str | None, ...]
 
 @dataclass(slots=True)
 class Changes:
-    """What one call writes, verb by verb."""
+    """Writes of one call, verb by verb."""
 
     now: Moment
     caps: DeadCaps
@@ -65,7 +65,7 @@ class Changes:
 
     @property
     def brings_work(self) -> bool:
-        """Whether somebody who waits for messages should look."""
+        """True if somebody who waits for messages should look."""
         return bool(self.nacked or self.released or self.new or self.moved)
 
     def add(self, seq: int, queue: str, settlement: Settlement) -> None:
@@ -107,7 +107,7 @@ class Changes:
             self.new += brought
 
     def unguard(self, fact: Fact, lease: JobLease, settlement: Settlement) -> None:
-        """What was granted to this lease ends with it; an ack leaves its key done."""
+        """End the grants to this lease; an ack leaves its key done."""
         guards = lease.guards or Guards()
         self.left.append((fact.seq,))
         if guards.key is not None and type(settlement) is Ack:
@@ -140,14 +140,14 @@ class Changes:
         self.tally.write(connection)
 
     def _write_moves(self, connection: sqlite3.Connection) -> None:
-        """Whatever else is known: a message that moves is never lost."""
+        """Write moves, even of known ids: a message that moves is never lost."""
         moved = [_with_past(connection, seq, new) for seq, new in self.moved]
         removing.delete(connection, [seq for seq, _ in self.moved])
         producing.insert(connection, moved, self.now.wall, self.tally)
 
 
 def _with_past(connection: sqlite3.Connection, seq: int, new: NewMessage) -> NewMessage:
-    """With the last error and cause that the message has, unless it brings newer ones."""
+    """Return `new` with the last error and cause that the message has, unless it brings newer ones."""
     error, cause = connection.execute(_PAST, (seq,)).fetchone()
     return replace(
         new,

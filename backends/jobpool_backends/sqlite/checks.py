@@ -1,4 +1,4 @@
-"""What the place and the settings of a database file can lose: journal, disk, file system, free space; who reads it.
+"""Checks of a database file's place and settings: journal, disk, file system, free space, readers.
 
 The looks at the machine are arguments, because no test can mount a network file system.
 """
@@ -32,17 +32,17 @@ _ESCAPED = re.compile(r"\\(\d{3})")
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Where a file system is, and of what kind."""
+    """The place and kind of a file system."""
 
     point: str
     kind: str
 
 
 def diagnose(database: Database, *, mounts: Path = MOUNTS) -> list[Finding]:
-    """What was found, check by check. Raises BackendUnavailable. Blocks for no longer than a read.
+    """Return the findings, check by check. Raises BackendUnavailable. Blocks for no longer than a read.
 
     Args:
-        mounts: What the kernel says of the file systems.
+        mounts: The kernel's table of file systems.
     """
     with database.session() as connection:
         [(mode,)] = connection.execute("PRAGMA journal_mode").fetchall()
@@ -58,7 +58,7 @@ def diagnose(database: Database, *, mounts: Path = MOUNTS) -> list[Finding]:
 
 
 def judge_journal(path: str, mode: str, found: str = "wal") -> Finding:
-    """`mode`: as PRAGMA journal_mode answers; `found`: as it did when the file was opened."""
+    """Judge the answer `mode` of PRAGMA journal_mode; `found`: its answer when the file was opened."""
     check, told = "sqlite.journal", f"journal_mode {mode}"
     if mode != "wal":
         why = "readers and writers wait for each other, so calls run into their time limit, and leases run out"
@@ -74,7 +74,7 @@ def judge_journal(path: str, mode: str, found: str = "wal") -> Finding:
 
 
 def judge_synchronous(value: int) -> Finding:
-    """`value`: as PRAGMA synchronous answers on our own connections."""
+    """Judge the answer of PRAGMA synchronous on our own connections."""
     found = f"synchronous {_SYNCHRONOUS.get(value, value)}"
     if value >= 2:
         return Finding("sqlite.synchronous", Level.OK, found)
@@ -83,7 +83,7 @@ def judge_synchronous(value: int) -> Finding:
 
 
 def judge_place(path: str, mount: Mount | None) -> Finding:
-    """`mount`: the file system of the file; None = it is not known."""
+    """Judge the file system of the file; None = it is not known."""
     check = "sqlite.file-system"
     if mount is None:
         return Finding(check, Level.NOTE, f"the file system of {path} is not known")
@@ -102,7 +102,7 @@ def judge_place(path: str, mount: Mount | None) -> Finding:
 
 
 def judge_space(path: str, free: int) -> Finding:
-    """`free`: bytes that this user may still write there."""
+    """Judge the free bytes that this user may still write there."""
     found = f"{free / 2**20:,.0f} MiB are free for {path}"
     if free >= LITTLE_FREE:
         return Finding("sqlite.space", Level.OK, found)
@@ -112,7 +112,7 @@ def judge_space(path: str, free: int) -> Finding:
 
 
 def judge_mode(path: str, mode: int) -> Finding:
-    """`mode`: permissions of the file; those of its group may be meant."""
+    """Judge the permissions of the file; those of its group may be meant."""
     found = f"{path} has mode {mode:04o}"
     if not mode & 0o007:
         return Finding("sqlite.mode", Level.OK, found)
@@ -121,7 +121,7 @@ def judge_mode(path: str, mode: int) -> Finding:
 
 
 def mount_of(path: str, mounts: str) -> Mount | None:
-    """The file system that holds `path`: of those mounted at its folders the deepest, and of these the last."""
+    """Return the file system that holds `path`: of those mounted at its folders the deepest, and of these the last."""
     folder = os.path.realpath(path)
     best: Mount | None = None
     for line in mounts.splitlines():
@@ -132,7 +132,7 @@ def mount_of(path: str, mounts: str) -> Mount | None:
 
 
 def _parse(line: str) -> Mount | None:
-    """`36 35 98:0 /root /point options… - kind source super`; a blank in a name is written \\040."""
+    """Parse `36 35 98:0 /root /point options… - kind source super`; a blank in a name is written \\040."""
     head, _, tail = line.partition(" - ")
     fields, kinds = head.split(" "), tail.split(" ")
     if len(fields) < 5 or not kinds[0]:

@@ -63,7 +63,7 @@ class Claim(NamedTuple):
         return not now.is_past(self.boot, self.deadline, self.deadline_wall)
 
     def age(self, now: Moment) -> int:
-        """Whole seconds since it was made or renewed."""
+        """Return whole seconds since it was made or renewed."""
         left = self.deadline - now.boottime if self.boot == now.boot else self.deadline_wall - now.wall
         return max(0, self.ttl - left) // MICRO
 
@@ -79,13 +79,13 @@ def read_live(connection: sqlite3.Connection, queue: str, ident: str, now: Momen
 
 
 def show(connection: sqlite3.Connection, queue: str, claim: Claim, now: Moment) -> HeldClaim:
-    """The claim with what is still in it."""
+    """Return the claim with what is still in it."""
     rows = connection.execute(_MESSAGES, {"queue": queue, "claim": claim.id, "wall": now.wall})
     return held(queue, claim, rows, now)
 
 
 def held(queue: str, claim: Claim, rows: Iterable[tuple[Any, ...]], now: Moment) -> HeldClaim:
-    """The claim with messages of which these are the `COLUMNS`."""
+    """Return the claim with messages of which these are the `COLUMNS`."""
     messages = tuple(map(message, rows))
     return replace(_bare(queue, claim, now), messages=messages, count=len(messages))
 
@@ -95,14 +95,14 @@ def _bare(queue: str, claim: Claim, now: Moment) -> HeldClaim:
 
 
 def page(connection: sqlite3.Connection, queue: str, after: str, limit: int, now: Moment) -> list[HeldClaim]:
-    """Live claims by id, without their messages."""
+    """Return live claims by id, without their messages."""
     asked = {"after": after, "limit": limit, **now.arguments(queue)}
     rows = connection.execute(_CLAIMS, asked)
     return [replace(_bare(queue, Claim._make(row), now), count=count) for *row, count in rows]
 
 
 def count(connection: sqlite3.Connection, queue: str, now: Moment) -> ClaimStats:
-    """What has fallen due, and what has ended, is counted one by one, so many at most; the rest is known."""
+    """Count the messages of a queue. Due and ended ones are counted one by one, up to a cap; the rest is known."""
     row = connection.execute(_COUNTS, (queue,)).fetchone()
     if row is None:
         return ClaimStats()

@@ -80,7 +80,7 @@ class Free(NamedTuple):
 
 
 def begin(ident: str, ttl: float, grace: float, now: Moment) -> Claim:
-    """A claim that is made, or renewed, now."""
+    """Return a claim that is made, or renewed, now."""
     length = micros(ttl)
     return Claim(ident, length, micros(grace), now.boot, now.boottime + length, now.wall + length)
 
@@ -109,14 +109,14 @@ def prolong(step: Step, claim: Claim) -> HeldClaim:
 
 
 def promote_all(step: Step) -> None:
-    """What has fallen due joins the others, jobs and posts."""
+    """Let due messages, jobs and posts, join the others."""
     promote(step.connection, step.queue, step.now.wall, step.tally)
     due = step.connection.execute(_PROMOTE, (step.queue, step.now.wall)).rowcount
     step.tally.move(step.queue, POST_DELAYED, POSTED, due)
 
 
 def look(step: Step, limit: int, behind: tuple[int, int] = _BEFORE_ALL) -> list[Free]:
-    """The first free messages behind this place in the queue."""
+    """Return the first free messages after this place in the queue."""
     priority, seq = behind
     asked = {"queue": step.queue, "wall": step.now.wall, "priority": priority, "seq": seq, "limit": limit}
     return [Free._make(row) for row in step.connection.execute(_LOOK, asked)]
@@ -127,12 +127,12 @@ def numbers(messages: Iterable[Free]) -> str:
 
 
 def in_order(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Rows of `COLUMNS` in the order of the queue: RETURNING promises none."""
+    """Return rows of `COLUMNS` in the order of the queue: RETURNING promises none."""
     return sorted(rows, key=lambda row: (row[5], row[0]))
 
 
 def _choose(step: Step, limit: int, max_claims: int) -> tuple[list[Free], list[Free]]:
-    """The first that may be taken, and those before them that were claimed too often."""
+    """Return the first that may be taken, and those before them that were claimed too often."""
     taken: list[Free] = []
     over: list[Free] = []
     behind, size = _BEFORE_ALL, limit
@@ -162,7 +162,7 @@ def _bury(step: Step, over: list[Free], caps: DeadCaps) -> None:
 
 
 def _terms(step: Step, claim: Claim) -> dict[str, int | str]:
-    """The claim as the statements want it, and until when the messages in it live at least."""
+    """Return the claim as the statements want it, and until when the messages in it live at least."""
     life = min(claim.deadline_wall + claim.grace, step.now.wall + micros(MOST_LIFE))
     return {
         "queue": step.queue,

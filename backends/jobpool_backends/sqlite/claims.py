@@ -31,10 +31,10 @@ _FREE, _FREE_OR_HELD = (State.WAITING,), (State.WAITING, State.LEASED)
 
 
 class SqliteClaims(ClaimStore):
-    """Claims of one database. What has ended is cleared by the calls that would meet it.
+    """The claims of one database; the calls that would meet ended ones clear them.
 
     Args:
-        ring: Wakes who waits for jobs.
+        ring: Wakes the threads that wait for jobs.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SqliteClaims(ClaimStore):
 
     @contextmanager
     def _read_cleared(self, queue: str) -> Iterator[Step]:
-        """A read transaction; but where something has ended, a write transaction that has cleared it."""
+        """Yield a read transaction; if something has ended, a write transaction that has cleared it."""
         with self._database.read() as connection:
             step = Step(connection, queue, self._now())
             if not ending.is_any(connection, queue, step.now):
@@ -81,7 +81,7 @@ class SqliteClaims(ClaimStore):
             yield step
 
     def _has_work(self, queue: str, claim_id: str = "") -> bool:
-        """A look without the lock: an empty queue costs no write transaction."""
+        """Look without the lock if there is work: an empty queue costs no write transaction."""
         with self._database.read() as connection:
             asked = self._now().arguments(queue) | {"claim": claim_id}
             return bool(connection.execute(_WORTH_A_TRANSACTION, asked).fetchone()[0])

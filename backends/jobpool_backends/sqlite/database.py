@@ -56,7 +56,7 @@ class Database:
         found_journal: The journal mode in which the file was when it was opened; `wal` for a new one.
 
     Raises:
-        ConfigurationError: The directory is missing, the path names none or no file, or the tables are not ours.
+        ConfigurationError: The directory is missing, the path does not name a file, or the tables are not ours.
         BackendUnavailable: SQLite cannot open it; the text says why and what to do.
     """
 
@@ -73,12 +73,12 @@ class Database:
         _check_place(path)
         _create(path)
         self._prepare()
-        real = os.path.realpath(path)  # SQLite puts its files beside what a link leads to
+        real = os.path.realpath(path)  # SQLite puts its files beside the target of a link
         self._files = {name: os.stat(name).st_ino for name in (path, f"{real}-wal", f"{real}-shm")}
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """A write transaction: committed to the disk when the block ends, undone when it raises.
+        """Yield a write transaction: committed to the disk when the block ends, undone when it raises.
 
         Raises:
             BackendUnavailable: No turn within the time limit, or SQLite failed. Unless a commit failed, nothing was
@@ -90,13 +90,13 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """A read transaction: one snapshot, whatever others commit meanwhile. Waits for nobody."""
+        """Yield a read transaction: one snapshot, whatever others commit meanwhile. Waits for nobody."""
         with self.session() as connection, self._transaction(connection, "BEGIN"):
             yield connection
 
     @contextmanager
     def session(self) -> Iterator[sqlite3.Connection]:
-        """A connection for this thread alone, outside any transaction."""
+        """Yield a connection for this thread alone, outside any transaction."""
         self._check_usable()
         try:
             connection = self._idle_one() or self._connect()
@@ -163,7 +163,7 @@ class Database:
         return connection
 
     def _prepare(self) -> None:
-        """Make the file a current database, in WAL mode, whoever else is about to do the same."""
+        """Make the file a current database, in WAL mode, even if another process does the same."""
         try:
             connection = self._connect()
         except sqlite3.Error as error:
@@ -195,7 +195,7 @@ class Database:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """This process's one writer."""
+        """Take this process's turn as the one writer."""
         if not self._writing.acquire(timeout=self._timeout):
             raise BackendUnavailable(LOCKED.format(path=self.path, timeout=self._timeout))
         try:
@@ -248,9 +248,9 @@ def _check_library() -> None:
 
 
 def _create(path: str) -> None:
-    """Make the file with mode 0600, if it is not there: SQLite would let everybody read it.
+    """Make the file with mode 0600, if it is missing: SQLite would let everybody read it.
 
-    The files that SQLite puts beside it get its mode. What cannot be made here, SQLite explains.
+    The files that SQLite puts beside it get its mode. A failure here is left for SQLite to explain.
     """
     place = os.path.realpath(path)  # a link that leads nowhere yet is followed, as SQLite does
     with suppress(OSError):

@@ -63,7 +63,7 @@ def pop(step: Step, limit: int) -> list[QueueMessage]:
 
 
 def _may_go(step: Step, fact: _Fact, claim_id: str | None) -> bool:
-    """Whether who holds this live claim, or none, may delete it."""
+    """Return whether who holds this live claim, or none, may delete it."""
     if claim_id is not None:
         return fact.claim == claim_id
     if fact.state != LEASED:

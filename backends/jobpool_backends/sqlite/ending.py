@@ -1,8 +1,8 @@
-"""What has ended by itself: claims, so that their messages are free again, and the lives of posted messages.
+"""Clearing of what has ended: claims, so that their messages are free again, and the lives of posted messages.
 
-Both count as ended from the very moment on, so whoever is to answer for a queue clears it first: a bounded piece, and
-without a write where there is nothing to clear. A claim that holds nothing any more is `empty`, and waits in a place of
-its own to be dropped: however many of these there are, none stands before a claim whose messages are to be freed.
+Both count as ended from the very moment on, so a call for a queue clears it first. It clears a bounded piece, and
+without a write if there is nothing to clear. Empty claims wait apart to be dropped, so that they never stand before a
+claim whose messages are to be freed.
 
 The end of a claim is on the clock that decides about leases (see `moment`), that of a life on the wall clock.
 """
@@ -25,7 +25,7 @@ CLEAR_LIMIT = 1000
 
 
 def _ended_claims(empty: int) -> str:
-    """SQL for the ids of ended claims: those of this boot by its own clock, those of each other one by the wall clock.
+    """Return SQL for the ids of ended claims: of this boot by its own clock, of others by the wall clock.
 
     The boots are few, and found by one search each, so that no live claim is looked at.
     """
@@ -87,7 +87,7 @@ class EndedPost(NamedTuple):
 
 
 def is_any(connection: sqlite3.Connection, queue: str, now: Moment) -> bool:
-    """Whether `clear` would find anything."""
+    """Return whether `clear` would find anything."""
     return bool(connection.execute(_ANY_ENDED, now.arguments(queue)).fetchone()[0])
 
 
@@ -110,7 +110,7 @@ def clear(connection: sqlite3.Connection, queue: str, now: Moment, tally: Tally,
 
 
 def clear_at_once(connection: sqlite3.Connection, queue: str, now: Moment, limit: int = CLEAR_LIMIT) -> bool:
-    """`clear`, with counts of its own."""
+    """Clear at once, with counts of its own."""
     tally = Tally()
     frees_jobs = clear(connection, queue, now, tally, limit)
     tally.write(connection)

@@ -1,4 +1,4 @@
-"""What the messages of some leases are, and whether those leases may settle."""
+"""The messages of some leases, and whether those leases may settle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FROM messages WHERE seq IN (SELECT value FROM json_each(?))
 
 
 class Fact(NamedTuple):
-    """What a message is, when a call begins.
+    """The state of a message when a call begins.
 
     The lease's columns are None in a message that is not leased; boot and deadline also in one that a claim holds.
     """
@@ -40,18 +40,18 @@ class Fact(NamedTuple):
 
 
 def read_facts(connection: sqlite3.Connection, leases: Sequence[JobLease]) -> dict[int, Fact | None]:
-    """What the messages of these leases are, by sequence number."""
+    """Return the messages of these leases, by sequence number."""
     sequence = json.dumps([number(lease) for lease in leases])
     return {row[0]: Fact._make(row) for row in connection.execute(_FACTS, (sequence,))}
 
 
 def number(lease: JobLease) -> int:
-    """The message's sequence number; 0, which no message has, for a lease of another backend."""
+    """Return the message's sequence number; 0, which no message has, for a lease of another backend."""
     return lease.token if isinstance(lease.token, int) else 0
 
 
 def judge(fact: Fact | None, lease: JobLease, now: Moment) -> Settled:
-    """May this lease settle? The refusals in the order that the contract gives."""
+    """Return whether this lease may settle, by the contract's order of refusals."""
     if fact is None or fact.state != LEASED:
         return Settled.NOT_IN_FLIGHT
     if now.is_past(fact.boot, fact.deadline, fact.deadline_wall):

@@ -1,8 +1,8 @@
 """Leasing: messages that have fallen due join the others, then the first ones in order get a holder and a deadline.
 
 The order of a queue is that of an index, (priority, seq) over waiting messages only. A delayed message enters it when a
-fetch finds it due, `PROMOTE_LIMIT` of them a fetch, so that a million that fall due at once do not hold the lock for
-seconds: until they have all joined, the order holds among those that have.
+fetch finds it due. At most `PROMOTE_LIMIT` do so in one fetch, so that a million due at once do not hold the lock for
+seconds. The order holds among those that have joined.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Fetcher:
         return self._leases(queue, holder, rows, before + ttl)
 
     def _has_work(self, queue: str, call: str) -> bool:
-        """A look without the lock: an empty queue costs no transaction."""
+        """Look without the lock if there is work: an empty queue costs no transaction."""
         arguments = {"queue": queue, "wall": micros(self._clock.wall()), "call": call}
         with self._database.session() as connection:
             return bool(self._database.patiently(_first, connection, _WORTH_A_TRANSACTION, arguments))
@@ -138,12 +138,12 @@ class Fetcher:
 
 
 def promote(connection: sqlite3.Connection, queue: str, now: int, tally: Tally) -> None:
-    """Jobs that have fallen due join the others."""
+    """Let due jobs join the others."""
     tally.move(queue, DELAYED, WAITING, connection.execute(_PROMOTE, (queue, now)).rowcount)
 
 
 def owner_token(holder: str, seq: int) -> str:
-    """32 hex characters: one random half a fetch, and the message's number, so that no two are alike."""
+    """Return 32 hex characters: one random half for each fetch, and the message's number, so that no two are alike."""
     return f"{holder}{seq:016x}"
 
 

@@ -1,7 +1,7 @@
-"""A `MessageFilter` as SQL, and as the index ranges that can hold what it finds.
+"""A `MessageFilter` as SQL, and as index ranges.
 
-Every range is read in enqueue order, and bounded by the page: so one page costs the same at any length of the queue, as
-long as the filter asks for queues and states. A handler, a reason, an age or a text is looked for message by message.
+Every range is read in enqueue order, and bounded by the page. So one page costs the same at any length of the queue, if
+the filter asks for queues and states. A handler, a reason, an age or a text is looked for message by message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ANY_STATE = tuple(State)
 
 
 def living(now: str) -> str:
-    """SQL that holds for what has no end, or has not come to it."""
+    """Return SQL that holds for messages without an end, or not yet at it."""
     return f"(ends_at IS NULL OR ends_at > {now})"
 
 
@@ -45,11 +45,11 @@ class Search:
 
 
 def search(wanted: MessageFilter, queues: list[str], now: int) -> Search:
-    """The search for `wanted`.
+    """Return the search for `wanted`.
 
     Args:
-        wanted: What to look for.
-        queues: All that there are, for a filter that names none.
+        wanted: The filter.
+        queues: All queues, for a filter that names none.
         now: Unix time in microseconds.
     """
     arguments: dict[str, object] = {"now": now}

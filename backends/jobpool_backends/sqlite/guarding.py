@@ -15,7 +15,7 @@ from jobpool_backends.sqlite.rates import Rates
 
 
 def begin(connection: sqlite3.Connection, now: Moment, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
-    """The answer for each; see `KeyStore.begin_many`."""
+    """Return the answer for each; see `KeyStore.begin_many`."""
     facts = read_facts(connection, [lease for lease, _ in asked])
     desk = _Desk(Places(connection, now), Rates(connection, now.wall))
     answers = []
@@ -56,7 +56,7 @@ class _Desk:
 
 
 def _all_holds(guards: Guards) -> Iterator[tuple[str, int, str]]:
-    """The name of each place, how many there are under it, and what it is called when it refuses."""
+    """Yield the name of each place, how many there are under it, and what it is called when it refuses."""
     if guards.key is not None:
         yield KEY_PLACE + guards.key, 1, guards.key
     for hold in guards.holds:

@@ -1,8 +1,8 @@
-"""Within a transaction of the caller's own: enqueueing, and a handler's ack of its own message.
+"""Enqueue, and a handler's ack of its own message, within a transaction of the caller.
 
-The caller's tables must be in the queue's file: SQLite commits over several files are not atomic in WAL mode. Whoever
-waits for messages hears no bell, for it could only be rung before the commit, and finds them by the change counter:
-half a second late at most.
+The caller's tables must be in the queue's file: SQLite commits over several files are not atomic in WAL mode. Waiters
+hear no bell, because it could only be rung before the commit. They find the messages by the change counter, half a
+second late at most.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def ack(
 
     Raises:
         LeaseLost: Somebody else holds the message, or nobody: roll back.
-        ConfigurationError: It is no connection to the queue's file.
+        ConfigurationError: It is not a connection to the queue's file.
     """
     lease = _lease(ticket)
     with _ours(connection, str(ticket["path"])) as own:
@@ -73,7 +73,7 @@ def ack(
 
 
 def _lease(ticket: Ticket) -> JobLease:
-    """As much of the lease as its ack needs."""
+    """Return as much of the lease as its ack needs."""
     lease = JobLease(
         str(ticket["id"]), str(ticket["queue"]), b"", ticket["seq"], str(ticket["owner"]), 0.0, backend="sqlite"
     )
@@ -92,7 +92,7 @@ def _is_open(connection: sqlite3.Connection) -> bool:
 
 @contextmanager
 def _ours(connection: object, path: str) -> Iterator[sqlite3.Connection]:
-    """The caller's connection, in a write transaction, with rows as plain tuples for as long as we use it."""
+    """Yield the caller's connection, in a write transaction, with rows as plain tuples for as long as we use it."""
     if not isinstance(connection, sqlite3.Connection):
         raise ConfigurationError(f"sqlite:// needs a connection of the sqlite3 module, not a {_kind(connection)}")
     rows, texts = connection.row_factory, connection.text_factory
@@ -114,7 +114,7 @@ def _check_file(connection: sqlite3.Connection, path: str) -> None:
 
 
 def _begin(connection: sqlite3.Connection) -> None:
-    """As sqlite3 itself begins before the first write; but at once for writing, so that no snapshot is too old."""
+    """Begin as sqlite3 does before the first write; but at once for writing, so that no snapshot is too old."""
     if connection.in_transaction:
         return
     if connection.isolation_level is None:

@@ -20,7 +20,7 @@ from jobpool_backends.sqlite.rates import Rates
 
 
 class SqliteKeys(KeyStore):
-    """Keys of one database. What has ended is swept by the calls that write here."""
+    """The key store of one database. Calls that write here sweep ended keys."""
 
     def __init__(self, database: Database, clock: Clock, boot: int, sweeper: Sweeper) -> None:
         self._database = database

@@ -1,4 +1,4 @@
-"""What an administrator sees: counts, lists, single messages. Reads only, and never waits for a writer."""
+"""The administrator's view: counts, lists, single messages. Reads only, and never waits for a writer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobpool_backends.sqlite.filters import LIVING, Search, search
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, POST_DELAYED, POSTED, WAITING
 
 STATS_CAP = 10_000
-"""Delayed messages that have fallen due while nobody fetched are counted one by one, so many at most."""
+"""Limit of delayed messages counted one by one that fell due while nobody fetched."""
 
 _COUNTS = "SELECT waiting, delayed, leased, dead, posts + posts_delayed + posts_claimed FROM queues WHERE name = ?"
 _EVICTED = "SELECT evicted FROM queues WHERE name = ?"
@@ -56,7 +56,7 @@ _STATES = {
 
 
 class Looker:
-    """Looks into one database."""
+    """The view of one database."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -121,7 +121,7 @@ class Looker:
 
 
 def find(connection: sqlite3.Connection, wanted: Search, columns: str, first: int, limit: int) -> list[tuple[Any, ...]]:
-    """The first `limit` messages behind sequence number `first`; `columns` begin with seq."""
+    """Return the first `limit` messages after sequence number `first`; `columns` begin with seq."""
     arguments = wanted.arguments | {"first": first, "limit": limit}
     rows: list[tuple[Any, ...]] = []
     for source in wanted.ranges:
@@ -132,7 +132,7 @@ def find(connection: sqlite3.Connection, wanted: Search, columns: str, first: in
 
 
 def _oldest(connection: sqlite3.Connection, queue: str, first_due: int | None) -> int | None:
-    """When the waiting message that was enqueued first was enqueued."""
+    """Return when the waiting message that was enqueued first was enqueued."""
     (first,) = connection.execute(_FIRST_WAITING, (queue,)).fetchone()
     candidates = [seq for seq in (first, first_due) if seq is not None]
     if not candidates:

@@ -1,4 +1,4 @@
-"""What time it is, in whole microseconds, and in which boot.
+"""The time in whole microseconds, and the boot.
 
 A lease's deadline is kept twice. Within one boot CLOCK_BOOTTIME decides, because nobody can set it; after a reboot it
 has started again, and the wall clock is all there is.
@@ -28,11 +28,11 @@ class Moment:
     boot: int
 
     def is_past(self, boot: int, deadline: int, deadline_wall: int) -> bool:
-        """Whether a lease with this deadline has ended; at the deadline it has."""
+        """Return whether a lease with this deadline has ended; at the deadline it has."""
         return deadline <= self.boottime if boot == self.boot else deadline_wall <= self.wall
 
     def arguments(self, queue: str) -> dict[str, str | int]:
-        """For statements that ask what has ended in a queue."""
+        """Return the parameters of statements that find what has ended in a queue."""
         return {"queue": queue, "boot": self.boot, "boottime": self.boottime, "wall": self.wall}
 
 
@@ -42,7 +42,9 @@ def read_moment(clock: Clock, boot: int) -> Moment:
 
 @cache
 def this_boot() -> int:
-    """A positive number for this boot of this machine, and for this time namespace, which may shift CLOCK_BOOTTIME."""
+    """Return a positive number for this boot of this machine, and for this time namespace, which may shift
+    CLOCK_BOOTTIME.
+    """
     try:
         name = _BOOT_ID.read_text("utf-8").strip()
     except OSError:

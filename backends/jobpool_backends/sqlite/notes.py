@@ -50,7 +50,7 @@ def get(connection: sqlite3.Connection, space: str, key: str, now: int) -> bytes
 def page(
     connection: sqlite3.Connection, space: str, prefix: str, after: str, limit: int, now: int
 ) -> list[tuple[str, bytes]]:
-    """Records in the order of their keys: those with the prefix, and behind `after`."""
+    """Return records in the order of their keys: those with the prefix, after `after`."""
     sql, first = (_LIST, after) if after >= prefix else (_LIST_FROM, prefix)
     asked = {"space": space, "after": first, "end": prefix + _LAST_CHARACTER, "now": now, "limit": limit}
     return connection.execute(sql, asked).fetchall()

@@ -33,7 +33,7 @@ LEFT JOIN messages ON messages.seq = page.seq
 
 
 class Places:
-    """What one call sees, and grants. Places under a name are read once, and then kept up to date."""
+    """The places that one call sees and grants. Places under a name are read once, and then kept up to date."""
 
     def __init__(self, connection: sqlite3.Connection, now: Moment) -> None:
         self._connection = connection
@@ -47,23 +47,23 @@ class Places:
         self._connection.execute(_DONE, (queue, key, self._now.wall + keep))
 
     def forget(self, queue: str, key: str) -> bool:
-        """The key is not done any more; whether it was."""
+        """Forget that the key is done; return whether it was."""
         was_done = self.is_done(queue, key)
         self._connection.execute(_FORGET, (queue, key))
         return was_done
 
     def others(self, queue: str, name: str, seq: int) -> int:
-        """How many other messages hold a place under this name."""
+        """Return how many other messages hold a place under this name."""
         live = self.live(queue, name)
         return len(live) - (seq in live)
 
     def occupy(self, name: str, message: Fact) -> None:
-        """A place for the current lease of this message, in place of one that an earlier lease of it had."""
+        """Give the current lease of this message a place, instead of that of an earlier lease."""
         self._connection.execute(_OCCUPY, (message.seq, name, message.queue, message.holder))
         self.live(message.queue, name)[message.seq] = ""
 
     def live(self, queue: str, name: str) -> dict[int, str]:
-        """The messages that hold places under this name, by their numbers: their ids."""
+        """Return the messages that hold places under this name, by their numbers: their ids."""
         known = self._live.get((queue, name))
         if known is None:
             known = self._live[queue, name] = self._read(queue, name)
@@ -79,13 +79,13 @@ class Places:
 
 
 def holders(connection: sqlite3.Connection, queue: str, name: str, now: Moment) -> list[str]:
-    """The ids of the messages that hold places under a name. Reads only."""
+    """Return the ids of the messages that hold places under a name. Reads only."""
     rows = connection.execute(_HELD, (queue, name))
     return sorted(row[1] for row in rows if row[2] and not now.is_past(*row[3:]))
 
 
 def sweep(connection: sqlite3.Connection, after: tuple[int, str]) -> tuple[int, str]:
-    """Remove those holds behind `after`, of a page, whose lease is no more; where the next sweep begins."""
+    """Remove the holds of a page after `after` whose lease has ended; return where the next sweep begins."""
     rows = connection.execute(_PAGE, after).fetchall()
     ended = [row[:2] for row in rows if not row[2]]
     if ended:

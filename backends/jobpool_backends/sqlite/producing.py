@@ -38,7 +38,7 @@ UNION ALL
 SELECT asked.key, spent.id FROM {_ASKED} spent
     ON queue = json_extract(asked.value, '$[0]') AND spent.key = json_extract(asked.value, '$[1]') AND until > :now
 """
-# Whoever brings such keys also drops what need not be remembered any longer, a piece at a time.
+# A call with such keys also drops those that need not be remembered any longer, a piece at a time.
 _SWEEP = sweeping("spent", "queue, key")
 
 New = TypeVar("New", NewMessage, NewPost)
@@ -66,7 +66,7 @@ def insert(connection: sqlite3.Connection, messages: Sequence[NewMessage], now: 
 
 
 def next_seq(connection: sqlite3.Connection) -> int:
-    """The number of the next message, within a write transaction."""
+    """Return the number of the next message, within a write transaction."""
     row = connection.execute(_LAST_SEQ).fetchone()
     return row[0] + 1 if row else 1
 
@@ -78,7 +78,7 @@ def _row(seq: int, message: NewMessage, now: int) -> tuple[int, str, bool, str, 
 
 
 def _is_endowed(message: NewMessage) -> bool:
-    """Whether it brings what few messages have: a key, or a past."""
+    """Return whether it brings what few messages have: a key, or a past."""
     return bool(
         message.unique_key is not None
         or message.deliveries
@@ -96,7 +96,7 @@ def _endowment(seq: int, message: NewMessage, now: int) -> tuple[str | int | Non
 
 
 def leave_out_known(connection: sqlite3.Connection, messages: Iterable[New], now: int, tally: Tally) -> dict[str, New]:
-    """Those whose id is not known, by their ids."""
+    """Return the messages whose id is not known, by their ids."""
     by_id: dict[str, New] = {}
     for message in messages:
         by_id.setdefault(message.id, message)

@@ -11,7 +11,7 @@ from jobpool.broker.values import REMEMBER_CALLS
 from jobpool.message.guards import Rate
 from jobpool_backends.shared import micros
 
-# A clock that was set back leaves starts in the future: those further off than a window are no reason to wait.
+# A clock that was set back leaves starts in the future: do not wait for those further off than a window.
 _RECENT = """
 SELECT at FROM starts INDEXED BY starts_by_time
 WHERE queue = :queue AND name = :name AND at > :now - :window AND at < :now + :window
@@ -23,7 +23,7 @@ _START = "INSERT OR IGNORE INTO starts (queue, name, token, at, until) VALUES (?
 
 
 class Rates:
-    """What one call sees, and counts. Each rate's room is read once, in steps as many as its limit at most."""
+    """The rates that one call sees and counts. Each rate's room is read once, in at most as many steps as its limit."""
 
     def __init__(self, connection: sqlite3.Connection, now: int) -> None:
         self._connection = connection
@@ -31,14 +31,14 @@ class Rates:
         self._room: dict[tuple[str, Rate], int] = {}
 
     def until_room(self, queue: str, rate: Rate, token: str) -> int:
-        """0 when this start is within the rate, or was counted before; else in how many microseconds there is room."""
+        """Return 0 if this start is within the rate, or was counted before; else microseconds until there is room."""
         if self._room_of(queue, rate) > 0 or self._is_known(queue, rate, token):
             return 0
         oldest: int = self._connection.execute(_LAST_BUT, self._arguments(queue, rate)).fetchone()[0]
         return oldest + micros(rate.window) - self._now
 
     def count(self, queue: str, name: str, window: float, token: str) -> None:
-        """This start, if it was not counted before."""
+        """Count this start, if it was not counted before."""
         until = self._now + micros(window + REMEMBER_CALLS)
         if self._connection.execute(_START, (queue, name, token, self._now, until)).rowcount:
             for where, other in self._room:

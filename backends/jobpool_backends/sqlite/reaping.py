@@ -1,6 +1,6 @@
-"""Taking back messages whose lease has expired, or whose claim: these are charged nothing. Ended posts are removed.
+"""Take back messages whose lease or claim has expired; an expired claim charges nothing. Ended posts are removed.
 
-The candidates are read without the lock, so that a reaper that finds nothing disturbs nobody; the write transaction
+The candidates are read without the lock, so that a reaper that finds nothing disturbs nobody. The write transaction
 then reads them again under the same condition, and charges those that still meet it.
 """
 
@@ -29,8 +29,8 @@ _SOMETHING_TO_CLEAR = 0
 """Found beside the candidates: a number that no message has."""
 
 _CLEAR = f"SELECT {_SOMETHING_TO_CLEAR} AS seq WHERE {ending.ANY_ENDED}"
-# Leases of this boot by its own clock, in the order of their deadlines; those of another boot by the wall clock. What
-# claims hold has no boot, and is not among them.
+# Leases of this boot by its own clock, in the order of their deadlines; those of another boot by the wall clock.
+# Claimed messages have no boot, and are not among them.
 _EXPIRED = f"""
 {_CLEAR}
 UNION ALL SELECT seq FROM ({_HELD} AND boot = :boot AND deadline <= :boottime ORDER BY deadline LIMIT {REAP_LIMIT})
@@ -75,7 +75,7 @@ class _Expired(NamedTuple):
 
 
 class Reaper:
-    """Reaps the queues of one database."""
+    """The reaper of one database's queues."""
 
     def __init__(self, database: Database, clock: Clock, boot: int, caps: DeadCaps) -> None:
         self._database = database
@@ -85,7 +85,7 @@ class Reaper:
         self._random = random.SystemRandom()
 
     def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> tuple[list[Reaped], bool]:
-        """What was charged, and whether somebody who waits should look."""
+        """Return the charged messages, and whether a waiter should look."""
         visibility = _NEVER if visibility_timeout is None else more_than(visibility_timeout)
         sql = _EXPIRED if visibility_timeout is None else _TAKEN_LONG_AGO
         with self._database.read() as connection:
@@ -132,6 +132,6 @@ class Reaper:
 
 
 def _count(message: _Expired, policy: ReapPolicy, now: int) -> int:
-    """How many crashes this one makes: those before the window are forgotten."""
+    """Return how many crashes this one makes: those before the window are forgotten."""
     long_ago = message.last_crash is not None and now - message.last_crash > micros(policy.window)
     return 1 if long_ago else message.crashes + 1

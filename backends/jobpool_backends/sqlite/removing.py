@@ -27,7 +27,7 @@ _EVICTED = "UPDATE queues SET evicted = evicted + ? WHERE name = ?"
 
 
 def is_over(connection: sqlite3.Connection, queue: str, caps: DeadCaps, now: int) -> bool:
-    """Whether a queue has dead letters that are to go."""
+    """Return whether a queue has dead letters that are to go."""
     if caps.most and _count(connection, queue) > caps.most:
         return True
     if not caps.age:

@@ -5,19 +5,19 @@ All times are whole microseconds: Unix time, but `deadline` is on CLOCK_BOOTTIME
 `messages` holds what changes, in short rows; `bodies` what never changes, so that leasing a message of a megabyte does
 not write a megabyte. `seq` is the enqueue sequence, kept for life and never used twice.
 
-Each index serves one question, and is partial where only one state asks it, so that its cost does not grow with
-messages in other states: ready (fetch), due (promotion, next due time), held (reap), listed (lists, counts, oldest),
-unique (who has a unique key), dead (the oldest dead letters, where they are capped). `queues` holds the counts, changed
-in the transaction that moves messages (see `tally`).
+Each index serves one question. It is partial if only one state asks it, so that its cost does not grow with messages in
+other states. The indexes are ready (fetch), due (promotion, next due time), held (reap), listed (lists, counts,
+oldest), unique (who has a unique key), dead (the oldest dead letters, where they are capped). `queues` holds the
+counts, changed in the transaction that moves messages (see `tally`).
 
-The tables of version 2 are the key store's, and are empty where nobody asks for keys. What ends by itself has a column
-`until`; a hold ends with the lease that it names.
+The tables of version 2 are the key store's, and are empty where nobody asks for keys. Rows that end by themselves have
+a column `until`; a hold ends with the lease that it names.
 
 Version 3 brings claims and posted messages. A posted message has no handler. While it is free or delayed it has a state
-of its own, so that no index along which jobs are fetched, promoted or counted grows with it; claimed and dead ones are
-like jobs. What a claim holds is leased, and names the claim, in whose row the end is that decides; without a boot and a
-deadline of its own, no reap of leases comes by it. Four more indexes: posts (claims), posts_due (promotion), claimed
-(what a claim holds), ending (lives).
+of its own, so that the indexes of jobs do not grow with it. Claimed and dead ones are like jobs. A claimed message is
+leased, and names the claim, whose row holds the end. It has no boot and no deadline of its own, so that no reap of
+leases meets it. Four more indexes: posts (claims), posts_due (promotion), claimed (messages of a claim), ending
+(lives).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WAITING, DELAYED, LEASED, DEAD, POSTED, POST_DELAYED = range(6)
 """`messages.state`. In the SQL they stand as numbers: a partial index is not used for a parameter."""
 
 NO_LEASE = "holder = NULL, boot = NULL, deadline = NULL, deadline_wall = NULL, ttl = NULL, forfeited = NULL"
-"""What a message that was leased has no more, as it stands in an UPDATE."""
+"""Columns that a message loses with its lease, for an UPDATE."""
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -187,7 +187,7 @@ VERSION = len(MIGRATIONS)
 
 
 def is_current(connection: sqlite3.Connection, path: str) -> bool:
-    """Whether the tables are those of this code.
+    """Return whether the tables are those of this code.
 
     Raises:
         ConfigurationError: They are newer, or another program's.

@@ -26,7 +26,7 @@ _RENEW = "UPDATE messages SET boot = ?, deadline = ?, deadline_wall = ?, ttl = ?
 
 
 class Settler:
-    """Settles and renews leases of one database."""
+    """The settler and renewer of one database's leases."""
 
     def __init__(self, database: Database, clock: Clock, boot: int, sweeper: Sweeper, caps: DeadCaps) -> None:
         self._database = database
@@ -41,7 +41,7 @@ class Settler:
         brought: dict[int, list[NewMessage]],
         call_id: str,
     ) -> tuple[list[Settled], bool]:
-        """The answers, and whether somebody who waits should look. `brought` by the place of the settlement."""
+        """Return the answers, and whether somebody who waits should look. `brought` by the place of the settlement."""
         with self._database.write() as connection:
             now = read_moment(self._clock, self._boot)
             answered = settle_within(connection, now, settlements, brought, call_id, self._caps)
@@ -72,7 +72,7 @@ def settle_within(
     call_id: str,
     caps: DeadCaps,
 ) -> tuple[list[Settled], bool]:
-    """`Settler.settle`, within the write transaction that is open on `connection`."""
+    """Settle as `Settler.settle`, within the write transaction that is open on `connection`."""
     call = f"settle:{call_id}"
     known = calls.recall(connection, call, now.wall)
     if known is not None:
@@ -103,7 +103,7 @@ def _judge_all(
             changes.unguard(fact, lease, settlement)
         if place in brought:
             changes.bring(fact, settlement, brought[place])
-        # What the same call says next of this message meets what it has become.
+        # The next settlement of this message in the same call meets its new state.
         facts[fact.seq] = fact.forfeited(changes.now) if type(settlement) is Forfeit else None
     return answers
 

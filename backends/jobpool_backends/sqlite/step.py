@@ -1,4 +1,4 @@
-"""What one call of the claim store works with."""
+"""The working state of one call of the claim store."""
 
 from __future__ import annotations
 

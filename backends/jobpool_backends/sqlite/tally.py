@@ -22,7 +22,7 @@ ON CONFLICT (name) DO UPDATE SET
     waiting = waiting + excluded.waiting, delayed = delayed + excluded.delayed,
     leased = leased + excluded.leased, dead = dead + excluded.dead
 """
-# What plain jobs never write.
+# Plain jobs never write these.
 _ADD_POSTS = """
 INSERT INTO queues (name, posts, posts_delayed, posts_claimed, expired) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (name) DO UPDATE SET
@@ -32,23 +32,23 @@ ON CONFLICT (name) DO UPDATE SET
 
 
 class Tally:
-    """What one transaction moves. Collect, then `write` before the commit."""
+    """Moves of one transaction. Collect, then `write` before the commit."""
 
     def __init__(self) -> None:
         self._changes: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (EXPIRED + 1))
 
     def add(self, queue: str, state: int, messages: int = 1) -> None:
-        """So many messages came into this state."""
+        """Count messages that came into this state."""
         self._changes[queue][state] += messages
 
     def move(self, queue: str, before: int, after: int, messages: int = 1) -> None:
-        """So many messages went from one state to another."""
+        """Count messages that went from one state to another."""
         changes = self._changes[queue]
         changes[before] -= messages
         changes[after] += messages
 
     def remove(self, queue: str, state: int, messages: int = 1) -> None:
-        """So many messages of this state are gone."""
+        """Count messages of this state that are gone."""
         self._changes[queue][state] -= messages
 
     def write(self, connection: sqlite3.Connection) -> None:
@@ -63,5 +63,5 @@ class Tally:
 
 
 def counted_as(state: int, handler: str) -> int:
-    """Where the counts have a message of this state and handler."""
+    """Return where the counts have a message of this state and handler."""
     return POST_CLAIMED if state == LEASED and not handler else state

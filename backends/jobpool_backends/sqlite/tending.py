@@ -1,7 +1,7 @@
-"""What an administrator does to many messages: delete them, or retry or resume the dead.
+"""Bulk changes by an administrator: delete messages, or retry or resume dead ones.
 
-They are looked for without the lock, and changed in transactions of bounded size, in which the filter must hold again:
-a message that moved on meanwhile is left alone. Leased ones are never touched.
+Messages are looked for without the lock, and changed in transactions of bounded size, in which the filter must hold
+again. One that moved on meanwhile is left alone. Leased ones are never touched.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Rows = list[tuple[int, str, int, str, int, str]]
 
 
 class Tender:
-    """Tends one database."""
+    """The bulk changes of one database."""
 
     def __init__(self, database: Database, clock: Clock, looker: Looker) -> None:
         self._database = database

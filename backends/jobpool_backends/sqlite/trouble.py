@@ -1,4 +1,4 @@
-"""What SQLite's errors mean to the caller: one table from result code to sentence."""
+"""The meaning of SQLite's errors to the caller: one table from result code to sentence."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _MISSING = "database {path} has lost a table or a part of one: restore it, or na
 
 
 def primary_code(error: sqlite3.Error) -> int:
-    """The primary result code, 0 when the error is the Python module's own."""
+    """Return the primary result code, 0 when the error is the Python module's own."""
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF
 
 
 def is_locked(error: sqlite3.Error) -> bool:
-    """Whether trying again in a moment may help."""
+    """Return whether trying again in a moment may help."""
     return primary_code(error) in _BUSY_CODES
 
 

@@ -1,9 +1,9 @@
-"""Sleep until a queue may have something, without asking again and again.
+"""Sleep until a queue may have something, without polling.
 
-Who makes messages fetchable rings a bell after the commit (see `jobpool_backends.inotify`); who waits hears it at once.
-Watching the write-ahead log itself would not do: its last write comes before the sync that makes the commit visible, so
-a waiter would look too early and then hear nothing more. For commits without a bell (another program's), and where
-the kernel has no listener left, SQLite's own change counter is looked at as well.
+A producer rings a bell after its commit (see `jobpool_backends.inotify`), and waiters hear it at once. The write-ahead
+log is not watched instead. Its last write comes before the sync that makes the commit visible, so a waiter would look
+too early and then hear nothing more. SQLite's own change counter is looked at as well, for commits without a bell
+(another program's), and for when the kernel has no listener left.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SELECT EXISTS (SELECT 1 FROM messages INDEXED BY messages_ready WHERE queue = :q
 
 
 class Waiter:
-    """Waits on one database; any number of threads at once."""
+    """The wait on one database; any number of threads at once."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -84,7 +84,7 @@ class Waiter:
         return None
 
     def _look(self, connection: sqlite3.Connection, queues: Sequence[str]) -> tuple[str | None, int | None]:
-        """A queue that has something now, or None and when the next message falls due."""
+        """Return a queue that has something now, or None and when the next message falls due."""
         now = self._now()
         next_due = None
         for queue in queues:
@@ -133,7 +133,7 @@ def _sleep(listener: Listener | None, seconds: float, rest: float) -> float:
 
 
 def _change_counter(connection: sqlite3.Connection) -> int:
-    """Changes whenever another connection, of any process, has committed."""
+    """Return a counter that changes whenever another connection, of any process, has committed."""
     version: int = connection.execute("PRAGMA data_version").fetchone()[0]
     return version
 

@@ -1,8 +1,8 @@
 """The contract between jobpool and a broker. Its docstrings are the specification; one suite tests them all.
 
-`QueueBackend` is a template: the public methods check their arguments, mint ids and wait, once for all
-brokers; a broker fills in the underscored steps, each one atomic. Times are seconds. Wall-clock times are Unix
-time on the *broker's* clock and say so; lease deadlines are on this machine's CLOCK_BOOTTIME.
+`QueueBackend` is a template: the public methods check their arguments, mint ids and wait, once for all brokers. A
+broker fills in the underscored steps, each one atomic. Times are seconds. Wall-clock times are Unix time on the
+*broker's* clock and say so; lease deadlines are on this machine's CLOCK_BOOTTIME.
 
 A message is at every moment in exactly one state:
 
@@ -86,41 +86,41 @@ class QueueBackend(ABC):
         return self.enqueue_many([definition])[0]
 
     def enqueue_many(self, definitions: Iterable[JobDefinition]) -> list[str]:
-        """Enqueue jobs, all or none, in one round trip; their ids, in order.
+        """Enqueue jobs, all or none, in one round trip; return their ids, in order.
 
-        A definition without `identifier` gets a fresh id. One whose id is live or dead is left as it is (law 8), and
-        one given by its producer is known until `ENQUEUE_MEMORY` seconds after its end: so a retried call makes no
-        duplicate, once its ids are given.
+        A definition without `identifier` gets a fresh id. If its id is live or dead, that message is left as it is (law
+        8). An id given by its producer is known until `ENQUEUE_MEMORY` seconds after its end, so a retried call with
+        given ids makes no duplicate.
 
-        A `unique` one whose idempotency key is known in its queue is left out, and the id returned in its place is that
-        of the message which has the key: live or dead, or acked not longer ago than the `keep` of its guards
-        (`IDEMPOTENCY_TTL` without). What a person deletes, and what moves to another queue, gives its key free at once.
+        A `unique` one whose idempotency key is known in its queue is left out, and the id of the message with that key
+        is returned. The message is live or dead, or was acked at most the `keep` of its guards ago (`IDEMPOTENCY_TTL`
+        without). A message that is deleted by a person or moves to another queue frees its key at once.
 
         Raises:
             InvalidJob: A definition is out of bounds, or its body above 1 MiB; nothing was enqueued.
-            Unsupported: It asks for what `capabilities` lacks; nothing was enqueued.
+            Unsupported: It needs a capability that the broker lacks; nothing was enqueued.
             BackendUnavailable: Nothing is known. Retry with ids of your own to be sure of no duplicate.
         """
         messages = self._pack_all(definitions)
         return ids_of(messages, self._enqueue(messages) if messages else None)
 
     def enqueue_once(self, definition: JobDefinition, key: str) -> str:
-        """Enqueue one job, unless a message was enqueued under this key already; the id of the one that there is.
+        """Enqueue one job, unless a message was enqueued under this key already; return the id of the one message.
 
-        For what several processes do at once and one must do, such as a firing of a schedule: of any number of callers,
+        For work that several processes try and one must do, such as a firing of a schedule. Of any number of callers,
         now and later, one adds a message. The id is derived from the key (`once_id`); a definition's own is not used.
 
-        The key is known for the life of the message and `IDEMPOTENCY_TTL` seconds after its ack (for the `keep` of its
-        guards, where it had any), and in any case `ENQUEUE_MEMORY` seconds after its end, whoever ended it. Without a
-        key store it is what a given id is there (law 8), and no more. A definition that is `unique` besides keeps its
-        own idempotency key as its unique one: when another message has that, the id of this one is returned.
+        The key is known for the life of the message and `IDEMPOTENCY_TTL` seconds after its ack (the `keep` of its
+        guards, if it had any). In any case it is known for `ENQUEUE_MEMORY` seconds after the end. Without a key store
+        it is only as good as a given id (law 8). A `unique` definition also keeps its own idempotency key: if another
+        message has that, the id of that message is returned.
 
         Raises and blocks as `enqueue_many`. Safe to call again.
         """
         return self.enqueue_many_once([(definition, key)])[0]
 
     def enqueue_many_once(self, jobs: Sequence[tuple[JobDefinition, str]]) -> list[str]:
-        """`enqueue_once` of each definition and its key, in one round trip, all or none; their ids, in order."""
+        """Enqueue each definition once under its key, in one round trip, all or none; return their ids, in order."""
         if not self.capabilities.key_store:
             self.enqueue_many([definition.with_identifier(once_id(key)) for definition, key in jobs])
             return [once_id(key) for _, key in jobs]
@@ -128,7 +128,7 @@ class QueueBackend(ABC):
         return ids_of(messages, self._enqueue(messages) if messages else None)
 
     def enqueue_in(self, connection: object, definitions: Iterable[JobDefinition]) -> list[str]:
-        """Enqueue jobs within the transaction that is open on the caller's own database connection; their ids.
+        """Enqueue jobs within the transaction that is open on the caller's own database connection; return their ids.
 
         They are there when that transaction commits, and never were when it rolls back. Nothing is committed here. The
         rules of `enqueue_many` hold otherwise.
@@ -138,11 +138,11 @@ class QueueBackend(ABC):
 
         Raises:
             Unsupported: `capabilities.enqueue_in_transaction` is False.
-            ConfigurationError: It is no connection of that kind, or leads to another database.
+            ConfigurationError: It is not a connection of that kind, or leads to another database.
             InvalidJob: As `enqueue_many`.
 
-        Errors of the database are raised as its driver raises them, for the transaction is the caller's.
-        Blocks for one round trip.
+        Errors of the database are raised as its driver raises them, for the transaction is the caller's. Blocks for one
+        round trip.
         """
         if not self.capabilities.enqueue_in_transaction:
             raise Unsupported(f"{self.scheme}:// cannot enqueue within a transaction of yours: leave `connection` out")
@@ -150,10 +150,10 @@ class QueueBackend(ABC):
         return ids_of(messages, self._enqueue_in(connection, messages) if messages else None)
 
     def pack(self, definition: JobDefinition) -> NewMessage:
-        """The wire form of `definition`, signed; the same rules as `enqueue_many`.
+        """Return the wire form of `definition`, signed; the same rules as `enqueue_many`.
 
-        No I/O, but for the broker's clock, which is asked once a minute at most and only for what has an `expires_in`:
-        raises `BackendUnavailable` while it has never answered.
+        No I/O, except for the broker's clock, which is asked at most once a minute, and only for definitions with
+        `expires_in`. Raises `BackendUnavailable` while it has never answered.
         """
         return self._pack(definition, definition.identifier or secrets.token_hex(8))
 
@@ -171,7 +171,7 @@ class QueueBackend(ABC):
         return packed(definition, ident, self.signer, self.time)
 
     def brought_by(self, lease: JobLease, settlement: Settlement) -> list[NewMessage]:
-        """The messages that a settlement adds to queues when it is accepted: follow-ups, or what moves. No I/O.
+        """Return the messages that a settlement adds to queues when it is accepted: follow-ups, or what moves. No I/O.
 
         Raises as `pack`.
         """
@@ -204,8 +204,8 @@ class QueueBackend(ABC):
             limit: 1 to 1,000,000.
             ttl: Seconds, > 0; checked before anything else.
             wait: Seconds to wait for the first message when there is none; 0 or less = do not wait.
-            fetch_id: Asking again with the same id within 60 s, while the leases still run, returns those of them that
-                are still held under this id, and leases nothing new: a lost reply freezes nothing.
+            fetch_id: A second call with the same id within 60 s returns the leases that still run under this id, and
+                leases nothing new. So a lost reply freezes nothing.
 
         Raises:
             ValueError: ttl, limit or wait is not such a number.
@@ -244,25 +244,26 @@ class QueueBackend(ABC):
         return self._settle_one(lease, Ack())
 
     def nack(self, lease: JobLease, delay: float | None = None, error: str | None = None) -> Settled:
-        """Failed: the message comes back after `delay` seconds (None or below 0 = now), attempts + 1."""
+        """Fail: the message comes back after `delay` seconds (None or below 0 = now), attempts + 1."""
         return self._settle_one(lease, Nack(settle_delay(delay), error))
 
     def abandon(self, lease: JobLease, reason: str = "", error: str | None = None) -> Settled:
-        """Given up: the message becomes a dead letter with this reason.
+        """Give up: the message becomes a dead letter with this reason.
 
         Attempts + 1 if it ends a failed attempt: `failed`, `unrecoverable`, `timeout` or `memory-limit`.
         """
         return self._settle_one(lease, Abandon(reason, error))
 
     def release(self, lease: JobLease, delay: float | None = None) -> Settled:
-        """Given back unharmed, after `delay` seconds (None or below 0 = now), to its old place, as one that was begun.
+        """Give the message back unharmed, after `delay` seconds (None or below 0 = now), to its old place, as one that
+        was begun.
 
         See `Release.begun`.
         """
         return self._settle_one(lease, Release(settle_delay(delay)))
 
     def forfeit(self, lease: JobLease, cause: str) -> Settled:
-        """No verdict: the lease's deadline is now, `cause` is kept beside it; the reaper does the rest.
+        """End the lease now without a verdict, and keep `cause` beside it; the reaper does the rest.
 
         Raises `Unsupported` where `capabilities.forfeit` is False.
         """
@@ -297,11 +298,11 @@ class QueueBackend(ABC):
         """Return what a child needs to ack this one message in a transaction of its handler's own, no more: also
         the idempotency key of a guarded lease, which that ack marks done.
 
-        JSON-able. `ack` in it names a function `module:name`. It takes the handler's connection, the ticket and
-        follow-up messages (`NewMessage`); within the open transaction it removes the message, enqueues those and
-        remembers the call `ack:<owner token>`, so that a later `ack(lease)` is answered ALREADY. It raises `LeaseLost`
-        when the lease has ended, so that the transaction rolls back, and returns a function that tells whether the
-        transaction is still open.
+        It includes the idempotency key of a guarded lease, which that ack marks done. JSON-able. Its `ack` names a
+        function `module:name`, which takes the handler's connection, the ticket and follow-up messages (`NewMessage`).
+        Within the open transaction that removes the message, enqueues the follow-ups and remembers the call `ack:<owner
+        token>`, so that a later `ack(lease)` is answered ALREADY. It raises `LeaseLost` when the lease has ended, so
+        that the transaction rolls back. It returns a function that tells whether the transaction is still open.
 
         Raises `Unsupported` where `capabilities.ack_in_transaction` is False.
         """
@@ -314,7 +315,7 @@ class QueueBackend(ABC):
         """Hold the message for `ttl` seconds more, counted from now.
 
         Args:
-            lease: What `fetch` or the last `renew` returned.
+            lease: From `fetch` or the last `renew`.
             ttl: Seconds, > 0. A broker with a fixed lease uses its own: read `expires_at`.
 
         Returns:
@@ -344,7 +345,7 @@ class QueueBackend(ABC):
         return self._reap(check_queue(queue), policy or ReapPolicy(), None)
 
     def reap_expired(self, queue: str, visibility_timeout: float | None = None) -> int:
-        """`reap` with the default policy; the number of messages given back.
+        """Reap with the default policy; return the number of messages given back.
 
         With `visibility_timeout` (seconds, > 0) also those whose lease was taken or renewed more than that long ago.
         """
@@ -353,7 +354,7 @@ class QueueBackend(ABC):
         return len(self._reap(check_queue(queue), ReapPolicy(), visibility_timeout))
 
     def lost(self) -> list[JobLease]:
-        """Leases that ended before their time since the last call, because the connection that owned them broke.
+        """Return leases that ended early since the last call, because the connection that owned them broke.
 
         Nothing where `capabilities.lasting_leases` is True. No I/O; a pool asks often, and ends the attempts.
         """
@@ -379,21 +380,23 @@ class QueueBackend(ABC):
 
     @abstractmethod
     def stats(self, queue: str) -> QueueStats:
-        """Counts of one queue; O(1), or capped."""
+        """Return counts of one queue; O(1), or capped."""
 
     @abstractmethod
     def queues(self) -> list[str]:
-        """The names of all queues that hold a message, sorted."""
+        """Return the names of all queues that hold a message, sorted."""
 
     @abstractmethod
     def list_messages(
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
     ) -> list[Message]:
-        """One page of messages in enqueue order, `limit` 1..1000; go on with the last one's `cursor` as `after`."""
+        """Return one page of messages in enqueue order, `limit` 1..1000; go on with the last one's `cursor` as
+        `after`.
+        """
 
     @abstractmethod
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
-        """How many messages match, counted up to `cap`: an answer of `cap` means "at least"."""
+        """Return how many messages match, counted up to `cap`: an answer of `cap` means "at least"."""
 
     @abstractmethod
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
@@ -401,7 +404,7 @@ class QueueBackend(ABC):
 
     @abstractmethod
     def inspect(self, ident: str) -> Message | None:
-        """The message with this id, live or dead; None when it is gone or never was."""
+        """Return the message with this id, live or dead; None when it is gone or never was."""
 
     def ping(self) -> None:
         """Ask the broker for a sign of life. Raises BackendUnavailable. Blocks for one round trip."""
@@ -424,11 +427,11 @@ class QueueBackend(ABC):
         return []
 
     def cautions(self) -> list[str]:
-        """The sentences of what `diagnose` finds to be bad, each with its mend. Raises and blocks as that."""
+        """Return the sentences of what `diagnose` finds to be bad, each with its mend. Raises and blocks as that."""
         return cautions_of(self.diagnose())
 
     def broker_time(self) -> float | None:
-        """Unix time on the broker's own clock; None when that is this machine's.
+        """Return Unix time on the broker's own clock; None when that is this machine's.
 
         Raises BackendUnavailable. Blocks for one round trip.
         """
@@ -437,14 +440,14 @@ class QueueBackend(ABC):
     def close(self) -> None:  # noqa: B027 - a backend without connections has nothing to close
         """Close every connection; safe to call twice. Leases are left to expire; threads that wait come back."""
 
-    # --- what a broker fills in: each one atomic step, arguments already checked --------------------
+    # --- for a broker to fill in: each one atomic step, arguments already checked --------------------
 
     @abstractmethod
     def _enqueue(self, messages: Sequence[NewMessage]) -> Existing | None:
         """Add those that are not known; for each left out because its unique key is known: its id → the known id."""
 
     def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing | None:
-        raise NotImplementedError  # who sets `enqueue_in_transaction` fills it in
+        raise NotImplementedError  # filled in by brokers that set `enqueue_in_transaction`
 
     @abstractmethod
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]: ...

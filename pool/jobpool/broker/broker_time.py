@@ -1,7 +1,7 @@
-"""What time it is by the broker's clock, so that machines whose clocks are wrong agree on it.
+"""The time by the broker's clock, so that machines whose clocks are wrong agree on it.
 
 The broker is asked now and then. In between, this machine's CLOCK_BOOTTIME counts on from its answer: nobody can set
-that clock, and it goes on while the machine sleeps. A broker without a clock of its own goes by this machine's.
+that clock, and it continues while the machine sleeps. A broker without a clock of its own uses this machine's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ JUMP = 1.0
 
 
 class BrokerTime:
-    """Tells the time. Any thread may ask: two that ask at once may both ask the broker, and are both right.
+    """The broker's clock. Any thread may ask: two that ask at once may both ask the broker, and are both right.
 
     Args:
         ask: `QueueBackend.broker_time`.
@@ -33,10 +33,10 @@ class BrokerTime:
         self._asked_at = 0.0
         self._wall_ahead = 0.0
         self.of_broker: bool | None = None
-        """Whether the broker has a clock of its own; None = it has not answered yet."""
+        """True if the broker has a clock of its own; None = it has not answered yet."""
 
     def now(self) -> float:
-        """Unix time in seconds.
+        """Return Unix time in seconds.
 
         Raises:
             BackendUnavailable, AccessRefused: The broker has never answered. Later silences and refusals are bridged.
@@ -48,7 +48,7 @@ class BrokerTime:
         return self._clock.boot() + self._ahead if self.of_broker else self._clock.wall()
 
     def guess(self) -> float:
-        """As `now`, but by this machine's clock as long as the broker has never answered."""
+        """Return the time as `now`, but by this machine's clock as long as the broker has never answered."""
         try:
             return self.now()
         except (BackendUnavailable, AccessRefused):

@@ -1,12 +1,12 @@
 """The optional part of a broker for messages that are checked out by hand: `QueueBackend.claims`.
 
-A *claim* holds up to 20 messages of one queue for a known time: a person, or a program that is no pool, works on them,
-deletes each one when it is done, renews the claim while it goes on, and releases the rest. What is not deleted by the
-end of the claim is free again, and no crash is charged: a claim makes no promise to finish.
+A *claim* holds up to 20 messages of one queue for a known time. A person, or a program other than a pool, works on
+them, deletes each one when it is done, renews the claim meanwhile, and releases the rest. Messages not deleted by the
+end of the claim are free again, and no crash is charged: a claim makes no promise to finish.
 
 There are two kinds of messages in a queue. *Jobs* are wire envelopes, enqueued as ever: a pool runs them, and a claim
-may take them. *Posted* messages are bytes that mean something to whoever reads them; a pool never fetches one. Posted
-messages may have a life: one that has ended was never there, for everybody, from that moment on.
+may take them. *Posted* messages are any bytes; a pool never fetches one. A posted message may have a life: at its end
+the message is gone for everybody, from that moment on.
 
     post ──► free ◄──────────────────────────┐          delayed posts are free when their delay is over
               │ claim                        │ release, or the end of the claim
@@ -15,13 +15,13 @@ messages may have a life: one that has ended was never there, for everybody, fro
               │  └───────────────────────────┘
               └── claimed more than `max_claims` times ──► dead, reason `claim-limit`
 
-A claimed message is a leased one (`State.LEASED`) that names its claim. Whatever fences a lease fences it: no pool can
-fetch it, and once its claim has ended, no holder can delete it who does not hold it anew.
+A claimed message is a leased one (`State.LEASED`) that names its claim. It is fenced like any lease: no pool can fetch
+it, and once its claim has ended, its holder cannot delete it without a new claim.
 
-A moment is exact: at the end of a claim or a life it has ended, for every caller and whoever has noticed. What follows
-from an end is done by whoever comes next, up to 1,000 messages at a time: `claim`, `pop`, `list_free`, `stats` and
-`QueueBackend.reap` free what ended claims held, so until then `QueueBackend.stats` counts it as leased, and no pool
-fetches it. An id that was given is known for `ENQUEUE_MEMORY` seconds after the end itself.
+Ends are exact: a claim or a life ends at its moment, for every caller. The clean-up follows with the next call of
+`claim`, `pop`, `list_free`, `stats` or `QueueBackend.reap`, up to 1,000 messages at a time. Until then
+`QueueBackend.stats` counts messages of an ended claim as leased, and no pool fetches them. A given id is known for
+`ENQUEUE_MEMORY` seconds after the end itself.
 
 Like `KeyStore` this is a template: the public methods check, the underscored ones are each one atomic step on the
 broker's own clock. Safe to share between threads. Every method may raise `BackendUnavailable` (nothing is known) and
@@ -68,7 +68,7 @@ class NewPost:
 
     Attributes:
         given: The producer chose the id: it is known like a job's (`QueueBackend.enqueue_many`).
-        life: Seconds, None = for ever.
+        life: Seconds; None = forever.
         delay: Seconds until it is free.
     """
 
@@ -84,13 +84,13 @@ class QueueMessage:
     """A message as claims and lists show it. Wall-clock times are Unix seconds on the broker's clock.
 
     Attributes:
-        body: What was posted, or a job's wire bytes. One of more than MAX_BODY_BYTES, which `post` refuses, is shown by
-            lists only: `OVERSIZED` stands for it in a claim, and where it is popped.
+        body: The posted bytes, or a job's wire bytes. Only lists show a body of more than MAX_BODY_BYTES, which `post`
+            refuses; claims and `pop` return `OVERSIZED` instead.
         handler: Of a job; "" for a posted message.
         claims: How often it was claimed; neither a renewal nor a release resets it.
         claim: Id of the live claim that holds it; None = no claim does.
         ends_at: When its life ends; None = never.
-        cursor: Opaque; `list_free(after=…)` goes on behind it.
+        cursor: Opaque; `list_free(after=…)` continues after it.
     """
 
     id: str
@@ -114,8 +114,8 @@ class HeldClaim:
         ttl: Seconds, as given when it was made or last renewed.
         grace: The same.
         age: Whole seconds since it was made or last renewed, on the broker's clock; never below 0.
-        messages: Those still in it, in the order in which they were claimed. A list of claims leaves them out.
-        count: How many those are.
+        messages: The messages still in it, in the order in which they were claimed. A list of claims leaves them out.
+        count: Number of these messages.
     """
 
     id: str
@@ -150,7 +150,7 @@ class ClaimStats:
 
 
 class Deleted(Enum):
-    """What became of one delete."""
+    """The result of one delete."""
 
     DONE = "done"
     """It is gone now, or was gone before."""
@@ -159,15 +159,15 @@ class Deleted(Enum):
 
 
 class ClaimStore(ABC):
-    """See the module. Times in seconds."""
+    """The claims of a broker, as the module describes them. Times in seconds."""
 
     def post(self, queue: str, posts: Sequence[NewPost]) -> list[str]:
-        """Add messages, all or none; their ids, in order.
+        """Add messages, all or none; return their ids, in order.
 
         An id that is live or dead in the queue, or was given and is remembered, is left as it is (law 8).
 
         Raises:
-            InvalidJob: An id is none, or a body has more than 1 MiB; nothing was added.
+            InvalidJob: An id is invalid, or a body has more than 1 MiB; nothing was added.
             ValueError: A life or a delay is out of its bounds; nothing was added.
         """
         check_queue(queue)
@@ -182,23 +182,23 @@ class ClaimStore(ABC):
     ) -> HeldClaim | None:
         """Claim up to `limit` messages in one atomic step; None when none is free.
 
-        In the order of the queue, (priority, enqueue sequence): the oldest first, posts and jobs alike. What is leased,
-        claimed, delayed or ended is left out, and what lies behind is taken in its place. A message whose claim or life
-        has ended counts as that from the very moment on, whoever has noticed. Concurrent callers get disjoint sets.
+        In the order of the queue, (priority, enqueue sequence): the oldest first, posts and jobs alike. Leased,
+        claimed, delayed and ended ones are passed over. A message whose claim or life has ended counts as ended from
+        that very moment on. Concurrent callers get disjoint sets.
 
-        Each message that is taken has deliveries + 1 and claims + 1, and lives on until
-        max(its old end, the claim's end + `grace`), but not longer than 1,209,600 s from now; its end never comes
-        nearer, and one that lives for ever still does. Jobs have no life.
+        Each message that is taken has deliveries + 1 and claims + 1. It lives until max(its old end, the claim's end +
+        `grace`), but not longer than 1,209,600 s from now. Its end never comes nearer, and a message without an end
+        gets none. Jobs have no life.
 
         Args:
             limit: 1 to 20.
             ttl: 60 to 43,200.
             grace: 60 to 43,200.
-            max_claims: A message that was claimed so often already is made a dead letter, reason `claim-limit`, and the
-                next one is looked at; 0 = no limit. Up to 1,000 in one call.
-            claim_id: 32 lower-case hex characters of the caller's own, known in this queue only. Asking again with the
-                same id while that claim lives returns it as it is, whatever the other arguments are, and claims nothing
-                new: a lost reply freezes nothing. None = minted here.
+            max_claims: A message that was claimed this often is made a dead letter, reason `claim-limit`, and the next
+                one is looked at; 0 = no limit. Up to 1,000 in one call.
+            claim_id: 32 lower-case hex characters of the caller's own, known in this queue only. A second call with the
+                same id, while that claim lives, returns it as it is and claims nothing new: a lost reply freezes
+                nothing. None = minted here.
 
         Raises:
             ValueError: A number is out of its bounds, which the text names.
@@ -213,7 +213,7 @@ class ClaimStore(ABC):
         return self._claim(queue, claim_id or secrets.token_hex(16), limit, float(ttl), float(grace), max_claims)
 
     def get(self, queue: str, claim_id: str) -> HeldClaim:
-        """The claim with the messages that are still in it.
+        """Return the claim with the messages that are still in it.
 
         A claim lives until its end also when all its messages were deleted. At `now == end` it has ended.
 
@@ -249,16 +249,16 @@ class ClaimStore(ABC):
         return self._release(queue, claim_id) if _is_claim(claim_id) else 0
 
     def delete_many(self, queue: str, idents: Sequence[str], claim_id: str | None = None) -> list[Deleted]:
-        """Delete messages, up to 20; an answer each, in order.
+        """Delete messages, up to 20; return an answer each, in order.
 
-        With a claim: it must live; a message that it holds is deleted, one that is gone is `DONE` too (so a repeat is
-        fine), every other is `FORBIDDEN`. Without: a message that is free or delayed is deleted, one that is gone is
-        `DONE`, one that is leased or in a live claim is `FORBIDDEN`. A dead letter is as good as gone here, and left
-        alone. To its producer a job deleted here is one that a person deleted: its unique key is free at once.
+        With a claim, which must live: a message that it holds is deleted, and one that is gone is `DONE` too, so a
+        repeat is fine. Every other is `FORBIDDEN`. Without a claim: a free or delayed message is deleted, one that is
+        gone is `DONE`, and one that is leased or claimed is `FORBIDDEN`. A dead letter counts as gone, and is left
+        alone. The unique key of a job deleted here is free at once, as if a person had deleted it.
 
         Raises:
-            ClaimNotFound: The claim named has ended, as `get`: nothing was deleted, and what was done for these
-                messages may be done again by somebody else. Roll it back.
+            ClaimNotFound: The claim named has ended, as `get`: nothing was deleted, and others may do the work for
+                these messages again. Roll it back.
             ValueError: More than 20.
         """
         check_queue(queue)
@@ -273,8 +273,8 @@ class ClaimStore(ABC):
     def pop(self, queue: str, limit: int) -> list[QueueMessage]:
         """Take up to `limit` (1 to 20) free messages, as `claim` finds them, and delete them at once.
 
-        It is no claim: `claims` stays as it is. Nothing holds them any more: what the caller does not finish is lost,
-        and so is the answer to a call whose reply was. Claim what must not be lost.
+        `claims` stays as it is. Nothing holds the messages any more: unfinished ones are lost, and so are those in a
+        lost reply. Claim messages that must not be lost.
         """
         check_queue(queue)
         return self._pop(queue, check_count(limit, "limit", 1, MOST_MESSAGES))
@@ -282,17 +282,19 @@ class ClaimStore(ABC):
     def list_free(
         self, queue: str, *, after: str | None = None, limit: int = 50, claimed: bool = False
     ) -> list[QueueMessage]:
-        """One page of messages in enqueue order, `limit` 1 to 1,000; go on with the last one's `cursor` as `after`.
+        """Return one page of messages in enqueue order, `limit` 1 to 1,000; go on with the last one's `cursor` as
+        `after`.
 
         Delayed, dead and ended ones are left out, and without `claimed` also those that are leased or claimed.
 
-        Raises `ValueError`: the limit is out of bounds, or `after` is no cursor.
+        Raises `ValueError`: the limit is out of bounds, or `after` is not a cursor.
         """
         check_queue(queue)
         return self._list(queue, after, check_count(limit, "limit", 1, 1000), claimed)
 
     def list_claims(self, queue: str, *, after: str | None = None, limit: int = 50) -> list[HeldClaim]:
-        """One page of the live claims of a queue by id, `limit` 1 to 1,000, without their messages but with `count`.
+        """Return one page of the live claims of a queue by id, `limit` 1 to 1,000, without their messages but with
+        `count`.
 
         Go on with the last one's id as `after`.
         """
@@ -300,12 +302,12 @@ class ClaimStore(ABC):
         return self._list_claims(queue, after or "", check_count(limit, "limit", 1, 1000))
 
     def stats(self, queue: str) -> ClaimStats:
-        """Counts of one queue, at any length in the same time, but for what has ended and was not yet seen to: that is
-        looked through, up to 1,000 a call, and freed or removed. What more there is may count as it was until the next.
+        """Return counts of one queue, in the same time at any length. Only ended messages not yet cleaned up cost more.
+        Up to 1,000 are freed or removed in a call, and the rest may count as before until the next.
         """
         return self._stats(check_queue(queue))
 
-    # --- what a broker fills in: each one atomic step, arguments already checked --------------------
+    # --- for a broker to fill in: each one atomic step, arguments already checked --------------------
 
     @abstractmethod
     def _post(self, queue: str, posts: Sequence[NewPost]) -> None: ...
@@ -326,7 +328,7 @@ class ClaimStore(ABC):
 
     @abstractmethod
     def _delete(self, queue: str, idents: Sequence[str], claim_id: str | None) -> list[Deleted] | None:
-        """None: the claim has ended."""
+        """Delete; return None if the claim has ended."""
 
     @abstractmethod
     def _pop(self, queue: str, limit: int) -> list[QueueMessage]: ...

@@ -1,12 +1,12 @@
 """Finding and reading the configuration file, with nothing but the standard library.
 
-`jobpool.toml`, or the table `[tool.jobpool]` of a `pyproject.toml`: in the working directory, else in the nearest
+`jobpool.toml`, or the table `[tool.jobpool]` of a `pyproject.toml`, in the working directory. Else in the nearest
 directory above it that has one, up to the home directory or the edge of the file system. `--config FILE` (or
 JOBPOOL_CONFIG) names one and ends the search. Relative paths in it count from its own directory, so that producers and
 pools started elsewhere mean the same database.
 
-The file names the code that runs and the broker, so one that was found and not named must be this user's or root's, and
-nobody else may be able to put it there.
+The file names the broker and the code that runs. So a file that was found, not named, must be writable only by this
+user or root, and so must its directories.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SQLITE = "sqlite:///"
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """What a configuration file says. `path` None: there is none, and `directory` is the working directory."""
+    """The content of a configuration file. `path` None: there is none, and `directory` is the working directory."""
 
     path: Path | None
     directory: Path
@@ -37,7 +37,7 @@ class ConfigFile:
 
 
 def find_config(named: str | os.PathLike[str] | None = None, start: Path | None = None) -> ConfigFile:
-    """The configuration that applies; an empty one when there is no file.
+    """Return the configuration that applies; an empty one when there is no file.
 
     Args:
         named: The file to read, and no other; None = JOBPOOL_CONFIG, else search.
@@ -111,7 +111,7 @@ def _check_trust(path: Path, folder: os.stat_result) -> None:
 
 
 def _doubt(status: os.stat_result) -> str:
-    """Why somebody other than this user and root could have written it; "" = nobody else could."""
+    """Return why somebody other than this user and root could have written it; "" = nobody else could."""
     if sys.platform == "win32":  # producers run there too; its permissions are not in these bits
         return ""
     if status.st_uid not in (0, os.geteuid()):

@@ -34,7 +34,7 @@ class BadFilter(JobpoolError, ValueError):
 
 
 def parse_filter(text: str) -> MessageFilter:
-    """The filter that a person wrote; the empty text matches everything.
+    """Return the filter that a person wrote; the empty text matches everything.
 
     Raises:
         BadFilter: An unknown key, a value out of range, an open quote, or a key given twice.

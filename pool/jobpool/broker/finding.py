@@ -1,4 +1,4 @@
-"""What a check found: one value for `jobpool doctor`, and for the cautions in a starting pool's log."""
+"""The finding of a check: one value for `jobpool doctor`, and for the cautions in a starting pool's log."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How bad it is.
+    """The severity of a finding.
 
-    A problem loses jobs or runs them twice in what happens every month (a restart, a failover, a full memory), or lets
-    the pool not do its work. A warning costs speed, or loses moments when a machine dies, which some accept.
+    A problem loses jobs or runs them twice in everyday events (a restart, a failover, a full memory), or stops the pool
+    from working. A warning costs speed, or loses the last moments when a machine dies, which some accept.
     """
 
     OK = "ok"
@@ -28,9 +28,9 @@ class Finding:
     Attributes:
         check: Its name, lower-case words with dots and dashes: `redis.eviction`.
         level: How bad it is.
-        found: What is so.
-        why: Why that matters; "" when all is well.
-        mend: What to do; every warning and problem has one.
+        found: The fact.
+        why: The consequence; "" when all is well.
+        mend: The remedy; every warning and problem has one.
     """
 
     check: str
@@ -40,16 +40,16 @@ class Finding:
     mend: str = ""
 
     def __str__(self) -> str:
-        """`found: why; mend`, as far as there is any."""
+        """Return `found: why; mend`, as far as there is any."""
         told = f"{self.found}: {self.why}" if self.why else self.found
         return f"{told}; {self.mend}" if self.mend else told
 
     @property
     def is_bad(self) -> bool:
-        """Whether it deserves a line in a log."""
+        """True if it deserves a line in a log."""
         return self.level in (Level.WARNING, Level.PROBLEM)
 
 
 def cautions_of(findings: Iterable[Finding]) -> list[str]:
-    """The sentences of those that are bad."""
+    """Return the sentences of those that are bad."""
     return [str(finding) for finding in findings if finding.is_bad]

@@ -27,31 +27,32 @@ LONGEST_RECORD = 256 * 1024
 
 
 class KeyStore(ABC):
-    """See the module. Unique enqueue is not here: it is part of `enqueue`, in the same step."""
+    """The key store of a broker, as the module describes it. Unique enqueue is not here: it is part of `enqueue`, in
+    the same step.
+    """
 
     # --- guards ------------------------------------------------------------------------------------
 
     def begin_many(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
-        """Ask for what deliveries need before their handlers run; an answer each, in order.
+        """Ask for the guards that deliveries need before their handlers run; return an answer each, in order.
 
         For each lease one atomic step: everything in its guards is granted, or nothing is changed. Tried in this order:
 
         1. The lease itself, as `ack` would try it: not live, or not ours → `LOST`.
-        2. The key: done → `DONE`; held by another message's live lease → `HELD`. What is held by an earlier delivery of
+        2. The key: done → `DONE`; held by another message's live lease → `HELD`. A key held by an earlier delivery of
            the *same* message is taken over.
         3. Each hold: `most` other messages hold the name, each by a live lease → `HELD`.
         4. Each rate: `most` starts, of other leases, in the `window` seconds up to now → `LIMITED`, with the seconds
            until the oldest of them leaves the window (> 0).
 
-        Granted again to the same lease is granted, and counts nothing twice: a lost reply does no harm.
+        A repeated grant to the same lease counts nothing twice: a lost reply does no harm.
 
-        What is granted is held for exactly as long as this lease is live: it ends with every settlement, a forfeit, a
-        reap, and at the deadline; a renewal of the lease prolongs it. An accepted `Ack` of a lease that has
-        `guards` with a key marks the key done for `keep` seconds, in the same step as the ack; nothing else does. The
-        count of a start stays, but for a `Release` whose `begun` is False.
+        A grant lives exactly as long as its lease: it ends with every settlement, a forfeit, a reap, and at the
+        deadline. A renewal of the lease prolongs it. An accepted `Ack` of a lease with a key in its `guards` marks the
+        key done for `keep` seconds, in the same step; nothing else does. The count of a start stays, except for a
+        `Release` whose `begun` is False.
 
-        The leases passed here are answered about; it is the caller who puts `guards` on the lease it goes on with
-        (`JobLease.guarded`).
+        The leases stay as they are; the caller puts `guards` on its lease (`JobLease.guarded`).
         """
         return self._begin(asked) if asked else []
 
@@ -67,11 +68,12 @@ class KeyStore(ABC):
         return self._first_run(check_queue(queue), check_name(key, "idempotency key"), check_keep(ttl, "ttl"))
 
     def forget(self, queue: str, key: str) -> bool:
-        """A done key is not done any more; whether it was. What a running job holds is left alone."""
+        """Forget that a key is done; return whether it was. A key that a running job holds is left alone."""
         return self._forget(check_queue(queue), check_name(key, "idempotency key"))
 
     def take(self, queue: str, rate: Rate, token: str) -> float:
-        """Count a start of the caller's own: 0.0 when it is within the rate, else seconds (> 0) until there is room.
+        """Count a start of the caller's own; return 0.0 if it is within the rate, else seconds (> 0) until there is
+        room.
 
         Args:
             queue: Scopes the name.
@@ -81,13 +83,13 @@ class KeyStore(ABC):
         return self.take_many(queue, [rate], token)[0]
 
     def take_many(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]:
-        """`take` for one start under each of several rates: each is counted, or not, by itself; an answer each."""
+        """Take one start under each of several rates: each is counted, or not, by itself; return an answer each."""
         if not 0 < len(token) <= 64:
             raise InvalidJob(f"the token of a start has 1 to 64 characters, not {len(token)}")
         return self._take_many(check_queue(queue), rates, storable(token)) if rates else []
 
     def holders(self, queue: str, name: str) -> list[str]:
-        """The ids of the messages that hold places under `name` now, sorted; for people who ask why a job waits.
+        """Return the ids of the messages that hold places under `name` now, sorted; for people who ask why a job waits.
 
         `key:` before an idempotency key asks for who runs under it.
         """
@@ -99,7 +101,7 @@ class KeyStore(ABC):
         """Write each value under its key, in place of an older one; each ends `ttl` seconds from now.
 
         Args:
-            space: What kind of records; a name as queues have.
+            space: The kind of records; a name as queues have.
             records: Keys of 1 to 255 printable characters; at most 256 KiB a value.
             ttl: Seconds, above 0, at most a year.
         """
@@ -110,15 +112,15 @@ class KeyStore(ABC):
             self._put_records(check_queue(space), records, check_keep(ttl, "ttl"))
 
     def get_record(self, space: str, key: str) -> bytes | None:
-        """The value, or None when there is none or it has ended."""
+        """Return the value, or None when there is none or it has ended."""
         return self._get_record(check_queue(space), storable(key))
 
     def list_records(
         self, space: str, *, prefix: str = "", after: str = "", limit: int = 1000
     ) -> list[tuple[str, bytes]]:
-        """(key, value) of those that have not ended, by key in the order of their UTF-8 bytes.
+        """Return (key, value) of the records that have not ended, by key in the order of their UTF-8 bytes.
 
-        Only keys that begin with `prefix`, and come behind `after`; at most `limit` (1 to 10,000).
+        Only keys that begin with `prefix`, and come after `after`; at most `limit` (1 to 10,000).
         """
         check_count(limit, "limit", 1, 10_000)
         return self._list_records(check_queue(space), storable(prefix), storable(after), limit)
@@ -144,15 +146,15 @@ class KeyStore(ABC):
             self._append_log(check_queue(space), lines, keep)
 
     def read_log(self, space: str, name: str, *, limit: int = 100) -> list[bytes]:
-        """The newest `limit` (1 to 100,000) lines, the newest first."""
+        """Return the newest `limit` (1 to 100,000) lines, the newest first."""
         check_count(limit, "limit", 1, MOST_LINES)
         return self._read_log(check_queue(space), storable(name), limit)
 
     def list_logs(self, space: str) -> list[str]:
-        """The names of the logs of a space that have lines, sorted; at most 10,000."""
+        """Return the names of the logs of a space that have lines, sorted; at most 10,000."""
         return self._list_logs(check_queue(space))
 
-    # --- what a broker fills in: each one atomic step, arguments already checked --------------------
+    # --- for a broker to fill in: each one atomic step, arguments already checked --------------------
 
     @abstractmethod
     def _begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]: ...

@@ -1,8 +1,8 @@
 """From a URL to an open backend: by its scheme, through the entry-point group `jobpool.backends`.
 
-The built-in backends are registered the same way as anybody's. A backend's module is imported when its scheme is asked
-for, and not before, so that a broker's client library is needed only by those who use that broker. Also here: which
-URL and which signing keys apply when a program names none.
+The built-in backends are registered the same way as others. A backend's module is imported only when its scheme is
+asked for, so that a broker's client library is needed only by its users. Also here: the URL and the signing keys that
+apply when a program names none.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOCAL = frozenset({"sqlite", "memory", "sync"})
 """Schemes of brokers that only this machine's users reach; on the others unsigned messages deserve a warning."""
 
 Runner = Callable[[JobDefinition], object]
-"""What `sync://` runs a job with: one attempt, in the calling thread; what it raises, `enqueue` raises."""
+"""The runner of `sync://`: one attempt, in the calling thread; `enqueue` raises its errors."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _AZURE = re.compile(r"\s*Endpoint\s*=\s*sb://", re.IGNORECASE)
@@ -45,7 +45,7 @@ _HOST = re.compile(r"(?:[^:@?#]*|\[[0-9A-Fa-f:.%\w]*\])(?::\d*)?")
 _OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,60}")
 _SECRET = re.compile(r"pass|pwd|secret|token|key(?!name)|sig|sas|cred|auth", re.IGNORECASE)
 _OF_AZURE = frozenset({"endpoint", "sharedaccesskeyname", "entitypath", "usedevelopmentemulator"})
-"""What a connection string has that is not secret."""
+"""Parts of a connection string that are not secret."""
 
 
 def open_backend(
@@ -62,7 +62,7 @@ def open_backend(
     Args:
         url: `scheme://…`, or an Azure connection string `Endpoint=sb://…`.
         signer: Signs what is enqueued; None = unsigned.
-        runner: What `sync://` runs a job with; other backends have no use for it.
+        runner: The runner of `sync://`; other backends ignore it.
         clock: For backends that keep time themselves; None = the machine's.
         timeout: Seconds, > 0, that one call may take; None = what the URL says, else the backend's own default.
         options: The backend's own, by keyword.
@@ -82,7 +82,7 @@ def open_backend(
 
 
 def known_schemes() -> list[str]:
-    """The schemes that are installed, sorted."""
+    """Return the schemes that are installed, sorted."""
     return sorted(_entry_points())
 
 
@@ -93,7 +93,7 @@ def check_url(url: str) -> str:
 
 
 def scheme_of(url: str) -> str:
-    """The scheme of a backend URL, in lower case; `servicebus` for an Azure connection string.
+    """Return the scheme of a backend URL, in lower case; `servicebus` for an Azure connection string.
 
     Raises:
         ConfigurationError: There is none.
@@ -109,8 +109,8 @@ def scheme_of(url: str) -> str:
 def redact(url: str) -> str:
     """Return `url` with every password and key in it replaced by `***`, fit for a log line or an error text.
 
-    Takes whatever a person may have given as a URL. What cannot be read for certain is not shown: a password may hold
-    an unescaped '@', '/', '?' or '&'.
+    Takes any text given as a URL. Parts that cannot be read for certain are not shown: a password may hold an unescaped
+    '@', '/', '?' or '&'.
     """
     if _AZURE.match(url):
         return ";".join(map(_redact_part, url.split(";")))
@@ -134,13 +134,13 @@ def _redact_rest(rest: str) -> str:
     hosts = place.partition("/")[0]
     if not all(
         map(_HOST.fullmatch, hosts.split(","))
-    ):  # behind a colon is no port, but a password, with no host after it
+    ):  # the text after a colon is a password, not a port, with no host after it
         return f"{shown}{hosts.partition(':')[0]}:***"
     return shown + place + asked + "".join(map(_redact_option, re.split("([&;])", query)))
 
 
 def _redact_option(option: str) -> str:
-    """A piece of the query, or what stands between two; one without a value may be the rest of a password."""
+    """Return a piece of the query, or what stands between two; one without a value may be the rest of a password."""
     name, equals, _ = option.partition("=")
     if option in ("", "&", ";"):
         return option
@@ -150,7 +150,7 @@ def _redact_option(option: str) -> str:
 
 
 def _redact_part(part: str) -> str:
-    """A part of a connection string."""
+    """Return a part of a connection string."""
     name, equals, value = part.partition("=")
     if not equals or name.strip().lower() not in _OF_AZURE:
         return f"{name}=***" if name.strip().lower() in ("sharedaccesskey", "sharedaccesssignature") else "***"
@@ -159,13 +159,13 @@ def _redact_part(part: str) -> str:
 
 
 def default_url(config: ConfigFile | None = None) -> str:
-    """The URL that applies when a program names none.
+    """Return the URL that applies when a program names none.
 
     JOBPOOL_BACKEND, else `backend` in the nearest configuration file, else SQLite in `jobpool.db` beside that file, or
     in the working directory when there is none.
 
     Raises:
-        ConfigurationError: The configuration file cannot be read, or its `backend` is no text.
+        ConfigurationError: The configuration file cannot be read, or its `backend` is not a text.
     """
     from_environment = os.environ.get("JOBPOOL_BACKEND")
     if from_environment:
@@ -180,17 +180,18 @@ def default_url(config: ConfigFile | None = None) -> str:
 
 
 def sqlite_url(path: Path) -> str:
-    """The URL of a SQLite file, whatever its path holds: in a URL, '%' and '?' mean something else."""
+    """Return the URL of a SQLite file, whatever its path holds: in a URL, '%' and '?' mean something else."""
     return "sqlite:///" + str(path.absolute()).replace("%", "%25").replace("?", "%3F")
 
 
 def default_signer(keys: Key | Sequence[Key] | None = None, config: ConfigFile | None = None) -> EnvelopeSigner:
-    """The signer that applies: `keys`, else the configuration file's, else JOBPOOL_SIGNING_KEY, else JOBS_SIGNING_KEY.
+    """Return the signer that applies: `keys`, else the configuration file's, else JOBPOOL_SIGNING_KEY, else
+    JOBS_SIGNING_KEY.
 
     In the configuration file (or its JOBPOOL_* variable) `signing_key_file`, one key a line, goes before `signing_key`.
 
     Raises:
-        ConfigurationError: The first that is set is empty, cannot be read, or is no key.
+        ConfigurationError: The first that is set is empty, cannot be read, or is not a key.
     """
     if keys is not None:
         return EnvelopeSigner(keys)
@@ -276,7 +277,9 @@ def _what_is_wrong(error: ImportError) -> str:
 
 
 def _package(module: str) -> str:
-    """What is installed to have this module: the first word of its name, but two in `azure`, which many share."""
+    """Return the package to install for this module: the first word of its name, but two in `azure`, which many
+    share.
+    """
     parts = module.split(".")
     return ".".join(parts[: 2 if parts[0] == "azure" else 1])
 
@@ -299,7 +302,7 @@ _DISTRIBUTIONS = {
 
 
 def _extra(package: str) -> str:
-    """The mend, for packages that jobpool itself offers."""
+    """Return the mend, for packages that jobpool itself offers."""
     return f": pip install 'jobpool[{_EXTRAS[package]}]'" if package in _EXTRAS else ""
 
 

@@ -31,7 +31,7 @@ Ticket = dict[str, str | int]
 
 
 class State(StrEnum):
-    """Where a message is."""
+    """The state of a message."""
 
     WAITING = "waiting"
     DELAYED = "delayed"
@@ -44,8 +44,9 @@ class Capabilities:
     """The capabilities of a broker. Shown in docs/backends.md as a table made from these fields."""
 
     native_reap: bool = False
-    """The broker frees expired leases itself. `reap` only tells the policy, by which a crash is charged when its
-    message is fetched next; it returns those that were charged since the last call."""
+    """The broker frees expired leases itself. `reap` only sets the policy, by which a crash is charged when its message
+    is fetched next, and returns those charged since the last call.
+    """
     forfeit: bool = True
     """A lease can be ended early with its cause; else it simply runs out."""
     atomic_nack: bool = True
@@ -87,14 +88,14 @@ class Capabilities:
     exact_refusals: bool = True
     """Which of its three refusals a settlement gets is exact; else any of them may stand for another."""
     keeps_place: bool = True
-    """What failed, waited for its time or died has the place of its enqueue when it is back; else the last."""
+    """A message that failed, waited for its time or died returns to the place of its enqueue; else to the end."""
     lists_live: bool = True
     """Messages that are not dead are inspected, listed and counted by filters; else only dead letters are, and other
     messages only in `stats`."""
     deletes_live: bool = True
     """Waiting and delayed messages are deleted by any filter; else only all of a queue (or of a queue's states)."""
     exact_stats: bool = True
-    """`stats` tells waiting and leased messages apart, whoever leased them; else only those leased by this client."""
+    """`stats` tells waiting and leased messages apart, for all clients; else only those leased by this client."""
     lists_queues: bool = True
     """`queues` finds every queue that holds a message; else only those that this client was told of."""
     makes_queues: bool = True
@@ -132,10 +133,10 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class ReapPolicy:
-    """How the reaper treats a message whose lease has expired.
+    """The reaper's treatment of a message whose lease has expired.
 
-    After the first crash it is fetchable at once, then after a delay drawn uniformly from
-    [0, min(back_off_cap, back_off * 2**(crashes - 2))] (full jitter, SEMANTICS "Leases").
+    After the first crash it is fetchable at once, then after a delay drawn uniformly from [0, min(back_off_cap,
+    back_off * 2**(crashes - 2))] (full jitter, SEMANTICS "Leases").
 
     Attributes:
         max_crashes: A crash beyond this many makes a dead letter, reason `crash-limit`; 0 = no limit.
@@ -162,7 +163,7 @@ class ReapPolicy:
                 raise ConfigurationError(f"{name} after a crash is 0 seconds or more, not {seconds!r}")
 
     def ceiling(self, crashes: int) -> float:
-        """The longest delay, in seconds, after the `crashes`-th crash (1-based)."""
+        """Return the longest delay, in seconds, after the `crashes`-th crash (1-based)."""
         if crashes <= 1:
             return 0.0
         return min(self.back_off_cap, self.back_off * 2.0 ** min(crashes - 2, 60))
@@ -214,7 +215,7 @@ class Message:
     ends_at: float | None = None
     """Unix time at which the life of a posted message ends; None = never."""
     cursor: str = ""
-    """Opaque; `list_messages(after=…)` goes on behind this message."""
+    """Opaque; `list_messages(after=…)` continues after this message."""
 
     @property
     def death(self) -> Death | None:
@@ -224,7 +225,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """Which messages a person means. Every field that is set must match; empty means all.
+    """A choice of messages. Every field that is set must match; empty means all.
 
     Attributes:
         queue: Exact name.
@@ -247,7 +248,7 @@ class MessageFilter:
     ids: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises `ValueError`: an age is not a number."""
+        """Check the ages. Raises `ValueError`: one is not a number."""
         for name in ("older_than", "newer_than"):
             if getattr(self, name) is not None:
                 check_number(getattr(self, name), name)
@@ -275,7 +276,7 @@ class NewMessage:
         given: The producer chose the id.
         due: Unix time, None = now.
         unique_key: Not added when a message with this key is known in its queue; see `enqueue_many`.
-        attempts, crashes, deliveries: What it starts with: above 0 for a message that comes from another queue.
+        attempts, crashes, deliveries: Its first values: above 0 for a message that comes from another queue.
         last_error, cause: The same.
     """
 
@@ -294,7 +295,7 @@ class NewMessage:
     cause: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; `from_dict` is its inverse."""
+        """Return JSON values; `from_dict` is its inverse."""
         return {**asdict(self), "body": self.body.decode()}
 
     @classmethod
@@ -310,7 +311,9 @@ make_message = maker(NewMessage)
 
 
 def once_id(key: str) -> str:
-    """The id that `enqueue_once` gives the message of this key: 16 lower-case hex characters, like a minted one."""
+    """Return the id that `enqueue_once` gives the message of this key: 16 lower-case hex characters, like a minted
+    one.
+    """
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 

@@ -1,8 +1,8 @@
 """One attempt at one job, in this process: from the handler's name to an `Attempt`.
 
-The order is: resolve the handler for the queue; capture stdout and stderr; `before_run`; the handler; `after_run`.
-Everything of the user's runs inside `Alarm.call`, hooks, exceptions' texts and returned values' `repr` included, so
-nothing of it outlasts the hard timeout, and no `HardTimeout` gets out.
+The order is: resolve the handler for the queue; capture stdout and stderr; `before_run`; the handler; `after_run`. All
+user code runs inside `Alarm.call`, hooks, exceptions' texts and returned values' `repr` included. So nothing of it
+outlasts the hard timeout, and no `HardTimeout` gets out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LEFT_OPEN = "the transaction in which the handler acked its message was left ope
 
 @dataclass(slots=True)
 class JobToRun:
-    """What an attempt needs to know of a message.
+    """The facts of a message that an attempt needs.
 
     Attributes:
         envelope: Decoded, its signature verified.
@@ -52,7 +52,7 @@ class JobToRun:
         fence: The message's deliveries.
         crashes: Deliveries so far that ended with no verdict.
         timeout: Seconds; 0 = unlimited.
-        max_retries: What applies, where it is not the envelope's.
+        max_retries: The value that applies, if it is not the envelope's.
         ack: Acks the message on the handler's own connection, with these follow-ups; None = the handler may not.
     """
 
@@ -67,7 +67,7 @@ class JobToRun:
 
 @dataclass(slots=True)
 class Attempt:
-    """How an attempt ended.
+    """The end of an attempt.
 
     Attributes:
         handler: Its name.
@@ -108,7 +108,7 @@ class Attempt:
 
 
 class Watch(Protocol):
-    """What ends user code in time: `Alarm`, or `SoftWatch` where no alarm can be had."""
+    """The guard that ends user code in time: `Alarm`, or `SoftWatch` if no alarm can be had."""
 
     on_fire: Callable[[], object] | None
     stack: Any
@@ -150,7 +150,7 @@ class SoftWatch:
 
 
 class NoCapture:
-    """For threads that are not the main one: `sys.stdout` belongs to all of them."""
+    """The lack of a capture, for threads other than the main one: `sys.stdout` belongs to all of them."""
 
     def begin(self) -> None:
         pass
@@ -160,12 +160,12 @@ class NoCapture:
 
 
 class AttemptRunner:
-    """Runs attempts, one after the other, in the process and thread that made it.
+    """A runner of attempts, one after the other, in the process and thread that made it.
 
     Args:
-        registry: Where handlers are looked up.
+        registry: The handlers.
         watch: Ends user code in time.
-        capture: Takes what is printed.
+        capture: Takes printed text.
         output_cap: Bytes of output, and of error text, that are kept.
         more_output: Asked once an attempt for text that was printed past `sys.stdout`.
         enqueue_to: The only queues that follow-ups may go to; empty = any.
@@ -193,7 +193,7 @@ class AttemptRunner:
         """Run one attempt. Raises only what `more_output` raises.
 
         Args:
-            job: What to run.
+            job: The job.
             progress: Called for every `ctx.progress`.
 
         Blocks until the handler is done, or as long as it resists `HardTimeout`.
@@ -287,11 +287,11 @@ def run_attempt(
     """Run one attempt in the caller's process, and leave its streams, alarm and signal mask as they were.
 
     In the main thread this is what a child does. In any other thread there is no alarm and no capture: a handler that
-    hangs, hangs, and one that returns after its time has timed out.
+    hangs is not stopped, and one that returns late has timed out.
 
     Args:
-        job: What to run.
-        registry: Where its handler is looked up.
+        job: The job.
+        registry: The handlers.
         output_cap: Bytes of output, and of error text, that are kept.
         kill_grace: Seconds; a handler that swallows the alarm meets it again after half of them.
         progress: Called for every `ctx.progress`.
@@ -306,7 +306,7 @@ def run_attempt(
 
 
 class _Notes:
-    """What the handler says through its context."""
+    """Progress and follow-ups that the handler reports through its context."""
 
     __slots__ = ("_ack", "_bytes", "_enqueue_to", "_progress", "_still_open", "follow_ups")
 
@@ -356,7 +356,7 @@ def _context(job: JobToRun, attempt: Attempt, notes: _Notes) -> JobContext:
 
 
 def _user_code(task: tuple[AnyHandler, JobContext, int]) -> Ending:
-    """Called under the alarm only. All that is the user's happens below this frame, and its exceptions end here."""
+    """Run user code, under the alarm only. All user code runs below this frame, and its exceptions end here."""
     handler, ctx, cap = task
     try:
         if handler.before_run is not None:
@@ -370,7 +370,7 @@ def _user_code(task: tuple[AnyHandler, JobContext, int]) -> Ending:
 
 
 def _after_run(task: tuple[Callable[[ExecutionResult], object], ExecutionResult]) -> None:
-    """Called under the alarm only."""
+    """Call the hook, under the alarm only."""
     hook, result = task
     try:
         hook(result)

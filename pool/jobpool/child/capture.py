@@ -1,8 +1,8 @@
-"""What an attempt prints, kept within a bound however much it is: the first half of the cap and the last.
+"""The output of an attempt, bounded: the first half of the cap and the last.
 
-Two ways lead out of a handler. What goes through `sys.stdout` and `sys.stderr` stays in memory (`Capture`). What goes
-past them, straight to descriptors 1 and 2 (C code, subprocesses, log handlers made at import), goes into the child's
-output pipe (`OutputPipe`) and is read when the attempt is over, as far as the master has not thrown it away by then.
+A handler prints in two ways. Text for `sys.stdout` and `sys.stderr` stays in memory (`Capture`). Text written past them
+to descriptors 1 and 2 (C code, subprocesses, log handlers made at import) goes into the child's output pipe
+(`OutputPipe`). It is read when the attempt is over, as far as the master has not thrown it away by then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jobpool.message.capped_text import DEFAULT_CAP, HeadTail
 
 
 class EchoedHeadTail(HeadTail):
-    """Tells somebody else what is written, too."""
+    """A text that is also passed on to a listener."""
 
     __slots__ = ("_echo",)
 
@@ -35,7 +35,7 @@ class EchoedHeadTail(HeadTail):
 
 
 class Capture:
-    """Stands in for `sys.stdout` and `sys.stderr`, both into one text, in the order of the writes.
+    """A stand-in for `sys.stdout` and `sys.stderr`, both into one text, in the order of the writes.
 
     Args:
         cap: Bytes that are kept of one attempt.
@@ -57,7 +57,7 @@ class Capture:
             sys.stderr = self._err
 
     def text(self) -> str:
-        """What was printed since `begin`."""
+        """Return the text printed since `begin`."""
         return self._kept.text() if self._kept.total else ""
 
     @contextlib.contextmanager
@@ -136,7 +136,7 @@ class _Stream(io.TextIOBase):
         pass
 
     def reconfigure(self, **_: Any) -> None:
-        """As of a `TextIOWrapper`; there is nothing to set here."""
+        """Do nothing: unlike a `TextIOWrapper` this has no options."""
 
 
 class _Binary(io.RawIOBase):

@@ -44,7 +44,9 @@ class ChannelProducer:
         return self._request(Ask([definition.to_dict() for definition in definitions])).ids
 
     def pack(self, definitions: Iterable[JobDefinition]) -> list[NewMessage]:
-        """The signed messages for these jobs, which the caller enqueues itself. Raises and blocks as `enqueue_many`."""
+        """Return the signed messages for these jobs, which the caller enqueues itself. Raises and blocks as
+        `enqueue_many`.
+        """
         reply = self._request(Ask([definition.to_dict() for definition in definitions], pack=True))
         return [NewMessage.from_dict(fields) for fields in reply.packed]
 

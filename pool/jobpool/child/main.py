@@ -2,7 +2,7 @@
 
 It holds no lease, no owner token and no broker connection; it decides nothing about a message. It reads `Run` frames
 from `work`, one when it is idle, and answers each with a `Result` on `channel`. Its first act on a frame is to write
-the attempt's nonce to its page of the scoreboard: so the master knows of every frame whether it was looked at.
+the attempt's nonce to its page of the scoreboard. So the master knows of every frame whether it was looked at.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ _IDLE = " idle"  # no handler's name
 
 
 def run(boot: ChildBoot) -> int:
-    """Live a child's life in this process; its exit status. Uses the main thread, signals and standard streams freely.
+    """Run a child's life in this process; return its exit status. Uses the main thread, signals and standard streams
+    freely.
 
-    Blocks for as long as there is work: until `work` ends, or the child is worn (then its last
-    `Result` says why).
+    Blocks for as long as there is work: until `work` ends, or the child is worn (then its last `Result` says why).
     """
     page = boot.page.child
     page.booting(os.getpid(), monotonic())
@@ -134,7 +134,7 @@ class Child:
         return OK
 
     def _next(self) -> bytes | None:
-        """The next frame; None at the end of the work. Blocks until there is one."""
+        """Return the next frame; None at the end of the work. Blocks until there is one."""
         while True:
             try:
                 received = packets.recv(self._work)
@@ -244,6 +244,6 @@ def _write_lines_at_once() -> None:
 
 
 def _forget_output(raw_output: OutputPipe) -> None:
-    """What was printed before the first job belongs to none."""
+    """Drop text printed before the first job; it belongs to none."""
     with contextlib.suppress(OSError):
         raw_output.take()

@@ -45,7 +45,7 @@ class SocketsLost(Exception):
 
 
 class Wear:
-    """How worn a child is, measured against how it was when this was made: right before its first job."""
+    """The wear of a child, compared with its state when this was made: right before its first job."""
 
     def __init__(self, boot: ChildBoot) -> None:
         self._options = boot.options
@@ -57,7 +57,7 @@ class Wear:
         self._daemons = linux.direct_children() if linux.has_children() else set()
 
     def reason(self, attempt: Attempt) -> str:
-        """Why the child should go now; "" = it may stay. Kills what processes the attempt has left behind.
+        """Return why the child should go now; "" = it may stay. Kills what processes the attempt has left behind.
 
         Raises:
             SocketsLost: There is no way to the master any more.
@@ -87,7 +87,7 @@ class Wear:
         return JOBS if self._left == 0 else ""
 
     def _sweep(self, attempt: Attempt) -> bool:
-        """Whether anything had to be killed. What had ended by itself is only collected."""
+        """Return whether anything had to be killed. Processes that had ended by themselves are only collected."""
         if attempt.daemons and attempt.kind is not ResultKind.TIMEOUT:
             self._daemons |= linux.direct_children()
             return False
@@ -119,9 +119,10 @@ class _Memory:
 
 
 class _Descriptors:
-    """Whether descriptors leak, or were closed under our feet, told by the lowest free one: two system calls.
+    """A check, by the lowest free descriptor, whether descriptors leak or were closed under our feet: two system calls.
 
-    A socket of ours whose number now belongs to another is told by its cookie: a result must not go to a stranger.
+    Our sockets are recognised by their cookies, in case their numbers now belong to others: a result must not go
+    astray.
     """
 
     def __init__(self, sockets: tuple[socket.socket, ...], most: int) -> None:
@@ -145,13 +146,13 @@ class _Descriptors:
 
 
 def resident() -> int:
-    """Bytes of resident memory of this process."""
+    """Return bytes of resident memory of this process."""
     with open("/proc/self/statm", "rb") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _lifetime(options: ChildOptions, child: int) -> int:
-    """After how many jobs the child leaves, drawn apart so that children do not leave together; 0 = never."""
+    """Return after how many jobs the child leaves, drawn apart so that children do not leave together; 0 = never."""
     if options.max_jobs <= 0:
         return 0
     spread = options.max_jobs_jitter

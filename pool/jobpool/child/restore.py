@@ -1,12 +1,12 @@
-"""Putting back, after every attempt, what a handler may have changed in its process and what is cheap to put back.
+"""Restore, after every attempt, the state of the process that a handler may have changed and that is cheap to restore.
 
-The rule: as it was right before the first job, and so as the app's import left it. What a library may well add when a
-job first imports it stays: entries of `sys.path`, environment variables, a higher limit. The alarm and the signal mask
-are the alarm's own business, the standard streams the capture's. Locale, time zone, imported modules and what was put
-into them stay as the handler left them.
+The rule: as right before the first job, hence as the app's import left it. Changes that a library may well make when a
+job first imports it stay: entries of `sys.path`, environment variables, a higher limit. The alarm and the signal mask
+are the alarm's business, the standard streams the capture's. Locale, time zone, imported modules and their content stay
+as the handler left them.
 
-It costs 1.4 microseconds: most looks compare objects that are the same. What costs more (`_spoilt`) is looked at only
-after an attempt that failed or was long. What cannot be put back is told, and the child is replaced.
+It costs 1.4 microseconds: most checks compare identical objects. Costly checks (`_spoilt`) are made only after an
+attempt that failed or was long. If something cannot be restored, it is logged, and the child is replaced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KEPT = (*(int(signal.Signals[f"SIG{name}"]) for name in _NAMES), *_TIMERS)
 
 
 class Tidy:
-    """What this process was like when this was made; `restore` makes it so again. Keeps one descriptor open."""
+    """The state of this process when this was made, which `restore` brings back. Keeps one descriptor open."""
 
     def __init__(self) -> None:
         self._folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -170,7 +170,7 @@ class _Interpreter:
 
 
 def _settings() -> list[Any]:
-    """In the order of `_PUT`."""
+    """Return the settings in the order of `_PUT`."""
     decimals = decimal.getcontext()
     return [
         sys.getrecursionlimit(),

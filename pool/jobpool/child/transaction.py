@@ -1,7 +1,7 @@
 """A handler that acks its message in a database transaction of its own: from the ticket that came with the attempt.
 
-The ticket names the backend's function for it, which is imported only when a handler calls `ctx.ack`: it is the one
-piece of a broker that a child ever runs, on a connection that is the handler's, not ours.
+The ticket names the backend's function for it, which is imported only when a handler calls `ctx.ack`. It is the only
+code of a broker that a child ever runs, on the handler's own connection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Packer = Callable[[Sequence[JobDefinition]], list[NewMessage]]
 
 
 def own_ack(ticket: bytes | Ticket, pack: Packer) -> OwnAck:
-    """What `ctx.ack` calls: acks on the connection it is given, and enqueues the follow-ups there.
+    """Return the function behind `ctx.ack`: it acks on the connection it is given, and enqueues the follow-ups there.
 
     Args:
         ticket: From `QueueBackend.ticket`, as it is or as JSON.

@@ -1,4 +1,4 @@
-"""Claims for people and programs that are no pool: `jobs.queue("mail")`, and what it hands out.
+"""Claims for people and for programs other than pools: `jobs.queue("mail")`, and its claims and messages.
 
     mail = Jobs("redis://localhost/0").queue("mail")
     mail.post([{"to": "a@example.org"}, {"to": "b@example.org"}], ttl=86400)
@@ -8,10 +8,10 @@
             for message in claim:
                 send(message.payload)
 
-Each message is deleted when the loop goes on to the next one, for then it was handled. What is left when the block
-ends, also by an exception or a `break`, is free again: the message in hand too. A claim that ended meanwhile says so at
-the next delete, with `ClaimNotFound`; by then another holder may work on the same messages, so what was done for the
-message in hand is to be rolled back. The rules are those of claim_store.py; docs/claims.md has a complete example.
+Each message is deleted when the loop goes on to the next one, because then it was handled. Messages left when the block
+ends, also by an exception or a `break`, are free again, the message in hand included. If the claim ended meanwhile, the
+next delete raises `ClaimNotFound`. By then another holder may work on the same messages, so roll back the work for the
+message in hand. The rules are those of claim_store.py; docs/claims.md has a complete example.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from jobpool.message.payload import check_payload
 T = TypeVar("T")
 
 BATCH, BATCH_BYTES = 500, 4 * 2**20
-"""Messages that one round trip of `post` carries; no more of them once they have so many bytes."""
+"""Messages that one round trip of `post` carries, and bytes at which a round trip ends early."""
 
 FIRST_PAGE, PAGE, PAGE_BYTES = 20, 200, 4 * 2**20
-"""Messages that one round trip of `messages` brings: the first one, and each that follows if they are not so large that
-they would have more bytes."""
+"""Messages that one round trip of `messages` brings: the first, and each later one, fewer if they would have more
+bytes.
+"""
 
 
 class Queue:
@@ -46,11 +47,11 @@ class Queue:
     Args:
         backend: Gives the open backend; asked at each call.
         name: Of the queue.
-        max_claims: A message that was claimed so often already becomes a dead letter, reason `claim-limit`, when the
+        max_claims: A message that was claimed this often becomes a dead letter, reason `claim-limit`, when the
             next claim meets it; 0 = never.
 
     Raises:
-        InvalidJob: `name` is no queue name.
+        InvalidJob: `name` is not a queue name.
         ValueError: `max_claims` is below 0.
 
     Its methods raise `Unsupported` where the broker has no claims (`Capabilities.claims`), and `BackendUnavailable`
@@ -65,7 +66,7 @@ class Queue:
         self._backend = backend
 
     def post(self, messages: Iterable[Any], *, ttl: float | None = None, delay: float = 0.0) -> list[str]:
-        """Add messages that no pool runs; their ids, in order.
+        """Add messages that no pool runs; return their ids, in order.
 
         Args:
             messages: JSON values, or bytes, which stay as they are; at most 1 MiB each. Read as they are sent.
@@ -74,10 +75,10 @@ class Queue:
             delay: Seconds, 0 to 900, until they can be claimed.
 
         Raises:
-            InvalidJob: `messages` is a single one, or one is none that JSON can carry, or too large.
+            InvalidJob: `messages` is a single one, or JSON cannot carry one, or one is too large.
             ValueError: `ttl` or `delay` is out of its bounds.
 
-        Blocks for a round trip each 500 messages, or 4 MiB; those are added all or none, and a batch whose reply was
+        Blocks for a round trip each 500 messages, or 4 MiB; each batch is added all or none. A batch whose reply was
         lost is sent once more, which adds nothing twice.
         """
         if isinstance(messages, str | bytes | bytearray | dict):
@@ -85,7 +86,7 @@ class Queue:
         return [ident for batch in self.post_in_batches(messages, ttl, delay) for ident in batch]
 
     def post_in_batches(self, messages: Iterable[Any], ttl: float | None, delay: float) -> Iterator[list[str]]:
-        """The same; the ids of each batch when it has been added: what an error does not undo."""
+        """Add messages; yield the ids of each batch when it has been added, because an error does not undo it."""
         store = self._store
         bodies = (_body(message, f"messages[{number}]") for number, message in enumerate(messages))
         for batch in _in_batches(NewPost(secrets.token_hex(8), True, body, ttl, delay) for body in bodies):
@@ -97,8 +98,8 @@ class Queue:
         Args:
             limit: 1 to 20. There may be fewer.
             ttl: Seconds, 60 to 43,200, for which they are held.
-            grace: Seconds, 60 to 43,200, that a message lives on after the claim, at least: so that whoever comes after
-                a holder that died still finds it.
+            grace: Seconds, 60 to 43,200, that a message lives on after the claim, at least, so that others still find
+                it after its holder died.
 
         Raises:
             ValueError: A number is out of its bounds.
@@ -115,7 +116,7 @@ class Queue:
         return None if held is None else Claim(self, held, asked)
 
     def get_claim(self, claim_id: str) -> Claim:
-        """The claim with this id, whoever made it, with the messages that are still in it.
+        """Return the claim with this id, of any holder, with the messages that are still in it.
 
         Raises `ClaimNotFound`: it has ended, was released, is another queue's, or never was.
         """
@@ -123,14 +124,15 @@ class Queue:
         return Claim(self, self._store.get(self.name, claim_id), asked)
 
     def claims(self) -> Iterator[HeldClaim]:
-        """The live claims by id, without their messages. Blocks for a round trip each 200."""
+        """Yield the live claims by id, without their messages. Blocks for a round trip each 200."""
         after = ""
         while page := self._store.list_claims(self.name, after=after, limit=PAGE):
             yield from page
             after = page[-1].id
 
     def messages(self, *, claimed: bool = False) -> Iterator[ClaimMessage]:
-        """The messages in the order of their enqueue: those that are free, with `claimed` also those that are held.
+        """Yield the messages in the order of their enqueue: those that are free, with `claimed` also those that are
+        held.
 
         Nothing is changed. Blocks for a round trip each 200 messages, of large ones each few.
         """
@@ -148,7 +150,7 @@ class Queue:
         return [ClaimMessage(self, message) for message in self._store.pop(self.name, n)]
 
     def delete(self, *messages: str, claim: str | None = None) -> None:
-        """Delete messages by id, up to 20; those that are gone are no error.
+        """Delete messages by id, up to 20; missing ones are ignored.
 
         Args:
             messages: Their ids.
@@ -156,7 +158,7 @@ class Queue:
 
         Raises:
             Forbidden: One is held by a pool or by another claim, or by any when none was named; the others are deleted.
-            ClaimNotFound: The claim has ended; nothing was deleted. What was done for them is to be rolled back.
+            ClaimNotFound: The claim has ended; nothing was deleted. Roll back the work for them.
             ValueError: More than 20.
         """
         answers = self._store.delete_many(self.name, messages, claim)
@@ -166,7 +168,7 @@ class Queue:
             raise Forbidden(f"in queue {self.name!r} somebody holds {', '.join(held)}: {by}")
 
     def stats(self) -> ClaimStats:
-        """How many messages are claimed, free, delayed, in total; and how many have ended with their lives."""
+        """Return how many messages are claimed, free, delayed, in total; and how many have ended with their lives."""
         return self._store.stats(self.name)
 
     def __repr__(self) -> str:
@@ -211,10 +213,10 @@ class ClaimMessage:
 
     @property
     def payload(self) -> Any:
-        """What was posted, as the JSON value that it is; bytes that are none as they are. Of a job its payload.
+        """Return the posted JSON value, or other posted bytes as they are; of a job its payload.
 
         Raises:
-            MalformedEnvelope: The body of a job is none that its producer can have sent, or (`BadSignature`) is not
+            MalformedEnvelope: The body of a job is invalid, or (`BadSignature`) is not
                 signed by a key of ours. Do not work on it.
         """
         if self.handler is not None:
@@ -222,7 +224,7 @@ class ClaimMessage:
         return posted_value(self.body)
 
     def delete(self) -> None:
-        """It is done: remove it. Again is no error.
+        """Remove the message, because it is done. A second call changes nothing.
 
         Raises:
             ClaimNotFound: Its claim has ended, and somebody else may work on it by now: roll back what was done.
@@ -239,16 +241,16 @@ class ClaimMessage:
 class Claim:
     """Messages that are held together. Made by `Queue.claim` and `Queue.get_claim`.
 
-    For one thread, but for `renew`, which another thread may call meanwhile.
+    For one thread, except for `renew`, which another thread may call meanwhile.
 
-    As a context manager it is released at the end of the block; an exception of the block goes on as it is, also when
-    the broker does not answer to that. Iterated, it deletes each message when the next is asked for: see the module.
+    As a context manager it is released at the end of the block. An exception of the block goes on as it is, even if the
+    broker does not answer the release. Iterated, it deletes each message when the next is asked for: see the module.
 
     Attributes:
-        id: 32 lower-case hex characters; whoever knows it can renew, release, and delete by it.
+        id: 32 lower-case hex characters; anyone who knows it can renew, release, and delete by it.
         queue: Its queue.
         ttl, grace: Seconds, as they were last given.
-        messages: Those that were in it when the broker last told, in the order of the queue.
+        messages: The messages in it by the broker's last answer, in the order of the queue.
     """
 
     def __init__(self, queue: Queue, held: HeldClaim, asked: float) -> None:
@@ -286,14 +288,16 @@ class Claim:
         self._take(self.queue._store.renew(self.queue.name, self.id, ttl=chosen, grace=grace), asked)
 
     def release(self) -> None:
-        """Free what is still in it. Again, or after its end, is no error. Blocks for one round trip."""
+        """Free the messages still in it. A second call, or one after its end, changes nothing. Blocks for one round
+        trip.
+        """
         self.queue._store.release(self.queue.name, self.id)
 
     def __iter__(self) -> Iterator[ClaimMessage]:
-        """Each message once, however often the claim is iterated; deleted when the next one is asked for.
+        """Return each message once, however often the claim is iterated; deleted when the next one is asked for.
 
         Raises as `ClaimMessage.delete`, from the loop. The message in hand stays in hand then: another loop begins with
-        its delete, and goes on behind it.
+        its delete, and continues after it.
         """
         if self._loop is None:
             self._loop = _Loop(self.messages)
@@ -314,7 +318,7 @@ class Claim:
         except BackendUnavailable:
             if kind is None:
                 raise
-            # Whoever rolls back wants to know how the block ended; what is left is free at the end of the claim.
+            # The block's own error matters more, for the roll-back; the messages are free at the end of the claim.
 
     def __repr__(self) -> str:
         return f"<Claim {self.id} of {len(self.messages)} messages in {self.queue!r}>"
@@ -341,7 +345,7 @@ class _Loop(Iterator[ClaimMessage]):
 
 
 def posted_value(body: bytes) -> Any:
-    """What was posted: the JSON value that it is, or bytes that are none as they are."""
+    """Return the posted JSON value, or other posted bytes as they are."""
     try:
         return orjson.loads(body)
     except ValueError:
@@ -368,13 +372,13 @@ def _in_batches(posts: Iterable[NewPost]) -> Iterator[list[NewPost]]:
 
 
 def _next_page(page: Sequence[QueueMessage]) -> int:
-    """How many to ask for, if those that follow are as large as these."""
+    """Return how many to ask for, if those that follow are as large as these."""
     average = sum(len(message.body) for message in page) // len(page)
     return max(1, min(PAGE, PAGE_BYTES // (average + 1)))
 
 
 def _once_more(call: Callable[[], T]) -> T:
-    """A call that is safe to make again, made again when its reply was lost."""
+    """Return a call that is safe to make again, made again when its reply was lost."""
     try:
         return call()
     except BackendUnavailable:

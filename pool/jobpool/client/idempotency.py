@@ -10,11 +10,12 @@ from jobpool.message.names import check_queue
 
 
 class IdempotencyGuard:
-    """Tells whether a key was done before, to all processes that share the broker. Safe to share between threads.
+    """A guard that tells whether a key was done before, to all processes that share the broker. Safe to share between
+    threads.
 
-    The keys are those of the jobs of its queue: a job that was acked with an `idempotency_key` counts as done here, and
-    what ran first here, a job with that key skips. A guard marks *before* the work; when the work fails, `forget` the
-    key, or it stays undone until `ttl` has passed. A job has no such gap: its key is done together with its ack.
+    The keys are those of the jobs of its queue. A job that was acked with an `idempotency_key` counts as done here, and
+    a job with a key marked here is skipped. A guard marks *before* the work; when the work fails, `forget` the key, or
+    it stays undone until `ttl` has passed. A job has no such gap: its key is done together with its ack.
 
         guard = IdempotencyGuard(Jobs(), queue="mails")
 
@@ -24,14 +25,14 @@ class IdempotencyGuard:
 
     Args:
         backend: A `Jobs`, opened at the first use, or an open backend, which stays its owner's.
-        queue: Whose keys; the same key in another queue is another key.
+        queue: Its keys are used; the same key in another queue is another key.
         ttl: Seconds, above 0 and at most a year, for which a key stays done when `first_run` says nothing else.
 
     Raises:
-        InvalidJob: The queue's name is none.
+        InvalidJob: The queue's name is invalid.
         ConfigurationError: `ttl` is out of bounds, or `backend` is neither of the two.
-        Unsupported: The backend keeps no keys (`Capabilities.key_store`). Behind a `Jobs` that is found out by the
-            first use, and so is that it is used in a pool's child, which holds no connection to the broker.
+        Unsupported: The backend keeps no keys (`Capabilities.key_store`). With a `Jobs` this is raised by the first
+            use, also in a pool's child, which holds no connection to the broker.
     """
 
     def __init__(self, backend: Jobs | QueueBackend, queue: str = "default", ttl: float = IDEMPOTENCY_TTL) -> None:
@@ -59,7 +60,7 @@ class IdempotencyGuard:
         return self._source.keys.first_run(self.queue, _trimmed(key), self.ttl if ttl is None else ttl)
 
     def forget(self, key: str) -> bool:
-        """The key is not done any more; whether it was. What a running job holds is left alone.
+        """Forget that a key is done; return whether it was. A key that a running job holds is left alone.
 
         Raises as `first_run`, and is safe to call again. Blocks for one round trip.
         """

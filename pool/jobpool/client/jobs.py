@@ -1,8 +1,8 @@
 """`Jobs`: how a program enqueues work and looks at its queues.
 
-It opens its backend at the first use, and again in a forked process: a `Jobs()` at the top of a module is made before
-the pool's children are forked, and a broker's connection must never be shared across a fork. In a child of a pool it
-opens none at all; there everything goes to the master, which holds the broker.
+It opens its backend at the first use, and again in a forked process. A `Jobs()` at the top of a module is made before
+the pool's children are forked, and they must not share a broker's connection. In a child of a pool it opens none at
+all; there everything goes to the master, which holds the broker.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Jobs:
         signing_key: One key or several, of which the first signs. None = the configuration's, else
             JOBPOOL_SIGNING_KEY, else JOBS_SIGNING_KEY, else unsigned.
         backend: An open backend in place of a URL. It stays its owner's: `close` leaves it open.
-        runner: What `sync://` runs jobs with; None = the handlers of this process, one attempt each.
+        runner: The runner of `sync://`; None = the handlers of this process, one attempt each.
         options: The backend's own, by keyword.
 
     Raises:
@@ -80,7 +80,7 @@ class Jobs:
         """Describe a job step by step; end with `dispatch()`, which sends it here.
 
         Raises:
-            InvalidJob: The payload is none that JSON can carry, or the name is no handler name.
+            InvalidJob: JSON cannot carry the payload, or the name is not a handler name.
         """
         return JobBuilder(handler, payload, producer=self)
 
@@ -88,16 +88,16 @@ class Jobs:
         """Enqueue one job and return its id.
 
         Args:
-            job: What to do.
-            connection: Your own connection to the broker's database: the job is enqueued within the transaction that is
-                open on it, and is there if that commits and never was if it rolls back.
+            job: The job.
+            connection: Your own connection to the broker's database. The job is enqueued within its open transaction:
+                it is there if that commits, and never was if it rolls back.
 
         Raises:
             InvalidJob, Unsupported, ConfigurationError: It was not enqueued.
             BackendUnavailable: Nothing is known. Retry with an identifier of your own to be sure of no duplicate.
 
-        With a connection, the database driver's own errors are raised as they are: the transaction is yours.
-        Blocks for one round trip; the first call also opens the backend.
+        With a connection, the database driver's own errors are raised as they are: the transaction is yours. Blocks for
+        one round trip; the first call also opens the backend.
         """
         return self.enqueue_many([job], connection=connection)[0]
 
@@ -122,7 +122,7 @@ class Jobs:
     # --- looking -----------------------------------------------------------------------------------
 
     def stats(self, queue: str = "default") -> QueueStats:
-        """Counts of one queue.
+        """Return counts of one queue.
 
         Raises:
             Unsupported: In a child of a pool, which holds no broker.
@@ -131,19 +131,19 @@ class Jobs:
         return self.backend.stats(queue)
 
     def queues(self) -> list[str]:
-        """The names of all queues that hold a message, sorted. Raises as `stats`."""
+        """Return the names of all queues that hold a message, sorted. Raises as `stats`."""
         return self.backend.queues()
 
     def queue(self, name: str, *, max_claims: int = 0) -> Queue:
-        """One queue, to post messages to it and to claim its messages by hand.
+        """Return one queue, to post messages to it and to claim its messages by hand.
 
         Args:
             name: Of the queue.
-            max_claims: A message that was claimed so often already becomes a dead letter when the next claim meets it;
+            max_claims: A message that was claimed this often becomes a dead letter when the next claim meets it;
                 0 = never.
 
         Raises:
-            InvalidJob: `name` is no queue name.
+            InvalidJob: `name` is not a queue name.
             ValueError: `max_claims` is below 0.
         """
         return Queue(lambda: self.backend, name, max_claims)
@@ -213,7 +213,7 @@ class Jobs:
         return open_backend(url, signer=signer, runner=runner, **self._options)
 
     def _leave_to_parent(self) -> None:
-        """In a forked process: forget what the parent opened, and a lock that one of its threads may have held."""
+        """Forget, in a forked process, the parent's backend, and a lock that one of its threads may have held."""
         self._lock = threading.Lock()
         if self._opened is not None:
             _inherited.append(self._opened)
@@ -233,6 +233,6 @@ def _definition(job: JobDefinition | JobBuilder) -> JobDefinition:
 
 
 def _inline_runner() -> Runner:
-    from jobpool.client.worker import inline_runner  # a producer needs what runs handlers only for sync://
+    from jobpool.client.worker import inline_runner  # a producer needs the runner of handlers only for sync://
 
     return inline_runner()

@@ -1,7 +1,7 @@
-"""Where `IdempotencyGuard` and `RateLimiter` find their key store: behind a `Jobs`, or in an open backend.
+"""The key store of `IdempotencyGuard` and `RateLimiter`: from a `Jobs`, or from an open backend.
 
-What is given is looked at when they are made; a `Jobs` is not opened before it is used, because both are often made at
-the top of a module, which the children of a pool import too.
+The argument is checked when they are made. A `Jobs` is not opened before it is used: both are often made at the top of
+a module, which children of a pool import.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from jobpool.message import producer
 
 
 class KeySource:
-    """Answers for a key store that may not be open yet.
+    """The source of a key store that may not be open yet.
 
     Args:
         source: A `Jobs`, or an open backend, which stays its owner's.
-        what: Who asks, for the texts of errors.
-        instead: What a job can do in its place.
+        what: The caller's name, for the texts of errors.
+        instead: The alternative for a job.
 
     Raises:
         ConfigurationError: `source` is neither.

@@ -19,11 +19,11 @@ SHORTEST_NAP = 0.001
 
 
 class RateLimiter:
-    """At most so many starts in any window of time, counted by the broker. Safe to share between threads.
+    """A limit on starts in any window of time, counted by the broker. Safe to share between threads.
 
     The window slides: there is no edge at which twice as many get through. Under the names `queue` and
-    `concurrency:<key>` the starts are counted together with those of the queue's jobs, where a pool limits these
-    (`rate_limits`, `rate_per_key`); under any other name they are this limiter's, and of all others of that name.
+    `concurrency:<key>` the starts are counted together with those of the queue's jobs, if a pool limits these
+    (`rate_limits`, `rate_per_key`). Under any other name they are counted for all limiters of that name.
 
         mails = RateLimiter(Jobs(), "smtp", per_minute=300)
 
@@ -33,16 +33,16 @@ class RateLimiter:
 
     Args:
         backend: A `Jobs`, opened at the first use, or an open backend, which stays its owner's.
-        name: What is counted, 1 to 300 printable characters.
+        name: The counter's name, 1 to 300 printable characters.
         per_minute: Starts, 1 to 1,000,000, in any `window`.
         queue: Scopes the name.
         window: Seconds, above 0 and at most 86,400; 60 makes it a rate a minute.
 
     Raises:
         ConfigurationError: A number or the name is out of bounds, or `backend` is neither of the two.
-        InvalidJob: The queue's name is none.
-        Unsupported: The backend keeps no keys (`Capabilities.key_store`). Behind a `Jobs` that is found out by the
-            first use, and so is that it is used in a pool's child, which holds no connection to the broker.
+        InvalidJob: The queue's name is invalid.
+        Unsupported: The backend keeps no keys (`Capabilities.key_store`). With a `Jobs` this is raised by the first
+            use, also in a pool's child, which holds no connection to the broker.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class RateLimiter:
     def wait(self, timeout: float | None = None) -> bool:
         """Count a start, and wait for room when there is none: False when there is none within `timeout` seconds.
 
-        Sleeps until there may be room, and says False as soon as it is clear that it comes too late. Of several who
-        wait, any may be first.
+        Sleeps until there may be room, and returns False as soon as it is clear that room comes too late. Waiters have
+        no order.
 
         Args:
-            timeout: Seconds, >= 0; None = for ever.
+            timeout: Seconds, >= 0; None = forever.
 
         Raises:
             InvalidJob: `timeout` is out of bounds.
@@ -97,7 +97,7 @@ class RateLimiter:
         return True
 
     def _token(self) -> str:
-        """A fresh one, or one whose start may have been counted without our hearing of it."""
+        """Return a new token, or one whose start may have been counted though the reply was lost."""
         try:
             return self._unanswered.popleft()
         except IndexError:

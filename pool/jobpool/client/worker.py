@@ -1,8 +1,8 @@
 """`QueueWorker`: one message at a time in the caller's own process, for tests, cron and small scripts.
 
 The pipeline is the pool's: fetch, inspect, run one attempt, decide, settle. Inspection, attempt and decision are the
-very functions that the pool uses. What a single process cannot do, it does not: nobody kills a handler that hangs in
-C code, and one that crashes takes the caller with it; its lease then expires, and the reaper of a pool, or
+very functions that the pool uses. A single process has limits: nobody kills a handler that hangs in C code, and one
+that crashes takes the caller with it. Its lease then expires, and the reaper of a pool, or
 `backend.reap_expired(queue)`, recovers the message.
 """
 
@@ -59,7 +59,7 @@ MOST_SEEN = 10_000
 """Messages with an unknown handler whose first sight is remembered."""
 
 REJECTED_EVERY = 60.0
-"""Seconds between two log lines about rejected messages: whoever forges them must not fill the log."""
+"""Seconds between two log lines about rejected messages, so that forged ones cannot fill the log."""
 
 logger = logging.getLogger("jobpool.worker")
 
@@ -78,16 +78,16 @@ class QueueWorker:
     Args:
         backend: Where messages come from. It stays its owner's; its signer verifies what is fetched.
         registry: The handlers; None = those of `@jobpool.handler`.
-        retry: What becomes of failed attempts; None = no retries unless a job or handler asks for them.
+        retry: The policy for failed attempts; None = no retries unless a job or handler asks for them.
         ttl: Seconds, > 0, that a lease is asked to hold; it is renewed every third of the time that it does while the
             handler runs.
         default_timeout: Seconds, >= 0, for jobs and handlers that set none; 0 = unlimited.
         max_timeout: Seconds, >= 0, that a job gets at most, whatever it or its handler asks for; 0 = no limit.
         queue_handlers: Queue to the only handlers that may run there; a queue that is absent is free.
-        allowances: What the built-in handlers may do; None = what the registry lets them, by itself nothing.
+        allowances: Permissions of the built-in handlers; None = the registry's, which by itself has none.
         unknown_handler_grace: Seconds for which a message waits for its handler, before it is given up.
         limits: Concurrency and rate limits, shared with all pools of this broker, and how long done idempotency keys
-            are kept; None = no limits. What a limit, lock or key holds back is released for a while.
+            are kept; None = no limits. A job held back by a limit, lock or key is released for a while.
 
     Attributes:
         counters: Queue to counts by name (`jobs_fetched`, `jobs_succeeded`, …), counted when the backend accepted.
@@ -129,11 +129,11 @@ class QueueWorker:
         """Process one message of `queue`, or none when there is none to fetch.
 
         Returns:
-            What became of it. An error of the handler is in the result, never raised.
+            Its end. An error of the handler is in the result, never raised.
 
         Raises:
-            BackendUnavailable: The broker did not answer the fetch; or it was silent until the lease had run out, and
-                whether the message was settled is not known: unless it was, the reaper recovers it.
+            BackendUnavailable: The broker did not answer the fetch, or was silent until the lease had run out. The
+                message may be settled then; if not, the reaper recovers it.
 
         Blocks for the handler, and a few round trips. In the main thread the handler's timeout is enforced by SIGALRM;
         in any other, a handler that returns late has timed out, and one that hangs, hangs.
@@ -164,7 +164,7 @@ class QueueWorker:
             inspected.outcome = Contended(self._acquirer.delay(lease, begun))
 
     def _run(self, lease: JobLease, handler: AnyHandler | None) -> tuple[Outcome, JobLease]:
-        """One attempt, and the lease as it was last renewed."""
+        """Run one attempt; return its outcome, and the lease as it was last renewed."""
         envelope = lease.envelope
         job = JobToRun(
             envelope,
@@ -250,11 +250,11 @@ class QueueWorker:
 
 
 class LeaseKeeper:
-    """Renews one lease from a thread of its own, while the caller's thread runs the handler.
+    """A renewer of one lease from a thread of its own, while the caller's thread runs the handler.
 
-    It goes by how long the lease holds, which is not always what was asked for (`Capabilities.chosen_ttl`). Where
-    leases break with their connection, the thread looks for that too; of several keepers on one backend, each of which
-    may be told of another one's lease, some find out at their next renewal only.
+    It goes by how long the lease holds, which is not always what was asked for (`Capabilities.chosen_ttl`). If leases
+    break with their connection, the thread looks for that too. Of several keepers on one backend, some find out only at
+    their next renewal, because another one was told.
 
     Attributes:
         lease: As it was last renewed.
@@ -294,7 +294,7 @@ class LeaseKeeper:
                 return
 
     def _has_ended(self, pause: float) -> bool:
-        """Wait for so many seconds; whether that was cut short: by the end of the attempt, or the lease has broken."""
+        """Wait for `pause` seconds; return whether the end of the attempt, or of the lease, cut that short."""
         if self._backend.capabilities.lasting_leases:
             return self._stop.wait(pause)
         until = time.monotonic() + pause
@@ -314,17 +314,17 @@ def inline_runner(
     queue_handlers: Mapping[str, list[str]] | None = None,
     allowances: Allowances | None = None,
 ) -> Callable[[JobDefinition], ExecutionResult]:
-    """What `sync://` runs jobs with: one attempt in the caller's process, then the follow-ups that it enqueued.
+    """Return the runner of `sync://`: one attempt in the caller's process, then the follow-ups that it enqueued.
 
     Args:
         registry: The handlers; None = those of `@jobpool.handler`.
         default_timeout: Seconds, >= 0, for jobs and handlers that set none; 0 = unlimited.
         queue_handlers: Queue to the only handlers that may run there; a queue that is absent is free.
-        allowances: What the built-in handlers may do; None = what the registry lets them, by itself nothing.
+        allowances: Permissions of the built-in handlers; None = the registry's, which by itself has none.
 
     Returns:
         A function of a definition that returns the job's result, and raises `JobFailedError` when it, or one of its
-        follow-ups, did not succeed. There are no retries: nothing is kept that could be tried again.
+        follow-ups, did not succeed. There are no retries, because nothing is kept.
     """
     handlers = _ruled(registry, allowances, queue_handlers)
 
@@ -342,7 +342,7 @@ def inline_runner(
 
 
 def run_inline(definition: JobDefinition, registry: HandlerRegistry, default_timeout: float) -> Attempt:
-    """One attempt in the caller's process; its follow-ups are left to the caller.
+    """Run one attempt in the caller's process; its follow-ups are left to the caller.
 
     Raises:
         JobFailedError: It did not succeed.
@@ -376,7 +376,7 @@ def _ruled(
     allowances: Allowances | None,
     queue_handlers: Mapping[str, list[str]] | None,
 ) -> HandlerRegistry:
-    """The handlers, under the rules that were given."""
+    """Return the handlers, under the rules that were given."""
     handlers = DEFAULT if registry is None else registry
     if allowances is None and queue_handlers is None:
         return handlers
@@ -396,7 +396,7 @@ def _find(registry: HandlerRegistry, name: str, queue: str) -> AnyHandler | None
 
 
 def _timeout(envelope: JobEnvelope, handler: AnyHandler | None, default: float) -> float:
-    """Seconds, 0 = unlimited: the job's, else the handler's, else the default."""
+    """Return the timeout in seconds, 0 = unlimited: the job's, else the handler's, else the default."""
     if envelope.timeout is not None:
         return envelope.timeout
     if handler is not None and handler.timeout is not None:
@@ -429,13 +429,13 @@ def _error(settlement: Settlement | Leave, settled: Settled) -> str | None:
 
 
 class _FirstSeen:
-    """When messages with an unknown handler were first met, by this worker. Old ones are forgotten before new ones."""
+    """The times when this worker first met messages with an unknown handler. Old ones are forgotten before new ones."""
 
     def __init__(self) -> None:
         self._times: dict[str, float] = {}
 
     def seconds(self, ident: str, now: float, unknown: bool) -> float:
-        """How long ago the message was first met without a handler; forgets it when there is one now."""
+        """Return how long ago the message was first met without a handler; forgets it when there is one now."""
         if not unknown:
             self._times.pop(ident, None)
             return 0.0

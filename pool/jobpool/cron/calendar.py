@@ -20,7 +20,7 @@ _SEARCHED = 41
 
 
 class LocalTimes:
-    """Answers which is the next or the last local time that the fields name. Immutable."""
+    """The local times that the fields name, forwards and backwards. Immutable."""
 
     __slots__ = ("_fields", "_seconds")
 
@@ -29,7 +29,7 @@ class LocalTimes:
         self._seconds = tuple(hour * 3600 + minute * 60 for hour in fields.hours for minute in fields.minutes)
 
     def first_from(self, time: int) -> int | None:
-        """The first at or after a local time; None past the year 9999."""
+        """Return the first at or after a local time; None past the year 9999."""
         day, second = divmod(time, DAY)
         days = self._days_of(day)
         if days and _holds(days, day):
@@ -40,7 +40,7 @@ class LocalTimes:
         return None if later is None else later * DAY + self._seconds[0]
 
     def last_until(self, time: int) -> int | None:
-        """The last at or before a local time; None when there was none in the forty years before it."""
+        """Return the last at or before a local time; None when there was none in the forty years before it."""
         day, second = divmod(time, DAY)
         days = self._days_of(day)
         if days and _holds(days, day):
@@ -78,7 +78,7 @@ def _holds(days: tuple[int, ...], day: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def _days_in_month(fields: CronFields, year: int, month: int) -> tuple[int, ...]:
-    """The days of one month, as numbers from 1970-01-01, ascending."""
+    """Return the days of one month, as numbers from 1970-01-01, ascending."""
     if month not in fields.months:
         return ()
     before = date(year, month, 1).toordinal() - _EPOCH - 1
@@ -88,7 +88,7 @@ def _days_in_month(fields: CronFields, year: int, month: int) -> tuple[int, ...]
 
 
 def _is_named(fields: CronFields, day: int, length: int, weekday: int) -> bool:
-    """Whether a day of a month is one: where both fields are given, either will do."""
+    """Return whether a day of a month is one: where both fields are given, either will do."""
     if fields.days is None and fields.weekdays is None:
         return True
     return _by_day(fields, day, length) or _by_weekday(fields, day, length, weekday % 7)

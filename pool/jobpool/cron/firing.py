@@ -11,7 +11,7 @@ from jobpool.message.definition import rfc3339
 
 
 class FiringStatus(StrEnum):
-    """What became of one instant."""
+    """The result of one instant."""
 
     FIRED = "fired"
     """Enqueued, or run inline with success."""
@@ -29,12 +29,12 @@ class FiringStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """What became of a schedule at one instant.
+    """The result of a schedule at one instant.
 
     Attributes:
         name: Of the schedule.
         at: The instant that was scheduled, in UTC.
-        status: What became of it.
+        status: Its result.
         lateness: Seconds from the instant to the firing.
         id: Of the message, when it was enqueued.
         why: The reason, when it was not fired.
@@ -50,7 +50,7 @@ class Firing:
     took: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; what is None is left out."""
+        """Return JSON values; fields that are None are left out."""
         values = {
             "name": self.name,
             "at": rfc3339(self.at),
@@ -64,5 +64,5 @@ class Firing:
 
 
 def firing_key(name: str, at: datetime) -> str:
-    """What makes a firing the same to all schedulers: the schedule's name, and the instant in UTC."""
+    """Return the key that makes a firing the same to all schedulers: the schedule's name, and the instant in UTC."""
     return f"{name} at {rfc3339(at)}"

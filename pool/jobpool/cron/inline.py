@@ -16,11 +16,11 @@ from jobpool.message.result import ExecutionResult
 
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """Where inline jobs run.
+    """The place where inline jobs run.
 
     Attributes:
         backend: Where follow-ups go, once the job that asked for them has succeeded.
-        registry: The handlers. Its lists of what may run on a queue do not count: an inline job is on none.
+        registry: The handlers. Its lists of handlers for each queue do not count: an inline job has no queue.
         default_timeout: Seconds for jobs and handlers that set none; 0 = unlimited.
     """
 
@@ -29,7 +29,8 @@ class Inline:
     default_timeout: float = DEFAULT_TIMEOUT
 
     def run(self, definition: JobDefinition) -> tuple[ExecutionResult | None, str | None]:
-        """The result, and why it failed; None = it succeeded. Never raises what a handler raised.
+        """Run an inline job; return the result, and why it failed; None = it succeeded. Never raises a handler's
+        errors.
 
         Blocks for the handler, for its timeout at most if it heeds the alarm.
         """

@@ -41,10 +41,10 @@ EVENTS = {
 
 
 class Sleeper(Protocol):
-    """Where the loop waits."""
+    """The waiting place of the loop."""
 
     def stopped(self) -> bool:
-        """Whether it is to end."""
+        """Return whether it is to end."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -53,12 +53,12 @@ class Sleeper(Protocol):
 
 
 class CronLoop:
-    """Runs a `CronRunner` at the right moments.
+    """A loop that runs a `CronRunner` at the right moments.
 
     Args:
-        runner: What is to be run.
-        sleeper: Where it waits, and who ends it.
-        tell: Called with what each tick has brought, in place of the log.
+        runner: The runner.
+        sleeper: Waits, and ends the loop.
+        tell: Called with the firings of each tick, in place of the log.
     """
 
     def __init__(
@@ -92,7 +92,9 @@ class CronLoop:
             return self._pause()
 
     def _until_due(self) -> float:
-        """Seconds until the next instant that is not yet there; what is there and undecided has its own pause."""
+        """Return seconds until the next instant that is not yet there; what is there and undecided has its own
+        pause.
+        """
         patience, now = self._runner.time.patience, self._runner.time.now()
         patience = max(patience, RETRY_LONGEST) if self._retries else patience  # to look is to try again
         due = self._runner.next_due(now if self._retries else None)
@@ -106,7 +108,7 @@ class CronLoop:
         return pause * random.uniform(0.75, 1.0)
 
     def _note_broker(self, error: str) -> None:
-        """Say so once an outage, and once when it is over."""
+        """Log an outage once, and its end once."""
         if error and not self._silent:
             log.warning("the broker does not answer", extra={"fields": {"error": error}})
         elif self._silent and not error:
@@ -124,7 +126,7 @@ class CronLoop:
 
 
 def report(firings: Sequence[Firing]) -> None:
-    """One line of the log for each."""
+    """Log one line for each firing."""
     for firing in firings:
         fields = firing.to_dict()
         fields.pop("status")

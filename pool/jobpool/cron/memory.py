@@ -1,4 +1,4 @@
-"""What one scheduler has seen of each schedule, and what it reads and writes of that for others."""
+"""The memory of one scheduler: what it has seen of each schedule, and what it reads from and writes for others."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ BEHIND = 5.0
 
 @dataclass(slots=True)
 class State:
-    """What is known of one schedule.
+    """The state of one schedule.
 
     Attributes:
         seen: Every instant up to here was dealt with; None = never met.
-        next: The next instant behind it; None = never.
+        next: The next instant after it; None = never.
         ended: The newest instant that this scheduler dealt with, and whether a dependent may run after it.
     """
 
@@ -51,7 +51,7 @@ class Memory:
         return self._planned[name]
 
     def note_seen(self, planned: Planned, seen: datetime) -> None:
-        """Every instant up to here was dealt with."""
+        """Note that every instant up to here was dealt with."""
         state = self[planned]
         state.seen = seen
         state.next = planned.schedule.next(seen)
@@ -78,7 +78,8 @@ class Memory:
         return state.next is not None and (now - state.next).total_seconds() > BEHIND
 
     def ended_well(self, planned: Planned, newest: datetime) -> bool | None:
-        """How the run of an inline job at this instant, or a later one, ended in whatever scheduler; None: not yet.
+        """Return how the run of an inline job at this instant, or a later one, ended in whatever scheduler; None: not
+        yet.
 
         Where nothing is shared, what this scheduler did not run was not due.
         """
@@ -93,7 +94,7 @@ class Memory:
     # --- telling others -----------------------------------------------------------------------------
 
     def may_run(self, key: str) -> bool:
-        """Whether this scheduler is the one that runs it inline. Raises `BackendUnavailable`."""
+        """Return whether this scheduler is the one that runs it inline. Raises `BackendUnavailable`."""
         return self._records is None or self._records.win([key])[0]
 
     def have_fired(self, keys: Sequence[str]) -> list[bool]:

@@ -22,7 +22,7 @@ MOST_SHOWN = 1000
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What a schedule asks for at one moment. All instants are aware, in UTC, oldest first.
+    """The instants of a schedule at one moment. All are aware, in UTC, oldest first.
 
     Attributes:
         fire: Fire these now, in this order. All but the newest are made up for, and so is that one if it is late.
@@ -42,12 +42,12 @@ def decide(schedule: Schedule, policy: Misfire, *, last: datetime | None, now: d
     """Say which instants of a schedule fire at `now`.
 
     Looked at are the instants in (last, now]. The newest, if it is on time (less than a minute ago), always fires.
-    Missed ones are made up for if they are at most `grace` ago: none with `skip`; the newest with `one`, unless a
-    newer one fires on time anyway, which is then the one; the newest n, that one included, with `all(n)`.
+    Missed ones are made up for if they are at most `grace` ago. With `skip` none are. With `one` the newest is, unless
+    a newer one fires on time. With `all(n)` the newest n are, that one included.
 
     Args:
         schedule: When it is due.
-        policy: What becomes of missed instants.
+        policy: The treatment of missed instants.
         last: The last instant that was fired, or `Due.last` of the last decision; None = never seen. A schedule never
             seen before starts with the minute of `now`; nothing earlier is missed or made up for.
         now: Aware. Before `last`, because a clock was put back: nothing fires.
@@ -64,7 +64,7 @@ def decide(schedule: Schedule, policy: Misfire, *, last: datetime | None, now: d
 
 
 def _chosen(found: list[datetime], policy: Misfire, now: datetime, grace: float) -> list[datetime]:
-    """The newest ones that fire. Those before the newest on-time one are late."""
+    """Return the newest instants, which fire. All before the newest on-time one are late."""
     on_time = _age(found[-1], now) < ON_TIME
     most = max(policy.most, int(on_time))
     young = [instant for instant in found if _age(instant, now) <= grace or (on_time and instant is found[-1])]

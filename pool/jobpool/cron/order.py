@@ -10,7 +10,7 @@ from jobpool.message.definition import JobDefinition
 
 
 def job_name(definition: JobDefinition) -> str:
-    """What a scheduled job is called, and what `depends_on` names: its name, else its handler's."""
+    """Return the name of a scheduled job, as in `depends_on`: its name, else its handler's."""
     return definition.name or definition.handler
 
 
@@ -65,7 +65,7 @@ def _check_known(job: JobDefinition, index: dict[str, int]) -> None:
 
 
 def _sorted(awaited: list[set[int]], followers: list[list[int]]) -> list[int]:
-    """Numbers in order, the smallest free one first; what hangs on a circle is left out."""
+    """Return numbers in order, the smallest free one first; members of a circle, and their followers, are left out."""
     open_ends = [len(before) for before in awaited]
     free = [number for number, count in enumerate(open_ends) if count == 0]  # ascending: a heap already
     order: list[int] = []
@@ -79,7 +79,7 @@ def _sorted(awaited: list[set[int]], followers: list[list[int]]) -> list[int]:
 
 
 def _circular(jobs: Sequence[JobDefinition], awaited: list[set[int]], left: set[int]) -> ConfigurationError:
-    """The error, with one circle in its notes: whoever is left waits for somebody who is left."""
+    """Return the error, with one circle in its notes: all jobs that are left wait for each other."""
     path = [min(left)]
     while (before := min(awaited[path[-1]] & left)) not in path:
         path.append(before)

@@ -1,8 +1,8 @@
-"""What schedulers tell one another, and people: a record a schedule in the broker's key store.
+"""Records of schedulers for one another, and for people: one for each schedule, in the broker's key store.
 
-A record is a hint. Whether an instant has been fired is decided by the unique enqueue, or by the right to run it; and a
-record is written only after that. So a record that is lost, or older than the truth, makes a scheduler try again what
-was done, which does nothing. It must never be newer than the truth: then a firing would be lost.
+A record is a hint. The unique enqueue, or the right to run it, decides whether an instant has been fired, and a record
+is written only after that. So with a lost or old record a scheduler tries again what was done, which does nothing. A
+record must never be newer than the truth: then a firing would be lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who fired it: a scheduler's machine, process and name."""
+    """The scheduler that fired: its machine, process and name."""
 
     host: str
     pid: int
@@ -41,14 +41,14 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is known of a schedule.
+    """The record of one schedule.
 
     Attributes:
         seen: Every instant up to here was dealt with.
         last: The last instant that was fired; None = none was.
         fired_at: When that was, on the broker's clock.
         lateness: Seconds from the one to the other.
-        owner: Who fired it.
+        owner: The scheduler that fired it.
         next: The instant after `seen`, as that scheduler's app has it.
         id: Of the message that was enqueued; None = it ran inline.
         failed: It ran inline and failed, or was held back because another one did.
@@ -68,7 +68,7 @@ class Record:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self | None:
-        """The reverse; None for what cannot be read, such as the record of a later version."""
+        """Return the reverse; None for what cannot be read, such as the record of a later version."""
         try:
             values: dict[str, Any] = json.loads(data)
             for key in ("seen", "last", "fired_at", "next"):
@@ -116,7 +116,7 @@ class Records:
         self._keys.put_records(SPACE, {name: record.to_bytes() for name, record in records.items()}, LONGEST_KEPT)
 
     def win(self, keys: Sequence[str], seconds: float = MEMORY) -> list[bool]:
-        """Tell of each key if this scheduler is the one that fires: of all that ask within so many seconds, one is.
+        """Tell of each key if this scheduler is the one that fires: of all that ask within `seconds`, one is.
 
         Asked again by the same scheduler, the answer is the same: a lost reply does no harm.
         """

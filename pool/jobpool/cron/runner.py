@@ -1,8 +1,8 @@
-"""`CronRunner`: does at one moment what the schedules ask for. Any number of them may run, on any number of machines.
+"""`CronRunner`: fires what schedules ask for at one moment. Any number of them may run, on any number of machines.
 
-The unique enqueue of an instant (`QueueBackend.enqueue_once`), or the right to run it inline, decides who of them all
-fires. What each has seen is its own memory; the records in the broker (records.py) only tell it where to begin, and
-what others have done while it was away.
+The unique enqueue of an instant (`QueueBackend.enqueue_once`), or the right to run it inline, decides which of them
+fires. Each keeps in its own memory what it has seen. The records in the broker (records.py) only tell it where to
+begin, and what others have done while it was away.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LONGEST_GRACE = 12 * 3600.0
 """Seconds: what was missed longer ago is never made up for, because firings are remembered for a day only."""
 
 AHEAD = timedelta(minutes=5)
-"""What a schedule has seen lies in the future by no more than this, however badly machines agree about the time."""
+"""Limit of how far a schedule's last instant may lie in the future, however badly machines agree about the time."""
 
 MEND = "set the clock if it is wrong; if it is right, delete the schedule's record, or give the schedule another name"
 
@@ -42,7 +42,7 @@ log = logging.getLogger("jobpool.cron")
 
 
 class CronRunner:
-    """Fires what is due. Use it on one thread; on the main one, inline jobs have a hard timeout.
+    """A runner that fires due jobs. Use it on one thread; on the main one, inline jobs have a hard timeout.
 
         CronRunner(scheduler, open_backend("redis://localhost/0")).run()      # each minute, or as often as you like
 
@@ -55,13 +55,13 @@ class CronRunner:
         environment: Jobs that name environments run here only if this one is among them; None = none of those do.
         clock: This machine's clock; None = the backend's. Where the broker has a clock of its own, that one counts.
         grace: Seconds, 0 to 43,200, within which a missed instant is made up for.
-        name: What this scheduler is called in records.
-        only: There is no other scheduler on this broker, by your word. Needed where the broker keeps no keys: then
-            nothing is known of what fired before this runner was made.
+        name: Name of this scheduler in records.
+        only: True promises that no other scheduler uses this broker. Needed if the broker keeps no keys: then firings
+            before this runner was made are unknown.
         default_timeout: Seconds, >= 0, for inline jobs and handlers that set none; 0 = unlimited.
 
     Raises:
-        ConfigurationError: A schedule is refused, two have one name, one depends on what does not exist, or on itself;
+        ConfigurationError: A schedule is refused, two have one name, one depends on a missing job, or on itself;
             the texts name where they were declared. `grace` is out of bounds. The broker keeps no keys, and `only` is
             not set.
     """
@@ -94,7 +94,7 @@ class CronRunner:
         self.time = CronTime(backend, clock)
         self._told_ahead: set[str] = set()
         self.silence = ""
-        """What the broker's silence in the last `run` was called; "" = it answered."""
+        """The name of the broker's silence in the last `run`; "" = it answered."""
 
     # --- looking ------------------------------------------------------------------------------------
 
@@ -104,14 +104,15 @@ class CronRunner:
         return list(self._plan)
 
     def serves(self, planned: Planned) -> bool:
-        """Whether this runner fires it: it is enabled, and meant for this environment."""
+        """Return whether this runner fires it: it is enabled, and meant for this environment."""
         return self._means.serves(planned)
 
     def due_definitions(self, now: datetime | None = None) -> list[JobDefinition]:
-        """The jobs of which an instant lies in the minute of `now` and not after it, as far as they are served here.
+        """Return the jobs of which an instant lies in the minute of `now` and not after it, as far as they are served
+        here.
 
         Args:
-            now: Aware; None = now. Whether somebody has fired them already does not matter.
+            now: Aware; None = now. Firings made already do not matter.
 
         Raises:
             ConfigurationError: `now` has no time zone.
@@ -121,7 +122,9 @@ class CronRunner:
         return [one.definition for one in self._plan if self.serves(one) and one.schedule.is_due(at)]
 
     def next_due(self, after: datetime | None = None) -> datetime | None:
-        """When something is due next, as far as `run` has seen; behind `after`, if that is given. None: never."""
+        """Return when something is due next, as far as `run` has seen; behind `after`, if that is given. None:
+        never.
+        """
         times = [self._memory[one].next for one in self._plan if self.serves(one)]
         return min((time for time in times if time is not None and (after is None or time > after)), default=None)
 
@@ -130,23 +133,23 @@ class CronRunner:
     def run(self, now: datetime | None = None, *, stopped: Callable[[], bool] = lambda: False) -> list[Firing]:
         """Do what is due: enqueue jobs that have a queue, run the others, one attempt each, here and now.
 
-        Nothing that fails stops the rest. What depends on a job that ran inline and failed is held back. A schedule
-        that nobody has ever met begins with the minute of `now`; for others, what was missed is made up for by their
-        misfire policy.
+        No failure stops the rest. Jobs that depend on an inline job that failed are held back. A new schedule begins
+        with the minute of `now`; for others, missed instants are made up for by their misfire policy.
 
         Args:
             now: Aware; None = now, which is what a scheduler wants. Earlier than the last time: nothing is due again.
-            stopped: Asked before each firing; True: this one and those behind it are left to the next turn.
+            stopped: Asked before each firing; True: this one and those after it are left to the next turn.
 
         Returns:
-            What became of each instant that was due, in order.
+            The result of each instant that was due, in order.
 
         Raises:
             ConfigurationError: `now` has no time zone.
-            BackendUnavailable: What other schedulers did, or the time, could not be asked. Safe to call again.
+            BackendUnavailable: The broker could not be asked for the time, or for firings of others. Safe to call
+                again.
 
-        Blocks for the inline jobs, and about four round trips: for 1,000 firings together where the broker keeps keys,
-        but for each that is inline, has dependencies, or makes up for several instants.
+        Blocks for the inline jobs, and about four round trips. These are for 1,000 firings together if the broker keeps
+        keys. A firing that is inline, has dependencies, or makes up for several instants has its own.
         """
         fixed = None if now is None else _aware(now)
         tick = Tick(self._means, self.time.now if fixed is None else lambda: fixed, stopped)
@@ -195,7 +198,7 @@ def check_grace(grace: float) -> float:
 
 
 def _is_alone(backend: QueueBackend, only: bool) -> bool:
-    """Whether no other scheduler has to be asked. Raises `ConfigurationError` where it could not be."""
+    """Return whether no other scheduler has to be asked. Raises `ConfigurationError` where it could not be."""
     if backend.capabilities.key_store:
         return False
     if not only:

@@ -1,8 +1,8 @@
-"""A cron expression in a time zone: when it is due, before and after any moment.
+"""A cron expression in a time zone: its instants before and after any moment.
 
-The fields are read on local time. What a local time is in UTC is decided here, by the pieces of a zone's timeline
-(`timeline.Piece`): each piece has local times that fire in it, from `_opening` on, each at its own moment; those that
-were left out at its beginning, at that beginning.
+The fields are read on local time. The pieces of a zone's timeline (`timeline.Piece`) decide which UTC moment a local
+time is. Each piece has local times that fire in it, from `_opening` on, each at its own moment; those left out at its
+beginning fire at that beginning.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Schedule:
         self._line = timeline(zone)
 
     def next(self, after: datetime) -> datetime | None:
-        """The first instant strictly after an aware moment, from 1970 on; None past the year 9998."""
+        """Return the first instant strictly after an aware moment, from 1970 on; None past the year 9998."""
         cursor = max(_seconds(after) + 1, EARLIEST)
         while cursor < LATEST:
             piece = self._line.piece(cursor)
@@ -65,7 +65,7 @@ class Schedule:
         return None
 
     def previous(self, at: datetime) -> datetime | None:
-        """The last instant at or before an aware moment; None when there is none since 1970."""
+        """Return the last instant at or before an aware moment; None when there is none since 1970."""
         cursor = min(_seconds(at), LATEST - 1)
         while cursor >= EARLIEST:
             piece = self._line.piece(cursor)
@@ -79,7 +79,7 @@ class Schedule:
         return None
 
     def between(self, after: datetime, until: datetime, *, most: int, newest: bool = False) -> list[datetime]:
-        """The instants in (after, until], oldest first.
+        """Return the instants in (after, until], oldest first.
 
         Args:
             after: Aware; not itself one of them.
@@ -90,7 +90,7 @@ class Schedule:
         return self._last(after, until, most) if newest else self._first(after, until, most)
 
     def is_due(self, at: datetime) -> bool:
-        """Whether an instant lies in the minute of an aware moment, and not after it."""
+        """Return whether an instant lies in the minute of an aware moment, and not after it."""
         last = self.previous(at)
         return last is not None and last >= at.replace(second=0, microsecond=0)
 
@@ -111,7 +111,7 @@ class Schedule:
         return found[::-1]
 
     def _opening(self, piece: Piece) -> int:
-        """From which local time on times fire in this piece.
+        """Return the local time from which on times fire in this piece.
 
         Fixed times: from where clocks had got to, so that none is left out and none comes twice. Intervals: those that
         come again fire again. Hourly ones: what the clock really shows.
@@ -122,12 +122,14 @@ class Schedule:
         return min(piece.reached, shown) if self._kind is Kind.INTERVAL else shown
 
     def _ahead(self, piece: Piece) -> int:
-        """Where to look after a piece: at its end, or shortly before the next local time there is, years ahead say."""
+        """Return where to look after a piece: at its end, or shortly before the next local time there is, years ahead
+        say.
+        """
         time = self._times.first_from(piece.end + piece.offset - _FAR)
         return piece.end if time is None else max(piece.end, time - _FAR)
 
     def _back(self, piece: Piece) -> int:
-        """Where to look before a piece: just before it, or shortly after the last local time there is."""
+        """Return where to look before a piece: just before it, or shortly after the last local time there is."""
         time = self._times.last_until(piece.start + piece.offset + _FAR)
         return piece.start - 1 if time is None else min(piece.start - 1, time + _FAR)
 
@@ -144,7 +146,7 @@ class Schedule:
 
 
 def _seconds(moment: datetime) -> int:
-    """Whole seconds from 1970 to a moment, rounded down."""
+    """Return whole seconds from 1970 to a moment, rounded down."""
     if moment.utcoffset() is None:
         raise ValueError(f"{moment.isoformat()} has no time zone: write datetime(…, tzinfo=UTC)")
     return (moment - _EPOCH) // _SECOND

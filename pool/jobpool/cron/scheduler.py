@@ -31,10 +31,10 @@ class Entry:
     place: str
 
     def definition(self) -> JobDefinition:
-        """The job as it is described now; a `delay` counts from here.
+        """Return the job as it is described now; a `delay` counts from here.
 
         Raises:
-            ConfigurationError: What was described is refused; the text names the place.
+            ConfigurationError: The description is refused; the text names the place.
         """
         try:
             definition = self.builder.to_definition()
@@ -71,11 +71,11 @@ class Planned:
         return self.definition.queue is None
 
     def runs_in(self, environment: str | None) -> bool:
-        """Whether it is meant for this environment."""
+        """Return whether it is meant for this environment."""
         return not self.definition.environments or environment in self.definition.environments
 
     def why_not(self, environment: str | None) -> str | None:
-        """Why it never fires in this environment; None: it does."""
+        """Return why it never fires in this environment; None: it does."""
         if not self.definition.enabled:
             return "it is disabled"
         if not self.runs_in(environment):
@@ -93,8 +93,8 @@ class Scheduler:
         scheduler.define("clean_up").hourly()
 
     A job with a queue is enqueued when it is due. One without runs in the scheduler's own process, one attempt each
-    time: for what takes moments; keys, locks, a delay and an expiry need a queue. Its name (its handler's, when it has
-    none) is what others depend on, and what makes its firings the same to all schedulers; no two may share one.
+    time: for what takes moments; keys, locks, a delay and an expiry need a queue. Others depend on it by its name (its
+    handler's, if it has none), which also makes its firings the same to all schedulers. No two may share one.
     """
 
     def __init__(self) -> None:
@@ -102,19 +102,19 @@ class Scheduler:
         _all.append(self)
 
     def define(self, handler: str, payload: Any = None) -> JobBuilder:
-        """Declare a job; say on the builder when it is due, and where it runs. Every minute, unless that is said.
+        """Declare a job; the builder sets when it is due, and where it runs. Every minute by default.
 
         The builder may be described further until the schedules are read, which is after the app's import.
 
         Raises:
-            InvalidJob: The payload is none that JSON can carry, or the name is no handler name.
+            InvalidJob: JSON cannot carry the payload, or the name is not a handler name.
         """
         builder = JobBuilder(handler, payload)
         self._entries.append(Entry(builder, _place(sys._getframe(1))))
         return builder
 
     def get_definitions(self) -> list[JobDefinition]:
-        """The jobs, in the order of their declaration.
+        """Return the jobs, in the order of their declaration.
 
         Raises:
             ConfigurationError: One is refused; the text names where it was declared.
@@ -122,7 +122,7 @@ class Scheduler:
         return [entry.definition() for entry in self._entries]
 
     def get_execution_order(self) -> list[JobDefinition]:
-        """The jobs, each behind those that it depends on, in the order of declaration where that leaves a choice.
+        """Return the jobs, each after those that it depends on, else in the order of declaration.
 
         Raises:
             ConfigurationError: As `get_definitions`; two jobs have one name, and both places are named; `Dependency 'x'
@@ -132,7 +132,7 @@ class Scheduler:
 
     @property
     def entries(self) -> list[Entry]:
-        """What was declared, with its places."""
+        """Return the declared jobs, with their places."""
         return list(self._entries)
 
     def __repr__(self) -> str:
@@ -140,12 +140,12 @@ class Scheduler:
 
 
 def known_schedulers() -> list[Scheduler]:
-    """Every scheduler that this process has made, the oldest first."""
+    """Return every scheduler that this process has made, the oldest first."""
     return list(_all)
 
 
 def plan(schedulers: Iterable[Scheduler]) -> list[Planned]:
-    """All jobs of these schedulers together, checked, each behind those that it depends on.
+    """Return all jobs of these schedulers together, checked, each behind those that it depends on.
 
     Raises:
         ConfigurationError: A definition, expression, zone or misfire policy is refused, and the text names its place;
@@ -162,7 +162,7 @@ def plan(schedulers: Iterable[Scheduler]) -> list[Planned]:
 
 
 def _ordered(definitions: list[JobDefinition], places: list[str]) -> list[JobDefinition]:
-    """`execution_order`; the text of an error has its notes, too: which jobs make the circle."""
+    """Order as `execution_order`; the text of an error has its notes, too: which jobs make the circle."""
     try:
         return execution_order(definitions, places)
     except ConfigurationError as error:
@@ -179,7 +179,7 @@ def _check(planned: Planned) -> None:
 
 
 def _unfit(definition: JobDefinition, *, is_delayed: bool) -> str | None:
-    """What a schedule has that no schedule can have, or none without a queue, and the mend; None: nothing."""
+    """Return why no schedule, or none without a queue, can have this option, and the mend; None if all is well."""
     if definition.identifier is not None:
         return "an identifier: leave it out, for each of its firings has an id of its own"
     if definition.scheduled_at is not None and not is_delayed:

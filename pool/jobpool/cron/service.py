@@ -1,4 +1,6 @@
-"""What `jobpool cron run` and a pool's companion do: import the app, open the broker, fire until told to end."""
+"""The program of `jobpool cron run` and of a pool's companion: import the app, open the broker, fire until told to
+end.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def schedules_of(options: ChildOptions) -> list[Scheduler]:
 
 @contextmanager
 def opened(start: CronStart) -> Iterator[QueueBackend]:
-    """The broker, open for the block; what handlers enqueue there goes to it, too.
+    """Yield the broker, open for the block; jobs that handlers enqueue there go to it, too.
 
     Raises:
         ConfigurationError, BackendUnavailable: It cannot be opened, or does not answer.
@@ -66,7 +68,7 @@ def opened(start: CronStart) -> Iterator[QueueBackend]:
 
 
 def runner_of(start: CronStart, backend: QueueBackend, schedulers: list[Scheduler]) -> CronRunner:
-    """The runner that `start` describes. Raises as `CronRunner`."""
+    """Return the runner that `start` describes. Raises as `CronRunner`."""
     return CronRunner(
         schedulers,
         backend,
@@ -87,13 +89,13 @@ def serve(
 ) -> None:
     """Fire what is due until SIGTERM or SIGINT. Call it on the main thread.
 
-    Until the app is imported and the broker has answered, those signals do what they did before: what hangs there
-    must not be waited for.
+    Until the app is imported and the broker has answered, those signals keep their old effect, so that a hanging import
+    can be stopped.
 
     Args:
-        start: What to serve.
-        companion: This process is a pool's own: as in the pool's children, all that its jobs enqueue goes to the pool's
-            broker, whatever URL a `Jobs` of theirs names.
+        start: The scheduler's settings.
+        companion: This process is a pool's own. As in the pool's children, its jobs enqueue only to the pool's broker,
+            whatever URL a `Jobs` names.
         on_fired: Called after a turn in which something was fired, with the lateness of each, in seconds.
         on_ready: Called once nothing can refuse the start any more, before the first firing.
 
@@ -122,7 +124,7 @@ def _tell(on_fired: Callable[[list[float]], object], firings: Sequence[Firing]) 
 
 
 def read_start(fd: int) -> CronStart:
-    """What the pool's master has written to this descriptor, which is closed."""
+    """Read the start that the pool's master has written to this descriptor, which is closed."""
     try:
         return CronStart.from_json(os.pread(fd, os.fstat(fd).st_size, 0))
     finally:

@@ -21,7 +21,7 @@ class Stop:
     """A `Sleeper` of the real world. As a context on the main thread, SIGTERM and SIGINT end it.
 
     The first signal lets an inline job finish. The second raises `KeyboardInterrupt` in it, so that its attempt fails
-    now; and for one that resists, the third ends the process, with status 128 + the signal's number.
+    now. If that is resisted, the third ends the process, with status 128 + the signal's number.
 
     A pipe, and not an event: a signal handler must not take a lock that its own thread is just about to take.
     """
@@ -67,7 +67,7 @@ class Stop:
 
 @contextmanager
 def signals_kept() -> Iterator[None]:
-    """What SIGTERM and SIGINT do is the same behind the block as before it, whatever the block's code has set."""
+    """Restore the effect of SIGTERM and SIGINT after the block, whatever its code has set."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

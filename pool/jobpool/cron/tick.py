@@ -28,7 +28,7 @@ _MOMENT = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a turn works with. `grace`: seconds within which what was missed is made up for."""
+    """The means of a turn. `grace`: seconds within which missed instants are made up for."""
 
     backend: QueueBackend
     memory: Memory
@@ -38,7 +38,7 @@ class Means:
     environment: str | None
 
     def serves(self, planned: Planned) -> bool:
-        """Whether it is enabled, and meant for this environment."""
+        """Return whether it is enabled, and meant for this environment."""
         return planned.why_not(self.environment) is None
 
 
@@ -63,13 +63,13 @@ class Tick:
     """One turn.
 
     Args:
-        means: What it works with.
-        clock: What time it is; a firing may be later than the turn's beginning.
-        stopped: Whether nothing more is to be fired.
+        means: The backend, the registry, the memory.
+        clock: The time; a firing may be later than the turn's beginning.
+        stopped: Tells if no more is to be fired.
 
     Attributes:
-        now: When it began: what is due by then is fired.
-        firings: What became of what was due.
+        now: When it began: instants due by then are fired.
+        firings: The results of due instants.
     """
 
     def __init__(self, means: Means, clock: Callable[[], datetime], stopped: Callable[[], bool]) -> None:
@@ -107,7 +107,9 @@ class Tick:
             self._fire_due(planned, due)
 
     def _beginning(self) -> datetime:
-        """Where a schedule begins that nobody has met: with the minute of this turn, even if it fires later on."""
+        """Return where a schedule begins that nobody has met: with the minute of this turn, even if it fires later
+        on.
+        """
         return self.now.replace(second=0, microsecond=0) - _MOMENT
 
     def end(self) -> None:
@@ -130,7 +132,8 @@ class Tick:
     # --- firing together ----------------------------------------------------------------------------
 
     def _may_wait(self, planned: Planned, due: Due) -> Enqueued | None:
-        """The firing, if it is one that can be enqueued with others; None: it is dealt with by itself, in its order.
+        """Return the firing, if it is one that can be enqueued with others; None: it is dealt with by itself, in its
+        order.
 
         Only where an enqueue that failed can be repeated without harm, piece by piece.
         """
@@ -176,7 +179,7 @@ class Tick:
             self._memory.note_seen(planned, due.last)
 
     def _fire_all(self, planned: Planned, due: Due) -> bool:
-        """Fire in order; False: one is to be tried again, or left for later, and those behind it wait."""
+        """Fire in order; False: one is to be tried again, or left for later, and those after it wait."""
         since = self._memory[planned].seen or self._beginning()
         for at in due.fire:
             if self._stopped():
@@ -219,7 +222,7 @@ class Tick:
 
     def _enqueue(self, planned: Planned, definition: JobDefinition, at: datetime, key: str) -> Firing:
         ident = self._means.backend.enqueue_once(definition, key)
-        # After the enqueue: who says so and dies before it would lose the firing.
+        # After the enqueue: a note before it, and then a crash, would lose the firing.
         won = ident != once_id(key) or self._memory.have_fired([key])[0]
         return self._enqueued(planned, definition, at, ident, won)
 
@@ -239,7 +242,7 @@ class Tick:
     # --- dependents ---------------------------------------------------------------------------------
 
     def _held_back(self, planned: Planned, at: datetime, since: datetime) -> Firing | None:
-        """Why it may not fire, or not yet, because of what it depends on; None: it may."""
+        """Return why it may not fire, or not yet, because of what it depends on; None: it may."""
         for name in planned.definition.depends_on:
             on = self._memory.named(name)
             if not self._means.serves(on):
@@ -255,7 +258,9 @@ class Tick:
         return None
 
     def _ended_well(self, on: Planned, since: datetime) -> bool | None:
-        """How the newest run of an inline job ended that was due behind `since`; None: not yet. True: none was due."""
+        """Return how the newest run of an inline job ended that was due after `since`; None: not yet. True: none was
+        due.
+        """
         newest = on.schedule.between(since, self.now, most=1, newest=True)
         return self._memory.ended_well(on, newest[0]) if newest else True
 
@@ -277,7 +282,7 @@ class Tick:
 
 
 def run_inline(inline: Inline, planned: Planned, definition: JobDefinition, at: datetime, lateness: float) -> Firing:
-    """One attempt of a job without a queue."""
+    """Run one attempt of a job without a queue."""
     result, why = inline.run(definition)
     took = result.duration_seconds() if result else None
     status = FiringStatus.FIRED if why is None else FiringStatus.FAILED
@@ -285,5 +290,5 @@ def run_inline(inline: Inline, planned: Planned, definition: JobDefinition, at: 
 
 
 def for_instant(definition: JobDefinition, at: datetime) -> JobDefinition:
-    """The job as it is enqueued, knowing for which instant."""
+    """Return the job as it is enqueued, knowing for which instant."""
     return definition.with_meta({INSTANT_KEY: rfc3339(at), **definition.meta})

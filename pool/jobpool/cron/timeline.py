@@ -1,10 +1,10 @@
-"""What the clocks of a zone show, as pieces of time within which they run evenly.
+"""The clocks of a zone, as pieces of time within which they run evenly.
 
-Every moment is a number: seconds from 1970-01-01 00:00 UTC; a local time is what the clock shows, counted in the same
+Every moment is a number: seconds from 1970-01-01 00:00 UTC; a local time is the clock's reading, counted in the same
 way. So within a piece, local time = moment + offset.
 
-Why not `datetime` and its `fold`: that answers for one local time. A schedule must know what happened at a change:
-which local times were left out and which came a second time, however large the change, by summer time or by law.
+`datetime` and its `fold` answer only for one local time. A schedule must know the whole of a change of any size: which
+local times were left out and which came a second time.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Piece:
         start: Its first second.
         end: The first second after it.
         offset: Local time minus UTC, in seconds.
-        reached: All local times before this one had been shown, or left out, when it began. At a change forward it
-            is before the local time of `start`, and what lies between does not exist; at a change back it is after
-            it, and what lies between exists twice; otherwise it is the local time of `start`.
+        reached: All local times before this one had been shown, or left out, when it began. At a change forward it is
+            before the local time of `start`, and the times between do not exist. At a change back it is after it, and
+            the times between exist twice. Otherwise it is the local time of `start`.
     """
 
     start: int
@@ -61,7 +61,7 @@ class Timeline:
             self._always = None
 
     def piece(self, moment: int) -> Piece:
-        """The piece that a moment lies in, EARLIEST <= moment < LATEST."""
+        """Return the piece that a moment lies in, EARLIEST <= moment < LATEST."""
         if self._always is not None:
             return self._always
         year = datetime.fromtimestamp(moment, UTC).year
@@ -71,7 +71,7 @@ class Timeline:
         return pieces[bisect_right(pieces, moment, key=_start) - 1]
 
     def _look_at(self, year: int) -> list[Piece]:
-        """The pieces of a year, and of the days before it, whose changes back may not be over when it begins."""
+        """Return the pieces of a year, and of the days before it, whose changes back may not be over when it begins."""
         start = int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) - 2 * _SAMPLED
         end = int(datetime(year + 1, 1, 1, tzinfo=UTC).timestamp())
         bounds = [start, *self._changes(start, end), end]
@@ -109,7 +109,7 @@ class Timeline:
 
 @cache
 def timeline(name: str) -> Timeline:
-    """The timeline of a zone, one for all schedules of a process.
+    """Return the timeline of a zone, one for all schedules of a process.
 
     Raises:
         InvalidJob: There is no such zone.

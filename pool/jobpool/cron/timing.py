@@ -1,4 +1,4 @@
-"""What time it is for schedules: the broker's clock where it has one, so that machines with wrong clocks agree."""
+"""The time for schedules: the broker's clock if it has one, so that machines with wrong clocks agree."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class CronTime:
-    """Tells the time on a broker's clock.
+    """The time on a broker's clock.
 
     Args:
-        backend: Whose clock.
+        backend: The broker with the clock.
         clock: This machine's.
     """
 
@@ -26,12 +26,12 @@ class CronTime:
         self._time = BrokerTime(backend.broker_time, clock or backend.clock)
 
     def now(self) -> datetime:
-        """The time, in UTC. Raises and blocks as `BrokerTime.now`."""
+        """Return the time, in UTC. Raises and blocks as `BrokerTime.now`."""
         return moment(self._time.now())
 
     @property
     def of_broker(self) -> bool | None:
-        """Whether the broker has a clock of its own; None = it was not asked yet."""
+        """True if the broker has a clock of its own; None = it was not asked yet."""
         return self._time.of_broker
 
     @property
@@ -41,5 +41,5 @@ class CronTime:
 
 
 def moment(unix: float) -> datetime:
-    """Unix time as an aware moment in UTC, to the microsecond."""
+    """Return Unix time as an aware moment in UTC, to the microsecond."""
     return _EPOCH + timedelta(microseconds=round(unix * 1e6))

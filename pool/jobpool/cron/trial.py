@@ -38,6 +38,6 @@ def _try(planned: Planned, means: Means, at: datetime, bad: set[str]) -> Firing:
 
 
 def _held_by(planned: Planned, bad: set[str]) -> str | None:
-    """The reason to hold it back when something that it depends on failed."""
+    """Return the reason to hold it back when something that it depends on failed."""
     names = [name for name in planned.definition.depends_on if name in bad]
     return f"{names[0]} failed" if names else None

@@ -102,7 +102,7 @@ def _why(app: str, error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The innermost line outside Python's own import machinery and this file."""
+    """Return the innermost line outside Python's own import machinery and this file."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if (
             not frame.filename.startswith("<frozen")

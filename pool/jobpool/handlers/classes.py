@@ -10,11 +10,11 @@ from typing import Any
 from jobpool.errors import ConfigurationError
 
 METHODS = ("run", "__call__")
-"""What is called, the first that there is."""
+"""Methods to call, the first that there is."""
 
 
 def as_function(cls: type, name: str) -> Callable[..., Any]:
-    """A function that makes an instance of `cls` and calls its `run`, or `__call__`. `name`: the handler's.
+    """Return a function that makes an instance of `cls` and calls its `run`, or `__call__`. `name`: the handler's.
 
     Raises:
         ConfigurationError: The class does not fit; the text says where it is and why.
@@ -39,7 +39,7 @@ def as_function(cls: type, name: str) -> Callable[..., Any]:
 
 
 def _is_plain(cls: type, method: str) -> bool:
-    """Whether it is a method of instances, with a place for one."""
+    """Return whether it is a method of instances, with a place for one."""
     found = inspect.getattr_static(cls, method, None)
     if not inspect.isfunction(found):
         return False

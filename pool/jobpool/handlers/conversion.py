@@ -1,7 +1,7 @@
-"""JSON values to what an annotation asks for, strictly: text is no number, and a whole number is no truth value.
+"""JSON values to the type of an annotation, strictly: text is not a number, and a whole number is not a truth value.
 
-`converter(annotation)` looks at the annotation once and returns a function for the values. What it does not know it
-passes on unchanged: an annotation is a promise to the reader first.
+`converter(annotation)` looks at the annotation once and returns a function for the values. Values of an unknown
+annotation pass unchanged: an annotation is a promise to the reader first.
 """
 
 from __future__ import annotations
@@ -53,14 +53,16 @@ class Mismatch(ValueError):
 
 
 def is_model(annotation: Any) -> bool:
-    """Whether an annotation stands for a whole payload: a dataclass, or a class with `model_validate`."""
+    """Return whether an annotation stands for a whole payload: a dataclass, or a class with `model_validate`."""
     if not isinstance(annotation, type):
         return False
     return dataclasses.is_dataclass(annotation) or callable(getattr(annotation, "model_validate", None))
 
 
 def resolve_hints(function: Any) -> dict[str, Any]:
-    """The annotations of a function or class; one whose name cannot be found is left out, the others are kept."""
+    """Return the annotations of a function or class; one whose name cannot be found is left out, the others are
+    kept.
+    """
     hints = {}
     for name, annotation in _annotations(function).items():
         found = _resolve(annotation, function)
@@ -70,7 +72,7 @@ def resolve_hints(function: Any) -> dict[str, Any]:
 
 
 def converter(annotation: Any) -> Convert:
-    """A function that turns JSON values into what `annotation` asks for, or raises `Mismatch`."""
+    """Return a function that turns JSON values into what `annotation` asks for, or raises `Mismatch`."""
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
         return _dataclass(annotation)
     if callable(getattr(annotation, "model_validate", None)):
@@ -232,7 +234,9 @@ def _model(kind: Any) -> Convert:
 
 
 def _of_model(error: ValueError, where: str) -> str:
-    """What a model says, in one sentence: pydantic's own text has two lines a field, with its value and a link."""
+    """Return a model's complaint in one sentence: pydantic's own text has two lines a field, with its value and a
+    link.
+    """
     errors = getattr(error, "errors", None)
     if not callable(errors):
         return str(error)
@@ -313,7 +317,7 @@ def _annotations(function: Any) -> dict[str, Any]:
 
 
 def _resolve(annotation: Any, owner: Any) -> Any:
-    """An annotation written as text, as the object that it names; `Parameter.empty` when that is not to be had.
+    """Return an annotation written as text, as the object that it names; `Parameter.empty` when that is not to be had.
 
     One by one, because `typing.get_type_hints` gives up on all of them when one was imported for type checkers only.
     """
@@ -325,7 +329,9 @@ def _resolve(annotation: Any, owner: Any) -> Any:
 
 
 def _names(owner: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The names that an annotation of `owner` may use: of its module, and of the function that it was defined in."""
+    """Return the names that an annotation of `owner` may use: of its module, and of the function that it was defined
+    in.
+    """
     if isinstance(owner, type):
         module = sys.modules.get(owner.__module__)
         return dict(vars(module)) if module else {}, {owner.__name__: owner}

@@ -1,7 +1,7 @@
 """How user code ended, as a value: what it returned or raised, told apart and put into words.
 
 Everything here may run code of the user's (an exception's `__str__`, a value's `__repr__`), so it is called under the
-alarm, and it answers for itself: what it makes are plain texts.
+alarm. Its results are plain texts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SUCCEEDED = Ending(ResultKind.SUCCEEDED)
 
 
 def of_error(error: BaseException, cap: int) -> Ending:
-    """What became of the attempt that raised this. `Unrecoverable` counts anywhere in the chain."""
+    """Return the end of an attempt that raised this. `Unrecoverable` counts anywhere in the chain."""
     links = list(chain(error))
     suspect = any(map(is_suspect, links))
     if any(isinstance(link, Unrecoverable) for link in links):
@@ -60,7 +60,7 @@ def of_error(error: BaseException, cap: int) -> Ending:
 def is_suspect(error: BaseException) -> bool:
     """Tell if the process itself may be the cause, or may have come to harm: it lacks memory, descriptors or rights.
 
-    So does a part of Python's own library that cannot be imported any more. What handlers raise every day is none.
+    A part of Python's own library that cannot be imported any more counts too. Everyday errors of handlers do not.
     """
     if isinstance(error, OSError):
         return error.errno in _OF_THE_PROCESS
@@ -70,7 +70,7 @@ def is_suspect(error: BaseException) -> bool:
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, what caused it, what it was raised in the handling of, and the members of groups; each once.
+    """Yield the error, what caused it, what it was raised in the handling of, and the members of groups; each once.
 
     A context that was cut off with `raise … from None` is not followed.
     """
@@ -90,7 +90,9 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def told(error: BaseException, cap: int) -> str:
-    """The traceback, without jobpool's own frames at its top; of an error that jobpool has raised, the sentence."""
+    """Return the traceback, without jobpool's own frames at its top; of an error that jobpool has raised, the
+    sentence.
+    """
     try:
         below = below_ours(error.__traceback__)
         if below is None and isinstance(error, JobpoolError):
@@ -103,12 +105,12 @@ def told(error: BaseException, cap: int) -> str:
 
 
 def named(error: BaseException) -> str:
-    """No more than the name of its class: runs no code of the error's."""
+    """Return no more than the name of its class: runs no code of the error's."""
     return f"{type(error).__name__} (it cannot be shown)"
 
 
 def timeout_text(name: str, seconds: float, stack: StackSummary | None, cap: int) -> str:
-    """What a person reads of a timeout: the sentence, and where the alarm met the handler."""
+    """Return the text of a timeout: the sentence, and the place where the alarm met the handler."""
     text = f"Job '{name}' exceeded maximum execution time of {_number(seconds)} seconds."
     if not stack:
         return text
@@ -122,7 +124,7 @@ def _number(seconds: float) -> str:
 
 
 def below_ours(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback that begins below jobpool's own frames at its top; None when there is no other."""
+    """Return the part of a traceback that begins below jobpool's own frames at its top; None when there is no other."""
     below = trace
     while below is not None and below.tb_frame.f_code.co_filename.startswith(_OURS):
         below = below.tb_next

@@ -1,7 +1,7 @@
 """An event loop for `async def` handlers, kept from one attempt to the next, one a thread.
 
-The alarm may raise in any task, and a task keeps what was raised in it: so when it fires, the loop is stopped as well
-(`stop`, called from the signal handler), and nothing waits for a task that swallowed the news.
+The alarm may raise in any task, and the task keeps that error. So when it fires, the loop is stopped as well (`stop`,
+called from the signal handler), and nothing waits for a task that swallowed it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _kept = _Keeper()
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What the coroutine returns or raises. Whatever tasks it leaves behind are cancelled, and their end is waited for.
+    """Return or raise the coroutine's result. Tasks that it leaves behind are cancelled, and awaited.
 
     Raises:
         RuntimeError: This thread runs another event loop.

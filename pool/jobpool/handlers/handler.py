@@ -30,14 +30,14 @@ class Handler(Generic[P, R]):
     """A function that runs jobs. Calling it calls the function, with no queue between.
 
     Attributes:
-        name: What jobs call it by.
-        function: What was decorated; of a class, a function that makes an instance and runs it.
-        queues: Where `enqueue` and `define` send (the first); () = the default queue. No restriction: see
+        name: Its name in jobs.
+        function: The decorated function; of a class, a function that makes an instance and runs it.
+        queues: The first is the queue of `enqueue` and `define`; () = the default queue. No restriction: see
             `HandlerRegistry.restrict`.
         max_retries: For jobs that set none; None = the pool's policy.
         timeout: Seconds, 0 = unlimited, for jobs that set none; None = the pool's default.
-        before_run: Called with the context before the handler; what it raises fails the attempt.
-        after_run: Called with the `ExecutionResult` after every attempt; what it raises is logged.
+        before_run: Called with the context before the handler; its errors fail the attempt.
+        after_run: Called with the `ExecutionResult` after every attempt; its errors are logged.
         allow_daemons: Processes that an attempt leaves behind are let live.
         ack_in_transaction: The function may end its message with `ctx.ack(connection)`.
     """
@@ -57,7 +57,7 @@ class Handler(Generic[P, R]):
     ) -> None:
         if isinstance(function, type):
             function = as_function(function, name or function.__name__)
-        functools.update_wrapper(self, function)  # first: it copies the function's attributes, whatever they are called
+        functools.update_wrapper(self, function)  # first: it copies all attributes of the function
         self.name = check_name(getattr(function, "__name__", "") if name is None else name, "handler name")
         self.function = function
         self.queues = _queues(queue)
@@ -74,7 +74,7 @@ class Handler(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     def define(self, **payload: Any) -> JobBuilder:
-        """A builder for a job with this payload, on the handler's queue; ends with `dispatch()`.
+        """Return a builder for a job with this payload, on the handler's queue; ends with `dispatch()`.
 
         Raises:
             InvalidJob: JSON cannot carry the payload.
@@ -111,7 +111,7 @@ class Handler(Generic[P, R]):
 
     @property
     def info(self) -> HandlerInfo:
-        """What the master is told of it."""
+        """Return the handler's description for the master."""
         return HandlerInfo(self.name, list(self.queues), self.max_retries, self.timeout, self.ack_in_transaction)
 
     def __repr__(self) -> str:
@@ -128,14 +128,14 @@ def _queues(queue: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def check_retries(max_retries: int | None, name: str) -> int | None:
-    """Return it, or raise `InvalidJob`: it is no whole number >= 0. `name`: of the handler."""
+    """Return it, or raise `InvalidJob`: it is not a whole number >= 0. `name`: of the handler."""
     if max_retries is not None and (type(max_retries) is not int or max_retries < 0):
         raise InvalidJob(f"max_retries of handler {name!r} must be a whole number >= 0, not {max_retries!r}")
     return max_retries
 
 
 def check_hook(hook: H | None, what: str, name: str) -> H | None:
-    """Return it, or raise `InvalidJob`: it is no plain function. `what`: which hook it is."""
+    """Return it, or raise `InvalidJob`: it is not a plain function. `what`: which hook it is."""
     if hook is not None and (not callable(hook) or inspect.iscoroutinefunction(hook)):
         raise InvalidJob(f"{what} of handler {name!r} must be a plain function, not {hook!r}")
     return hook

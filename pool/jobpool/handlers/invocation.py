@@ -31,7 +31,7 @@ class PayloadMismatch(JobpoolError, ValueError):
 
 
 def place_of(function: Callable[..., Any]) -> str:
-    """Where a function was written, as `file:line (name)`."""
+    """Return where a function was written, as `file:line (name)`."""
     function = inspect.unwrap(function)
     name = getattr(function, "__qualname__", repr(function))
     code = getattr(function, "__code__", None)
@@ -68,7 +68,7 @@ def check_shape(function: Callable[..., Any], name: str, place: str, kind: str =
 
 
 def bind(function: Callable[..., Any], name: str, kind: str = "handler") -> Bound:
-    """A function of the context alone that calls `function` with what the payload says and awaits it if need be.
+    """Return a function of the context alone that calls `function` with what the payload says and awaits it if need be.
 
     Calling it raises `PayloadMismatch`, whose text calls the function `kind` and `name`, or what `function` raises.
     """
@@ -111,7 +111,7 @@ def _by_name(
     first, *rest = parameters
     converters = {p.name: converter(hints.get(p.name, Any)) for p in rest if p.kind in _FILLED_BY_NAME}
     required = [p.name for p in rest if p.kind in _FILLED_BY_NAME and p.default is inspect.Parameter.empty]
-    # What else a function with `**fields` takes: not what would be its context, or the `self` of its method, again.
+    # A function with `**fields` takes any other name, but not that of its context, or of its method's `self`.
     taken = {first.name, "self"} if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in rest) else None
 
     def call(ctx: JobContext) -> Any:
@@ -127,7 +127,9 @@ def _by_name(
 def _arguments(
     payload: Any, converters: Mapping[str, Convert], required: list[str], taken: Container[str] | None
 ) -> dict[str, Any]:
-    """The keyword arguments. `taken`: what no further field may be called; None = there are no further fields."""
+    """Return the keyword arguments. `taken`: what no further field may be called; None = there are no further
+    fields.
+    """
     if type(payload) is not dict:
         raise Mismatch(f"it must be an object with the handler's parameters, not {type(payload).__name__}")
     for field in required:
@@ -146,12 +148,12 @@ def _arguments(
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a function's parameters, of whatever it is made."""
+    """Return the annotations of a function's parameters, of whatever it is made."""
     return resolve_hints(_annotated(function))
 
 
 def _annotated(function: Any) -> Any:
-    """What was written with `def`: of a decorated function, a `partial`, or an object that is called."""
+    """Return the function written with `def`: of a decorated function, a `partial`, or an object that is called."""
     function = inspect.unwrap(function)
     while isinstance(function, functools.partial):
         function = inspect.unwrap(function.func)
@@ -161,7 +163,7 @@ def _annotated(function: Any) -> Any:
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """None for a builtin that does not tell; it is then called with the context alone."""
+    """Return the parameters; None for a builtin that does not tell, which is then called with the context alone."""
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

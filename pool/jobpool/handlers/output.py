@@ -1,4 +1,4 @@
-"""What an attempt's output is, made of the value that the handler returned and the text that it printed."""
+"""The output of an attempt, made of the value that the handler returned and the text that it printed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 def compose(value: object, printed: str, cap: int) -> str:
-    """The output of an attempt, of about `cap` bytes at most.
+    """Return the output of an attempt, of about `cap` bytes at most.
 
-    None leaves the printed text alone; a string comes first and the text on the next line; any other value is written
-    as JSON, with the text beside it in the same way.
+    None leaves the printed text alone. A string comes first and the text on the next line. Any other value is written
+    as JSON, with the text in the same way.
     """
     return join(render(value, cap), printed, cap)
 
 
 def render(value: object, cap: int) -> str:
-    """A returned value as text; "" for None. Runs code of the value's class, so it belongs under the alarm.
+    """Return a returned value as text; "" for None. Runs code of the value's class, so it belongs under the alarm.
 
     A value that JSON does not know is shown as `repr` shows it: what a handler returns never fails its attempt.
     """
@@ -31,7 +31,7 @@ def render(value: object, cap: int) -> str:
 
 
 def join(returned: str, printed: str, cap: int) -> str:
-    """Returned text and printed text, each on lines of its own."""
+    """Join returned text and printed text, each on lines of its own."""
     if not printed or not returned:
         return returned or printed
     return cap_text(f"{returned}\n{printed}", cap)

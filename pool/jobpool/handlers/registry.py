@@ -154,11 +154,11 @@ class HandlerRegistry:
     def with_rules(
         self, allowances: Allowances | None = None, queue_handlers: Mapping[str, Iterable[str]] | None = None
     ) -> HandlerRegistry:
-        """A registry of the same handlers, those that are registered later too, under rules of its own.
+        """Return a registry of the same handlers, those that are registered later too, under rules of its own.
 
         Args:
-            allowances: What the built-in handlers may do there; None = what they may here.
-            queue_handlers: As `restrict` takes it; None = what holds here.
+            allowances: Permissions of the built-in handlers there; None = as here.
+            queue_handlers: As `restrict` takes it; None = as here.
 
         Raises:
             ConfigurationError: The allowances enable a built-in handler in whose place there is another.
@@ -178,7 +178,7 @@ class HandlerRegistry:
         self._allowed = {queue: frozenset(names) for queue, names in queue_handlers.items()}
 
     def resolve(self, name: str, queue: str) -> AnyHandler:
-        """The handler that runs jobs called `name` on `queue`.
+        """Return the handler that runs jobs called `name` on `queue`.
 
         Raises:
             UnknownHandler: There is none; a deploy may be rolling.
@@ -194,7 +194,7 @@ class HandlerRegistry:
         return self._made(name) if handler is None else handler
 
     def _made(self, name: str) -> AnyHandler:
-        """The built-in handler of that name."""
+        """Return the built-in handler of that name."""
         handler = self._built_in.get(name)
         if handler is None:
             try:
@@ -207,8 +207,8 @@ class HandlerRegistry:
         """Bind every handler now, so that children share the work and a mistake shows before the first job.
 
         Raises:
-            ConfigurationError: An annotation cannot work, or an own handler has the name of a built-in one that the app
-                or the settings enable: the text names both.
+            ConfigurationError: An annotation cannot work, or an own handler has the name of an enabled built-in one;
+                the text names both.
         """
         self._check_names()
         for handler in self._handlers.values():
@@ -229,19 +229,21 @@ class HandlerRegistry:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no job can do anything here: no handler is registered, and nothing enables a built-in one."""
+        """True if no job can do anything here: no handler is registered, and nothing enables a built-in one."""
         return not self._handlers and not any(kinds.enabled_by(name, self._kit) for name in kinds.MAKERS)
 
     def names(self) -> list[str]:
-        """The names of all that was registered, sorted; not of the built-in handlers."""
+        """Return the names of all that was registered, sorted; not of the built-in handlers."""
         return sorted(self._handlers)
 
     def infos(self) -> list[HandlerInfo]:
-        """What the master is told of what was registered, in the order of the names."""
+        """Return the descriptions of registered handlers for the master, in the order of the names."""
         return [self._handlers[name].info for name in self.names()]
 
     def built_in_infos(self) -> list[HandlerInfo]:
-        """What the master is told of the built-in handlers that no other has replaced. Imports none of them."""
+        """Return the descriptions, for the master, of built-in handlers that no other has replaced. Imports none of
+        them.
+        """
         return [self._built_in_info(name) for name in kinds.MAKERS if name not in self._handlers]
 
     def _built_in_info(self, name: str) -> HandlerInfo:
@@ -251,7 +253,7 @@ class HandlerRegistry:
 
 
 def _caller() -> str:
-    """Where the code is, as `file:line`, that called what calls this."""
+    """Return where the code is, as `file:line`, that called what calls this."""
     frame = sys._getframe(2)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -262,20 +264,20 @@ DEFAULT = HandlerRegistry()
 handler = DEFAULT.handler
 """Make a function a handler.
 
-Bare (`@jobpool.handler`) the function's own name is used. The first parameter is the `JobContext`; then come either
-nothing, or parameters filled from an object payload by name, or one parameter annotated with a dataclass or a pydantic
-model, which becomes the whole payload. `async def` runs in an event loop of the child's own.
+Bare (`@jobpool.handler`) the function's own name is used. The first parameter is the `JobContext`. Others are filled
+from an object payload by name. A single one that is annotated with a dataclass or a pydantic model takes the whole
+payload. `async def` runs in an event loop of the child's own.
 
-A class fits that can be made without arguments and has a method `run`, or `__call__`, with parameters like these after
-`self`. Each attempt gets an instance of its own.
+A class will do if it can be made without arguments and has a method `run`, or `__call__`, with parameters like these
+after `self`. Each attempt gets an instance of its own.
 
 Args:
-    name: What jobs call it by, unique in the app.
-    queue: Where its `enqueue()` sends; several: the first.
+    name: Its name in jobs, unique in the app.
+    queue: The queue of its `enqueue()`; of several, the first.
     max_retries: Runs after the first that fails, >= 0, for jobs that set none.
     timeout: Seconds, 0 = unlimited, for jobs that set none.
-    before_run: Called with the context before the handler; what it raises fails the attempt.
-    after_run: Called with the `ExecutionResult` after every attempt; what it raises is logged.
+    before_run: Called with the context before the handler; its errors fail the attempt.
+    after_run: Called with the `ExecutionResult` after every attempt; its errors are logged.
     allow_daemons: Let processes live that an attempt leaves behind.
     ack_in_transaction: Give the handler what `ctx.ack(connection)` needs. A pool refuses an app with such a handler
         on a backend that cannot do it.
@@ -288,16 +290,16 @@ Raises:
 command = DEFAULT.command
 """Make a function a sub-command, which jobs of the built-in handler `command` call by name.
 
-The payload `"app:report --month 6"` is split as a shell would, and calls what is registered as `app:report`. The first
-parameter is the `JobContext`. One more parameter named `argv` gets the other words as a list; otherwise each parameter
-is an option (`month: int` is `--month`, `dry_run: bool` is `--dry-run` and `--no-dry-run`, a list is an option that may
-be repeated), and words that belong to no option fill those without a default, in order, then `*args`.
+The payload `"app:report --month 6"` is split as a shell would, and calls the function registered as `app:report`. The
+first parameter is the `JobContext`. One more parameter named `argv` gets the other words as a list. Otherwise each
+parameter is an option: `month: int` is `--month`, `dry_run: bool` is `--dry-run` and `--no-dry-run`, and a list is an
+option that may be repeated. Words that belong to no option fill those without a default, in order, then `*args`.
 
 Args:
     name: One word; None = the function's name.
 
 Raises:
-    ConfigurationError: The name is taken, or is no word, or the parameters cannot be filled; the text says where.
+    ConfigurationError: The name is taken, or is not a word, or the parameters cannot be filled; the text says where.
 """
 
 listener = DEFAULT.listener

@@ -18,7 +18,9 @@ _KINDS: dict[Any, str] = {
 
 
 def kind_of(value: object) -> str:
-    """What kind of JSON value it is, for sentences about payloads. What is in it may be secret, and logs show these."""
+    """Return the kind of a JSON value, for sentences about payloads. The value itself may be secret, and logs show
+    these.
+    """
     return _KINDS.get(type(value), type(value).__name__)
 
 

@@ -21,9 +21,6 @@ MAX_DUMP_S = 0.25
 UNDEAD_AFTER_S = 5.0
 """Seconds after SIGKILL at which a child that was not collected (state D) is given up and its slot replaced."""
 
-MAX_REFUSAL_S = 1800.0
-"""Time for which a pool that has worked waits while its broker refuses it (password, rights, a lost table)."""
-
 HEARTBEAT_S = 1.0
 """Seconds for which an idle loop sleeps at most."""
 
@@ -53,10 +50,11 @@ def check_deadlines(pool: Pool, now: float, actions: list[Action]) -> None:
 
 def _watch_refusal(pool: Pool, now: float) -> None:
     """Stop, in good order, a pool that its broker has refused for too long."""
-    if pool.is_stopping or not (pool.refused_since and now - pool.refused_since >= MAX_REFUSAL_S):
+    limit = pool.settings.broker_refusal_timeout
+    if pool.is_stopping or not (pool.refused_since and 0 < limit <= now - pool.refused_since):
         return
     pool.fatal = next(error for kind, error in pool.outages.values() if kind is AccessRefused)
-    pool.note("critical", "the broker has refused this pool for too long", error=pool.fatal, limit=MAX_REFUSAL_S)
+    pool.note("critical", "the broker has refused this pool for too long", error=pool.fatal, limit=limit)
     pool.stop("stopping after a refusal")
 
 

@@ -1,4 +1,4 @@
-"""What the built-in handlers may do: `Allowances`, the same in a pool, in `QueueWorker` and under `sync://`."""
+"""Permissions of the built-in handlers: `Allowances`, the same in a pool, in `QueueWorker` and under `sync://`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Allowances:
     """Allowlists and limits of the built-in handlers. By default they deny everything. Lists become tuples.
 
     Attributes:
-        allowed_callables: What `callable` may call, each exactly `module:function`; empty = nothing.
-        allowed_shell_commands: What `shell` may start: names found on PATH, or absolute paths; empty = nothing.
+        allowed_callables: Functions that `callable` may call, each exactly `module:function`; empty = none.
+        allowed_shell_commands: Programs that `shell` may start: names found on PATH, or absolute paths; empty = none.
         allow_all_shell_commands: `shell` may start any program.
         allowed_events: Events that `event` may fire, each exactly; empty = none.
         allowed_url_networks: CIDR blocks that `url` may call beside public addresses; empty = none.
@@ -83,14 +83,14 @@ def check_shell_command(value: str) -> str:
 
 
 def check_event(value: str) -> str:
-    """Return `value`, or raise `ConfigurationError`: it is no name."""
+    """Return `value`, or raise `ConfigurationError`: it is not a name."""
     if not is_name(value):
         raise ConfigurationError(f"{value!r} is not 1 to 255 printable characters")
     return value
 
 
 def check_network(value: str) -> str:
-    """Return `value`, or raise `ConfigurationError`: it is no CIDR block."""
+    """Return `value`, or raise `ConfigurationError`: it is not a CIDR block."""
     try:
         ip_network(value)
     except ValueError as error:

@@ -22,26 +22,26 @@ _MONTHS = (
 
 
 class Target(Protocol):
-    """What `dispatch` sends to: a backend, `jobpool.Jobs`, any producer."""
+    """A target of `dispatch`: a backend, `jobpool.Jobs`, any producer."""
 
     def enqueue(self, definition: JobDefinition, /) -> str: ...
 
 
 class JobBuilder:
-    """Collects a job's fields; ends with `to_definition()` or `dispatch()`, both of which may be called again.
+    """A collector of a job's fields; it ends with `to_definition()` or `dispatch()`, both of which may be called again.
 
     Every other method changes one field and returns the builder. Bounds are those of `JobDefinition` and are checked
-    when the definition is made; the payload is copied and checked at once. The cron helpers overwrite only the
-    fields that they name: `daily_at("08:30").weekdays()` is `30 8 * * 1-5`, a bare `weekdays()` each minute of them.
+    when the definition is made; the payload is copied and checked at once. The cron helpers overwrite only the fields
+    that they name: `daily_at("08:30").weekdays()` is `30 8 * * 1-5`, a bare `weekdays()` each minute of them.
 
     Args:
         handler: Name of the handler.
         payload: Any JSON value; None = an empty object.
         producer: Where `dispatch()` sends it; None = the process's default.
-        clock: What `delay` counts from.
+        clock: The time that `delay` counts from.
 
     Raises:
-        InvalidJob: The payload is none that JSON can carry, or the name is no name.
+        InvalidJob: JSON cannot carry the payload, or the name is not a name.
     """
 
     __slots__ = ("_clock", "_cron", "_delay", "_fields", "_handler", "_payload", "_producer")
@@ -66,30 +66,30 @@ class JobBuilder:
         return self._put("queue", queue)
 
     def priority(self, priority: int) -> Self:
-        """0..255; a smaller number runs sooner, 5 is the default."""
+        """Set the priority, 0..255; a smaller number runs sooner, 5 is the default."""
         return self._put("priority", priority)
 
     def max_retries(self, retries: int | None) -> Self:
-        """Runs after the first that fails, >= 0."""
+        """Set the runs after the first that fails, >= 0."""
         return self._put("max_retries", retries)
 
     def max_attempts(self, attempts: int) -> Self:
-        """Runs in all, >= 1: `max_retries` + 1."""
+        """Set the runs in all, >= 1: `max_retries` + 1."""
         if type(attempts) is not int or attempts < 1:
             raise InvalidJob(f"max_attempts must be a whole number from 1, not {attempts!r}")
         return self._put("max_retries", attempts - 1)
 
     def timeout(self, seconds: float | None) -> Self:
-        """Seconds; 0 = unlimited."""
+        """Set the timeout in seconds; 0 = unlimited."""
         return self._put("timeout", seconds)
 
     def scheduled_at(self, moment: datetime | None) -> Self:
-        """Not before this moment, timezone-aware. Takes the place of `delay`."""
+        """Start not before this moment, timezone-aware. Takes the place of `delay`."""
         self._delay = None
         return self._put("scheduled_at", moment)
 
     def delay(self, wait: float | timedelta) -> Self:
-        """Not before this many seconds after the dispatch (>= 0). Takes the place of `scheduled_at`."""
+        """Start not before this many seconds after the dispatch (>= 0). Takes the place of `scheduled_at`."""
         seconds = wait.total_seconds() if isinstance(wait, timedelta) else wait
         self._delay = check_seconds(seconds, "delay")
         self._fields.pop("scheduled_at", None)
@@ -97,7 +97,7 @@ class JobBuilder:
 
     @property
     def is_delayed(self) -> bool:
-        """Whether it waits for a `delay`, and not for a fixed moment."""
+        """True if it waits for a `delay`, and not for a fixed moment."""
         return self._delay is not None
 
     def single_instance(self, flag: bool = True) -> Self:
@@ -111,11 +111,11 @@ class JobBuilder:
         return self._put("unique", flag)
 
     def identifier(self, identifier: str | None) -> Self:
-        """The message's id; dispatching it again changes nothing."""
+        """Set the message's id; dispatching it again changes nothing."""
         return self._put("identifier", identifier)
 
     def expires_in(self, seconds: float | None) -> Self:
-        """Seconds after the dispatch, > 0; a dead letter `expired` when not started by then."""
+        """Set seconds after the dispatch, > 0; if not started by then, the job becomes a dead letter `expired`."""
         return self._put("expires_in", seconds)
 
     def concurrency_key(self, key: str | None) -> Self:
@@ -129,98 +129,98 @@ class JobBuilder:
     # --- cron ----------------------------------------------------------------------------------------
 
     def environments(self, *names: str | Iterable[str]) -> Self:
-        """Cron runs it in these only. Replaces; takes names or lists of them."""
+        """Let cron run it in these only. Replaces; takes names or lists of them."""
         return self._put("environments", _flatten(names))
 
     def depends_on(self, *names: str | Iterable[str]) -> Self:
-        """Cron runs these before it. Replaces; takes names or lists of them."""
+        """Let cron run these before it. Replaces; takes names or lists of them."""
         return self._put("depends_on", _flatten(names))
 
     def enabled(self, flag: bool = True) -> Self:
-        """Whether cron runs it."""
+        """Let cron run it, or not."""
         return self._put("enabled", flag)
 
     def disable(self) -> Self:
         return self.enabled(False)
 
     def cron(self, expression: str) -> Self:
-        """All five fields at once: minute, hour, day of month, month, day of week; or `@daily` and its like."""
-        from jobpool.message.cron_fields import split_fields  # here, for the sake of those who schedule nothing
+        """Set all five fields at once: minute, hour, day of month, month, day of week; or `@daily` and its like."""
+        from jobpool.message.cron_fields import split_fields  # imported here: most programs schedule nothing
 
         self._cron = split_fields(expression)
         return self
 
     def zone(self, name: str) -> Self:
-        """The time zone that the fields are read in, by its IANA name; UTC unless given."""
+        """Set the time zone that the fields are read in, by its IANA name; UTC unless given."""
         return self._put("zone", name)
 
     def misfire(self, policy: str) -> Self:
-        """What becomes of missed firings: `"skip"`, `"one"` (the default), `"all(n)"`."""
+        """Set how cron treats missed firings: `"skip"`, `"one"` (the default), `"all(n)"`."""
         return self._put("misfire", policy)
 
     def every_minute(self, n: int = 1) -> Self:
-        """Every n-th minute of the hour, 1..59."""
+        """Run every n-th minute of the hour, 1..59."""
         return self._at(minute=_every(n, 59, "minutes"))
 
     def hourly(self) -> Self:
-        """At minute 0."""
+        """Run at minute 0."""
         return self.hourly_at(0)
 
     def hourly_at(self, minute: int) -> Self:
-        """At this minute, 0..59, of every hour that the other fields allow."""
+        """Run at this minute, 0..59, of every hour that the other fields allow."""
         return self._at(minute=_number(minute, 0, 59, "minute"))
 
     def every_hour(self, n: int = 1, minute: int = 0) -> Self:
-        """Every n-th hour of the day, 1..23, at this minute."""
+        """Run every n-th hour of the day, 1..23, at this minute."""
         return self._at(minute=_number(minute, 0, 59, "minute"), hour=_every(n, 23, "hours"))
 
     def daily(self) -> Self:
-        """At midnight."""
+        """Run at midnight."""
         return self.daily_at("00:00")
 
     def daily_at(self, time: str) -> Self:
-        """At this time, `"HH:MM"`."""
+        """Run at this time, `"HH:MM"`."""
         hour, minute = _clock_time(time)
         return self._at(minute=minute, hour=hour)
 
     def weekly(self) -> Self:
-        """Sundays at midnight."""
+        """Run on Sundays at midnight."""
         return self._at(minute="0", hour="0", weekday="0")
 
     def monthly(self) -> Self:
-        """On the first at midnight."""
+        """Run on the first at midnight."""
         return self._at(minute="0", hour="0", day="1")
 
     def quarterly(self) -> Self:
-        """On the first of January, April, July and October at midnight."""
+        """Run on the first of January, April, July and October at midnight."""
         return self._at(minute="0", hour="0", day="1", month="1,4,7,10")
 
     def yearly(self) -> Self:
-        """On the first of January at midnight."""
+        """Run on the first of January at midnight."""
         return self._at(minute="0", hour="0", day="1", month="1")
 
     def weekdays(self) -> Self:
-        """Monday to Friday."""
+        """Run on Monday to Friday."""
         return self._at(weekday="1-5")
 
     def weekends(self) -> Self:
-        """Saturday and Sunday."""
+        """Run on Saturday and Sunday."""
         return self._at(weekday="0,6")
 
     def on_days(self, *days: int | str | Iterable[int | str]) -> Self:
-        """On these days of the week: names (`"mon"`, `"monday"`) or numbers, 0 = Sunday .. 6, 7 = Sunday."""
+        """Run on these days of the week: names (`"mon"`, `"monday"`) or numbers, 0 = Sunday .. 6, 7 = Sunday."""
         numbers = {_named(day, _DAYS, 0, 7, "day") % 7 for day in _flatten(days)}
         return self._at(weekday=_join(numbers, "on_days"))
 
     def in_months(self, *months: int | str | Iterable[int | str]) -> Self:
-        """In these months: names (`"jan"`, `"january"`) or numbers, 1..12."""
+        """Run in these months: names (`"jan"`, `"january"`) or numbers, 1..12."""
         numbers = {_named(month, _MONTHS, 1, 12, "month") for month in _flatten(months)}
         return self._at(month=_join(numbers, "in_months"))
 
     # --- the end -------------------------------------------------------------------------------------
 
     def to_definition(self) -> JobDefinition:
-        """The definition; `delay` counts from now.
+        """Return the definition; `delay` counts from now.
 
         Raises:
             InvalidJob: A field is out of bounds.

@@ -33,7 +33,7 @@ class HeadTail:
                 del self._tail[: -self._room]
 
     def text(self) -> str:
-        """All of it, or head, mark and tail. No character is cut in two, and bytes that are no UTF-8 become U+FFFD."""
+        """Return all of it, or head, mark and tail. No character is cut in two; invalid UTF-8 becomes U+FFFD."""
         head, tail = bytes(self._head), bytes(self._tail[-self._room :])
         if len(head) + len(tail) >= self.total:
             return (head + tail).decode("utf-8", "replace")
@@ -48,7 +48,7 @@ class HeadTail:
 
 
 def cap_text(text: str, cap: int) -> str:
-    """`text`, or its head and tail around a mark, when it has more than `cap` bytes in UTF-8.
+    """Return `text`, or its head and tail around a mark, if it has more than `cap` bytes in UTF-8.
 
     The mark comes on top. Lone surrogates, which UTF-8 cannot carry, come out as `\\udc80`.
     """
@@ -64,7 +64,7 @@ def _mark(dropped: int) -> str:
 
 
 def _to_character(data: bytes) -> bytes:
-    """Without the beginning of a character that was cut off at the end."""
+    """Drop the beginning of a character that was cut off at the end."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 != 0x80:
@@ -74,7 +74,7 @@ def _to_character(data: bytes) -> bytes:
 
 
 def _from_character(data: bytes) -> bytes:
-    """Without the rest of a character that was cut off at the beginning."""
+    """Drop the rest of a character that was cut off at the beginning."""
     start = 0
     while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
         start += 1

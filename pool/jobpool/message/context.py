@@ -1,4 +1,4 @@
-"""What a handler is told about its job, and what it can say while it runs."""
+"""The context of a handler: facts about its job, and calls that it can make while it runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TRACE = "traceparent"
 
 
 class Reporter(Protocol):
-    """Where a context hands on what its handler says: the child's attempt, `QueueWorker`, or a test."""
+    """The receiver of a handler's reports from its context: the child's attempt, `QueueWorker`, or a test."""
 
     def progress(self, fraction: float, text: str, /) -> None:
         """Show this much done, 0..1. Must not block."""
@@ -39,7 +39,7 @@ class JobContext:
         reporter: Takes progress and follow-ups.
         fence: The message's deliveries: strictly increasing, a fencing token for what the handler writes elsewhere.
         crashes: Deliveries so far that ended with no verdict.
-        max_retries: What applies to this attempt, where it is not the envelope's.
+        max_retries: The value for this attempt, if it is not the envelope's.
         deadline: CLOCK_MONOTONIC seconds at which the alarm fires; None = unlimited.
     """
 
@@ -103,11 +103,11 @@ class JobContext:
         """Show how far the job is, in `jobpool top` and `jobpool status`.
 
         Args:
-            fraction: 0..1; what lies outside is taken as the nearer bound.
+            fraction: 0..1; a value outside is taken as the nearer bound.
             text: One short line.
 
         Raises:
-            ValueError: `fraction` is no number.
+            ValueError: `fraction` is not a number.
 
         Never blocks.
         """
@@ -118,10 +118,10 @@ class JobContext:
     def enqueue(self, job: JobDefinition | JobBuilder | str, payload: Any = None) -> str:
         """Enqueue a follow-up job together with this job's ack, and return its id at once.
 
-        It is sent only if this attempt succeeds, so one that fails or crashes, and runs again, leaves none behind.
-        The id is minted here, before the ack, so an ack that has to be repeated sends the same message and makes no
-        duplicate. Where a broker cannot ack and enqueue in one step (`Capabilities.atomic_follow_ups`), a run after
-        a lost ack may send it again under another id: give an `identifier` of your own where that matters.
+        It is sent only if this attempt succeeds, so one that fails or crashes, and runs again, leaves none behind. The
+        id is minted here, before the ack, so a repeated ack sends the same message and makes no duplicate. If a broker
+        cannot ack and enqueue in one step (`Capabilities.atomic_follow_ups`), a run after a lost ack may send it again
+        under another id. Give an `identifier` of your own if that matters.
 
         Args:
             job: A definition, a builder, or the name of a handler.
@@ -143,9 +143,9 @@ class JobContext:
     def ack(self, connection: object) -> None:
         """End the message within the transaction that is open on a database connection of the handler's own.
 
-        When that transaction commits, the job is done, and whatever else it wrote was written exactly once; when it
-        rolls back, neither is so. What `enqueue` has collected so far is enqueued in it too. Call this last, just
-        before the commit: until then the message is locked, and a handler that fails after the commit is not run again.
+        When that transaction commits, the job is done, and its other writes were made exactly once; when it rolls back,
+        neither is so. Jobs that `enqueue` has collected so far are enqueued in it too. Call this last, just before the
+        commit: until then the message is locked, and a handler that fails after the commit is not run again.
 
         For handlers declared with `ack_in_transaction=True`, on backends that can (`Capabilities.ack_in_transaction`).
 
@@ -155,7 +155,7 @@ class JobContext:
         Raises:
             LeaseLost: The lease has ended: let the error roll the transaction back.
             Unsupported: The handler is not declared so.
-            ConfigurationError: It is no connection of that kind.
+            ConfigurationError: It is not a connection of that kind.
 
         Errors of the database are raised as its driver raises them. Blocks for one or two round trips.
         """
@@ -180,7 +180,7 @@ def _definition(job: JobDefinition | JobBuilder | str, payload: Any) -> JobDefin
 
 
 def _check_size(definition: JobDefinition) -> str:
-    """The identifier. Refuse here what the master could only refuse once the handler's work is done."""
+    """Return the identifier, or refuse here what the master could only refuse after the handler's work."""
     identifier = str(definition.identifier)
     queue = definition.queue or "default"
     body = encode(definition, identifier=identifier, queue=queue, signer=_UNSIGNED, now=0.0)

@@ -1,7 +1,8 @@
-"""The five fields of a cron expression: what they may hold, and the values that they name.
+"""The five fields of a cron expression: their syntax and their values.
 
-croniter expands a field to its values. What it takes and this module refuses is what would surprise: a sixth field,
-`5-5` (every value, to croniter), `*/90` (minute 0 only), `H` and `W`. docs/cron.md has the grammar.
+croniter expands a field to its values. This module refuses some fields that croniter takes, because they would
+surprise: a sixth field, `5-5` (every value, to croniter), `*/90` (minute 0 only), `H` and `W`. docs/cron.md has the
+grammar.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _ITEM = re.compile(r"(?P<low>\*|[a-z]+|[0-9]{1,4})(?:-(?P<high>[a-z]+|[0-9]{1,4}
 
 
 class Kind(Enum):
-    """What an expression does when clocks are put back or forward, by how its minute and hour are written."""
+    """The behaviour of an expression when clocks are put back or forward, by how its minute and hour are written."""
 
     FIXED = "fixed"
     """No `*` in either: each local time comes once, whatever clocks do."""
@@ -46,7 +47,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CronFields:
-    """What an expression names. Where day of month and day of week are both given, either will do.
+    """The values of an expression. If day of month and day of week are both given, either will do.
 
     Attributes:
         text: The normal form: lower case, five fields, one space between them.
@@ -120,7 +121,7 @@ def parse_fields(expression: str) -> CronFields:
 
 
 def split_fields(expression: str) -> list[str]:
-    """The five texts of an expression, lower case, aliases resolved; what they hold is not looked at.
+    """Return the five texts of an expression, lower case, aliases resolved; what they hold is not looked at.
 
     Raises:
         InvalidJob: There are more or fewer.
@@ -138,7 +139,7 @@ def split_fields(expression: str) -> list[str]:
     return ["*" if word == "*/1" else word for word in words]
 
 
-# --- what a field may hold ----------------------------------------------------------------------------
+# --- the syntax of a field ----------------------------------------------------------------------------
 
 
 def _check_field(field: _Field, text: str, expression: str) -> None:
@@ -206,7 +207,7 @@ def _quoted(expression: object) -> str:
 
 
 def _expand(parts: list[str]) -> CronFields:
-    from croniter import croniter  # only here: who schedules nothing does not pay for it
+    from croniter import croniter  # imported here: most programs schedule nothing
 
     text = " ".join(parts)
     answer: Any = croniter.expand(text)  # its stubs do not know 'l' among the values

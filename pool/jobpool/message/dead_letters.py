@@ -1,4 +1,4 @@
-"""`DeadLetterQueue`: copies of failed payloads in a queue of their own, for whoever looks after failures there.
+"""`DeadLetterQueue`: copies of failed payloads in a queue of their own, for people who look after failures there.
 
 A copy is an ordinary job for the same handler name, whose payload says where it comes from under `_dlq_metadata`. The
 dead letter itself stays where it is; nothing here replaces it.
@@ -33,14 +33,14 @@ class Enqueues(Protocol):
 
 
 class DeadLetterQueue:
-    """Forwards failed payloads to one queue.
+    """A forwarder of failed payloads to one queue.
 
     Args:
         jobs: A `Jobs`, or an open backend; it stays its owner's.
         queue: Where the copies go.
 
     Raises:
-        InvalidJob: `queue` is no queue name.
+        InvalidJob: `queue` is not a queue name.
     """
 
     def __init__(self, jobs: Enqueues, queue: str) -> None:
@@ -67,16 +67,16 @@ class DeadLetterQueue:
             handler: Name of the handler that will meet the copy, if one works on that queue.
             reason: Why it failed, in a word or a sentence.
             attempts: Failed runs, 0 or more.
-            original_queue: Where it failed; without it, the queue of jobs that name none. What failed in the queue of
-                copies itself is never stored again.
+            original_queue: The queue where it failed; without it, the queue of jobs that name none. A failure in the
+                queue of copies itself is never stored again.
             identifier: The copy's id; the same id twice stores one copy.
 
         Returns:
-            Whether it is stored. False when it comes from this queue, when the broker does not answer or refuses the
+            True if it is stored. False when it comes from this queue, when the broker does not answer or refuses the
             copy (for its size, say); the log has the reason. Broker trouble is never raised.
 
         Raises:
-            InvalidJob: A value is none that a job can have; nothing was sent.
+            InvalidJob: A value is invalid for a job; nothing was sent.
 
         Blocks for one round trip.
         """
@@ -111,7 +111,7 @@ def copy_of(
     identifier: str | None,
     now: datetime,
 ) -> JobDefinition:
-    """The job that carries the copy. Raises as `DeadLetterQueue.store`."""
+    """Return the job that carries the copy. Raises as `DeadLetterQueue.store`."""
     if type(attempts) is not int or attempts < 0:
         raise InvalidJob(f"attempts must be a whole number, 0 or more, not {attempts!r}")
     metadata = {
@@ -125,7 +125,7 @@ def copy_of(
 
 
 def copy_of_abandoned(lease: JobLease, settlement: Abandon, queue: str, now: datetime) -> JobDefinition | None:
-    """What goes to `queue` in one step with `settlement`; None = nothing does.
+    """Return the copy that goes to `queue` in one step with `settlement`; None = none does.
 
     The body of a lease that may be copied was verified before it was handed out.
     """
@@ -145,5 +145,5 @@ def copy_of_abandoned(lease: JobLease, settlement: Abandon, queue: str, now: dat
 
 
 def copy_id(queue: str, ident: str, deliveries: int) -> str:
-    """The same for every try to forward the same death, another once the message was retried and has died again."""
+    """Return an id for this death: the same for each try to forward it, another after a retry and a new death."""
     return hashlib.sha256(f"{queue}\0{ident}\0{deliveries}".encode()).hexdigest()[:16]

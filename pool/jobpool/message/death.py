@@ -1,7 +1,7 @@
-"""How an attempt ended that did not end by itself: one record, made by the master, kept as text with the message.
+"""The record of an attempt that did not end by itself: made by the master, kept as text with the message.
 
-Brokers store and return the text (`Message.cause`) and know nothing of what is in it. Whoever shows it reads it back
-with `Death.from_text`, which takes any other text too: what an older version wrote, or a reaper's "lease expired".
+Brokers store and return the text (`Message.cause`) and do not read it. `Death.from_text` reads it back, and takes any
+other text too: one of an older version, or a reaper's "lease expired".
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ class Death:
 
     Attributes:
         how: `killed by SIGSEGV`, `exited with status 3`, `timeout`, `memory limit`, `lease expired`.
-        sent_by: Who ended it: `the pool: timeout`, `itself`, `outside`, `the kernel: out of memory`, …; "" = not known.
+        sent_by: The sender of the signal, or the cause: `the pool: timeout`, `itself`, `outside`, `the kernel: out of
+            memory`, …; "" = not known.
         stack: The user's frames at the end, also of a handler that was in C code; "" = none was to be had.
         peak_memory: Bytes, the highest resident size of its process; 0 = not known.
         cpu_seconds: User and system time of its process, over all its attempts; 0 = not known.
         output: The last of what it printed.
-        core: Whether a core was dumped.
+        core: True if a core was dumped.
     """
 
     how: str
@@ -68,7 +69,7 @@ class Death:
     core: bool = False
 
     def to_text(self) -> str:
-        """One JSON object, without the fields that say nothing; at most `LARGEST` bytes. Never raises."""
+        """Return one JSON object, without the fields that say nothing; at most `LARGEST` bytes. Never raises."""
         record, room = self, LARGEST // 2
         while len(encoded := record._encoded()) > LARGEST:
             how, stack, output = (_ends(text, room) for text in (self.how, self.stack, self.output))
@@ -83,12 +84,12 @@ class Death:
 
     @classmethod
     def from_text(cls, text: str) -> Death:
-        """The record that `to_text` made; any other text, whole, as `how`."""
+        """Return the record that `to_text` made; any other text, whole, as `how`."""
         if text.startswith("{"):
             try:
                 return cls(**_checked(orjson.loads(text)))
             except (TypeError, ValueError):
-                pass  # a text of somebody else's that happens to begin like ours
+                pass  # a foreign text that begins like ours
         return cls(text)
 
     @property
@@ -106,11 +107,11 @@ class Death:
         return how if is_said else f"{how} ({self.sent_by})"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, every field."""
+        """Return every field as a JSON value."""
         return asdict(self)
 
     def told(self) -> str:
-        """All of it, for people: several lines."""
+        """Return all of it, for people: several lines."""
         core = ["core          dumped"] if self.core else []
         sender = [f"ended by      {self.sent_by}"] if self.sent_by else []
         lines = [self.how.strip(), *sender, *self._memory("peak memory   "), *self._cpu("CPU time      "), *core]
@@ -130,17 +131,17 @@ def innermost(stack: str) -> list[str]:
 
 
 def short_cause(cause: str | None) -> str:
-    """`Message.cause` in a table's cell; "" when there is none."""
+    """Return `Message.cause` for a table's cell; "" if there is none."""
     return Death.from_text(cause).short if cause else ""
 
 
 def cause_values(cause: str | None) -> dict[str, Any] | None:
-    """`Message.cause` as JSON values; None when there is none."""
+    """Return `Message.cause` as JSON values; None if there is none."""
     return Death.from_text(cause).to_dict() if cause else None
 
 
 def cause_headline(cause: str | None) -> str | None:
-    """`Message.cause` as one line of a log; None when there is none."""
+    """Return `Message.cause` as one line of a log; None if there is none."""
     return Death.from_text(cause).headline if cause else None
 
 
@@ -149,7 +150,7 @@ _NAMES = frozenset(field.name for field in fields(Death))
 
 
 def _checked(values: Any) -> dict[str, Any]:
-    """The fields that are ours; those of a newer version are left out. Raises `ValueError` for no record."""
+    """Return the fields that are ours; those of a newer version are left out. Raises `ValueError` for no record."""
     if not isinstance(values, dict) or "how" not in values:
         raise ValueError("no record of a death")
     known = {key: value for key, value in values.items() if key in _NAMES}
@@ -159,7 +160,7 @@ def _checked(values: Any) -> dict[str, Any]:
 
 
 def _ends(text: str, room: int) -> str:
-    """Head and tail of `text`, `room` characters in all, the cut marked."""
+    """Return head and tail of `text`, `room` characters in all, the cut marked."""
     if len(text) <= max(room, _SHORTEST):
         return text
     half = room // 2

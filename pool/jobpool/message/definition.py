@@ -39,7 +39,7 @@ class JobDefinition:
         cron_expression: Five fields: minute, hour, day of month, month, day of week; or `@daily` and its like, kept as
             the five fields that it stands for.
         zone: IANA name of the time zone that cron reads them in.
-        misfire: What cron does about firings that were missed: `skip`, `one`, or `all(n)`, the newest n, 1..1000.
+        misfire: Treatment of firings that cron missed: `skip`, `one`, or `all(n)`, the newest n, 1..1000.
         meta: The producer's own JSON object, handed to the handler; keys starting with `_`, and `v`, are reserved.
         enabled: False: cron skips it.
         idempotency_key: Trimmed; empty = None. Once a job with the key is done, others are skipped.
@@ -159,7 +159,7 @@ class JobDefinition:
     # --- crossing a socket -------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """What `from_dict` reads: JSON values only, fields at their default left out."""
+        """Return the values that `from_dict` reads: JSON values only, fields at their default left out."""
         values: dict[str, Any] = {"handler": self.handler, "payload": self.payload}
         for name, default in _DEFAULTS:
             value = getattr(self, name)
@@ -171,7 +171,7 @@ class JobDefinition:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> JobDefinition:
-        """The definition that `to_dict` described, checked again.
+        """Return the definition that `to_dict` described, checked again.
 
         Raises:
             InvalidJob: A value is out of bounds, a field is unknown, or `handler` is missing.
@@ -261,12 +261,12 @@ def check_seconds(value: float, what: str) -> float:
 
 
 def capped(timeout: float, most: float) -> float:
-    """A timeout under the pool's `max_timeout`, in seconds. 0 = unlimited, either of them."""
+    """Return a timeout under the pool's `max_timeout`, in seconds. 0 = unlimited, either of them."""
     return min(timeout or most, most) if most else timeout
 
 
 def rfc3339(moment: datetime) -> str:
-    """A timezone-aware moment as RFC 3339 in UTC, to the microsecond."""
+    """Return a timezone-aware moment as RFC 3339 in UTC, to the microsecond."""
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -321,7 +321,7 @@ def _check_meta(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_reserved(key: str) -> bool:
-    """Whether a meta key belongs to the wire and not to the producer."""
+    """Return whether a meta key belongs to the wire and not to the producer."""
     return key == "v" or key.startswith("_")
 
 

@@ -1,9 +1,9 @@
 """The wire form of a message: one JSON object, the same on every broker (docs/wire.md).
 
-`encode` writes it, `decode` reads and checks it, `verify` proves that it is what its producer signed. What is signed
-is a canonical form made from the values (fixed order of the fields, nested keys sorted), so the order and spacing of
-the body do not matter, and nothing that is signed can differ from what is read. `attempts`, `schedule` and unknown
-fields are not signed.
+`encode` writes it, `decode` reads and checks it, `verify` proves that its producer signed it. The signature is over a
+canonical form of the values (fixed order of the fields, nested keys sorted). So the order and spacing of the body do
+not matter, and the signed values cannot differ from those that are read. `attempts`, `schedule` and unknown fields are
+not signed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class JobEnvelope:
 
     Attributes:
         job: Name of the handler.
-        payload: Any JSON value. Shared with whoever else holds the envelope: do not change it.
+        payload: Any JSON value. Shared with other holders of the envelope: do not change it.
         queue: As its producer signed it.
         max_retries: None = not set by the producer.
         attempts: Failed runs before this one, as the backend counts them (the body's number is history).
@@ -102,10 +102,10 @@ _make = maker(JobEnvelope)
 
 
 def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: EnvelopeSigner, now: float) -> bytes:
-    """The body of a message, signed.
+    """Return the body of a message, signed.
 
     Args:
-        definition: What to send; its own `identifier` and `queue` are not looked at.
+        definition: The job; its own `identifier` and `queue` are not looked at.
         identifier: The message's id.
         queue: Where it goes.
         signer: Its first key signs; without a key the signature is "".
@@ -124,7 +124,7 @@ def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: En
 
 
 def sign_again(envelope: JobEnvelope, queue: str, signer: EnvelopeSigner) -> bytes:
-    """The body of the same message for another queue: all it says, signed anew. For who moves messages.
+    """Return the body of the same message for another queue: all it says, signed anew. For who moves messages.
 
     Only of an envelope that `verify` has passed: what this signs is believed.
     """
@@ -142,7 +142,7 @@ def _body(
     meta: dict[str, Any],
     sig: str,
 ) -> bytes:
-    """The wire object, its fields in their order. `says`: what has the others."""
+    """Return the wire object, its fields in their order. `says`: what has the others."""
     body = {
         "job": job,
         "payload": says.payload,
@@ -207,10 +207,10 @@ def decode(body: bytes, *, attempts: int) -> JobEnvelope:
 
 
 def decode_again(body: bytes, *, attempts: int) -> JobEnvelope:
-    """`decode`, for a body that it has accepted before, in another process of ours: nothing is checked again.
+    """Decode a body that `decode` has accepted before, in another process of ours: nothing is checked again.
 
     Raises:
-        ValueError: It is no JSON object.
+        ValueError: It is not a JSON object.
     """
     wire = orjson.loads(body)
     try:
@@ -256,7 +256,7 @@ def _wire_meta(definition: JobDefinition, now: float) -> dict[str, Any]:
 
 
 def _depth(body: bytes) -> int:
-    """How deep the brackets outside strings are nested; exact for JSON, any number for what is none.
+    """Return how deep the brackets outside strings are nested; exact for JSON, any number for what is none.
 
     No step is slower than linear, and each runs in C: a hostile body of 1 MiB costs some 50 ms at most.
     """
@@ -268,7 +268,7 @@ def _depth(body: bytes) -> int:
 
 
 def _read(wire: dict[str, Any], attempts: int) -> JobEnvelope:
-    """Checked in one expression, because it is run for every job; `complaint` finds out what is wrong when it fails."""
+    """Check in one expression, because it is run for every job; when it fails, `complaint` finds the reason."""
     try:
         job, payload, queue, priority, retries, counted, name, identifier, key, schedule = _ALL_FIELDS(wire)
     except KeyError:
@@ -296,7 +296,7 @@ def _read(wire: dict[str, Any], attempts: int) -> JobEnvelope:
 
 
 def _complete(wire: dict[str, Any]) -> dict[str, Any]:
-    """The same object, if nothing is missing that may not be."""
+    """Return the same object, if nothing is missing that may not be."""
     if any(rule.required and rule.name not in wire for rule in RULES):
         raise MalformedEnvelope(complaint(wire))
     return wire

@@ -1,8 +1,8 @@
 """Making values of frozen dataclasses at a fifth of the usual cost, for those of which every job needs one.
 
 A frozen dataclass sets each field through `object.__setattr__`, which costs a microsecond and more for a dozen fields.
-A twin of the class that is not frozen has the same layout; it is filled in the plain way, and then declared to be what
-it looks like.
+A twin of the class that is not frozen has the same layout. It is filled in the plain way, and then its class is set to
+the frozen one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def maker(kind: Callable[P, T]) -> Callable[P, T]:
-    """What makes instances of `kind`, with the same arguments, and equal to what `kind` itself makes.
+    """Return a maker of instances of `kind`, with the same arguments, equal to those that `kind` itself makes.
 
     Args:
         kind: A frozen dataclass with slots, without `__post_init__` and without a base of its own.
@@ -32,7 +32,9 @@ def maker(kind: Callable[P, T]) -> Callable[P, T]:
 
 
 def _copy(field: Field[Any]) -> tuple[str, Any, Any]:
-    """A field as `make_dataclass` takes it. Defaults go along; how it is shown and compared is the class's business."""
+    """Return a field as `make_dataclass` takes it. Defaults go along; how it is shown and compared is the class's
+    business.
+    """
     copy: Any = Field.__new__(Field)
     for name in Field.__slots__:
         setattr(copy, name, getattr(field, name))

@@ -1,7 +1,7 @@
-"""What a delivery needs besides its lease before its handler may run: keys, places and rates. Plain values.
+"""Guards: what a delivery needs besides its lease before its handler may run. Plain values for keys, places and rates.
 
-`Guards` says what is asked for; a broker's `KeyStore` (key_store.py) grants all of it or nothing, in one atomic step.
-What is granted lives exactly as long as the lease: nothing is renewed, and a dead pool holds nothing for longer.
+`Guards` is the request; a broker's `KeyStore` (key_store.py) grants all of it or nothing, in one atomic step. A grant
+lives exactly as long as the lease: nothing is renewed, and a dead pool holds nothing for longer.
 """
 
 from __future__ import annotations

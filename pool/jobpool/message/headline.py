@@ -16,7 +16,7 @@ _COUNT = re.compile(r" \([0-9]+ sub-exceptions?\)$")
 
 
 def headline(text: str | None) -> str | None:
-    """The line that says what happened: the last of a traceback, the first of anything else.
+    """Return the line that says what happened: the last of a traceback, the first of anything else.
 
     Of a group of exceptions: what it says, and what the first one in it does.
     """

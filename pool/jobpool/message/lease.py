@@ -11,24 +11,24 @@ from jobpool.message.guards import Guards
 
 @dataclass(frozen=True, slots=True)
 class JobLease:
-    """What `fetch` hands out, immutable. Whoever holds it may settle the message until `expires_at`.
+    """The lease that `fetch` hands out, immutable. Its holder may settle the message until `expires_at`.
 
     Attributes:
-        id: The message's id: 16 hex characters, or what its producer gave.
+        id: The message's id: 16 hex characters, or the producer's own.
         queue: The queue it was fetched from.
-        body: The wire bytes exactly as they were enqueued; `OVERSIZED` for those that are more than MAX_BODY_BYTES,
-            which no producer of ours sends: they stay at the broker.
+        body: The wire bytes exactly as they were enqueued; `OVERSIZED` for one of more than MAX_BODY_BYTES, which stays
+            at the broker.
         token: The backend's own handle (a row id, a lock token).
         owner_token: 32 hex characters, fresh for every delivery; proof of this lease and no other.
-        expires_at: Seconds on this machine's CLOCK_BOOTTIME, taken from before the request was sent. At
-            `now == expires_at` the lease has ended.
+        expires_at: Seconds on this machine's CLOCK_BOOTTIME, taken from before the request was sent. At `now ==
+            expires_at` the lease has ended.
         backend: The scheme of the backend that leased it.
         attempts: Failures that the handler is responsible for, as the backend counts them.
         crashes: Deliveries that ended with no verdict.
         deliveries: All leases so far, this one included; strictly increasing: a fencing token.
         enqueued_at: Unix time of the enqueue, on the broker's clock.
-        begun: A run of it was begun and given back, or it was raised from the dead letters.
-        guards: What the broker's key store granted to it (`KeyStore.begin_many`); None = nothing was asked for.
+        begun: True if a run of it was begun and given back, or it was raised from the dead letters.
+        guards: The grants of the broker's key store (`KeyStore.begin_many`); None = nothing was asked for.
     """
 
     id: str
@@ -51,7 +51,7 @@ class JobLease:
         """The decoded body, with `attempts` as the backend counts them; decoded once.
 
         Raises:
-            MalformedEnvelope: The body is no wire object, too large or too deep.
+            MalformedEnvelope: The body is not a wire object, or is too large or too deep.
         """
         if not self._envelope:
             self._envelope.append(decode(self.body, attempts=self.attempts))
@@ -69,7 +69,7 @@ class JobLease:
         return None if self.begun or self.attempts or self.crashes else self.envelope.expires
 
     def guarded(self, guards: Guards) -> JobLease:
-        """This lease, holding what was granted."""
+        """Return this lease with these grants."""
         return replace(self, guards=guards)
 
 

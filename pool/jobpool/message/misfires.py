@@ -1,4 +1,4 @@
-"""What becomes of firings that nobody was there for: `skip`, `one`, `all(n)`. Only how it is written, no decision."""
+"""The names of policies for missed firings: `skip`, `one`, `all(n)`. Only their syntax, no decision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALL = re.compile(r"all\(([0-9]{1,9})\)")
 
 @dataclass(frozen=True, slots=True)
 class Misfire:
-    """How many of the missed instants are made up for, the newest first.
+    """The number of missed instants that are made up for, the newest first.
 
     Attributes:
         text: As it was written: `skip`, `one`, `all(3)`.

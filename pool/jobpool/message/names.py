@@ -1,4 +1,4 @@
-"""What names, ids, keys and texts may hold: one place, so that every producer, broker and file name agrees."""
+"""The rules for names, ids, keys and texts: one place, so that every producer, broker and file name agrees."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def check_name(name: str, what: str) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` can be shown on one line and written as UTF-8: no control characters, no lone surrogates."""
+    """Return whether `text` can be shown on one line and written as UTF-8: no control characters, no lone
+    surrogates.
+    """
     return 0 < len(text) <= LONGEST_NAME and text.isprintable()
 
 
@@ -71,6 +73,6 @@ def storable(text: str) -> str:
 
 
 def _shown(value: object) -> str:
-    """A refused value as an error shows it: not all of one that is refused for its length."""
+    """Return a refused value as an error shows it: not all of one that is refused for its length."""
     text = repr(value)
     return text if len(text) <= LONGEST_NAME + 2 else f"{text[:60]}… ({len(text):,} characters)"

@@ -127,7 +127,7 @@ class CancelledByPerson:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Bad signature, foreign queue, body that is no wire object, too large or too deep.
+    """Bad signature, foreign queue, body that is not a wire object, or is too large or too deep.
 
     `signature`: it was the signature, not the body's form or its queue; only a counter differs.
     """

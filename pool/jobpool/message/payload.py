@@ -1,8 +1,8 @@
-"""What a payload may hold: any JSON value that reads back as it was written.
+"""The rules for a payload: any JSON value that reads back as it was written.
 
-`check_payload` copies, so that a later change of the caller's value changes nothing, and refuses what JSON cannot
-carry, with the path of the offending value. Tuples become lists; subclasses of dict, list, str, int and float
-(a `StrEnum` member, an `OrderedDict`, a `numpy.float64`) become the plain type, as they would on the wire.
+`check_payload` copies, so that later changes of the caller's value have no effect, and refuses values that JSON cannot
+carry, with the path of the offending one. Tuples become lists. Subclasses of dict, list, str, int and float (a
+`StrEnum` member, an `OrderedDict`, a `numpy.float64`) become the plain type, as they would on the wire.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class _PayloadError(Exception):
 
 
 def check_payload(value: Any, where: str = "payload") -> Any:
-    """A deep copy of `value`, made of dict, list, str, int, float, bool and None only.
+    """Return a deep copy of `value`, made of dict, list, str, int, float, bool and None only.
 
     Args:
         value: Any JSON value, at most 63 containers deep.
-        where: What to call it in an error.
+        where: Its name in an error.
 
     Raises:
         InvalidJob: NaN or an infinity, an integer outside -2**63..2**64-1, text with a lone surrogate, a key that

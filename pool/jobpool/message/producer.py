@@ -16,7 +16,7 @@ from jobpool.message.definition import JobDefinition
 
 
 class Producer(Protocol):
-    """What takes jobs: `jobpool.Jobs`, any `QueueBackend`, or a child's channel to its master."""
+    """A taker of jobs: `jobpool.Jobs`, any `QueueBackend`, or a child's channel to its master."""
 
     def enqueue(self, definition: JobDefinition, /) -> str:
         """Enqueue one job; its id. Blocks for one round trip."""
@@ -40,7 +40,7 @@ _default = _Default()
 
 
 def _renew_lock() -> None:
-    """A lock that another thread held at a fork would stay locked in the child for ever."""
+    """Make a new lock: one held by another thread at a fork would stay locked in the child forever."""
     _default.lock = threading.Lock()
 
 
@@ -48,7 +48,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def default() -> Producer:
-    """The default producer of this process, made by the factory at the first call.
+    """Return the default producer of this process, made by the factory at the first call.
 
     Raises:
         ConfigurationError: Neither `set_default` nor `set_factory` was called, or the factory could not open it.
@@ -76,12 +76,14 @@ def set_factory(factory: Callable[[], Producer] | None) -> None:
 
 
 def enter_child(producer: Producer) -> None:
-    """Called once in a child's boot: from now on everything that this process enqueues goes to its master."""
+    """Send all that this process enqueues to its master from now on. Called once when a child starts."""
     with _default.lock:
         _default.producer = producer
         _default.in_child = True
 
 
 def in_child() -> bool:
-    """Whether this process is a pool's child: then `Jobs(…)` opens no broker and uses `default()`, whatever its URL."""
+    """Return whether this process is a pool's child: then `Jobs(…)` opens no broker and uses `default()`, whatever its
+    URL.
+    """
     return _default.in_child

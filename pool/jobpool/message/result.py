@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """What became of one message in `QueueWorker.process_once`."""
+    """The end of one message in `QueueWorker.process_once`."""
 
     EMPTY = "empty"
     """There was nothing to fetch."""
@@ -35,7 +35,7 @@ class ExecutionResult:
     """One attempt.
 
     Attributes:
-        success: Whether the handler returned.
+        success: True if the handler returned.
         output: Captured text and return value, capped.
         error: Traceback or stack; None on success.
         started_at: Unix time at which the handler began.
@@ -51,13 +51,13 @@ class ExecutionResult:
     handler: str
 
     def duration_seconds(self) -> float:
-        """How long it ran, >= 0 also when the wall clock was set back meanwhile."""
+        """Return how long it ran, >= 0 also when the wall clock was set back meanwhile."""
         return max(0.0, self.ended_at - self.started_at)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
-    """What the pipeline did with one message.
+    """The result of one message in the pipeline.
 
     Attributes:
         status: Its end.

@@ -1,4 +1,4 @@
-"""What can become of a leased message, and what a backend answers when told so."""
+"""Settlements of a leased message, and the backend's answers to them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Nack:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Given up: to the dead letters; attempts + 1 if it ends a failed attempt (`FAILED_REASONS`).
+    """Give up: to the dead letters; attempts + 1 if it ends a failed attempt (`FAILED_REASONS`).
 
     `reason` is a short word to filter by (`timeout`, `rejected`, …); `error` is the text a person reads; `cause` as in
     `Nack`. `follow_ups` as in `Ack`: copies for a queue of failed payloads.
@@ -63,7 +63,7 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Given back unharmed after `delay` seconds: no counter that leads to a dead letter moves.
+    """A message given back unharmed after `delay` seconds: no counter that leads to a dead letter moves.
 
     `begun`: its handler was started, so that the message does not expire any more. False: it was not, so that the rates
     of a guarded lease are given back too.
@@ -88,7 +88,7 @@ class Forfeit:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """To another queue, signed for it anew, under its id: removed here and added there as `Ack.follow_ups` are.
+    """A move to another queue, signed for it anew, under its id: removed here and added there as `Ack.follow_ups` are.
 
     It goes on there with its counters, `attempts` and `crashes` (0 or 1) added, and waits at the end of that queue. Its
     idempotency key is not done, and its claim to be unique ends. `error` and `cause` as in `Nack`.
@@ -123,7 +123,7 @@ Settlement = Ack | Nack | Abandon | Release | Forfeit | Move
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Not a settlement: leave the message alone, because the lease is no longer ours."""
+    """The lack of a settlement: leave the message alone, because the lease is no longer ours."""
 
     why: str
 

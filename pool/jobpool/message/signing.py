@@ -65,7 +65,7 @@ def canonical(
     meta: Mapping[str, Any] | None,
 ) -> bytes:
     """Return the bytes that are signed. Raises `TypeError` for a value that JSON cannot carry."""
-    # The fields keep their own order, what is inside them is sorted: so the two nested values are written first.
+    # The fields keep their own order, but nested keys are sorted: so the two nested values are written first.
     signed = {
         "job": job,
         "payload": orjson.Fragment(orjson.dumps(payload, option=_SORTED)),
@@ -108,7 +108,7 @@ def _signed_of(wire: Wire) -> bytes:
 
 
 class EnvelopeSigner:
-    """Signs and verifies. Immutable, safe to share between threads, usable after a fork.
+    """A signer and verifier of messages. Immutable, safe to share between threads, usable after a fork.
 
     Args:
         keys: One key or several; the first signs, all verify. Text stands for its UTF-8 bytes. None = no signing.
@@ -129,7 +129,7 @@ class EnvelopeSigner:
         setting: Key | Sequence[Key] | None,
         environ: Mapping[str, str],
     ) -> EnvelopeSigner:
-        """The signer that the first of these asks for: argument, setting, JOBPOOL_SIGNING_KEY, JOBS_SIGNING_KEY.
+        """Return the signer that the first of these asks for: argument, setting, JOBPOOL_SIGNING_KEY, JOBS_SIGNING_KEY.
 
         A variable holds one key as it is, or a JSON list of keys: ``["new", "old"]``.
 
@@ -147,7 +147,7 @@ class EnvelopeSigner:
 
     @property
     def active(self) -> bool:
-        """Whether there is a key."""
+        """True if there is a key."""
         return bool(self._keyed)
 
     def sign(self, wire: Wire) -> str:

@@ -13,7 +13,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([BKMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 def parse_duration(value: object) -> float:
-    """Seconds (>= 0, finite) from a number or a text such as `90`, `"1.5"`, `"250ms"`, `"5m"`, `"1h30m"`, `"2d"`.
+    """Return seconds (>= 0, finite) from a number or a text such as `90`, `"1.5"`, `"250ms"`, `"5m"`, `"1h30m"`,
+    `"2d"`.
 
     Raises:
         ValueError: It is none of these; the text says how to write one.
@@ -25,7 +26,8 @@ def parse_duration(value: object) -> float:
 
 
 def parse_size(value: object) -> int:
-    """Bytes (>= 0) from a number or a text such as `65536`, `"64K"`, `"512M"`, `"1.5G"`; units are powers of 1024.
+    """Return bytes (>= 0) from a number or a text such as `65536`, `"64K"`, `"512M"`, `"1.5G"`; units are powers of
+    1024.
 
     Raises:
         ValueError: It is none of these; the text says how to write one.
@@ -58,7 +60,7 @@ def check_count(value: int, what: str, least: int, most: int) -> int:
 
 
 def format_duration(seconds: float) -> str:
-    """A short text for people: `0.4s`, `59s`, `4m10s`, `3h05m`, `2d03h`."""
+    """Return a short text for people: `0.4s`, `59s`, `4m10s`, `3h05m`, `2d03h`."""
     if seconds < 0:
         return "-" + format_duration(-seconds)
     if seconds < 10:
@@ -74,7 +76,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_size(size: float) -> str:
-    """A short text for people: `0B`, `812K`, `4.2M`, `1.5G`."""
+    """Return a short text for people: `0B`, `812K`, `4.2M`, `1.5G`."""
     for unit in ("B", "K", "M", "G"):
         if size < 1000:
             return f"{size:.1f}{unit}" if 0 < size < 10 and unit != "B" else f"{size:.0f}{unit}"

@@ -1,4 +1,4 @@
-"""What each field of the wire object may hold, with the words to say so when it does not."""
+"""The rules for each field of the wire object, with the words of their errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIRE_VERSION = 1
 
 
 class Rule(NamedTuple):
-    """One field. What is not required may be absent or null, which mean the same."""
+    """One field. An optional one may be absent or null, which mean the same."""
 
     name: str
     required: bool
@@ -24,7 +24,7 @@ class Rule(NamedTuple):
 
 
 def complaint(wire: dict[str, Any]) -> str:
-    """The first rule that a wire object breaks, as a sentence; "" when it breaks none."""
+    """Return the first rule that a wire object breaks, as a sentence; "" when it breaks none."""
     for name, required, holds, wanted in RULES:
         if name not in wire:
             if required:
@@ -35,18 +35,18 @@ def complaint(wire: dict[str, Any]) -> str:
 
 
 def shown(value: object) -> str:
-    """A JSON value for an error text, cut."""
+    """Return a JSON value for an error text, cut."""
     text = orjson.dumps(value).decode()
     return text if len(text) <= 60 else text[:60] + "…"
 
 
 def is_name(value: object) -> bool:
-    """Text that fits on one line of a log: a handler's or a job's name."""
+    """Return whether it is text that fits on one line of a log: a handler's or a job's name."""
     return type(value) is str and 0 < len(value) <= LONGEST_NAME and value.isprintable()
 
 
 def is_meta(value: object) -> bool:
-    """Whether the reserved keys hold what they should. A newer wire may use them in its own way."""
+    """Return whether the reserved keys hold what they should. A newer wire may use them in its own way."""
     if type(value) is not dict:
         return False
     version = value.get("v", 1)
@@ -84,7 +84,7 @@ def _is_seconds(value: object) -> bool:
 
 
 def _is_timeout(value: object) -> bool:
-    """What a definition takes: a timer overflows at more, in the child, and that would look like a crash."""
+    """Check that a definition would take it: a longer timer overflows in the child, which would look like a crash."""
     return (type(value) is float or type(value) is int) and 0 <= value <= LONGEST
 
 
@@ -118,4 +118,4 @@ RULES = (
         " _concurrencyKey a name",
     ),
 )
-"""In wire order. Anything may stand in `_sig`: what is no signature of ours is refused by `verify`."""
+"""In wire order. `_sig` may hold anything: `verify` refuses a bad signature."""

@@ -14,7 +14,7 @@ _OF_THE_MACHINE = ("localtime", "posixrules", "Factory")
 
 
 def open_zone(name: str) -> ZoneInfo:
-    """The zone of this IANA name, `Europe/Berlin`.
+    """Return the zone of this IANA name, `Europe/Berlin`.
 
     Raises:
         InvalidJob: There is none; the text names those that are written alike.
@@ -25,7 +25,7 @@ def open_zone(name: str) -> ZoneInfo:
         raise _unknown(name)
     try:
         return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):  # a folder, a path, a file that is no zone
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # a folder, a path, another file
         raise _unknown(name) from None
 
 

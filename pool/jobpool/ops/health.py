@@ -37,7 +37,7 @@ class Health:
 
 
 def examine(header: HeaderView, pool: PoolFile, now: float) -> list[Check]:
-    """The checks of one pool. `now`: CLOCK_MONOTONIC seconds, as the times in the header."""
+    """Return the checks of one pool. `now`: CLOCK_MONOTONIC seconds, as the times in the header."""
     return [
         _loop(header, pool, now),
         _children(header),
@@ -99,5 +99,7 @@ def _boot(header: HeaderView) -> Check:
 
 
 def _since(moment: float, header: HeaderView, now: float) -> float:
-    """Seconds since `moment`; what has not happened yet counts from the start, so that a young pool is not ill."""
+    """Return seconds since `moment`; what has not happened yet counts from the start, so that a young pool is not
+    ill.
+    """
     return max(0.0, now - (moment or header.started))

@@ -1,11 +1,11 @@
-"""Where running pools leave a note of themselves, and how `top` and `health` find them.
+"""Notes of running pools, and how `top` and `health` find them.
 
 One JSON file a pool, mode 0600, in the runtime directory: JOBPOOL_RUNTIME_DIR, else `$XDG_RUNTIME_DIR/jobpool`, else
 `/run/jobpool` for root, else `jobpool-<uid>` below the temporary directory. The last lies where everybody may write, so
-it is made 0700 and refused when it is somebody else's.
+it is made 0700 and refused when another user owns it.
 
-A pool that was killed leaves its note behind. The note names the boot and the process's start time, so a pid that was
-given to another process since is not mistaken for it; whoever looks first cleans up.
+A killed pool leaves its note behind. The note names the boot and the process's start time, so a later process with the
+same pid is not mistaken for it. The next reader removes the note.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class PoolFile:
-    """What a pool says of itself.
+    """A pool's note about itself.
 
     Attributes:
         name: Of the pool; several pools may share one.
@@ -58,12 +58,12 @@ class PoolFile:
     since: float
 
     def is_alive(self) -> bool:
-        """Whether that very process still runs (a zombie does not)."""
+        """Return whether that very process still runs (a zombie does not)."""
         return self.boot == boot_id() and self.started == start_time(self.pid)
 
 
 def runtime_dir(named: str | os.PathLike[str] | None = None) -> Path:
-    """The runtime directory, made if missing.
+    """Return the runtime directory, made if missing.
 
     Args:
         named: From the settings; None = look at the environment.
@@ -84,7 +84,7 @@ def runtime_dir(named: str | os.PathLike[str] | None = None) -> Path:
 
 
 def register(directory: Path, pool: PoolFile) -> Path:
-    """Leave the note of `pool`, in one step for whoever looks; its path, to be handed to `unregister`.
+    """Leave the note of `pool`, in one atomic step; return its path, to be handed to `unregister`.
 
     Raises:
         ConfigurationError: The directory cannot be written.
@@ -109,7 +109,7 @@ def unregister(path: Path) -> None:
 
 
 def discover(directory: Path, name: str | None = None) -> list[PoolFile]:
-    """The pools that run on this host, oldest first; notes of dead ones are removed. `name` None = all names."""
+    """Return the pools that run on this host, oldest first; notes of dead ones are removed. `name` None = all names."""
     pools = []
     for path in sorted(directory.glob("*.json")):
         pool = _read(path)
@@ -123,19 +123,19 @@ def discover(directory: Path, name: str | None = None) -> list[PoolFile]:
 
 
 def note_path(directory: Path, name: str, pid: int) -> Path:
-    """Where the note of this pool lies."""
+    """Return where the note of this pool lies."""
     return directory / f"{name}.{pid}.json"
 
 
 def board_path(directory: Path, name: str, pid: int) -> Path:
-    """Where the scoreboard of this pool lies: beside its note."""
+    """Return where the scoreboard of this pool lies: beside its note."""
     return note_path(directory, name, pid).with_suffix(".board")
 
 
 def this_pool(
     *, name: str, version: str, queues: tuple[str, ...], workers: int, backend: str, directory: Path, since: float
 ) -> PoolFile:
-    """The note of a pool whose master is the calling process and whose files lie in `directory`."""
+    """Return the note of a pool whose master is the calling process and whose files lie in `directory`."""
     pid = os.getpid()
     return PoolFile(
         name=name,
@@ -153,7 +153,7 @@ def this_pool(
 
 
 def start_time(pid: int) -> int | None:
-    """When process `pid` started, in clock ticks since the boot; None: there is none, or it is a zombie."""
+    """Return when process `pid` started, in clock ticks since the boot; None: there is none, or it is a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -164,7 +164,7 @@ def start_time(pid: int) -> int | None:
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot; "" where there is none."""
+    """Return the kernel's id of this boot; "" where there is none."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -193,7 +193,7 @@ def _is_own(directory: str) -> bool:
 def _check(directory: Path, found: os.stat_result) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise ConfigurationError(f"runtime directory {directory} is not a directory; set JOBPOOL_RUNTIME_DIR")
-    if found.st_uid != os.geteuid():  # root is no exception: its pool would write where somebody else may
+    if found.st_uid != os.geteuid():  # for root too: its pool would write where somebody else may
         raise ConfigurationError(
             f"runtime directory {directory} belongs to another user (uid {found.st_uid}): be that user, or set"
             " JOBPOOL_RUNTIME_DIR"
@@ -203,7 +203,7 @@ def _check(directory: Path, found: os.stat_result) -> None:
 
 
 def _read(path: Path) -> PoolFile | None:
-    """The note at `path`; None when it has gone, is not ours to read, or is no note of this version."""
+    """Return the note at `path`; None when it has gone, is not ours to read, or is not of this version."""
     try:
         values = json.loads(path.read_bytes())
         return PoolFile(**_known(values))

@@ -1,4 +1,4 @@
-"""What `jobpool top` shows, as values: samples of the scoreboards, read from outside.
+"""The content of `jobpool top`, as values: samples of the scoreboards, read from outside.
 
 Nothing here asks a master or a broker, so it works while the master is busy, stopped, or waits for a dead broker.
 """
@@ -28,7 +28,7 @@ class SlotRow:
         left: Until the hard timeout; below 0 it is overdue; None = unlimited or idle.
         progress: 0 to 1, as the handler tells it.
         torn: The page was in mid-write; look again.
-        last_death: How the slot's last child died that did not end by order.
+        last_death: How the slot's last child died that was not ended by order.
     """
 
     slot: int
@@ -75,7 +75,7 @@ class PoolSample:
 
 
 class Watcher:
-    """Keeps the boards of all known pools mapped between two samples. Close it, or use it in a `with`.
+    """A watcher that keeps the boards of all known pools mapped between two samples. Close it, or use it in a `with`.
 
     Args:
         find: Says which pools there are now.
@@ -89,7 +89,7 @@ class Watcher:
         self._rates: dict[tuple[int, str], _Rate] = {}
 
     def sample(self) -> list[PoolSample]:
-        """All pools now, oldest first. Does not block."""
+        """Return all pools now, oldest first. Does not block."""
         pools = list(self._find())
         self._forget({_key(pool) for pool in pools})
         return [self._sample(pool) for pool in pools]
@@ -113,7 +113,7 @@ class Watcher:
             return PoolSample(pool, None, (), None, 0.0, 0.0, problem)
         now = self._now()
         header = board.header.read()
-        # A board has room for children to be added by a signal: what was never filled is not shown.
+        # A board has room for children to be added by a signal: slots never filled are not shown.
         views = [(index, *_views(board, index)) for index in range(board.slots)]
         rows = tuple(slot_row(index, child, master, now) for index, child, master in views if master.state)
         rate = self._rates.setdefault(_key(pool), _Rate()).note(now, sum(row.done + row.failed for row in rows))
@@ -147,7 +147,7 @@ class _Rate:
 
 
 def slot_row(index: int, child: ChildView, master: MasterView, now: float) -> SlotRow:
-    """What the two parts of a slot's page say together."""
+    """Combine the two parts of a slot's page."""
     state = _state(child, master)
     busy = child.state is ChildState.BUSY and state in ("busy", "dying")
     return SlotRow(
@@ -173,7 +173,7 @@ def slot_row(index: int, child: ChildView, master: MasterView, now: float) -> Sl
 
 
 def _state(child: ChildView, master: MasterView) -> str:
-    """The child knows best whether it is busy; only the master knows that there is none, or that it is being ended."""
+    """Return the slot's state: the child knows whether it is busy; only the master, whether it is missing or ending."""
     if not master.pid or child.pid != master.pid or master.state == "dying":
         return master.state or "empty"
     return child.state.name.lower()

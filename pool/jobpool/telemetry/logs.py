@@ -1,12 +1,12 @@
 """Structured logs: standard logging, written as aligned text for people or as JSON lines for machines.
 
-A record's message names the event; what it is about goes into `extra`, as single attributes or as one dict under
-`fields` (needed for words that logging keeps for itself, such as `name`):
+A record's message names the event. Its details go into `extra`, as single attributes or as one dict under `fields`
+(needed for words that logging keeps for itself, such as `name`):
 
     log.warning("child died", extra={"slot": 3, "cause": "SIGSEGV"})
     log.critical("job is dead", extra={"fields": {"id": job, "name": name}, "limit": "dead"})
 
-`limit` names a kind of line that may come in floods: of each kind at most `RateLimit.burst` lines are written every
+`limit` names a kind of line that may come in floods. Of each kind at most `RateLimit.burst` lines are written every
 `RateLimit.window` seconds, and the next one written says how many were left out.
 
 A write to a terminal that was stopped with Ctrl-S, or to a pipe that nobody reads, may never return. A process that
@@ -30,7 +30,7 @@ from typing import Any, TextIO, cast
 
 from jobpool.message.printable import json_text, one_line, printable
 
-# What every record carries; anything else came through `extra`.
+# Attributes of every record; others came through `extra`.
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "fields", "limit"}
 
 COLOURS = {"DEBUG": "2", "INFO": "36", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
@@ -67,12 +67,12 @@ def configure(level: str = "info", style: str = "text", stream: TextIO | None = 
 
 
 def is_colourful(stream: TextIO) -> bool:
-    """Whether colours belong on `stream`: a terminal that is not dumb, and NO_COLOR is not set."""
+    """Return whether colours belong on `stream`: a terminal that is not dumb, and NO_COLOR is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What the record carries besides its message, in the order in which it was given."""
+    """Return the record's fields besides its message, in their order."""
     fields = {key: value for key, value in vars(record).items() if key not in STANDARD}
     fields.update(getattr(record, "fields", None) or {})
     return fields
@@ -87,12 +87,12 @@ class LineHandler(logging.StreamHandler[TextIO]):
         self._background: BackgroundStream | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called by logging, under the handler's lock."""
+        """Write the record. Called by logging, under the handler's lock."""
         try:
             line = self.format(record) + self.terminator
             self.stream.write(f"\r\x1b[K{line}{self._status}" if self._status else line)
             self.flush()
-        except Exception:  # noqa: BLE001 - logging's own rule: what goes wrong here is told, and disturbs nobody
+        except Exception:  # noqa: BLE001 - logging's own rule: an error here is reported, and disturbs nobody
             self.handleError(record)
 
     def status(self, text: str) -> None:
@@ -262,7 +262,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class RateLimit(logging.Filter):
-    """Thins out floods of records that carry `limit`; all others pass. See the top of this file."""
+    """A filter that thins out floods of records that carry `limit`; all others pass. See the top of this file."""
 
     def __init__(self, burst: int = 5, window: float = 10.0, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -272,7 +272,9 @@ class RateLimit(logging.Filter):
         self._kinds: dict[str, _Kind] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written; called by logging under the handler's lock or before it, so kept short."""
+        """Return whether the record is written; called by logging under the handler's lock or before it, so kept
+        short.
+        """
         limit = getattr(record, "limit", None)
         if limit is None:
             return True
@@ -284,7 +286,7 @@ class RateLimit(logging.Filter):
 
 
 class _Kind:
-    """How many lines of one kind were written and left out in the current window."""
+    """The number of lines of one kind written and left out in the current window."""
 
     __slots__ = ("left_out", "since", "written")
 
@@ -294,7 +296,7 @@ class _Kind:
         self.left_out = 0
 
     def admit(self, now: float, burst: int, window: float) -> int | None:
-        """None: leave it out. Else write it; the number says how many were left out before."""
+        """Return None to leave it out; else the number of lines left out before."""
         if now - self.since >= window:
             self.since, self.written = now, 0
         if self.written >= burst:
@@ -309,5 +311,5 @@ def _plain(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    # One record is one line, whatever an error text holds; JSON's escapes are known to everybody.
+    # One record is one line, for any error text; JSON's escapes are well known.
     return json_text(text) if not text or set(text) & set(' \t\r\n"=') else printable(text)

@@ -1,8 +1,8 @@
-"""Takes secrets out of what is kept: values under telling keys, and tokens that can be known by their form.
+"""Take secrets out of texts and values: values under telling keys, and tokens known by their form.
 
-`Masker.value` walks JSON values, `Masker.text` looks into texts. What cannot be judged (a value deeper than
-`DEEPEST`) is left out and marked, never shown. Time is linear in the size of what is masked: every pattern below either
-begins with a fixed form of bounded length, or matches a whole run of characters once (possessive quantifiers).
+`Masker.value` walks JSON values, `Masker.text` looks into texts. A value deeper than `DEEPEST` cannot be judged; it is
+left out and marked. Time is linear in the size: every pattern below begins with a fixed form of bounded length, or
+matches a run of characters once (possessive quantifiers).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SECRET_KEYS = (
 """Values under these, and under keys that have one of them as a word (`dbPassword`, `access-token`), are masked."""
 
 _HEADERS = ("authorization", "cookie")
-"""What is assigned to these goes to the end of its line."""
+"""Keys whose value goes to the end of the line."""
 
 LONGEST_KEY = 200
 """Characters of a key that is looked at; the value under a longer one is masked unseen."""
@@ -58,7 +58,7 @@ _TOKENS = re.compile(
     r"|AGE-SECRET-KEY-1[A-Z0-9]{20}[A-Z0-9]*+|LS0tLS1CRUdJTi[A-Za-z0-9+/]{20}[A-Za-z0-9+/=]*+"  # PEM in Base64
 )
 _RUN = re.compile(r"[A-Za-z0-9_.+/=-]{13,}+")
-"""What may hold a token: most texts have few of these, so that little is searched for all forms."""
+"""A run of characters that may hold a token: most texts have few of these, so that little is searched for all forms."""
 
 # To its end, or, where that was cut off, to the end of the text.
 _PRIVATE_KEY = re.compile(
@@ -77,7 +77,7 @@ _QUOTED = (
     r'[bBrRuUfF]{0,2}(?:"[^"\\\r\n]*+(?:"|\\[^\r\n]*+)?'
     r"|'[^'\\\r\n]*+(?:'|\\[^\r\n]*+)?"
     r"|\\++[\"'][^\r\n]*+)"
-    r"|[{\[(][^\r\n]*+"  # a structure that is no JSON by itself: the same
+    r"|[{\[(][^\r\n]*+"  # a structure that is not JSON by itself: the same
 )
 _JSON_ENDS = {"{": "}", "[": "]", '"': '"'}
 _VALUE = _QUOTED + r"|[^\s,;&\"'}\])]++"
@@ -85,12 +85,12 @@ _HEADER = _QUOTED + r"|[^\r\n]++"
 
 _OPTION = r"--?([A-Za-z][\w.-]{0,200}+)"
 _OPTION_WORD = re.compile(_OPTION)
-# Of a command line; an option that has the next one behind it has no value of its own.
+# Of a command line; an option followed by another one has no value of its own.
 _OPTION_AND_VALUE = re.compile(rf"((?<![^\s\"'(\[,]){_OPTION}[ \t]{{1,4}})(?:{_QUOTED}|(?!-)[^\s\"'\[{{(][^\s\"']*+)")
 
 
 class Masker:
-    """Masks for good: what it returns is all that may be written.
+    """A masker of secrets: only its results may be written.
 
     Args:
         keys: More keys whose values are secret, case-insensitive; words as in `SECRET_KEYS`.
@@ -107,7 +107,7 @@ class Masker:
         self.is_secret = lru_cache(maxsize=4096)(lambda key: _has_run(key, self._secret, max(words, LONGEST_RUN)))
 
     def value(self, value: Any, depth: int = 0) -> Any:
-        """A JSON value without its secrets. The value itself stays as it is.
+        """Return a JSON value without its secrets. The value itself stays as it is.
 
         Anything that is neither a mapping, a list, a text, a number, a boolean nor None is shown as its masked `str`.
         """
@@ -127,7 +127,7 @@ class Masker:
         ]
 
     def _is_of_option(self, before: object, word: str) -> bool:
-        """Whether a word of an argument list is the value of a secret option: `["--password", "…"]`."""
+        """Return whether a word of an argument list is the value of a secret option: `["--password", "…"]`."""
         option = _OPTION_WORD.fullmatch(before) if isinstance(before, str) and before[:1] == "-" else None
         return option is not None and word[:2] != "--" and self.is_secret(option[1])
 
@@ -135,7 +135,7 @@ class Masker:
         return f"{found[1]}{MASK}" if self.is_secret(found[2]) else found[0]
 
     def text(self, text: str) -> str:
-        """A text without its secrets: tokens, private keys, `password=…`, `--password …`, passwords in URLs."""
+        """Return a text without its secrets: tokens, private keys, `password=…`, `--password …`, passwords in URLs."""
         return self._text(text, 0)
 
     def _under(self, key: object, value: Any, depth: int) -> Any:
@@ -146,7 +146,7 @@ class Masker:
         return self._plain(str(key))
 
     def _text(self, text: str, depth: int) -> str:
-        """JSON is masked by its structure: its keys then count wherever its values end."""
+        """Mask a text; JSON is masked by its structure: its keys then count wherever its values end."""
         if text[:1] in _JSON_ENDS and text.rstrip()[-1:] == _JSON_ENDS[text[0]]:
             try:
                 found = json.loads(text)
@@ -176,12 +176,14 @@ class Masker:
 
 
 def _assignments(keys: list[str], value: str) -> re.Pattern[str]:
-    """`key=value`, `"key": value`, `key: value`, with whatever stands between the words of the key."""
+    """Return a pattern for `key=value`, `"key": value`, `key: value`, with any separators between the words of the
+    key.
+    """
     by_letter: dict[str, list[str]] = {}
     for key in sorted(keys, key=len, reverse=True):
         first, rest = _spelling(key)
         by_letter.setdefault(first, []).append(rest)
-    # A set of letters before all else, so that a search skips every other one; then only what begins with this one.
+    # A set of letters before all else, so that a search skips all others; then only words that begin with it.
     letters = "".join(re.escape(first + first.upper()) for first in by_letter)
     spelt = "|".join(
         f"(?<=[{re.escape(first + first.upper())}])(?:{'|'.join(rest)})" for first, rest in by_letter.items()
@@ -191,7 +193,7 @@ def _assignments(keys: list[str], value: str) -> re.Pattern[str]:
 
 
 def _spelling(key: str) -> tuple[str, str]:
-    """The first letter of a key, and a pattern for the others."""
+    """Return the first letter of a key, and a pattern for the others."""
     words = _WORD.findall(key)
     return words[0][0].lower(), r"[\s_.-]{0,2}".join(map(re.escape, (words[0][1:], *words[1:])))
 
@@ -205,7 +207,7 @@ def _without_tokens(found: re.Match[str]) -> str:
 
 
 def _without_jwt(found: re.Match[str]) -> str:
-    """The run up to its first JSON web token: a header, a body, and a signature that may be empty."""
+    """Return the run up to its first JSON web token: a header, a body, and a signature that may be empty."""
     run = found[0]
     head = _JWT_HEAD.search(run)  # a later one has no more dots behind it than this
     if head is None:
@@ -219,7 +221,7 @@ def _joined(key: str) -> str:
 
 
 def _has_run(key: str, secret: frozenset[str], longest: int) -> bool:
-    """Whether up to `longest` words of the key, one behind the other, are a secret one; a plural counts."""
+    """Return whether up to `longest` successive words of the key are a secret one; a plural counts."""
     words = [word.lower() for word in _WORD.findall(key)]
     for start in range(len(words)):
         joined = ""

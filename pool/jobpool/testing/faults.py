@@ -1,9 +1,9 @@
-"""What can go wrong, where, and to whom: values, and the plan that says when one's turn has come.
+"""Faults to inject, and the plan that says when each has its turn: values.
 
 The points of a delivery, in order:
 
 * `before_start`: the message is leased, and holds its key, places and starts; its handler has not begun.
-* `in_handler`: the handler has begun (its `before_run` is done), or has reported so much progress.
+* `in_handler`: the handler has begun (its `before_run` is done), or has reported enough progress.
 * `before_settle`: the handler has done all its work; the broker has not heard of it.
 * `after_settle`: the broker has heard of it.
 """
@@ -27,7 +27,7 @@ POINTS: tuple[Point, ...] = get_args(Point)
 class Crash:
     """The process that runs the handler dies: no verdict, so the lease is forfeited, and the reaper counts a crash.
 
-    After the settlement there is nothing left to lose. In the handler it is an exception that is no `Exception`, so
+    After the settlement there is nothing left to lose. In the handler it is an exception that is not an `Exception`, so
     that `finally` blocks run, which a killed process would not.
 
     `cause` is kept with the message.
@@ -100,11 +100,11 @@ class Injection:
             raise ConfigurationError("a fetch that is not answered concerns no job: leave handler, job and attempt out")
 
     def is_of_no_message(self) -> bool:
-        """Whether it is a fetch that is not answered."""
+        """Return whether it is a fetch that is not answered."""
         return isinstance(self.fault, BrokerDown) and self.at == "before_start"
 
     def concerns(self, lease: JobLease) -> bool:
-        """Whether this delivery is meant; one whose body is no wire object never is."""
+        """Return whether this delivery is meant; one whose body is not a wire object never is."""
         try:
             envelope = lease.envelope
         except MalformedEnvelope:
@@ -117,7 +117,7 @@ class Injection:
         )
 
     def __str__(self) -> str:
-        """For people: what has not happened, and to whom it was to."""
+        """Describe, for people, the fault that has not happened, and its target."""
         names = ("handler", "job", "attempt", "progress")
         chosen = [f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) is not None]
         return ", ".join([f"{self.fault!r} at {self.at}", *chosen, f"{self.left} time{'s' * (self.left > 1)}"])
@@ -134,11 +134,11 @@ class FaultPlan:
 
     @property
     def left(self) -> list[Injection]:
-        """Those that have not happened as often as they were to."""
+        """Return the faults that have not happened as often as planned."""
         return [injection for injection in self._planned if injection.left]
 
     def take(self, at: Point, lease: JobLease, *kinds: type[Fault]) -> Fault | None:
-        """The fault of these kinds whose turn it is at this point of this delivery; counts it."""
+        """Return the fault of these kinds whose turn it is at this point of this delivery; counts it."""
         return self._count(
             injection
             for injection in self.left
@@ -149,7 +149,7 @@ class FaultPlan:
         )
 
     def take_at_progress(self, fraction: float, lease: JobLease) -> Fault | None:
-        """The same, for a handler that has reported `fraction`."""
+        """Return the same, for a handler that has reported `fraction`."""
         return self._count(
             injection
             for injection in self.left
@@ -157,12 +157,12 @@ class FaultPlan:
         )
 
     def take_fetch(self) -> BrokerDown | None:
-        """The outage that the next fetch meets; counts it."""
+        """Return the outage that the next fetch meets; counts it."""
         fault = self._count(injection for injection in self.left if injection.is_of_no_message())
         return fault if isinstance(fault, BrokerDown) else None
 
     def concerns_handler(self, lease: JobLease) -> bool:
-        """Whether anything is planned for the handler of this delivery."""
+        """Return whether anything is planned for the handler of this delivery."""
         return any(injection.at == "in_handler" and injection.concerns(lease) for injection in self.left)
 
     def _count(self, found: Iterator[Injection]) -> Fault | None:

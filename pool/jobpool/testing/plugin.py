@@ -14,7 +14,7 @@ from jobpool.testing.pool import VirtualPool
 
 @pytest.fixture
 def virtual_pool() -> Iterator[VirtualPool]:
-    """A `VirtualPool` with the handlers of `@jobpool.handler`, which takes all that the test enqueues.
+    """Yield a `VirtualPool` with the handlers of `@jobpool.handler`, which takes all that the test enqueues.
 
     Fails the test at its end when a fault that it injected has not happened.
     """

@@ -33,7 +33,7 @@ Job = JobDefinition | JobBuilder
 
 
 class VirtualPool:
-    """Runs the jobs of a test in its own process, one after the other.
+    """A pool that runs the jobs of a test in its own process, one after the other.
 
     Fetch, inspection, guards, attempt, decision and settlement are the pool's own; the broker is an empty `memory://`.
     Time stands still, also while a handler runs, until the test turns it or `run_all` has to wait for something.
@@ -42,20 +42,20 @@ class VirtualPool:
 
     Args:
         registry: The handlers; None = those of `@jobpool.handler`.
-        retry: What becomes of failed attempts; None = no retries unless a job or handler asks for them.
+        retry: The policy for failed attempts; None = no retries unless a job or handler asks for them.
         limits: Concurrency and rate limits, and how long done idempotency keys are kept.
-        reap: What becomes of messages whose lease has ended.
+        reap: The policy for messages whose lease has ended.
         signing_key: Signs and verifies; None = unsigned.
         queue_handlers: Queue to the only handlers that may run there.
-        allowances: What the built-in handlers may do; None = what the registry lets them, by itself nothing.
+        allowances: Permissions of the built-in handlers; None = the registry's, which by itself has none.
         default_timeout: Seconds, >= 0, for jobs and handlers that set none; 0 = unlimited.
         ttl: Virtual seconds, > 0, that a lease holds. Nobody renews it in virtual time.
-        start: What the clock shows at first; None = now.
+        start: The time at first; None = now.
 
     Attributes:
         clock: The broker's and the worker's.
         backend: The broker: all of its contract can be called.
-        jobs: What enqueues there.
+        jobs: Enqueues there.
 
     Raises:
         ValueError, ConfigurationError: As `QueueWorker`; or `start` has no timezone.
@@ -104,20 +104,22 @@ class VirtualPool:
         return self.jobs.enqueue_many(jobs)
 
     def message(self, ident: str) -> Message | None:
-        """The message with this id, live or dead; None when it is gone or never was."""
+        """Return the message with this id, live or dead; None when it is gone or never was."""
         return self.backend.inspect(ident)
 
     def waiting(self, queue: str | None = None) -> list[Message]:
-        """What is still to run, of one queue or of all: also what is delayed, or held by a lease that nobody ended."""
+        """Return the messages still to run, of one queue or of all: delayed ones too, and those under a lease that
+        nobody ended.
+        """
         found = self._messages(queue, State.WAITING, State.DELAYED, State.LEASED)
-        return [message for message in found if message.handler]  # no pool runs what was posted
+        return [message for message in found if message.handler]  # no pool runs posted messages
 
     def dead(self, queue: str | None = None) -> list[Message]:
-        """The dead letters of one queue, or of all, in enqueue order; `reason` and `last_error` say why."""
+        """Return the dead letters of one queue, or of all, in enqueue order; `reason` and `last_error` say why."""
         return self._messages(queue, State.DEAD)
 
     def counters(self, queue: str = "default") -> dict[str, int]:
-        """What the pool counts for its metrics, by name: `jobs_succeeded`, `jobs_requeued`, …"""
+        """Return the pool's counts for metrics, by name: `jobs_succeeded`, `jobs_requeued`, …"""
         return dict(self._worker.counters.get(queue, {}))
 
     # --- running -----------------------------------------------------------------------------------
@@ -230,7 +232,7 @@ class VirtualPool:
         return runs
 
     def _round(self, queues: tuple[str, ...]) -> list[Run]:
-        """One delivery of each queue."""
+        """Process one delivery of each queue."""
         found = (self._patiently(queue) for queue in self._chosen(queues))
         return [run for run in found if run is not None]
 
@@ -269,7 +271,7 @@ class VirtualPool:
 
 
 def _end(message: Message) -> float:
-    """Unix time at which a message may be fetched, or its lease is over."""
+    """Return Unix time at which a message may be fetched, or its lease is over."""
     return message.available_at if message.expires_at is None else message.expires_at
 
 

@@ -1,4 +1,4 @@
-"""What became of one delivery, with what a test wants to look at."""
+"""The result of one delivery, with the details that a test wants."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Run(WorkerResult):
     Attributes:
         id: The message's.
         queue: Where it was fetched from.
-        handler: What it asked for; "" for a body that is no wire object.
-        output: What the handler returned and printed, as the pool keeps it; "" when it did not come to its end.
+        handler: Its handler's name; "" for a body that is not a wire object.
+        output: The handler's result and printed text, as the pool keeps it; "" when it did not come to its end.
         at: Unix time, in virtual seconds, at which it was fetched.
     """
 

@@ -21,15 +21,15 @@ class Struck(BaseException):
 
 
 class Sabotage:
-    """Runs one attempt with what the plan has for its handler.
+    """One attempt with the plan's faults for its handler.
 
     Args:
-        plan: What is to go wrong.
+        plan: The faults.
         lease: Of the message.
         lose: Ends it.
 
     Attributes:
-        fault: What struck; it decides the attempt, whatever the handler did about it.
+        fault: The fault that struck; it decides the attempt, whatever the handler did about it.
     """
 
     def __init__(self, plan: FaultPlan, lease: JobLease, lose: Callable[[JobLease], None]) -> None:
@@ -39,7 +39,7 @@ class Sabotage:
         self.fault: Fault | None = None
 
     def run(self, job: JobToRun, registry: HandlerRegistry) -> Attempt:
-        """The attempt, as its pool would see it."""
+        """Return the attempt, as its pool would see it."""
         attempt = run_attempt(job, _Sabotaged(registry, self), progress=self.report)
         if isinstance(self.fault, Timeout):
             name = job.envelope.name or job.envelope.job
@@ -49,11 +49,11 @@ class Sabotage:
         return attempt
 
     def enter(self) -> None:
-        """The handler begins."""
+        """Note that the handler begins."""
         self._strike(self._plan.take("in_handler", self._lease, Crash, Timeout, LoseLease))
 
     def report(self, fraction: float, text: str) -> None:
-        """The handler reports progress."""
+        """Note that the handler reports progress."""
         del text
         if self.is_over:
             raise Struck("stopped by a test")  # again: the handler has swallowed the first
@@ -68,12 +68,12 @@ class Sabotage:
 
     @property
     def is_over(self) -> bool:
-        """Whether the handler was stopped: then nothing of the user's runs any more."""
+        """True if the handler was stopped: then nothing of the user's runs any more."""
         return isinstance(self.fault, Crash | Timeout)
 
 
 class _Sabotaged(HandlerRegistry):
-    """Resolves as the real one does; the handler it gives has the fault behind its `before_run`."""
+    """A registry that resolves as the real one does; its handler has the fault after its `before_run`."""
 
     def __init__(self, real: HandlerRegistry, sabotage: Sabotage) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ class FaultyWorker(QueueWorker):
     Args:
         backend: Where messages come from.
         clock: Its clock.
-        plan: What is to go wrong.
+        plan: The faults.
         registry: The handlers; None = those of `@jobpool.handler`.
         options: As `QueueWorker` takes them.
     """
@@ -120,7 +120,7 @@ class FaultyWorker(QueueWorker):
     def _conclude(self, outcome: Outcome, lease: JobLease, handler: AnyHandler | None) -> WorkerResult:
         self._lease = lease
         result = super()._conclude(outcome, lease, handler)
-        self._plan.take("after_settle", lease, Crash)  # whoever dies now has nothing left to lose
+        self._plan.take("after_settle", lease, Crash)  # a crash now has nothing left to lose
         return result
 
     def _settle(self, lease: JobLease, settlement: Settlement, call_id: str) -> Settled:
@@ -132,7 +132,7 @@ class FaultyWorker(QueueWorker):
         return self._patiently(lease, self._over_a_bad_line(lease, settle))
 
     def _over_a_bad_line(self, lease: JobLease, call: Callable[[], Settled]) -> Callable[[], Settled]:
-        """`call`, the requests and then the answers of which are lost as often as the plan says."""
+        """Return `call` with its requests, and then its answers, lost as often as the plan says."""
         requests = self._calls("before_settle", lease)
         answers = self._calls("after_settle", lease)
 

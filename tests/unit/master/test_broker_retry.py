@@ -10,7 +10,6 @@ from stage import Stage
 
 from jobpool.errors import AccessRefused, BackendUnavailable, WriteRefused
 from jobpool.master import events as ev
-from jobpool.master.deadlines import MAX_REFUSAL_S
 from jobpool.master.inbox import Inbox
 from jobpool.master.threads import BrokerRetry
 
@@ -96,19 +95,21 @@ def test_a_refusal_in_an_outage_is_told_too_for_it_wants_another_mend() -> None:
 
 
 def test_a_pool_that_is_refused_for_too_long_stops_and_says_why() -> None:
-    stage = Stage().boot()
+    stage = Stage(broker_refusal_timeout=60.0).boot()
     stage.tell(ev.BrokerSilent("mend it", "lease", AccessRefused))
-    stage.after(MAX_REFUSAL_S - 1.0)
+    stage.after(59.0)
     assert not stage.pool.is_stopping
     stage.after(1.0)
     assert stage.pool.is_stopping
     assert stage.pool.fatal == "mend it"
 
 
-def test_a_refusal_that_ends_stops_no_pool() -> None:
-    stage = Stage().boot()
+@pytest.mark.parametrize("limit", [60.0, 0.0])
+def test_a_refusal_that_ends_or_has_no_limit_stops_no_pool(limit: float) -> None:
+    stage = Stage(broker_refusal_timeout=limit).boot()
     stage.tell(ev.BrokerSilent("mend it", "lease", AccessRefused))
-    stage.after(MAX_REFUSAL_S - 1.0)
-    stage.tell(ev.BrokerAnswered("lease"), ev.BrokerSilent("silent", "lease"))
-    stage.after(2 * MAX_REFUSAL_S)
+    stage.after(59.0)
+    if limit:
+        stage.tell(ev.BrokerAnswered("lease"), ev.BrokerSilent("silent", "lease"))
+    stage.after(3600.0)
     assert not stage.pool.is_stopping

@@ -1,4 +1,4 @@
-"""docs/faults.md: each row names tests, which are there and say that they are that row's, and no other."""
+"""tests/faults/rows.md: each row of docs/faults.md names tests, which are there and say that they are that row's."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "faults.md"
+DETAILS = ROOT / "tests" / "faults" / "rows.md"
 NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 ROW = re.compile(r"\| (\d+) \|")
 BROKERS = {"sqlite", "redis", "redis-cluster", "postgres", "beanstalk", "servicebus"}
 
 
-def rows() -> dict[int, list[str]]:
+def rows(page: Path = DETAILS) -> dict[int, list[str]]:
     """Number → cells."""
-    lines = [line for line in PAGE.read_text("utf-8").splitlines() if ROW.match(line)]
+    lines = [line for line in page.read_text("utf-8").splitlines() if ROW.match(line)]
     return {int(line.split("|")[1]): [cell.strip() for cell in line.strip("|").split("|")] for line in lines}
 
 
@@ -47,6 +48,14 @@ def _numbers(test: ast.FunctionDef) -> list[int]:
 def test_the_rows_are_numbered_and_include_all_that_the_tests_show() -> None:
     assert sorted(rows()) == list(range(1, len(rows()) + 1))
     assert marked().keys() <= rows().keys(), "tests of rows that the page does not have"
+
+
+def test_the_page_for_users_has_the_same_rows() -> None:
+    page = rows(PAGE)
+    assert {number: cells[1] for number, cells in page.items()} == {
+        number: cells[1] for number, cells in rows().items()
+    }
+    assert all(len(cells) == 3 and cells[2] for cells in page.values())
 
 
 @pytest.mark.parametrize("number", sorted(rows()))

@@ -4,9 +4,9 @@ CREATE OR REPLACE FUNCTION {schema}.moment() RETURNS bigint LANGUAGE sql VOLATIL
 $$;
 
 -- Wake those who sleep until something is in these queues, if anybody does. At the commit NOTIFY takes a lock that is
--- the same for the whole server, so that commits wait for each other's disk: it must be rare. Who sleeps lies down
--- anew, and is rung for once. A row that another transaction rings for just now is left to that one; `eager` is for a
--- transaction of which nobody knows when it ends: it rings whoever else has rung, and leaves the row.
+-- the same for the whole server, so that commits wait for each other's disk: it must be rare. A sleeper lies
+-- down anew, and is rung for once. A row that another transaction rings for just now is left to that one; `eager` is for
+-- a transaction with an unknown end: it rings even if others have rung, and leaves the row.
 CREATE OR REPLACE FUNCTION {schema}.ring(queues text[], eager boolean DEFAULT false)
 RETURNS void LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE

@@ -42,9 +42,9 @@ BEGIN
 END $$;
 
 -- The first `most` free messages of a queue, locked: where they are, the states that they have when they are held, and
--- their sequence numbers; NULL where there are none. Those that were claimed `max_claims` times become dead letters.
--- `busy`: there were none because others have a hand on them, and may leave some. They are not waited for here: this
--- transaction has locked what it looked at, also what turned out to be held, and its holder would wait in turn.
+-- their sequence numbers; NULL where there are none. Messages claimed `max_claims` times become dead letters.
+-- `busy`: there were none because others have locked them, and may leave some. They are not waited for here: this
+-- transaction has locked all that it looked at, held ones too, and their holder would wait in turn.
 CREATE OR REPLACE FUNCTION {schema}.find_free(
     name text, most integer, max_claims integer, now bigint, OUT places tid[], OUT states smallint[], OUT seqs bigint[],
     OUT killed integer, OUT busy boolean
@@ -81,9 +81,9 @@ BEGIN
                 ORDER BY m.priority, m.seq LIMIT most) x;
             RETURN;
         END IF;
-        -- `good`: how many before and with this one were not claimed too often. Only what comes before the last of
-        -- those that are wanted is looked at; and behind what dies there may be more, so that is another round. The
-        -- first `wide` are surely the first of all: of each kind so many were taken.
+        -- `good`: how many before and with this one were not claimed too often. Only messages before the last wanted
+        -- one are looked at; after those that die there may be more, which is another round. The first `wide` are
+        -- surely the first of all: as many were taken of each kind.
         SELECT array_agg(x.ctid) FILTER (WHERE NOT x.over AND x.good <= most),
             array_agg(x.state) FILTER (WHERE NOT x.over AND x.good <= most),
             array_agg(x.seq) FILTER (WHERE NOT x.over AND x.good <= most),
@@ -102,13 +102,13 @@ BEGIN
         may_step := false;
     END LOOP;
     IF places IS NULL AND killed = 0 THEN
-        -- As in `fetch`: a floor would hide for ever what somebody made free by hand.
+        -- As in `fetch`: a floor would hide forever a message made free by hand.
         UPDATE {schema}.heads h SET floor = 0, candidate = NULL, settled_before = NULL, reset_at = now
         WHERE h.queue = name AND h.floor > 0 AND h.reset_at <= now - {floor_reset};
     END IF;
 END $$;
 
--- Whether there is anything that a claim could take, or could once somebody has let go of it.
+-- Return whether there is anything that a claim could take, now or once its lock is released.
 CREATE OR REPLACE FUNCTION {schema}.is_free(name text, now bigint) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     posted smallint[] := '{4, 7}';

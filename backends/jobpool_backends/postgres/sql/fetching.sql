@@ -32,7 +32,7 @@ BEGIN
             SELECT m.ctid FROM {schema}.messages m WHERE m.ctid = ANY (places || returned)
             ORDER BY m.priority, m.seq LIMIT most);
     ELSIF cardinality(places) = 0 THEN
-        -- Somebody may have made a message wait by hand, as if it were fresh. A floor would hide that for ever.
+        -- Somebody may have made a message wait by hand, as if it were fresh. A floor would hide that forever.
         UPDATE {schema}.heads h SET floor = 0, candidate = NULL, settled_before = NULL, reset_at = now
         WHERE h.queue = name AND h.floor > 0 AND h.reset_at <= now - {floor_reset};
         RETURN;
@@ -128,8 +128,8 @@ END $$;
 -- This moves it a step, when it is time. `head` was read before this transaction had a number; `top` is a message that
 -- was just taken. In turn:
 -- 1. A message that was taken far above the floor becomes the candidate for the new one.
--- 2. A later transaction writes its own number beside it. Whoever has drawn a lower sequence number than the candidate
---    had drawn a transaction number before that, hence one below this.
+-- 2. A later transaction writes its own number beside it. Each transaction that drew a lower sequence number than the
+--    candidate had drawn a transaction number before that, hence one below this.
 -- 3. When all transactions below that number have ended, every message below the candidate that will ever be there can
 --    be seen. The floor goes up to the first of them that is still fresh, or to the candidate.
 -- Posted messages that were never claimed have one too, under priority -1; see `take_posts`.
@@ -168,7 +168,7 @@ BEGIN
     END IF;
 END $$;
 
--- Whether a fetch would find something: a waiting message, or a delayed one that has fallen due.
+-- Return whether a fetch would find something: a waiting message, or a delayed one that has fallen due.
 CREATE OR REPLACE FUNCTION {schema}.is_ready(name text, now bigint DEFAULT NULL)
 RETURNS boolean LANGUAGE plpgsql VOLATILE {planner} AS $$
 DECLARE

@@ -1,7 +1,7 @@
--- Who decides about what is counted under names takes a turn: until its transaction ends, nobody else decides about the
--- same. There are {turns} turns for all names, so that no call needs more locks than the server has; they are taken in
--- order, so that nobody waits for each other. What is read afterwards must be newer than the turn, which is so under
--- READ COMMITTED only.
+-- A decision about counts under names takes a turn: until its transaction ends, nobody else decides about the same.
+-- There are {turns} turns for all names, so that no call needs more locks than the server has; they are taken in
+-- order, so that nobody waits for each other. Later reads must be newer than the turn, which is so only under
+-- READ COMMITTED.
 CREATE OR REPLACE FUNCTION {schema}.take_turns(scopes text[], names text[])
 RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

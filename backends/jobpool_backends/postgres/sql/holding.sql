@@ -1,7 +1,7 @@
--- A claim's row in `claims` says whether it lives; whoever changes what it holds has that row first, and the messages
--- then, so that a renewal and the end never both happen. For a claim's row waits only who has nothing yet. Who has it
--- looks again for a while, where others have locked its messages; and who has those waits for nobody. So there are no
--- dead-locks.
+-- A claim's row in `claims` says whether it lives. A change of what it holds locks that row first, and then the
+-- messages, so that a renewal and the end never both happen. Only a transaction without locks waits for a claim's row.
+-- With the row it looks again for a while, if others have locked its messages; with those it waits for nobody. So
+-- dead-locks cannot happen.
 
 -- A claim that lives, with the messages that are still in it, as `check_out` returns them; nothing when there is none.
 CREATE OR REPLACE FUNCTION {schema}.held_by(name text, ident text, now bigint)
@@ -52,8 +52,8 @@ BEGIN
     RETURN QUERY SELECT * FROM {schema}.held_by(name, ident, now);
 END $$;
 
--- Lock what is still in a claim whose row the caller has. Whoever looks for free messages, and saw one of these before
--- it was claimed, locks it for a moment, and so is waited for.
+-- Lock the messages still in a claim whose row the caller has. A search for free messages that saw one of these
+-- before it was claimed locks it for a moment, and so is waited for.
 CREATE OR REPLACE FUNCTION {schema}.lock_held(name text, ident text, held smallint[], numbers bigint[])
 RETURNS tid[] LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

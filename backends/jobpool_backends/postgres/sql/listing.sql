@@ -1,4 +1,4 @@
--- Messages of one queue in enqueue order, from the one behind number `behind` on: the free ones, and with `claimed`
+-- Messages of one queue in enqueue order, from the one after number `behind` on: the free ones, and with `claimed`
 -- also those that are leased or claimed. Up to `most`, and fewer when their bodies are long.
 CREATE OR REPLACE FUNCTION {schema}.list_free(name text, claimed boolean, behind bigint, most integer)
 RETURNS TABLE (
@@ -36,7 +36,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- The claims of a queue that live, from the one behind `after` on, and how many messages each holds.
+-- The claims of a queue that live, from the one after `after` on, and how many messages each holds.
 CREATE OR REPLACE FUNCTION {schema}.list_claims(name text, after text, most integer)
 RETURNS TABLE (id text, ttl bigint, grace bigint, since bigint, seen_at bigint, held bigint)
 LANGUAGE plpgsql VOLATILE {planner} AS $$

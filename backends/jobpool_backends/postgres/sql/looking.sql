@@ -54,8 +54,8 @@ BEGIN
     ) counts;
 END $$;
 
--- Messages in enqueue order, from the one behind number `behind` on: up to `most` of those that the filter wants, all
--- of one moment. The last row has nothing but a number: go on behind it; NULL: that was all.
+-- Messages in enqueue order, from the one after number `behind` on: up to `most` that the filter wants, all of one
+-- moment. The last row has only a number: continue after it; NULL: that was all.
 --
 -- A range is one state of one queue. Up to `share` messages are looked at in each, from `behind` on, and fewer where
 -- there are many ranges. Beyond the end of the shortest of those that go on, the order is not known yet.

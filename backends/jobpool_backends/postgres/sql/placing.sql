@@ -8,7 +8,7 @@ BEGIN
         WHERE h.queue = scope AND h.name = place AND h.seq IS DISTINCT FROM number LIMIT most) x);
 END $$;
 
--- Of these names those under which so many places are taken that they could become full.
+-- Return those of the names with enough places taken that they could become full.
 CREATE OR REPLACE FUNCTION {schema}.crowded_names(scopes text[], names text[], fulls integer[])
 RETURNS text[] LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -17,8 +17,8 @@ BEGIN
         WHERE n.full_from < 1 OR {schema}.count_places(n.scope, n.name, NULL, n.full_from) >= n.full_from);
 END $$;
 
--- Take away places whose leases were settled: they do not count any more, and are only in the way. Those that somebody
--- else has a hand on are left to the sweep.
+-- Take away places whose leases were settled: they do not count any more, and are only in the way. Places that others
+-- have locked are left to the sweep.
 CREATE OR REPLACE FUNCTION {schema}.leave_places(scopes text[], places text[], seqs bigint[], holders bigint[])
 RETURNS void LANGUAGE plpgsql VOLATILE {planner} AS $$
 BEGIN
@@ -41,7 +41,7 @@ BEGIN
         THEN false ELSE NOT {schema}.is_being_settled(h.queue, h.seq, h.holder) END));
 END $$;
 
--- Whether a lease whose deadline has passed may yet turn out to have been renewed or settled in time: a transaction
+-- Return whether a lease past its deadline may yet turn out to have been renewed or settled in time: a transaction
 -- that began before the deadline, a handler's own perhaps, has the row. As in `reap`, that one comes first.
 CREATE OR REPLACE FUNCTION {schema}.is_being_settled(scope text, number bigint, owner bigint)
 RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$

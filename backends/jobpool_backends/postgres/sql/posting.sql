@@ -1,4 +1,4 @@
--- Add messages that no pool fetches, as `enqueue` adds jobs. `lives`: microseconds, NULL = for ever. `delays`:
+-- Add messages that no pool fetches, as `enqueue` adds jobs. `lives`: microseconds, NULL = forever. `delays`:
 -- microseconds.
 CREATE OR REPLACE FUNCTION {schema}.post(
     name text, ids text[], given boolean[], bodies bytea[], lives bigint[], delays bigint[]
@@ -60,8 +60,8 @@ BEGIN
         ORDER BY m.ends_at LIMIT {tidy_limit} FOR UPDATE SKIP LOCKED), now);
 END $$;
 
--- Remove posted messages whose lives have ended. Ids are remembered from when that was, not from now. Who counts never
--- waits for another who does.
+-- Remove posted messages whose lives have ended. Ids are remembered from when that was, not from now. Counts
+-- never wait for each other.
 CREATE OR REPLACE FUNCTION {schema}.bury(places tid[], now bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     many record;

@@ -29,7 +29,7 @@ BEGIN
 END $$;
 
 -- Microseconds until a rate has room for one more start; 0: there is, or this start has been counted. A clock that was
--- set back leaves starts in the future: those further off than a window are no reason to wait.
+-- set back leaves starts in the future: do not wait for those further off than a window.
 CREATE OR REPLACE FUNCTION {schema}.time_to_start(
     scope text, rate text, most integer, length bigint, start text, now bigint
 ) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$

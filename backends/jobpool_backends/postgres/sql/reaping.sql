@@ -1,7 +1,7 @@
--- Take back up to `most` messages whose lease has expired or, with `visible`, was taken or renewed so many microseconds
--- ago. `back_off` and `cap` are seconds, `crash_window` microseconds. A row that somebody else has locked, to reap it,
--- settle it or renew it, is left alone. What claims hold that have ended is freed: that is no crash, counts toward
--- `most`, and is not returned. Posted messages whose life has ended are removed.
+-- Take back up to `most` messages whose lease has expired or, with `visible`, was taken or renewed that many
+-- microseconds ago. `back_off` and `cap` are seconds, `crash_window` microseconds. A row that somebody else has locked, to reap it,
+-- settle it or renew it, is left alone. Messages of ended claims are freed: they count toward `most`, but
+-- not as crashes, and are not returned. Posted messages whose life has ended are removed.
 CREATE OR REPLACE FUNCTION {schema}.reap(
     name text, max_crashes integer, crash_window bigint, back_off double precision, cap double precision,
     visible bigint, most integer

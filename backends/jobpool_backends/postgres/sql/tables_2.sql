@@ -61,7 +61,7 @@ CREATE TABLE {schema}.evictions (
     count bigint NOT NULL
 ) WITH (fillfactor = 50, vacuum_truncate = off);
 
--- Their parameters have changed. What older programs say to them is understood by those that come in their place.
+-- Their parameters have changed. Their successors understand the calls of older programs.
 DROP FUNCTION IF EXISTS {schema}.settle(
     text, text[], bigint[], bigint[], text[], bigint[], bigint[], text, bigint[], text[], text[]);
 DROP FUNCTION IF EXISTS {schema}.settle_one(

@@ -8,7 +8,7 @@
 
 local swept = {}
 
--- Those who hold these places no longer are removed; how many.
+-- Remove former holders of these places; return how many.
 local function sweep(q, key)
     local members, holders = holders_in(key)
     local dead = {}
@@ -57,7 +57,7 @@ local function refusal(q, member, token, guards)
     end
 end
 
--- What is granted is noted for the lease, so that it is found should the lease end without a word.
+-- Note the grants of the lease, so that they are found should the lease end without a word.
 local function grant(q, member, who, guards, deadline)
     local holder, places = sub(who, 1, 16), places_of(guards)
     for _, name in ipairs(places) do

@@ -1,4 +1,4 @@
--- What a person does to many messages. ARGV: 'delete', 'retry' or 'resume'; then member and record of each, as they were seen:
+-- Change many messages for a person. ARGV: 'delete', 'retry' or 'resume'; then member and record of each, as they were seen:
 -- one that has changed since is left alone. Leased ones never have a record as it was seen of others.
 -- Answers: how many were changed
 

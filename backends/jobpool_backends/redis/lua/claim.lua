@@ -4,7 +4,7 @@
 
 local q, id, ttl, grace = keys_of(1), ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4])
 
--- Those that were claimed too often are dead letters, and have no lives any more.
+-- Make messages that were claimed too often dead letters, which have no lives.
 local function give_up(members, records)
     local changes, edits = {}, {}
     for i, member in ipairs(members) do

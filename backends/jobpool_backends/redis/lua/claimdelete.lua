@@ -25,7 +25,7 @@ local function is_ours(text, leased)
     return not leased and (held == '-' or not live_claim(q, held))
 end
 
--- What is left in the claim.
+-- Return the messages left in the claim.
 local function take_out(gone)
     local left = {}
     for _, member in ipairs(members_of(known)) do

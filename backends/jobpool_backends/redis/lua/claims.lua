@@ -1,6 +1,6 @@
 -- Claims of queue q, and what comes to its end: claims, and the lives of posted messages.
 --
--- What claims hold is told twice, by the claim's checkout and by each message's record: in both until the claim ends. A
+-- A claimed message is named twice, by the claim's checkout and by the message's record: in both until the claim ends. A
 -- message whose record names another claim, or none, is left alone, whatever a checkout says.
 
 local SWEEP = 1000 -- messages of ended claims, and as many whose lives have ended, in one script
@@ -88,7 +88,7 @@ local function remove_posts(q, members, records)
     erase_recorded(q, members, records)
 end
 
--- Remove posted messages whose lives have ended. Their ids are remembered from then on, whoever notices when.
+-- Remove posted messages whose lives have ended. Their ids are remembered from that moment on.
 local function end_posts(q, members)
     local records, memories = ask('HMGET', q.record, members), {}
     for _, text in ipairs(records) do

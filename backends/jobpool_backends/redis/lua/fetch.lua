@@ -6,7 +6,7 @@ local BYTES = 4 * 1048576 -- of bodies, after which no more are taken: an answer
 
 local q, limit, ttl, tag = keys_of(1), tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 
--- What is still held of a fetch: `known` is its holder, a space, its members.
+-- Return the leases still held of a fetch: `known` is its holder, a space, its members.
 local function fetch_again(known)
     local holder, members = sub(known, 1, 16), {}
     for at = 18, #known, 19 do

@@ -1,4 +1,4 @@
--- What leases of queue q were granted, at their end.
+-- The grants to leases of queue q, at their end.
 
 local ACKS = {a = true, A = true, u = true, U = true}
 

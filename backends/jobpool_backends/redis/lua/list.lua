@@ -1,5 +1,5 @@
 -- Records by key. ARGV: from where to where, as ZRANGE BYLEX takes it; how many
--- Answers: 1 when they are too large for one answer, so that those behind the last are to be asked for, else 0; then key
+-- Answers: 1 when they are too large for one answer, so that the rest after the last is to be asked for, else 0; then key
 -- and value of each
 
 local BYTES, PIECE = 8 * 1048576, 500

@@ -1,4 +1,4 @@
--- What went wrong with messages of queue q, as JSON that a person can read.
+-- The failures of messages of queue q, as JSON that a person can read.
 
 -- Each edit is {member, name, text, name, text, …}, and false for a text removes it.
 local function annotate(q, edits)

@@ -22,7 +22,7 @@ local function lives(q, members, holders)
     return deadlines, records
 end
 
--- Who is in a hash of places: members, their holders.
+-- Return the content of a hash of places: members, their holders.
 local function holders_in(key)
     local pairs_of, members, holders = call('HGETALL', key), {}, {}
     for i = 1, #pairs_of, 2 do

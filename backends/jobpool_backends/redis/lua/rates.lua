@@ -7,7 +7,7 @@ local REPEATED = 60 * 1000000 -- µs for which a start is known behind its windo
 local function wait_for(key, most, window, token)
     local longest = math.max(window, -(call('ZSCORE', key, '') or 0))
     call('ZREMRANGEBYSCORE', key, 0, now - longest - REPEATED)
-    -- A clock that was set back leaves starts ahead: those further off than the window are no reason to wait.
+    -- A clock that was set back leaves starts ahead: do not wait for those further off than the window.
     local from, to = '(' .. digits(now - window), '(' .. digits(now + window)
     local count = call('ZCOUNT', key, from, to)
     if count < most or call('ZSCORE', key, token) then

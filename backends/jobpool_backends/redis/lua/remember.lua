@@ -1,6 +1,6 @@
 -- The memory of calls, one key each. It tells itself until when it holds: the server's own expiry is to the millisecond.
 
--- What was remembered, or nil.
+-- Return the remembered answer, or nil.
 local function recall(key)
     local text = call('GET', key)
     return text and tonumber(sub(text, 1, 16)) > now and sub(text, 17) or nil

@@ -21,7 +21,7 @@
 
 local NEEDS = {a = 0, A = 0, u = 1, U = 1, n = 2, r = 1, R = 1, s = 1, b = 2, x = 2, f = 1, m = 0}
 
--- What a call does to one queue is gathered first, and then written with few commands.
+-- Changes of a call to one queue are gathered first, and then written with few commands.
 local function nothing_yet()
     return {
         ended = {}, ids = {}, given = {}, forfeited = {}, left = {}, changes = {}, ready = {}, delayed = {}, later = {},
@@ -146,7 +146,7 @@ function verbs.m(work, member, text, _, id)
     end
 end
 
--- What is noted of messages that move goes with them.
+-- Take the notes of messages that move along with them.
 local function carry(q, work)
     for i, text in ipairs(ask('HMGET', q.notes, work.moved)) do
         carried[work.moved_ids[i]] = text and cjson.decode(text) or nil
@@ -211,7 +211,7 @@ local function settle_queue(q, at, letters)
         end
         push(letters, answer)
         if answer == 'o' then
-            -- What the same call says next of this message meets what it has become.
+            -- The next settlement of this message in the same call meets its new state.
             become[member] = verb == 'f' and now
             verbs[verb](work, member, records[i], needed, ARGV[ids + i])
             if guarded then

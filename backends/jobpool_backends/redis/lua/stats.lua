@@ -30,7 +30,7 @@ end
 local text = oldest and call('HGET', q.record, oldest)
 local enqueued = text and match(text, '^%d+ %d+ %d+ %S+ (%d+)')
 
--- Those that ended and were too many to be removed here are counted as if they had been, and taken for free ones.
+-- Ended messages that are too many to be removed here count as removed, and are taken for free ones.
 local function posted()
     local later, over = call('ZCARD', q.postsdelayed), call('ZCOUNT', q.lives, '-inf', now)
     local ripe = call('ZCOUNT', q.postsdelayed, '-inf', now)

@@ -1,4 +1,4 @@
--- What a record tells of claims and lives, behind a line break at its end: `claims life claim`. Most records have none.
+-- The claims and lives of a record, after a line break at its end: `claims life claim`. Most records have none.
 
 local function tail_of(text)
     local cut = string.find(text, '\n', 1, true)

@@ -1,4 +1,4 @@
--- The members of one page, in enqueue order. Those that pools lease are not among them.
+-- The members of one page, in enqueue order. Leased messages are not among them.
 -- ARGV: wanted states, as letters (w waiting, d delayed, l claimed, x dead); the sequence to begin behind, 16 digits; how
 -- many
 -- Answers: 1 when there is more to ask for (behind the last, or the same again when there is none), else 0; then, as

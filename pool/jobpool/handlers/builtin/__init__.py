@@ -1,9 +1,9 @@
 """The built-in handlers: their names, and how each is made at its first use, so that a child holds only what it runs.
 
-One module a kind, each with `make(kit: Kit) -> Handler`. What a kind may do is in `kit.allowances`
-(`jobpool.Allowances`, which `Settings.allowances` makes for a pool). A built-in handler takes the context alone and
-reads `ctx.payload`; what it may not do, and a payload that it cannot take, is `sentences.Refused`, a permanent failure
-whose text is all that is kept; what may be better next time is `Failure`.
+One module for each kind, each with `make(kit: Kit) -> Handler`. `kit.allowances` (`jobpool.Allowances`) limits it;
+`Settings.allowances` makes them for a pool. A built-in handler takes the context alone and reads `ctx.payload`. A
+forbidden or unusable payload raises `sentences.Refused`, a permanent failure of which only the text is kept; an error
+that may pass raises `Failure`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ MAKERS = {
 
 
 OPEN = frozenset({"url"})
-"""What does some jobs without being allowed any: calls of public addresses."""
+"""Built-in handlers that do some jobs without an allowance: calls of public addresses."""
 
 
 @dataclass(slots=True)
 class Kit:
-    """What built-in handlers are made of.
+    """The parts that built-in handlers are made of.
 
     Attributes:
-        allowances: What they may do.
-        commands: What `@jobpool.command` has registered, by name.
-        listeners: What `@jobpool.listener` has registered: event → listeners, in the order of their registration.
-        options: What `jobpool.builtin` has set: name of a built-in handler → options of its `Handler`.
-        set_at: Where that was, as `file:line`.
+        allowances: Their permissions.
+        commands: Functions of `@jobpool.command`, by name.
+        listeners: Functions of `@jobpool.listener`: event → listeners, in the order of their registration.
+        options: Options set by `jobpool.builtin`: name of a built-in handler → options of its `Handler`.
+        set_at: The place of that call, as `file:line`.
     """
 
     allowances: Allowances = field(default_factory=Allowances)
@@ -72,17 +72,19 @@ ENABLED_BY: dict[str, Callable[[Kit], str]] = {
     "shell": lambda kit: "allowed_shell_commands" if _may_start(kit.allowances) else "",
     "url": lambda kit: "allowed_url_networks" if kit.allowances.allowed_url_networks else "",
 }
-"""What enables a built-in handler, in words; "" = nothing does, so it refuses every job (`url`: every inward one)."""
+"""The settings or decorators that enable a built-in handler, in words; "" = none, so it refuses every job (`url`: every
+inward one).
+"""
 
 
 def make(name: str, kit: Kit) -> AnyHandler:
-    """The built-in handler of that name. Imports its module. Raises `KeyError`: there is none."""
+    """Return the built-in handler of that name. Imports its module. Raises `KeyError`: there is none."""
     module, _, function = MAKERS[name].partition(":")
     return getattr(import_module(module), function)(kit)  # type: ignore[no-any-return]
 
 
 def enabled_by(name: str, kit: Kit) -> str:
-    """What in the app or the settings enables a built-in handler, in words; "" = nothing."""
+    """Return what in the app or the settings enables a built-in handler, in words; "" = nothing."""
     if name in kit.options:
         return f"jobpool.builtin({name!r}) of {kit.set_at[name]}"
     why = ENABLED_BY.get(name)

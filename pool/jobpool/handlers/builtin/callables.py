@@ -21,7 +21,7 @@ _FIELDS = ("callable", "args", "kwargs")
 
 
 def make(kit: Kit) -> Handler[[JobContext], Any]:
-    """The handler `callable`. The function gets no context; what it returns is the output."""
+    """Return the handler `callable`. The function gets no context; what it returns is the output."""
 
     def run(ctx: JobContext) -> Any:
         name, args, kwargs = _read(ctx.payload)
@@ -55,7 +55,7 @@ def _read(payload: object) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 def _check_allowed(name: str, allowed: tuple[str, ...]) -> None:
-    """Before anything is imported. The allowed names were checked when they were set, so a match is well-formed."""
+    """Check the name before anything is imported. The allowed names were checked when they were set."""
     if name not in allowed:
         known = ", ".join(allowed) or "none"
         raise Refused(f"callable {name!r:.200} is not allowed here; allowed_callables names {known}")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NAME = re.compile(r"[^\s'\"\\-][^\s'\"\\]*")
-"""A word that the payload needs not quote, and that is no option."""
+"""A word that needs no quotes in the payload, and that is not an option."""
 
 
 class Command:
@@ -76,7 +76,7 @@ def register(commands: dict[str, Command], function: F, name: str | None) -> F:
 
 
 def make(kit: Kit) -> Handler[[JobContext], Any]:
-    """The handler `command`."""
+    """Return the handler `command`."""
 
     def run(ctx: JobContext) -> Any:
         name, *words = _split(ctx.payload)

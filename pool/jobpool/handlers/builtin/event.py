@@ -1,4 +1,4 @@
-"""The built-in handler `event`: its payload names an event, and what listens to that event runs.
+"""The built-in handler `event`: its payload names an event, and the listeners of that event run.
 
 All listeners run, whatever becomes of those before them; only the hard timeout ends it. Then the attempt fails if any
 of them has failed, and a retry runs all of them again: a listener has to bear that, like any handler.
@@ -86,7 +86,7 @@ def register(listeners: dict[str, list[Listener]], function: F, event: str) -> F
 
 
 def make(kit: Kit) -> Handler[[JobContext], dict[str, Any] | None]:
-    """The handler `event`. Its output: what listeners returned, by their names, if any returned something."""
+    """Return the handler `event`. Its output: what listeners returned, by their names, if any returned something."""
 
     def run(ctx: JobContext) -> dict[str, Any] | None:
         event, data = _read(ctx.payload)
@@ -123,7 +123,7 @@ def _fire(event: str, listeners: list[Listener], ctx: JobContext, data: Any) -> 
     failed: dict[str, BaseException] = {}
     for listener in list(listeners):
         try:
-            value = listener.bound(EventContext(ctx, deepcopy(data)))  # what one changes is no other's
+            value = listener.bound(EventContext(ctx, deepcopy(data)))  # each listener has a copy of its own
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the others are to run all the same
             failed[f"{listener.name} ({listener.place})"] = error
         else:
@@ -135,7 +135,7 @@ def _fire(event: str, listeners: list[Listener], ctx: JobContext, data: Any) -> 
 
 
 def _failure(event: str, failed: dict[str, BaseException], count: int) -> BaseException:
-    """All that went wrong; what asks for a delay stays what it is, when that is all."""
+    """Return one error for all failures; a single one that asks for a delay is returned as it is."""
     errors = [error.with_traceback(below_ours(error.__traceback__)) for error in failed.values()]
     if all(isinstance(error, Retry | Snooze) for error in errors):
         return max(errors, key=lambda error: (isinstance(error, Retry), error.after))  # type: ignore[attr-defined]

@@ -18,12 +18,12 @@ _SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is started.
+    """A program to start.
 
     Attributes:
         path: Absolute, without symbolic links.
-        argv0: What it is told its name is. An allowed program is told the name under which it is allowed: many
-            programs in one file (busybox, for one) choose by that name which of them to be.
+        argv0: Its first argument, the name under which it is allowed: one file with many programs (busybox, for one)
+            chooses by that name.
     """
 
     path: str
@@ -31,7 +31,7 @@ class Program:
 
 
 def choose(word: str, allowed: Sequence[str], allow_all: bool, search_path: str) -> Program:
-    """The program that `word` names.
+    """Return the program that `word` names.
 
     Args:
         word: A name that is looked for on the search path, or an absolute path.
@@ -80,7 +80,7 @@ def _check_word(word: str) -> None:
 
 
 def _resolved(word: str, search_path: str) -> str:
-    """The file that is executed, an absolute path without symbolic links."""
+    """Return the file that is executed, an absolute path without symbolic links."""
     found = word if word.startswith("/") else _on_path(word, search_path)
     try:
         path = os.path.realpath(found, strict=True)

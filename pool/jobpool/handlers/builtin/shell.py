@@ -27,7 +27,7 @@ Late enough for the alarm to come first where there is one: then the attempt has
 
 
 def make(kit: Kit) -> Handler[[JobContext], str]:
-    """The handler `shell`. Its output is what the program printed; it fails when the program does."""
+    """Return the handler `shell`. Its output is what the program printed; it fails when the program does."""
     allowances = kit.allowances
 
     def run(ctx: JobContext) -> str:
@@ -72,7 +72,7 @@ def _run(program: Program, words: list[str], cap: int, deadline: float | None) -
 
 
 def _told(word: str, ended: Ended) -> str:
-    """The output, with what the program said on its error stream beside it, or the failure."""
+    """Return the output, with what the program said on its error stream beside it, or the failure."""
     if ended.code == 0:
         _keep(ended.err, sys.stderr)
         return ended.out.rstrip("\n")
@@ -81,7 +81,7 @@ def _told(word: str, ended: Ended) -> str:
 
 
 def _keep(text: str, stream: object) -> None:
-    """Into what is captured of the attempt."""
+    """Keep the text with the captured output of the attempt."""
     if text:
         print(text.rstrip("\n"), file=stream)  # type: ignore[call-overload]
 

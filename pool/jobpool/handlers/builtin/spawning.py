@@ -1,8 +1,8 @@
-"""Starting a program and reading what it prints, within a bound, so that nothing of it outlives the call.
+"""Starting a program and reading its output, within a bound, so that nothing of it outlives the call.
 
-It leads a process group of its own. However the call ends, by the program's end, an exception of the alarm's or a
-deadline, that group is killed before its leader is collected, so that its number cannot be another's. What the program
-has put into other sessions is an orphan then: a pool's child adopts it, and kills it when the attempt is over.
+It leads a process group of its own. At any end of the call (the program's end, an exception of the alarm, a deadline)
+that group is killed. That happens before its leader is collected, so that its number cannot be reused. Processes of the
+program in other sessions are orphans then: a pool's child adopts them, and kills them when the attempt is over.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _RESET = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program ended.
+    """The end of a program.
 
     Attributes:
         code: Its exit status; negative = the signal that killed it; None = nobody knows.
-        out, err: What it printed on its two streams: beginning and end, if it was much.
+        out, err: Text printed on its two streams: beginning and end, if it was much.
     """
 
     code: int | None
@@ -60,7 +60,7 @@ def run(path: str, argv: Sequence[str], environ: Mapping[str, str], cap: int, gi
     Raises:
         OSError: It cannot be started.
 
-    Blocks until the program has ended. What it has left running in its process group is killed then.
+    Blocks until the program has ended. Processes left in its group are killed then.
     """
     out, err = HeadTail(cap), HeadTail(cap)
     with _pipe() as (out_read, out_write), _pipe() as (err_read, err_write):
@@ -82,7 +82,7 @@ def _spawn(
 ) -> None:
     actions = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)]
     actions += [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(streams, 1)]  # type: ignore[misc]
-    # What Python opens is closed by itself; what C code has opened, or somebody has handed down, is not.
+    # Python's own descriptors are closed by themselves; those of C code, or handed down by a parent, are not.
     actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in open_fds() if fd > 2 and _inheritable(fd)]  # type: ignore[misc]
     spawn = partial(os.posix_spawn, file_actions=actions, setpgroup=0, setsigmask=(), setsigdef=_RESET)
     # All in C: between the start and the list there is no point at which the alarm could raise and the pid be lost.
@@ -119,7 +119,7 @@ def _take(fd: int, kept: HeadTail) -> int:
 
 
 def _take_what_is_left(fd: int, kept: HeadTail) -> None:
-    """No more than a pipe holds: what the program has left running may hold the other end, and go on writing."""
+    """Read at most what a pipe holds: a process left behind may hold the other end, and go on writing."""
     os.set_blocking(fd, False)
     left = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
     with suppress(BlockingIOError):
@@ -142,7 +142,7 @@ def _end(pid: int) -> int | None:
 
 @contextmanager
 def _watched(pid: int) -> Iterator[int]:
-    """A descriptor that is readable when the process has ended."""
+    """Yield a descriptor that is readable when the process has ended."""
     found: list[int] = []
     closing = map(os.close, found)
     try:
@@ -154,7 +154,7 @@ def _watched(pid: int) -> Iterator[int]:
 
 @contextmanager
 def _pipe() -> Iterator[tuple[FileIO, FileIO]]:
-    """The reading and the writing end of a pipe. Opened and closed in C, as in `_watched`."""
+    """Yield the reading and the writing end of a pipe. Opened and closed in C, as in `_watched`."""
     ends: list[FileIO] = []
     closing = map(FileIO.close, ends)
     try:

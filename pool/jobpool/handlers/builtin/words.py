@@ -33,12 +33,12 @@ _FILLED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ON
 
 
 def reader(function: Callable[..., Any], named: str, place: str) -> Call:
-    """`function`, called with a context and words. `named`: what texts call it.
+    """Return a call of `function` with a context and words. `named`: its name in texts.
 
     Raises:
         ConfigurationError: It takes `**fields`, which no word can fill.
 
-    What it returns raises `Refused` for words that do not fit, or what `function` raises.
+    The call raises `Refused` for words that do not fit, or the errors of `function`.
     """
     parameters = (parameters_of(function) or [])[1:]
     if (
@@ -56,7 +56,7 @@ def reader(function: Callable[..., Any], named: str, place: str) -> Call:
             values, rest = options.read(words)
         except Mismatch as mismatch:
             raise Refused(f"{named}: {mismatch}") from None
-        # With more words for `*args`, what stands before it has to be filled by position.
+        # With more words for `*args`, the parameters before it have to be filled by position.
         before = [values.pop(name) for name in options.before_rest] if rest else []
         return function(ctx, *before, *rest, **values)
 
@@ -78,7 +78,7 @@ class _Options:
         self.before_rest = [name for name, p in named.items() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
 
     def read(self, words: list[str]) -> tuple[dict[str, Any], list[Any]]:
-        """Keyword arguments, and those of `*args`. Raises `Mismatch`."""
+        """Parse the words: keyword arguments, and those of `*args`. Raises `Mismatch`."""
         given: dict[str, Any] = {}
         plain: list[str] = []
         todo = iter(words)
@@ -97,12 +97,12 @@ class _Options:
             if name not in self._flags and name not in self._lists:
                 raise Mismatch(f"option {_option(name)} is missing")
             given[name] = False if name in self._flags else []
-        if rest:  # what stands before `*args` is filled by position, so it needs a value
+        if rest:  # parameters before `*args` are filled by position, so they need values
             given = {**{name: self._defaults[name] for name in self.before_rest if name not in given}, **given}
         return given, rest
 
     def _take(self, word: str, todo: typing.Iterator[str], given: dict[str, Any]) -> None:
-        """An option, and its value from `todo` if it needs one and has none behind '='."""
+        """Take an option, and its value from `todo` if it needs one and has none after '='."""
         option, sign, value = word.partition("=")
         name, on = self._find(option)
         if name in self._flags:
@@ -118,7 +118,7 @@ class _Options:
         self._give(name, self._convert[name](value, option), given)
 
     def _find(self, option: str) -> tuple[str, bool]:
-        """The parameter of an option, and what a flag sets."""
+        """Return the parameter of an option, and what a flag sets."""
         name = option[2:].replace("-", "_")
         if name in self._convert and _option(name) == option:
             return name, True
@@ -150,7 +150,7 @@ class _Options:
 
 
 def converter_of_text(annotation: Any) -> Convert:
-    """As `converter`, of a text: one that is written as a number is taken for it where a text does not fit."""
+    """Return a `converter` of texts: one that is written as a number is taken for it where a text does not fit."""
     convert = converter(annotation)
 
     def from_text(text: str, where: str) -> Any:
@@ -166,7 +166,7 @@ def converter_of_text(annotation: Any) -> Convert:
 
 
 def _readings(text: str) -> list[Any]:
-    """What a text may stand for, the likeliest first."""
+    """Return the values that a text may stand for, the likeliest first."""
     if _INTEGER.fullmatch(text):
         return [text, int(text)]
     return [text, float(text)] if _DECIMAL.fullmatch(text) else [text]
@@ -180,7 +180,7 @@ def _converter(annotation: Any, is_list: bool) -> Convert:
 
 
 def _bare(annotation: Any) -> Any:
-    """Without `Annotated[...]` and `| None`."""
+    """Strip `Annotated[...]` and `| None`."""
     if typing.get_origin(annotation) is typing.Annotated:
         return _bare(typing.get_args(annotation)[0])
     inner = [one for one in typing.get_args(annotation) if one is not type(None)]
@@ -192,7 +192,7 @@ def _is_optional(annotation: Any) -> bool:
 
 
 def _shown(word: str) -> str:
-    """A word of somebody's, on one line and not at any length."""
+    """Return a word of somebody's, on one line and not at any length."""
     return word if word.isprintable() and len(word) <= _LONGEST else f"{word!r:.{_LONGEST}}"
 
 

@@ -18,7 +18,7 @@ SKEW_BAD = 5.0
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """Everything about it. That it does not answer is a finding."""
+    """Yield every finding about the broker; no answer is a finding too."""
     try:
         backend = open_backend(settings.backend, timeout=settings.broker_timeout)
     except JobpoolError as error:
@@ -48,7 +48,7 @@ def _ask(backend: QueueBackend, settings: Settings) -> Iterator[Finding]:
 
 
 def _compare(backend: QueueBackend) -> tuple[float | None, float]:
-    """Seconds by which the broker's clock is ahead of ours (None: it has none), and how far off that may be."""
+    """Return seconds by which the broker's clock is ahead of ours (None: it has none), and how far off that may be."""
     before = time.time()
     there = backend.broker_time()
     after = time.time()
@@ -56,7 +56,7 @@ def _compare(backend: QueueBackend) -> tuple[float | None, float]:
 
 
 def judge_skew(ahead: float | None, blur: float) -> Finding:
-    """`ahead`: of the broker's clock, in seconds; `blur`: half of what the question took."""
+    """Judge the skew: `ahead`, of the broker's clock, in seconds; `blur`, half of the question's time."""
     if ahead is None:
         return Finding("broker.clock", Level.OK, "the broker tells no clock of its own: this machine's counts")
     found = f"the broker's clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} this machine's"

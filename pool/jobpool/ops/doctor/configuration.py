@@ -25,7 +25,7 @@ USUAL_PATIENCE = 5.0
 
 
 def judge(settings: Settings) -> Iterator[Finding]:
-    """What the settings alone tell."""
+    """Judge the settings alone."""
     yield from judge_keys(settings)
     yield from judge_fit(settings)
     yield judge_ttl(settings.ttl, settings.broker_timeout)
@@ -63,7 +63,7 @@ def judge_fit(settings: Settings) -> Iterator[Finding]:
 
 
 def judge_crashes(max_crashes: int) -> Finding:
-    """The budget of crashes."""
+    """Judge the budget of crashes."""
     if max_crashes:
         return Finding("crashes", Level.OK, f"max_crashes is {max_crashes}")
     why = "a job that crashes its process each time does so for ever"
@@ -71,7 +71,7 @@ def judge_crashes(max_crashes: int) -> Finding:
 
 
 def judge_keys(settings: Settings) -> Iterator[Finding]:
-    """The signing keys; their text is never told."""
+    """Judge the signing keys; their text is never told."""
     check = "signing-key"
     try:
         keys = settings.signing_keys()
@@ -118,7 +118,7 @@ def _no_key(check: str, url: str) -> Finding:
 
 
 def judge_ttl(ttl: float, broker_timeout: float | None) -> Finding:
-    """A lease is renewed at a third of `ttl`, and must survive a call that runs into its limit."""
+    """Judge `ttl`: a lease is renewed at a third of it, and must survive a call that runs into its limit."""
     patience = USUAL_PATIENCE if broker_timeout is None else broker_timeout
     limit = f"a call to the broker may take {patience:g} s"
     if patience >= ttl * 2 / 3:

@@ -15,10 +15,10 @@ from jobpool.settings import Settings
 def examine(
     settings: Settings, *, sys_path: Iterable[str | Path] = (), config: ConfigFile | None = None
 ) -> Iterator[Finding]:
-    """Every finding, as soon as it is known. Nothing raises: what cannot be asked is a finding itself.
+    """Yield every finding, as soon as it is known. Nothing raises: a failed question is a finding itself.
 
     Args:
-        settings: What a pool would be started with.
+        settings: Of the pool to start.
         sys_path: Where its apps are looked for, besides the working directory.
         config: The configuration file that applies.
 
@@ -35,5 +35,5 @@ def examine(
 
 
 def is_well(findings: Iterable[Finding], *, strict: bool = False) -> bool:
-    """Whether there is no problem; `strict`: and no warning either."""
+    """Return whether there is no problem; `strict`: and no warning either."""
     return not any(finding.level is Level.PROBLEM or (strict and finding.is_bad) for finding in findings)

@@ -1,4 +1,4 @@
-"""Whether the broker can do what the settings ask of it."""
+"""Checks whether the broker can do what the settings ask of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ USELESS = "no pool starts with this"
 
 
 def judge(settings: Settings, backend: QueueBackend) -> Iterator[Finding]:
-    """What is asked for and lacking, and what is worth knowing.
+    """Yield the capabilities that are asked for and lacking, and other notable facts.
 
     Raises BackendUnavailable. Blocks for a round trip a queue where queues must have been made.
     """
@@ -32,7 +32,7 @@ def _lacking(pool: Settings, backend: QueueBackend) -> Iterator[Finding]:
 
 
 def _missing(pool: Settings, backend: QueueBackend) -> Iterator[Finding]:
-    """Queues that must have been made, and are not."""
+    """Yield queues that must have been made, and are missing."""
     if backend.capabilities.makes_queues:
         return
     for queue in queues_of(pool):

@@ -31,7 +31,7 @@ _MANY = 5
 
 
 def examine(settings: Settings, sys_path: Sequence[str]) -> Iterator[Finding]:
-    """What the handlers of `settings.apps` want, and what they get."""
+    """Yield what the handlers of `settings.apps` want, and what they get."""
     if not settings.apps:
         yield Finding("handlers", Level.NOTE, "the handlers were not looked at: no app is named (--app, or apps)")
         yield from _programs(settings)
@@ -45,7 +45,7 @@ def examine(settings: Settings, sys_path: Sequence[str]) -> Iterator[Finding]:
 
 
 def judge(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Finding]:
-    """What contradicts the settings; one line when nothing does."""
+    """Yield contradictions to the settings; one line if there are none."""
     bad = [*_unlimited(handlers), *_at_once(handlers, settings), *_capped(handlers, settings)]
     bad += [*_unknown(handlers, settings), *_idle(handlers, settings), *_programs(settings)]
     bad += _networks(settings)
@@ -99,7 +99,7 @@ def _idle(handlers: Sequence[HandlerInfo], settings: Settings) -> Iterator[Findi
 
 
 def _programs(settings: Settings) -> Iterator[Finding]:
-    """Settings by which `shell` may start more than it seems."""
+    """Yield settings by which `shell` may start more than it seems."""
     mend = "name the programs that jobs need in allowed_shell_commands"
     if ANY_COMMAND in settings.allowed_shell_commands:
         why = "whoever can enqueue a job can run anything here"
@@ -113,7 +113,7 @@ def _programs(settings: Settings) -> Iterator[Finding]:
 
 
 def _networks(settings: Settings) -> Iterator[Finding]:
-    """Settings by which `url` may fetch the credentials of the machine."""
+    """Yield settings by which `url` may fetch the credentials of the machine."""
     blocks = [ip_network(block) for block in settings.allowed_url_networks]
     names = [str(block) for block in blocks if any(address in block for address in _METADATA)]
     if names:
@@ -128,7 +128,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def _load(settings: Settings, sys_path: Sequence[str]) -> list[HandlerInfo] | Finding:
-    """The handlers, or why there are none."""
+    """Return the handlers, or the finding why there are none."""
     allowances = asdict(settings.allowances)
     asked = json.dumps({"apps": settings.apps, "sys_path": [*sys_path, os.getcwd()], "allowances": allowances})
     command = [sys.executable, "-m", "jobpool.ops.doctor.listing"]

@@ -14,7 +14,7 @@ from jobpool.ipc.process_options import ChildOptions
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """`handlers`, or `error`: why there are none."""
+    """Return `handlers`, or `error`: why there are none."""
     try:
         found = load(ChildOptions(**asked))
     except JobpoolError as error:
@@ -24,6 +24,6 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     line = json.dumps(answer(json.load(sys.stdin)))
-    # Whatever threads the app has started must not keep this process: it has said what it was asked.
+    # Threads that the app has started must not keep this process: it has given its answer.
     os.write(1, b"\n" + line.encode())
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What the machine gives a pool: kernel, open files, memory, clock."""
+"""Checks of the machine: kernel, open files, memory, clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LATEST = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
 
 
 def judge(settings: Settings, around: Surroundings) -> Iterator[Finding]:
-    """Every check of the machine."""
+    """Yield every check of the machine."""
     yield judge_kernel(around)
     yield judge_open_files(settings.workers, around)
     yield judge_memory(settings.workers, settings.memory_limit, around, settings.on_memory_limit_queue)
@@ -29,7 +29,7 @@ def judge(settings: Settings, around: Surroundings) -> Iterator[Finding]:
 
 
 def judge_kernel(around: Surroundings) -> Finding:
-    """Whether a pool runs here at all."""
+    """Check that a pool runs here at all."""
     if not around.kernel:
         return Finding("kernel", Level.OK, f"{platform.system()} {platform.release()}, with pidfd")
     return Finding(
@@ -38,7 +38,7 @@ def judge_kernel(around: Surroundings) -> Finding:
 
 
 def judge_open_files(workers: int, around: Surroundings) -> Finding:
-    """The hard limit: a pool raises its soft one by itself."""
+    """Judge the hard limit: a pool raises its soft one by itself."""
     needed = DESCRIPTORS_BESIDES + DESCRIPTORS_A_CHILD * slot_count(workers)
     found = f"{workers} workers need up to {needed} open files"
     if around.open_files is None or around.open_files >= needed:
@@ -54,7 +54,7 @@ def judge_open_files(workers: int, around: Surroundings) -> Finding:
 
 
 def judge_memory(workers: int, limit: int, around: Surroundings, moves_to: str | None = None) -> Finding:
-    """Whether all children may reach `memory_limit` (bytes) at once. `moves_to`: on_memory_limit_queue."""
+    """Check that all children may reach `memory_limit` (bytes) at once. `moves_to`: on_memory_limit_queue."""
     if not limit and moves_to is not None:
         why = "nothing is ever sent there: what outgrows this machine meets the kernel's killer, as a crash"
         found = f"on_memory_limit_queue is {moves_to!r}, and memory_limit is 0"
@@ -72,7 +72,7 @@ def judge_memory(workers: int, limit: int, around: Surroundings, moves_to: str |
 
 
 def judge_clock(around: Surroundings) -> Finding:
-    """Whether this machine's time can be true."""
+    """Check that this machine's time can be true."""
     if EARLIEST <= around.now <= LATEST:
         return Finding("clock", Level.OK, "this machine's clock can be right")
     year = datetime.fromtimestamp(around.now, UTC).year
@@ -83,7 +83,7 @@ def judge_clock(around: Surroundings) -> Finding:
 
 
 def judge_zone(around: Surroundings) -> Finding:
-    """The variable TZ: an unknown zone is UTC without a word."""
+    """Judge the variable TZ: an unknown zone is UTC without a word."""
     name = around.zone.removeprefix(":")
     if not name or name.startswith("/") or _is_zone(name) or any(char.isdigit() for char in name):
         return Finding("time-zone", Level.OK, f"TZ is {around.zone!r}" if name else "TZ is not set")

@@ -1,4 +1,4 @@
-"""Whether who supervises the pool lets it stop in peace."""
+"""Checks whether the supervisor gives the pool enough time to stop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MARGIN = 2.0
 
 
 def judge(stop_grace: float, around: Surroundings) -> Finding:
-    """`stop_grace` against the supervisor's patience."""
+    """Compare `stop_grace` with the time that the supervisor waits."""
     supervisor = around.supervisor
     if supervisor is None:
         return Finding("stop-grace", Level.OK, f"stop_grace is {stop_grace:g} s, and no supervisor is seen")

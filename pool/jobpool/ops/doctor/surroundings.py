@@ -32,12 +32,12 @@ _SYSTEMD_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d
 
 @dataclass(frozen=True, slots=True)
 class Supervisor:
-    """Who stops the pool, and kills it after so long.
+    """The program that stops the pool, and kills it after `seconds`.
 
     Attributes:
         name: For people.
         seconds: How long it waits.
-        setting: What to raise.
+        setting: The setting to raise.
         known: It said so itself; else `seconds` is its default.
     """
 
@@ -55,7 +55,7 @@ class Surroundings:
         supervisor: None = nobody as far as can be seen.
         open_files: Hard limit; None = none.
         memory: Bytes that this machine, or the container's limit, has; 0 = not known.
-        kernel: What keeps jobpool from running here; "" = nothing.
+        kernel: The reason why jobpool cannot run here; "" = nothing.
         now: Unix time on this machine's clock.
         zone: The variable TZ; "" = not set.
     """
@@ -69,7 +69,7 @@ class Surroundings:
 
 
 def look_around(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> Surroundings:
-    """The facts. `root`: where the system's files are. Blocks for up to 3 s, under systemd only."""
+    """Return the facts. `root`: where the system's files are. Blocks for up to 3 s, under systemd only."""
     variables = os.environ if environ is None else environ
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return Surroundings(
@@ -83,7 +83,7 @@ def look_around(environ: Mapping[str, str] | None = None, root: Path = Path("/")
 
 
 def find_supervisor(environ: Mapping[str, str], root: Path) -> Supervisor | None:
-    """Who it is: what the environment says outright, then systemd, Kubernetes, Docker."""
+    """Find the supervisor: by the environment, then systemd, Kubernetes, Docker."""
     if STOP_VARIABLE in environ:
         return _named(environ[STOP_VARIABLE])
     if "INVOCATION_ID" in environ and (unit := _unit(root)):
@@ -105,7 +105,7 @@ def _named(text: str) -> Supervisor | None:
 
 
 def _unit(root: Path) -> str | None:
-    """The service that this process belongs to."""
+    """Return the service that this process belongs to."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -115,7 +115,7 @@ def _unit(root: Path) -> str | None:
 
 
 def _asked(unit: str, environ: Mapping[str, str]) -> float | None:
-    """What systemd answers; None when it does not."""
+    """Return the answer of systemd; None if it gives none."""
     command = ["systemctl", "show", "--property=TimeoutStopUSec", "--value", unit]
     try:
         done = subprocess.run(
@@ -127,7 +127,7 @@ def _asked(unit: str, environ: Mapping[str, str]) -> float | None:
 
 
 def parse_systemd(text: str) -> float | None:
-    """Seconds of `1min 30s`, `500ms`, `infinity`; None for what is no such time."""
+    """Return seconds of `1min 30s`, `500ms`, `infinity`; None for any other text."""
     if text == "infinity":
         return float("inf")
     total = 0.0
@@ -141,7 +141,7 @@ def parse_systemd(text: str) -> float | None:
 
 
 def memory_of(root: Path) -> int:
-    """Bytes of the machine, or of the container's limit when that is less."""
+    """Return bytes of the machine, or of the container's limit when that is less."""
     found = [_meminfo(root / "proc/meminfo")]
     for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
         text = _read(root / name)

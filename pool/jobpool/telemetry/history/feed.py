@@ -1,4 +1,4 @@
-"""What the pool's loop gathers for history between two visits of the writer. Bounded; once a job, so it is short."""
+"""The rows that the pool's loop gathers for history between two visits of the writer. Bounded; once a job, so short."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MOST_BYTES = 64 * 1024 * 1024
 class Feed(Generic[T]):
     """The newest `keep` items of each name; only the loop's thread touches it.
 
-    What is pushed out by newer ones of its name would not have been kept anyway, and is not counted. What finds no room
-    (`MOST_ITEMS`, `MOST_BYTES`) is dropped, and counted in `dropped`.
+    Items pushed out by newer ones of the same name would not have been kept anyway, and are not counted. Items that
+    find no room (`MOST_ITEMS`, `MOST_BYTES`) are dropped, and counted in `dropped`.
     """
 
     keep: int
@@ -48,7 +48,7 @@ class Feed(Generic[T]):
         self.bytes -= size
 
     def take(self) -> list[T]:
-        """Everything, in order within each name; empty from here."""
+        """Take everything, in order within each name."""
         names, self._names = self._names, {}
         self.items = self.bytes = 0
         return [item for mine in names.values() for item, _ in mine]

@@ -1,10 +1,9 @@
 """History in a file, a JSON object a line (NDJSON): any number of pools append to it, and any of them may tidy it.
 
 A line is one `write` to a descriptor with O_APPEND. When the file has doubled since the last tidying (and 1 MiB is
-reached), the newest `keep` lines of each name are written to a new file, which takes the place of the old one in one
-step. A lock on the file (flock) lets one append or tidy at a time: an appender looks at the end of the file, and what
-another one writes is seen in parts. Whoever has waited for it looks whether the path still leads to the file that was
-locked, and begins again if not. Readers need no lock.
+reached), it is tidied: a new file with the newest `keep` lines of each name takes its place in one step. A lock on the
+file (flock) lets one append or tidy at a time: an appender reads the end of the file, and could see half of another's
+write. After a wait for the lock, it begins again if the path no longer leads to the locked file. Readers need no lock.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Line = tuple[str, bytes]
 
 
 class HistoryFile:
-    """See the module. Not for several threads at once.
+    """A history in a file, as the module describes it. Not for several threads at once.
 
     Args:
         path: Made when there is something to write, with mode 0600; its directory must be there.
@@ -58,7 +57,7 @@ class HistoryFile:
         with self._locked() as fd:
             size = os.fstat(fd).st_size
             if size and os.pread(fd, 1, size - 1) != b"\n":
-                os.write(fd, b"\n")  # somebody was killed in the middle of a line
+                os.write(fd, b"\n")  # a writer was killed in the middle of a line
             for _, line in lines:
                 _write_line(fd, line)
             size = os.fstat(fd).st_size
@@ -79,7 +78,7 @@ class HistoryFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        """The file, open to read and append, locked, and still the one that the path leads to."""
+        """Yield the file, open to read and append, locked, and still the one that the path leads to."""
         while True:
             fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -92,19 +91,21 @@ class HistoryFile:
 
 
 def read(path: Path, name: str, limit: int) -> list[dict[str, Any]]:
-    """The newest rows of a name, the newest first. Raises `OSError`; a file that is not there has none."""
+    """Return the newest rows of a name, the newest first. Raises `OSError`; a file that is not there has none."""
     found: deque[dict[str, Any]] = deque(maxlen=limit)
     found.extend(row for row in _rows(path) if row["name"] == name)
     return list(reversed(found))
 
 
 def names(path: Path) -> list[str]:
-    """The names that have rows, sorted. Raises `OSError`."""
+    """Return the names that have rows, sorted. Raises `OSError`."""
     return sorted({row["name"] for row in _rows(path)})
 
 
 def newest(lines: Sequence[bytes], keep: int, largest: int) -> list[bytes]:
-    """The last `keep` lines of each name, in their order. What is no row goes, and what is beyond `largest` bytes."""
+    """Return the last `keep` lines of each name, in their order, without broken rows and rows beyond `largest`
+    bytes.
+    """
     kept: list[bytes] = []
     seen: dict[str, int] = {}
     size = 0
@@ -139,7 +140,7 @@ def _lines_of(fd: int) -> list[bytes]:
 
 
 def _write_line(fd: int, line: bytes) -> None:
-    """One write; a disk that is full may take a part of it only."""
+    """Write once; a full disk may take a part of it only."""
     whole = line + b"\n"
     written = os.write(fd, whole)
     if written < len(whole):

@@ -18,7 +18,7 @@ SPACE = "history"
 
 
 class Place(ABC):
-    """Where rows are kept."""
+    """The place of rows."""
 
     @abstractmethod
     def append(self, lines: Sequence[Line]) -> None:
@@ -26,15 +26,15 @@ class Place(ABC):
 
     @abstractmethod
     def read(self, name: str, limit: int) -> list[dict[str, Any]]:
-        """The newest rows of a name, the newest first. Raises as `append`."""
+        """Return the newest rows of a name, the newest first. Raises as `append`."""
 
     @abstractmethod
     def names(self) -> list[str]:
-        """The names that have rows, sorted. Raises as `append`."""
+        """Return the names that have rows, sorted. Raises as `append`."""
 
 
 class InFile(Place):
-    """In a file of its own (file.py)."""
+    """A history in a file of its own (file.py)."""
 
     def __init__(self, path: Path, keep: int) -> None:
         self._path = path
@@ -51,7 +51,7 @@ class InFile(Place):
 
 
 class InTable(Place):
-    """In the broker, as logs of its key store."""
+    """A history in the broker, as logs of its key store."""
 
     def __init__(self, keys: KeyStore, keep: int) -> None:
         self._keys = keys

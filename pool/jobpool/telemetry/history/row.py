@@ -35,7 +35,7 @@ SOURCE = "queue"
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What is known of one attempt whose settlement was accepted. Times: Unix seconds; `duration` in seconds.
+    """The facts of one attempt whose settlement was accepted. Times: Unix seconds; `duration` in seconds.
 
     `start` None: its handler did not run. `cause`: as in `Message.cause`.
     """
@@ -56,7 +56,7 @@ class Attempt:
 
 
 def row_of(attempt: Attempt, masker: Masker) -> dict[str, Any]:
-    """The row, masked."""
+    """Return the row, masked."""
     ended = None if attempt.start is None else attempt.start + (attempt.duration or 0.0)
     return {
         "name": masker.text(attempt.name),
@@ -77,7 +77,7 @@ def row_of(attempt: Attempt, masker: Masker) -> dict[str, Any]:
 
 
 def _cause(cause: str | None, masker: Masker) -> Any:
-    """A record where it is one (death.py), else the text."""
+    """Return a record as a dict (death.py), another text as it is."""
     if cause is None:
         return None
     try:
@@ -88,7 +88,9 @@ def _cause(cause: str | None, masker: Masker) -> Any:
 
 
 def encode(row: Mapping[str, Any], largest: int = LARGEST) -> bytes:
-    """One line of JSON, without the end of the line, of at most `largest` bytes: long fields are cut, and say so."""
+    """Return one line of JSON, without the end of the line, of at most `largest` bytes: long fields are cut, and say
+    so.
+    """
     room = LONGEST_TEXT
     while True:
         line = json.dumps(_cut(row, room), ensure_ascii=False).encode("utf-8", "replace")
@@ -98,7 +100,7 @@ def encode(row: Mapping[str, Any], largest: int = LARGEST) -> bytes:
 
 
 def decode(line: bytes) -> dict[str, Any] | None:
-    """The row in a line; None: it is none, cut short by a crash, say."""
+    """Return the row in a line; None: it is none, cut short by a crash, say."""
     try:
         row = json.loads(line)
     except ValueError:
@@ -109,12 +111,14 @@ def decode(line: bytes) -> dict[str, Any] | None:
 
 
 def log_name(name: str) -> str:
-    """A name under which rows can be kept."""
+    """Return a name under which rows can be kept."""
     return name if is_name(name) else UNNAMED
 
 
 def shortened(value: Any, most: int) -> Any:
-    """A field with at most `most` characters: the beginning of a text, or of a value's JSON, and what is left out."""
+    """Return a field with at most `most` characters: the beginning of a text, or of a value's JSON, and what is left
+    out.
+    """
     if value is None or isinstance(value, bool | int | float):
         return value
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -128,7 +132,7 @@ def _cut(row: Mapping[str, Any], room: int) -> dict[str, Any]:
 
 
 def _without_middle(value: Any, most: int) -> Any:
-    """A field with at most `most` characters and a mark: how an attempt ended is at the end of what it printed.
+    """Return a field with at most `most` characters and a mark: how an attempt ended is at the end of what it printed.
 
     The mark of an earlier cut, when it is cut out with the middle, goes into this one.
     """

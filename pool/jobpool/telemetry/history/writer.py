@@ -1,7 +1,7 @@
 """The thread between a pool and where its history is kept. It may be slow; jobs never wait for it.
 
 Twice a second it asks the loop for what was gathered, makes rows of it, masks them and writes them. A place that cannot
-be written is tried again with the next visit; what could not be written by then is kept, up to a bound.
+be written is tried again with the next visit; until then rows are kept, up to a bound.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ log = logging.getLogger("jobpool.history")
 
 
 class Writer(threading.Thread):
-    """See the module.
+    """The writer, as the module describes it.
 
     Args:
         place: Where rows go.
         masker: Applied to everything before it is written.
-        waiting: Whether the loop has gathered anything. Called from this thread, cheap.
-        take: What it has gathered; called from this thread, may block for a moment; None: the loop does not answer.
+        waiting: Tells if the loop has gathered anything. Called from this thread, cheap.
+        take: Takes the gathered rows. Called from this thread, may block for a moment. None: the loop does not answer.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Writer(threading.Thread):
         self._try(lambda: self._rest)
 
     def _try(self, take: Callable[[], Sequence[Attempt] | None]) -> None:
-        """No error ends the thread: the pool has no other that would write."""
+        """Write once. No error ends the thread, because the pool has no other that would write."""
         try:
             self.write(take() or ())
         except Exception as error:  # noqa: BLE001 - it is told, and the next visit is another try
@@ -101,7 +101,7 @@ class Writer(threading.Thread):
             self._failing = False
 
     def _line(self, attempt: Attempt) -> Line | None:
-        """A row that cannot be made is left out, said, and disturbs no other."""
+        """Return the row's line; None, logged, if it cannot be made."""
         try:
             return log_name(attempt.name), encode(row_of(attempt, self._masker))
         except Exception:
@@ -119,7 +119,7 @@ class Writer(threading.Thread):
 
 
 def _too_many(lines: Sequence[Line]) -> int:
-    """How many of the oldest have to go."""
+    """Return how many of the oldest have to go."""
     kept = size = 0
     for _, line in reversed(lines[-MOST_LEFT:]):
         size += len(line)
@@ -130,7 +130,7 @@ def _too_many(lines: Sequence[Line]) -> int:
 
 
 def _some(lines: Sequence[Line]) -> list[Line]:
-    """The first ones, as many as go into one call; one at least."""
+    """Return the first ones, as many as go into one call; one at least."""
     size = 0
     for index, (_, line) in enumerate(lines[:MOST_AT_ONCE]):
         size += len(line)

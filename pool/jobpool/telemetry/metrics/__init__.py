@@ -1,4 +1,5 @@
-"""What a pool counts and measures, and how it is shown: to Prometheus, as probes, and as rows a minute.
+"""The pool's counts and measurements, and their display: to Prometheus, as probes, and as rows a minute.
 
-`collector` is the interface and `memory` what the pool uses; `exposition` and `server` show it; `rollup` sums it up.
+`collector` is the interface and `memory` the pool's implementation; `exposition` and `server` show it; `rollup` sums it
+up.
 """

@@ -22,7 +22,7 @@ PREFIX = "jobpool_"
 
 
 class Kind(StrEnum):
-    """What is done with values of a metric."""
+    """The treatment of a metric's values."""
 
     COUNTER = "counter"
     GAUGE = "gauge"

@@ -11,7 +11,7 @@ Labels = tuple[str, ...]
 
 
 class MetricsCollector(ABC):
-    """Takes what a pool counts and measures, for instance to hand it on to a system of one's own.
+    """A receiver of a pool's counts and measurements, for instance to hand them on to a system of one's own.
 
     A pool calls it from one thread, the one that does everything, and some of it once a job: no method may block. An
     error that leaves one is logged, and something stays uncounted. Labels are values of a bounded set, except that a
@@ -31,18 +31,18 @@ class MetricsCollector(ABC):
         """Set a gauge; what was set before is replaced."""
 
     def fetched(self, queue: str, count: int) -> None:
-        """So many messages were leased at once."""
+        """Count messages that were leased at once."""
         self.count(FETCHED, (queue,), count)
 
     def ended(
         self, queue: str, handler: str, outcomes: tuple[str, ...], run: float | None = None, wait: float | None = None
     ) -> None:
-        """A settlement was accepted. Called once a job: worth overriding where each call counts.
+        """Count an accepted settlement. Called once a job: worth overriding where each call counts.
 
         Args:
             queue: Where the job was fetched from.
             handler: "" when the message named none that could be read.
-            outcomes: Some of `catalogue.OUTCOMES`: a failed attempt is `failed` and what then became of the job.
+            outcomes: Some of `catalogue.OUTCOMES`: a failed attempt is `failed` and the further fate of the job.
             run: Seconds that the handler ran; None = it did not.
             wait: Seconds until its first attempt began; None = this was not the first.
         """

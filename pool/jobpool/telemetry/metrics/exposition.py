@@ -29,7 +29,7 @@ def require_client() -> None:
 
 
 def expose(snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
-    """The text of a scrape and its content type: OpenMetrics where `accept` asks for it, else Prometheus' own.
+    """Return the text of a scrape and its content type: OpenMetrics where `accept` asks for it, else Prometheus' own.
 
     Raises:
         ConfigurationError: prometheus-client is not installed.
@@ -42,13 +42,13 @@ def expose(snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
 
 
 class _Collected:
-    """What prometheus-client calls a registry: something with `collect`."""
+    """A registry of prometheus-client: something with `collect`."""
 
     def __init__(self, samples: Iterable[Sample]) -> None:
         self._of = {sample.metric: sample for sample in samples}
 
     def collect(self) -> Iterator[Family]:
-        """Each metric of the catalogue, also those without a value yet, so that alerts can name them."""
+        """Yield each metric of the catalogue, also those without a value yet, so that alerts can name them."""
         for metric in METRICS:
             yield _family(metric, self._of.get(metric, Sample(metric)))
 

@@ -1,4 +1,4 @@
-"""One histogram: plain counts between edges. Written by one thread; whoever else reads takes a `copy`."""
+"""One histogram: plain counts between edges. Written by one thread; other threads read a `copy`."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Histogram:
         return Histogram(self.edges, self.counts, self.total)
 
     def without(self, earlier: Histogram) -> Histogram:
-        """What has come since `earlier`, an older copy of this one."""
+        """Return the difference to `earlier`, an older copy of this one."""
         counts = [now - then for now, then in zip(self.counts, earlier.counts, strict=True)]
         return Histogram(self.edges, counts, self.total - earlier.total)
 
     def plus(self, other: Histogram) -> Histogram:
-        """Both together; their edges are the same."""
+        """Return both together; their edges are the same."""
         counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         return Histogram(self.edges, counts, self.total + other.total)
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """(upper edge, how many were at most that), with `+Inf` at the end: as Prometheus wants it."""
+        """Return (upper edge, how many were at most that), with `+Inf` at the end: as Prometheus wants it."""
         so_far = 0
         rows = []
         for edge, count in zip([*map(_shown, self.edges), "+Inf"], self.counts, strict=True):
@@ -49,7 +49,9 @@ class Histogram:
         return rows
 
     def quantile(self, share: float) -> float | None:
-        """The upper edge below which `share` (0 to 1) of the values are; infinity above all edges; None: no values."""
+        """Return the upper edge below which `share` (0 to 1) of the values are; infinity above all edges; None: no
+        values.
+        """
         wanted = share * self.count
         so_far = 0
         for edge, count in zip((*self.edges, float("inf")), self.counts, strict=True):

@@ -25,7 +25,7 @@ FINE_BUCKETS = (
 
 
 class Series:
-    """What is counted of one handler on one queue. Times are seconds."""
+    """The counts of one handler on one queue. Times are seconds."""
 
     __slots__ = ("handler", "outcomes", "queue", "run", "wait")
 
@@ -48,7 +48,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What `Series` held when the snapshot was made."""
+    """The counts of a `Series` when the snapshot was made."""
 
     outcomes: dict[str, int]
     run: Histogram
@@ -63,7 +63,7 @@ class Snapshot:
 
 
 class MemoryMetrics(MetricsCollector):
-    """See the module.
+    """The pool's counts in memory, as the module describes them.
 
     Args:
         most_series: Label sets of one metric at most, >= 1; what is beyond is counted under `other`, and in
@@ -110,7 +110,7 @@ class MemoryMetrics(MetricsCollector):
     # --- once a job ---------------------------------------------------------------------------------
 
     def series(self, queue: str, handler: str) -> Series:
-        """Where jobs of that handler on that queue are counted."""
+        """Return where jobs of that handler on that queue are counted."""
         by_handler = self._series.setdefault(queue, {})
         found = by_handler.get(handler)
         if found is None:
@@ -149,7 +149,7 @@ class MemoryMetrics(MetricsCollector):
     # --- reading ------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """A copy of everything. Only the thread that writes may call it; about 5 µs a handler and queue."""
+        """Return a copy of everything. Only the thread that writes may call it; about 5 µs a handler and queue."""
         every = [series for by_handler in self._series.values() for series in by_handler.values()]
         samples = [Sample(metric, values=dict(values)) for metric, values in self._values.items()]
         for metric, histograms in self._histograms.items():
@@ -177,7 +177,7 @@ def _runs(ended: dict[tuple[str, str], Ended]) -> Sample:
 
 
 def coarser(fine: Histogram, edges: tuple[float, ...]) -> Histogram:
-    """The same values between fewer edges, each of which is an edge of `fine`."""
+    """Return the same values between fewer edges, each of which is an edge of `fine`."""
     counts = [0] * (len(edges) + 1)
     for edge, count in zip((*fine.edges, float("inf")), fine.counts, strict=True):
         counts[bisect_left(edges, edge)] += count

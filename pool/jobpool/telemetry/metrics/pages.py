@@ -1,4 +1,4 @@
-"""What the server serves: an answer, and who makes it."""
+"""The pages of the server: an answer, and the function that makes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Page:
 
 
 def text_page(status: int, text: str) -> Page:
-    """Plain text on one line, safe for a terminal, with an end of line."""
+    """Return a page of plain text on one line, safe for a terminal, with an end of line."""
     return Page(status, f"{one_line(text)}\n".encode())
 
 

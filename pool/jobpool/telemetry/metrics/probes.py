@@ -18,7 +18,7 @@ MISSED = 3
 """How many intervals the broker's answer may be late."""
 
 BOOT_LOOP = 5
-"""Children in a row that did not come up: it is no accident any more."""
+"""Children in a row that did not come up: not an accident any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Probe:
 
 
 def live(header: HeaderView, now: float) -> Probe:
-    """Whether the loop turns. `now`: CLOCK_MONOTONIC seconds, as the times in the header."""
+    """Check whether the loop turns. `now`: CLOCK_MONOTONIC seconds, as the times in the header."""
     silent = _since(header.loop_at, header, now)
     if silent > LOOP_LIMIT:
         return Probe(False, f"the master has not turned its loop for {format_duration(silent)}")
@@ -38,7 +38,7 @@ def live(header: HeaderView, now: float) -> Probe:
 
 
 def ready(header: HeaderView, now: float) -> Probe:
-    """Whether the pool can do what it is there for."""
+    """Check whether the pool can do its work."""
     alive = live(header, now)
     if not alive.ok:
         return alive
@@ -52,5 +52,7 @@ def ready(header: HeaderView, now: float) -> Probe:
 
 
 def _since(moment: float, header: HeaderView, now: float) -> float:
-    """Seconds since `moment`; what has not happened yet counts from the start, so that a young pool is not ill."""
+    """Return seconds since `moment`; what has not happened yet counts from the start, so that a young pool is not
+    ill.
+    """
     return max(0.0, now - (moment or header.started))

@@ -11,7 +11,7 @@ PAGE = 5_000
 
 
 def rollups(keys: KeyStore, since: float, until: float) -> Iterator[Row]:
-    """The rows of the minutes that begin in [since, until), Unix times, in their order; of all pools.
+    """Yield the rows of the minutes that begin in [since, until), Unix times, in their order; of all pools.
 
     Raises:
         BackendUnavailable: The broker does not answer.

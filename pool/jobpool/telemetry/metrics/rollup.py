@@ -26,7 +26,7 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What happened to the jobs of `handler` on `queue` in the `seconds` from `start` (Unix time) on.
+    """The counts of jobs of `handler` on `queue` in the `seconds` from `start` (Unix time) on.
 
     `outcomes`: as in `catalogue.OUTCOMES`. `run`: how long the handler ran, in the buckets `FINE_BUCKETS`.
     """
@@ -39,13 +39,13 @@ class Row:
     seconds: int = MINUTE
 
     def plus(self, other: Row) -> Row:
-        """Both together; of the same time and place."""
+        """Return both together; of the same time and place."""
         words = {*self.outcomes, *other.outcomes}
         outcomes = {word: self.outcomes.get(word, 0) + other.outcomes.get(word, 0) for word in words}
         return Row(self.start, self.queue, self.handler, outcomes, self.run.plus(other.run), self.seconds)
 
     def encode(self) -> bytes:
-        """As it is stored: JSON, counts of buckets without the empty ones at the end."""
+        """Return the stored form: JSON, counts of buckets without the empty ones at the end."""
         counts = list(self.run.counts)
         while counts and not counts[-1]:
             counts.pop()
@@ -54,7 +54,7 @@ class Row:
 
 
 def decode(value: bytes) -> Row | None:
-    """The row in a record; None: it is none that this version understands."""
+    """Return the row in a record; None: it is none that this version understands."""
     try:
         fields: dict[str, Any] = json.loads(value)
         counts = [int(count) for count in fields["r"]]
@@ -69,7 +69,7 @@ def decode(value: bytes) -> Row | None:
 
 
 def rows(minute: int, before: Mapping[Place, Ended], after: Mapping[Place, Ended]) -> list[Row]:
-    """What has come between two snapshots, without the places where nothing has."""
+    """Return the difference of two snapshots, without the places that stayed the same."""
     found = []
     for (queue, handler), now in after.items():
         then = before.get((queue, handler))
@@ -84,23 +84,23 @@ def rows(minute: int, before: Mapping[Place, Ended], after: Mapping[Place, Ended
 
 
 def key(row: Row, pool: str) -> str:
-    """Where a row lies: its minute, then a digest of its place and of the pool's own id."""
+    """Return where a row lies: its minute, then a digest of its place and of the pool's own id."""
     place = hashlib.blake2s(f"{row.queue}\0{row.handler}\0{pool}".encode("utf-8", "replace"), digest_size=8).hexdigest()
     return f"{stamp(row.start)}.{place}"
 
 
 def stamp(moment: float) -> str:
-    """The beginning of the keys of that minute; texts in the order of time."""
+    """Return the beginning of the keys of that minute; texts in the order of time."""
     return datetime.fromtimestamp(moment, UTC).strftime("%Y%m%dT%H%M")
 
 
 def minute_of(moment: float) -> int:
-    """Unix time of the beginning of its minute."""
+    """Return the Unix time at which the moment's minute begins."""
     return int(moment // MINUTE) * MINUTE
 
 
 def summed(every: Iterable[Row], seconds: int) -> list[Row]:
-    """Added up over pools, and over spans of `seconds` (a multiple of 60); in the order of time, queue, handler."""
+    """Sum up over pools, and over spans of `seconds` (a multiple of 60); in the order of time, queue, handler."""
     found: dict[tuple[int, str, str], Row] = {}
     for row in every:
         start = row.start // seconds * seconds

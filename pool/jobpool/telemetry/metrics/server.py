@@ -38,7 +38,7 @@ log = logging.getLogger("jobpool.metrics")
 
 
 class Server:
-    """See the module. `start` it once, `close` it once.
+    """The metrics server. `start` it once, `close` it once.
 
     Args:
         host: An address of this machine.
@@ -156,7 +156,7 @@ class _Http(ThreadingMixIn, TCPServer):
                 self._open[request].is_idle = False
 
     def service_actions(self) -> None:
-        """Called by `serve_forever` every so often: hang up on those whose time is over."""
+        """Hang up on requests whose time is over. Called by `serve_forever` now and then."""
         now = time.monotonic()
         with self._lock:
             for request, one in self._open.items():
@@ -174,13 +174,13 @@ class _Http(ThreadingMixIn, TCPServer):
             one.thread.join(max(0.0, give_up - time.monotonic()))
 
     def _hang_up(self, request: socket.socket) -> None:
-        """Under the lock: its thread's next read or write ends at once; it closes the socket itself."""
+        """End the next read or write of its thread at once; the thread closes the socket. Called under the lock."""
         self._open[request].is_over = True
         with contextlib.suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the signature is socketserver's
-        """A client went away, or sent rubbish: nothing that anybody need know."""
+        """Ignore clients that went away, or sent rubbish."""
         log.debug("a request failed", exc_info=True)
 
 
@@ -191,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """The page of that path."""
+        """Serve the page of that path."""
         self.server.answering(self.request)
         page = self._page()
         self.send_response(page.status)
@@ -215,4 +215,4 @@ class _Handler(BaseHTTPRequestHandler):
             return text_page(500, "a fault in jobpool; its log says where")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: probes come every few seconds."""
+        """Log nothing: probes come every few seconds."""

@@ -1,8 +1,8 @@
-"""The built-in handler `url`: call a public URL, and return what it answers.
+"""The built-in handler `url`: call a public URL, and return its answer.
 
-The order of one call: read the payload (request.py, target.py: pure), look the host's name up once and check every
-address that it has (admission.py, addresses.py), connect to one of those addresses (connection.py), judge the answer
-(answer.py). What a rule forbids is `Refused` and never tried again; what may go better is a failed attempt.
+The order of one call: read the payload (request.py, target.py: pure). Look the host's name up once and check all its
+addresses (admission.py, addresses.py). Connect to one of those addresses (connection.py). Judge the answer (answer.py).
+A forbidden call is `Refused` and never tried again; an error that may pass is a failed attempt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def make(kit: Kit) -> AnyHandler:
-    """The handler, within the limits of `kit.allowances`. Imports no HTTP client: its first call does."""
+    """Return the handler, within the limits of `kit.allowances`. Imports no HTTP client: its first call does."""
     from jobpool.handlers.builtin.url.call import Caller
 
     allowed = kit.allowances

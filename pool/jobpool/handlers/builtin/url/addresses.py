@@ -56,9 +56,9 @@ _ISATAP = (0x00005EFE, 0x02005EFE)
 
 
 def why_not_public(address: Address) -> str:
-    """What kind of address it is, if it is not public; else "".
+    """Return the kind of a non-public address; "" if it is public.
 
-    An address that is translated to IPv4 on the way (NAT64) is what the IPv4 address in it is. Tunnels (6to4, Teredo,
+    An address that is translated to IPv4 on the way (NAT64) is judged by the IPv4 address in it. Tunnels (6to4, Teredo,
     ISATAP) are refused whatever is in them.
     """
     if isinstance(address, IPv4Address):
@@ -72,20 +72,22 @@ def why_not_public(address: Address) -> str:
 
 
 def embedded_v4(address: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that packets to a mapped (`::ffff:a.b.c.d`) or translated (`64:ff9b::a.b.c.d`) one go to."""
+    """Return the IPv4 address that packets to a mapped (`::ffff:a.b.c.d`) or translated (`64:ff9b::a.b.c.d`) one
+    go to.
+    """
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return IPv4Address(int(address) & 0xFFFFFFFF) if address in _TRANSLATED else None
 
 
 def plain(address: Address) -> Address:
-    """The address itself, or the IPv4 address that a mapped one is: what is connected to."""
+    """Return the address itself, or the IPv4 address that a mapped one is: what is connected to."""
     mapped = None if isinstance(address, IPv4Address) else address.ipv4_mapped
     return address if mapped is None else mapped
 
 
 def is_in(address: Address, networks: Sequence[Network]) -> bool:
-    """Whether one of the networks holds the address."""
+    """Return whether one of the networks holds the address."""
     return any(address in network for network in networks)
 
 

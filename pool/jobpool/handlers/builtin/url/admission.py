@@ -17,7 +17,7 @@ Lookup = Callable[[str], Sequence[str]]
 
 
 def system_lookup(host: str) -> list[str]:
-    """What the system's resolver says, in the order in which it wants them tried. Blocks as long as that likes."""
+    """Return the addresses of the system's resolver, in its order. Blocks as long as that does."""
     import socket
 
     # As bytes: text would go through Python's codec for international names, which has ideas of its own.
@@ -26,7 +26,7 @@ def system_lookup(host: str) -> list[str]:
 
 
 def admit(target: Target, networks: Sequence[Network], lookup: Lookup, deadline: Deadline) -> list[Address]:
-    """The addresses of the target, in order, each of them allowed. Asks `lookup` at most once.
+    """Return the addresses of the target, in order, each of them allowed. Asks `lookup` at most once.
 
     Args:
         target: Where a call goes.
@@ -60,9 +60,9 @@ def _resolve(host: str, lookup: Lookup, deadline: Deadline) -> list[Address]:
 
 
 def _ask(host: str, lookup: Lookup, deadline: Deadline) -> Sequence[str] | OSError:
-    """What `lookup` says or raises.
+    """Return the result of `lookup`, or its error.
 
-    It is asked in a thread: the system's resolver knows no deadline and no signal, and waits for a dead name server for
+    It runs in a thread: the system's resolver has no deadline and ignores signals. It waits for a dead name server for
     as long as its own configuration says. A thread that is left behind ends with it; the child then leaves (`Wear`).
     """
     answers: list[Sequence[str] | OSError] = []

@@ -45,7 +45,7 @@ WORTH_ANOTHER = frozenset({408, 425, 429})
 
 
 def wait_asked(value: str | None, now: float) -> float | None:
-    """Seconds, 0 to `LONGEST_WAIT`, that a `Retry-After` header asks for; None = it asks for nothing that is known.
+    """Return the seconds, 0 to `LONGEST_WAIT`, that a `Retry-After` header asks for; None = none that are known.
 
     Args:
         value: Seconds, or a date.
@@ -71,7 +71,7 @@ def judge(request: Request, response: BaseHTTPResponse) -> None:
         Later: The server said when to come again.
         Failure: It may go better next time.
 
-    Reads the beginning of the body of what is not wanted.
+    Reads the beginning of the body of an unwanted answer.
     """
     status = response.status
     if request.expects(status):
@@ -89,10 +89,10 @@ def judge(request: Request, response: BaseHTTPResponse) -> None:
 
 
 def result(request: Request, response: BaseHTTPResponse, *, max_bytes: int, keep: int) -> dict[str, Any]:
-    """What a job returns.
+    """Return the result of the job.
 
     Args:
-        request: What was asked.
+        request: The request.
         response: Its body is read here.
         max_bytes: Of the body, at most, packed and unpacked.
         keep: Bytes of the body that are kept in the result.
@@ -116,7 +116,7 @@ def result(request: Request, response: BaseHTTPResponse, *, max_bytes: int, keep
 
 
 def _read_body(response: BaseHTTPResponse, max_bytes: int) -> bytes:
-    """The whole body, unpacked. No more than the limit, and one piece, is ever held."""
+    """Return the whole body, unpacked. No more than the limit, and one piece, is ever held."""
     if (response.length_remaining or 0) > max_bytes:
         raise too_large(max_bytes)
     unpack = _unpacker(response.headers.get("Content-Encoding", ""))
@@ -133,12 +133,12 @@ def _read_body(response: BaseHTTPResponse, max_bytes: int) -> bytes:
 def _read(response: BaseHTTPResponse) -> bytes:
     try:
         return response.read(PIECE, decode_content=False)
-    except ValueError:  # what http.client makes of a chunk of negative size
+    except ValueError:  # http.client's reading of a chunk of negative size
         raise Failure("the framing of the answer's body is broken") from None
 
 
 def too_large(max_bytes: int) -> Refused:
-    """What is raised for a body of more bytes than that."""
+    """Return the error for a body of more than `max_bytes`."""
     return Refused("response-size", f"the answer has more than the {max_bytes} bytes that url_max_bytes allows")
 
 
@@ -157,7 +157,7 @@ class _Packed:
         self._inner = zlib.decompressobj(zlib.MAX_WBITS | 32)
 
     def feed(self, piece: bytes, room: int) -> bytes:
-        """At most `room` bytes: a bomb is never unpacked further than that."""
+        """Return at most `room` bytes: a bomb is never unpacked further than that."""
         try:
             unpacked = self._inner.decompress(piece, room)
         except zlib.error:
@@ -185,13 +185,15 @@ def _kept(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _charset(headers: Mapping[str, str]) -> str:
-    """What the content type names, if it is one of `CHARSETS`; else UTF-8."""
+    """Return the charset of the content type, if it is one of `CHARSETS`; else UTF-8."""
     named = _CHARSET.search(headers.get("Content-Type", "")[:LONGEST_HEADER])
     return named[1].lower() if named and CHARSETS.fullmatch(named[1]) else "utf-8"
 
 
 def _snippet(response: BaseHTTPResponse) -> str:
-    """How the body begins, when it can be had. The status is the news: nothing that goes wrong here may hide it."""
+    """Return how the body begins, when it can be had. The status is the news: nothing that goes wrong here may
+    hide it.
+    """
     if response.headers.get("Content-Encoding"):
         return ""
     try:
@@ -203,7 +205,7 @@ def _snippet(response: BaseHTTPResponse) -> str:
 
 
 def _where(response: BaseHTTPResponse) -> str:
-    """The host that a redirect points to: not the rest of it, which may hold a token."""
+    """Return the host that a redirect points to: not the rest of it, which may hold a token."""
     try:
         return parse(response.headers.get("Location")).authority
     except Refused:

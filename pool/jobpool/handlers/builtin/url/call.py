@@ -24,14 +24,14 @@ HEAD = 256 << 10
 """Bytes that the head of an answer may have."""
 
 FRAMING = 2
-"""So many times its size may a body have on its way, in chunks."""
+"""Limit of the size of a chunked body on its way, as a multiple of its content."""
 
 
 class Caller:
-    """Makes calls, one after the other.
+    """A maker of calls, one after the other.
 
     Args:
-        timeout: Seconds, > 0: what one call may take in all, and the most that a job may ask for.
+        timeout: Seconds, > 0, that one call may take in all; a job may ask for less.
         max_bytes: Of a request's and of an answer's body, at most, >= 1.
         networks: CIDR blocks that may be called beside the public addresses.
         keep: Bytes of an answer's body in the result.

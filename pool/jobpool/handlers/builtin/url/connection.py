@@ -38,16 +38,16 @@ CONNECT = 10.0
 """Seconds for the TCP connection to one address, and again for its TLS handshake."""
 
 MOST_ADDRESSES = 4
-"""So many addresses of a name are tried."""
+"""Addresses of a name that are tried."""
 
 ERRORS = (OSError, HTTPError, HTTPException)
-"""What an exchange fails with."""
+"""Errors of an exchange."""
 
 
 def tls_context(ca_file: str | None = None) -> ssl.SSLContext:
-    """A context that verifies certificates and names, against the system's authorities or those of `ca_file`.
+    """Return a context that verifies certificates and names, against the system's authorities or those of `ca_file`.
 
-    Nothing that a job says reaches this. Takes some 20 ms: keep it.
+    No payload reaches this. Takes some 20 ms: keep it.
     """
     context = ssl.create_default_context(cafile=ca_file)
     context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)
@@ -65,12 +65,12 @@ def exchange(
 ) -> T:
     """Send the request to the first of the addresses that answers, and return what `use` makes of the response.
 
-    The body is not read when `use` gets it. Whatever ends this, the hard timeout too, closes the socket.
+    The body is not read when `use` gets it. Every end of this, by the hard timeout too, closes the socket.
 
     Raises:
         Failure: No address took the connection, or the exchange broke off, in `use` too.
         TooMuch: More came in than the bounds allow.
-        Exception: What else `use` raises.
+        Exception: `use` raised it.
 
     Blocks until the deadline at most.
     """
@@ -158,7 +158,7 @@ def _send(connection: HTTPConnection, request: Request) -> None:
 
 
 def _told(error: Exception) -> str:
-    """In a few words. urllib3's own texts hold the connection's address, which is nobody's business."""
+    """Describe the error in a few words. urllib3's own texts hold the connection's address, which stays private."""
     cause: BaseException = error
     while isinstance(cause, HTTPError) and isinstance(cause.__cause__ or cause.__context__, Exception):
         cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]

@@ -16,7 +16,7 @@ class Deadline:
         self._at = monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds until then, > 0.
+        """Return seconds until then, > 0.
 
         Raises:
             TimeoutError: There are none.

@@ -1,4 +1,4 @@
-"""What a call raises that is refused, or that its server asks to be made later."""
+"""Errors of a call that is refused, or that its server asks to be made later."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Refused(sentences.Refused):
 
     Args:
         rule: A short, stable name of the rule, for logs and searches; the text begins with it.
-        why: What is wrong, and how it can be mended. Holds no part of a URL that may be a secret, and of what a
-            name resolves to no more than the kind: a producer must not learn internal addresses by asking.
+        why: The mistake, and how it can be mended. Holds no secret part of a URL, and only the kind of the address that
+            a name resolves to. A producer must not learn internal addresses by asking.
     """
 
     def __init__(self, rule: str, why: str) -> None:

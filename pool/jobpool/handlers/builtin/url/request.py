@@ -1,7 +1,7 @@
 """From a job's payload to a request that is ready to be sent. Pure.
 
-Payload: `{"method": "POST", "url": "https://…", "options": {…}}`. Nothing that a caller says can weaken the rules:
-options about TLS are left out of account and named in the result; headers that belong to the connection are refused.
+Payload: `{"method": "POST", "url": "https://…", "options": {…}}`. No payload can weaken the rules: options about TLS
+are ignored and named in the result; headers that belong to the connection are refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TLS_OPTIONS = frozenset(
         *("ssl_minimum_version", "ssl_maximum_version", "tls_version", "min_tls_version", "verify_host", "verify_peer"),
     )
 )
-"""What other clients call the switches of TLS: ignored here, whatever they say."""
+"""Names of TLS switches in other clients: ignored here, whatever their value."""
 
 NEVER = {
     **dict.fromkeys(("allow_redirects", "follow_redirects", "max_redirects"), "redirects are never followed"),
@@ -39,7 +39,7 @@ NEVER = {
     "data": "give `json`, `form` or `body`",
     "params": "give `query`",
 }
-"""What other clients know, and what to do here."""
+"""Options of other clients that are refused, and their replacement here."""
 
 RESERVED = frozenset(
     (
@@ -80,21 +80,21 @@ class Request:
     ignored: tuple[str, ...] = ()
 
     def expects(self, status: int) -> bool:
-        """Whether this status is success."""
+        """Return whether this status is success."""
         return status in self.expect if self.expect else 200 <= status < 300
 
 
 def read(payload: object, *, timeout: float, max_bytes: int, identifier: str) -> Request:
-    """The request that a payload means.
+    """Return the request that a payload means.
 
     Args:
         payload: Of the job.
-        timeout: Seconds: what a call may take that says nothing, and the most that one may ask for.
+        timeout: Seconds: the default of a call, and the most that one may ask for.
         max_bytes: Of the body, at most.
         identifier: Of the job: sent as `Idempotency-Key` with methods that must not be repeated blindly.
 
     Raises:
-        Refused: It is none, or breaks a rule.
+        Refused: It is not a request, or breaks a rule.
     """
     fields = _object(payload, "payload", {"method", "url", "options"})
     method = _method(fields.get("method"))
@@ -196,7 +196,7 @@ def _default(headers: dict[str, str], name: str, value: str) -> None:
 
 
 def _body(method: str, options: Mapping[str, Any], max_bytes: int) -> tuple[bytes | None, str]:
-    """The body, and the content type that goes with it."""
+    """Return the body, and the content type that goes with it."""
     given = [name for name in ("json", "form", "body") if name in options]
     if not given:
         return None, ""

@@ -1,8 +1,8 @@
-"""Sockets that keep to bounds of time and of size, whatever the code above them would wait for or read.
+"""Sockets with bounds of time and size, whatever the code above them would wait for or read.
 
 A socket's own timeout starts anew with every system call, so a peer that sends a byte now and then could hold a call
-open for ever. And http.client can be told to read without end: by a chunk of size -1, for one. Here each system call
-gets what is left of the call's time, and what comes in is counted, without a thread or a signal.
+open forever. And http.client can be told to read without end: by a chunk of size -1, for one. Here each system call
+gets the rest of the call's time, and received bytes are counted, without a thread or a signal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class TooMuch(Exception):
 
 
 class Bounds:
-    """What one connection may take.
+    """The limits of one connection.
 
     Args:
         deadline: By when it ends.
@@ -77,7 +77,7 @@ class BoundedTlsSocket(ssl.SSLSocket):
 
 
 def bounded(sock: socket.socket, bounds: Bounds) -> socket.socket:
-    """The same connection as a socket that keeps to the bounds; `sock` itself must not be used any more."""
+    """Return the same connection as a socket that keeps to the bounds; `sock` itself must not be used any more."""
     if not isinstance(sock, ssl.SSLSocket):
         sock = BoundedSocket(sock.family, sock.type, sock.proto, fileno=sock.detach())
     if not isinstance(sock, BoundedSocket | BoundedTlsSocket):

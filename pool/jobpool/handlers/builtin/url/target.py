@@ -1,7 +1,7 @@
 """Reading a URL so strictly that no two programs could read it differently. Pure.
 
-Most tricks live on what parsers disagree about: what ends the host, what a backslash is, which integers are addresses.
-Whatever is not plain is refused here, not repaired, and the text says how to write it.
+Most tricks use disagreements of parsers: the end of the host, the meaning of a backslash, integers as addresses. A URL
+that is not plain is refused here, not repaired, and the text says how to write it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a call goes.
+    """The target of a call.
 
     Attributes:
         scheme: `http` or `https`.
@@ -47,16 +47,16 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """What the `Host` header says: the port only where it is not the scheme's own."""
+        """Return the text of the `Host` header: the port only if it is not the scheme's own."""
         host = f"[{self.host}]" if isinstance(self.address, IPv6Address) else self.host
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
 
 def parse(url: object) -> Target:
-    """What a URL means.
+    """Parse a URL.
 
     Raises:
-        Refused: It is no plain http or https URL; the text names the rule and the mend.
+        Refused: It is not a plain http or https URL; the text names the rule and the mend.
     """
     text = _plain_text(url)
     shape = _SHAPE.fullmatch(text)

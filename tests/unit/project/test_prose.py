@@ -1,0 +1,62 @@
+"""scripts/prose.py: the English that it refuses, and the English that it lets pass."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "prose.py"
+
+
+@pytest.fixture(scope="module")
+def prose() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("prose", SCRIPT)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'def f():\n    """The answer."""\n',
+        'def f():\n    """`flag`: on or off."""\n',
+        'class C:\n    """What one call does."""\n',
+        'x = 1\n"""What is left."""\n',
+        "# What was refused is tried again.\n",
+        "x = 1  # an id that is no id\n",
+        "# Does the new code not import, the old children go on.\n",
+        "# The next command goes on behind it.\n",
+        'option(help="So many children.")\n',
+        "# It waits for ever.\n",
+        "# Wake whoever waits.\n",
+        f"# It {'very ' * 25}long.\n",
+        "# One; two; three.\n",
+    ],
+)
+def test_it_refuses(prose: ModuleType, tmp_path: Path, source: str) -> None:
+    (tmp_path / "bad.py").write_text(source)
+    assert list(prose.findings(tmp_path / "bad.py"))
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("good.py", 'def f():\n    """Return the answer, if there is no error."""\n'),
+        (
+            "good.py",
+            'class C:\n    """The state of one call."""\n\n    @property\n    def x(self):\n        """The id."""\n',
+        ),
+        ("good.py", '"""A table.\n\n| id | one; two | three; four |\n"""\n' + 'x = "What is this; that; those"\n'),
+        ("good.md", "# What it is\n\nIs it fast, or not?\n\n```\nWhat is no word of this page\n```\n"),
+        ("good.sql", "-- Return the first message.\nSELECT 'for ever';\n"),
+    ],
+)
+def test_it_lets_pass(prose: ModuleType, tmp_path: Path, name: str, source: str) -> None:
+    (tmp_path / name).write_text(source)
+    assert not list(prose.findings(tmp_path / name))
