@@ -70,7 +70,9 @@ def run(boot: ChildBoot) -> int:
         return _cannot_boot(boot, str(error))
     try:
         return Child(boot).serve()
-    except (OSError, SocketsLost):
+    except (OSError, SocketsLost) as error:
+        # Through the shared page: the descriptors may be somebody else's by now.
+        boot.page.printed.write(f"\njobpool: this child cannot go on: {error!r}\n".encode())
         return BROKEN
 
 

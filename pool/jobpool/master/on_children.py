@@ -10,6 +10,7 @@ from typing import Any
 
 from jobpool.errors import InvalidJob
 from jobpool.ipc.frames import Result
+from jobpool.ipc.postfork import BROKEN
 from jobpool.master import events as ev
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import BROKEN_GRACE_S, Pool, ServerState, remember
@@ -264,7 +265,13 @@ def _note_death(
         handler=running.handler if running else None,
         cause=cause,
         stack=innermost(death.stack) or None,
+        # With another status it may be the last line of an earlier job, and nobody else's business.
+        said=_last_line(event.output) if running is None and event.exited.code == BROKEN else None,
     )
+
+
+def _last_line(output: str) -> str | None:
+    return output.strip().rpartition("\n")[2] or None
 
 
 def _attempt_died(pool: Pool, slot: Slot, delivery: Delivery, event: ev.ChildDied, death: Death) -> None:

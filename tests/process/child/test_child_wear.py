@@ -46,9 +46,10 @@ def test_a_handler_that_takes_the_sockets_away_ends_the_child_without_a_verdict(
     start_child: Start, handler: str
 ) -> None:
     child = start_child()
-    child.send(handler)
+    nonce = child.send(handler)
     assert child.receive() is None
     assert child.exit_status() == 70
+    assert "jobpool: this child cannot go on: " in child.board.slot(0).printed.read(nonce)
 
 
 def test_a_fork_whose_two_sides_return_gives_one_result(start_child: Start) -> None:

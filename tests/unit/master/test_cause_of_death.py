@@ -9,6 +9,7 @@ import pytest
 from stage import Stage
 
 from jobpool.ipc.frames import Exited
+from jobpool.ipc.postfork import BROKEN
 from jobpool.master import events as ev
 from jobpool.message.death import Death
 from jobpool.message.outcome import Crashed, EndReason, LostLease, MemoryExceeded, Stopped, TimedOut
@@ -93,6 +94,17 @@ def test_only_the_attempt_that_was_begun_has_printed_anything(begun: bool) -> No
     assert Death.from_text(last.cause) == Death(
         "killed by SIGKILL", "outside", output="secret of a customer" if begun else ""
     )
+
+
+def test_an_idle_child_that_cannot_go_on_says_why_in_the_log_and_one_that_ends_otherwise_says_nothing() -> None:
+    output = "secret of a customer\njobpool: this child cannot go on: OSError(9, 'Bad file descriptor')\n"
+    for code, said in ((BROKEN, "jobpool: this child cannot go on: OSError(9, 'Bad file descriptor')"), (1, None)):
+        stage = Stage(workers=1).boot()
+        [slot] = stage.idle
+        end = Exited(slot.child, slot.pid, code, None)
+        stage.tell(ev.ChildDied(slot.child, end, 0, frozenset(), "", output, ""))
+        [note] = [note for note in stage.pool.notes if note.event == "a child died"]
+        assert note.fields["said"] == said
 
 
 def test_the_alarms_own_stack_is_in_its_record() -> None:
