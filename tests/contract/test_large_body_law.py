@@ -17,7 +17,7 @@ from jobpool.message.envelope import MAX_BODY_BYTES, OVERSIZED
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Settled
 
-HOLDERS = ["memory", "postgres", "redis", "redis-cluster", "sqlite"]
+HOLDERS = ["memory", "postgres", "redis", pytest.param("redis-cluster", marks=pytest.mark.more), "sqlite"]
 """beanstalkd (`-z`) and Service Bus bound what they take themselves."""
 
 pytestmark = pytest.mark.parametrize("harness", HOLDERS, indirect=True)

@@ -42,7 +42,7 @@ SUCCESSOR = 1.0
 
 
 @pytest.mark.row(2)
-@pytest.mark.on("sqlite", "redis", "postgres", "beanstalk", "servicebus")
+@pytest.mark.on("redis", "sqlite", "postgres", "beanstalk", "servicebus")
 def test_children_killed_at_every_phase_of_a_job(rig: Rig, figure: Figure, request: pytest.FixtureRequest) -> None:
     """Each job kills its child once, at its phase; jobs that go on beside them notice nothing."""
     seed = printed_seed()

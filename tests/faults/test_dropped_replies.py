@@ -50,7 +50,7 @@ def dropped(hosts: Sequence[Host]) -> int:
 
 
 @pytest.mark.row(9)
-@pytest.mark.on("redis", "postgres")
+@pytest.mark.on("postgres", "redis")
 def test_settlements_that_are_asked_again_repeat_no_job(
     broker: Broker, hosts: list[Host], rig: Rig, figure: Figure
 ) -> None:
@@ -124,7 +124,7 @@ def test_a_fetch_that_is_asked_again_gets_the_same_leases(
 
 
 @pytest.mark.row(9)
-@pytest.mark.on("redis", "postgres")
+@pytest.mark.on("postgres", "redis")
 def test_what_a_fetch_has_leased_that_is_never_asked_again_comes_back_after_the_ttl(
     broker: Broker, rig: Rig, figure: Figure
 ) -> None:

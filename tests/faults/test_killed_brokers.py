@@ -31,7 +31,7 @@ BEHIND = 2.0
 
 
 @pytest.mark.row(8, 27)
-@pytest.mark.on("redis", "redis-cluster", "postgres")
+@pytest.mark.on("postgres", "redis", "redis-cluster")
 @pytest.mark.own_server
 def test_a_broker_that_is_killed_under_load_and_comes_back(broker: Broker, rig: Rig, figure: Figure) -> None:
     """And then restarted as an administrator does."""

@@ -54,7 +54,7 @@ def streaming(rig: Rig, until: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.row(21)
-@pytest.mark.on("sqlite", "redis", "postgres", "beanstalk", "servicebus")
+@pytest.mark.on("beanstalk", "sqlite", "redis", "postgres", "servicebus")
 def test_a_stop_lets_short_jobs_end_and_another_pool_goes_on_with_the_long_ones(rig: Rig, figure: Figure) -> None:
     [leaving] = start_pools(rig, 1, "--stop-grace", f"{GRACE}", workers=3)
     go = rig.directory / "go"
@@ -90,7 +90,7 @@ def test_a_stop_lets_short_jobs_end_and_another_pool_goes_on_with_the_long_ones(
 
 
 @pytest.mark.row(21)
-@pytest.mark.on("sqlite", "redis", "postgres")
+@pytest.mark.on("redis", "sqlite", "postgres")
 def test_stops_in_a_stream_of_short_jobs_lose_and_repeat_none(rig: Rig, figure: Figure) -> None:
     pools = start_pools(rig, 2)
     for number in (1, 2):

@@ -54,7 +54,9 @@ def three_schedulers(
 
 
 @pytest.mark.row(29)
-@pytest.mark.parametrize("store", ["sqlite", "redis", "postgres"])
+@pytest.mark.parametrize(
+    "store", ["redis", *(pytest.param(name, marks=pytest.mark.more) for name in ("sqlite", "postgres"))]
+)
 def test_each_instant_fires_once(store: str, tmp_path: Path) -> None:
     seed = printed_seed()
     steps = int(HOURS * 3600 / STEP)
