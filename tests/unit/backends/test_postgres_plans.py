@@ -13,6 +13,7 @@ from functools import partial
 import pytest
 from postgres_explained import Explained, check_plans, explained
 from postgres_rig import Rig
+from support import tiers
 from support.jobs import QUEUE, a_job, numbered
 
 from jobpool.broker.values import MessageFilter, State, Verb
@@ -23,7 +24,7 @@ from jobpool_backends.postgres import PostgresBackend
 pytestmark = pytest.mark.xdist_group("postgres-million")  # one load for all of them
 
 FEW = 1000
-EACH = 1_000_000 if os.environ.get("POOLTEST_FULL") else 250_000
+EACH = 1_000_000 if os.environ.get("POOLTEST_FULL") else 250_000 if tiers.ALL else 100_000
 
 _FILL = """
 INSERT INTO {schema}.messages (enqueued_at, available_at, priority, state, given, fresh, id, queue, handler, body,
