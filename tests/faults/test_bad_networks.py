@@ -309,6 +309,7 @@ def test_pools_can_be_stopped_while_their_broker_is_away(broker: Broker, rig: Ri
     assert set(ids) == {message.id for message in rig.backend.list_messages()}
 
 
+@pytest.mark.more
 @pytest.mark.row(8)
 @pytest.mark.on("servicebus")
 def test_locks_outlive_an_outage_that_is_shorter_than_they_are(

@@ -147,6 +147,7 @@ def _seconds_to_successors(events: list[dict[str, Any]]) -> list[float]:
     return [] if math.inf in took else took
 
 
+@pytest.mark.more
 @pytest.mark.row(2)
 @pytest.mark.on("sqlite", "redis-cluster")
 def test_children_killed_at_random_moments(rig: Rig) -> None:

@@ -102,6 +102,7 @@ def _check_nothing_came_back(seen: list[Seen], ends: list[tuple[str, int, str]])
         assert last[ident] == (fence or POLICY.max_crashes + 1), kind
 
 
+@pytest.mark.more
 @pytest.mark.row(7)
 @pytest.mark.on("servicebus", "sqlite", "redis", "postgres")
 def test_pools_whose_leases_are_taken_away_in_mid_job_end_each_message_once(

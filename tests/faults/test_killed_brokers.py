@@ -104,6 +104,7 @@ def assert_all_is_counted(rig: Rig) -> None:
 # --- one that may not ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.more
 @pytest.mark.row(8)
 @pytest.mark.on("redis")
 def test_what_kills_take_from_a_redis_that_flushes_every_second(tmp_path: Path, figure: Figure) -> None:

@@ -97,6 +97,7 @@ def _ended_by(rig: Rig, pool: PoolProcess) -> list[str]:
     return [line.id for line in rig.lines("settled") if line.pid == pool.pid and line.answer == "ok"]
 
 
+@pytest.mark.more
 @pytest.mark.row(4)
 @pytest.mark.on("sqlite")
 def test_masters_killed_again_and_again(rig: Rig) -> None:
