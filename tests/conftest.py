@@ -32,5 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.option.all:
+    left_out = [] if config.option.all else [item for item in items if item.get_closest_marker("more")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("more")]
