@@ -183,17 +183,17 @@ MUTATIONS = [
     ),
     Mutation(
         "pool: an expired job is run",
-        f"{POOL}/master/inspection.py",
+        f"{POOL}/policy/inspection.py",
         "if expires is not None and now() >= expires:",
         "if expires is not None and now() < 0:",
-        "tests/unit/master/test_inspection.py tests/contract/test_expiry_law.py",
+        "tests/unit/policy/test_inspection.py tests/contract/test_expiry_law.py",
     ),
     Mutation(
         "pool: leases are not renewed",
-        f"{POOL}/master/renewer.py",
+        f"{POOL}/master/threads.py",
         "if boot < delivery.lease.expires_at < boot + 2 * delivery.lasts / 3:",
         "if boot < delivery.lease.expires_at < boot:",
-        "tests/unit/master/test_renewer.py tests/faults/test_long_jobs.py",
+        "tests/unit/master/test_renew_thread.py tests/faults/test_long_jobs.py",
     ),
     Mutation(
         "pool: a failed job is acked",
@@ -211,14 +211,14 @@ MUTATIONS = [
     ),
     Mutation(
         "pool: a timeout kills ten seconds late",
-        f"{POOL}/master/watch.py",
+        f"{POOL}/master/deadlines.py",
         "if now < deadline + pool.settings.kill_grace:",
         "if now < deadline + 10 + pool.settings.kill_grace:",
         "tests/unit/master/test_plan.py tests/faults/test_timeouts.py",
     ),
     Mutation(
         "pool: the memory limit is off",
-        f"{POOL}/master/watch.py",
+        f"{POOL}/master/deadlines.py",
         "return 0 < pool.settings.memory_limit < slot.rss and",
         "return 0 < pool.settings.memory_limit < 0 and",
         "tests/unit/master/test_plan.py tests/faults/test_memory_limits.py",
