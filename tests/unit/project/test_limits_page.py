@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobpool.policy.breaker import BreakerSettings
 
 import jobpool
+from jobpool.policy.breaker import BreakerSettings
 from jobpool.settings import load
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "limits.md").read_text("utf-8")
