@@ -44,7 +44,7 @@ def servicebus() -> Iterator[ServiceBusPeer]:
         "KILL",
         sys.executable,
         "-m",
-        "support.servicebus",
+        "servicebus_peer",
         "--port",
         "0",
         "--auto-create",

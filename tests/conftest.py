@@ -1,21 +1,38 @@
-"""Compiles the project once, before the first test.
+"""Compiles the project once, before the first test, and leaves out what is marked `more` unless `--all` is given.
 
-Tests start hundreds of programs that import it, and each would compile it anew where Python keeps no bytecode
+Tests start hundreds of programs that import the project, and each would compile it anew where Python keeps no bytecode
 (PYTHONDONTWRITEBYTECODE): half a second of a processor for a pool.
 """
 
 from __future__ import annotations
 
 import compileall
+import os
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-IMPORTED = ("pool", "backends", "tests/support")
+IMPORTED = ("pool", "backends", "tests/support", "tests/servicebus_peer")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run what is marked `more` too, and each law on every backend")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "more: one more of a kind, or a long row; runs with --all, or by its whole name")
+    if any("::" in argument for argument in config.args):
+        config.option.all = True  # who names a test wants it
+    if config.option.all:
+        os.environ["POOLTEST_ALL"] = "1"  # for what is decided when a test is imported: see support.tiers
     if not hasattr(config, "workerinput"):  # pytest-xdist's workers start after it
         for folder in IMPORTED:
             compileall.compile_dir(ROOT / folder, quiet=2)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [] if config.option.all else [item for item in items if item.get_closest_marker("more")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("more")]

@@ -1,4 +1,8 @@
-"""One suite for every backend. Tests say by marker which capability they need, or need to be missing."""
+"""One suite for every backend. Tests say by marker which capability they need, or need to be missing.
+
+An item is collected only where its backend can run it. By default a law that the shared code keeps runs on one backend,
+and Redis Cluster runs the laws that touch two keys or queues; `--all` runs every law on every backend.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +15,55 @@ from support.harnesses.base import dismiss_crowd
 
 from jobpool.broker.backend import QueueBackend
 
+ONE = ("memory", "sqlite")
+"""A law that is kept above the backend runs on the first of these that fits; on the first of all where none does."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*fields): run only where these fields of Capabilities are true")
     config.addinivalue_line("markers", "lacks(*fields): run only where these fields of Capabilities are false")
+    config.addinivalue_line("markers", "above: kept by the code above the backends; by default on one of them")
+    config.addinivalue_line("markers", "spans: touches two keys or queues; Redis Cluster runs these by default")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Skip what does not fit a backend before any fixture is made: of eight backends each test has a few such."""
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a law the backends that fit, as `harness` (a fresh store) or `harness_type`."""
+    for name in {"harness", "harness_type"} & set(metafunc.fixturenames):
+        if not any(name in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")):
+            metafunc.parametrize(name, backends_of(metafunc), indirect=True)
+
+
+def backends_of(metafunc: pytest.Metafunc) -> list[str]:
+    law = metafunc.definition
+    fitting = [name for name, kind in HARNESSES.items() if not misfit(law, kind)]
+    if metafunc.config.option.all:
+        return fitting
+    if law.get_closest_marker("above"):
+        return [name for name in (*ONE, *fitting) if name in fitting][:1]
+    return [name for name in fitting if name != "redis-cluster" or law.get_closest_marker("spans")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out the rows of a table that do not fit a backend: their markers are known only now."""
+    items[:] = [item for item in items if not unfit(item)]
+
+
+def unfit(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     name = callspec.params.get("harness") if callspec else None
-    if name in HARNESSES and (reason := misfit(item, HARNESSES[name])):
-        item.add_marker(pytest.mark.skip(reason=reason))
+    return name in HARNESSES and bool(misfit(item, HARNESSES[name]))
 
 
-@pytest.fixture(params=list(HARNESSES))
+@pytest.fixture
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
     harness = HARNESSES[request.param](tmp_path)
     yield harness
     harness.close()
+
+
+@pytest.fixture
+def harness_type(request: pytest.FixtureRequest) -> type[Harness]:
+    return HARNESSES[request.param]
 
 
 @pytest.fixture

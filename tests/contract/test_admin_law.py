@@ -37,6 +37,7 @@ def shows(backend: QueueBackend, where: MessageFilter) -> bool:
 # --- stats ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spans
 def test_an_unknown_queue_is_empty(backend: QueueBackend) -> None:
     assert backend.stats("nothing") == QueueStats()
     assert backend.queues() == []
@@ -57,6 +58,7 @@ def test_a_delayed_message_that_fell_due_counts_as_waiting(harness: Harness, bac
     assert (stats.waiting, stats.delayed) == (1, 0)
 
 
+@pytest.mark.spans
 @pytest.mark.needs("lists_live")
 def test_a_delayed_message_that_fell_due_is_listed_as_waiting(harness: Harness, backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job(scheduled_at=at(harness.now() + 2)))
@@ -103,6 +105,7 @@ def test_oldest_is_the_age_of_the_next_message(harness: Harness, backend: QueueB
     assert backend.stats(QUEUE).oldest is None
 
 
+@pytest.mark.spans
 def test_queues_are_those_that_hold_a_message(backend: QueueBackend) -> None:
     backend.enqueue_many([a_job(queue="b"), a_job(queue="a"), a_job(queue="c")])
     [lease] = backend.fetch_many("c", limit=1)
@@ -117,6 +120,7 @@ def test_ping_answers(backend: QueueBackend) -> None:
 # --- lists ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spans
 @pytest.mark.needs("lists_live")
 def test_messages_are_listed_whatever_their_state(harness: Harness, backend: QueueBackend) -> None:
     known = one_of_each(harness, backend)
@@ -125,12 +129,14 @@ def test_messages_are_listed_whatever_their_state(harness: Harness, backend: Que
     assert len(messages) == 4
 
 
+@pytest.mark.spans
 @pytest.mark.needs("lists_live", "keeps_place")
 def test_messages_are_listed_in_enqueue_order(harness: Harness, backend: QueueBackend) -> None:
     known = one_of_each(harness, backend)
     assert ids(backend.list_messages()) == list(known.values())
 
 
+@pytest.mark.spans
 @pytest.mark.needs("lists_live")
 def test_a_list_shows_everything_about_a_message(harness: Harness, backend: QueueBackend) -> None:
     known = one_of_each(harness, backend)
@@ -147,6 +153,7 @@ def test_a_list_shows_everything_about_a_message(harness: Harness, backend: Queu
     assert backend.inspect("0000000000000000") is None
 
 
+@pytest.mark.spans
 @pytest.mark.needs("atomic_across_queues")
 def test_pages_follow_each_other_without_gap_or_repeat(backend: QueueBackend) -> None:
     known = backend.enqueue_many([a_job(number, queue=f"q{number % 3}") for number in range(25)])
@@ -158,64 +165,65 @@ def test_pages_follow_each_other_without_gap_or_repeat(backend: QueueBackend) ->
     assert seen == known
 
 
+@pytest.mark.spans
 @pytest.mark.needs("lists_live")
-@pytest.mark.parametrize("where", [MessageFilter(queue="q1"), MessageFilter(states=(State.WAITING,))])
-def test_pages_of_a_filter_follow_each_other_too(backend: QueueBackend, where: MessageFilter) -> None:
+def test_pages_of_a_filter_follow_each_other_too(backend: QueueBackend) -> None:
     backend.enqueue_many([a_job(number, queue=f"q{number % 3}") for number in range(25)])
-    whole = ids(backend.list_messages(where))
-    first = backend.list_messages(where, limit=3)
-    rest = backend.list_messages(where, after=first[-1].cursor)
-    assert ids(first + rest) == whole
+    for where in (MessageFilter(queue="q1"), MessageFilter(states=(State.WAITING,))):
+        whole = ids(backend.list_messages(where))
+        first = backend.list_messages(where, limit=3)
+        rest = backend.list_messages(where, after=first[-1].cursor)
+        assert ids(first + rest) == whole, where
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1001])
-def test_a_page_out_of_range_is_refused(backend: QueueBackend, limit: int) -> None:
-    with pytest.raises(ValueError, match="limit"):
-        backend.list_messages(limit=limit)
+def test_a_page_out_of_range_is_refused(backend: QueueBackend) -> None:
+    for limit in (0, -1, 1001):
+        with pytest.raises(ValueError, match="limit"):
+            backend.list_messages(limit=limit)
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "-1", "1;2", "9" * 40, "\u0661"])
-def test_a_cursor_that_is_none_is_refused(backend: QueueBackend, cursor: str) -> None:
-    with pytest.raises(ValueError, match="cursor"):
-        backend.list_messages(after=cursor)
+def test_a_cursor_that_is_none_is_refused(backend: QueueBackend) -> None:
+    for cursor in ("", "x", "-1", "1;2", "9" * 40, "\u0661"):
+        with pytest.raises(ValueError, match="cursor"):
+            backend.list_messages(after=cursor)
 
 
-FILTERS = [
-    pytest.param(MessageFilter(), "DLWd", id="all"),
-    pytest.param(MessageFilter(queue=QUEUE), "DLWd", id="queue"),
-    pytest.param(MessageFilter(queue="mails"), "", id="other queue"),
-    pytest.param(MessageFilter(handler="render"), "D", id="handler"),
-    pytest.param(MessageFilter(states=(State.DEAD,)), "D", id="dead"),
-    pytest.param(MessageFilter(states=(State.DELAYED, State.LEASED)), "Ld", id="two states"),
-    pytest.param(MessageFilter(states=(State.WAITING, State.DELAYED)), "Wd", id="waiting or delayed"),
-    pytest.param(MessageFilter(queue=QUEUE, states=tuple(State)), "DLWd", id="all states"),
-    pytest.param(MessageFilter(reason="timeout"), "D", id="reason"),
-    pytest.param(MessageFilter(reason="time"), "", id="part of a reason"),
-    pytest.param(MessageFilter(text="dead"), "D", id="text in the body, other case"),
-    pytest.param(MessageFilter(text="too slow"), "D", id="text in the error"),
-    pytest.param(MessageFilter(text="WAITING", states=(State.WAITING,)), "W", id="text and state"),
-    pytest.param(MessageFilter(text="100%_\\"), "", id="text with odd characters"),
-    pytest.param(MessageFilter(handler="render", states=(State.WAITING,)), "", id="every field must match"),
-]
+FILTERS = {
+    "all": (MessageFilter(), "DLWd"),
+    "queue": (MessageFilter(queue=QUEUE), "DLWd"),
+    "other queue": (MessageFilter(queue="mails"), ""),
+    "handler": (MessageFilter(handler="render"), "D"),
+    "dead": (MessageFilter(states=(State.DEAD,)), "D"),
+    "two states": (MessageFilter(states=(State.DELAYED, State.LEASED)), "Ld"),
+    "waiting or delayed": (MessageFilter(states=(State.WAITING, State.DELAYED)), "Wd"),
+    "all states": (MessageFilter(queue=QUEUE, states=tuple(State)), "DLWd"),
+    "reason": (MessageFilter(reason="timeout"), "D"),
+    "part of a reason": (MessageFilter(reason="time"), ""),
+    "text in the body, other case": (MessageFilter(text="dead"), "D"),
+    "text in the error": (MessageFilter(text="too slow"), "D"),
+    "text and state": (MessageFilter(text="WAITING", states=(State.WAITING,)), "W"),
+    "text with odd characters": (MessageFilter(text="100%_\\"), ""),
+    "every field must match": (MessageFilter(handler="render", states=(State.WAITING,)), ""),
+}
 
 
-@pytest.mark.parametrize(("where", "expected"), FILTERS)
-def test_a_filter_finds_what_it_says(
-    harness: Harness, backend: QueueBackend, where: MessageFilter, expected: str
-) -> None:
+@pytest.mark.spans
+def test_a_filter_finds_what_it_says(harness: Harness, backend: QueueBackend) -> None:
     known = one_of_each(harness, backend)
     letters = dict(zip(known.values(), "DLWd", strict=True))
-    if not shows(backend, where):
-        for look in (backend.list_messages, backend.count):
-            with pytest.raises(Unsupported, match="lists_live"):
-                look(where)
-        return
-    expected = expected if backend.capabilities.lists_live else "".join({*expected} & {"D"})
-    found = [letters[ident] for ident in ids(backend.list_messages(where))]
-    assert in_order(backend, found) == in_order(backend, list(expected))
-    assert backend.count(where) == len(expected)
+    for name, (where, letters_found) in FILTERS.items():
+        if not shows(backend, where):
+            for look in (backend.list_messages, backend.count):
+                with pytest.raises(Unsupported, match="lists_live"):
+                    look(where)
+            continue
+        expected = letters_found if backend.capabilities.lists_live else "".join({*letters_found} & {"D"})
+        found = [letters[ident] for ident in ids(backend.list_messages(where))]
+        assert in_order(backend, found) == in_order(backend, list(expected)), name
+        assert backend.count(where) == len(expected), name
 
 
+@pytest.mark.spans
 def test_a_filter_by_ids_finds_those(harness: Harness, backend: QueueBackend) -> None:
     known = one_of_each(harness, backend)
     wanted = (known[State.DELAYED], known[State.DEAD], "unknown")
@@ -244,16 +252,17 @@ def test_age_counts_from_the_enqueue_and_for_a_dead_letter_from_its_death(
 
 
 @pytest.mark.needs("lists_live")
-@pytest.mark.parametrize(("cap", "counted"), [(1, 1), (6, 6), (7, 7), (8, 7), (100, 7)])
-def test_a_count_stops_at_its_cap(backend: QueueBackend, cap: int, counted: int) -> None:
+def test_a_count_stops_at_its_cap(backend: QueueBackend) -> None:
     backend.enqueue_many([a_job(number, queue=f"q{number % 2}") for number in range(7)])
-    assert backend.count(MessageFilter(), cap=cap) == counted
-    assert backend.count(MessageFilter(states=(State.WAITING,)), cap=cap) == counted
+    for cap, counted in [(1, 1), (6, 6), (7, 7), (8, 7), (100, 7)]:
+        assert backend.count(MessageFilter(), cap=cap) == counted, cap
+        assert backend.count(MessageFilter(states=(State.WAITING,)), cap=cap) == counted, cap
 
 
 # --- bulk -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spans
 def test_delete_removes_what_matches_and_never_what_is_leased(harness: Harness, backend: QueueBackend) -> None:
     known = one_of_each(harness, backend)
     assert backend.bulk(MessageFilter(queue=QUEUE), Verb.DELETE) == 3
@@ -312,6 +321,7 @@ def test_retry_forgets_when_the_message_crashed(harness: Harness, backend: Queue
     assert (message.crashes, message.cause) == (0, None)
 
 
+@pytest.mark.spans
 @pytest.mark.needs("atomic_across_queues")
 def test_bulk_takes_the_oldest_first_up_to_its_limit(backend: QueueBackend) -> None:
     known = backend.enqueue_many([a_job(number, queue=f"q{number % 2}") for number in range(9)])

@@ -26,6 +26,7 @@ def delayed_job(harness: Harness, backend: QueueBackend, seconds: float) -> str:
 # --- what is taken ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.spans
 def test_where_nothing_is_free_there_is_no_claim(backend: QueueBackend) -> None:
     assert backend.claims.claim("nothing", limit=10, ttl=300.0, grace=60.0) is None
     post(backend)
@@ -112,6 +113,7 @@ def test_a_claim_is_a_delivery(backend: QueueBackend) -> None:
     assert (found(backend, ident).attempts, found(backend, ident).crashes) == (0, 0)
 
 
+@pytest.mark.spans
 def test_only_the_queue_that_was_named_is_claimed(backend: QueueBackend) -> None:
     post(backend, queue="mails")
     assert nothing_to_claim(backend)
@@ -184,6 +186,7 @@ def test_a_claim_id_can_be_used_again_when_its_claim_has_ended(harness: Harness,
     assert ids(backend.claims.get(QUEUE, newer.id).messages) == known[:1]
 
 
+@pytest.mark.spans
 def test_ids_of_claims_are_of_one_queue(backend: QueueBackend) -> None:
     here, there = post(backend) + post(backend, queue="mails")
     claim(backend, claim_id=MINE)
@@ -212,6 +215,7 @@ def not_to_be_found(harness: Harness, backend: QueueBackend) -> dict[str, str]:
     return {"ended": ended.id, "released": released.id, "foreign": foreign.id, "unknown": MINE, **malformed}
 
 
+@pytest.mark.spans
 def test_what_is_no_live_claim_is_not_found_and_nothing_is_changed(harness: Harness, backend: QueueBackend) -> None:
     claims = not_to_be_found(harness, backend)
     free = ids(backend.claims.list_free(QUEUE))
@@ -358,6 +362,7 @@ def test_each_claim_has_an_end_of_its_own(harness: Harness, backend: QueueBacken
 # --- deleting ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spans
 def test_every_answer_to_a_delete(harness: Harness, backend: QueueBackend) -> None:
     job = backend.enqueue(a_job("leased"))
     lost = backend.enqueue(a_job("its lease has ended"))
@@ -445,6 +450,7 @@ def test_what_an_ended_claim_held_is_not_for_another_claim_to_delete(harness: Ha
     assert backend.claims.delete_many(QUEUE, known, other.id) == [Deleted.FORBIDDEN, Deleted.DONE]
 
 
+@pytest.mark.spans
 def test_what_was_deleted_never_comes_back(harness: Harness, backend: QueueBackend) -> None:
     known = post(backend, b"0", b"1")
     held = claim(backend, ttl=60.0)
@@ -491,6 +497,7 @@ def test_a_deleted_job_gives_its_unique_key_free(backend: QueueBackend, way: str
 # --- taking for good --------------------------------------------------------------------------------------
 
 
+@pytest.mark.spans
 def test_pop_takes_the_oldest_and_leaves_nothing(harness: Harness, backend: QueueBackend) -> None:
     late = backend.enqueue(a_job(priority=9))
     known = post(backend, b"0", b"1", b"2")
@@ -579,6 +586,7 @@ def test_what_is_at_its_bounds_is_taken(backend: QueueBackend) -> None:
     assert backend.claims.renew(QUEUE, most.id, ttl=60, grace=43_200.0).ttl == 60.0
 
 
+@pytest.mark.above
 def test_what_is_beyond_a_bound_is_refused_by_name_and_changes_nothing(backend: QueueBackend) -> None:
     [ident] = post(backend)
     claims = backend.claims

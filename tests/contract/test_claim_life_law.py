@@ -108,6 +108,7 @@ def test_a_life_counts_from_the_post_and_can_end_before_a_delay(harness: Harness
     assert backend.claims.stats(QUEUE).expired == 3
 
 
+@pytest.mark.spans
 def test_what_has_ended_is_nowhere(harness: Harness, backend: QueueBackend) -> None:
     """Nobody has noticed its end before this: each look is the first."""
     looks = {

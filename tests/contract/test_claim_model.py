@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, invariant, multiple, rule
-from support.harness import HARNESSES, skip_by_capability
+from support.harness import Harness
 from support.jobs import a_job, at
 from support.side_by_side import Pair, SideBySide, compare
 
@@ -292,10 +292,8 @@ def face(lease: JobLease) -> tuple[object, ...]:
     return lease.id, lease.queue, lease.body, lease.attempts, lease.crashes, lease.deliveries
 
 
+@pytest.mark.spans
 @pytest.mark.needs("leases", "claims", "priorities", "idempotent_settle", "exact_crashes")
 @pytest.mark.lacks("native_reap")
-@pytest.mark.parametrize("name", HARNESSES)
-def test_claims_answer_as_those_of_memory_do(request: pytest.FixtureRequest, name: str) -> None:
-    kind = HARNESSES[name]
-    skip_by_capability(request.node, kind)
-    compare(Claims, kind, examples=50)
+def test_claims_answer_as_those_of_memory_do(harness_type: type[Harness]) -> None:
+    compare(Claims, harness_type, examples=50)

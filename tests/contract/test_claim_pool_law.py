@@ -130,6 +130,7 @@ def test_a_late_pool_cannot_touch_what_was_claimed_since(harness: Harness, backe
     assert backend.ack(late) is Settled.NOT_IN_FLIGHT
 
 
+@pytest.mark.spans
 def test_a_late_claim_cannot_touch_what_a_pool_took_since(harness: Harness, backend: QueueBackend) -> None:
     known = backend.enqueue_many(numbered(2))
     late = claim(backend, ttl=60.0)
@@ -183,6 +184,8 @@ def test_a_fetch_never_repeats_what_was_claimed_since(backend: QueueBackend) -> 
     assert [lease.envelope.payload for lease in backend.fetch_many(QUEUE, limit=2, fetch_id="mine")] == [1]
 
 
+@pytest.mark.xdist_group("crowds")
+@pytest.mark.spans
 def test_claimers_and_pools_at_once_finish_each_message_once(harness: Harness) -> None:
     opener = harness.opener()
     backend = harness.keep(opener())

@@ -11,7 +11,10 @@ from support.crowd_claims import Span
 from support.harness import Harness
 from support.jobs import numbered
 
-pytestmark = pytest.mark.needs("leases", "claims")
+pytestmark = [
+    pytest.mark.needs("leases", "claims"),
+    pytest.mark.xdist_group("crowds"),
+]  # their processes are made once a file
 
 
 def in_two_hands(spans: list[Span]) -> list[tuple[Span, Span]]:
@@ -24,12 +27,14 @@ def in_two_hands(spans: list[Span]) -> list[tuple[Span, Span]]:
     ]
 
 
+@pytest.mark.spans
 def test_a_message_in_two_hands_would_be_seen() -> None:
     one, other = Span("m", "one", 1.0, 3.0), Span("m", "other", 2.0, 4.0)
     assert in_two_hands([other, one]) == [(one, other)]
     assert in_two_hands([one, Span("m", "other", 3.0, 4.0), Span("n", "other", 2.0, 4.0)]) == []
 
 
+@pytest.mark.spans
 @pytest.mark.lacks("native_reap")
 def test_each_message_is_finished_once_and_never_in_two_hands(harness: Harness) -> None:
     opener = harness.opener()

@@ -10,7 +10,10 @@ from support.crowd_guards import Span
 from support.harness import Harness
 from support.jobs import QUEUE, a_job, numbered
 
-pytestmark = pytest.mark.needs("leases", "key_store")
+pytestmark = [
+    pytest.mark.needs("leases", "key_store"),
+    pytest.mark.xdist_group("crowds"),
+]  # their processes are made once a file
 
 CROWD = 8
 
@@ -45,6 +48,7 @@ def test_a_key_runs_to_its_end_once(harness: Harness) -> None:
     assert backend.stats(QUEUE).pending == 0
 
 
+@pytest.mark.spans
 def test_a_unique_job_of_a_crowd_is_one_message_with_one_id(harness: Harness) -> None:
     opener = harness.opener()
     backend = harness.keep(opener())

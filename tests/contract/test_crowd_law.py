@@ -9,7 +9,7 @@ from support import crowd
 from support.harness import Harness
 from support.jobs import QUEUE, numbered
 
-pytestmark = pytest.mark.needs("leases")
+pytestmark = [pytest.mark.needs("leases"), pytest.mark.xdist_group("crowds")]  # their processes are made once a file
 
 
 def test_eight_consumers_never_hold_a_message_twice(harness: Harness) -> None:

@@ -53,6 +53,7 @@ def test_without_caps_all_are_kept(harness: Harness, backend: QueueBackend) -> N
     assert evicted(backend) == 0
 
 
+@pytest.mark.spans
 def test_beyond_the_count_the_oldest_go_and_are_counted(harness: Harness) -> None:
     backend = harness.open(dead_max=3)
     known = die(harness, backend, 5)

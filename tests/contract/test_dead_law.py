@@ -45,6 +45,7 @@ def crash(harness: Harness, backend: QueueBackend, policy: ReapPolicy = AT_ONCE)
 CAUSE = '{"signal": "SIGKILL", "stack": "Zürich\\n  line 2"}'
 
 
+@pytest.mark.spans
 @pytest.mark.parametrize(
     "settlement", [Nack(0.0, "boom", CAUSE), Nack(60.0, None, CAUSE), Abandon("timeout", "x", CAUSE)]
 )

@@ -11,7 +11,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.message.settlement import Abandon
 
-pytestmark = pytest.mark.needs("leases")
+pytestmark = [pytest.mark.needs("leases"), pytest.mark.spans]
 
 MAILS = "mails"
 DEAD = (State.DEAD,)

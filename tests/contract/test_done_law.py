@@ -67,6 +67,7 @@ def test_it_is_done_in_the_same_step_for_all_of_a_batch(backend: QueueBackend) -
     ]
 
 
+@pytest.mark.spans
 @pytest.mark.parametrize(
     "settlement",
     [
@@ -119,11 +120,13 @@ def test_deleting_a_message_does_not_make_its_key_done(backend: QueueBackend) ->
     assert not is_done(backend)
 
 
+@pytest.mark.spans
 def test_a_key_is_done_in_its_own_queue_only(backend: QueueBackend) -> None:
     backend.ack(begun(backend))
     assert begin(backend, a_lease(backend, "mails"))
 
 
+@pytest.mark.spans
 def test_follow_ups_come_with_an_ack_that_marks_a_key(backend: QueueBackend) -> None:
     [answer] = backend.settle_many([(begun(backend), Ack((a_job("next", queue="mails"),)))])
     assert answer is Settled.OK
@@ -213,6 +216,7 @@ def test_done_again_it_counts_anew(harness: Harness, backend: QueueBackend) -> N
 # --- first_run and forget ---------------------------------------------------------------------------------
 
 
+@pytest.mark.spans
 def test_the_first_run_of_a_key_is_true_once(harness: Harness, backend: QueueBackend) -> None:
     assert backend.keys.first_run(QUEUE, "order-17") is True
     assert harness.open().keys.first_run(QUEUE, "order-17") is False
@@ -247,6 +251,7 @@ def test_a_key_that_runs_is_not_done_and_its_ack_marks_it_anew(harness: Harness,
     assert backend.keys.first_run(QUEUE, "order-17") is True
 
 
+@pytest.mark.spans
 def test_forgotten_it_is_not_done_any_more(backend: QueueBackend) -> None:
     assert backend.keys.forget(QUEUE, "order-17") is False
     backend.keys.first_run(QUEUE, "order-17")
@@ -270,6 +275,7 @@ def test_forgetting_leaves_alone_what_a_running_job_holds(backend: QueueBackend)
     assert begin(backend, a_lease(backend)) == DONE
 
 
+@pytest.mark.above
 @pytest.mark.parametrize("key", ["", "x" * 256, "a\nb"])
 def test_a_key_that_cannot_be_is_refused(backend: QueueBackend, key: str) -> None:
     with pytest.raises(InvalidJob, match="idempotency key"):
@@ -278,6 +284,7 @@ def test_a_key_that_cannot_be_is_refused(backend: QueueBackend, key: str) -> Non
         backend.keys.forget(QUEUE, key)
 
 
+@pytest.mark.above
 @pytest.mark.parametrize("ttl", [0.0, -1.0, float("nan"), float("inf"), LONGEST_KEPT + 1])
 def test_a_ttl_out_of_bounds_is_refused(backend: QueueBackend, ttl: float) -> None:
     with pytest.raises(ConfigurationError, match="ttl"):

@@ -19,12 +19,14 @@ def payloads(backend: QueueBackend, limit: int = 100, queue: str = QUEUE) -> lis
     return [lease.envelope.payload for lease in backend.fetch_many(queue, limit=limit)]
 
 
+@pytest.mark.above
 def test_ids_are_minted_as_sixteen_hex_characters(backend: QueueBackend) -> None:
     first, second = backend.enqueue_many([a_job(), a_job()])
     assert first != second
     assert all(len(ident) == 16 and int(ident, 16) >= 0 and ident == ident.lower() for ident in (first, second))
 
 
+@pytest.mark.above
 def test_no_definitions_give_no_ids(backend: QueueBackend) -> None:
     assert backend.enqueue_many([]) == []
 
@@ -47,6 +49,7 @@ def test_where_there_are_no_priorities_the_enqueue_order_holds(backend: QueueBac
     assert payloads(backend) == list(range(6))
 
 
+@pytest.mark.spans
 def test_queues_do_not_mix(backend: QueueBackend) -> None:
     backend.enqueue_many([a_job(1), a_job(2, queue="mails"), a_job(3)])
     assert payloads(backend) == [1, 3]
@@ -94,6 +97,7 @@ def test_an_id_that_lives_is_returned_and_its_message_left_alone(backend: QueueB
     assert backend.stats(QUEUE).pending == 1
 
 
+@pytest.mark.spans
 @pytest.mark.needs("atomic_across_queues")
 def test_an_id_that_lives_in_one_queue_is_known_in_all(backend: QueueBackend) -> None:
     backend.enqueue(a_job("first", identifier="order-17"))
@@ -167,6 +171,7 @@ def test_messages_of_one_id_are_leased_and_settled_each_for_itself(backend: Queu
     assert backend.stats(QUEUE).pending == 0
 
 
+@pytest.mark.above
 def test_a_batch_with_one_bad_definition_enqueues_nothing(backend: QueueBackend) -> None:
     with pytest.raises(InvalidJob, match="1048576"):
         backend.enqueue_many([a_job(1), a_job("x" * 1_048_577)])
@@ -186,6 +191,7 @@ def test_what_one_client_enqueued_another_fetches(harness: Harness) -> None:
     assert lease.id == ident
 
 
+@pytest.mark.spans
 def test_follow_ups_come_with_the_ack(backend: QueueBackend) -> None:
     backend.enqueue(a_job("first"))
     [lease] = backend.fetch_many(QUEUE, limit=1)
@@ -196,6 +202,7 @@ def test_follow_ups_come_with_the_ack(backend: QueueBackend) -> None:
     assert payloads(backend, queue="mails") == ["mail"]
 
 
+@pytest.mark.spans
 def test_a_repeated_ack_does_not_repeat_its_follow_ups(backend: QueueBackend) -> None:
     backend.enqueue(a_job("first"))
     [lease] = backend.fetch_many(QUEUE, limit=1)
@@ -204,6 +211,7 @@ def test_a_repeated_ack_does_not_repeat_its_follow_ups(backend: QueueBackend) ->
     assert payloads(backend) == ["second"]
 
 
+@pytest.mark.spans
 def test_a_refused_ack_enqueues_no_follow_ups(harness: Harness, backend: QueueBackend) -> None:
     backend.enqueue(a_job("first"))
     [lease] = backend.fetch_many(QUEUE, limit=1, ttl=1.0)
@@ -212,6 +220,7 @@ def test_a_refused_ack_enqueues_no_follow_ups(harness: Harness, backend: QueueBa
     assert backend.stats("mails").pending == 0
 
 
+@pytest.mark.spans
 def test_a_follow_up_that_cannot_be_enqueued_leaves_the_ack_undone(backend: QueueBackend) -> None:
     backend.enqueue_many(numbered(2))
     first, second = backend.fetch_many(QUEUE, limit=2)
@@ -231,6 +240,7 @@ def test_a_message_has_what_its_producer_said(harness: Harness, backend: QueueBa
     assert b'"customer"' in message.body
 
 
+@pytest.mark.spans
 @pytest.mark.needs("lists_live")
 def test_a_message_is_listed_with_what_its_producer_said(harness: Harness, backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job({"customer": 7}, priority=3, scheduled_at=at(harness.now() + 60)))

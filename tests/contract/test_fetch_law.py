@@ -61,6 +61,7 @@ def test_every_delivery_has_a_fresh_owner_and_a_higher_number(harness: Harness, 
     assert deliveries == [1, 2, 3, 4]
 
 
+@pytest.mark.above
 @pytest.mark.parametrize("ttl", [0.0, -1.0, float("nan"), float("inf"), 1e12])
 def test_a_ttl_out_of_range_is_refused_before_anything_else(backend: QueueBackend, ttl: float) -> None:
     backend.enqueue(a_job())
@@ -69,12 +70,14 @@ def test_a_ttl_out_of_range_is_refused_before_anything_else(backend: QueueBacken
     assert backend.stats(QUEUE).waiting == 1
 
 
+@pytest.mark.above
 @pytest.mark.parametrize("limit", [0, -1])
 def test_a_limit_out_of_range_is_refused(backend: QueueBackend, limit: int) -> None:
     with pytest.raises(ValueError, match="limit"):
         backend.fetch_many(QUEUE, limit=limit)
 
 
+@pytest.mark.above
 @pytest.mark.parametrize("name", ["", "a b", "ü", "a/b", "-a", "x" * 101, "a\n", "a;drop"])
 def test_an_odd_queue_name_is_refused_everywhere(backend: QueueBackend, name: str) -> None:
     for call in (
@@ -141,6 +144,7 @@ def test_a_fetch_id_is_forgotten_after_a_minute(harness: Harness, backend: Queue
     assert [lease.envelope.payload for lease in backend.fetch_many(QUEUE, limit=1, fetch_id="f1")] == [1]
 
 
+@pytest.mark.spans
 @pytest.mark.needs("idempotent_fetch")
 def test_a_fetch_id_belongs_to_its_queue(backend: QueueBackend) -> None:
     backend.enqueue_many([a_job("report"), a_job("mail", queue="mails")])
@@ -155,6 +159,7 @@ def test_an_empty_fetch_does_not_use_up_its_id(backend: QueueBackend) -> None:
     assert len(backend.fetch_many(QUEUE, limit=1, fetch_id="f1")) == 1
 
 
+@pytest.mark.spans
 def test_a_leased_message_is_in_that_state_only(backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job())
     backend.fetch_many(QUEUE, limit=1)

@@ -57,6 +57,7 @@ def test_where_no_id_is_known_it_is_the_id_of_the_key_all_the_same(backend: Queu
     assert backend.ack(lease) is Settled.OK
 
 
+@pytest.mark.xdist_group("crowds")
 @pytest.mark.needs("known_ids")
 def test_of_a_crowd_one_adds_the_message(harness: Harness) -> None:
     opener = harness.opener()
@@ -98,6 +99,7 @@ STAGES = [
 ]
 
 
+@pytest.mark.spans
 @pytest.mark.needs("known_ids")
 @pytest.mark.parametrize(("settlement", "state"), STAGES)
 def test_it_is_known_wherever_it_is(
@@ -178,6 +180,7 @@ def test_however_it_ended_it_is_known_for_a_while(harness: Harness, backend: Que
     assert backend.stats(QUEUE).pending == 0
 
 
+@pytest.mark.spans
 @pytest.mark.needs("atomic_across_queues")
 def test_what_moved_to_another_queue_is_known(backend: QueueBackend) -> None:
     ident = backend.enqueue_once(a_job(), KEY)

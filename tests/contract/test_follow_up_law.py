@@ -13,7 +13,7 @@ from jobpool.errors import InvalidJob
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Settled, Settlement
 
-pytestmark = pytest.mark.needs("leases")
+pytestmark = [pytest.mark.needs("leases"), pytest.mark.spans]
 
 MAIL = a_job("mail", queue="mails")
 

@@ -78,6 +78,7 @@ def test_so_many_starts_are_within_a_rate(backend: QueueBackend) -> None:
     assert begin(backend, three, guards) == Begun(Begin.LIMITED, "queue", 60.0)
 
 
+@pytest.mark.spans
 def test_keys_places_and_rates_of_one_name_are_three_things(backend: QueueBackend) -> None:
     one, two, three = leases(backend, 3)
     granted(backend, one, Guards(key="same"))
@@ -85,6 +86,7 @@ def test_keys_places_and_rates_of_one_name_are_three_things(backend: QueueBacken
     granted(backend, three, Guards(rates=(Rate("same", 1),)))
 
 
+@pytest.mark.spans
 def test_all_of_it_is_scoped_by_the_queue_of_the_lease(backend: QueueBackend) -> None:
     guards = Guards(key="order-17", holds=(LOCK,), rates=(ONE_A_MINUTE,))
     [here], [there] = leases(backend, 1), leases(backend, 1, queue="mails")
@@ -189,6 +191,7 @@ def test_of_several_in_one_batch_that_want_the_same_exactly_the_first_gets_it(
     assert backend.keys.begin_many(asked) == [Begun(Begin.GRANTED), answer, answer, answer]
 
 
+@pytest.mark.spans
 def test_a_batch_is_answered_in_order_over_queues_and_refusals(backend: QueueBackend) -> None:
     one, two, gone = leases(backend, 3)
     [mail] = leases(backend, 1, queue="mails")
@@ -374,6 +377,7 @@ def test_after_a_failed_attempt_a_retry_runs(backend: QueueBackend) -> None:
 # --- who holds --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spans
 def test_holders_are_the_messages_that_hold_a_name_now(harness: Harness, backend: QueueBackend) -> None:
     long, short, outside = leases(backend, 3)
     for lease in (long, short):
@@ -406,6 +410,7 @@ def test_any_printable_name_will_do(backend: QueueBackend, name: str) -> None:
     assert backend.keys.holders(QUEUE, f"key:{name[:255]}") == [one.id]
 
 
+@pytest.mark.spans
 def test_guards_are_no_messages(backend: QueueBackend) -> None:
     """Nothing of it is counted, listed, or keeps a queue alive."""
     [lease] = leases(backend, 1)

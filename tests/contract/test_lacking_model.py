@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, invariant, multiple, rule
-from support.harness import HARNESSES, skip_by_capability
+from support.harness import Harness
 from support.jobs import a_job, at
 from support.side_by_side import Pair, SideBySide, compare
 
@@ -201,8 +201,5 @@ class Comparison(SideBySide):
 
 
 @pytest.mark.needs("leases", "native_reap", "forfeit")
-@pytest.mark.parametrize("name", HARNESSES)
-def test_it_does_what_it_promises_as_memory_does(request: pytest.FixtureRequest, name: str) -> None:
-    kind = HARNESSES[name]
-    skip_by_capability(request.node, kind)
-    compare(Comparison, kind, examples=45 if kind.capabilities.exact_stats else 18)
+def test_it_does_what_it_promises_as_memory_does(harness_type: type[Harness]) -> None:
+    compare(Comparison, harness_type, examples=45 if harness_type.capabilities.exact_stats else 18)

@@ -9,6 +9,7 @@ from support.claims import claim, post
 from support.harness import Harness
 from support.jobs import QUEUE, a_job
 from support.looks import dead_letter, recover
+from support.tiers import more
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import NewMessage
@@ -17,7 +18,7 @@ from jobpool.message.envelope import MAX_BODY_BYTES, OVERSIZED
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Settled
 
-HOLDERS = ["memory", "postgres", "redis", "redis-cluster", "sqlite"]
+HOLDERS = ["memory", "postgres", "redis", *more(("redis-cluster",)), "sqlite"]
 """beanstalkd (`-z`) and Service Bus bound what they take themselves."""
 
 pytestmark = pytest.mark.parametrize("harness", HOLDERS, indirect=True)

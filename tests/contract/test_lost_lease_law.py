@@ -13,6 +13,7 @@ from jobpool.broker.values import ReapPolicy, State
 pytestmark = pytest.mark.needs("leases")
 
 
+@pytest.mark.spans
 def test_a_former_schedule_counts_no_longer(harness: Harness, backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job(scheduled_at=at(harness.now() + 60.0)))
     assert backend.fetch_many(QUEUE, limit=1) == []

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, invariant, multiple, precondition, rule
-from support.harness import HARNESSES, skip_by_capability
+from support.harness import Harness
 from support.jobs import a_job, at
 from support.side_by_side import Pair, SideBySide, compare
 
@@ -294,8 +294,5 @@ class Comparison(SideBySide):
     "leases", "priorities", "idempotent_settle", "idempotent_fetch", "exact_crashes", "atomic_across_queues"
 )
 @pytest.mark.lacks("native_reap")
-@pytest.mark.parametrize("name", HARNESSES)
-def test_it_answers_as_memory_does(request: pytest.FixtureRequest, name: str) -> None:
-    kind = HARNESSES[name]
-    skip_by_capability(request.node, kind)
-    compare(Comparison, kind, examples=60)
+def test_it_answers_as_memory_does(harness_type: type[Harness]) -> None:
+    compare(Comparison, harness_type, examples=60)

@@ -19,7 +19,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Move, Nack, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 
-pytestmark = pytest.mark.needs("leases")
+pytestmark = [pytest.mark.needs("leases"), pytest.mark.spans]
 
 THERE = "big-machines"
 TO_THERE = Move(THERE, crashes=1, error="killed", cause="SIGKILL")

@@ -25,6 +25,7 @@ def test_what_is_posted_is_there_for_every_client(harness: Harness, backend: Que
     assert (ids(held.messages), bodies(held.messages)) == (known, [b"0", b"1", b"2"])
 
 
+@pytest.mark.spans
 def test_nothing_is_posted_without_messages(backend: QueueBackend) -> None:
     assert backend.claims.post(QUEUE, []) == []
     assert backend.queues() == []
@@ -52,6 +53,7 @@ def test_any_bytes_come_back_as_they_were(backend: QueueBackend) -> None:
     assert bodies(backend.claims.pop(QUEUE, 20)) == BYTES
 
 
+@pytest.mark.above
 @pytest.mark.parametrize(
     ("wrong", "error", "text"),
     [
@@ -89,6 +91,7 @@ def test_what_is_at_its_bounds_is_posted(harness: Harness, backend: QueueBackend
 # --- law 8 ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spans
 def test_an_id_that_is_live_is_left_as_it_is(backend: QueueBackend) -> None:
     backend.claims.post(QUEUE, [a_post(b"first", ident="mine"), a_post(b"second", ident="mine")])
     assert backend.claims.post(QUEUE, [a_post(b"third", ident="mine", life=60.0, delay=9.0)]) == ["mine"]
@@ -100,6 +103,7 @@ def test_an_id_that_is_live_is_left_as_it_is(backend: QueueBackend) -> None:
     assert bodies(claim(backend).messages) == [b"new"]
 
 
+@pytest.mark.spans
 def test_posts_and_jobs_share_their_ids(backend: QueueBackend) -> None:
     backend.enqueue(a_job(identifier="a-job"))
     backend.claims.post(QUEUE, [a_post(ident="a-job"), a_post(ident="a-post")])
@@ -107,6 +111,7 @@ def test_posts_and_jobs_share_their_ids(backend: QueueBackend) -> None:
     assert [message.handler for message in backend.list_messages()] == ["report", ""]
 
 
+@pytest.mark.spans
 @pytest.mark.needs("atomic_across_queues")
 def test_an_id_is_known_in_every_queue(backend: QueueBackend) -> None:
     backend.claims.post(QUEUE, [a_post(b"here", ident="mine")])
@@ -154,6 +159,7 @@ def test_an_id_is_free_again_though_nobody_noticed_the_end_of_its_life(harness: 
 # --- not for pools ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.spans
 def test_a_post_is_never_fetched_and_no_job_to_any_count(harness: Harness, backend: QueueBackend) -> None:
     [ident] = post(backend, b'{"job": "report", "payload": {}}')
     post(backend, b"delayed", delay=10.0)

@@ -246,6 +246,7 @@ def test_take_waits_to_the_tick(harness: Harness, backend: QueueBackend) -> None
     assert backend.keys.take(QUEUE, rate, "b") == 0.0
 
 
+@pytest.mark.spans
 def test_a_token_counts_once(harness: Harness, backend: QueueBackend) -> None:
     rate = Rate("mine", 2)
     for _ in range(5):
@@ -264,6 +265,7 @@ def test_a_clock_that_was_set_back_holds_nobody_up(harness: Harness, backend: Qu
     assert backend.keys.take(QUEUE, rate, "e") == 60.0
 
 
+@pytest.mark.spans
 def test_take_is_scoped_by_queue_and_name(backend: QueueBackend) -> None:
     assert backend.keys.take(QUEUE, Rate("mine", 1), "a") == 0.0
     assert backend.keys.take("mails", Rate("mine", 1), "b") == 0.0
@@ -271,12 +273,14 @@ def test_take_is_scoped_by_queue_and_name(backend: QueueBackend) -> None:
     assert backend.keys.take(QUEUE, Rate("mine", 1), "d") > 0.0
 
 
+@pytest.mark.above
 @pytest.mark.parametrize("token", ["", "x" * 65])
 def test_a_token_out_of_bounds_is_refused(backend: QueueBackend, token: str) -> None:
     with pytest.raises(InvalidJob, match="1 to 64"):
         backend.keys.take(QUEUE, THREE, token)
 
 
+@pytest.mark.above
 def test_take_in_a_queue_that_cannot_be_is_refused(backend: QueueBackend) -> None:
     with pytest.raises(InvalidJob, match="queue name"):
         backend.keys.take("no queue", THREE, "a")

@@ -70,6 +70,7 @@ def test_what_was_reaped_has_its_old_place(harness: Harness, backend: QueueBacke
     assert [lease.envelope.payload for lease in backend.fetch_many(QUEUE, limit=4)] == [0, 1, 2, 3]
 
 
+@pytest.mark.spans
 def test_only_the_queue_that_was_named_is_reaped(harness: Harness, backend: QueueBackend) -> None:
     backend.enqueue_many([a_job(), a_job(queue="mails")])
     backend.fetch_many(QUEUE, limit=1, ttl=1.0)
@@ -135,6 +136,7 @@ def test_crashes_before_the_window_are_forgotten(harness: Harness, backend: Queu
     assert crash(harness, backend, policy).crashes == 1
 
 
+@pytest.mark.spans
 @pytest.mark.needs("exact_crashes")
 def test_the_back_off_is_drawn_below_its_ceiling(harness: Harness, backend: QueueBackend) -> None:
     policy = ReapPolicy(max_crashes=0, back_off=100.0, back_off_cap=150.0)
@@ -174,6 +176,7 @@ def test_a_visibility_timeout_takes_back_what_has_expired_too(harness: Harness, 
     assert backend.reap_expired(QUEUE, visibility_timeout=1000.0) == 1
 
 
+@pytest.mark.above
 def test_a_visibility_timeout_out_of_range_is_refused(backend: QueueBackend) -> None:
     with pytest.raises(ValueError, match="ttl"):
         backend.reap_expired(QUEUE, visibility_timeout=0.0)

@@ -68,6 +68,7 @@ def test_a_forfeited_lease_cannot_be_renewed(backend: QueueBackend) -> None:
     assert backend.renew_many([lease], 30.0) == [None]
 
 
+@pytest.mark.above
 @pytest.mark.parametrize("ttl", [0.0, -1.0, float("nan")])
 def test_a_ttl_out_of_range_is_refused(backend: QueueBackend, ttl: float) -> None:
     backend.enqueue(a_job())
@@ -76,6 +77,7 @@ def test_a_ttl_out_of_range_is_refused(backend: QueueBackend, ttl: float) -> Non
         backend.renew(lease, ttl)
 
 
+@pytest.mark.spans
 def test_a_renewal_touches_no_counter(backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job())
     [lease] = backend.fetch_many(QUEUE, limit=1)

@@ -47,6 +47,7 @@ def picture(backend: QueueBackend) -> list[object]:
 # --- what each verb does ----------------------------------------------------------------------------------
 
 
+@pytest.mark.spans
 def test_ack_removes_the_message(backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job())
     assert backend.ack(a_lease(backend)) is Settled.OK
@@ -54,6 +55,7 @@ def test_ack_removes_the_message(backend: QueueBackend) -> None:
     assert backend.stats(QUEUE).pending == 0
 
 
+@pytest.mark.spans
 def test_nack_burns_an_attempt_and_keeps_the_error(harness: Harness, backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job())
     assert backend.nack(a_lease(backend), delay=2.0, error="ValueError: no") is Settled.OK
@@ -84,6 +86,7 @@ def test_abandon_makes_a_dead_letter(harness: Harness, backend: QueueBackend) ->
     assert backend.fetch_many(QUEUE, limit=1) == []
 
 
+@pytest.mark.spans
 @pytest.mark.needs("forfeit")
 @pytest.mark.lacks("native_reap")
 def test_forfeit_ends_the_lease_at_once_and_leaves_the_rest_to_the_reaper(backend: QueueBackend) -> None:
@@ -143,6 +146,7 @@ def test_a_message_that_comes_back_keeps_its_priority(backend: QueueBackend) -> 
     assert [lease.envelope.payload for lease in backend.fetch_many(QUEUE, limit=3)] == ["soon", "middle", "late"]
 
 
+@pytest.mark.spans
 def test_an_error_that_is_not_given_leaves_the_last_one(backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job())
     backend.nack(a_lease(backend), error="first")
@@ -287,6 +291,7 @@ def test_a_repeated_verb_answers_already_and_changes_nothing(
     assert picture(backend) == before
 
 
+@pytest.mark.spans
 @pytest.mark.needs("idempotent_settle")
 def test_the_stored_reason_and_time_stay_those_of_the_first_call(harness: Harness, backend: QueueBackend) -> None:
     ident = backend.enqueue(a_job())
@@ -353,6 +358,7 @@ def test_the_same_verb_in_calls_of_different_ids_is_two_calls(backend: QueueBack
 # --- batches ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spans
 def test_a_batch_may_mix_verbs_queues_and_refusals(backend: QueueBackend) -> None:
     backend.enqueue_many([*numbered(5), a_job("mail", queue="mails")])
     leases = backend.fetch_many(QUEUE, limit=5)
@@ -375,6 +381,7 @@ def test_a_batch_may_mix_verbs_queues_and_refusals(backend: QueueBackend) -> Non
     assert backend.stats("mails").pending == 0
 
 
+@pytest.mark.spans
 @pytest.mark.parametrize("second", [Ack(), Nack(), Abandon("x"), Release(), Move("mails")])
 def test_a_lease_twice_in_one_batch_is_settled_once(
     harness: Harness, backend: QueueBackend, second: Settlement

@@ -50,6 +50,7 @@ def test_in_one_call_the_first_of_a_key_is_the_one(backend: QueueBackend) -> Non
     assert [lease.envelope.payload for lease in backend.fetch_many(QUEUE, limit=9)] == [1, 2, 4, 6]
 
 
+@pytest.mark.spans
 def test_a_key_is_scoped_by_its_queue(backend: QueueBackend) -> None:
     here, there = backend.enqueue_many([unique(), unique(queue="mails")])
     assert here != there
@@ -67,6 +68,7 @@ def test_a_job_that_is_not_unique_neither_has_the_key_nor_meets_it(backend: Queu
     assert ids[1] == ids[3]
 
 
+@pytest.mark.spans
 def test_an_id_of_the_producers_own_is_left_out_too(backend: QueueBackend) -> None:
     assert backend.enqueue(unique(identifier="first")) == "first"
     assert backend.enqueue(unique(identifier="second")) == "first"
@@ -94,6 +96,7 @@ def test_a_batch_that_is_refused_takes_no_key(backend: QueueBackend) -> None:
     assert a_lease(backend).envelope.payload == 2
 
 
+@pytest.mark.spans
 def test_follow_ups_may_be_unique(backend: QueueBackend) -> None:
     backend.enqueue_many([a_job(1), a_job(2)])
     one, two = backend.fetch_many(QUEUE, limit=2)
@@ -120,6 +123,7 @@ STAGES = [
 ]
 
 
+@pytest.mark.spans
 @pytest.mark.parametrize(("settlement", "state"), STAGES)
 def test_it_is_known_wherever_it_is(
     harness: Harness, backend: QueueBackend, settlement: Settlement | None, state: State
@@ -221,6 +225,7 @@ def _move(backend: QueueBackend) -> None:
     assert backend.settle_many([(a_lease(backend), Move("mails"))]) == [Settled.OK]
 
 
+@pytest.mark.spans
 @pytest.mark.parametrize("end", [_delete_waiting, _delete_dead, _move])
 def test_what_a_person_deletes_or_what_moves_away_gives_its_key_free_at_once(
     backend: QueueBackend, end: Callable[[QueueBackend], None]
@@ -232,6 +237,7 @@ def test_what_a_person_deletes_or_what_moves_away_gives_its_key_free_at_once(
     assert (backend.enqueue(unique()), backend.stats(QUEUE).waiting) == (second, 1)
 
 
+@pytest.mark.spans
 def test_what_moved_in_claims_no_key_there(backend: QueueBackend) -> None:
     first = backend.enqueue(unique())
     _move(backend)
@@ -240,6 +246,7 @@ def test_what_moved_in_claims_no_key_there(backend: QueueBackend) -> None:
     assert backend.stats("mails").waiting == 2
 
 
+@pytest.mark.spans
 def test_the_end_of_what_moved_away_does_not_touch_its_successor(harness: Harness, backend: QueueBackend) -> None:
     backend.enqueue(unique())
     _move(backend)

@@ -26,12 +26,14 @@ def test_it_gives_up_after_its_time(harness: Harness) -> None:
     assert 0.19 <= time.monotonic() - started < 2.0
 
 
+@pytest.mark.spans
 def test_what_is_there_is_found_at_once(harness: Harness) -> None:
     backend = harness.open_live()
     backend.enqueue(a_job(queue="mails"))
     assert backend.wait_any([QUEUE, "mails"], 5.0) == "mails"
 
 
+@pytest.mark.spans
 def test_an_enqueue_wakes_whoever_waits(harness: Harness) -> None:
     opener = harness.opener()
     waiting, producing = harness.keep(opener()), harness.keep(opener())
@@ -53,6 +55,7 @@ def test_a_fetch_that_waits_returns_the_message(harness: Harness) -> None:
     assert (lease.id, lease.attempts, lease.crashes, lease.deliveries) == (ident, 0, 0, 1)
 
 
+@pytest.mark.spans
 def test_who_holds_a_lease_waits_for_more_as_well(harness: Harness) -> None:
     opener = harness.opener()
     waiting, producing = harness.keep(opener()), harness.keep(opener())
@@ -100,6 +103,7 @@ def test_a_release_wakes_whoever_waits(harness: Harness) -> None:
         assert found.result(10.0) == QUEUE
 
 
+@pytest.mark.spans
 def test_waiting_costs_next_to_nothing(harness: Harness) -> None:
     backend = harness.open_live()
     backend.enqueue(a_job(queue="mails"))
@@ -116,6 +120,7 @@ def test_whoever_waits_comes_back_when_the_backend_is_closed(harness: Harness) -
         assert [wait.result(10.0) for wait in waits] == [None] * 3
 
 
+@pytest.mark.spans
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 8, 13, 21, 34])
 def test_closed_between_any_two_steps_it_is_no_error(harness: Harness, step: int) -> None:
     backend = harness.open_live()

@@ -96,6 +96,7 @@ def finish(backend: QueueBackend, _: Harness) -> None:
     backend.ack(lease)
 
 
+@pytest.mark.spans
 @pytest.mark.parametrize("end", [finish, die])
 def test_the_oracle_agrees_with_every_broker(
     harness: Harness,

@@ -14,7 +14,7 @@ from support.poolrig_brokers import Broker
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "row(*numbers): of tests/faults/rows.md that it shows")
-    config.addinivalue_line("markers", "on(*brokers): runs on these; on SQLite without it")
+    config.addinivalue_line("markers", "on(*brokers): on the first of these, on each with --all; on SQLite without it")
     config.addinivalue_line("markers", "own_server: on a server of the test's own, which keeps what it has answered")
     config.addinivalue_line("markers", "ttr(seconds): how long leases last on beanstalkd; 10 without it")
 
@@ -22,7 +22,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "broker" in metafunc.fixturenames:
         on = metafunc.definition.get_closest_marker("on")
-        metafunc.parametrize("broker", on.args if on else (EMBEDDED,), indirect=True)
+        brokers = on.args if on else (EMBEDDED,)
+        metafunc.parametrize("broker", brokers if metafunc.config.option.all else brokers[:1], indirect=True)
 
 
 @pytest.fixture

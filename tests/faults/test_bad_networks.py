@@ -174,7 +174,7 @@ def test_behind_a_black_hole_an_attempt_ends_with_its_lease_and_the_pool_goes_on
 
 
 @pytest.mark.row(8)
-@pytest.mark.on("redis", "postgres")
+@pytest.mark.on("postgres", "redis")
 def test_connections_that_are_reset_again_and_again(broker: Broker, rig: Rig) -> None:
     start_apart(broker, rig, 2)
     before = [host.proxy.counts().connections for host in broker.hosts]
@@ -213,7 +213,7 @@ def test_connections_that_hold_leases_are_reset_and_nothing_is_lost(broker: Brok
 
 
 @pytest.mark.row(8)
-@pytest.mark.on("redis", "redis-cluster", "postgres")
+@pytest.mark.on("redis-cluster", "redis", "postgres")
 def test_a_server_that_closes_every_connection_under_load(broker: Broker, rig: Rig) -> None:
     """CLIENT KILL, pg_terminate_backend: what an administrator does, and what a failover does to those who wait."""
     start_pools(rig, 2)
@@ -231,7 +231,7 @@ def test_a_server_that_closes_every_connection_under_load(broker: Broker, rig: R
 
 
 @pytest.mark.row(8)
-@pytest.mark.on("redis", "postgres")
+@pytest.mark.on("postgres", "redis")
 def test_half_open_connections_are_left_behind(broker: Broker, rig: Rig, figure: Figure) -> None:
     """Whatever was sent into the hole is lost, and nobody closes the connections that it was sent on."""
     pools = start_apart(broker, rig, 2, "--broker-timeout", "1")
@@ -293,7 +293,7 @@ def test_leases_that_end_in_an_outage_are_neither_lost_nor_settled_late(
 
 
 @pytest.mark.row(8)
-@pytest.mark.on("redis", "postgres")
+@pytest.mark.on("postgres", "redis")
 def test_pools_can_be_stopped_while_their_broker_is_away(broker: Broker, rig: Rig) -> None:
     host = broker.host()
     pools = start_pools(rig, 2, "--stop-grace", "1", workers=1, url=host.url)
@@ -309,6 +309,7 @@ def test_pools_can_be_stopped_while_their_broker_is_away(broker: Broker, rig: Ri
     assert set(ids) == {message.id for message in rig.backend.list_messages()}
 
 
+@pytest.mark.more
 @pytest.mark.row(8)
 @pytest.mark.on("servicebus")
 def test_locks_outlive_an_outage_that_is_shorter_than_they_are(

@@ -75,7 +75,7 @@ def test_an_app_that_does_not_import_at_the_start_ends_the_pool_with_one_sentenc
             BOOT_LOOP,
             id="raises",
         ),
-        pytest.param("time.sleep(600)", "", f"not ready after {BOOT:g} s", 2, id="hangs"),
+        pytest.param("time.sleep(600)", "", f"not ready after {BOOT:g} s", 2, id="hangs", marks=pytest.mark.more),
     ],
 )
 def test_children_that_can_boot_no_more_are_tried_again_until_they_can_and_another_pool_works_meanwhile(

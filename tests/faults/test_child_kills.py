@@ -42,7 +42,7 @@ SUCCESSOR = 1.0
 
 
 @pytest.mark.row(2)
-@pytest.mark.on("sqlite", "redis", "postgres", "beanstalk", "servicebus")
+@pytest.mark.on("redis", "sqlite", "postgres", "beanstalk", "servicebus")
 def test_children_killed_at_every_phase_of_a_job(rig: Rig, figure: Figure, request: pytest.FixtureRequest) -> None:
     """Each job kills its child once, at its phase; jobs that go on beside them notice nothing."""
     seed = printed_seed()
@@ -147,6 +147,7 @@ def _seconds_to_successors(events: list[dict[str, Any]]) -> list[float]:
     return [] if math.inf in took else took
 
 
+@pytest.mark.more
 @pytest.mark.row(2)
 @pytest.mark.on("sqlite", "redis-cluster")
 def test_children_killed_at_random_moments(rig: Rig) -> None:

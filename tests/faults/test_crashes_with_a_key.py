@@ -19,7 +19,7 @@ KEYS = [f"order {number}" for number in range(4)]
 
 
 @pytest.mark.row(25)
-@pytest.mark.on("sqlite", "redis", "redis-cluster", "postgres")
+@pytest.mark.on("postgres", "sqlite", "redis", "redis-cluster")
 def test_each_key_runs_until_it_is_done_and_never_again(rig: Rig, figure: Figure) -> None:
     """Contended, failed, crashed, cut off with its pool; the duplicates of all of them are skipped after that."""
     first, second = start_pools(rig, 2, "--ttl", str(TTL))

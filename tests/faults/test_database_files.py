@@ -115,6 +115,7 @@ def test_a_disk_that_is_full_is_waited_for(disk: SmallDisk, tmp_path: Path, figu
         rig.end()
 
 
+@pytest.mark.more
 @pytest.mark.row(27)
 @pytest.mark.on("sqlite")
 def test_writers_killed_in_mid_commit_lose_nothing_that_was_answered(rig: Rig, figure: Figure) -> None:

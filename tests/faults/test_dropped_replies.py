@@ -50,7 +50,7 @@ def dropped(hosts: Sequence[Host]) -> int:
 
 
 @pytest.mark.row(9)
-@pytest.mark.on("redis", "postgres")
+@pytest.mark.on("postgres", "redis")
 def test_settlements_that_are_asked_again_repeat_no_job(
     broker: Broker, hosts: list[Host], rig: Rig, figure: Figure
 ) -> None:
@@ -98,6 +98,7 @@ def test_settlements_that_nobody_answers_lose_nothing(broker: Broker, hosts: lis
 # --- of fetches ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.more
 @pytest.mark.row(9)
 @pytest.mark.on("redis", "postgres")
 def test_a_fetch_that_is_asked_again_gets_the_same_leases(
@@ -123,8 +124,9 @@ def test_a_fetch_that_is_asked_again_gets_the_same_leases(
     assert {line.fence for line in rig.starts()} == {1}
 
 
+@pytest.mark.more
 @pytest.mark.row(9)
-@pytest.mark.on("redis", "postgres")
+@pytest.mark.on("postgres", "redis")
 def test_what_a_fetch_has_leased_that_is_never_asked_again_comes_back_after_the_ttl(
     broker: Broker, rig: Rig, figure: Figure
 ) -> None:
@@ -186,6 +188,7 @@ def elsewhere(broker: Broker) -> Iterator[tuple[Host, QueueBackend]]:
     backend.close()
 
 
+@pytest.mark.more
 @pytest.mark.row(9)
 @pytest.mark.on("redis", "postgres")
 def test_an_enqueue_that_is_asked_again_with_its_id_makes_no_second_job(

@@ -54,7 +54,7 @@ def feed(rig: Rig) -> None:
 
 
 @pytest.mark.row(4, 7)
-@pytest.mark.on("sqlite", "redis", "postgres")
+@pytest.mark.on("postgres", "sqlite", "redis")
 def test_masters_that_die_at_named_points_charge_what_had_happened_and_no_more(rig: Rig) -> None:
     doomed = Doomed(rig, POINTS)
     doomed.all_fell()

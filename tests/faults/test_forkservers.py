@@ -17,6 +17,7 @@ from support.changing_app import an_app
 from support.faultmoves import Figure, fed, kill_fork_server, seconds_until_gone, start_pools, stop_all, under_way
 from support.poolrig import LIMIT, PoolProcess, Rig, kill_child, measured, wait_gone
 from support.stalls import Stalls
+from support.tiers import more
 from support.waiting import wait_until
 
 from jobpool_torture.processes import send, state
@@ -110,7 +111,7 @@ def test_a_fork_server_that_a_job_has_stopped_is_replaced_and_attempts_are_judge
 
 
 @pytest.mark.row(32)
-@pytest.mark.parametrize("how", ["stopped", "hangs"])
+@pytest.mark.parametrize("how", ["stopped", *more(("hangs",))])
 def test_a_pool_whose_fork_server_does_not_answer_stops_within_its_grace(rig: Rig, how: str) -> None:
     pool = rig.start_pool("--stop-grace", "1", app=an_app(rig, extra=ORDERS)).wait_ready(2)
     long = rig.enqueue("work", {"seconds": LONG})
@@ -126,7 +127,7 @@ def test_a_pool_whose_fork_server_does_not_answer_stops_within_its_grace(rig: Ri
 
 
 @pytest.mark.row(32)
-@pytest.mark.parametrize("how", ["stopped", "hangs"])
+@pytest.mark.parametrize("how", ["hangs", *more(("stopped",))])
 def test_nothing_outlives_a_killed_master_whose_fork_server_does_not_answer(rig: Rig, how: str) -> None:
     pool = rig.start_pool(app=an_app(rig, extra=ORDERS)).wait_ready(2)
     [line] = rig.wait_started(rig.enqueue("work", {"seconds": LONG}))

@@ -52,7 +52,7 @@ def processes() -> Iterator[ProcessPoolExecutor]:
 
 
 @pytest.mark.row(7)
-@pytest.mark.on("sqlite", "redis", "redis-cluster", "postgres", "beanstalk")
+@pytest.mark.on("redis-cluster", "sqlite", "redis", "postgres", "beanstalk")
 def test_no_end_of_a_message_is_overwritten_by_a_reaper_or_by_a_late_completion(
     broker: Broker | None, rig: Rig, figure: Figure, processes: ProcessPoolExecutor
 ) -> None:
@@ -102,8 +102,9 @@ def _check_nothing_came_back(seen: list[Seen], ends: list[tuple[str, int, str]])
         assert last[ident] == (fence or POLICY.max_crashes + 1), kind
 
 
+@pytest.mark.more
 @pytest.mark.row(7)
-@pytest.mark.on("sqlite", "redis", "postgres", "servicebus")
+@pytest.mark.on("servicebus", "sqlite", "redis", "postgres")
 def test_pools_whose_leases_are_taken_away_in_mid_job_end_each_message_once(
     broker: Broker | None, rig: Rig, figure: Figure
 ) -> None:

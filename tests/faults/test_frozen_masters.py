@@ -137,6 +137,7 @@ def test_a_pause_that_its_leases_outlive_costs_nothing(rig: Rig) -> None:
     stop_all(rig, [sleeper, other])
 
 
+@pytest.mark.more
 @pytest.mark.row(5)
 @pytest.mark.on("beanstalk")
 @pytest.mark.ttr(SHORT_TTR)

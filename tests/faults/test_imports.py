@@ -54,6 +54,7 @@ def test_no_child_shares_a_socket_or_a_random_state_and_the_hook_opens_them_anew
         stop_all(rig, pools)
 
 
+@pytest.mark.more
 @pytest.mark.row(20)
 def test_thousands_of_forks_of_an_app_with_locks_and_a_database_lock_nobody_up(rig: Rig, figure: Figure) -> None:
     """A child for each job."""

@@ -31,7 +31,7 @@ BEHIND = 2.0
 
 
 @pytest.mark.row(8, 27)
-@pytest.mark.on("redis", "redis-cluster", "postgres")
+@pytest.mark.on("postgres", "redis", "redis-cluster")
 @pytest.mark.own_server
 def test_a_broker_that_is_killed_under_load_and_comes_back(broker: Broker, rig: Rig, figure: Figure) -> None:
     """And then restarted as an administrator does."""
@@ -104,6 +104,7 @@ def assert_all_is_counted(rig: Rig) -> None:
 # --- one that may not ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.more
 @pytest.mark.row(8)
 @pytest.mark.on("redis")
 def test_what_kills_take_from_a_redis_that_flushes_every_second(tmp_path: Path, figure: Figure) -> None:

@@ -23,7 +23,7 @@ AGO = 0.001
 
 
 @pytest.mark.row(6)
-@pytest.mark.on("sqlite", "redis", "postgres")
+@pytest.mark.on("redis", "sqlite", "postgres")
 def test_a_first_child_whose_pool_does_not_know_of_its_loss_is_refused(rig: Rig) -> None:
     """The broker knows: the message is the second child's, though both are the same pool's."""
     first, later, free = (rig.directory / name for name in ("first", "later", "free"))
@@ -39,7 +39,7 @@ def test_a_first_child_whose_pool_does_not_know_of_its_loss_is_refused(rig: Rig)
 
 
 @pytest.mark.row(6)
-@pytest.mark.on("sqlite", "redis-cluster", "beanstalk", "servicebus")
+@pytest.mark.on("beanstalk", "sqlite", "redis-cluster", "servicebus")
 def test_a_first_child_that_its_pool_has_given_up_is_not_heard(broker: Broker | None, rig: Rig) -> None:
     """It may finish, in its own slot. What it says is for no other delivery, and its slot goes on."""
     first, later, free = (rig.directory / name for name in ("first", "later", "free"))

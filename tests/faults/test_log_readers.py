@@ -15,6 +15,7 @@ import pytest
 from support.faultmoves import Figure
 from support.poolrig import APP, LIMIT, PoolProcess, Rig, measured
 from support.stalls import Stalls
+from support.tiers import more
 from support.waiting import wait_until
 
 from jobpool.telemetry.logs import DRAIN_LIMIT_S
@@ -118,7 +119,7 @@ def assert_stops(pool: PoolProcess, figure: Figure, status: int = 0) -> None:
 
 @pytest.mark.row(31)
 @pytest.mark.on("sqlite")
-@pytest.mark.parametrize("stands_still", READERS)
+@pytest.mark.parametrize("stands_still", ["pipe", *more(("terminal",))])
 def test_a_pool_whose_log_nobody_reads_works_and_stops(rig: Rig, figure: Figure, stands_still: str) -> None:
     with READERS[stands_still]() as reader:
         pool = rig.start_pool(stderr=reader.writing).wait_ready(2)
@@ -162,7 +163,7 @@ def test_an_error_that_nobody_reads_ends_the_pool_with_its_status(rig: Rig, tmp_
 
 @pytest.mark.row(31)
 @pytest.mark.on("sqlite")
-@pytest.mark.parametrize("stands_still", READERS)
+@pytest.mark.parametrize("stands_still", ["terminal", *more(("pipe",))])
 def test_a_reader_that_comes_back_gets_every_line_in_order(rig: Rig, stands_still: str) -> None:
     with READERS[stands_still]() as reader, ThreadPoolExecutor(1) as thread:
         pool = rig.start_pool(stderr=reader.writing).wait_ready(2)

@@ -35,7 +35,7 @@ CHILDREN_GONE = 1.0
 
 
 @pytest.mark.row(4)
-@pytest.mark.on("sqlite", "redis", "redis-cluster", "postgres", "beanstalk", "servicebus")
+@pytest.mark.on("postgres", "sqlite", "redis", "redis-cluster", "beanstalk", "servicebus")
 def test_a_master_killed_under_load_leaves_nothing_alive_and_loses_nothing(
     broker: Broker | None, rig: Rig, figure: Figure
 ) -> None:
@@ -97,6 +97,7 @@ def _ended_by(rig: Rig, pool: PoolProcess) -> list[str]:
     return [line.id for line in rig.lines("settled") if line.pid == pool.pid and line.answer == "ok"]
 
 
+@pytest.mark.more
 @pytest.mark.row(4)
 @pytest.mark.on("sqlite")
 def test_masters_killed_again_and_again(rig: Rig) -> None:

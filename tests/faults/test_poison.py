@@ -25,7 +25,7 @@ ROUNDS = 6
 
 
 @pytest.mark.row(3)
-@pytest.mark.on("sqlite", "redis", "redis-cluster", "postgres", "beanstalk", "servicebus")
+@pytest.mark.on("beanstalk", "sqlite", "redis", "redis-cluster", "postgres", "servicebus")
 def test_poison_ends_at_the_crash_limit_and_holds_up_no_other_job(rig: Rig, figure: Figure) -> None:
     """The count is the message's, whichever pool it meets. Rounds with and without it take turns: machines are busy."""
     pools = start_pools(rig, 2, "--max-crashes", str(MAX_CRASHES))

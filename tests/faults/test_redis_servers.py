@@ -90,7 +90,7 @@ def fill(rig: Rig) -> None:
 
 
 @pytest.mark.row(27)
-@pytest.mark.on("redis", "redis-cluster")
+@pytest.mark.on("redis-cluster", "redis")
 def test_scripts_that_are_flushed_in_the_middle_of_the_work_are_sent_again(broker: Broker, rig: Rig) -> None:
     """NOSCRIPT is no trouble, and nobody is told of it."""
     pools = start_pools(rig, 2)

@@ -116,6 +116,7 @@ def test_a_table_that_is_away_for_a_while_is_waited_for(broker: Broker | None, r
     assert_waited_for(broker, rig, "table")
 
 
+@pytest.mark.more
 @pytest.mark.row(36)
 @pytest.mark.on("postgres")
 @pytest.mark.own_server

@@ -79,6 +79,7 @@ def test_hup_with_broken_code_leaves_the_old_code_at_work(rig: Rig) -> None:
     stop_all(rig, [pool, other])
 
 
+@pytest.mark.more
 @pytest.mark.row(22)
 def test_many_hups_under_load(rig: Rig) -> None:
     pool, other = start(rig, "--max-crashes", "0")
@@ -98,6 +99,7 @@ def test_many_hups_under_load(rig: Rig) -> None:
     stop_all(rig, [pool, other])
 
 
+@pytest.mark.more
 @pytest.mark.row(22)
 def test_reloads_in_a_stream_of_quick_jobs_with_longer_ones_among_them_come_to_their_end(rig: Rig) -> None:
     """The longer ones have frames behind them that are taken back, in the very turn that tells their child to leave."""

@@ -16,6 +16,7 @@ import pytest
 from support.faultmoves import Figure, fed, start_pools, stop_all
 from support.poolrig import PoolProcess, Rig
 from support.stalls import Stalls
+from support.tiers import more
 from support.waiting import wait_until
 
 from jobpool_torture.processes import send, tree_of
@@ -54,7 +55,7 @@ def streaming(rig: Rig, until: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.row(21)
-@pytest.mark.on("sqlite", "redis", "postgres", "beanstalk", "servicebus")
+@pytest.mark.on("beanstalk", "sqlite", "redis", "postgres", "servicebus")
 def test_a_stop_lets_short_jobs_end_and_another_pool_goes_on_with_the_long_ones(rig: Rig, figure: Figure) -> None:
     [leaving] = start_pools(rig, 1, "--stop-grace", f"{GRACE}", workers=3)
     go = rig.directory / "go"
@@ -90,7 +91,7 @@ def test_a_stop_lets_short_jobs_end_and_another_pool_goes_on_with_the_long_ones(
 
 
 @pytest.mark.row(21)
-@pytest.mark.on("sqlite", "redis", "postgres")
+@pytest.mark.on("redis", "sqlite", "postgres")
 def test_stops_in_a_stream_of_short_jobs_lose_and_repeat_none(rig: Rig, figure: Figure) -> None:
     pools = start_pools(rig, 2)
     for number in (1, 2):
@@ -115,7 +116,7 @@ def test_stops_in_a_stream_of_short_jobs_lose_and_repeat_none(rig: Rig, figure: 
 
 
 @pytest.mark.row(21)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *more((signal.SIGINT,))])
 def test_a_second_signal_kills_and_gives_back_at_once(rig: Rig, number: signal.Signals) -> None:
     [leaving] = start_pools(rig, 1, "--stop-grace", "60")
     go = rig.directory / "go"
@@ -138,7 +139,7 @@ def test_a_second_signal_kills_and_gives_back_at_once(rig: Rig, number: signal.S
 
 
 @pytest.mark.row(21)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, *more((signal.SIGTERM,))])
 def test_a_signal_to_the_whole_group_lets_children_go_on(rig: Rig, number: signal.Signals) -> None:
     """As a terminal does it, and `kill` with a group's number."""
     [leaving] = start_pools(rig, 1, "--stop-grace", "10")

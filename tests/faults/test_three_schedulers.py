@@ -21,6 +21,7 @@ from support.cron_trouble import Consumer, Trouble, instant, pass_time, way_to
 from support.cron_walk import minute_of, offset_of
 from support.harness import HARNESSES, Harness
 from support.seeds import printed_seed
+from support.tiers import more
 from support.waiting import wait_until
 
 HOURS = 1.5
@@ -54,7 +55,7 @@ def three_schedulers(
 
 
 @pytest.mark.row(29)
-@pytest.mark.parametrize("store", ["sqlite", "redis", "postgres"])
+@pytest.mark.parametrize("store", ["redis", *more(("sqlite",), ("postgres",))])
 def test_each_instant_fires_once(store: str, tmp_path: Path) -> None:
     seed = printed_seed()
     steps = int(HOURS * 3600 / STEP)
@@ -125,6 +126,7 @@ def the_schedules() -> list[tuple[str, str, str]]:
     )
 
 
+@pytest.mark.more
 @pytest.mark.row(29)
 def test_each_instant_fires_once_where_clocks_change_and_on_leap_days(tmp_path: Path) -> None:
     """One and the same three schedulers live through all of it; between two edges months pass at once."""

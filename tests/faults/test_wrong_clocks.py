@@ -82,6 +82,7 @@ def three_programs(rig: Rig) -> Iterator[list[Program]]:
         yield programs
 
 
+@pytest.mark.more
 @pytest.mark.row(29)
 @pytest.mark.on("redis", "postgres")
 def test_programs_on_wrong_clocks_fire_by_the_brokers(rig: Rig) -> None:

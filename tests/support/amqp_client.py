@@ -11,12 +11,12 @@ import uuid
 from collections import deque
 from typing import Any, NamedTuple, Self
 
-from support.servicebus import codes
-from support.servicebus import encoding as e
-from support.servicebus.decoding import Described, decode
-from support.servicebus.framing import AMQP_HEADER, SASL_FRAME, SASL_HEADER, Frame, FrameReader, Header, frame
-from support.servicebus.requests import Request, parsed
-from support.servicebus.sections import sections_of
+from servicebus_peer import codes
+from servicebus_peer import encoding as e
+from servicebus_peer.decoding import Described, decode
+from servicebus_peer.framing import AMQP_HEADER, SASL_FRAME, SASL_HEADER, Frame, FrameReader, Header, frame
+from servicebus_peer.requests import Request, parsed
+from servicebus_peer.sections import sections_of
 
 LIMIT = 5.0
 """Seconds for an answer."""

@@ -23,7 +23,7 @@ HARNESSES: dict[str, type[Harness]] = {
 }
 
 
-def misfit(node: pytest.Item, kind: type[Harness]) -> str:
+def misfit(node: pytest.Item | pytest.Function, kind: type[Harness]) -> str:
     """Why a test whose markers are `needs` and `lacks` does not fit this backend; empty when it does."""
     for marker, wanted in (("needs", True), ("lacks", False)):
         for mark in node.iter_markers(marker):
@@ -31,9 +31,3 @@ def misfit(node: pytest.Item, kind: type[Harness]) -> str:
                 if bool(getattr(kind.capabilities, field)) is not wanted:
                     return f"Capabilities.{field} is {not wanted}"
     return ""
-
-
-def skip_by_capability(node: pytest.Item, kind: type[Harness]) -> None:
-    """Skip a test whose markers `needs` and `lacks` do not fit this backend."""
-    if reason := misfit(node, kind):
-        pytest.skip(reason)

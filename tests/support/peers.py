@@ -19,12 +19,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from servicebus_peer import Control, PeerProcess, PeerThread
+from servicebus_peer.broker import Broker
+
 from jobpool_backends.servicebus.address import read_address
 from jobpool_backends.servicebus.channel import Channel
 from jobpool_backends.servicebus.hub import Hub
 from jobpool_backends.servicebus.station import Station
-from support.servicebus import Control, PeerProcess, PeerThread
-from support.servicebus.broker import Broker
 
 MOST_DELIVERIES = 1000
 """So many that the broker makes nothing a dead letter by itself, as the documentation asks for."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
+from servicebus_peer import Control, PeerProcess
+from servicebus_peer.settings import KEY, KEY_NAME, connection_string
+
 from support.peers import make_queues, rig_peer
 from support.poolrig_brokers import Broker
-from support.servicebus import Control, PeerProcess
-from support.servicebus.settings import KEY, KEY_NAME, connection_string
 
 LOCK = 5.0
 """Seconds that its queues lock a message for: the shortest that the service has."""

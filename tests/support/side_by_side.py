@@ -16,6 +16,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.clock import ManualClock
 from jobpool.message.lease import JobLease
 from jobpool_backends.memory import MemoryBackend
+from support import tiers
 from support.harness import Harness
 from support.harnesses.embedded import MemoryHarness, SqliteHarness
 
@@ -77,11 +78,11 @@ class SideBySide(RuleBasedStateMachine):
 
 
 def compare(machine: type[SideBySide], kind: type[Harness], examples: int) -> None:
-    """Run so many sequences of up to 40 steps on backends of this kind; on a server two thirds of them.
+    """Run this many sequences of up to 40 steps on such backends; two thirds on a server; a third of that by default.
 
     POOLTEST_FULL=1: five times as many.
     """
-    wanted = examples if kind in EMBEDDED else examples * 2 // 3
+    wanted = tiers.examples(examples if kind in EMBEDDED else examples * 2 // 3)
     run_state_machine_as_test(
         type(machine.__name__, (machine,), {"kind": kind}),
         settings=settings(

@@ -17,6 +17,7 @@ from support.servers import PostgresServer, RedisServer, fresh_name, shared_post
 from support.servers.pgbouncer import Pgbouncer
 from support.servers.ports import free_port
 from support.servers.redis_server import DURABLE
+from support.tiers import more
 
 KEY = "0123456789abcdef"
 HERE = ("--ignore", "sqlite.file-system", "--ignore", "sqlite.space")
@@ -71,26 +72,34 @@ def test_what_is_to_be_ignored_is_and_a_name_that_is_none_is_told(ward: Shell) -
     ("words", "environment", "check", "level", "text"),
     [
         (["--ttl", "4"], {}, "ttl", "problem", "loses leases"),
-        (["--broker-timeout", "25"], {}, "ttl", "problem", "loses leases"),
         (["--default-timeout", "0"], {}, "timeout", "warning", "unlimited"),
         (["--retry", "fixed attempts=1"], {}, "retry", "problem", "no job is ever tried again"),
         (["--max-crashes", "0"], {}, "crashes", "warning", "for ever"),
         (["--rate-limit", "mail=5"], {}, "settings", "warning", "does not serve"),
         (["--on-memory-limit-queue", "big"], {}, "memory", "warning", "nothing is ever sent there"),
-        (["--retry", "none attempts=5"], {}, "retry", "warning", "retry is 'none'"),
         ([], {"JOBPOOL_SIGNING_KEY": "short"}, "signing-key", "problem", "fewer than 16"),
-        ([], {"JOBPOOL_SIGNING_KEY": f'["{KEY}", "{KEY}"]'}, "signing-key", "warning", "listed twice"),
-        (["--signing-key-file", "/nowhere"], {}, "signing-key", "problem", "cannot be read"),
         (["--stop-grace", "60"], {"TIMEOUT_STOP_SEC": "30"}, "stop-grace", "problem", "in the middle of its stop"),
-        (["--memory-limit", "900G", "-w", "1000"], {}, "memory", "problem", "out-of-memory killer"),
         ([], {"TZ": "Mars/Olympus"}, "time-zone", "warning", "names no zone"),
         (["-A", "absent.jobs"], {}, "handlers", "problem", "no module 'absent'"),
-        (["--queue-handlers", "default=absent", "-A", "myjobs"], {}, "handlers", "problem", "no app registers: absent"),
-        (["-A", "endless"], {}, "handlers", "warning", "timeout=0"),
         (["-b", "nonsense"], {}, "broker", "problem", "is no URL: write scheme://"),
         (["-b", "memory://"], {}, "memory.place", "problem", "they end with it"),
-        (["-b", "sync://"], {}, "broker", "problem", "no pool can serve it"),
-        (["-b", "sqlite:////nowhere/at/all.db"], {}, "broker", "problem", "does not exist: create it"),
+        *more(
+            (["--broker-timeout", "25"], {}, "ttl", "problem", "loses leases"),
+            (["--retry", "none attempts=5"], {}, "retry", "warning", "retry is 'none'"),
+            ([], {"JOBPOOL_SIGNING_KEY": f'["{KEY}", "{KEY}"]'}, "signing-key", "warning", "listed twice"),
+            (["--signing-key-file", "/nowhere"], {}, "signing-key", "problem", "cannot be read"),
+            (["--memory-limit", "900G", "-w", "1000"], {}, "memory", "problem", "out-of-memory killer"),
+            (
+                ["--queue-handlers", "default=absent", "-A", "myjobs"],
+                {},
+                "handlers",
+                "problem",
+                "no app registers: absent",
+            ),
+            (["-A", "endless"], {}, "handlers", "warning", "timeout=0"),
+            (["-b", "sync://"], {}, "broker", "problem", "no pool can serve it"),
+            (["-b", "sqlite:////nowhere/at/all.db"], {}, "broker", "problem", "does not exist: create it"),
+        ),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else None,
 )
@@ -182,12 +191,14 @@ def test_a_redis_that_loses_nothing(ward: Shell, redis: RunRedis) -> None:
     ("config", "check", "level", "text"),
     [
         ({"maxmemory": "64mb", "maxmemory-policy": "allkeys-lru"}, "redis.eviction", "problem", "set noeviction"),
-        ({"maxmemory": "64mb", "maxmemory-policy": "volatile-lru"}, "redis.eviction", "problem", "set noeviction"),
         ({"appendonly": "no"}, "redis.persistence", "problem", "loses every message"),
-        ({"appendonly": "no", "save": "3600 1"}, "redis.persistence", "problem", "since it last saved"),
-        ({"appendfsync": "everysec"}, "redis.persistence", "warning", "up to two seconds"),
-        ({"appendfsync": "no"}, "redis.persistence", "problem", "half a minute"),
-        ({"no-appendfsync-on-rewrite": "yes"}, "redis.persistence", "warning", "while it rewrites its file"),
+        *more(
+            ({"maxmemory": "64mb", "maxmemory-policy": "volatile-lru"}, "redis.eviction", "problem", "set noeviction"),
+            ({"appendonly": "no", "save": "3600 1"}, "redis.persistence", "problem", "since it last saved"),
+            ({"appendfsync": "everysec"}, "redis.persistence", "warning", "up to two seconds"),
+            ({"appendfsync": "no"}, "redis.persistence", "problem", "half a minute"),
+            ({"no-appendfsync-on-rewrite": "yes"}, "redis.persistence", "warning", "while it rewrites its file"),
+        ),
     ],
     ids=lambda value: ", ".join(value) if isinstance(value, dict) else None,
 )

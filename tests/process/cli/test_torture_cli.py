@@ -62,6 +62,7 @@ def assert_clean(document: dict[str, Any], code: int) -> None:
     assert document["jobs"]["done"] > 30
 
 
+@pytest.mark.more
 def test_a_run_on_redis_is_clean_and_leaves_nothing_behind(shell: Shell, schedule: Path) -> None:
     server = shared_redis()
     url = f"redis://{server.host}:{server.port}/0?prefix={fresh_name('torture')}"

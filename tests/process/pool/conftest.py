@@ -1,6 +1,6 @@
 """Gives each test a rig whose processes are gone when it ends; a failing test says where its folder is.
 
-Tests run on SQLite; those marked `brokers` on servers too.
+Tests run on SQLite; those marked `brokers` on a server too, and with `--all` on each of the usual ones.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ EMBEDDED = "sqlite"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "brokers: run on every broker, because what it tests is a broker's affair too")
+    config.addinivalue_line("markers", "brokers: run on servers too, because what it tests is a broker's affair too")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker("brokers"):
-        metafunc.parametrize("rig", [EMBEDDED, *USUAL], indirect=True)
+        servers = USUAL if metafunc.config.option.all else USUAL[:1]
+        metafunc.parametrize("rig", [EMBEDDED, *servers], indirect=True)
 
 
 @pytest.fixture

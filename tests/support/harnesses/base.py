@@ -29,7 +29,7 @@ class Harness(ABC):
     """One empty store.
 
     Attributes:
-        capabilities: Of the backend; tests are skipped by its fields and by nothing else.
+        capabilities: Of the backend; tests are left out by its fields and by nothing else.
         tick: The shortest time, in seconds, that `advance` can tell apart.
         folder: A private directory.
     """

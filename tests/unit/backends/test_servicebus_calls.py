@@ -10,8 +10,8 @@ from itertools import count
 
 import pytest
 from azure.servicebus.aio import ServiceBusReceiver
+from servicebus_peer import Counts, PeerThread
 from support.peers import let_go
-from support.servicebus import Counts, PeerThread
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob, JobpoolError, WriteRefused

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from azure.servicebus import ServiceBusMessage
+from servicebus_peer import Control, MessageLook
 from support.harnesses.servicebus import PeerHarness
 from support.jobs import QUEUE, a_job, at, numbered
 from support.peers import turned_hub, turned_peer
-from support.servicebus import Control, MessageLook
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Level

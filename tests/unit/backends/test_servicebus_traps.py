@@ -21,8 +21,8 @@ from typing import TypeVar
 import pytest
 from azure.servicebus._pyamqp.aio import Connection
 from azure.servicebus.aio import ServiceBusClient
+from servicebus_peer import Control, PeerThread
 from support.jobs import QUEUE, a_job
-from support.servicebus import Control, PeerThread
 from support.waiting import wait_until
 
 from jobpool.broker.values import MessageFilter, Verb

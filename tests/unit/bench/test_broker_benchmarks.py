@@ -76,6 +76,7 @@ def test_a_pool_over_redis_beside_its_peers() -> None:
     assert with_peers("pool / Celery", "pool / Dramatiq", "pool / Pebble, no broker", "Huey: CPU server") <= found
 
 
+@pytest.mark.more
 def test_a_pool_over_postgres_beside_its_peers() -> None:
     found = names(on_postgres.run(PLAN))
 
@@ -83,6 +84,7 @@ def test_a_pool_over_postgres_beside_its_peers() -> None:
     assert with_peers("pool / Procrastinate", "pool / PgQueuer", "PgQueuer, batches of 100: CPU workers") <= found
 
 
+@pytest.mark.more
 def test_a_producer_beside_a_bare_client() -> None:
     found = names(enqueue.run(PLAN))
 
@@ -91,6 +93,7 @@ def test_a_producer_beside_a_bare_client() -> None:
     assert with_peers("Redis, Celery: single", "Postgres, PgQueuer: bulk") <= found
 
 
+@pytest.mark.more
 def test_few_messages_beside_many() -> None:
     found = names(scale.run(PLAN))
 
@@ -98,6 +101,7 @@ def test_few_messages_beside_many() -> None:
     assert len(found) == 2 * 3 * 3 * 2
 
 
+@pytest.mark.more
 def test_idle_pools_on_each_broker() -> None:
     found = names(latency.run(PLAN))
 
@@ -109,6 +113,7 @@ def test_idle_pools_on_each_broker() -> None:
     )
 
 
+@pytest.mark.more
 def test_guards_beside_plain_jobs() -> None:
     found = names(guards.run(PLAN))
 
@@ -116,6 +121,7 @@ def test_guards_beside_plain_jobs() -> None:
         assert {f"{broker}, plain", f"{broker}, rate limit / plain", f"{broker}, idempotency keys"} <= found
 
 
+@pytest.mark.more
 def test_what_two_pools_keep_together() -> None:
     section = limits.run(PLAN)
 
@@ -123,6 +129,7 @@ def test_what_two_pools_keep_together() -> None:
     assert all(figure.met for figure in section.figures if "most at once" in figure.name)
 
 
+@pytest.mark.more
 def test_claims_beside_leases_and_beside_many_claims() -> None:
     found = names(claims.run(PLAN))
 

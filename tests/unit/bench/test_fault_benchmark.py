@@ -7,6 +7,7 @@ from bench import faults
 from bench.plan import Plan
 
 
+@pytest.mark.more
 def test_times_to_notice_and_to_recover() -> None:
     section = faults.run(Plan(tiny=True))
 

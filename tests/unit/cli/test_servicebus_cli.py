@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from support.servicebus import PeerProcess
+from servicebus_peer import PeerProcess
 
 Ask = Callable[..., Result]
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from support.cron_oracle import Oracle
 from support.cron_texts import ALLOWED
+from support.tiers import examples
 
 from jobpool.cron.calendar import DAY, LocalTimes
 from jobpool.errors import InvalidJob
@@ -18,7 +19,7 @@ from jobpool.message.cron_fields import ALIASES, Kind, parse_fields
 from jobpool.message.zones import open_zone
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(ALLOWED)
 def test_every_allowed_expression_names_what_the_oracle_reads_in_it(expression: str) -> None:
     oracle = Oracle(_star(expression))

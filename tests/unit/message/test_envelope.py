@@ -10,6 +10,7 @@ import orjson
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from support.tiers import examples
 
 from jobpool.errors import BadSignature, InvalidJob, MalformedEnvelope
 from jobpool.message.definition import JobDefinition
@@ -445,7 +446,7 @@ class TestVerified:
             for flip in (1, 2, 4, 8, 16, 32, 64, 128, 255, body[index], body[index] ^ ord("0"), body[index] ^ ord(" ")):
                 self.assert_safe(body[:index] + bytes([body[index] ^ flip]) + body[index + 1 :], signed)
 
-    @settings(deadline=None, max_examples=300)
+    @settings(deadline=None, max_examples=examples(300))
     @given(st.data())
     def test_bytes_cut_out_or_put_in_are_refused_or_change_nothing_signed(self, data: st.DataObject) -> None:
         body = a_body(**FULL)

@@ -1,8 +1,7 @@
-"""The docs: links lead somewhere, generated tables are current, pictures are those of the code."""
+"""The docs: generated tables are current, pictures are those of the code. Names are checked by scripts/names.py."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import textwrap
@@ -15,30 +14,6 @@ import jobpool.broker.backend
 import jobpool.master.slots
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
-
-
-def headings(page: Path) -> set[str]:
-    """The anchors of a page, as GitHub makes them."""
-    lines = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
-    for link in LINK.findall(page.read_text("utf-8")):
-        if link.startswith("https://"):
-            continue
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        assert target.exists(), f"{page.name} links to {link}"
-        assert not anchor or anchor in headings(target), f"{page.name} links to {link}"
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "docs"], ids=lambda page: page.name)
-def test_every_page_can_be_reached_from_the_readme(page: Path) -> None:
-    assert f"](docs/{page.name}" in (ROOT / "README.md").read_text("utf-8")
 
 
 def test_the_generated_tables_are_current() -> None:
@@ -68,15 +43,6 @@ def test_the_pictures_are_those_of_the_code(code: str | None, first: str, last: 
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 
     assert picture(page, first, last) == picture(code, first, last)
-
-
-def test_the_map_names_every_room() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    rooms = [path for path in (ROOT / "pool" / "jobpool").iterdir() if not path.name.startswith("_")]
-
-    for path in rooms:
-        name = f"`{path.stem}/`" if path.is_dir() else f"`{path.stem}`"
-        assert name in page, f"{name} is missing in docs/architecture.md, 'Where the code lives'"
 
 
 def test_the_version_is_one() -> None:

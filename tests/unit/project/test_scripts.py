@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -117,3 +118,41 @@ def test_a_run_that_wrote_no_results_is_a_failure(tmp_path: Path) -> None:
     spec.loader.exec_module(summary)
 
     assert summary.summarise(tmp_path / "absent.xml") == ("no test ran: pytest stopped before the first one", False)
+
+
+@pytest.fixture
+def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """scripts/names.py, on a project with one page, whose names are wrong."""
+    spec = importlib.util.spec_from_file_location("names", SCRIPTS / "names.py")
+    assert spec is not None
+    assert spec.loader is not None
+    names = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(names)
+    (tmp_path / "page.md").write_text(
+        "# A head\n[a](page.md#a-head) [b](#none) [c](nowhere.md) `faults/a.py::test_b` a::b\n"
+    )
+    monkeypatch.setattr(names, "DOCS", tmp_path)
+    monkeypatch.setattr(names, "TESTS", tmp_path)
+    return names
+
+
+def test_names_that_lead_nowhere_are_told(names: ModuleType, tmp_path: Path) -> None:
+    assert [line.split(" ")[3] for line in names.wrong_links(tmp_path / "page.md")] == ["#none,", "nowhere.md,"]
+    assert [line.split(" ")[1] for line in names.missing_tests(tmp_path / "page.md")] == ["has", "names"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "tests", "brokers", "told"),
+    [
+        pytest.param(["1", "x", "`faults/a.py::test_b`", "redis; all", "y", ""], {"test_b"}, {"redis"}, "", id="well"),
+        pytest.param(["1", "x", "", "redis", "y", ""], set(), set(), "lacks a cell", id="an empty cell"),
+        pytest.param(["1", "x", "`faults/a.py::test_b`", "redis", "y", ""], set(), set(), "other tests", id="tests"),
+        pytest.param(["1", "x", "`unit/a.py::test_b`", "redis", "y", ""], set(), {"sqlite"}, "not say", id="brokers"),
+    ],
+)
+def test_a_row_of_faults_that_is_wrong_is_told(
+    names: ModuleType, cells: list[str], tests: set[str], brokers: set[str], told: str
+) -> None:
+    found = list(names.wrong_fault_row(1, cells, {f"faults/a.py::{test}" for test in tests}, brokers))
+    assert len(found) == bool(told)
+    assert all(told in line for line in found)

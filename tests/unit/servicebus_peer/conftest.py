@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from servicebus_peer import PeerThread
 from support.amqp_client import AmqpClient
 from support.servers import fresh_name
-from support.servicebus import PeerThread
 
 
 @pytest.fixture(scope="module")

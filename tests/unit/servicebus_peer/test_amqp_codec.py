@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.servicebus import codes
-from support.servicebus import encoding as e
-from support.servicebus.decoding import DEPTH, MOST_EMPTY, Described, Symbol, decode, end_of, pairs_of
-from support.servicebus.errors import DecodeError
+from servicebus_peer import codes
+from servicebus_peer import encoding as e
+from servicebus_peer.decoding import DEPTH, MOST_EMPTY, Described, Symbol, decode, end_of, pairs_of
+from servicebus_peer.errors import DecodeError
 
 ASCII = st.text(st.characters(max_codepoint=127), max_size=280)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.amqp_client import message
-from support.servicebus import codes, encoding
-from support.servicebus.errors import AmqpError, DecodeError
-from support.servicebus.framing import (
+from servicebus_peer import codes, encoding
+from servicebus_peer.errors import AmqpError, DecodeError
+from servicebus_peer.framing import (
     AMQP_HEADER,
     EMPTY,
     MAX_FRAME_SIZE,
@@ -19,8 +18,9 @@ from support.servicebus.framing import (
     Header,
     frame,
 )
-from support.servicebus.message import parsed
-from support.servicebus.sections import body_of, sections_of, unbatched
+from servicebus_peer.message import parsed
+from servicebus_peer.sections import body_of, sections_of, unbatched
+from support.amqp_client import message
 
 SAID = [
     SASL_HEADER,

@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 import pytest
+from servicebus_peer import Control, PeerThread, codes, encoding, replies
+from servicebus_peer.control import ControlError
+from servicebus_peer.errors import CONNECTION_FORCED, DETACH_FORCED, LOCK_LOST, SERVER_BUSY
 from support.amqp_client import AmqpClient, Refused, condition_of, message
-from support.servicebus import Control, PeerThread, codes, encoding, replies
-from support.servicebus.control import ControlError
-from support.servicebus.errors import CONNECTION_FORCED, DETACH_FORCED, LOCK_LOST, SERVER_BUSY
 from support.waiting import wait_until
 
 

@@ -7,12 +7,12 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from servicebus_peer import PeerThread, codes, encoding
+from servicebus_peer.broker import Broker
+from servicebus_peer.errors import DecodeError
+from servicebus_peer.framing import AMQP_HEADER, SASL_FRAME, SASL_HEADER, frame
+from servicebus_peer.performatives import Attach, Begin, Detach, Disposition, Flow, Open, Transfer
 from support.amqp_client import AmqpClient, message
-from support.servicebus import PeerThread, codes, encoding
-from support.servicebus.broker import Broker
-from support.servicebus.errors import DecodeError
-from support.servicebus.framing import AMQP_HEADER, SASL_FRAME, SASL_HEADER, frame
-from support.servicebus.performatives import Attach, Begin, Detach, Disposition, Flow, Open, Transfer
 
 LIMIT = 5.0
 GARBAGE = 60
@@ -25,7 +25,7 @@ def _alive(peer: PeerThread, queue: str, caplog: pytest.LogCaptureFixture) -> It
     yield
     with AmqpClient(peer.port) as client:
         assert client.sent(client.attach(queue, codes.SENDER), message()).descriptor == codes.ACCEPTED
-    assert not [record for record in caplog.get_records("call") if record.name.startswith("support.servicebus")]
+    assert not [record for record in caplog.get_records("call") if record.name.startswith("servicebus_peer")]
 
 
 def answer(port: int, *pieces: bytes) -> bytes:

@@ -11,11 +11,10 @@ from typing import Any
 from urllib.parse import quote_plus
 
 import pytest
-from support.amqp_client import AmqpClient, Refused, annotations_of, condition_of, message
-from support.servicebus import PeerThread, Settings, codes, encoding, replies
-from support.servicebus.cbs import Authorization
-from support.servicebus.decoding import decode
-from support.servicebus.errors import (
+from servicebus_peer import PeerThread, Settings, codes, encoding, replies
+from servicebus_peer.cbs import Authorization
+from servicebus_peer.decoding import decode
+from servicebus_peer.errors import (
     ARGUMENT_ERROR,
     ENTITY_DISABLED,
     LOCK_LOST,
@@ -27,10 +26,11 @@ from support.servicebus.errors import (
     UNAUTHORIZED,
     AmqpError,
 )
-from support.servicebus.links import CREDIT
-from support.servicebus.replies import SESSION_WINDOW
-from support.servicebus.requests import Request
-from support.servicebus.sections import body_of
+from servicebus_peer.links import CREDIT
+from servicebus_peer.replies import SESSION_WINDOW
+from servicebus_peer.requests import Request
+from servicebus_peer.sections import body_of
+from support.amqp_client import AmqpClient, Refused, annotations_of, condition_of, message
 from support.waiting import wait_until
 
 DEAD = "/$DeadLetterQueue"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from servicebus_peer import PeerProcess, PeerThread, QueueProperties, codes
+from servicebus_peer.process import TESTS
 from support.amqp_client import AmqpClient, Refused, message
-from support.servicebus import PeerProcess, PeerThread, QueueProperties, codes
-from support.servicebus.process import TESTS
 from support.waiting import wait_until
 
 
@@ -89,7 +89,7 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     script = f"""
         import sys
         from pathlib import Path
-        from support.servicebus import PeerProcess
+        from servicebus_peer import PeerProcess
         peer = PeerProcess(Path({str(tmp_path)!r}))
         print(peer.pid, flush=True)
         sys.stdin.read()
@@ -110,7 +110,7 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
 def test_the_command_line_makes_queues_and_ends_on_request() -> None:
     words = ["--port", "0", "--no-auth", "--queue", "jobs,lock_duration=5,max_delivery_count=2", "--queue", "other"]
     with subprocess.Popen(
-        [sys.executable, "-m", "support.servicebus", *words], cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "servicebus_peer", *words], cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as program:
         assert program.stdout is not None
         said = json.loads(program.stdout.readline())
@@ -128,7 +128,7 @@ def test_the_command_line_makes_queues_and_ends_on_request() -> None:
 
 
 def test_the_command_line_refuses_a_property_that_no_queue_has() -> None:
-    words = [sys.executable, "-m", "support.servicebus", "--queue", "jobs,colour=1"]
+    words = [sys.executable, "-m", "servicebus_peer", "--queue", "jobs,colour=1"]
     done = subprocess.run(words, cwd=TESTS, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert "no 'colour'" in done.stderr

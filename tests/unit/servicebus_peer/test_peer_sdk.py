@@ -21,8 +21,8 @@ from azure.servicebus import (
 )
 from azure.servicebus import exceptions as wrong
 from azure.servicebus.aio import ServiceBusClient as AioClient
-from support.servicebus import Control, PeerThread
-from support.servicebus.settings import KEY
+from servicebus_peer import Control, PeerThread
+from servicebus_peer.settings import KEY
 from support.waiting import wait_until
 
 LOCK = 60.0

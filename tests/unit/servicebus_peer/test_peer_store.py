@@ -7,15 +7,15 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+from servicebus_peer import QueueProperties, encoding
+from servicebus_peer.clock import Clock
+from servicebus_peer.decoding import decode
+from servicebus_peer.errors import ENTITY_DISABLED, LOCK_LOST, MESSAGE_NOT_FOUND, NOT_ALLOWED, NOT_FOUND, AmqpError
+from servicebus_peer.message import State, parsed
+from servicebus_peer.namespace import Namespace
+from servicebus_peer.sections import body_of, sections_of
+from servicebus_peer.store import SUB_QUEUE, Store
 from support.amqp_client import annotations_of, message
-from support.servicebus import QueueProperties, encoding
-from support.servicebus.clock import Clock
-from support.servicebus.decoding import decode
-from support.servicebus.errors import ENTITY_DISABLED, LOCK_LOST, MESSAGE_NOT_FOUND, NOT_ALLOWED, NOT_FOUND, AmqpError
-from support.servicebus.message import State, parsed
-from support.servicebus.namespace import Namespace
-from support.servicebus.sections import body_of, sections_of
-from support.servicebus.store import SUB_QUEUE, Store
 
 NOON = 1_800_000_000.0
 LOCK = 30.0

@@ -1,0 +1,115 @@
+"""The operations of <queue>/$management, one by one: the operations guide, "Message operations".
+
+Each takes the store, the arguments and the link that asks, and returns the body of the reply, or None for status 204.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+
+from servicebus_peer import encoding as e
+from servicebus_peer.arguments import Arguments
+from servicebus_peer.errors import ARGUMENT_ERROR, AmqpError
+from servicebus_peer.message import Message, parsed
+from servicebus_peer.store import Store
+
+Operation = Callable[[Store, Arguments, object], bytes | None]
+
+MOST_PEEKED = 1000
+"""Messages in one reply."""
+
+
+def renew_lock(store: Store, arguments: Arguments, _owner: object) -> bytes:
+    """All of them, or none when one is lost."""
+    tokens = arguments.tokens()
+    store.check_locks(tokens)
+    ends = [store.renew(token) for token in tokens]
+    return _map("expirations", e.array_of_timestamps(ends))
+
+
+def peek_message(store: Store, arguments: Arguments, _owner: object) -> bytes | None:
+    most = max(0, min(arguments.number("message-count"), MOST_PEEKED))
+    found = store.peek(arguments.number("from-sequence-number"), most)
+    return _messages([_entry(message.encoded(peeked=True)) for message in found]) if found else None
+
+
+def schedule_message(store: Store, arguments: Arguments, _owner: object) -> bytes:
+    messages = [parsed(payload) for payload in arguments.messages()]
+    for message in messages:
+        store.check_size(message.size)
+    return _map("sequence-numbers", e.array_of_longs([store.enqueue(message) for message in messages]))
+
+
+def cancel_scheduled_message(store: Store, arguments: Arguments, _owner: object) -> bytes:
+    store.cancel(arguments.numbers())
+    return e.map_of([])
+
+
+def receive_by_sequence_number(store: Store, arguments: Arguments, owner: object) -> bytes:
+    """Deferred messages; each comes with its lock token beside it, for there is no delivery tag."""
+    found = store.take_deferred(arguments.numbers(), owner)
+    entries = [_locked_entry(message) for message in found]
+    if arguments.deletes():
+        for message in found:
+            assert message.lock is not None
+            store.complete(message.lock.token)
+    return _messages(entries)
+
+
+def update_disposition(store: Store, arguments: Arguments, _owner: object) -> bytes:
+    """All of them, or none when one lock is lost."""
+    status, tokens = arguments.text("disposition-status"), arguments.tokens()
+    settle = _DISPOSITIONS.get(status)
+    if settle is None:
+        raise AmqpError(ARGUMENT_ERROR, f"a disposition-status is one of {', '.join(_DISPOSITIONS)}, not {status!r}")
+    store.check_locks(tokens)
+    for token in tokens:
+        settle(store, token, arguments)
+    return e.map_of([])
+
+
+def _suspend(store: Store, token: uuid.UUID, arguments: Arguments) -> None:
+    reason, description = arguments.maybe_text("deadletter-reason"), arguments.maybe_text("deadletter-description")
+    store.dead_letter(token, reason, description)
+
+
+_DISPOSITIONS: dict[str, Callable[[Store, uuid.UUID, Arguments], None]] = {
+    "completed": lambda store, token, _: store.complete(token),
+    "abandoned": lambda store, token, _: store.abandon(token),
+    "defered": lambda store, token, _: store.defer(token),
+    "suspended": _suspend,
+}
+"""The words are the service's; "suspended" is dead-lettered."""
+
+
+def _map(key: str, value: bytes) -> bytes:
+    return e.map_of([e.string(key) + value])
+
+
+def _messages(entries: Sequence[bytes]) -> bytes:
+    return _map("messages", e.list_(entries))
+
+
+def _entry(encoded: bytes) -> bytes:
+    return _map("message", e.binary(encoded))
+
+
+def _locked_entry(message: Message) -> bytes:
+    assert message.lock is not None
+    return e.map_of(
+        [
+            e.string("message") + e.binary(message.encoded()),
+            e.string("lock-token") + e.uuid(message.lock.token),
+        ]
+    )
+
+
+OPERATIONS: dict[str, Operation] = {
+    "com.microsoft:renew-lock": renew_lock,
+    "com.microsoft:peek-message": peek_message,
+    "com.microsoft:schedule-message": schedule_message,
+    "com.microsoft:cancel-scheduled-message": cancel_scheduled_message,
+    "com.microsoft:receive-by-sequence-number": receive_by_sequence_number,
+    "com.microsoft:update-disposition": update_disposition,
+}

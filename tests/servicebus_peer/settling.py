@@ -1,0 +1,71 @@
+"""What a client's disposition does to a message: AMQP 3.4, and the SDK's settlement of received messages.
+
+The outcomes: accepted = complete; released = release; modified with delivery-failed = abandon; modified with
+undeliverable-here = defer; rejected = dead-letter, with reason and description in the error's info.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from servicebus_peer import codes, errors, replies
+from servicebus_peer.decoding import Described
+from servicebus_peer.errors import AmqpError
+from servicebus_peer.fields import Fields, composite
+from servicebus_peer.store import Store
+
+REASON = "DeadLetterReason"
+DESCRIPTION = "DeadLetterErrorDescription"
+
+
+def settle(store: Store, token: uuid.UUID, state: Described, count_released: bool = False) -> bytes:
+    """Do it; the outcome to tell the client: the same, or "rejected" with an error. `count_released`: see `Faults`."""
+    try:
+        return _settled(store, token, state, count_released)
+    except AmqpError as error:
+        return replies.rejected(error.condition, error.description)
+
+
+def _settled(store: Store, token: uuid.UUID, state: Described, count_released: bool) -> bytes:
+    match state.descriptor:
+        case codes.ACCEPTED:
+            store.complete(token)
+            return replies.ACCEPTED
+        case codes.RELEASED:
+            _release(store, token, count_released)
+            return replies.RELEASED
+        case codes.MODIFIED:
+            return _modify(store, token, Fields(state.value, "modified"))
+        case codes.REJECTED:
+            store.dead_letter(token, *_reason(Fields(state.value, "rejected")))
+            return replies.REJECTED
+    raise AmqpError(errors.NOT_IMPLEMENTED, f"{state.descriptor!r} is no outcome")
+
+
+def _release(store: Store, token: uuid.UUID, failed: bool) -> None:
+    if failed:
+        store.abandon(token)
+    else:
+        store.release(token)
+
+
+def _modify(store: Store, token: uuid.UUID, modified: Fields) -> bytes:
+    failed, undeliverable = modified.get(0, bool, False), modified.get(1, bool, False)
+    if undeliverable:
+        store.defer(token)
+    else:
+        _release(store, token, failed)
+    return replies.modified(failed, undeliverable)
+
+
+def _reason(rejected: Fields) -> tuple[str | None, str | None]:
+    error = rejected.find(0, Described)
+    if error is None:
+        return None, None
+    fields = composite(error, codes.ERROR, "error")
+    info = fields.get(2, dict, {})
+    return _text(info.get(REASON)), _text(info.get(DESCRIPTION)) or fields.find(1, str)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

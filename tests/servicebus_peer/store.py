@@ -1,0 +1,235 @@
+"""The messages of one queue, or of its dead-letter sub-queue: what may be done with them, and when. Does no I/O.
+
+The life of a message:
+
+    enqueued --> scheduled --(its time)--> waiting --(taken)--> locked --> completed: gone
+                     |                       ^  |                 | | '---> dead-lettered: in the sub-queue
+                 cancelled              (abandoned, released,     | '-----> deferred --(by number)--> locked
+                                         lock expired)            |
+                                             '--------------------'
+
+Sources: "Message transfers, locks, and settlement"; "Message sequencing and timestamps" for numbers and schedules;
+"Overview of Service Bus dead-letter queues" for what is dead-lettered and why.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+
+from servicebus_peer import errors
+from servicebus_peer.clock import Clock
+from servicebus_peer.duplicates import Duplicates
+from servicebus_peer.errors import AmqpError
+from servicebus_peer.locks import Locks
+from servicebus_peer.message import Message, State
+from servicebus_peer.properties import QueueProperties
+from servicebus_peer.shelf import Shelf
+from servicebus_peer.tally import Tally
+
+SUB_QUEUE = "/$DeadLetterQueue"
+
+
+class Store(Shelf):
+    """All methods first let happen what the clock says is due.
+
+    Args:
+        name: Of the queue, for errors.
+        dead_letters: The sub-queue; None for a sub-queue, whose messages neither expire nor are dead-lettered.
+    """
+
+    def __init__(self, name: str, properties: QueueProperties, clock: Clock, dead_letters: Store | None = None) -> None:
+        super().__init__(clock, properties.default_ttl)
+        self.name = name
+        self.properties = properties
+        self.dead_letters = dead_letters
+        self.tally = Tally()
+        self._locks = Locks(properties.lock_duration, clock)
+        self._duplicates = Duplicates(properties.duplicate_window, clock)
+
+    # --- sending ------------------------------------------------------------------------------------
+
+    def enqueue(self, message: Message) -> int:
+        """Its sequence number; 0 for a duplicate, which is dropped. Raises `AmqpError` for one that is too large."""
+        self.check_size(message.size)
+        if self._duplicates.has(message.message_id):
+            self.tally.duplicates += 1
+            return 0
+        self.tally.enqueued += 1
+        message.enqueued = self._clock.wall()
+        number = self._number(message)
+        message.enqueued_sequence_number = number
+        if message.scheduled_for is not None and message.scheduled_for > message.enqueued:
+            self._put_off(message, message.scheduled_for)
+        else:
+            self._activate(message)
+        return number
+
+    def check_size(self, size: int) -> None:
+        """Source: "Service Bus quotas". Raises `AmqpError`."""
+        most = self.properties.max_message_size
+        if size > most:
+            raise AmqpError(errors.MESSAGE_SIZE_EXCEEDED, f"the message has {size} bytes; the limit is {most}")
+
+    def cancel(self, numbers: Iterable[int]) -> None:
+        """Delete scheduled messages; none of them if one is not there (`AmqpError`, 404)."""
+        self.advance()
+        for message in self._all(numbers, State.SCHEDULED):
+            del self._messages[message.sequence_number]
+
+    def adopt(self, message: Message) -> None:
+        """Take in a message of another store: a dead letter. Its time to live has no meaning here."""
+        message.expires = None
+        message.state = State.ACTIVE
+        self._number(message)
+        self._wait(message)
+
+    # --- receiving ----------------------------------------------------------------------------------
+
+    def take(self, owner: object) -> Message | None:
+        """Lock the first message that waits; None when none does."""
+        message = self._first()
+        if message is not None:
+            self._lock(message, owner)
+        return message
+
+    def take_deferred(self, numbers: Iterable[int], owner: object) -> list[Message]:
+        """Lock deferred messages; none of them if one is not there (`AmqpError`, 404)."""
+        self.advance()
+        found = self._all(numbers, State.DEFERRED)
+        for message in found:
+            self._lock(message, owner)
+        return found
+
+    def remove(self) -> Message | None:
+        """Receive and delete the first message that waits."""
+        message = self._first()
+        if message is not None:
+            del self._messages[message.sequence_number]
+            self.tally.delivered += 1
+        return message
+
+    # --- locks --------------------------------------------------------------------------------------
+
+    def renew(self, token: uuid.UUID) -> int:
+        """When the lock ends now, in ms of Unix time."""
+        self.advance()
+        until = self._locks.renew(token)
+        self.tally.renewed += 1
+        return until
+
+    def check_locks(self, tokens: Iterable[uuid.UUID]) -> None:
+        """Raises the error `lock_lost` unless all hold."""
+        self.advance()
+        for token in tokens:
+            self._locks.find(token)
+
+    def locks_of(self, owner: object) -> list[uuid.UUID]:
+        return self._locks.of(owner)
+
+    def expire_locks(self) -> int:
+        """End all locks now; how many."""
+        tokens = list(self._locks)
+        self._expire(tokens)
+        return len(tokens)
+
+    def release_locks(self) -> None:
+        """End all locks, and count no delivery as failed."""
+        for token in self._locks:
+            self._wait(self._locks.end(token))
+
+    # --- settling: each ends the lock, or raises the error `lock_lost` -------------------------------
+
+    def complete(self, token: uuid.UUID) -> None:
+        del self._messages[self._unlock(token).sequence_number]
+        self.tally.completed += 1
+
+    def abandon(self, token: uuid.UUID) -> None:
+        """Back to its place in the queue, one more delivery failed."""
+        message = self._unlock(token)
+        self.tally.abandoned += 1
+        self._failed(message)
+
+    def release(self, token: uuid.UUID) -> None:
+        """Back to its place in the queue, and nothing is counted."""
+        message = self._unlock(token)
+        self.tally.released += 1
+        self._wait(message)
+
+    def defer(self, token: uuid.UUID) -> None:
+        """Set aside, until it is asked for by its number."""
+        self._unlock(token).state = State.DEFERRED
+        self.tally.deferred += 1
+
+    def dead_letter(self, token: uuid.UUID, reason: str | None, description: str | None) -> None:
+        if self.dead_letters is None:
+            self._locks.find(token)
+            raise AmqpError(errors.NOT_ALLOWED, "a message of a dead-letter queue cannot be dead-lettered")
+        self._bury(self._unlock(token), reason, description)
+
+    # --- time ---------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Let happen what is due."""
+        if self._locks:
+            self._expire(self._locks.overdue())
+        self._advance_shelf()
+
+    def next_due(self) -> float | None:
+        """Seconds until something is due; None = nothing ever is. Below 0: it is due already."""
+        moments = self._next_on_shelf()
+        lock = self._locks.first_end()
+        if lock is not None:
+            moments.append(lock - self._clock.monotonic())
+        return min(moments, default=None)
+
+    def purge(self) -> int:
+        """Delete every message, whatever its state; how many."""
+        count = len(self._messages)
+        self._clear()
+        self._locks = Locks(self.properties.lock_duration, self._clock)
+        return count
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _expired(self, message: Message) -> None:
+        self.tally.expired += 1
+        if self.properties.dead_letter_on_expiry and self.dead_letters is not None:
+            self._bury(message, "TTLExpiredException", "The message expired and was dead lettered.")
+        else:
+            del self._messages[message.sequence_number]
+
+    def _lock(self, message: Message, owner: object) -> None:
+        self._locks.take(message, owner)
+        self.tally.delivered += 1
+        self._due_in(self.properties.lock_duration)
+
+    def _unlock(self, token: uuid.UUID) -> Message:
+        self.advance()
+        return self._locks.end(token)
+
+    def _expire(self, tokens: Iterable[uuid.UUID]) -> None:
+        for token in tokens:
+            self.tally.lost_locks += 1
+            self._failed(self._locks.end(token))
+
+    def _failed(self, message: Message) -> None:
+        message.delivery_count += 1
+        if self.dead_letters is not None and message.delivery_count >= self.properties.max_delivery_count:
+            self._bury(
+                message,
+                "MaxDeliveryCountExceeded",
+                f"Message could not be consumed after {message.delivery_count} delivery attempts.",
+            )
+        else:
+            self._wait(message)
+
+    def _bury(self, message: Message, reason: str | None, description: str | None) -> None:
+        """Reason and description are application properties (the protocol guide, and the page on dead letters)."""
+        assert self.dead_letters is not None
+        for key, text in (("DeadLetterReason", reason), ("DeadLetterErrorDescription", description)):
+            if text is not None:
+                message.set_property(key, text)
+        del self._messages[message.sequence_number]
+        self.tally.dead_lettered += 1
+        self.dead_letters.adopt(message)

@@ -1,0 +1,43 @@
+"""What is collected: only what can run, and by default one of a kind where `--all` collects all of it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+LAWS = "tests/contract/test_renew_law.py"
+REFUSED = f"{LAWS}::test_a_ttl_out_of_range_is_refused"
+
+
+def collected(*words: str) -> set[str]:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return {line for line in done.stdout.splitlines() if "::" in line}
+
+
+def test_laws_are_collected_on_the_backends_that_can_keep_them() -> None:
+    some, every = collected(LAWS), collected(LAWS, "--all")
+
+    assert some < every
+    assert not any("[sync" in name for name in every), "it keeps no leases"
+    assert {name for name in some if REFUSED in name and "-1.0" in name} == {f"{REFUSED}[memory--1.0]"}
+    assert f"{REFUSED}[redis-cluster--1.0]" in every
+    assert f"{LAWS}::test_at_the_deadline_it_is_too_late[servicebus]" in some
+    assert f"{LAWS}::test_at_the_deadline_it_is_too_late[redis-cluster]" in every - some
+    assert {name for name in every if REFUSED in name} == collected(REFUSED), "what is named runs on every backend"
+
+
+def test_every_row_of_faults_has_a_test_that_runs_by_default() -> None:
+    default, every = set(), set()
+    for file in (ROOT / "tests" / "faults").glob("test_*.py"):
+        for node in ast.parse(file.read_text("utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                marks = [ast.unparse(mark) for mark in node.decorator_list]
+                rows = {mark for mark in marks if mark.startswith("pytest.mark.row(")}
+                every |= rows
+                default |= rows if "pytest.mark.more" not in marks else set()
+
+    assert default == every
