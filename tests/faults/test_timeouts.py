@@ -95,11 +95,12 @@ def test_a_loop_in_c_is_killed_and_replaced_in_time(rig: Rig, pools: list[PoolPr
         figure("killed after timeout + grace, by the pools' own measure", said / count - GRACE, "s")
         figure("all killed, settled and replaced after timeout + grace", replaced, "s")
         assert min(late) > 0.0
-        bound = SLACK + (FREEING if how == LARGE else 0.0) + stalls.seconds
+        # Twice: what the machine keeps waiting is first the child that is killed, and then the one in its place.
+        bound = SLACK + (FREEING if how == LARGE else 0.0) + 2 * stalls.seconds
         assert max(*late, replaced) < bound, (how, late, replaced, stalls.seconds)
         for ident in ids:
             assert_failed_once(rig, ident)
-            assert_named(rig, ident, how, timeout)
+            assert_named(rig, ident, how, timeout, has_stack=stalls.seconds < MAX_DUMP_S)
 
 
 def assert_failed_once(rig: Rig, ident: str) -> None:
@@ -109,10 +110,11 @@ def assert_failed_once(rig: Rig, ident: str) -> None:
     assert (message.reason, message.crashes) == ("timeout", 0)
 
 
-def assert_named(rig: Rig, ident: str, how: str, timeout: float) -> None:
+def assert_named(rig: Rig, ident: str, how: str, timeout: float, *, has_stack: bool = True) -> None:
+    """`has_stack`: the kill does not wait for a stack for longer than `MAX_DUMP_S`, in which a busy machine has none."""
     error = rig.inspect(ident).last_error or ""
     assert error.startswith(f"Job 'hang' exceeded maximum execution time of {timeout:g} seconds."), error
-    assert re.search(rf'File ".*apps_pool\.py", line \d+ in {how}', error), error
+    assert not has_stack or re.search(rf'File ".*apps_pool\.py", line \d+ in {how}', error), error
     assert "jobpool/child/" not in error, "only the user's own lines"
 
 
