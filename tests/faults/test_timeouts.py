@@ -16,6 +16,8 @@ from support.poolrig import PoolProcess, Rig, wait_gone
 from support.stalls import Stalls
 from support.waiting import wait_until
 
+from jobpool.master.deadlines import MAX_DUMP_S
+
 pytestmark = pytest.mark.xdist_group("fault-timeouts")  # two pools for all of them
 
 TIMEOUT = 0.5
@@ -111,7 +113,7 @@ def assert_failed_once(rig: Rig, ident: str) -> None:
 
 
 def assert_named(rig: Rig, ident: str, how: str, timeout: float, *, has_stack: bool = True) -> None:
-    """`has_stack`: the kill does not wait for a stack for longer than `MAX_DUMP_S`, in which a busy machine has none."""
+    """`has_stack`: the kill waits for a stack for `MAX_DUMP_S` at most, and a busy machine may take longer."""
     error = rig.inspect(ident).last_error or ""
     assert error.startswith(f"Job 'hang' exceeded maximum execution time of {timeout:g} seconds."), error
     assert not has_stack or re.search(rf'File ".*apps_pool\.py", line \d+ in {how}', error), error
