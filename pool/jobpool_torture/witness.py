@@ -1,8 +1,8 @@
 """The witness: stands between a pool and its broker, and writes the broker's answers to the ledger.
 
 An oracle can count by that, and not by a pool's beliefs: by deliveries with their counters, accepted settlements, and
-those with an unknown result. It changes no answer, and of the calls only the pause after
-a crash, for which a torture would wait. Fail-points (failpoint.py) end the process at a chosen one.
+those with an unknown result. It changes no answer, and of the calls only one thing: no message
+pauses after a crash, for which tests would wait. Fail-points (failpoint.py) end the process at a chosen one.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from jobpool_torture.ledger import LEDGER, Line, append, open_ledger
 FAILPOINT = "JOBPOOL_FAILPOINT"
 NAME = "JOBPOOL_NAME"
 """Environment variables: fail-points; the pool's name, as a pool reads it itself."""
-
-BACK_OFF_S, MAX_BACK_OFF_S = 0.2, 1.0
-"""Pause after the second crash of a message, and after later ones."""
 
 LONGEST_CAUSE = 100
 """Characters of a cause of death that are written: a stack is the log's business."""
@@ -105,7 +102,7 @@ class Witness:
 
     def reap(self, queue: str, policy: ReapPolicy | None = None) -> list[Reaped]:
         self._points.at("before-reap")
-        policy = replace(policy or ReapPolicy(), back_off=BACK_OFF_S, back_off_cap=MAX_BACK_OFF_S)
+        policy = replace(policy or ReapPolicy(), back_off=0.0)
         reaped = self._backend.reap(queue, policy)
         if reaped:
             self._write([self._of_reaped(one) for one in reaped])
