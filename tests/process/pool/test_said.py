@@ -49,7 +49,7 @@ def test_a_message_of_a_newer_wire_is_given_back_with_a_delay_and_said_so(rig: R
     assert (entry["id"], entry["version"], entry["level"]) == ("from-the-future", 2, "warning")
 
 
-@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+@pytest.mark.parametrize("suffix", ["-wal", pytest.param("-shm", marks=pytest.mark.more)])
 def test_a_pool_whose_log_beside_the_database_was_taken_away_says_so_and_is_not_healthy(rig: Rig, suffix: str) -> None:
     """It would hear of no job any more, and settle where nobody sees it."""
     pool = rig.start_pool("--stop-grace", "1").wait_ready(2)

@@ -148,6 +148,7 @@ def test_a_fork_server_is_stopped_and_goes_on(rig: FleetRig) -> None:
     assert processes.is_alive(pid)
 
 
+@pytest.mark.more
 def test_a_fork_server_that_is_stopped_for_good_is_replaced_by_its_pool(rig: FleetRig) -> None:
     pid = pid_in(rig.strike("forkserver.freeze", 1))
     told = rig.until(lambda: not processes.is_alive(pid), "its pool has ended it")

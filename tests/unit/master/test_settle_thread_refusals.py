@@ -12,6 +12,7 @@ from support.waiting import wait_until
 from jobpool.broker.values import ReapPolicy
 from jobpool.errors import AccessRefused, WriteRefused
 from jobpool.master import events as ev
+from jobpool.master import settle_thread
 from jobpool.master.inbox import Inbox
 from jobpool.master.settle_thread import SettleThread, Work
 from jobpool.master.slots import Delivery
@@ -96,7 +97,10 @@ def test_an_ack_is_settled_by_itself_where_the_whole_call_was_refused(backend: F
     assert [event.kind for event in thread.of(ev.BrokerSilent)] == [WriteRefused], "told once"
 
 
-def test_what_is_refused_until_its_lease_has_ended_is_given_up(backend: Full, thread: Thread) -> None:
+def test_what_is_refused_until_its_lease_has_ended_is_given_up(
+    backend: Full, thread: Thread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settle_thread, "CALM_S", 0.1)
     nacked = backend.held(ttl=0.3)
     thread.settle((nacked, Nack()))
     wait_until(lambda: thread.of(ev.GivenUp))
