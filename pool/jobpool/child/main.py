@@ -30,6 +30,7 @@ from jobpool.handlers.registry import DEFAULT
 from jobpool.ipc import packets
 from jobpool.ipc.alarm import Alarm
 from jobpool.ipc.frames import RUN_HEAD, TICKETED, BootFailed, Ready, Result, plain_success, split_ticket
+from jobpool.ipc.postfork import BROKEN
 from jobpool.ipc.process_options import ChildBoot
 from jobpool.message import producer
 from jobpool.message.capped_text import DEFAULT_CAP, cap_text
@@ -38,9 +39,6 @@ from jobpool.message.outcome import ResultKind
 
 OK = 0
 CANNOT_BOOT = 69
-BROKEN = 70
-"""Exit status when a socket to the master does not work any more: the handler has closed it, or the master is gone."""
-
 IDLE_AFTER = 0.1
 """Seconds without a frame after which the process title says so: not after every job of a quick series."""
 

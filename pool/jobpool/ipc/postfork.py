@@ -23,7 +23,7 @@ from jobpool.ipc.process_options import ASKS_STACK, ChildBoot, ChildOptions
 from jobpool.ipc.scoreboard import ChildPage
 
 BROKEN = 70
-"""Exit status of a child whose main function raised, or returned no status."""
+"""Exit status of a child whose main function raised or returned no status, or whose socket to the master is broken."""
 
 VICTIM_POINTS = 300
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import orjson
 
@@ -26,9 +26,6 @@ from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import Pool
 from jobpool.master.telemetry import PUBLISH_EVERY_S, Publisher, Telemetry
 from jobpool.master.threads import LostLeaseThread, MasterThread, RenewThread, SampleThread
-
-if TYPE_CHECKING:
-    from jobpool.master.run import PeriodicGc
 
 STACK_WAIT_S = 0.1
 """Seconds for the children's fault handlers to write, before their stacks are logged."""
@@ -60,7 +57,7 @@ class Master:
         publisher: Publisher,
         telemetry: Telemetry | None = None,
         scheduler: SchedulerStarter | None = None,
-        gc: PeriodicGc | None = None,
+        collect_garbage: Callable[[float], object] | None = None,
     ) -> None:
         self._pool = pool
         self._planner = planner
@@ -78,7 +75,7 @@ class Master:
         self._telemetry = telemetry
         self._scheduler = scheduler
         self._batch = Batch()
-        self._gc = gc
+        self._collect_garbage = collect_garbage
         self._housekeeping_at = 0.0
         self._stacks_due = 0.0
         self._unpublished = True
@@ -206,8 +203,8 @@ class Master:
         if now >= self._housekeeping_at:
             self._housekeeping_at = now + HOUSEKEEPING_EVERY_S
             self._children.bound_outputs()
-            if self._gc is not None:
-                self._gc.look(now)
+            if self._collect_garbage is not None:
+                self._collect_garbage(now)
         if self._stacks_due and now >= self._stacks_due:
             self._log_stacks()
         if pool.child_came:

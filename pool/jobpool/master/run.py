@@ -206,7 +206,7 @@ def _master(
         publisher=publisher,
         telemetry=watched,
         scheduler=SchedulerStarter(cron_start(settings), children) if settings.cron else None,
-        gc=PeriodicGc(time.monotonic()),
+        collect_garbage=PeriodicGc(time.monotonic()).look,
     )
 
 
