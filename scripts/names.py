@@ -79,7 +79,7 @@ def missing_tests(page: Path) -> Iterator[str]:
 
 def named_for_users() -> Iterator[str]:
     for page in PAGES:
-        if any((TESTS / file).is_file() for file, _ in TEST.findall(text_of(page))):
+        if page.name != "contributing.md" and TEST.search(text_of(page)):
             yield f"{page.name} is for users and names a test"
 
 
@@ -103,6 +103,13 @@ def unshown_promises() -> Iterator[str]:
     for row in shown:
         if len(row) != 2 or not TEST.search(row[1]):
             yield f"tests/guarantees.md does not say which test shows this: {row[0]}"
+
+
+def unknown_sections() -> Iterator[str]:
+    """Compare the sections of tests/dead-letters.md with those of the page for users."""
+    told, shown = (re.findall(r"^## .+", text_of(root / "dead-letters.md"), re.MULTILINE) for root in (DOCS, TESTS))
+    if not shown or not set(shown) <= set(told):
+        yield "tests/dead-letters.md has no sections, or some that docs/dead-letters.md does not have"
 
 
 # --- rows of faults ---------------------------------------------------------------------------------------------------
@@ -131,7 +138,11 @@ def wrong_faults() -> Iterator[str]:
     rows, told = fault_rows(TESTS / "faults" / "rows.md"), fault_rows(DOCS / "faults.md")
     if {number: cells[1] for number, cells in told.items()} != {number: cells[1] for number, cells in rows.items()}:
         yield "docs/faults.md does not have the rows of tests/faults/rows.md"
-    yield from (f"docs/faults.md, row {number}: it lacks a cell" for number, cells in told.items() if len(cells) != 3)
+    yield from (
+        f"docs/faults.md, row {number}: it lacks a cell"
+        for number, cells in told.items()
+        if len(cells) != 3 or not all(cells)
+    )
     tests: dict[int, set[str]] = defaultdict(set)
     brokers: dict[int, set[str]] = defaultdict(set)
     for name, node in fault_tests():
@@ -162,7 +173,14 @@ def wrong_fault_row(number: int, cells: list[str], tests: set[str], brokers: set
 
 def main() -> int:
     wrong = [line for page in PAGES for line in wrong_links(page)]
-    wrong += [*unreachable_pages(), *missing_rooms(), *named_for_users(), *unshown_promises(), *wrong_faults()]
+    wrong += [
+        *unreachable_pages(),
+        *missing_rooms(),
+        *named_for_users(),
+        *unshown_promises(),
+        *unknown_sections(),
+        *wrong_faults(),
+    ]
     wrong += [line for page in NAMING for line in missing_tests(page)]
     print("\n".join(wrong) or "every name in the docs is there")
     return 1 if wrong else 0
