@@ -1,4 +1,4 @@
-"""Shared parts of several backends: microseconds, options, messages that settlements bring, and checks."""
+"""Shared parts of several backends: microseconds, options, and caps on dead letters."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
-from jobpool.broker.backend import QueueBackend
-from jobpool.broker.values import NewMessage, State, Verb
+from jobpool.broker.values import State, Verb
 from jobpool.errors import ConfigurationError, MalformedEnvelope
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import OVERSIZED
 from jobpool.message.guards import Rate
 from jobpool.message.lease import JobLease
-from jobpool.message.settlement import Abandon, Ack, Move, Release, Settlement
-from jobpool.message.units import check_count
+from jobpool.message.settlement import Release
 
 MICRO = 1_000_000
-
-LONGEST_PAGE = 1000
-"""Messages in one page of a list."""
 
 KEY_PLACE = "key:"
 """An idempotency key is held as the only place under this and the key (`KeyStore.holders`)."""
@@ -70,25 +65,6 @@ def stand_in(body: bytes | int | None) -> bytes:
     brought; None of one that somebody's hand has taken away.
     """
     return body if isinstance(body, bytes) else b"" if body is None else OVERSIZED
-
-
-def check_page(limit: int) -> int:
-    """Return `limit`, or raise `ValueError`: a page has 1 to 1,000 messages."""
-    return check_count(limit, "limit", 1, LONGEST_PAGE)
-
-
-def check_positive(value: int, what: str) -> int:
-    """Return `value`, or raise `ValueError`: a whole number from 1 on."""
-    return check_count(value, what, 1, 2**63 - 1)
-
-
-def read_cursor(after: str | None) -> int:
-    """Return the sequence number after a cursor, 0 for None; `ValueError` for a foreign cursor."""
-    if after is None:
-        return 0
-    if not (after.isascii() and after.isdigit() and len(after) < 20):
-        raise ValueError(f"cursor {after!r} is none: pass the `cursor` of the last message of the page before")
-    return int(after)
 
 
 def contains(needle: str, body: bytes, *texts: str | None) -> bool:
@@ -151,23 +127,3 @@ def longest_windows(rates: Sequence[Rate]) -> dict[str, float]:
     for rate in rates:
         windows[rate.name] = max(rate.window, windows.get(rate.name, 0.0))
     return windows
-
-
-def brought_by_each(
-    backend: QueueBackend, settlements: Sequence[tuple[JobLease, Settlement]]
-) -> dict[int, list[NewMessage]]:
-    """Return the messages that the settlements of a call add, by their place in it; most add none, at almost no
-    cost.
-    """
-    return {
-        place: backend.brought_by(lease, settlement)
-        for place, (lease, settlement) in enumerate(settlements)
-        if _brings(settlement)
-    }
-
-
-def _brings(settlement: Settlement) -> bool:
-    kind = type(settlement)
-    if kind is Ack or kind is Abandon:
-        return bool(settlement.follow_ups)  # type: ignore[union-attr]
-    return kind is Move

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import (
     Capabilities,
     Existing,
@@ -111,9 +110,10 @@ class Modest(MemoryBackend):
         super().__init__(**options)
         self._told: set[str] = set()
         self._charged: list[Reaped] = []
+        self._keys = self._claims = None
         if self.shared is not None:
             self._changed, self._store = self.shared._changed, self.shared._store
-            self._settler = self.shared._settler
+            self._settler, self._inspector = self.shared._settler, self.shared._inspector
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Modest:
@@ -125,14 +125,6 @@ class Modest(MemoryBackend):
             raise ConfigurationError(f"there is no queue {queue!r} at this broker: create it there first")
         self._told.add(queue)
         return queue
-
-    @property
-    def keys(self) -> Any:
-        return QueueBackend.keys.__get__(self)
-
-    @property
-    def claims(self) -> Any:
-        return QueueBackend.claims.__get__(self)
 
     def _enqueue(self, messages: Sequence[NewMessage]) -> Existing:
         for message in messages:

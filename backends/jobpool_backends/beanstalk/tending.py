@@ -20,7 +20,6 @@ from jobpool_backends.beanstalk.lines import Lines
 from jobpool_backends.beanstalk.looking import Looker, is_queue
 from jobpool_backends.beanstalk.raising import Work
 from jobpool_backends.beanstalk.records import from_bytes
-from jobpool_backends.shared import check_positive
 
 _PEEKS = {State.WAITING: b"peek-ready", State.DELAYED: b"peek-delayed"}
 
@@ -41,7 +40,6 @@ class Tender:
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         """Do `verb` to up to `limit` matching messages, dead letters first; how many were changed."""
-        check_positive(limit, "limit")
         live = live_states(where) if verb is Verb.DELETE else ()
         changed = 0
         with self._lines.spare() as line:

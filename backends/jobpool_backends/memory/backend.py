@@ -13,6 +13,7 @@ from typing import ClassVar
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding
 from jobpool.broker.opening import redact
+from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import (
     REMEMBER_CALLS,
     Capabilities,
@@ -30,7 +31,7 @@ from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError
 from jobpool.message.envelope import MAX_BODY_BYTES, OVERSIZED
 from jobpool.message.lease import JobLease, make_lease
-from jobpool.message.settlement import Settled, Settlement
+from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.memory.checks import PLACE
 from jobpool_backends.memory.claims import MemoryClaims
@@ -43,14 +44,10 @@ from jobpool_backends.shared import (
     MICRO,
     TOUCHABLE,
     DeadCaps,
-    brought_by_each,
-    check_page,
-    check_positive,
     delay_micros,
     micros,
     more_than,
     read_caps,
-    read_cursor,
     refuse_options,
     split_query,
 )
@@ -61,7 +58,7 @@ LONGEST_SLEEP = 0.1
 
 
 class MemoryBackend(QueueBackend):
-    """Messages in this process's memory.
+    """Messages in this process's memory. `close` only wakes the threads that wait.
 
     Args:
         signer: Signs what is enqueued; None = unsigned.
@@ -80,7 +77,11 @@ class MemoryBackend(QueueBackend):
         self._store = Store(caps or DeadCaps())
         self._settler = Settler(self._store)
         self._keys = MemoryKeys(self._store, self.clock, self._changed)
-        self._claims = MemoryClaims(self._store, self.clock, self._changed)
+        self._claims = claims = MemoryClaims(self._store, self.clock, self._changed)
+        self._tidy = claims.tidy
+        self._inspector = inspector = _Inspector(self._store, self.clock, self._changed)
+        self._evicted = inspector.evicted
+        self._closers = (self._wake,)
         self._calls: Ending[list[Settled]] = Ending()
         self._fetches: Ending[list[int]] = Ending()
         self._random = random.SystemRandom()
@@ -115,8 +116,7 @@ class MemoryBackend(QueueBackend):
         refuse_options(cls.scheme, options)
         return cls(signer=signer, clock=clock, caps=caps)
 
-    def close(self) -> None:
-        """Wake all waiting threads. The messages stay."""
+    def _wake(self) -> None:
         with self._changed:
             self._closings += 1
             self._changed.notify_all()
@@ -190,8 +190,7 @@ class MemoryBackend(QueueBackend):
 
     # --- settling ----------------------------------------------------------------------------------
 
-    def _settle(self, settlements: Sequence[tuple[JobLease, Settlement]], call_id: str) -> list[Settled]:
-        brought = brought_by_each(self, settlements)
+    def _settle(self, settlements: Settlements, brought: Brought, call_id: str) -> list[Settled]:
         with self._changed:
             now = self._wall()
             known = self._calls.get(call_id, now)
@@ -228,7 +227,7 @@ class MemoryBackend(QueueBackend):
         with self._changed:
             if queue not in self._store.queues:
                 return []
-            self._claims.tidy(queue)
+            self._tidy(queue)
             boot = micros(self.clock.boot())
             since = boot - more_than(visibility_timeout) if visibility_timeout is not None else None
             expired = [
@@ -257,26 +256,33 @@ class MemoryBackend(QueueBackend):
             self._store.place(entry, now + delay_micros(delay), now)
         return reaped
 
-    @property
-    def keys(self) -> MemoryKeys:
-        """The key store, under the same lock as the messages."""
-        return self._keys
-
-    @property
-    def claims(self) -> MemoryClaims:
-        """Claims and posted messages, under the same lock."""
-        return self._claims
-
-    # --- looking and tending -----------------------------------------------------------------------
+    def _bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
+        touch = {Verb.DELETE: self._store.remove, Verb.RETRY: self._store.retry, Verb.RESUME: self._store.resume}[verb]
+        with self._changed:
+            now = self._wall()
+            matching = (entry for entry in self._store.matching(where, now) if entry.state in TOUCHABLE[verb])
+            found = list(islice(matching, limit))
+            for entry in found:
+                touch(entry, now)
+            self._changed.notify_all()
+            return len(found)
 
     def diagnose(self) -> list[Finding]:
         """Report that nothing is kept."""
         return [PLACE]
 
+
+class _Inspector:
+    """The part that looks. Each call walks over the messages: a backend for tests."""
+
+    def __init__(self, store: Store, clock: Clock, lock: threading.Condition) -> None:
+        self._store = store
+        self._clock = clock
+        self._lock = lock
+
     def stats(self, queue: str) -> QueueStats:
-        """Return counts of one queue, O(1)."""
-        with self._changed:
-            now = self._wall()
+        with self._lock:
+            now = micros(self._clock.wall())
             if queue not in self._store.queues:
                 return QueueStats()
             known = self._store.queues[queue]
@@ -288,52 +294,29 @@ class MemoryBackend(QueueBackend):
             return QueueStats(waiting, delayed, leased, known.count(State.DEAD), age, posted=posted)
 
     def evicted(self, queue: str) -> int:
-        """Return how many dead letters of a queue the caps have removed."""
-        with self._changed:
+        with self._lock:
             return self._store.queues[queue].evicted if queue in self._store.queues else 0
 
     def queues(self) -> list[str]:
-        """Return the names of all queues that hold a message, sorted."""
-        with self._changed:
+        with self._lock:
             for queue in self._store.queues.values():
-                self._store.tend(queue, self._wall())
+                self._store.tend(queue, micros(self._clock.wall()))
             return sorted(name for name, queue in self._store.queues.items() if queue.count(*State))
 
-    def list_messages(
-        self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
-    ) -> list[Message]:
-        """Return one page in enqueue order. Walks over the messages before it: a backend for tests."""
-        first = read_cursor(after)
-        check_page(limit)
-        with self._changed:
-            boot = micros(self.clock.boot())
-            matching = self._store.matching(where or MessageFilter(), self._wall())
-            return [shown(entry, boot) for entry in islice((entry for entry in matching if entry.seq > first), limit)]
+    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
+        with self._lock:
+            boot = micros(self._clock.boot())
+            matching = self._store.matching(where, micros(self._clock.wall()))
+            return [shown(entry, boot) for entry in islice((entry for entry in matching if entry.seq > after), limit)]
 
-    def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
-        """Return how many messages match, up to `cap`."""
-        check_positive(cap, "cap")
-        with self._changed:
-            return sum(1 for _ in islice(self._store.matching(where, self._wall()), cap))
-
-    def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
-        """Do `verb` to up to `limit` matching messages, oldest first; leased ones are never touched."""
-        check_positive(limit, "limit")
-        touch = {Verb.DELETE: self._store.remove, Verb.RETRY: self._store.retry, Verb.RESUME: self._store.resume}[verb]
-        with self._changed:
-            now = self._wall()
-            matching = (entry for entry in self._store.matching(where, now) if entry.state in TOUCHABLE[verb])
-            found = list(islice(matching, limit))
-            for entry in found:
-                touch(entry, now)
-            self._changed.notify_all()
-            return len(found)
+    def count(self, where: MessageFilter, cap: int) -> int:
+        with self._lock:
+            return sum(1 for _ in islice(self._store.matching(where, micros(self._clock.wall())), cap))
 
     def inspect(self, ident: str) -> Message | None:
-        """Return the message with this id, live or dead."""
-        with self._changed:
+        with self._lock:
             entry = self._store.by_id.get(ident)
             if entry is not None:
-                self._store.tend(self._store.queues[entry.queue], self._wall())
+                self._store.tend(self._store.queues[entry.queue], micros(self._clock.wall()))
                 entry = self._store.by_id.get(ident)
-            return shown(entry, micros(self.clock.boot())) if entry else None
+            return shown(entry, micros(self._clock.boot())) if entry else None

@@ -35,7 +35,7 @@ class RedisClusterBackend(RedisBackend):
 
     def __init__(self, link: Link, **options: Any) -> None:
         super().__init__(link, **options)
-        self._outbox = Outbox(self._link, self._keys, self._producer)
+        self._outbox = Outbox(self._link, self._names, self._producer)
 
     def _relay(self, queues: Collection[str]) -> None:
         with suppress(BackendUnavailable):  # the settlement is done, and is to be told so; the next reap brings them

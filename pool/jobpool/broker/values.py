@@ -24,6 +24,9 @@ ENQUEUE_MEMORY = 600.0
 MAX_FETCH = 1_000_000
 """Messages in one fetch at most, however many are asked for."""
 
+MAX_PAGE = 1000
+"""Messages in one page of a list at most."""
+
 YEAR_S = 366 * 86400.0
 
 Ticket = dict[str, str | int]
@@ -327,3 +330,12 @@ def check_ttl(ttl: float) -> float:
 def settle_delay(delay: float | None) -> float:
     """Return seconds of 0 or more for what a caller gave: None, NaN and below 0 act as 0."""
     return 0.0 if delay is None else max(0.0, check_number(delay, "delay", nan=True))
+
+
+def read_cursor(after: str | None) -> int:
+    """Return the number in a cursor, 0 for None; `ValueError` for a foreign cursor."""
+    if after is None:
+        return 0
+    if not (after.isascii() and after.isdigit() and len(after) < 20):
+        raise ValueError(f"cursor {after!r} is none: pass the `cursor` of the last message of the page before")
+    return int(after)
