@@ -14,7 +14,17 @@ from typing import ClassVar
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import redact
 from jobpool.broker.parts import Brought, Settlements
-from jobpool.broker.values import Capabilities, Message, MessageFilter, NewMessage, QueueStats, Reaped, ReapPolicy, Verb
+from jobpool.broker.values import (
+    Capabilities,
+    Leases,
+    Message,
+    MessageFilter,
+    NewMessage,
+    QueueStats,
+    Reaped,
+    ReapPolicy,
+    Verb,
+)
 from jobpool.clock import Clock
 from jobpool.errors import ConfigurationError, Unsupported
 from jobpool.message.definition import JobDefinition
@@ -36,16 +46,7 @@ class SyncBackend(QueueBackend):
     """
 
     scheme: ClassVar[str] = "sync"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        forfeit=False,
-        atomic_nack=False,
-        idempotent_settle=False,
-        idempotent_fetch=False,
-        exact_crashes=False,
-        priorities=False,
-        atomic_follow_ups=False,
-        leases=False,
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities(leases=Leases.NONE, priorities=False)
 
     def __init__(
         self, runner: Runner | None = None, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from jobpool.broker.values import (
     Capabilities,
     Existing,
+    Leases,
     Message,
     MessageFilter,
     NewMessage,
@@ -31,7 +32,7 @@ from jobpool_backends.memory import MemoryBackend
 class OwnLeases(MemoryBackend):
     """Its leases last for `lasts` seconds, whatever is asked for. The next `silent` renewals are not answered."""
 
-    capabilities: ClassVar[Capabilities] = replace(MemoryBackend.capabilities, chosen_ttl=False)
+    capabilities: ClassVar[Capabilities] = replace(MemoryBackend.capabilities, leases=Leases.BROKER)
 
     def __init__(self, lasts: float, clock: Clock | None = None) -> None:
         super().__init__(clock=clock)
@@ -55,7 +56,7 @@ class OwnLeases(MemoryBackend):
 class Breakable(MemoryBackend):
     """Its leases end when a test breaks them, as if their connection had: at once, and somebody else may have them."""
 
-    capabilities: ClassVar[Capabilities] = replace(MemoryBackend.capabilities, lasting_leases=False)
+    capabilities: ClassVar[Capabilities] = replace(MemoryBackend.capabilities, leases=Leases.CONNECTION)
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock=clock)
@@ -79,19 +80,13 @@ class Breakable(MemoryBackend):
 
 
 LITTLE = Capabilities(
-    native_reap=True,
-    key_store=False,
-    claims=False,
-    known_ids=False,
-    chosen_ttl=False,
-    lists_live=False,
-    deletes_live=False,
-    exact_stats=False,
-    lists_queues=False,
-    makes_queues=False,
+    leases=Leases.BROKER,
+    keeps_records=False,
+    exact_counts=False,
     priorities=False,
+    makes_queues=False,
+    lists_live=False,
     delay_resolution=1.0,
-    dead_caps=False,
 )
 
 
@@ -166,7 +161,7 @@ class Modest(MemoryBackend):
         if verb is Verb.DELETE and where.states != (State.DEAD,):
             whole = MessageFilter(queue=where.queue, states=where.states)
             if where != whole or where.queue is None:
-                raise Unsupported("deletes_live: only all of a queue")
+                raise Unsupported("keeps_records: only all of a queue")
         return super().bulk(where, verb, limit=limit)
 
     def _dead(self, where: MessageFilter) -> MessageFilter:

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding
-from jobpool.broker.values import Capabilities, Reaped, ReapPolicy
+from jobpool.broker.values import Capabilities, Leases, Reaped, ReapPolicy
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable
 from jobpool.message.lease import JobLease
@@ -52,29 +52,11 @@ class BeanstalkBackend(QueueBackend):
 
     scheme: ClassVar[str] = "beanstalk"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        native_reap=True,
-        forfeit=True,
-        atomic_nack=False,
-        idempotent_settle=False,
-        idempotent_fetch=False,
-        exact_crashes=True,
-        delay_resolution=1.0,
-        priorities=True,
-        atomic_follow_ups=False,
+        leases=Leases.CONNECTION,
+        keeps_records=False,
         atomic_across_queues=False,
-        known_ids=False,
-        atomic_enqueue=False,
-        chosen_ttl=False,
-        settle_anywhere=False,
-        lasting_leases=False,
-        exact_refusals=False,
-        keeps_place=False,
         lists_live=False,
-        deletes_live=False,
-        exact_stats=True,
-        lists_queues=True,
-        makes_queues=True,
-        dead_caps=False,
+        delay_resolution=1.0,
     )
 
     def __init__(self, address: Address, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None) -> None:

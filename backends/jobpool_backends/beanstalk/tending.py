@@ -121,7 +121,7 @@ def live_states(where: MessageFilter) -> tuple[State, ...]:
     if where.queue is None or where != MessageFilter(queue=where.queue, states=where.states):
         raise Unsupported(
             "beanstalkd cannot find single messages that are waiting or delayed, so none was deleted"
-            " (Capabilities.deletes_live): delete all of a queue, by its name and their states alone, or name the state"
-            " `dead`, of which any filter is understood"
+            " (Capabilities.keeps_records): delete all of a queue, by its name and their states alone, or name the"
+            " state `dead`, of which any filter is understood"
         )
     return meant

@@ -67,7 +67,7 @@ class MemoryBackend(QueueBackend):
     """
 
     scheme: ClassVar[str] = "memory"
-    capabilities: ClassVar[Capabilities] = Capabilities(key_store=True, claims=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(key_store=True)
 
     def __init__(
         self, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None, caps: DeadCaps | None = None

@@ -47,9 +47,7 @@ class PostgresBackend(QueueBackend):
     """
 
     scheme: ClassVar[str] = "postgresql"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        key_store=True, claims=True, enqueue_in_transaction=True, ack_in_transaction=True
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities(key_store=True, transactions=True)
 
     def __init__(self, address: Address, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None) -> None:
         super().__init__(signer=signer, clock=clock)

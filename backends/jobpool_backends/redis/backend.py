@@ -57,7 +57,7 @@ class RedisBackend(QueueBackend):
     """
 
     scheme: ClassVar[str] = "redis"
-    capabilities: ClassVar[Capabilities] = Capabilities(key_store=True, claims=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(key_store=True)
     spread: ClassVar[bool] = False
     """Queues are on different servers, so no step spans two of them."""
 

@@ -28,9 +28,7 @@ class RedisClusterBackend(RedisBackend):
     """
 
     scheme: ClassVar[str] = "redis+cluster"
-    capabilities: ClassVar[Capabilities] = replace(
-        RedisBackend.capabilities, atomic_across_queues=False, atomic_follow_ups=False
-    )
+    capabilities: ClassVar[Capabilities] = replace(RedisBackend.capabilities, atomic_across_queues=False)
     spread: ClassVar[bool] = True
 
     def __init__(self, link: Link, **options: Any) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding
-from jobpool.broker.values import Capabilities, Reaped, ReapPolicy
+from jobpool.broker.values import Capabilities, Leases, Reaped, ReapPolicy
 from jobpool.clock import Clock
 from jobpool.message.lease import JobLease
 from jobpool.message.signing import EnvelopeSigner
@@ -46,28 +46,13 @@ class ServiceBusBackend(QueueBackend):
 
     scheme: ClassVar[str] = "servicebus"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        native_reap=True,
-        forfeit=True,
-        atomic_nack=False,
-        idempotent_settle=False,
-        idempotent_fetch=False,
-        exact_crashes=False,
-        delay_resolution=0.001,
-        priorities=False,
-        atomic_follow_ups=False,
+        leases=Leases.BROKER,
+        keeps_records=False,
         atomic_across_queues=False,
-        known_ids=False,
-        atomic_enqueue=False,
-        chosen_ttl=False,
-        settle_anywhere=False,
-        exact_refusals=False,
-        keeps_place=False,
-        lists_live=True,
-        deletes_live=False,
-        exact_stats=False,
-        lists_queues=False,
+        exact_counts=False,
+        priorities=False,
         makes_queues=False,
-        dead_caps=False,
+        delay_resolution=0.001,
     )
 
     def __init__(

@@ -57,9 +57,7 @@ class SqliteBackend(QueueBackend):
     """
 
     scheme: ClassVar[str] = "sqlite"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        key_store=True, claims=True, enqueue_in_transaction=True, ack_in_transaction=True
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities(key_store=True, transactions=True)
 
     def __init__(
         self,

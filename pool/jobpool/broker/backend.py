@@ -157,14 +157,14 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
             connection: To the broker's database, of the kind that the backend documents.
 
         Raises:
-            Unsupported: `capabilities.enqueue_in_transaction` is False.
+            Unsupported: `capabilities.transactions` is False.
             ConfigurationError: It is not a connection of that kind, or leads to another database.
             InvalidJob: As `enqueue_many`.
 
         Errors of the database are raised as its driver raises them, for the transaction is the caller's. Blocks for one
         round trip.
         """
-        if not self.capabilities.enqueue_in_transaction:
+        if not self.capabilities.transactions:
             raise Unsupported(f"{self.scheme}:// cannot enqueue within a transaction of yours: leave `connection` out")
         messages = self._pack_all(definitions)
         return ids_of(messages, self._enqueue_in(connection, messages) if messages else None)
@@ -285,7 +285,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     def forfeit(self, lease: JobLease, cause: str) -> Settled:
         """End the lease now without a verdict, and keep `cause` beside it; the reaper does the rest.
 
-        Raises `Unsupported` where `capabilities.forfeit` is False.
+        Raises `Unsupported` where `capabilities.leases` is `Leases.NONE`.
         """
         return self._settle_one(lease, Forfeit(cause))
 
@@ -331,7 +331,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         token>`, so that a later `ack(lease)` is answered ALREADY. It raises `LeaseLost` when the lease has ended, so
         that the transaction rolls back. It returns a function that tells whether the transaction is still open.
 
-        Raises `Unsupported` where `capabilities.ack_in_transaction` is False.
+        Raises `Unsupported` where `capabilities.transactions` is False.
         """
         del lease
         raise Unsupported(f"{self.scheme}:// cannot ack within a transaction of yours: leave ack_in_transaction out")
@@ -367,7 +367,7 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
 
         They go to their old place, after the policy's back-off, or to the dead letters past `max_crashes` with reason
         `crash-limit`. Safe with any number of reapers; the condition is repeated in the write. At most 1,000 a call.
-        Where `capabilities.native_reap` is True the same happens to each such message when it is fetched next.
+        Where the broker frees leases itself (`Leases.BROKER`) the same happens to each message when it is fetched next.
         """
         return self._reap(check_queue(queue), policy or ReapPolicy(), None)
 
@@ -383,7 +383,8 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     def lost(self) -> list[JobLease]:
         """Return leases that ended early since the last call, because the connection that owned them broke.
 
-        Nothing where `capabilities.lasting_leases` is True. No I/O; a pool asks often, and ends the attempts.
+        None but where leases are of a connection (`Leases.CONNECTION`). No I/O; a pool asks often, and ends the
+        attempts.
         """
         return []
 
@@ -402,10 +403,10 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
     def claims(self) -> ClaimStore:
         """The broker's part for claims and posted messages.
 
-        Raises `Unsupported` where `capabilities.claims` is False.
+        Raises `Unsupported` where `capabilities.key_store` is False.
         """
         if self._claims is None:
-            why = f"{self.scheme}:// has no claims (Capabilities.claims): choose a backend that has them"
+            why = f"{self.scheme}:// has no claims (Capabilities.key_store): choose a backend that has them"
             raise Unsupported(why)
         return self._claims
 

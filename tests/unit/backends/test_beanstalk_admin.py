@@ -181,7 +181,7 @@ def test_some_of_the_live_ones_cannot_be_deleted_and_a_sentence_says_what_can(
 ) -> None:
     rig.put("a")
     rig.bury(died("b"))
-    with pytest.raises(Unsupported, match=r"deletes_live.*: delete all of a queue"):
+    with pytest.raises(Unsupported, match=r"keeps_records.*: delete all of a queue"):
         rig.tender.bulk(where, Verb.DELETE, 10)
     assert rig.counts() == (1, 0, 0, 1)
 
