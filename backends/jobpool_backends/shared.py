@@ -1,13 +1,12 @@
-"""Shared parts of several backends: microseconds, options, and caps on dead letters."""
+"""Shared parts of several backends: microseconds, and caps on dead letters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import parse_qsl
 
 from jobpool.broker.values import State, Verb
-from jobpool.errors import ConfigurationError, MalformedEnvelope
+from jobpool.errors import MalformedEnvelope
 from jobpool.message.definition import LONGEST
 from jobpool.message.envelope import OVERSIZED
 from jobpool.message.guards import Rate
@@ -18,9 +17,6 @@ MICRO = 1_000_000
 
 KEY_PLACE = "key:"
 """An idempotency key is held as the only place under this and the key (`KeyStore.holders`)."""
-
-MOST_DEAD = 10**12
-"""The largest `dead_max`."""
 
 TOUCHABLE = {
     Verb.DELETE: (State.WAITING, State.DELAYED, State.DEAD),
@@ -73,42 +69,6 @@ def contains(needle: str, body: bytes, *texts: str | None) -> bool:
     return folded in body.decode("utf-8", "replace").casefold() or any(
         folded in text.casefold() for text in texts if text
     )
-
-
-def refuse_options(scheme: str, options: dict[str, object]) -> None:
-    """Raise `ConfigurationError` when there are any: this backend takes none, or none of these names."""
-    if not all(name.isidentifier() and "@" not in str(value) for name, value in options.items()):
-        # Not quoted: it may be the part of a password after a '?' or '&'.
-        raise ConfigurationError(
-            f"{scheme}:// has an option that cannot be read: write '?', '&' and '@' in a password as %3F, %26 and %40"
-        )
-    if options:
-        raise ConfigurationError(f"{scheme}:// has no option {', '.join(sorted(options))}: leave it out")
-
-
-def split_query(url: str) -> tuple[str, dict[str, object]]:
-    """Split a URL at its question mark, into the part before it and the options after it."""
-    address, _, query = url.partition("?")
-    return address, dict(parse_qsl(query, keep_blank_values=True))
-
-
-def read_caps(scheme: str, options: dict[str, object]) -> DeadCaps:
-    """Take `dead_max` and `dead_max_age` (seconds) out of `options`, or raise `ConfigurationError`."""
-    most = _read_cap(scheme, "dead_max", options.pop("dead_max", 0), MOST_DEAD, "whole number")
-    age = _read_cap(scheme, "dead_max_age", options.pop("dead_max_age", 0), LONGEST, "number of seconds")
-    return DeadCaps(int(most), micros(age))
-
-
-def _read_cap(scheme: str, name: str, value: object, most: float, kind: str) -> float:
-    try:
-        cap = float(str(value))
-    except ValueError:
-        cap = -1.0
-    if not 0 <= cap <= most or (kind == "whole number" and not cap.is_integer()):
-        raise ConfigurationError(
-            f"{scheme}:// takes option {name} as a {kind} from 0 (no cap) to {most:g}, not {value!r}"
-        )
-    return cap
 
 
 def lifts_expiry(lease: JobLease, release: Release) -> bool:

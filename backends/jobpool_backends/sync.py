@@ -31,7 +31,7 @@ from jobpool.message.definition import JobDefinition
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
-from jobpool_backends.shared import refuse_options
+from jobpool_backends.options import read_options
 
 Runner = Callable[[JobDefinition], object]
 
@@ -75,7 +75,7 @@ class SyncBackend(QueueBackend):
         if url.lower() != "sync://":
             raise ConfigurationError(f"{redact(url)!r} is refused: write sync:// and nothing behind it")
         options.pop("timeout", None)  # no call here waits for anything
-        refuse_options(cls.scheme, options)
+        read_options(cls.scheme, options, ())
         return cls(runner, signer=signer, clock=clock)
 
     def enqueue_many(self, definitions: Iterable[JobDefinition]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding
@@ -75,23 +75,8 @@ class BeanstalkBackend(QueueBackend):
         self._bulk = Tender(lines, inspector, self.clock).bulk
 
     @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        signer: EnvelopeSigner | None = None,
-        clock: Clock | None = None,
-        runner: object = None,
-        **options: object,
-    ) -> Self:
-        """Open what the URL names; options there (`?ttr=60`) or by keyword, which wins.
-
-        Raises:
-            ConfigurationError: The URL or an option cannot be right, or the server is too old.
-            BackendUnavailable: The server does not answer.
-        """
-        del runner  # only sync:// has a use for one
-        backend = cls(read_address(url, options), signer=signer, clock=clock)
+    def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
+        backend = cls(read_address(url, options), **common)
         try:
             backend.prepare()
         except BaseException:

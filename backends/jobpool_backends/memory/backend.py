@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding
@@ -40,6 +40,7 @@ from jobpool_backends.memory.keys import MemoryKeys
 from jobpool_backends.memory.settling import Settler
 from jobpool_backends.memory.store import Store
 from jobpool_backends.memory.values import Entry, judge, shown
+from jobpool_backends.options import DEAD_CAPS, read_options, split_query, take_caps
 from jobpool_backends.shared import (
     MICRO,
     TOUCHABLE,
@@ -47,9 +48,6 @@ from jobpool_backends.shared import (
     delay_micros,
     micros,
     more_than,
-    read_caps,
-    refuse_options,
-    split_query,
 )
 
 REAP_LIMIT = 1000
@@ -58,7 +56,7 @@ LONGEST_SLEEP = 0.1
 
 
 class MemoryBackend(QueueBackend):
-    """Messages in this process's memory. `close` only wakes the threads that wait.
+    """Messages in this process's memory: two that are opened share nothing. `close` only wakes the threads that wait.
 
     Args:
         signer: Signs what is enqueued; None = unsigned.
@@ -88,33 +86,12 @@ class MemoryBackend(QueueBackend):
         self._closings = 0
 
     @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        signer: EnvelopeSigner | None = None,
-        clock: Clock | None = None,
-        runner: object = None,
-        **options: object,
-    ) -> MemoryBackend:
-        """Return a new, empty backend for `memory://`; two of them share nothing.
-
-        Options, there (`memory://?dead_max=1000`) or by keyword: `dead_max`, the dead letters that a queue keeps, and
-        `dead_max_age`, the seconds for which it keeps one; 0 = all, forever. Applied when a message of the queue dies
-        or is reaped.
-
-        Raises:
-            ConfigurationError: `memory://` is followed by anything else, or an option is unknown or out of range.
-        """
-        del runner  # only sync:// has a use for one
+    def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
         address, found = split_query(url)
         if address.lower() != "memory://":
             raise ConfigurationError(f"{redact(url)!r} is refused: write memory:// and nothing behind it but options")
-        options = found | options
         options.pop("timeout", None)  # no call here waits for anything
-        caps = read_caps(cls.scheme, options)
-        refuse_options(cls.scheme, options)
-        return cls(signer=signer, clock=clock, caps=caps)
+        return cls(caps=take_caps(read_options(cls.scheme, found | options, DEAD_CAPS)), **common)
 
     def _wake(self) -> None:
         with self._changed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding
@@ -73,26 +73,8 @@ class PostgresBackend(QueueBackend):
         self._closers = (self._database.close, self._waiter.close)
 
     @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        signer: EnvelopeSigner | None = None,
-        clock: Clock | None = None,
-        runner: object = None,
-        **options: object,
-    ) -> PostgresBackend:
-        """Open `postgresql://user:password@host:port/database`; options there (`?schema=jobs`) or by keyword.
-
-        Options: `timeout` (seconds to wait for an answer, 3), `schema` (of the tables, "jobpool"), and `listen`
-        ("auto", or "no" for a server that must not be listened to). `dead_max` and `dead_max_age`: the dead letters
-        that a queue keeps, and for how many seconds; 0 = all, forever. libpq's own options pass through:
-        `connect_timeout`, `sslmode`, …
-
-        Raises `ConfigurationError`: the URL cannot be read, or an option is unknown or out of range.
-        """
-        del runner  # only sync:// has a use for one
-        return cls(read_address(url, options), signer=signer, clock=clock)
+    def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
+        return cls(read_address(url, options), **common)
 
     def prepare(self) -> None:
         """Create the schema, or bring it up to date, or see that it is. Safe to call again, in several processes too.

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding
 from jobpool.broker.parts import Brought, Settlements
 from jobpool.broker.values import Capabilities, Reaped, ReapPolicy
 from jobpool.clock import Clock
-from jobpool.errors import ConfigurationError
 from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.redis import checks
-from jobpool_backends.redis.address import read_address
+from jobpool_backends.redis.address import DEFAULT_PREFIX, read_address
 from jobpool_backends.redis.claiming import RedisClaimStore
 from jobpool_backends.redis.fetching import Fetcher
 from jobpool_backends.redis.keys import Keys
@@ -28,12 +26,9 @@ from jobpool_backends.redis.reaping import Reaper
 from jobpool_backends.redis.settling import Settler
 from jobpool_backends.redis.tending import Tender
 from jobpool_backends.redis.waiting import Waiter
-from jobpool_backends.shared import DeadCaps, read_caps, refuse_options
+from jobpool_backends.shared import DeadCaps
 
-DEFAULT_PREFIX = "jobpool"
 NO_CAPS = DeadCaps()
-
-_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 
 
 class RedisBackend(QueueBackend):
@@ -89,33 +84,15 @@ class RedisBackend(QueueBackend):
         self._closers = (self._waiter.close, link.close)
 
     @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        signer: EnvelopeSigner | None = None,
-        clock: Clock | None = None,
-        runner: object = None,
-        **options: object,
-    ) -> Self:
-        """Open what the URL names; options there (`?prefix=shop`) or by keyword, which wins.
-
-        Raises:
-            ConfigurationError: The URL or an option cannot be right, or the server is too old or refuses us.
-            BackendUnavailable: The server does not answer.
-        """
-        del runner  # only sync:// has a use for one
-        address, left = read_address(url, options)
-        prefix = _read_prefix(left.pop("prefix", DEFAULT_PREFIX))
-        caps = read_caps(cls.scheme, left)
-        refuse_options(address.scheme, left)
+    def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
+        address = read_address(url, options)
         link = open_link(address)
         try:
             checks.check_version(link)
         except BaseException:
             link.close()
             raise
-        return cls(link, prefix=prefix, caps=caps, signer=signer, clock=clock)
+        return cls(link, prefix=address.prefix, caps=address.caps, **common)
 
     def ping(self) -> None:
         """Ask the server for a sign of life. Raises BackendUnavailable. Blocks for one round trip."""
@@ -150,12 +127,3 @@ class RedisBackend(QueueBackend):
 
 def _sources(settlements: Settlements, brought: Brought) -> set[str]:
     return {settlements[place][0].queue for place in brought}
-
-
-def _read_prefix(value: object) -> str:
-    if not isinstance(value, str) or not _PREFIX.fullmatch(value):
-        raise ConfigurationError(
-            f"redis:// takes option prefix as 1 to 100 letters, digits, '.', '_', ':' or '-', starting with a letter or"
-            f" digit, not {value!r}"
-        )
-    return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.finding import Finding
@@ -25,7 +25,6 @@ from jobpool_backends.servicebus.sending import Producer
 from jobpool_backends.servicebus.settling import Settler
 from jobpool_backends.servicebus.tending import Tender
 from jobpool_backends.servicebus.waiting import Waiter
-from jobpool_backends.shared import refuse_options
 
 
 class ServiceBusBackend(QueueBackend):
@@ -84,29 +83,11 @@ class ServiceBusBackend(QueueBackend):
         self._closers = (waiter.close, self.holdings.clear, access.close)
 
     @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        signer: EnvelopeSigner | None = None,
-        clock: Clock | None = None,
-        runner: object = None,
-        **options: object,
-    ) -> Self:
-        """Open what a connection string or URL names. No I/O: the first call connects.
-
-        Options (`?lock=30`, or by keyword, which wins): `lock`, seconds that the queues lock a message for, 5 to 300
-        (60). `timeout`, seconds that a call may take (10). `receivers` of a queue, 1 to 32 (1).
-
-        Raises:
-            ConfigurationError: Something in it cannot be right; the text names it, and never a key.
-        """
-        del runner  # only sync:// has a use for one
-        address, left = read_address(url, options)
-        refuse_options(cls.scheme, left)
+    def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
+        address = read_address(url, options)  # no I/O: the first call connects
         if address.connection_string is None:
             require()
-        return cls(Hub(address), signer=signer, clock=clock)
+        return cls(Hub(address), **common)
 
     def ping(self) -> None:
         """Ask the service for a sign of life. Raises BackendUnavailable, ConfigurationError."""

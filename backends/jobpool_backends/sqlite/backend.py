@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 from urllib.parse import unquote
 
 from jobpool.broker.backend import QueueBackend
@@ -17,7 +17,8 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.inotify import ring
-from jobpool_backends.shared import DeadCaps, micros, read_caps, refuse_options, split_query
+from jobpool_backends.options import DEAD_CAPS, read_options, seconds, split_query, take_caps
+from jobpool_backends.shared import DeadCaps, micros
 from jobpool_backends.sqlite import checks, intransaction, producing
 from jobpool_backends.sqlite.calls import Sweeper
 from jobpool_backends.sqlite.claims import SqliteClaims
@@ -34,9 +35,12 @@ from jobpool_backends.sqlite.waiting import Waiter
 
 DEFAULT_TIMEOUT = 5.0
 
+OPTIONS = (seconds("timeout", DEFAULT_TIMEOUT), *DEAD_CAPS)
+
 
 class SqliteBackend(QueueBackend):
-    """Messages in one SQLite file, shared by any number of processes of one machine.
+    """Messages in one SQLite file, shared by any number of processes of one machine: `sqlite:///relative.db` or
+    `sqlite:////absolute.db`.
 
     A call takes at most one write transaction and waits for its turn for at most `timeout` seconds; then it raises
     `BackendUnavailable`. When a call returns, its work is on the disk. `bulk` takes a transaction for each 500
@@ -90,31 +94,10 @@ class SqliteBackend(QueueBackend):
         self._closers = (self._database.close, waiter.close)
 
     @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        signer: EnvelopeSigner | None = None,
-        clock: Clock | None = None,
-        runner: object = None,
-        **options: object,
-    ) -> SqliteBackend:
-        """Open `sqlite:///relative.db` or `sqlite:////absolute.db`; options there (`?timeout=10`) or by keyword.
-
-        `timeout` is above; `dead_max` is how many dead letters a queue keeps, `dead_max_age` for how many seconds; 0 =
-        all, forever. They are applied when a message of the queue dies or is reaped.
-
-        Raises:
-            ConfigurationError: The URL names no file, or an option is unknown or out of range.
-            BackendUnavailable: The file cannot be opened.
-        """
-        del runner  # only sync:// has a use for one
+    def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
         path, found = _split(url)
-        options = found | options
-        timeout = _read_timeout(options.pop("timeout", DEFAULT_TIMEOUT))
-        caps = read_caps(cls.scheme, options)
-        refuse_options(cls.scheme, options)
-        return cls(path, timeout=timeout, signer=signer, clock=clock, caps=caps)
+        values = read_options(cls.scheme, found | options, OPTIONS)
+        return cls(path, caps=take_caps(values), **values, **common)
 
     def diagnose(self) -> list[Finding]:
         """Check what the file's place and settings can lose."""
@@ -170,15 +153,3 @@ def _split(url: str) -> tuple[str, dict[str, object]]:
             f"{redact(url)!r} names no file: write sqlite:///relative.db or sqlite:////absolute.db"
         )
     return path, options
-
-
-def _read_timeout(value: object) -> float:
-    try:
-        timeout = float(str(value))
-    except ValueError:
-        timeout = 0.0
-    if not 0 < timeout <= 3600:
-        raise ConfigurationError(
-            f"sqlite:// option timeout must be more than 0 and at most 3600 seconds, not {value!r}"
-        )
-    return timeout

@@ -20,7 +20,7 @@ import secrets
 import sys
 from abc import ABC
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from jobpool.broker.broker_time import BrokerTime
 from jobpool.broker.claim_store import ClaimStore
@@ -98,6 +98,31 @@ class QueueBackend(ABC):  # an ABC for its `register`: a wrapper of a backend co
         self.signer = signer or EnvelopeSigner()
         self.clock: Clock = clock or SystemClock()
         self.time = BrokerTime(self.broker_time, self.clock)
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        signer: EnvelopeSigner | None = None,
+        clock: Clock | None = None,
+        runner: Any = None,
+        **options: object,
+    ) -> Self:
+        """Open what `url` names; options there (`?timeout=5`) or by keyword, which win.
+
+        Raises:
+            ConfigurationError: The URL or an option cannot be right, or the server is not one that can be used. The
+                text names the mend, and never a password.
+            BackendUnavailable: The broker does not answer, if it is asked.
+        """
+        del runner  # only sync:// has a use for one
+        return cls._open(url, options, signer=signer, clock=clock)
+
+    @classmethod
+    def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
+        """Open it; `common`: arguments of `QueueBackend`."""
+        raise NotImplementedError
 
     # --- producing ---------------------------------------------------------------------------------
 
