@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool_backends.redis.trouble import Meaning, Place, explain
+from jobpool_backends.redis.errors import Meaning, Place, explain
 from jobpool_backends.redis.wire import Wire, Word
 
 T = TypeVar("T")

@@ -17,8 +17,8 @@ from typing import Any
 from redis.exceptions import AskError, RedisError
 
 from jobpool.errors import JobpoolError
+from jobpool_backends.redis.errors import Meaning
 from jobpool_backends.redis.link import SHORTEST_WAIT, ServerLink, Stale, first_error
-from jobpool_backends.redis.trouble import Meaning
 from jobpool_backends.redis.wire import Endpoint, Wire, Word
 
 Groups = Sequence[tuple["NodeLink", Sequence[str]]]
