@@ -14,6 +14,9 @@ from jobpool.errors import ConfigurationError
 from jobpool.message.definition import LONGEST
 from jobpool_backends.shared import DeadCaps, micros
 
+_LABEL = "[A-Za-z0-9_-]{1,63}"
+_HOST = re.compile(rf"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|({_LABEL}(?:\.{_LABEL})*\.?))(?::(\d{{1,5}}))?")
+
 MAX_TIMEOUT_S = 3600.0
 MAX_DEAD = 10**12
 """The largest `dead_max`."""
@@ -99,6 +102,13 @@ def split_query(url: str) -> tuple[str, dict[str, object]]:
     """Split a URL at its question mark, into the part before it and the options after it."""
     address, _, query = url.partition("?")
     return address, dict(parse_qsl(query, keep_blank_values=True))
+
+
+def read_host(place: str, port: int) -> tuple[str, int] | None:
+    """Return host and port of `host`, `host:port` or `[IPv6]:port`; None where it is none of these."""
+    match = _HOST.fullmatch(place)
+    host = match and (match[1] or match[2], int(match[3] or port))
+    return host if host and 0 < host[1] < 65536 else None
 
 
 def read_options(scheme: str, given: Mapping[str, object], table: Sequence[Option]) -> dict[str, Any]:

@@ -8,12 +8,11 @@ beanstalkd has no users, no passwords and no TLS: anyone who reaches its port ma
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jobpool.errors import ConfigurationError
-from jobpool_backends.options import Option, number, pattern, read_options, seconds, split_query
+from jobpool_backends.options import Option, number, pattern, read_host, read_options, seconds, split_query
 
 DEFAULT_PORT = 11300
 DEFAULT_TTR = 30
@@ -21,8 +20,6 @@ DEFAULT_TIMEOUT = 5.0
 LONGEST_TTR = 366 * 86400
 """Seconds; beanstalkd would take 136 years, but a lease lasts less than a year."""
 
-_LABEL = "[A-Za-z0-9_-]{1,63}"
-_HOST = re.compile(rf"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|({_LABEL}(?:\.{_LABEL})*\.?))(?::(\d{{1,5}}))?")
 OPTIONS = (
     Option(
         "ttr",
@@ -96,10 +93,10 @@ def _read_host(place: str) -> tuple[str, int]:
         raise _refuse("takes no path: queues are named elsewhere; write host, or host:11300, and options behind '?'")
     if "," in host:
         raise _refuse("takes one host: beanstalkd has no replicas")
-    match = _HOST.fullmatch(host)
-    if match is None or not 0 < int(match[3] or DEFAULT_PORT) < 65536:
+    read = read_host(host, DEFAULT_PORT)
+    if read is None:
         raise _refuse(f"has no valid host: write host, host:{DEFAULT_PORT} or [IPv6]:{DEFAULT_PORT}")
-    return match[1] or match[2], int(match[3] or DEFAULT_PORT)
+    return read
 
 
 def _refuse(what: str) -> ConfigurationError:

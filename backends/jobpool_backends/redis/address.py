@@ -11,7 +11,6 @@ User and password are those of the Redis servers; the sentinels' are the options
 
 from __future__ import annotations
 
-import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from jobpool_backends.options import (
     choice,
     path,
     pattern,
+    read_host,
     read_options,
     seconds,
     split_query,
@@ -68,9 +68,6 @@ OPTIONS = (
     ),
     *DEAD_CAPS,
 )
-
-_LABEL = "[A-Za-z0-9_-]{1,63}"
-_HOST = re.compile(rf"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|({_LABEL}(?:\.{_LABEL})*\.?))(?::(\d{{1,5}}))?")
 
 
 class Kind(Enum):
@@ -194,9 +191,9 @@ class _Reader:
         return node
 
     def _read_hosts(self, port: int) -> list[tuple[str, int]]:
-        found = [_HOST.fullmatch(host) for host in self._hosts.split(",")]
-        hosts = [(match[1] or match[2], int(match[3] or port)) for match in found if match]
-        if len(hosts) < len(found) or not all(0 < number < 65536 for _, number in hosts):
+        found = [read_host(host, port) for host in self._hosts.split(",")]
+        hosts = [host for host in found if host]
+        if len(hosts) < len(found):
             raise self._refuse(
                 f"has no valid host: write host, host:{port} or [IPv6]:{port}; and '/', '?', '#', '@' in a password"
                 " as %2F, %3F, %23, %40"
