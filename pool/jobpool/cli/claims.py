@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobpool.cli.options import Command, as_json, common, option
-from jobpool.cli.output import Column, answer_json, note, plural, say, table
+from jobpool.cli.output import Column, answer, answer_json, note, plural, say, table
 from jobpool.cli.posts import (
     MESSAGES,
     given,
@@ -123,12 +123,7 @@ def list_(session: Session, queues: tuple[str, ...], json_: bool) -> None:
         _ = backend.claims  # where there are none, that is the answer, whatever queues there are
         names = queues or backend.queues()
         held = [one for name in names for one in selected(backend, name).claims()]
-    if json_:
-        answer_json([_listed(one) for one in held])
-    elif held:
-        table(COLUMNS, [_row(one) for one in held])
-    else:
-        note("there are no claims")
+    answer(json_, held, _listed, COLUMNS, _row, "there are no claims")
 
 
 def _show(claim: Claim, json_: bool) -> None:

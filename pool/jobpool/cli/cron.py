@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobpool.cli.options import Command, as_json, common, option, setting
-from jobpool.cli.output import Column, answer_json, note, table
+from jobpool.cli.output import Column, answer, note
 from jobpool.cli.session import Session
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from jobpool.ipc.scheduler_process import CronStart
 
 LISTED = (
-    *(Column("NAME", style="bold", flexible=True), Column("EXPRESSION"), Column("ZONE"), Column("QUEUE")),
+    *(Column("NAME", bold=True, flexible=True), Column("EXPRESSION"), Column("ZONE"), Column("QUEUE")),
     *(Column("LAST"), Column("NEXT"), Column("FIRES", flexible=True), Column("OWNER", flexible=True)),
 )
-COMING = (Column("TIME"), Column("LOCAL TIME"), Column("NAME", style="bold", flexible=True))
+COMING = (Column("TIME"), Column("LOCAL TIME"), Column("NAME", bold=True, flexible=True))
 FIRED = (
-    *(Column("NAME", style="bold"), Column("INSTANT"), Column("STATUS"), Column("MESSAGE")),
+    *(Column("NAME", bold=True), Column("INSTANT"), Column("STATUS"), Column("MESSAGE")),
     *(Column("SECONDS", right=True), Column("WHY", flexible=True)),
 )
 
@@ -62,7 +62,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
         _serve(start)
         return
     firings = _fire(start, at)
-    _show(firings, json_)
+    answer(json_, firings, lambda firing: firing.to_dict(), FIRED, _firing_cells, "nothing is due")
     ctx.exit(int(any(firing.status.value in ("failed", "later") for firing in firings)))
 
 
@@ -76,10 +76,7 @@ def list_(session: Session, json_: bool, **flags: Any) -> None:
     plan = _plan(start)
     now, records = _asked(start, plan)
     rows = [_values(planned, records.get(planned.name), now, start.environment) for planned in plan]
-    if json_:
-        answer_json(rows)
-    else:
-        table(LISTED, [_cells(row) for row in rows])
+    answer(json_, rows, dict, LISTED, _cells)
 
 
 @click.command("next", cls=Command, short_help="Show the next instants of schedules.")
@@ -96,12 +93,7 @@ def next_(session: Session, schedule: str | None, limit: int, json_: bool, **fla
     plan = _plan(start)
     wanted = [_named(plan, schedule)] if schedule else plan
     coming = _coming([planned for planned in wanted if planned.why_not(start.environment) is None], limit)
-    if json_:
-        answer_json([{"name": planned.name, "at": _iso(at), "zone": planned.schedule.zone} for at, planned in coming])
-    elif coming:
-        table(COMING, [[_iso(at), _local(at, planned), planned.name] for at, planned in coming])
-    else:
-        note("nothing is due any more")
+    answer(json_, coming, _coming_values, COMING, _coming_cells, "nothing is due any more")
     _note_left_out(wanted, start.environment)
 
 
@@ -219,15 +211,6 @@ def _note_left_out(wanted: list[Planned], environment: str | None) -> None:
 # --- how they look ----------------------------------------------------------------------------------------------------
 
 
-def _show(firings: list[Firing], json_: bool) -> None:
-    if json_:
-        answer_json([firing.to_dict() for firing in firings])
-    elif firings:
-        table(FIRED, [_firing_cells(firing) for firing in firings])
-    else:
-        note("nothing is due")
-
-
 def _firing_cells(firing: Firing) -> list[str]:
     took = "-" if firing.took is None else f"{firing.took:.3f}"
     return [firing.name, _iso(firing.at), firing.status.value, firing.id or "-", took, firing.why or ""]
@@ -272,10 +255,17 @@ def _where(row: dict[str, Any]) -> str:
     return f"in {', '.join(row['environments'])}" if row["environments"] else "everywhere"
 
 
-def _local(at: datetime, planned: Planned) -> str:
+def _coming_values(one: tuple[datetime, Planned]) -> dict[str, Any]:
+    at, planned = one
+    return {"name": planned.name, "at": _iso(at), "zone": planned.schedule.zone}
+
+
+def _coming_cells(one: tuple[datetime, Planned]) -> list[str]:
     from zoneinfo import ZoneInfo
 
-    return f"{at.astimezone(ZoneInfo(planned.schedule.zone)):%a %Y-%m-%d %H:%M %Z}"
+    at, planned = one
+    local = f"{at.astimezone(ZoneInfo(planned.schedule.zone)):%a %Y-%m-%d %H:%M %Z}"
+    return [_iso(at), local, planned.name]
 
 
 def _iso(at: datetime) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobpool.cli.options import Command, as_json, common, option
-from jobpool.cli.output import Column, answer_json, note, plural, say, table
+from jobpool.cli.output import Column, answer, answer_json, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.message.printable import json_text, printable
 
@@ -27,7 +27,7 @@ SHORT = 200
 SPANS = {"minute": 60, "hour": 3600}
 
 ATTEMPTS = (
-    *(Column("START"), Column("STATUS", style="bold"), Column("ID"), Column("ATTEMPT", right=True)),
+    *(Column("START"), Column("STATUS", bold=True), Column("ID"), Column("ATTEMPT", right=True)),
     *(Column("SECONDS", right=True), Column("QUEUE"), Column("JOB"), Column("ERROR OR OUTPUT", flexible=True)),
 )
 ROLLED = (
@@ -116,15 +116,11 @@ def _show_attempts(place: Place, name: str, asked: dict[str, Any], json_: bool) 
         from jobpool.telemetry.history.row import shortened
 
         rows = [{field: shortened(value, SHORT) for field, value in row.items()} for row in rows]
-    if json_:
-        answer_json(rows)
-    elif not rows:
-        note(f"no such attempt of {name!r} is recorded")
-    elif asked["full"]:
+    if rows and asked["full"] and not json_:
         for row in rows:
             _tell(row)
     else:
-        table(ATTEMPTS, [_cells(row) for row in rows])
+        answer(json_, rows, dict, ATTEMPTS, _cells, f"no such attempt of {name!r} is recorded")
 
 
 def _wanted(place: Place, name: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
@@ -185,12 +181,8 @@ def _show_rollups(session: Session, asked: dict[str, Any], json_: bool) -> None:
 
     with session.broker() as backend:
         found = summed(_rolled(backend.keys, asked), SPANS[asked["by"]])
-    if json_:
-        answer_json([_values(row) for row in found])
-    elif found:
-        table(ROLLED, [_sums(row) for row in found])
-    else:
-        note("no rollups of that time; pools write them each minute, and when they stop")
+    nothing = "no rollups of that time; pools write them each minute, and when they stop"
+    answer(json_, found, _values, ROLLED, _sums, nothing)
 
 
 def _rolled(keys: KeyStore, asked: dict[str, Any]) -> list[Row]:

@@ -12,7 +12,7 @@ import click
 
 from jobpool.cli.lacking import find, listable, meet_queues, unseen
 from jobpool.cli.options import Command, as_json, common, option
-from jobpool.cli.output import Column, answer_json, note, say, table
+from jobpool.cli.output import Column, answer, answer_json, note, say
 from jobpool.cli.session import Session
 from jobpool.message.headline import headline
 from jobpool.message.printable import json_text, one_line, printable
@@ -108,12 +108,8 @@ def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dea
         if not found:
             note(none_matches(backend, where))
     shown = found[:limit] if limit else found
-    if json_:
-        answer_json([as_values(message) for message in shown])
-    elif shown and dead:
-        table(DEAD_COLUMNS, [dead_row(message) for message in shown])
-    elif shown:
-        table(COLUMNS, [row(message) for message in shown])
+    columns, cells = (DEAD_COLUMNS, dead_row) if dead else (COLUMNS, row)
+    answer(json_, shown, as_values, columns, cells)
     if len(found) > len(shown):
         note(f"there are more than {limit}; --limit 0 lists all")
 

@@ -15,7 +15,7 @@ import click
 
 from jobpool.cli.messages import shown_value
 from jobpool.cli.options import Command, as_json, common, option
-from jobpool.cli.output import Column, answer_json, note, plural, say, table
+from jobpool.cli.output import Column, answer, answer_json, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import JobpoolError
 from jobpool.message.units import format_duration, parse_duration
@@ -97,16 +97,9 @@ def list_(session: Session, queue: str, claimed: bool, limit: int, json_: bool) 
         found = selected(backend, queue).messages(claimed=claimed)
         shown = list(found if not limit else islice(found, limit))
         more = next(found, None) is not None
-        if json_:
-            answer_json([message_values(message) for message in shown])
-            return
-    if shown and claimed:
-        table(LISTED, [[*message_row(one)[:-1], one.claim or "", message_row(one)[-1]] for one in shown])
-    elif shown:
-        table(MESSAGES, [message_row(message) for message in shown])
-    else:
-        note(f"no message of queue {queue!r} is free")
-    if more:
+        columns, row = (LISTED, _listed_row) if claimed else (MESSAGES, message_row)
+        answer(json_, shown, message_values, columns, row, f"no message of queue {queue!r} is free")
+    if more and not json_:
         note(f"there are more than {limit}; --limit 0 lists all")
 
 
@@ -197,6 +190,11 @@ def message_row(message: ClaimMessage) -> list[str]:
     return [message.id, message.handler or "-", age, left, str(message.claims), text]
 
 
+def _listed_row(message: ClaimMessage) -> list[str]:
+    *cells, text = message_row(message)
+    return [*cells, message.claim or "", text]
+
+
 def message_values(message: ClaimMessage) -> dict[str, Any]:
     """One message as JSON values: its payload, or why that cannot be trusted; bytes that are no JSON as text.
 
@@ -243,8 +241,8 @@ def _delete(claims: ClaimStore, queue: str, idents: Iterable[str], claim: str | 
 
     rest = iter(idents)
     while batch := tuple(islice(rest, MOST_MESSAGES)):
-        for ident, answer in zip(batch, claims.delete_many(queue, batch, claim), strict=True):
-            if answer is Deleted.FORBIDDEN:
+        for ident, end in zip(batch, claims.delete_many(queue, batch, claim), strict=True):
+            if end is Deleted.FORBIDDEN:
                 yield ident
 
 

@@ -21,7 +21,7 @@ FULL_REAP = 1000
 """Messages that one reap returns at most; a full answer means that there may be more."""
 
 COLUMNS = (
-    Column("QUEUE", style="bold"),
+    Column("QUEUE", bold=True),
     *(Column(title, right=True) for title in ("WAITING", "DELAYED", "LEASED", "DEAD", "OLDEST")),
 )
 POSTED = Column("POSTED", right=True)
