@@ -1,17 +1,19 @@
-"""The five fields of a cron expression: their syntax and their values.
+"""The words of a schedule: the fields of a cron expression, the zone of their clock, the policy for missed firings.
 
 croniter expands a field to its values. This module refuses some fields that croniter takes, because they would
-surprise: a sixth field, `5-5` (every value, to croniter), `*/90` (minute 0 only), `H` and `W`. docs/cron.md has the
-grammar.
+surprise: a sixth field, `5-5` (every value, to croniter), `*/90` (minute 0 only), `H` and `W`. And it names the field
+that is wrong, which croniter does not. docs/cron.md has the grammar.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from jobpool.errors import InvalidJob
 
@@ -31,6 +33,13 @@ LONGEST = 1000
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _MOST_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_ZONES_OF_THE_MACHINE = ("localtime", "posixrules", "Factory")
+"""Keys that some machines have, with a meaning of their own or none."""
+
+MOST_MADE_UP = 1000
+"""The largest n of `all(n)`: each is one enqueue."""
+
+_ALL = re.compile(r"all\(([0-9]{1,9})\)")
 _ITEM = re.compile(r"(?P<low>\*|[a-z]+|[0-9]{1,4})(?:-(?P<high>[a-z]+|[0-9]{1,4}))?(?:/(?P<step>[0-9]{1,4}))?")
 
 
@@ -247,3 +256,72 @@ def _check_coming(fields: CronFields, expression: str) -> None:
     longest = max(_MOST_DAYS[month - 1] for month in fields.months)
     if min(fields.days) > longest:
         raise InvalidJob(f"{_quoted(expression)} never comes: no month of it has a day {min(fields.days)}")
+
+
+# --- zone and policy ------------------------------------------------------------------------------------
+
+
+def open_zone(name: str) -> ZoneInfo:
+    """Return the zone of this IANA name, `Europe/Berlin`.
+
+    Raises:
+        InvalidJob: There is none; the text names those that are written alike.
+
+    May read one file of the machine, or of the package `tzdata`, at the first call for a name.
+    """
+    if not isinstance(name, str) or name in _ZONES_OF_THE_MACHINE or name.startswith(("posix/", "right/")):
+        raise _unknown_zone(name)
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # a folder, a path, another file
+        raise _unknown_zone(name) from None
+
+
+def check_zone(name: str) -> str:
+    """Return `name`, or raise `InvalidJob`."""
+    open_zone(name)
+    return name
+
+
+def _unknown_zone(name: object) -> InvalidJob:
+    near = _near_zones(name) if isinstance(name, str) else []
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "write an IANA name, like 'Europe/Berlin'"
+    shown = repr(name)
+    return InvalidJob(f"there is no time zone {shown if len(shown) < 80 else shown[:60] + '…'}: {hint}")
+
+
+def _near_zones(name: str) -> list[str]:
+    known = {zone.lower(): zone for zone in sorted(available_timezones()) if zone not in _ZONES_OF_THE_MACHINE}
+    word = name.strip().lower().replace(" ", "_")[:80]
+    if word in known:
+        return [known[word]]
+    cities = [known[zone] for zone in known if zone.rpartition("/")[2] == word.rpartition("/")[2]]
+    return cities[:3] or [known[zone] for zone in difflib.get_close_matches(word, known, n=3, cutoff=0.7)]
+
+
+@dataclass(frozen=True, slots=True)
+class Misfire:
+    """The number of missed instants that are made up for, the newest first.
+
+    Attributes:
+        text: As it was written: `skip`, `one`, `all(3)`.
+        most: 0 for `skip`, 1 for `one`, n for `all(n)`; 0..1000.
+    """
+
+    text: str
+    most: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `skip`, `one` or `all(n)` with n from 1 to 1000; white space around it does not matter.
+
+        Raises:
+            InvalidJob: It is none of these.
+        """
+        word = text.strip() if isinstance(text, str) else ""
+        if word in ("skip", "one"):
+            return cls(word, 1 if word == "one" else 0)
+        found = _ALL.fullmatch(word)
+        if found is None or not 1 <= int(found[1]) <= MOST_MADE_UP:
+            raise InvalidJob(f"misfire {text!r} is refused: 'skip', 'one' or 'all(n)' with n from 1 to {MOST_MADE_UP}")
+        return cls(f"all({int(found[1])})", int(found[1]))
