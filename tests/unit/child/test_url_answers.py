@@ -21,11 +21,11 @@ from support.waiting import wait_until
 from support.webserver import Answer, WebServer, answer
 
 from jobpool.child.attempt import JobToRun, run_attempt
-from jobpool.handlers.builtin.url.answer import CHARSETS, LONGEST_WAIT, wait_asked
+from jobpool.handlers.builtin import Failure
+from jobpool.handlers.builtin.url.answer import CHARSETS, LONGEST_WAIT, Later, wait_asked
 from jobpool.handlers.builtin.url.call import Caller
-from jobpool.handlers.builtin.url.refusal import Later, Refused
+from jobpool.handlers.builtin.url.target import Refused
 from jobpool.handlers.registry import HandlerRegistry
-from jobpool.handlers.sentences import Failure
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode, encode
 from jobpool.message.outcome import ResultKind

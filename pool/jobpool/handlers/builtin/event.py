@@ -11,10 +11,10 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobpool.errors import Retry, Snooze
+from jobpool.handlers.builtin import Failure, Refused, kind_of
 from jobpool.handlers.ending import below_ours
 from jobpool.handlers.handler import Handler
 from jobpool.handlers.invocation import Bound, bind, check_shape, place_of
-from jobpool.handlers.sentences import Failure, Refused, kind_of
 from jobpool.message.context import JobContext
 from jobpool.message.names import check_name
 

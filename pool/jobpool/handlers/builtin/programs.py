@@ -11,7 +11,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobpool.handlers.sentences import Failure, Refused
+from jobpool.handlers.builtin import Failure, Refused
 
 _SHOWN = 200
 

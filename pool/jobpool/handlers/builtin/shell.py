@@ -8,11 +8,10 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from jobpool.handlers.builtin import spawning
+from jobpool.handlers.builtin import Failure, Refused, kind_of, spawning
 from jobpool.handlers.builtin.programs import Program, choose
 from jobpool.handlers.builtin.spawning import Ended
 from jobpool.handlers.handler import Handler
-from jobpool.handlers.sentences import Failure, Refused, kind_of
 from jobpool.ipc.process_options import scrubbed
 from jobpool.message.context import JobContext
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jobpool.errors import ConfigurationError
+from jobpool.handlers.builtin import Refused
 from jobpool.handlers.conversion import Convert, Mismatch, converter
 from jobpool.handlers.invocation import hints_of, parameters_of
-from jobpool.handlers.sentences import Refused
 from jobpool.message.context import JobContext
 
 Call = Callable[[JobContext, list[str]], Any]

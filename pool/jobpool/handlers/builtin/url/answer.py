@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from jobpool.handlers.builtin.url.refusal import Later, Refused
+from jobpool.errors import Retry
+from jobpool.handlers.builtin import Failure
 from jobpool.handlers.builtin.url.request import Request
-from jobpool.handlers.builtin.url.target import parse
-from jobpool.handlers.sentences import Failure
+from jobpool.handlers.builtin.url.target import Refused, parse
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
@@ -42,6 +42,10 @@ _CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([\w-]{1,40})", re.IGNORECASE)
 
 WORTH_ANOTHER = frozenset({408, 425, 429})
 """Statuses below 500 that say: not now."""
+
+
+class Later(Retry):
+    """The server said when to come again: the next attempt is then. Burns an attempt."""
 
 
 def wait_asked(value: str | None, now: float) -> float | None:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from jobpool.handlers.builtin.url.refusal import Refused
-from jobpool.handlers.builtin.url.target import LONGEST, Target, parse
+from jobpool.handlers.builtin.url.target import LONGEST, Refused, Target, parse
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 WITHOUT_BODY = frozenset({"GET", "HEAD"})
