@@ -8,13 +8,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from hmac import compare_digest
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 
 from jobpool.errors import ConfigurationError, InvalidJob
 
+if TYPE_CHECKING:
+    from jobpool.message.envelope import JobEnvelope
+
 Key = str | bytes
+Wire: TypeAlias = "bytes | Mapping[str, Any] | JobEnvelope"
+"""A message to sign: the wire object, decoded or as a dict, or its canonical bytes."""
+
 ENVIRONMENT = ("JOBPOOL_SIGNING_KEY", "JOBS_SIGNING_KEY")
 SIGNATURE_LENGTH = 64
 _BLOCK = 64
@@ -22,35 +28,6 @@ _INNER = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER = bytes(byte ^ 0x5C for byte in range(256))
 _SORTED = orjson.OPT_SORT_KEYS
 _WIRE_NAMES = ("job", "payload", "queue", "priority", "maxRetries", "name", "identifier", "idempotencyKey", "meta")
-
-
-class Envelope(Protocol):
-    """`jobpool.JobEnvelope`, as far as it is signed."""
-
-    @property
-    def job(self) -> str: ...
-    @property
-    def payload(self) -> Any: ...
-    @property
-    def queue(self) -> str: ...
-    @property
-    def priority(self) -> int: ...
-    @property
-    def max_retries(self) -> int | None: ...
-    @property
-    def name(self) -> str | None: ...
-    @property
-    def identifier(self) -> str: ...
-    @property
-    def idempotency_key(self) -> str | None: ...
-    @property
-    def meta(self) -> dict[str, Any]: ...
-    @property
-    def sig(self) -> str: ...
-
-
-Wire = bytes | Mapping[str, Any] | Envelope
-"""A message to sign: the wire object, decoded (`JobEnvelope`) or as a dict, or its canonical bytes."""
 
 
 def canonical(
@@ -81,7 +58,7 @@ def canonical(
     return orjson.dumps(signed)
 
 
-def canonical_bytes(envelope: Envelope) -> bytes:
+def canonical_bytes(envelope: JobEnvelope) -> bytes:
     """Return the bytes that are signed of a message."""
     return canonical(
         envelope.job,
