@@ -134,7 +134,7 @@ def _wanted(place: Place, name: str, asked: dict[str, Any]) -> list[dict[str, An
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    from jobpool.message.headline import headline
+    from jobpool.message.printable import headline
 
     said = headline(row["error"]) or str(row["output"] or "")
     duration = "-" if row["duration"] is None else f"{row['duration']:.3f}"

@@ -14,8 +14,7 @@ from jobpool.cli.lacking import find, listable, meet_queues, unseen
 from jobpool.cli.options import Command, as_json, common, option
 from jobpool.cli.output import Column, answer, answer_json, note, say
 from jobpool.cli.session import Session
-from jobpool.message.headline import headline
-from jobpool.message.printable import json_text, one_line, printable
+from jobpool.message.printable import headline, json_text, one_line, printable
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from jobpool.message.headline import headline
+from jobpool.message.printable import headline
 
 LARGEST = 16 * 1024
 """Bytes of a record's text in UTF-8. Stack and output keep their heads and tails."""
