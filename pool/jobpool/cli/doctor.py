@@ -42,7 +42,7 @@ def doctor(
     from jobpool.ops.doctor.examination import examine, is_well
     from jobpool.telemetry.logs import configure
 
-    settings = session.settings(**{key: value for key, value in flags.items() if value not in (None, ())})
+    settings = session.settings(**flags)
     configure(session.log_level("error"), settings.log_format)
     found, ignored = [], set()
     config = session.config_file()

@@ -61,7 +61,7 @@ def history(session: Session, job: str | None, rollup: bool, json_: bool, **aske
 
     A job without a name is recorded under its handler's. Secrets were masked when the attempt was recorded.
     """
-    settings = session.settings(**({"history": asked["where"]} if asked["where"] else {}))
+    settings = session.settings(history=asked["where"] or None)
     if rollup:
         if job is not None:
             raise click.UsageError("--rollup sums up by queue and handler: use --handler, not a name")
@@ -80,24 +80,18 @@ def history(session: Session, job: str | None, rollup: bool, json_: bool, **aske
 @contextmanager
 def _place(session: Session, settings: Settings) -> Iterator[Place]:
     from jobpool.errors import ConfigurationError
-    from jobpool.telemetry.history.places import InFile
+    from jobpool.telemetry.history.places import InFile, InTable
 
     history = settings.history
     if history.path is not None:
         yield InFile(history.path, history.keep)
     elif history.table:
-        yield from _table(session, settings)
+        with session.broker() as backend:
+            yield InTable(backend.keys, history.keep)
     else:
         raise ConfigurationError(
             "history is off: set history = 'table' or 'file:PATH' for the pools and here, or name the place: --history"
         )
-
-
-def _table(session: Session, settings: Settings) -> Iterator[Place]:
-    from jobpool.telemetry.history.places import InTable
-
-    with session.broker() as backend:
-        yield InTable(backend.keys, settings.history.keep)
 
 
 def _show_names(place: Place, json_: bool) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import shutil
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
 
+from jobpool.errors import JobpoolError
 from jobpool.message.printable import json_text, one_line, printable
 
 T = TypeVar("T")
@@ -62,6 +63,24 @@ def answer(
         table(columns, [row(one) for one in found])
     elif nothing:
         note(nothing)
+
+
+def answer_ids(json_: bool, batches: Iterable[list[str]], word: str, end: str) -> None:
+    """Print ids as they come, or as one JSON list. An error says how many there are already: `word`, and its `end`."""
+    ids: list[str] = []
+    try:
+        for batch in batches:
+            ids += batch
+            if not json_:
+                say("\n".join(batch))
+    except JobpoolError as error:
+        if not ids:
+            raise
+        if json_:
+            answer_json(ids)
+        raise type(error)(f"{error} ({plural(len(ids), word)} before it {end})") from error
+    if json_:
+        answer_json(ids)
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:

@@ -15,7 +15,7 @@ import click
 
 from jobpool.cli.messages import shown_value
 from jobpool.cli.options import Command, as_json, common, option
-from jobpool.cli.output import Column, answer, answer_json, note, plural, say
+from jobpool.cli.output import Column, answer, answer_ids, answer_json, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import JobpoolError
 from jobpool.message.units import format_duration, parse_duration
@@ -68,21 +68,9 @@ def post(
         raise click.UsageError("give the messages, or a --file of them: jobpool message post QUEUE MESSAGE...")
     values = map(_json_or_text, messages) if file is None else _from_lines(file)
     life = given(ttl, "--ttl")
-    ids: list[str] = []
-    try:
-        with session.broker() as backend, wrong_usage():
-            for batch in selected(backend, queue).post_in_batches(values, life, seconds(delay, "--delay")):
-                ids += batch
-                if not json_:
-                    say("\n".join(batch))
-    except JobpoolError as error:
-        if not ids:
-            raise
-        if json_:
-            answer_json(ids)
-        raise type(error)(f"{error} ({plural(len(ids), 'message')} before it posted; the ids are on stdout)") from error
-    if json_:
-        answer_json(ids)
+    with session.broker() as backend, wrong_usage():
+        batches = selected(backend, queue).post_in_batches(values, life, seconds(delay, "--delay"))
+        answer_ids(json_, batches, "message", "posted; the ids are on stdout")
 
 
 @click.command("list", cls=Command, short_help="List the free messages of a queue.")

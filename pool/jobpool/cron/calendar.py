@@ -2,8 +2,8 @@
 
 A local time is a number: the seconds from 1970-01-01 00:00 on that clock.
 
-croniter could search, but is wrong where a day of the month stands beside `#` or `L` of a week (it takes both, not
-either), and beside `*/2` where all days of the week are given. It also takes twenty times as long.
+croniter does not search here. Beside `#` or `L` of a week it takes a day of the month that both name, not one that
+either names. Beside `*/2` it takes all seven days of a week for `*`. And it needs twenty times as long.
 """
 
 from __future__ import annotations
