@@ -134,10 +134,10 @@ def _translated(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def _list_faults() -> None:
-    from jobpool.cli.output import Column, table
+    from jobpool.cli.output import columns, table
     from jobpool_torture.schedule import KINDS
 
-    table([Column("KIND"), Column("WHAT IT DOES", flexible=True)], [[name, kind.about] for name, kind in KINDS.items()])
+    table(columns("KIND, WHAT IT DOES~"), [[name, kind.about] for name, kind in KINDS.items()])
 
 
 def _folder(directory: str | None) -> tuple[Path, bool]:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from jobpool.broker.opening import redact
-from jobpool.cli.output import Column, note, plural, say, table
+from jobpool.cli.output import columns, note, plural, say, table
 from jobpool.message.printable import printable
 from jobpool.message.units import format_duration
 from jobpool_torture.descriptors import listed
@@ -133,8 +133,10 @@ def line(moment: Moment) -> str:
 
 def report(plan: Plan, result: Result, folder: Path | None, shortest: Path | None, again: str) -> None:
     """Print the report for people, on stdout."""
-    columns = [Column("COUNT"), Column("", right=True), Column("MEANS", flexible=True)]
-    table(columns, [[name, str(len(result.counts.get(name, ()))), means] for name, means in MEANINGS.items()])
+    table(
+        columns("COUNT, >, MEANS~"),
+        [[name, str(len(result.counts.get(name, ()))), means] for name, means in MEANINGS.items()],
+    )
     for name, found in result.counts.items():
         for each in found[:SHOWN]:
             say(f"{name}: {each}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobpool.cli.options import Command, as_json, common, option
-from jobpool.cli.output import Column, answer, answer_json, note, plural, say, table
+from jobpool.cli.output import answer, answer_json, columns, note, plural, say, table
 from jobpool.cli.posts import (
     MESSAGES,
     given,
@@ -26,14 +26,7 @@ if TYPE_CHECKING:
     from jobpool.broker.claim_store import HeldClaim
     from jobpool.client.claims import Claim
 
-COLUMNS = (
-    Column("CLAIM"),
-    Column("QUEUE", flexible=True),
-    Column("MESSAGES", right=True),
-    Column("AGE", right=True),
-    Column("TTL", right=True),
-    Column("GRACE", right=True),
-)
+COLUMNS = columns("CLAIM, QUEUE~, MESSAGES>, AGE>, TTL>, GRACE>")
 
 HOLD = "Hold them for so long; 60s to 12h."
 OUTLIVE = "A message outlives the claim by so long at least; 60s to 12h."

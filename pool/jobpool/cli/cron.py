@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobpool.cli.options import Command, as_json, common, option, setting
-from jobpool.cli.output import Column, answer, note
+from jobpool.cli.output import answer, columns, note
 from jobpool.cli.session import Session
 
 if TYPE_CHECKING:
@@ -19,15 +19,9 @@ if TYPE_CHECKING:
     from jobpool.cron.scheduler import Planned
     from jobpool.ipc.scheduler_process import CronStart
 
-LISTED = (
-    *(Column("NAME", bold=True, flexible=True), Column("EXPRESSION"), Column("ZONE"), Column("QUEUE")),
-    *(Column("LAST"), Column("NEXT"), Column("FIRES", flexible=True), Column("OWNER", flexible=True)),
-)
-COMING = (Column("TIME"), Column("LOCAL TIME"), Column("NAME", bold=True, flexible=True))
-FIRED = (
-    *(Column("NAME", bold=True), Column("INSTANT"), Column("STATUS"), Column("MESSAGE")),
-    *(Column("SECONDS", right=True), Column("WHY", flexible=True)),
-)
+LISTED = columns("NAME!~, EXPRESSION, ZONE, QUEUE, LAST, NEXT, FIRES~, OWNER~")
+COMING = columns("TIME, LOCAL TIME, NAME!~")
+FIRED = columns("NAME!, INSTANT, STATUS, MESSAGE, SECONDS>, WHY~")
 
 
 def app(function: Function) -> Function:

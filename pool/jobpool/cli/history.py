@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobpool.cli.options import Command, as_json, common, option
-from jobpool.cli.output import Column, answer, answer_json, note, plural, say
+from jobpool.cli.output import answer, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.message.printable import json_text, printable
 
@@ -26,14 +26,8 @@ SHORT = 200
 
 SPANS = {"minute": 60, "hour": 3600}
 
-ATTEMPTS = (
-    *(Column("START"), Column("STATUS", bold=True), Column("ID"), Column("ATTEMPT", right=True)),
-    *(Column("SECONDS", right=True), Column("QUEUE"), Column("JOB"), Column("ERROR OR OUTPUT", flexible=True)),
-)
-ROLLED = (
-    *(Column("TIME"), Column("QUEUE"), Column("HANDLER", flexible=True), Column("SUCCEEDED", right=True)),
-    *(Column(title, right=True) for title in ("FAILED", "DEAD", "CRASHED", "OTHER", "MEAN", "P50", "P95")),
-)
+ATTEMPTS = columns("START, STATUS!, ID, ATTEMPT>, SECONDS>, QUEUE, JOB, ERROR OR OUTPUT~")
+ROLLED = columns("TIME, QUEUE, HANDLER~, SUCCEEDED>, FAILED>, DEAD>, CRASHED>, OTHER>, MEAN>, P50>, P95>")
 SHOWN = ("succeeded", "failed", "failed_permanently", "crashed")
 OTHERS = ("skipped_idempotent", "rejected_signature", "rejected_payload", "moved", "released", "lease_lost")
 """`requeued`, `timed_out` and `reaped` say more of what is counted already."""

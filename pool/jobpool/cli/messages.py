@@ -12,7 +12,7 @@ import click
 
 from jobpool.cli.lacking import find, listable, meet_queues, unseen
 from jobpool.cli.options import Command, as_json, common, option
-from jobpool.cli.output import Column, answer, answer_json, note, say
+from jobpool.cli.output import answer, answer_json, columns, note, say
 from jobpool.cli.session import Session
 from jobpool.message.printable import headline, json_text, one_line, printable
 
@@ -22,28 +22,8 @@ if TYPE_CHECKING:
 
 PAGE = 500
 
-COLUMNS = (
-    Column("ID"),
-    Column("STATE"),
-    Column("QUEUE", flexible=True),
-    Column("HANDLER", flexible=True),
-    Column("PRI", right=True),
-    Column("ATT", right=True),
-    Column("CRASH", right=True),
-    Column("AGE", right=True),
-    Column("WHY", flexible=True),
-)
-DEAD_COLUMNS = (
-    Column("ID"),
-    Column("QUEUE", flexible=True),
-    Column("HANDLER", flexible=True),
-    Column("ATT", right=True),
-    Column("CRASH", right=True),
-    Column("AGE", right=True),
-    Column("REASON"),
-    Column("CAUSE", flexible=True),
-    Column("ERROR", flexible=True),
-)
+COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, PRI>, ATT>, CRASH>, AGE>, WHY~")
+DEAD_COLUMNS = columns("ID, QUEUE~, HANDLER~, ATT>, CRASH>, AGE>, REASON, CAUSE~, ERROR~")
 KILLED = frozenset({"timeout", "memory-limit", "crash-limit"})
 """Reasons that `cause` explains; with any other it is the record of an earlier attempt."""
 
@@ -107,8 +87,8 @@ def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dea
         if not found:
             note(none_matches(backend, where))
     shown = found[:limit] if limit else found
-    columns, cells = (DEAD_COLUMNS, dead_row) if dead else (COLUMNS, row)
-    answer(json_, shown, as_values, columns, cells)
+    titles, cells = (DEAD_COLUMNS, dead_row) if dead else (COLUMNS, row)
+    answer(json_, shown, as_values, titles, cells)
     if len(found) > len(shown):
         note(f"there are more than {limit}; --limit 0 lists all")
 

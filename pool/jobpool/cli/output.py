@@ -33,6 +33,12 @@ class Column:
     flexible: bool = False
 
 
+def columns(titles: str) -> tuple[Column, ...]:
+    """Return the columns of `"ID, NAME!, QUEUE~, AGE>"`: `!` = bold, `~` = flexible, `>` = numbers."""
+    marked = [title.strip() for title in titles.split(",")]
+    return tuple(Column(text.rstrip("!~>"), ">" in text, "!" in text, "~" in text) for text in marked)
+
+
 def say(text: str) -> None:
     """Print a part of an answer, which may have several lines."""
     click.echo(printable(text))

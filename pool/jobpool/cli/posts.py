@@ -15,7 +15,7 @@ import click
 
 from jobpool.cli.messages import shown_value
 from jobpool.cli.options import Command, as_json, common, option
-from jobpool.cli.output import Column, answer, answer_ids, answer_json, note, plural, say
+from jobpool.cli.output import answer, answer_ids, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import JobpoolError
 from jobpool.message.units import format_duration, parse_duration
@@ -25,15 +25,8 @@ if TYPE_CHECKING:
     from jobpool.broker.claim_store import ClaimStore
     from jobpool.client.claims import ClaimMessage, Queue
 
-MESSAGES = (
-    Column("ID"),
-    Column("HANDLER", flexible=True),
-    Column("AGE", right=True),
-    Column("LEFT", right=True),
-    Column("CLAIMS", right=True),
-    Column("MESSAGE", flexible=True),
-)
-LISTED = (*MESSAGES[:-1], Column("CLAIM"), MESSAGES[-1])
+MESSAGES = columns("ID, HANDLER~, AGE>, LEFT>, CLAIMS>, MESSAGE~")
+LISTED = columns("ID, HANDLER~, AGE>, LEFT>, CLAIMS>, CLAIM, MESSAGE~")
 SHOWN = 200
 """Characters of a message in a table."""
 
@@ -85,8 +78,8 @@ def list_(session: Session, queue: str, claimed: bool, limit: int, json_: bool) 
         found = selected(backend, queue).messages(claimed=claimed)
         shown = list(found if not limit else islice(found, limit))
         more = next(found, None) is not None
-        columns, row = (LISTED, _listed_row) if claimed else (MESSAGES, message_row)
-        answer(json_, shown, message_values, columns, row, f"no message of queue {queue!r} is free")
+        titles, row = (LISTED, _listed_row) if claimed else (MESSAGES, message_row)
+        answer(json_, shown, message_values, titles, row, f"no message of queue {queue!r} is free")
     if more and not json_:
         note(f"there are more than {limit}; --limit 0 lists all")
 

@@ -9,7 +9,7 @@ import click
 
 from jobpool.cli.lacking import meet_queues, tell_of_stats
 from jobpool.cli.options import Command, as_json, common, option
-from jobpool.cli.output import Column, answer_json, note, plural, say, table
+from jobpool.cli.output import answer_json, columns, note, plural, say, table
 from jobpool.cli.session import Session
 from jobpool.message.printable import one_line
 
@@ -20,11 +20,8 @@ if TYPE_CHECKING:
 FULL_REAP = 1000
 """Messages that one reap returns at most; a full answer means that there may be more."""
 
-COLUMNS = (
-    Column("QUEUE", bold=True),
-    *(Column(title, right=True) for title in ("WAITING", "DELAYED", "LEASED", "DEAD", "OLDEST")),
-)
-POSTED = Column("POSTED", right=True)
+COLUMNS = columns("QUEUE!, WAITING>, DELAYED>, LEASED>, DEAD>, OLDEST>")
+POSTED = columns("POSTED>")
 """Shown where there is one: most people post nothing."""
 
 
@@ -43,7 +40,7 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
     elif found:
         rows = [_row(queue, counts) for queue, counts in found.items()]
         if any(counts.posted for counts in found.values()):
-            table((*COLUMNS, POSTED), [[*row, f"{found[row[0]].posted:,}"] for row in rows])
+            table(COLUMNS + POSTED, [[*row, f"{found[row[0]].posted:,}"] for row in rows])
         else:
             table(COLUMNS, rows)
     else:

@@ -6,18 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.output import Column, aligned
+from jobpool.cli.output import aligned, columns
 from jobpool.message.printable import one_line
 from jobpool.message.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from jobpool.ops.top import PoolSample, SlotRow
 
-COLUMNS = (
-    *(Column("SLOT", right=True), Column("PID", right=True), Column("STATE"), Column("HANDLER", flexible=True)),
-    *(Column("JOB", flexible=True), Column("QUEUE", flexible=True)),
-    *(Column(title, right=True) for title in ("TRY", "AGE", "LEFT", "MEM", "CPU%", "DONE", "FAILED", "RESTARTS")),
-    Column("PROGRESS", flexible=True),
+COLUMNS = columns(
+    "SLOT>, PID>, STATE, HANDLER~, JOB~, QUEUE~, TRY>, AGE>, LEFT>, MEM>, CPU%>, DONE>, FAILED>, RESTARTS>, PROGRESS~"
 )
 STYLES: dict[str, dict[str, Any]] = {
     "busy": {"fg": "green"},
@@ -103,10 +100,10 @@ def _pool(sample: PoolSample, width: int, height: int) -> list[str]:
 
 def _table(rows: tuple[SlotRow, ...], width: int) -> list[str]:
     kept = fitting(width)
-    columns = [COLUMNS[index] for index in kept]
-    head, *lines = aligned(columns, [[cells(row)[index] for index in kept] for row in rows], width, gap=1)
+    shown = [COLUMNS[index] for index in kept]
+    head, *lines = aligned(shown, [[cells(row)[index] for index in kept] for row in rows], width, gap=1)
     for row, line in zip(rows, lines, strict=True):
-        for at, column in enumerate(columns):
+        for at, column in enumerate(shown):
             if column.title == "STATE":
                 line[at] = click.style(line[at], **STYLES.get(row.state, {}))
             elif column.title == "LEFT" and row.left is not None and row.left < 0:

@@ -18,7 +18,7 @@ from click.testing import Result
 from jobpool.broker.backend import QueueBackend
 from jobpool.broker.opening import open_backend
 from jobpool.cli.health import _tell as tell_health
-from jobpool.cli.output import Column, table
+from jobpool.cli.output import columns, table
 from jobpool.cli.topview import cells, headline, screen
 from jobpool.message.printable import json_text, one_line, printable
 from jobpool.ops.health import Check, Health
@@ -117,7 +117,7 @@ def test_markup_of_others_is_inert_in_a_table_on_a_terminal(monkeypatch: pytest.
     screen = Terminal()
     monkeypatch.setattr(sys, "stdout", screen)
     monkeypatch.setenv("COLUMNS", "200")
-    table([Column("A")], [[f"[red]x[/red] [link=http://x]y[/link] :smile: {STEERING}"]])
+    table(columns("A"), [[f"[red]x[/red] [link=http://x]y[/link] :smile: {STEERING}"]])
     assert "[red]x[/red] [link=http://x]y[/link] :smile:" in screen.getvalue()
     assert is_safe(re.sub("\x1b\\[[0-9;]*m", "", screen.getvalue())), "no more than the colours of the table"
 
