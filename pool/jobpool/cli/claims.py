@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.options import Command, as_json, common, option
+from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say, table
 from jobpool.cli.posts import (
     MESSAGES,
@@ -41,7 +41,6 @@ claim_argument = click.argument("ident", metavar="CLAIM")
 @option("--grace", metavar="TIME", default="60s", show_default=True, help=OUTLIVE)
 @option("--max-claims", type=int, default=0, metavar="N", help="What was claimed N times already dies.  [default: 0]")
 @as_json
-@common
 def create(session: Session, queue: str, limit: int, ttl: str, grace: str, max_claims: int, json_: bool) -> None:
     """Claim the oldest free messages of a queue, and show them.
 
@@ -64,7 +63,6 @@ def create(session: Session, queue: str, limit: int, ttl: str, grace: str, max_c
 @queue_argument
 @claim_argument
 @as_json
-@common
 def show(session: Session, queue: str, ident: str, json_: bool) -> None:
     """Show a claim and the messages that are still in it."""
     with session.broker() as backend:
@@ -77,7 +75,6 @@ def show(session: Session, queue: str, ident: str, json_: bool) -> None:
 @option("--ttl", metavar="TIME", help=f"{HOLD}  [default: as before]")
 @option("--grace", metavar="TIME", help=f"{OUTLIVE}  [default: as before]")
 @as_json
-@common
 def renew(session: Session, queue: str, ident: str, ttl: str | None, grace: str | None, json_: bool) -> None:
     """Hold what is still in a claim for its TTL once more, counted from now. After its end it is too late."""
     with session.broker() as backend:
@@ -94,7 +91,6 @@ def renew(session: Session, queue: str, ident: str, ttl: str | None, grace: str 
 @queue_argument
 @click.argument("idents", nargs=-1, required=True, metavar="CLAIM...")
 @as_json
-@common
 def release(session: Session, queue: str, idents: tuple[str, ...], json_: bool) -> None:
     """Free what is left in claims. Those that have ended, or never were, are ignored."""
     with session.broker() as backend:
@@ -109,7 +105,6 @@ def release(session: Session, queue: str, idents: tuple[str, ...], json_: bool) 
 @click.command("list", cls=Command, short_help="List the live claims of queues.")
 @click.argument("queues", nargs=-1, metavar="[QUEUE]...")
 @as_json
-@common
 def list_(session: Session, queues: tuple[str, ...], json_: bool) -> None:
     """List the live claims of these queues, or of all."""
     with session.broker() as backend:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.options import Command, as_json, common, option, setting
+from jobpool.cli.options import Command, as_json, option, setting
 from jobpool.cli.output import answer, columns, note
 from jobpool.cli.session import Session
 
@@ -36,7 +36,6 @@ def app(function: Function) -> Function:
 @setting("cron_grace", "Options")
 @app
 @as_json
-@common
 @click.pass_context
 def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | None, json_: bool, **flags: Any) -> None:
     """Fire what the app has scheduled, beside or without pools. Run as many of them as you like: each instant of a
@@ -63,7 +62,6 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
 @click.command("list", cls=Command, short_help="Show the schedules, and what each did last.")
 @app
 @as_json
-@common
 def list_(session: Session, json_: bool, **flags: Any) -> None:
     """Show the app's schedules: where each fires, when it fired last and who did it, and when it fires next here."""
     start = _start(session, flags)
@@ -78,7 +76,6 @@ def list_(session: Session, json_: bool, **flags: Any) -> None:
 @option("--limit", type=click.IntRange(1, 1000), default=5, metavar="N", help="How many.  [default: 5]")
 @app
 @as_json
-@common
 def next_(session: Session, schedule: str | None, limit: int, json_: bool, **flags: Any) -> None:
     """Show when a schedule is due next, or all of them. What is disabled, or meant for other environments, is left out.
     Asks no broker: the clock is this machine's.

@@ -29,7 +29,6 @@ _STYLES: dict[str, dict[str, Any]] = {"warning": {"fg": "yellow"}, "problem": {"
 @option("--ignore", multiple=True, metavar="CHECK", help="Leave out a check, by its name; repeat it.")
 @as_json
 @options.settings
-@options.common
 @click.pass_context
 def doctor(
     ctx: click.Context, /, session: Session, strict: bool, ignore: tuple[str, ...], json_: bool, **flags: Any

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from jobpool.cli.lacking import tell_of_job
-from jobpool.cli.options import Command, as_json, common, option
+from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import answer_ids
 from jobpool.cli.session import Session
 
@@ -38,7 +38,6 @@ BATCH = 1000
 @option("--concurrency-key", metavar="KEY", help="Jobs that share it share the pool's limits per key.")
 @option("--file", "file", type=click.File("rb"), metavar="FILE", help="Many jobs, a JSON value a line; - = stdin.")
 @as_json
-@common
 def enqueue(
     session: Session, handler: str | None, payload: tuple[str, ...], file: IO[bytes] | None, json_: bool, **options: Any
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.options import Command, as_json, common, option
+from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import answer, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.message.printable import json_text, printable
@@ -45,7 +45,6 @@ OTHERS = ("skipped_idempotent", "rejected_signature", "rejected_payload", "moved
 @option("-Q", "--queue", metavar="QUEUE", help="Only of this queue.")
 @option("--handler", metavar="HANDLER", help="With --rollup: only of this handler.")
 @as_json
-@common
 def history(session: Session, job: str | None, rollup: bool, json_: bool, **asked: Any) -> None:
     """Show the attempts that were recorded under NAME, the newest first; without NAME, the names.
 

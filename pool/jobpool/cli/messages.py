@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobpool.cli.lacking import find, listable, meet_queues, unseen
-from jobpool.cli.options import Command, as_json, common, option
+from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import answer, answer_json, columns, note, say
 from jobpool.cli.session import Session
 from jobpool.message.printable import headline, json_text, one_line, printable
@@ -35,7 +35,6 @@ TIMES = ("enqueued_at", "available_at", "expires_at", "died_at", "ends_at")
 @option("-Q", "--queue", metavar="NAME", help="The same as queue:NAME.")
 @option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show so many; 0 = all.")
 @as_json
-@common
 def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
     """List messages in the order of their enqueue.
 
@@ -49,7 +48,6 @@ def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: in
 @click.argument("ident", metavar="ID")
 @option("-Q", "--queue", metavar="NAME", help="Where it is, for brokers that cannot look in all queues.")
 @as_json
-@common
 def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> None:
     """Show everything about one message: counters, times, payload, last error, and how its last attempt was killed."""
     with session.broker() as backend:

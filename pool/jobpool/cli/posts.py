@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from jobpool.cli.messages import shown_value
-from jobpool.cli.options import Command, as_json, common, option
+from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import answer, answer_ids, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import JobpoolError
@@ -40,7 +40,6 @@ queue_argument = click.argument("queue", metavar="QUEUE")
 @option("--delay", metavar="TIME", default="0", help="Not to be claimed before; up to 15m.  [default: 0]")
 @option("--file", "file", type=click.File("rb"), metavar="FILE", help="Many, a JSON value a line; - = stdin.")
 @as_json
-@common
 def post(
     session: Session,
     queue: str,
@@ -71,7 +70,6 @@ def post(
 @option("--claimed", is_flag=True, help="Also those that a claim or a pool holds.")
 @option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show so many; 0 = all.")
 @as_json
-@common
 def list_(session: Session, queue: str, claimed: bool, limit: int, json_: bool) -> None:
     """List the messages of a queue that a claim could take, jobs too, in the order of their enqueue."""
     with session.broker() as backend:
@@ -89,7 +87,6 @@ def list_(session: Session, queue: str, claimed: bool, limit: int, json_: bool) 
 @click.argument("idents", nargs=-1, required=True, metavar="ID...")
 @option("--claim", metavar="CLAIM", help="The claim that holds them.")
 @as_json
-@common
 def delete(session: Session, queue: str, idents: tuple[str, ...], claim: str | None, json_: bool) -> None:
     """Delete messages: free ones, or with --claim those that it holds. Those that are gone already are no error.
 
@@ -112,7 +109,6 @@ def delete(session: Session, queue: str, idents: tuple[str, ...], claim: str | N
 @queue_argument
 @option("--limit", type=int, default=1, show_default=True, metavar="N", help="At most so many; 1 to 20.")
 @as_json
-@common
 def pop(session: Session, queue: str, limit: int, json_: bool) -> None:
     """Take the oldest free messages, delete them, and print them, one a line. Nothing brings them back.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from jobpool.cli.lacking import meet_queues, tell_of_stats
-from jobpool.cli.options import Command, as_json, common, option
+from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import answer_json, columns, note, plural, say, table
 from jobpool.cli.session import Session
 from jobpool.message.printable import one_line
@@ -29,7 +29,6 @@ POSTED = columns("POSTED>")
 @click.argument("names", nargs=-1, metavar="[QUEUE]...")
 @option("-Q", "--queue", "more", multiple=True, metavar="NAME", help="The same as QUEUE.")
 @as_json
-@common
 def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
     """Count what is waiting, delayed, leased and dead, in these queues or in all; and what was posted for claims."""
     with session.broker() as backend:
@@ -51,7 +50,6 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
 @click.argument("names", nargs=-1, metavar="[QUEUE]...")
 @option("-Q", "--queue", "more", multiple=True, metavar="NAME", help="The same as QUEUE.")
 @as_json
-@common
 def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
     """Give back the messages whose lease has expired, in these queues or in all. Every pool does this by itself."""
     from jobpool.broker.values import ReapPolicy

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from jobpool.cli.health import no_pool
-from jobpool.cli.options import Command, as_json, common, option
+from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import Column, answer_json, note, say, table
 from jobpool.cli.session import Session
 from jobpool.cli.topview import COLUMNS, cells, headline, screen
@@ -30,7 +30,6 @@ FAILED = 1
 @option("--once", is_flag=True, help="Print once and exit.  [default when stdout is no terminal]")
 @option("-d", "--interval", type=click.FloatRange(min=0.1), default=0.5, show_default=True, help="Seconds.")
 @as_json
-@common
 @click.pass_context
 def top(ctx: click.Context, session: Session, once: bool, interval: float, json_: bool) -> None:
     """Watch every slot of the pools on this machine: what it runs, for how long, with how much memory.
