@@ -152,59 +152,48 @@ def split_fields(expression: str) -> list[str]:
 
 
 def _check_field(field: _Field, text: str, expression: str) -> None:
-    items = text.split(",")
-    for item in items:
-        if item == "*" and len(items) > 1:
-            raise _refused(field, expression, f"'*' names all of them: {text!r} cannot have more in its list")
-        special = field.specials is not None and field.specials.fullmatch(item)
-        if not special:
-            _check_item(field, item, expression)
-    if "#" in text or (field.names is _DAYS and any(item.startswith("l") for item in items)):
-        _check_unmixed(field, items, expression)
+    try:
+        _check_items(field, text.split(","))
+    except ValueError as error:
+        raise InvalidJob(f"{_quoted(expression)}: the {field.name} holds {field.holds()}; {error}") from None
 
 
-def _check_item(field: _Field, item: str, expression: str) -> None:
+def _check_items(field: _Field, items: list[str]) -> None:
+    if "*" in items and len(items) > 1:
+        raise ValueError(f"'*' names all of them: {','.join(items)!r} cannot have more in its list")
+    special = [item for item in items if field.specials is not None and field.specials.fullmatch(item)]
+    plain = [item for item in items if item not in special]
+    for item in plain:
+        _check_item(field, item)
+    if special and plain and field.names is _DAYS:
+        raise ValueError(f"{plain[0]!r} cannot stand beside '#' or 'L' in one list")
+
+
+def _check_item(field: _Field, item: str) -> None:
     found = _ITEM.fullmatch(item)
     if found is None or (found["low"] == "*" and found["high"] is not None):
-        raise _refused(field, expression, f"{item!r} is none of that")
-    if item == "*":
-        return
-    low = field.least if found["low"] == "*" else _value(field, found["low"], item, expression)
+        raise ValueError(f"{item!r} is none of that")
+    low = field.least if found["low"] == "*" else _value(field, found["low"], item)
     if found["high"] is None and not found["step"]:
         return
     if field.names is _DAYS and low == 7:
-        raise _refused(field, expression, f"{item!r} begins with 7: write 0")
-    high = field.last if found["high"] is None else _value(field, found["high"], item, expression)
-    _check_range(field, item, (low, high, found["step"]), expression)
+        raise ValueError(f"{item!r} begins with 7: write 0")
+    high = field.last if found["high"] is None else _value(field, found["high"], item)
+    step = int(found["step"] or 1)
+    if step == 0:
+        raise ValueError(f"{item!r} has a step of 0")
+    if low > high and found["step"]:
+        raise ValueError(f"{item!r} goes round the end, and can then have no step")
+    if low == high or (low < high and low + step > high):
+        raise ValueError(f"{item!r} names {low} and no other value: write {low}")
 
 
-def _check_range(field: _Field, item: str, bounds: tuple[int, int, str | None], expression: str) -> None:
-    low, high, step = bounds
-    if step is not None and int(step) == 0:
-        raise _refused(field, expression, f"{item!r} has a step of 0")
-    if low > high and step is not None:
-        raise _refused(field, expression, f"{item!r} goes round the end, and can then have no step")
-    if low == high or (low < high and low + int(step or 1) > high):
-        raise _refused(field, expression, f"{item!r} names {low} and no other value: write {low}")
-
-
-def _value(field: _Field, word: str, item: str, expression: str) -> int:
+def _value(field: _Field, word: str, item: str) -> int:
     if word in field.names:
         return field.names.index(word) + field.least
     if not word.isdigit() or not field.least <= int(word) <= field.most:
-        raise _refused(field, expression, f"{item!r} is none of that")
+        raise ValueError(f"{item!r} is none of that")
     return int(word)
-
-
-def _check_unmixed(field: _Field, items: list[str], expression: str) -> None:
-    assert field.specials is not None
-    plain = [item for item in items if not field.specials.fullmatch(item)]
-    if plain:
-        raise _refused(field, expression, f"{plain[0]!r} cannot stand beside '#' or 'L' in one list")
-
-
-def _refused(field: _Field, expression: str, why: str) -> InvalidJob:
-    return InvalidJob(f"{_quoted(expression)}: the {field.name} holds {field.holds()}; {why}")
 
 
 def _quoted(expression: object) -> str:
