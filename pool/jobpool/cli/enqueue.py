@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.message.definition import JobDefinition
 
-BATCH = 1000
+BATCH_JOBS = 1000
 
 
 @click.command("enqueue", cls=Command)
@@ -161,7 +161,7 @@ def _moment(delay: float) -> str:
 def _enqueue(backend: QueueBackend, definitions: Iterator[JobDefinition]) -> Iterator[list[str]]:
     """Enqueue in batches, all or none each; yields their ids."""
     is_first = True
-    while batch := list(islice(definitions, BATCH)):
+    while batch := list(islice(definitions, BATCH_JOBS)):
         if is_first:
             tell_of_job(backend, batch[0])
         is_first = False

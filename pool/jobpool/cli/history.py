@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jobpool.telemetry.history.places import Place
     from jobpool.telemetry.metrics.rollup import Row
 
-SHORT = 200
+MAX_FIELD_CHARS = 200
 """Characters of a field, unless all is asked for."""
 
 SPANS = {"minute": 60, "hour": 3600}
@@ -102,7 +102,7 @@ def _show_attempts(place: Place, name: str, asked: dict[str, Any], json_: bool) 
     if not asked["full"]:
         from jobpool.telemetry.history.row import shortened
 
-        rows = [{field: shortened(value, SHORT) for field, value in row.items()} for row in rows]
+        rows = [{field: shortened(value, MAX_FIELD_CHARS) for field, value in row.items()} for row in rows]
     if rows and asked["full"] and not json_:
         for row in rows:
             _tell(row)

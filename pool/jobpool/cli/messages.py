@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.broker.values import Message, MessageFilter
 
-PAGE = 500
+PAGE_MESSAGES = 500
 
 COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, PRI>, ATT>, CRASH>, AGE>, WHY~")
 DEAD_COLUMNS = columns("ID, QUEUE~, HANDLER~, ATT>, CRASH>, AGE>, REASON, CAUSE~, ERROR~")
@@ -152,7 +152,7 @@ def _pages(backend: QueueBackend, where: MessageFilter, limit: int) -> Iterator[
     after: str | None = None
     left = limit or None
     while left is None or left > 0:
-        asked = PAGE if left is None else min(PAGE, left)
+        asked = PAGE_MESSAGES if left is None else min(PAGE_MESSAGES, left)
         page = backend.list_messages(where, after=after, limit=asked)
         yield from page
         if len(page) < asked:

@@ -19,7 +19,7 @@ from jobpool.message.printable import json_text, one_line, printable
 
 T = TypeVar("T")
 
-NARROWEST = 8
+MIN_COLUMN_CHARS = 8
 """Characters that a column keeps, however narrow the terminal is."""
 
 
@@ -128,7 +128,7 @@ def fit(columns: Sequence[Column], widths: list[int], room: int) -> list[int]:
     flexible = [index for index, column in enumerate(columns) if column.flexible]
     while sum(fitted) > room and flexible:
         widest = max(flexible, key=lambda index: fitted[index])
-        if fitted[widest] <= NARROWEST:
+        if fitted[widest] <= MIN_COLUMN_CHARS:
             break
         fitted[widest] -= 1
     return fitted

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MESSAGES = columns("ID, HANDLER~, AGE>, LEFT>, CLAIMS>, MESSAGE~")
 LISTED = columns("ID, HANDLER~, AGE>, LEFT>, CLAIMS>, CLAIM, MESSAGE~")
-SHOWN = 200
+MAX_SHOWN_CHARS = 200
 """Characters of a message in a table."""
 
 queue_argument = click.argument("queue", metavar="QUEUE")
@@ -163,7 +163,7 @@ def message_row(message: ClaimMessage) -> list[str]:
     now = time.time()
     left = "" if message.ends_at is None else format_duration(max(0.0, message.ends_at - now))
     age = format_duration(max(0.0, now - message.enqueued_at))
-    text = message.body[: 4 * SHOWN].decode("utf-8", "replace")[:SHOWN]
+    text = message.body[: 4 * MAX_SHOWN_CHARS].decode("utf-8", "replace")[:MAX_SHOWN_CHARS]
     return [message.id, message.handler or "-", age, left, str(message.claims), text]
 
 

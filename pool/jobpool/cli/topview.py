@@ -22,11 +22,11 @@ STYLES: dict[str, dict[str, Any]] = {
     **{state: {"fg": "red"} for state in ("dying", "empty")},
     **{state: {"fg": "yellow"} for state in ("starting", "booting")},
 }
-ROOM = (4, 7, 8, 10, 16, 8, 3, 6, 6, 5, 4, 7, 6, 8, 12)
+COLUMN_CHARS = (4, 7, 8, 10, 16, 8, 3, 6, 6, 5, 4, 7, 6, 8, 12)
 """Characters that each column needs."""
 
 FIRST_TO_GO = ("RESTARTS", "PROGRESS", "PID", "CPU%", "FAILED", "QUEUE", "TRY", "DONE", "MEM", "JOB", "LEFT")
-SILENT = 3.0
+MAX_SILENCE_S = 3.0
 """Seconds without a turn of the master's loop after which the headline says so."""
 
 
@@ -46,7 +46,7 @@ def headline(sample: PoolSample) -> str:
 def _worries(sample: PoolSample) -> list[str]:
     header = sample.header
     worries = []
-    if sample.silent > SILENT:
+    if sample.silent > MAX_SILENCE_S:
         worries.append(f"the master has not turned its loop for {format_duration(sample.silent)}")
     if header is not None and header.draining:
         worries.append("draining: it leases nothing new")
@@ -71,7 +71,7 @@ def fitting(width: int) -> list[int]:
     """Which columns a window of `width` characters has room for; the least telling ones go first."""
     kept = list(range(len(COLUMNS)))
     for title in FIRST_TO_GO:
-        if sum(ROOM[index] + 1 for index in kept) <= width:
+        if sum(COLUMN_CHARS[index] + 1 for index in kept) <= width:
             break
         kept.remove(next(index for index in kept if COLUMNS[index].title == title))
     return kept

@@ -27,16 +27,16 @@ ALIASES = {
     "@hourly": "0 * * * *",
 }
 
-LONGEST = 1000
+MAX_EXPRESSION_CHARS = 1000
 """Characters in an expression: room for every minute by its number, and more."""
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-_MOST_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_MAX_DAYS_OF_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _ZONES_OF_THE_MACHINE = ("localtime", "posixrules", "Factory")
 """Keys that some machines have, with a meaning of their own or none."""
 
-MOST_MADE_UP = 1000
+MAX_FIRINGS = 1000
 """The largest n of `all(n)`: each is one enqueue."""
 
 _ALL = re.compile(r"all\(([0-9]{1,9})\)")
@@ -135,7 +135,7 @@ def split_fields(expression: str) -> list[str]:
     Raises:
         InvalidJob: There are more or fewer.
     """
-    if not isinstance(expression, str) or not expression.isascii() or len(expression) > LONGEST:
+    if not isinstance(expression, str) or not expression.isascii() or len(expression) > MAX_EXPRESSION_CHARS:
         raise InvalidJob(f"{_quoted(expression)} must have five fields: minute hour day month weekday")
     words = expression.lower().split()
     if len(words) == 1 and words[0].startswith("@"):
@@ -242,7 +242,7 @@ def _kind(minute: str, hour: str) -> Kind:
 def _check_coming(fields: CronFields, expression: str) -> None:
     if fields.days is None or fields.last_day or fields.weekdays is not None:
         return
-    longest = max(_MOST_DAYS[month - 1] for month in fields.months)
+    longest = max(_MAX_DAYS_OF_MONTH[month - 1] for month in fields.months)
     if min(fields.days) > longest:
         raise InvalidJob(f"{_quoted(expression)} never comes: no month of it has a day {min(fields.days)}")
 
@@ -311,6 +311,6 @@ class Misfire:
         if word in ("skip", "one"):
             return cls(word, 1 if word == "one" else 0)
         found = _ALL.fullmatch(word)
-        if found is None or not 1 <= int(found[1]) <= MOST_MADE_UP:
-            raise InvalidJob(f"misfire {text!r} is refused: 'skip', 'one' or 'all(n)' with n from 1 to {MOST_MADE_UP}")
+        if found is None or not 1 <= int(found[1]) <= MAX_FIRINGS:
+            raise InvalidJob(f"misfire {text!r} is refused: 'skip', 'one' or 'all(n)' with n from 1 to {MAX_FIRINGS}")
         return cls(f"all({int(found[1])})", int(found[1]))

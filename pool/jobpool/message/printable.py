@@ -20,7 +20,7 @@ _STEERING = re.compile(
 )
 _BREAK = re.compile("\r\n|[\t-\r]")
 
-LONGEST_HEADLINE = 500
+MAX_HEADLINE_CHARS = 500
 """Characters of a headline that are kept."""
 
 _OF_GROUP = ("+ Exception Group Traceback", "| ")
@@ -58,8 +58,8 @@ def headline(text: str | None) -> str | None:
     if not lines:
         return None
     if lines[0].startswith(_OF_GROUP):
-        return (_of_group(lines) or lines[0])[:LONGEST_HEADLINE]
-    return lines[-1 if lines[0].startswith("Traceback") else 0][:LONGEST_HEADLINE]
+        return (_of_group(lines) or lines[0])[:MAX_HEADLINE_CHARS]
+    return lines[-1 if lines[0].startswith("Traceback") else 0][:MAX_HEADLINE_CHARS]
 
 
 def _of_group(lines: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ Call = Callable[[JobContext, list[str]], Any]
 RAW = "argv"
 """A function whose only parameter besides the context is called so gets the words as they are."""
 
-_LONGEST = 80
+_MAX_WORD_CHARS = 80
 """Characters that are shown of a word."""
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
@@ -193,7 +193,7 @@ def _is_optional(annotation: Any) -> bool:
 
 def _shown(word: str) -> str:
     """Return a word of somebody's, on one line and not at any length."""
-    return word if word.isprintable() and len(word) <= _LONGEST else f"{word!r:.{_LONGEST}}"
+    return word if word.isprintable() and len(word) <= _MAX_WORD_CHARS else f"{word!r:.{_MAX_WORD_CHARS}}"
 
 
 def _option(name: str) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jobpool.message.context import JobContext
 
 
-HEAD = 256 << 10
+MAX_HEAD_BYTES = 256 << 10
 """Bytes that the head of an answer may have."""
 
 FRAMING = 2
@@ -102,7 +102,7 @@ class Caller:
             answer.judge(wanted, response)
             return answer.result(wanted, response, max_bytes=self._max_bytes, keep=self._keep)
 
-        bounds = connection.Bounds(deadline, FRAMING * self._max_bytes + HEAD)
+        bounds = connection.Bounds(deadline, FRAMING * self._max_bytes + MAX_HEAD_BYTES)
         try:
             return connection.exchange(wanted, addresses, bounds, self._context, use)
         except connection.TooMuch:

@@ -39,10 +39,10 @@ logging.getLogger("urllib3.connection").addFilter(
     lambda record: not str(record.msg).startswith("Failed to parse headers")
 )
 
-CONNECT = 10.0
+CONNECT_TIMEOUT_S = 10.0
 """Seconds for the TCP connection to one address, and again for its TLS handshake."""
 
-MOST_ADDRESSES = 4
+MAX_ADDRESSES = 4
 """Addresses of a name that are tried."""
 
 ERRORS = (OSError, HTTPError, HTTPException)
@@ -94,7 +94,7 @@ def exchange(
 def _connect_any(
     target: Target, addresses: Sequence[Address], bounds: Bounds, context: ssl.SSLContext | None
 ) -> HTTPConnection:
-    tried = addresses[:MOST_ADDRESSES]
+    tried = addresses[:MAX_ADDRESSES]
     for address in tried[:-1]:
         with contextlib.suppress(*ERRORS):
             return _connect(target, address, bounds, context)
@@ -118,7 +118,7 @@ def _connect(target: Target, address: Address, bounds: Bounds, context: ssl.SSLC
 def _connection(
     target: Target, address: str, deadline: Deadline, context: ssl.SSLContext | None
 ) -> HTTPConnection | HTTPSConnection:
-    timeout = min(CONNECT, deadline.left())
+    timeout = min(CONNECT_TIMEOUT_S, deadline.left())
     if target.scheme == "http":
         return HTTPConnection(address, target.port, timeout=timeout)
     if context is None:  # urllib3 would make one of its own
@@ -136,7 +136,7 @@ class _Https(HTTPSConnection):
     def _new_conn(self) -> socket.socket:
         sock = super()._new_conn()
         try:
-            sock.settimeout(min(CONNECT, self.deadline.left()))
+            sock.settimeout(min(CONNECT_TIMEOUT_S, self.deadline.left()))
         except BaseException:
             sock.close()
             raise

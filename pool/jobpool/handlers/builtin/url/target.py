@@ -14,7 +14,7 @@ from jobpool.handlers import builtin
 
 Address = IPv4Address | IPv6Address
 
-LONGEST = 8192
+MAX_URL_CHARS = 8192
 """Characters of a URL, as most servers take it."""
 
 PORTS = {"http": 80, "https": 443}
@@ -88,8 +88,8 @@ def parse(url: object) -> Target:
 def _plain_text(url: object) -> str:
     if not isinstance(url, str):
         raise Refused("url-type", f"the URL must be a text, not {type(url).__name__}")
-    if not 0 < len(url) <= LONGEST:
-        raise Refused("url-length", f"a URL has 1 to {LONGEST} characters, not {len(url)}")
+    if not 0 < len(url) <= MAX_URL_CHARS:
+        raise Refused("url-length", f"a URL has 1 to {MAX_URL_CHARS} characters, not {len(url)}")
     if not url.isascii():
         raise Refused(
             "non-ascii", "write a name in its ASCII form (xn--…), and other characters percent-encoded as UTF-8"
