@@ -53,14 +53,8 @@ class EventContext(JobContext):
     __slots__ = ("_data",)
 
     def __init__(self, ctx: JobContext, data: Any) -> None:
-        super().__init__(
-            ctx._envelope,
-            ctx._reporter,
-            fence=ctx.fence,
-            crashes=ctx.crashes,
-            max_retries=ctx._max_retries,
-            deadline=ctx.deadline,
-        )
+        for name in JobContext.__slots__:
+            setattr(self, name, getattr(ctx, name))
         self._data = data
 
     @property

@@ -127,10 +127,11 @@ def _read_body(response: BaseHTTPResponse, max_bytes: int) -> bytes:
     body, read = bytearray(), 0
     while piece := _read(response):
         read += len(piece)
-        body += unpack.feed(piece, max_bytes + 1 - len(body))
+        body += unpack.feed(piece, max_bytes + 1 - len(body)) if unpack else piece
         if max(read, len(body)) > max_bytes:
             raise too_large(max_bytes)
-    unpack.end(read)
+    if unpack and read:
+        unpack.end()
     return bytes(body)
 
 
@@ -144,14 +145,6 @@ def _read(response: BaseHTTPResponse) -> bytes:
 def too_large(max_bytes: int) -> Refused:
     """Return the error for a body of more than `max_bytes`."""
     return Refused("response-size", f"the answer has more than the {max_bytes} bytes that url_max_bytes allows")
-
-
-class _Plain:
-    def feed(self, piece: bytes, room: int) -> bytes:  # noqa: ARG002
-        return piece
-
-    def end(self, read: int) -> None:
-        pass
 
 
 class _Packed:
@@ -170,15 +163,15 @@ class _Packed:
             raise Failure("there is something behind the end of the answer's packed body")
         return unpacked
 
-    def end(self, read: int) -> None:
-        if read and not self._inner.eof:
+    def end(self) -> None:
+        if not self._inner.eof:
             raise Failure("the answer's packed body has no end")
 
 
-def _unpacker(encoding: str) -> _Plain | _Packed:
+def _unpacker(encoding: str) -> _Packed | None:
     kind = encoding.strip().lower()
     if kind in ("", "identity"):
-        return _Plain()
+        return None
     if kind in ("gzip", "x-gzip", "deflate"):
         return _Packed()
     raise Failure(f"the answer has the content encoding {kind[:40]!r}, which was not asked for")
