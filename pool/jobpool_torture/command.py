@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.options import Command, as_json, common, option
+from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import answer_json, note
 from jobpool.cli.session import Session
 
@@ -48,7 +48,6 @@ OF_THE_RUN = ("minutes", "seed", "pools", "workers", "ttl", "rate", "faults")
 @option("--directory", type=click.Path(file_okay=False), metavar="DIR", help="An empty one, which is left.")
 @option("--keep-all", is_flag=True, help="Leave folder, jobs and dead letters as they are.")
 @as_json
-@common
 @click.pass_context
 def torture(
     ctx: click.Context, /, session: Session, replay: str | None, shrink: bool, json_: bool, **given: Any
@@ -134,10 +133,10 @@ def _translated(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def _list_faults() -> None:
-    from jobpool.cli.output import Column, table
+    from jobpool.cli.output import columns, table
     from jobpool_torture.schedule import KINDS
 
-    table([Column("KIND"), Column("WHAT IT DOES", flexible=True)], [[name, kind.about] for name, kind in KINDS.items()])
+    table(columns("KIND, WHAT IT DOES~"), [[name, kind.about] for name, kind in KINDS.items()])
 
 
 def _folder(directory: str | None) -> tuple[Path, bool]:

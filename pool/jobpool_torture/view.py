@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import textwrap
 import time
@@ -15,15 +16,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from jobpool.broker.opening import redact
-from jobpool.cli.output import Column, note, plural, say, table
+from jobpool.cli.output import columns, note, plural, say, table
 from jobpool.message.printable import printable
 from jobpool.message.units import format_duration
 from jobpool_torture.descriptors import listed
 from jobpool_torture.result import MEANINGS, quantiles
 
 if TYPE_CHECKING:
-    from rich.live import Live
-
     from jobpool_torture.conduct import Plan
     from jobpool_torture.pace import Moment
     from jobpool_torture.result import Result
@@ -80,7 +79,7 @@ class Progress:
     """The display of moments while the block runs, as long as stderr is open: a closed terminal does no harm."""
 
     def __init__(self) -> None:
-        self._live: Live | None = None
+        self._is_drawn = False
         self._written = 0.0
         self._phase = ""
 
@@ -91,8 +90,9 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with suppress(OSError):
-            if self._live is not None:
-                self._live.stop()
+            if self._is_drawn:
+                sys.stderr.write("\r\x1b[J")
+                sys.stderr.flush()
 
     def tell(self, moment: Moment) -> None:
         """Show the newest moment."""
@@ -107,15 +107,13 @@ class Progress:
             note(line(moment))
 
     def _show(self, moment: Moment) -> None:
-        from rich.console import Console
-        from rich.live import Live
-        from rich.text import Text
-
-        if self._live is None:
-            self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
-            self._live.start()
-        text = "\n".join([line(moment), *(f"  {said}" for said in moment.last)])
-        self._live.update(Text(printable(text), no_wrap=True, overflow="ellipsis"), refresh=True)
+        """Draw in place of the moment before. The cursor goes back to its beginning, for what others may print."""
+        width = shutil.get_terminal_size().columns
+        texts = [line(moment), *(f"  {said}" for said in moment.last)]
+        cut = [text if len(text) < width else f"{text[: width - 2]}…" for text in map(printable, texts)]
+        sys.stderr.write("\r\x1b[J" + "\n".join(cut) + "\x1b[A" * (len(cut) - 1) + "\r")
+        sys.stderr.flush()
+        self._is_drawn = True
 
 
 def line(moment: Moment) -> str:
@@ -135,8 +133,10 @@ def line(moment: Moment) -> str:
 
 def report(plan: Plan, result: Result, folder: Path | None, shortest: Path | None, again: str) -> None:
     """Print the report for people, on stdout."""
-    columns = [Column("COUNT"), Column("", right=True), Column("MEANS", flexible=True)]
-    table(columns, [[name, str(len(result.counts.get(name, ()))), means] for name, means in MEANINGS.items()])
+    table(
+        columns("COUNT, >, MEANS~"),
+        [[name, str(len(result.counts.get(name, ()))), means] for name, means in MEANINGS.items()],
+    )
     for name, found in result.counts.items():
         for each in found[:SHOWN]:
             say(f"{name}: {each}")

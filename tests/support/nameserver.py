@@ -42,7 +42,7 @@ class NameServer:
 
     def lookup(self, host: str) -> list[str]:
         """What jobpool's own lookup says when the resolver of this thread asks here."""
-        from jobpool.handlers.builtin.url.admission import system_lookup
+        from jobpool.handlers.builtin.url.addresses import system_lookup
 
         _point_this_thread_at(self.port)
         return system_lookup(host)

@@ -11,7 +11,7 @@ import click
 
 from jobpool.cli.lacking import goes_whole, meet_queues, unseen
 from jobpool.cli.messages import none_matches, read_filter, row, show
-from jobpool.cli.options import Command, as_json, common, confirmed, option
+from jobpool.cli.options import Command, as_json, confirmed, option
 from jobpool.cli.output import note, plural, say
 from jobpool.cli.session import Session
 from jobpool.cli.sweep import CAP, Sweep, WholeQueues
@@ -36,7 +36,6 @@ all_option = option("--all", "all_", is_flag=True, help="Every message, when the
 @queue_option
 @option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show so many; 0 = all.")
 @as_json
-@common
 def dead_list(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
     """List dead letters: why each died, and of what; FILTER as in `jobpool list`, such as reason:timeout "age:<1h"."""
     show(session, _dead(read_filter(terms, queue)), limit, json_, dead=True)
@@ -49,7 +48,6 @@ def dead_list(session: Session, terms: tuple[str, ...], queue: str | None, limit
 @option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="So many a minute, spread evenly.")
 @option("--keep-counters", is_flag=True, help="Leave attempts, crashes and the last error as they are.")
 @confirmed
-@common
 def dead_retry(
     session: Session,
     terms: tuple[str, ...],
@@ -83,7 +81,6 @@ def dead_retry(
 @option("--older-than", metavar="TIME", help="Dead for longer than this; the same as age:>TIME.")
 @option("--keep", type=click.IntRange(0, MOST_KEPT), default=0, metavar="N", help="Keep the N that are newest.")
 @confirmed
-@common
 def dead_purge(
     session: Session,
     terms: tuple[str, ...],
@@ -113,7 +110,6 @@ def dead_purge(
 @queue_option
 @all_option
 @confirmed
-@common
 def purge(session: Session, terms: tuple[str, ...], queue: str | None, all_: bool, yes: bool, dry_run: bool) -> None:
     """Throw messages away that wait, are delayed or dead; leased ones are left alone. FILTER as in `jobpool list`."""
     from jobpool.broker.values import Verb

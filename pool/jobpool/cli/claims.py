@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.options import Command, as_json, common, option
-from jobpool.cli.output import Column, answer_json, note, plural, say, table
+from jobpool.cli.options import Command, as_json, option
+from jobpool.cli.output import answer, answer_json, columns, note, plural, say, table
 from jobpool.cli.posts import (
     MESSAGES,
     given,
@@ -26,14 +26,7 @@ if TYPE_CHECKING:
     from jobpool.broker.claim_store import HeldClaim
     from jobpool.client.claims import Claim
 
-COLUMNS = (
-    Column("CLAIM"),
-    Column("QUEUE", flexible=True),
-    Column("MESSAGES", right=True),
-    Column("AGE", right=True),
-    Column("TTL", right=True),
-    Column("GRACE", right=True),
-)
+COLUMNS = columns("CLAIM, QUEUE~, MESSAGES>, AGE>, TTL>, GRACE>")
 
 HOLD = "Hold them for so long; 60s to 12h."
 OUTLIVE = "A message outlives the claim by so long at least; 60s to 12h."
@@ -48,7 +41,6 @@ claim_argument = click.argument("ident", metavar="CLAIM")
 @option("--grace", metavar="TIME", default="60s", show_default=True, help=OUTLIVE)
 @option("--max-claims", type=int, default=0, metavar="N", help="What was claimed N times already dies.  [default: 0]")
 @as_json
-@common
 def create(session: Session, queue: str, limit: int, ttl: str, grace: str, max_claims: int, json_: bool) -> None:
     """Claim the oldest free messages of a queue, and show them.
 
@@ -71,7 +63,6 @@ def create(session: Session, queue: str, limit: int, ttl: str, grace: str, max_c
 @queue_argument
 @claim_argument
 @as_json
-@common
 def show(session: Session, queue: str, ident: str, json_: bool) -> None:
     """Show a claim and the messages that are still in it."""
     with session.broker() as backend:
@@ -84,7 +75,6 @@ def show(session: Session, queue: str, ident: str, json_: bool) -> None:
 @option("--ttl", metavar="TIME", help=f"{HOLD}  [default: as before]")
 @option("--grace", metavar="TIME", help=f"{OUTLIVE}  [default: as before]")
 @as_json
-@common
 def renew(session: Session, queue: str, ident: str, ttl: str | None, grace: str | None, json_: bool) -> None:
     """Hold what is still in a claim for its TTL once more, counted from now. After its end it is too late."""
     with session.broker() as backend:
@@ -101,7 +91,6 @@ def renew(session: Session, queue: str, ident: str, ttl: str | None, grace: str 
 @queue_argument
 @click.argument("idents", nargs=-1, required=True, metavar="CLAIM...")
 @as_json
-@common
 def release(session: Session, queue: str, idents: tuple[str, ...], json_: bool) -> None:
     """Free what is left in claims. Those that have ended, or never were, are ignored."""
     with session.broker() as backend:
@@ -116,19 +105,13 @@ def release(session: Session, queue: str, idents: tuple[str, ...], json_: bool) 
 @click.command("list", cls=Command, short_help="List the live claims of queues.")
 @click.argument("queues", nargs=-1, metavar="[QUEUE]...")
 @as_json
-@common
 def list_(session: Session, queues: tuple[str, ...], json_: bool) -> None:
     """List the live claims of these queues, or of all."""
     with session.broker() as backend:
         _ = backend.claims  # where there are none, that is the answer, whatever queues there are
         names = queues or backend.queues()
         held = [one for name in names for one in selected(backend, name).claims()]
-    if json_:
-        answer_json([_listed(one) for one in held])
-    elif held:
-        table(COLUMNS, [_row(one) for one in held])
-    else:
-        note("there are no claims")
+    answer(json_, held, _listed, COLUMNS, _row, "there are no claims")
 
 
 def _show(claim: Claim, json_: bool) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.options import Command, as_json, common, option, setting
-from jobpool.cli.output import Column, answer_json, note, table
+from jobpool.cli.options import Command, as_json, option, setting
+from jobpool.cli.output import answer, columns, note
 from jobpool.cli.session import Session
 
 if TYPE_CHECKING:
@@ -19,15 +19,9 @@ if TYPE_CHECKING:
     from jobpool.cron.scheduler import Planned
     from jobpool.ipc.scheduler_process import CronStart
 
-LISTED = (
-    *(Column("NAME", style="bold", flexible=True), Column("EXPRESSION"), Column("ZONE"), Column("QUEUE")),
-    *(Column("LAST"), Column("NEXT"), Column("FIRES", flexible=True), Column("OWNER", flexible=True)),
-)
-COMING = (Column("TIME"), Column("LOCAL TIME"), Column("NAME", style="bold", flexible=True))
-FIRED = (
-    *(Column("NAME", style="bold"), Column("INSTANT"), Column("STATUS"), Column("MESSAGE")),
-    *(Column("SECONDS", right=True), Column("WHY", flexible=True)),
-)
+LISTED = columns("NAME!~, EXPRESSION, ZONE, QUEUE, LAST, NEXT, FIRES~, OWNER~")
+COMING = columns("TIME, LOCAL TIME, NAME!~")
+FIRED = columns("NAME!, INSTANT, STATUS, MESSAGE, SECONDS>, WHY~")
 
 
 def app(function: Function) -> Function:
@@ -42,7 +36,6 @@ def app(function: Function) -> Function:
 @setting("cron_grace", "Options")
 @app
 @as_json
-@common
 @click.pass_context
 def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | None, json_: bool, **flags: Any) -> None:
     """Fire what the app has scheduled, beside or without pools. Run as many of them as you like: each instant of a
@@ -62,24 +55,20 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
         _serve(start)
         return
     firings = _fire(start, at)
-    _show(firings, json_)
+    answer(json_, firings, lambda firing: firing.to_dict(), FIRED, _firing_cells, "nothing is due")
     ctx.exit(int(any(firing.status.value in ("failed", "later") for firing in firings)))
 
 
 @click.command("list", cls=Command, short_help="Show the schedules, and what each did last.")
 @app
 @as_json
-@common
 def list_(session: Session, json_: bool, **flags: Any) -> None:
     """Show the app's schedules: where each fires, when it fired last and who did it, and when it fires next here."""
     start = _start(session, flags)
     plan = _plan(start)
     now, records = _asked(start, plan)
     rows = [_values(planned, records.get(planned.name), now, start.environment) for planned in plan]
-    if json_:
-        answer_json(rows)
-    else:
-        table(LISTED, [_cells(row) for row in rows])
+    answer(json_, rows, dict, LISTED, _cells)
 
 
 @click.command("next", cls=Command, short_help="Show the next instants of schedules.")
@@ -87,7 +76,6 @@ def list_(session: Session, json_: bool, **flags: Any) -> None:
 @option("--limit", type=click.IntRange(1, 1000), default=5, metavar="N", help="How many.  [default: 5]")
 @app
 @as_json
-@common
 def next_(session: Session, schedule: str | None, limit: int, json_: bool, **flags: Any) -> None:
     """Show when a schedule is due next, or all of them. What is disabled, or meant for other environments, is left out.
     Asks no broker: the clock is this machine's.
@@ -96,12 +84,7 @@ def next_(session: Session, schedule: str | None, limit: int, json_: bool, **fla
     plan = _plan(start)
     wanted = [_named(plan, schedule)] if schedule else plan
     coming = _coming([planned for planned in wanted if planned.why_not(start.environment) is None], limit)
-    if json_:
-        answer_json([{"name": planned.name, "at": _iso(at), "zone": planned.schedule.zone} for at, planned in coming])
-    elif coming:
-        table(COMING, [[_iso(at), _local(at, planned), planned.name] for at, planned in coming])
-    else:
-        note("nothing is due any more")
+    answer(json_, coming, _coming_values, COMING, _coming_cells, "nothing is due any more")
     _note_left_out(wanted, start.environment)
 
 
@@ -219,15 +202,6 @@ def _note_left_out(wanted: list[Planned], environment: str | None) -> None:
 # --- how they look ----------------------------------------------------------------------------------------------------
 
 
-def _show(firings: list[Firing], json_: bool) -> None:
-    if json_:
-        answer_json([firing.to_dict() for firing in firings])
-    elif firings:
-        table(FIRED, [_firing_cells(firing) for firing in firings])
-    else:
-        note("nothing is due")
-
-
 def _firing_cells(firing: Firing) -> list[str]:
     took = "-" if firing.took is None else f"{firing.took:.3f}"
     return [firing.name, _iso(firing.at), firing.status.value, firing.id or "-", took, firing.why or ""]
@@ -272,10 +246,17 @@ def _where(row: dict[str, Any]) -> str:
     return f"in {', '.join(row['environments'])}" if row["environments"] else "everywhere"
 
 
-def _local(at: datetime, planned: Planned) -> str:
+def _coming_values(one: tuple[datetime, Planned]) -> dict[str, Any]:
+    at, planned = one
+    return {"name": planned.name, "at": _iso(at), "zone": planned.schedule.zone}
+
+
+def _coming_cells(one: tuple[datetime, Planned]) -> list[str]:
     from zoneinfo import ZoneInfo
 
-    return f"{at.astimezone(ZoneInfo(planned.schedule.zone)):%a %Y-%m-%d %H:%M %Z}"
+    at, planned = one
+    local = f"{at.astimezone(ZoneInfo(planned.schedule.zone)):%a %Y-%m-%d %H:%M %Z}"
+    return [_iso(at), local, planned.name]
 
 
 def _iso(at: datetime) -> str:

@@ -29,7 +29,6 @@ _STYLES: dict[str, dict[str, Any]] = {"warning": {"fg": "yellow"}, "problem": {"
 @option("--ignore", multiple=True, metavar="CHECK", help="Leave out a check, by its name; repeat it.")
 @as_json
 @options.settings
-@options.common
 @click.pass_context
 def doctor(
     ctx: click.Context, /, session: Session, strict: bool, ignore: tuple[str, ...], json_: bool, **flags: Any
@@ -42,7 +41,7 @@ def doctor(
     from jobpool.ops.doctor.examination import examine, is_well
     from jobpool.telemetry.logs import configure
 
-    settings = session.settings(**{key: value for key, value in flags.items() if value not in (None, ())})
+    settings = session.settings(**flags)
     configure(session.log_level("error"), settings.log_format)
     found, ignored = [], set()
     config = session.config_file()

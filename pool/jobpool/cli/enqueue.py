@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from jobpool.cli.lacking import tell_of_job
-from jobpool.cli.options import Command, as_json, common, option
-from jobpool.cli.output import answer_json, say
+from jobpool.cli.options import Command, as_json, option
+from jobpool.cli.output import answer_ids
 from jobpool.cli.session import Session
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.message.definition import JobDefinition
 
-BATCH = 1000
+BATCH_JOBS = 1000
 
 
 @click.command("enqueue", cls=Command)
@@ -38,7 +38,6 @@ BATCH = 1000
 @option("--concurrency-key", metavar="KEY", help="Jobs that share it share the pool's limits per key.")
 @option("--file", "file", type=click.File("rb"), metavar="FILE", help="Many jobs, a JSON value a line; - = stdin.")
 @as_json
-@common
 def enqueue(
     session: Session, handler: str | None, payload: tuple[str, ...], file: IO[bytes] | None, json_: bool, **options: Any
 ) -> None:
@@ -63,9 +62,7 @@ def enqueue(
     else:
         definitions = iter([_definition({**defaults, "handler": handler, "payload": read_payload(payload)})])
     with session.broker() as backend:
-        ids = _enqueue(backend, definitions, quiet=json_)
-    if json_:
-        answer_json(ids)
+        answer_ids(json_, _enqueue(backend, definitions), "job", "are enqueued; their ids are printed above")
 
 
 def read_payload(words: tuple[str, ...]) -> Any:
@@ -161,22 +158,11 @@ def _moment(delay: float) -> str:
     return (datetime.now(UTC) + timedelta(seconds=delay)).isoformat()
 
 
-def _enqueue(backend: QueueBackend, definitions: Iterable[JobDefinition], *, quiet: bool) -> list[str]:
-    """Enqueue in batches, all or none each; an error says how many jobs are enqueued already."""
-    from jobpool.errors import JobpoolError
-
-    ids: list[str] = []
-    rest = iter(definitions)
-    try:
-        while batch := list(islice(rest, BATCH)):
-            if not ids:
-                tell_of_job(backend, batch[0])
-            new = backend.enqueue_many(batch)
-            ids.extend(new)
-            if not quiet:
-                say("\n".join(new))
-    except JobpoolError as error:
-        if not ids:
-            raise
-        raise type(error)(f"{error} ({len(ids):,} jobs before it are enqueued; their ids are printed above)") from error
-    return ids
+def _enqueue(backend: QueueBackend, definitions: Iterator[JobDefinition]) -> Iterator[list[str]]:
+    """Enqueue in batches, all or none each; yields their ids."""
+    is_first = True
+    while batch := list(islice(definitions, BATCH_JOBS)):
+        if is_first:
+            tell_of_job(backend, batch[0])
+        is_first = False
+        yield backend.enqueue_many(batch)

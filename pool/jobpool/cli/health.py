@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobpool.cli.options import Command, as_json, common
+from jobpool.cli.options import Command, as_json
 from jobpool.cli.output import answer_json, note, say
 from jobpool.cli.session import Session
 from jobpool.message.printable import one_line
@@ -21,7 +21,6 @@ NO_POOL = 3
 
 @click.command("health", cls=Command, short_help="Check the pools of this machine.")
 @as_json
-@common
 @click.pass_context
 def health(ctx: click.Context, session: Session, json_: bool) -> None:
     """Check the pools on this machine, or those called --name. Exits 0: healthy, 1: degraded, 3: no pool."""

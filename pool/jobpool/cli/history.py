@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobpool.cli.options import Command, as_json, common, option
-from jobpool.cli.output import Column, answer_json, note, plural, say, table
+from jobpool.cli.options import Command, as_json, option
+from jobpool.cli.output import answer, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.message.printable import json_text, printable
 
@@ -21,19 +21,13 @@ if TYPE_CHECKING:
     from jobpool.telemetry.history.places import Place
     from jobpool.telemetry.metrics.rollup import Row
 
-SHORT = 200
+MAX_FIELD_CHARS = 200
 """Characters of a field, unless all is asked for."""
 
 SPANS = {"minute": 60, "hour": 3600}
 
-ATTEMPTS = (
-    *(Column("START"), Column("STATUS", style="bold"), Column("ID"), Column("ATTEMPT", right=True)),
-    *(Column("SECONDS", right=True), Column("QUEUE"), Column("JOB"), Column("ERROR OR OUTPUT", flexible=True)),
-)
-ROLLED = (
-    *(Column("TIME"), Column("QUEUE"), Column("HANDLER", flexible=True), Column("SUCCEEDED", right=True)),
-    *(Column(title, right=True) for title in ("FAILED", "DEAD", "CRASHED", "OTHER", "MEAN", "P50", "P95")),
-)
+ATTEMPTS = columns("START, STATUS!, ID, ATTEMPT>, SECONDS>, QUEUE, JOB, ERROR OR OUTPUT~")
+ROLLED = columns("TIME, QUEUE, HANDLER~, SUCCEEDED>, FAILED>, DEAD>, CRASHED>, OTHER>, MEAN>, P50>, P95>")
 SHOWN = ("succeeded", "failed", "failed_permanently", "crashed")
 OTHERS = ("skipped_idempotent", "rejected_signature", "rejected_payload", "moved", "released", "lease_lost")
 """`requeued`, `timed_out` and `reaped` say more of what is counted already."""
@@ -51,7 +45,6 @@ OTHERS = ("skipped_idempotent", "rejected_signature", "rejected_payload", "moved
 @option("-Q", "--queue", metavar="QUEUE", help="Only of this queue.")
 @option("--handler", metavar="HANDLER", help="With --rollup: only of this handler.")
 @as_json
-@common
 def history(session: Session, job: str | None, rollup: bool, json_: bool, **asked: Any) -> None:
     """Show the attempts that were recorded under NAME, the newest first; without NAME, the names.
 
@@ -61,7 +54,7 @@ def history(session: Session, job: str | None, rollup: bool, json_: bool, **aske
 
     A job without a name is recorded under its handler's. Secrets were masked when the attempt was recorded.
     """
-    settings = session.settings(**({"history": asked["where"]} if asked["where"] else {}))
+    settings = session.settings(history=asked["where"] or None)
     if rollup:
         if job is not None:
             raise click.UsageError("--rollup sums up by queue and handler: use --handler, not a name")
@@ -80,24 +73,18 @@ def history(session: Session, job: str | None, rollup: bool, json_: bool, **aske
 @contextmanager
 def _place(session: Session, settings: Settings) -> Iterator[Place]:
     from jobpool.errors import ConfigurationError
-    from jobpool.telemetry.history.places import InFile
+    from jobpool.telemetry.history.places import InFile, InTable
 
     history = settings.history
     if history.path is not None:
         yield InFile(history.path, history.keep)
     elif history.table:
-        yield from _table(session, settings)
+        with session.broker() as backend:
+            yield InTable(backend.keys, history.keep)
     else:
         raise ConfigurationError(
             "history is off: set history = 'table' or 'file:PATH' for the pools and here, or name the place: --history"
         )
-
-
-def _table(session: Session, settings: Settings) -> Iterator[Place]:
-    from jobpool.telemetry.history.places import InTable
-
-    with session.broker() as backend:
-        yield InTable(backend.keys, settings.history.keep)
 
 
 def _show_names(place: Place, json_: bool) -> None:
@@ -115,16 +102,12 @@ def _show_attempts(place: Place, name: str, asked: dict[str, Any], json_: bool) 
     if not asked["full"]:
         from jobpool.telemetry.history.row import shortened
 
-        rows = [{field: shortened(value, SHORT) for field, value in row.items()} for row in rows]
-    if json_:
-        answer_json(rows)
-    elif not rows:
-        note(f"no such attempt of {name!r} is recorded")
-    elif asked["full"]:
+        rows = [{field: shortened(value, MAX_FIELD_CHARS) for field, value in row.items()} for row in rows]
+    if rows and asked["full"] and not json_:
         for row in rows:
             _tell(row)
     else:
-        table(ATTEMPTS, [_cells(row) for row in rows])
+        answer(json_, rows, dict, ATTEMPTS, _cells, f"no such attempt of {name!r} is recorded")
 
 
 def _wanted(place: Place, name: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
@@ -138,7 +121,7 @@ def _wanted(place: Place, name: str, asked: dict[str, Any]) -> list[dict[str, An
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    from jobpool.message.headline import headline
+    from jobpool.message.printable import headline
 
     said = headline(row["error"]) or str(row["output"] or "")
     duration = "-" if row["duration"] is None else f"{row['duration']:.3f}"
@@ -185,12 +168,8 @@ def _show_rollups(session: Session, asked: dict[str, Any], json_: bool) -> None:
 
     with session.broker() as backend:
         found = summed(_rolled(backend.keys, asked), SPANS[asked["by"]])
-    if json_:
-        answer_json([_values(row) for row in found])
-    elif found:
-        table(ROLLED, [_sums(row) for row in found])
-    else:
-        note("no rollups of that time; pools write them each minute, and when they stop")
+    nothing = "no rollups of that time; pools write them each minute, and when they stop"
+    answer(json_, found, _values, ROLLED, _sums, nothing)
 
 
 def _rolled(keys: KeyStore, asked: dict[str, Any]) -> list[Row]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from jobpool.cli.options import Command, common, option
+from jobpool.cli.options import Command, option
 from jobpool.cli.output import note, say
 from jobpool.cli.session import Session
 from jobpool.errors import ConfigurationError
@@ -25,7 +25,6 @@ DEFAULT_BACKEND = 'backend = "sqlite:///jobpool.db"'
 @option(
     "--broker-only", is_flag=True, help="Write no files; only prepare the configured broker (tables), for a deploy."
 )
-@common
 def init(session: Session, directory: Path, force: bool, broker_only: bool) -> None:
     """Write a commented jobpool.toml and a first handler, jobs.py, into DIRECTORY (default: this one).
 

@@ -11,40 +11,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobpool.cli.lacking import find, listable, meet_queues, unseen
-from jobpool.cli.options import Command, as_json, common, option
-from jobpool.cli.output import Column, answer_json, note, say, table
+from jobpool.cli.options import Command, as_json, option
+from jobpool.cli.output import answer, answer_json, columns, note, say
 from jobpool.cli.session import Session
-from jobpool.message.headline import headline
-from jobpool.message.printable import json_text, one_line, printable
+from jobpool.message.printable import headline, json_text, one_line, printable
 
 if TYPE_CHECKING:
     from jobpool.broker.backend import QueueBackend
     from jobpool.broker.values import Message, MessageFilter
 
-PAGE = 500
+PAGE_MESSAGES = 500
 
-COLUMNS = (
-    Column("ID"),
-    Column("STATE"),
-    Column("QUEUE", flexible=True),
-    Column("HANDLER", flexible=True),
-    Column("PRI", right=True),
-    Column("ATT", right=True),
-    Column("CRASH", right=True),
-    Column("AGE", right=True),
-    Column("WHY", flexible=True),
-)
-DEAD_COLUMNS = (
-    Column("ID"),
-    Column("QUEUE", flexible=True),
-    Column("HANDLER", flexible=True),
-    Column("ATT", right=True),
-    Column("CRASH", right=True),
-    Column("AGE", right=True),
-    Column("REASON"),
-    Column("CAUSE", flexible=True),
-    Column("ERROR", flexible=True),
-)
+COLUMNS = columns("ID, STATE, QUEUE~, HANDLER~, PRI>, ATT>, CRASH>, AGE>, WHY~")
+DEAD_COLUMNS = columns("ID, QUEUE~, HANDLER~, ATT>, CRASH>, AGE>, REASON, CAUSE~, ERROR~")
 KILLED = frozenset({"timeout", "memory-limit", "crash-limit"})
 """Reasons that `cause` explains; with any other it is the record of an earlier attempt."""
 
@@ -56,7 +35,6 @@ TIMES = ("enqueued_at", "available_at", "expires_at", "died_at", "ends_at")
 @option("-Q", "--queue", metavar="NAME", help="The same as queue:NAME.")
 @option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show so many; 0 = all.")
 @as_json
-@common
 def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
     """List messages in the order of their enqueue.
 
@@ -70,7 +48,6 @@ def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: in
 @click.argument("ident", metavar="ID")
 @option("-Q", "--queue", metavar="NAME", help="Where it is, for brokers that cannot look in all queues.")
 @as_json
-@common
 def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> None:
     """Show everything about one message: counters, times, payload, last error, and how its last attempt was killed."""
     with session.broker() as backend:
@@ -108,12 +85,8 @@ def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dea
         if not found:
             note(none_matches(backend, where))
     shown = found[:limit] if limit else found
-    if json_:
-        answer_json([as_values(message) for message in shown])
-    elif shown and dead:
-        table(DEAD_COLUMNS, [dead_row(message) for message in shown])
-    elif shown:
-        table(COLUMNS, [row(message) for message in shown])
+    titles, cells = (DEAD_COLUMNS, dead_row) if dead else (COLUMNS, row)
+    answer(json_, shown, as_values, titles, cells)
     if len(found) > len(shown):
         note(f"there are more than {limit}; --limit 0 lists all")
 
@@ -179,7 +152,7 @@ def _pages(backend: QueueBackend, where: MessageFilter, limit: int) -> Iterator[
     after: str | None = None
     left = limit or None
     while left is None or left > 0:
-        asked = PAGE if left is None else min(PAGE, left)
+        asked = PAGE_MESSAGES if left is None else min(PAGE_MESSAGES, left)
         page = backend.list_messages(where, after=after, limit=asked)
         yield from page
         if len(page) < asked:

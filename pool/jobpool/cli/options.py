@@ -27,7 +27,21 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command whose `--help` lists options under their headings, in the order in which they were declared."""
+    """A verb, with the options of all verbs. Its function gets a `Session` first, in place of their values.
+
+    Its `--help` lists options under their headings, in the order in which they were declared.
+    """
+
+    def __init__(self, *, callback: Function, params: list[click.Parameter], **kwargs: Any) -> None:
+        @functools.wraps(callback)
+        def with_session(**params: Any) -> Any:
+            flags = {key: params.pop(key) for key in ("config", *COMMON_KEYS) if key not in LOGGING}
+            logs = {key: params.pop(key) for key in LOGGING}
+            return callback(Session(flags, **logs), **params)
+
+        _stack(with_session, [*map(setting, COMMON_KEYS), *_OTHERS])
+        common: list[click.Parameter] = with_session.__click_params__[::-1]  # type: ignore[attr-defined]
+        super().__init__(callback=with_session, params=params + common, **kwargs)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -43,18 +57,6 @@ class Command(click.Command):
 def option(*names: str, **kwargs: Any) -> Callable[[Function], Function]:
     """As `click.option`, with `section`."""
     return click.option(*names, cls=Option, **kwargs)
-
-
-def common(function: Function) -> Function:
-    """The options of every verb. The function gets a `Session` first, in place of their values."""
-
-    @functools.wraps(function)
-    def with_session(**params: Any) -> Any:
-        flags = {key: params.pop(key) for key in ("config", *COMMON_KEYS) if key not in LOGGING}
-        logs = {key: params.pop(key) for key in LOGGING}
-        return function(Session(flags, **logs), **params)
-
-    return _stack(with_session, [*map(setting, COMMON_KEYS), *_OTHERS])
 
 
 def settings(function: Function) -> Function:

@@ -5,27 +5,38 @@ What a message, an error or a name holds is made safe for a terminal here; colou
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
+from jobpool.errors import JobpoolError
 from jobpool.message.printable import json_text, one_line, printable
 
-NARROWEST = 8
+T = TypeVar("T")
+
+MIN_COLUMN_CHARS = 8
 """Characters that a column keeps, however narrow the terminal is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. `right`: numbers. `style`: rich's, on a terminal. `flexible`: cut when there is no room."""
+    """One column. `right`: numbers. `bold`: on a terminal. `flexible`: cut when there is no room."""
 
     title: str
     right: bool = False
-    style: str = ""
+    bold: bool = False
     flexible: bool = False
+
+
+def columns(titles: str) -> tuple[Column, ...]:
+    """Return the columns of `"ID, NAME!, QUEUE~, AGE>"`: `!` = bold, `~` = flexible, `>` = numbers."""
+    marked = [title.strip() for title in titles.split(",")]
+    return tuple(Column(text.rstrip("!~>"), ">" in text, "!" in text, "~" in text) for text in marked)
 
 
 def say(text: str) -> None:
@@ -43,13 +54,67 @@ def answer_json(value: Any) -> None:
     click.echo(json_text(value, indent=2 if sys.stdout.isatty() else None))
 
 
+def answer(
+    json_: bool,
+    found: Sequence[T],
+    values: Callable[[T], Any],
+    columns: Sequence[Column],
+    row: Callable[[T], Sequence[str]],
+    nothing: str = "",
+) -> None:
+    """Answer with what was found: JSON, a table, or a note that there is nothing."""
+    if json_:
+        answer_json([values(one) for one in found])
+    elif found:
+        table(columns, [row(one) for one in found])
+    elif nothing:
+        note(nothing)
+
+
+def answer_ids(json_: bool, batches: Iterable[list[str]], word: str, end: str) -> None:
+    """Print ids as they come, or as one JSON list. An error says how many there are already: `word`, and its `end`."""
+    ids: list[str] = []
+    try:
+        for batch in batches:
+            ids += batch
+            if not json_:
+                say("\n".join(batch))
+    except JobpoolError as error:
+        if not ids:
+            raise
+        if json_:
+            answer_json(ids)
+        raise type(error)(f"{error} ({plural(len(ids), word)} before it {end})") from error
+    if json_:
+        answer_json(ids)
+
+
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Rows of text; each cell on one line."""
-    cells = [[one_line(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty():
-        _rich_table(columns, cells)
-    else:
-        _plain_table(columns, cells)
+    """Print rows of text, each cell on one line; on a terminal, cut to its width."""
+    from jobpool.telemetry.logs import is_colourful
+
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    head, *lines = aligned(columns, rows, room, gap=2)
+    if is_colourful(sys.stdout):
+        head = [click.style(title, bold=True, underline=True) for title in head]
+        lines = [
+            [click.style(cell, bold=True) if column.bold else cell for column, cell in zip(columns, line, strict=True)]
+            for line in lines
+        ]
+    for line in (head, *lines):
+        click.echo("  ".join(line).rstrip())
+
+
+def aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | None, *, gap: int) -> list[list[str]]:
+    """Return titles and rows, each cell on one line and as wide as its column; cut to `room` with `gap` between."""
+    cells = [[column.title for column in columns], *([one_line(cell) for cell in row] for row in rows)]
+    widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
+    if room is not None:
+        widths = fit(columns, widths, room - gap * (len(columns) - 1))
+    return [
+        [_padded(cell, width, column.right) for cell, width, column in zip(line, widths, columns, strict=True)]
+        for line in cells
+    ]
 
 
 def plural(count: int, word: str) -> str:
@@ -63,38 +128,23 @@ def fit(columns: Sequence[Column], widths: list[int], room: int) -> list[int]:
     flexible = [index for index, column in enumerate(columns) if column.flexible]
     while sum(fitted) > room and flexible:
         widest = max(flexible, key=lambda index: fitted[index])
-        if fitted[widest] <= NARROWEST:
+        if fitted[widest] <= MIN_COLUMN_CHARS:
             break
         fitted[widest] -= 1
     return fitted
 
 
-def _widths(columns: Sequence[Column], rows: list[list[str]]) -> list[int]:
-    return [max([len(column.title), *(len(row[i]) for row in rows)]) for i, column in enumerate(columns)]
+def _padded(text: str, width: int, right: bool) -> str:
+    if _width(text) > width:
+        text = f"{text[: width - 1]}…"
+        while _width(text) > width:
+            text = f"{text[:-2]}…"
+    room = " " * (width - _width(text))
+    return room + text if right else text + room
 
 
-def _plain_table(columns: Sequence[Column], rows: list[list[str]]) -> None:
-    widths = _widths(columns, rows)
-    for row in ([column.title for column in columns], *rows):
-        padded = (
-            cell.rjust(width) if column.right else cell.ljust(width)
-            for cell, width, column in zip(row, widths, columns, strict=True)
-        )
-        click.echo("  ".join(padded).rstrip())
-
-
-def _rich_table(columns: Sequence[Column], rows: list[list[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold underline")
-    widths = fit(columns, _widths(columns, rows), console.width - 2 * len(columns))
-    for column, width in zip(columns, widths, strict=True):
-        grid.add_column(
-            column.title, justify="right" if column.right else "left", style=column.style, no_wrap=True, width=width
-        )
-    for row in rows:
-        grid.add_row(*map(Text, row))
-    console.print(grid)
+def _width(text: str) -> int:
+    """Return the places that a text takes on a terminal: East Asian characters take two, marks on others none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF") for char in text)

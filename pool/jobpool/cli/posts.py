@@ -14,8 +14,8 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from jobpool.cli.messages import shown_value
-from jobpool.cli.options import Command, as_json, common, option
-from jobpool.cli.output import Column, answer_json, note, plural, say, table
+from jobpool.cli.options import Command, as_json, option
+from jobpool.cli.output import answer, answer_ids, answer_json, columns, note, plural, say
 from jobpool.cli.session import Session
 from jobpool.errors import JobpoolError
 from jobpool.message.units import format_duration, parse_duration
@@ -25,16 +25,9 @@ if TYPE_CHECKING:
     from jobpool.broker.claim_store import ClaimStore
     from jobpool.client.claims import ClaimMessage, Queue
 
-MESSAGES = (
-    Column("ID"),
-    Column("HANDLER", flexible=True),
-    Column("AGE", right=True),
-    Column("LEFT", right=True),
-    Column("CLAIMS", right=True),
-    Column("MESSAGE", flexible=True),
-)
-LISTED = (*MESSAGES[:-1], Column("CLAIM"), MESSAGES[-1])
-SHOWN = 200
+MESSAGES = columns("ID, HANDLER~, AGE>, LEFT>, CLAIMS>, MESSAGE~")
+LISTED = columns("ID, HANDLER~, AGE>, LEFT>, CLAIMS>, CLAIM, MESSAGE~")
+MAX_SHOWN_CHARS = 200
 """Characters of a message in a table."""
 
 queue_argument = click.argument("queue", metavar="QUEUE")
@@ -47,7 +40,6 @@ queue_argument = click.argument("queue", metavar="QUEUE")
 @option("--delay", metavar="TIME", default="0", help="Not to be claimed before; up to 15m.  [default: 0]")
 @option("--file", "file", type=click.File("rb"), metavar="FILE", help="Many, a JSON value a line; - = stdin.")
 @as_json
-@common
 def post(
     session: Session,
     queue: str,
@@ -68,21 +60,9 @@ def post(
         raise click.UsageError("give the messages, or a --file of them: jobpool message post QUEUE MESSAGE...")
     values = map(_json_or_text, messages) if file is None else _from_lines(file)
     life = given(ttl, "--ttl")
-    ids: list[str] = []
-    try:
-        with session.broker() as backend, wrong_usage():
-            for batch in selected(backend, queue).post_in_batches(values, life, seconds(delay, "--delay")):
-                ids += batch
-                if not json_:
-                    say("\n".join(batch))
-    except JobpoolError as error:
-        if not ids:
-            raise
-        if json_:
-            answer_json(ids)
-        raise type(error)(f"{error} ({plural(len(ids), 'message')} before it posted; the ids are on stdout)") from error
-    if json_:
-        answer_json(ids)
+    with session.broker() as backend, wrong_usage():
+        batches = selected(backend, queue).post_in_batches(values, life, seconds(delay, "--delay"))
+        answer_ids(json_, batches, "message", "posted; the ids are on stdout")
 
 
 @click.command("list", cls=Command, short_help="List the free messages of a queue.")
@@ -90,23 +70,15 @@ def post(
 @option("--claimed", is_flag=True, help="Also those that a claim or a pool holds.")
 @option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show so many; 0 = all.")
 @as_json
-@common
 def list_(session: Session, queue: str, claimed: bool, limit: int, json_: bool) -> None:
     """List the messages of a queue that a claim could take, jobs too, in the order of their enqueue."""
     with session.broker() as backend:
         found = selected(backend, queue).messages(claimed=claimed)
         shown = list(found if not limit else islice(found, limit))
         more = next(found, None) is not None
-        if json_:
-            answer_json([message_values(message) for message in shown])
-            return
-    if shown and claimed:
-        table(LISTED, [[*message_row(one)[:-1], one.claim or "", message_row(one)[-1]] for one in shown])
-    elif shown:
-        table(MESSAGES, [message_row(message) for message in shown])
-    else:
-        note(f"no message of queue {queue!r} is free")
-    if more:
+        titles, row = (LISTED, _listed_row) if claimed else (MESSAGES, message_row)
+        answer(json_, shown, message_values, titles, row, f"no message of queue {queue!r} is free")
+    if more and not json_:
         note(f"there are more than {limit}; --limit 0 lists all")
 
 
@@ -115,7 +87,6 @@ def list_(session: Session, queue: str, claimed: bool, limit: int, json_: bool) 
 @click.argument("idents", nargs=-1, required=True, metavar="ID...")
 @option("--claim", metavar="CLAIM", help="The claim that holds them.")
 @as_json
-@common
 def delete(session: Session, queue: str, idents: tuple[str, ...], claim: str | None, json_: bool) -> None:
     """Delete messages: free ones, or with --claim those that it holds. Those that are gone already are no error.
 
@@ -138,7 +109,6 @@ def delete(session: Session, queue: str, idents: tuple[str, ...], claim: str | N
 @queue_argument
 @option("--limit", type=int, default=1, show_default=True, metavar="N", help="At most so many; 1 to 20.")
 @as_json
-@common
 def pop(session: Session, queue: str, limit: int, json_: bool) -> None:
     """Take the oldest free messages, delete them, and print them, one a line. Nothing brings them back.
 
@@ -193,8 +163,13 @@ def message_row(message: ClaimMessage) -> list[str]:
     now = time.time()
     left = "" if message.ends_at is None else format_duration(max(0.0, message.ends_at - now))
     age = format_duration(max(0.0, now - message.enqueued_at))
-    text = message.body[: 4 * SHOWN].decode("utf-8", "replace")[:SHOWN]
+    text = message.body[: 4 * MAX_SHOWN_CHARS].decode("utf-8", "replace")[:MAX_SHOWN_CHARS]
     return [message.id, message.handler or "-", age, left, str(message.claims), text]
+
+
+def _listed_row(message: ClaimMessage) -> list[str]:
+    *cells, text = message_row(message)
+    return [*cells, message.claim or "", text]
 
 
 def message_values(message: ClaimMessage) -> dict[str, Any]:
@@ -243,8 +218,8 @@ def _delete(claims: ClaimStore, queue: str, idents: Iterable[str], claim: str | 
 
     rest = iter(idents)
     while batch := tuple(islice(rest, MOST_MESSAGES)):
-        for ident, answer in zip(batch, claims.delete_many(queue, batch, claim), strict=True):
-            if answer is Deleted.FORBIDDEN:
+        for ident, end in zip(batch, claims.delete_many(queue, batch, claim), strict=True):
+            if end is Deleted.FORBIDDEN:
                 yield ident
 
 

@@ -11,8 +11,8 @@ from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.units import format_duration
 from jobpool.telemetry.logs import LineHandler
 
-INTERVAL = 0.2
-WIDTH = 30
+REDRAW_PAUSE_S = 0.2
+BAR_CHARS = 30
 
 
 class Progress:
@@ -49,7 +49,7 @@ class Progress:
         self._lines.status("")
 
     def _draw(self) -> None:
-        while not self._over.wait(INTERVAL):
+        while not self._over.wait(REDRAW_PAUSE_S):
             board = self._board = self._board or self._open()
             if board is not None:
                 self._show(board.header.read())
@@ -69,10 +69,10 @@ def bar(header: HeaderView, total: int, seconds: float) -> str:
     """The line: how many messages reached their end, of how many, how fast, and what went wrong on the way."""
     done = header.succeeded + header.dead + header.skipped + header.rejected
     total = max(total, done)
-    filled = WIDTH * done // total if total else WIDTH
+    filled = BAR_CHARS * done // total if total else BAR_CHARS
     rate = done / seconds if seconds > 0 else 0.0
     left = f"  {format_duration((total - done) / rate)} left" if rate and done < total else ""
-    return f"{'█' * filled}{'░' * (WIDTH - filled)} {done:,}/{total:,}  {rate:,.0f} jobs/s{left}{_trouble(header)}"
+    return f"{'█' * filled}{'░' * (BAR_CHARS - filled)} {done:,}/{total:,}  {rate:,.0f} jobs/s{left}{_trouble(header)}"
 
 
 def _trouble(header: HeaderView) -> str:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from jobpool.cli.lacking import meet_queues, tell_of_stats
-from jobpool.cli.options import Command, as_json, common, option
-from jobpool.cli.output import Column, answer_json, note, plural, say, table
+from jobpool.cli.options import Command, as_json, option
+from jobpool.cli.output import answer_json, columns, note, plural, say, table
 from jobpool.cli.session import Session
 from jobpool.message.printable import one_line
 
@@ -20,11 +20,8 @@ if TYPE_CHECKING:
 FULL_REAP = 1000
 """Messages that one reap returns at most; a full answer means that there may be more."""
 
-COLUMNS = (
-    Column("QUEUE", style="bold"),
-    *(Column(title, right=True) for title in ("WAITING", "DELAYED", "LEASED", "DEAD", "OLDEST")),
-)
-POSTED = Column("POSTED", right=True)
+COLUMNS = columns("QUEUE!, WAITING>, DELAYED>, LEASED>, DEAD>, OLDEST>")
+POSTED = columns("POSTED>")
 """Shown where there is one: most people post nothing."""
 
 
@@ -32,7 +29,6 @@ POSTED = Column("POSTED", right=True)
 @click.argument("names", nargs=-1, metavar="[QUEUE]...")
 @option("-Q", "--queue", "more", multiple=True, metavar="NAME", help="The same as QUEUE.")
 @as_json
-@common
 def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
     """Count what is waiting, delayed, leased and dead, in these queues or in all; and what was posted for claims."""
     with session.broker() as backend:
@@ -43,7 +39,7 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
     elif found:
         rows = [_row(queue, counts) for queue, counts in found.items()]
         if any(counts.posted for counts in found.values()):
-            table((*COLUMNS, POSTED), [[*row, f"{found[row[0]].posted:,}"] for row in rows])
+            table(COLUMNS + POSTED, [[*row, f"{found[row[0]].posted:,}"] for row in rows])
         else:
             table(COLUMNS, rows)
     else:
@@ -54,7 +50,6 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
 @click.argument("names", nargs=-1, metavar="[QUEUE]...")
 @option("-Q", "--queue", "more", multiple=True, metavar="NAME", help="The same as QUEUE.")
 @as_json
-@common
 def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
     """Give back the messages whose lease has expired, in these queues or in all. Every pool does this by itself."""
     from jobpool.broker.values import Leases, ReapPolicy

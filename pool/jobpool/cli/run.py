@@ -36,7 +36,6 @@ def _stop(*names: str, **kwargs: Any) -> Callable[[options.Function], options.Fu
 @_stop("--max", "max_", type=click.IntRange(min=0), default=0, metavar="N", help="Stop after N jobs; 0 = no limit.")
 @_stop("--fail-on-dead", is_flag=True, help="Exit with 1 if a job became a dead letter.")
 @_stop("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal, if it stops]")
-@options.common
 @click.pass_context
 def run(
     ctx: click.Context,

@@ -40,10 +40,11 @@ class Session:
         self._louder = verbose - quiet
 
     def settings(self, **more: Any) -> Settings:
-        """Return the settings that apply, with `more` flags. Raises `ConfigurationError`."""
+        """Return the settings that apply, with `more` flags, if they were given. Raises `ConfigurationError`."""
         from jobpool.settings import load
 
-        return load({**self._flags, **self._logging, **more}, config=self._config)
+        flags = {key: value for key, value in more.items() if value != ()}
+        return load({**self._flags, **self._logging, **flags}, config=self._config)
 
     def config_file(self) -> ConfigFile:
         """Return the configuration file that applies. Raises `ConfigurationError`."""

@@ -16,7 +16,7 @@ from jobpool.settings import Settings
 
 def read_pool(session: Session, flags: dict[str, Any], **mode: Any) -> Settings:
     """Return the settings of a pool; `mode` are fields that no source sets. Raises `ConfigurationError`."""
-    settings = session.settings(**{key: value for key, value in flags.items() if value not in (None, ())})
+    settings = session.settings(**flags)
     settings.signing_keys()  # before anything starts
     path = search_path(session.config_directory())
     return check_apps(replace(settings, log_level=session.log_level(settings.log_level), sys_path=path, **mode))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from jobpool.cli.health import no_pool
-from jobpool.cli.options import Command, as_json, common, option
+from jobpool.cli.options import Command, as_json, option
 from jobpool.cli.output import Column, answer_json, note, say, table
 from jobpool.cli.session import Session
 from jobpool.cli.topview import COLUMNS, cells, headline, screen
@@ -29,7 +30,6 @@ FAILED = 1
 @option("--once", is_flag=True, help="Print once and exit.  [default when stdout is no terminal]")
 @option("-d", "--interval", type=click.FloatRange(min=0.1), default=0.5, show_default=True, help="Seconds.")
 @as_json
-@common
 @click.pass_context
 def top(ctx: click.Context, session: Session, once: bool, interval: float, json_: bool) -> None:
     """Watch every slot of the pools on this machine: what it runs, for how long, with how much memory.
@@ -54,26 +54,33 @@ def _print(watcher: Watcher, nobody: str) -> int:
     for number, sample in enumerate(samples):
         say(("\n" if number else "") + headline(sample))
         if sample.rows:
-            table([Column(title, right=right) for title, right in COLUMNS], [cells(row) for row in sample.rows])
+            table([Column(column.title, column.right) for column in COLUMNS], [cells(row) for row in sample.rows])
     if not samples:
         note(nobody)
     return 0 if samples else FAILED
 
 
 def _live(watcher: Watcher, interval: float, nobody: str) -> None:
-    from rich.console import Console
-    from rich.live import Live
+    from jobpool.telemetry.logs import is_colourful
 
-    console = Console()
-    with (
-        _keys() as keys,
-        contextlib.suppress(KeyboardInterrupt),
-        Live(console=console, screen=True, auto_refresh=False) as live,
-    ):
+    with _keys() as keys, contextlib.suppress(KeyboardInterrupt), _window():
         while True:
-            live.update(screen(watcher.sample(), *console.size, nobody), refresh=True)
+            text = "\x1b[K\n".join(screen(watcher.sample(), *shutil.get_terminal_size(), nobody))
+            sys.stdout.write(f"\x1b[H{text if is_colourful(sys.stdout) else click.unstyle(text)}\x1b[K\x1b[J")
+            sys.stdout.flush()
             if _left(keys, interval):
                 return
+
+
+@contextlib.contextmanager
+def _window() -> Iterator[None]:
+    """The terminal's other screen for the block, without a cursor; long lines are cut, not wrapped."""
+    sys.stdout.write("\x1b[?1049h\x1b[?25l\x1b[?7l")
+    try:
+        yield
+    finally:
+        sys.stdout.write("\x1b[?7h\x1b[?25h\x1b[?1049l")
+        sys.stdout.flush()
 
 
 @contextlib.contextmanager

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import click
+
+from jobpool.cli.output import aligned, columns
 from jobpool.message.printable import one_line
 from jobpool.message.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from jobpool.ops.top import PoolSample, SlotRow
 
-COLUMNS = (
-    *(("SLOT", True), ("PID", True), ("STATE", False), ("HANDLER", False), ("JOB", False), ("QUEUE", False)),
-    *(("TRY", True), ("AGE", True), ("LEFT", True), ("MEM", True), ("CPU%", True)),
-    *(("DONE", True), ("FAILED", True), ("RESTARTS", True), ("PROGRESS", False)),
+COLUMNS = columns(
+    "SLOT>, PID>, STATE, HANDLER~, JOB~, QUEUE~, TRY>, AGE>, LEFT>, MEM>, CPU%>, DONE>, FAILED>, RESTARTS>, PROGRESS~"
 )
-STYLES = {"busy": "green", "idle": "dim", "dying": "red", "starting": "yellow", "booting": "yellow", "empty": "red"}
-ROOM = (4, 7, 8, 10, 16, 8, 3, 6, 6, 5, 4, 7, 6, 8, 12)
+STYLES: dict[str, dict[str, Any]] = {
+    "busy": {"fg": "green"},
+    "idle": {"dim": True},
+    **{state: {"fg": "red"} for state in ("dying", "empty")},
+    **{state: {"fg": "yellow"} for state in ("starting", "booting")},
+}
+COLUMN_CHARS = (4, 7, 8, 10, 16, 8, 3, 6, 6, 5, 4, 7, 6, 8, 12)
 """Characters that each column needs."""
 
 FIRST_TO_GO = ("RESTARTS", "PROGRESS", "PID", "CPU%", "FAILED", "QUEUE", "TRY", "DONE", "MEM", "JOB", "LEFT")
-SILENT = 3.0
+MAX_SILENCE_S = 3.0
 """Seconds without a turn of the master's loop after which the headline says so."""
 
 
@@ -42,7 +46,7 @@ def headline(sample: PoolSample) -> str:
 def _worries(sample: PoolSample) -> list[str]:
     header = sample.header
     worries = []
-    if sample.silent > SILENT:
+    if sample.silent > MAX_SILENCE_S:
         worries.append(f"the master has not turned its loop for {format_duration(sample.silent)}")
     if header is not None and header.draining:
         worries.append("draining: it leases nothing new")
@@ -67,55 +71,44 @@ def fitting(width: int) -> list[int]:
     """Which columns a window of `width` characters has room for; the least telling ones go first."""
     kept = list(range(len(COLUMNS)))
     for title in FIRST_TO_GO:
-        if sum(ROOM[index] + 1 for index in kept) <= width:
+        if sum(COLUMN_CHARS[index] + 1 for index in kept) <= width:
             break
-        kept.remove(next(index for index in kept if COLUMNS[index][0] == title))
+        kept.remove(next(index for index in kept if COLUMNS[index].title == title))
     return kept
 
 
-def screen(samples: list[PoolSample], width: int, height: int, nobody: str) -> RenderableType:
-    """Everything that fits in the window; each pool gets its share of the lines."""
-    from rich.console import Group
-    from rich.text import Text
-
+def screen(samples: list[PoolSample], width: int, height: int, nobody: str) -> list[str]:
+    """Return the lines of everything that fits in the window, in colours; each pool gets its share of them."""
     if not samples:
-        return Text(nobody, "yellow")
+        return [click.style(nobody, fg="yellow")]
     share = height // len(samples)
-    return Group(*(part for sample in samples for part in _pool(sample, width, share)))
+    return [line for sample in samples for line in _pool(sample, width, share)]
 
 
-def _pool(sample: PoolSample, width: int, lines: int) -> list[RenderableType]:
-    """One pool in at most `lines` lines: headline, head of the table, rows, and how many rows there was no room for."""
-    from rich.text import Text
-
-    first, *rest = headline(sample).splitlines()
-    room = max(1, lines - len(rest) - 2)
+def _pool(sample: PoolSample, width: int, height: int) -> list[str]:
+    """Return at most `height` lines: headline, head of the table, rows, and how many rows there was no room for."""
+    first, *rest = (line if len(line) <= width else f"{line[: width - 1]}…" for line in headline(sample).splitlines())
+    room = max(1, height - len(rest) - 2)
     share = room if len(sample.rows) <= room else max(1, room - 1)
-    parts: list[RenderableType] = [Text(first, "bold", no_wrap=True, overflow="ellipsis")]
-    for number, line in enumerate(rest):
-        parts.append(Text(line, "yellow" if number else "", no_wrap=True, overflow="ellipsis"))
+    lines = [click.style(first, bold=True), *rest[:1], *(click.style(line, fg="yellow") for line in rest[1:])]
     if sample.rows:
-        parts.append(_table(sample.rows[:share], fitting(width)))
+        lines += _table(sample.rows[:share], width)
     if len(sample.rows) > share:
-        parts.append(Text(f"… {len(sample.rows) - share} more slots: make the window taller", "dim"))
-    return parts
+        lines.append(click.style(f"… {len(sample.rows) - share} more slots: make the window taller", dim=True))
+    return lines
 
 
-def _table(rows: tuple[SlotRow, ...], kept: list[int]) -> RenderableType:
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table(box=None, pad_edge=False, expand=True, header_style="reverse")
-    for title, right in (COLUMNS[index] for index in kept):
-        flexible = title in ("HANDLER", "JOB", "PROGRESS")
-        grid.add_column(title, justify="right" if right else "left", no_wrap=True, ratio=1 if flexible else None)
-    for row in rows:
-        shown = [Text(cell) for cell in cells(row)]
-        shown[2].stylize(STYLES.get(row.state, ""))
-        if row.left is not None and row.left < 0:
-            shown[8].stylize("bold red")
-        grid.add_row(*(shown[index] for index in kept))
-    return grid
+def _table(rows: tuple[SlotRow, ...], width: int) -> list[str]:
+    kept = fitting(width)
+    shown = [COLUMNS[index] for index in kept]
+    head, *lines = aligned(shown, [[cells(row)[index] for index in kept] for row in rows], width, gap=1)
+    for row, line in zip(rows, lines, strict=True):
+        for at, column in enumerate(shown):
+            if column.title == "STATE":
+                line[at] = click.style(line[at], **STYLES.get(row.state, {}))
+            elif column.title == "LEFT" and row.left is not None and row.left < 0:
+                line[at] = click.style(line[at], fg="red", bold=True)
+    return [click.style(" ".join(head).ljust(width), reverse=True), *map(" ".join, lines)]
 
 
 def _progress(row: SlotRow) -> str:

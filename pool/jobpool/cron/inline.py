@@ -10,7 +10,7 @@ from jobpool.cron.stopping import signals_kept
 from jobpool.errors import JobpoolError
 from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.message.definition import JobDefinition
-from jobpool.message.headline import headline
+from jobpool.message.printable import headline
 from jobpool.message.result import ExecutionResult
 
 

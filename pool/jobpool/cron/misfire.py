@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from jobpool.cron.schedule import Schedule
-from jobpool.message.misfires import Misfire
+from jobpool.message.cron_fields import Misfire
 
 __all__ = ["GRACE", "MOST_SHOWN", "ON_TIME", "Due", "Misfire", "decide"]
 

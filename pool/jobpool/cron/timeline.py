@@ -15,7 +15,7 @@ from datetime import UTC, datetime, tzinfo
 from functools import cache
 from itertools import pairwise
 
-from jobpool.message.zones import open_zone
+from jobpool.message.cron_fields import open_zone
 
 EARLIEST = 0
 LATEST = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp())

@@ -44,7 +44,7 @@ _FROM_TEXT: dict[Any, tuple[str, Callable[[str], Any]]] = {
 }
 
 
-_MOST_NAMED = 5
+_MAX_FIELDS_NAMED = 5
 """Fields of a model that an error names."""
 
 
@@ -241,8 +241,8 @@ def _of_model(error: ValueError, where: str) -> str:
     if not callable(errors):
         return str(error)
     found = [(_dotted(one["loc"], where), one["msg"]) for one in errors()]
-    more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return "; ".join(f"{_named(path)}: {message}" for path, message in found[:_MOST_NAMED]) + more
+    more = f"; and {len(found) - _MAX_FIELDS_NAMED} more" if len(found) > _MAX_FIELDS_NAMED else ""
+    return "; ".join(f"{_named(path)}: {message}" for path, message in found[:_MAX_FIELDS_NAMED]) + more
 
 
 def _dotted(steps: Sequence[str | int], where: str) -> str:

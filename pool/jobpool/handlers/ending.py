@@ -21,7 +21,7 @@ from jobpool.message.capped_text import cap_text
 from jobpool.message.outcome import ResultKind
 
 _OURS = os.path.dirname(os.path.abspath(jobpool.errors.__file__)) + os.sep
-_LONGEST_CHAIN = 100
+_MAX_CHAIN_LINKS = 100
 
 _OF_THE_PROCESS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EPERM, errno.EBADF, errno.ENOTSOCK}
 """Errors of system calls that tell of this process more than of what it asked for."""
@@ -76,7 +76,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
     """
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
-    while todo and len(seen) < _LONGEST_CHAIN:
+    while todo and len(seen) < _MAX_CHAIN_LINKS:
         link = todo.pop()
         if link is None or id(link) in seen:
             continue

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from jobpool.errors import InvalidJob
-from jobpool.handlers.classes import as_function
-from jobpool.handlers.invocation import Bound, bind, check_shape, place_of
+from jobpool.handlers.invocation import Bound, as_function, bind, check_shape, place_of
 from jobpool.ipc.frames import HandlerInfo
 from jobpool.message import producer
 from jobpool.message.builder import JobBuilder

@@ -12,8 +12,8 @@ from jobpool.master.slots import Delivery
 from jobpool.master.state import Pool
 from jobpool.message.death import cause_headline
 from jobpool.message.definition import capped
-from jobpool.message.headline import headline
 from jobpool.message.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
+from jobpool.message.printable import headline
 from jobpool.message.settlement import Abandon, Ack, Move, Release, Settled, Settlement
 from jobpool.policy.counters import LEASE_LOST, SUCCEEDED, counters_of
 from jobpool.policy.inspection import Inspected

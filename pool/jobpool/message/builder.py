@@ -14,6 +14,7 @@ from jobpool.message.names import check_name
 from jobpool.message.payload import check_payload
 
 _CLOCK = SystemClock()
+_CRON_FIELDS = ("minute", "hour", "day", "month", "weekday")
 _DAYS = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
 _MONTHS = (
     "january", "february", "march", "april", "may", "june",
@@ -252,17 +253,9 @@ class JobBuilder:
         self._fields[name] = value
         return self
 
-    def _at(
-        self,
-        minute: str | None = None,
-        hour: str | None = None,
-        day: str | None = None,
-        month: str | None = None,
-        weekday: str | None = None,
-    ) -> Self:
-        for index, value in enumerate((minute, hour, day, month, weekday)):
-            if value is not None:
-                self._cron[index] = value
+    def _at(self, **values: str) -> Self:
+        for field, value in values.items():
+            self._cron[_CRON_FIELDS.index(field)] = value
         return self
 
 

@@ -1,17 +1,19 @@
-"""The five fields of a cron expression: their syntax and their values.
+"""The words of a schedule: the fields of a cron expression, the zone of their clock, the policy for missed firings.
 
 croniter expands a field to its values. This module refuses some fields that croniter takes, because they would
-surprise: a sixth field, `5-5` (every value, to croniter), `*/90` (minute 0 only), `H` and `W`. docs/cron.md has the
-grammar.
+surprise: a sixth field, `5-5` (every value, to croniter), `*/90` (minute 0 only), `H` and `W`. And it names the field
+that is wrong, which croniter does not. docs/cron.md has the grammar.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from jobpool.errors import InvalidJob
 
@@ -25,12 +27,19 @@ ALIASES = {
     "@hourly": "0 * * * *",
 }
 
-LONGEST = 1000
+MAX_EXPRESSION_CHARS = 1000
 """Characters in an expression: room for every minute by its number, and more."""
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-_MOST_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_MAX_DAYS_OF_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_ZONES_OF_THE_MACHINE = ("localtime", "posixrules", "Factory")
+"""Keys that some machines have, with a meaning of their own or none."""
+
+MAX_FIRINGS = 1000
+"""The largest n of `all(n)`: each is one enqueue."""
+
+_ALL = re.compile(r"all\(([0-9]{1,9})\)")
 _ITEM = re.compile(r"(?P<low>\*|[a-z]+|[0-9]{1,4})(?:-(?P<high>[a-z]+|[0-9]{1,4}))?(?:/(?P<step>[0-9]{1,4}))?")
 
 
@@ -126,7 +135,7 @@ def split_fields(expression: str) -> list[str]:
     Raises:
         InvalidJob: There are more or fewer.
     """
-    if not isinstance(expression, str) or not expression.isascii() or len(expression) > LONGEST:
+    if not isinstance(expression, str) or not expression.isascii() or len(expression) > MAX_EXPRESSION_CHARS:
         raise InvalidJob(f"{_quoted(expression)} must have five fields: minute hour day month weekday")
     words = expression.lower().split()
     if len(words) == 1 and words[0].startswith("@"):
@@ -143,59 +152,48 @@ def split_fields(expression: str) -> list[str]:
 
 
 def _check_field(field: _Field, text: str, expression: str) -> None:
-    items = text.split(",")
-    for item in items:
-        if item == "*" and len(items) > 1:
-            raise _refused(field, expression, f"'*' names all of them: {text!r} cannot have more in its list")
-        special = field.specials is not None and field.specials.fullmatch(item)
-        if not special:
-            _check_item(field, item, expression)
-    if "#" in text or (field.names is _DAYS and any(item.startswith("l") for item in items)):
-        _check_unmixed(field, items, expression)
+    try:
+        _check_items(field, text.split(","))
+    except ValueError as error:
+        raise InvalidJob(f"{_quoted(expression)}: the {field.name} holds {field.holds()}; {error}") from None
 
 
-def _check_item(field: _Field, item: str, expression: str) -> None:
+def _check_items(field: _Field, items: list[str]) -> None:
+    if "*" in items and len(items) > 1:
+        raise ValueError(f"'*' names all of them: {','.join(items)!r} cannot have more in its list")
+    special = [item for item in items if field.specials is not None and field.specials.fullmatch(item)]
+    plain = [item for item in items if item not in special]
+    for item in plain:
+        _check_item(field, item)
+    if special and plain and field.names is _DAYS:
+        raise ValueError(f"{plain[0]!r} cannot stand beside '#' or 'L' in one list")
+
+
+def _check_item(field: _Field, item: str) -> None:
     found = _ITEM.fullmatch(item)
     if found is None or (found["low"] == "*" and found["high"] is not None):
-        raise _refused(field, expression, f"{item!r} is none of that")
-    if item == "*":
-        return
-    low = field.least if found["low"] == "*" else _value(field, found["low"], item, expression)
+        raise ValueError(f"{item!r} is none of that")
+    low = field.least if found["low"] == "*" else _value(field, found["low"], item)
     if found["high"] is None and not found["step"]:
         return
     if field.names is _DAYS and low == 7:
-        raise _refused(field, expression, f"{item!r} begins with 7: write 0")
-    high = field.last if found["high"] is None else _value(field, found["high"], item, expression)
-    _check_range(field, item, (low, high, found["step"]), expression)
+        raise ValueError(f"{item!r} begins with 7: write 0")
+    high = field.last if found["high"] is None else _value(field, found["high"], item)
+    step = int(found["step"] or 1)
+    if step == 0:
+        raise ValueError(f"{item!r} has a step of 0")
+    if low > high and found["step"]:
+        raise ValueError(f"{item!r} goes round the end, and can then have no step")
+    if low == high or (low < high and low + step > high):
+        raise ValueError(f"{item!r} names {low} and no other value: write {low}")
 
 
-def _check_range(field: _Field, item: str, bounds: tuple[int, int, str | None], expression: str) -> None:
-    low, high, step = bounds
-    if step is not None and int(step) == 0:
-        raise _refused(field, expression, f"{item!r} has a step of 0")
-    if low > high and step is not None:
-        raise _refused(field, expression, f"{item!r} goes round the end, and can then have no step")
-    if low == high or (low < high and low + int(step or 1) > high):
-        raise _refused(field, expression, f"{item!r} names {low} and no other value: write {low}")
-
-
-def _value(field: _Field, word: str, item: str, expression: str) -> int:
+def _value(field: _Field, word: str, item: str) -> int:
     if word in field.names:
         return field.names.index(word) + field.least
     if not word.isdigit() or not field.least <= int(word) <= field.most:
-        raise _refused(field, expression, f"{item!r} is none of that")
+        raise ValueError(f"{item!r} is none of that")
     return int(word)
-
-
-def _check_unmixed(field: _Field, items: list[str], expression: str) -> None:
-    assert field.specials is not None
-    plain = [item for item in items if not field.specials.fullmatch(item)]
-    if plain:
-        raise _refused(field, expression, f"{plain[0]!r} cannot stand beside '#' or 'L' in one list")
-
-
-def _refused(field: _Field, expression: str, why: str) -> InvalidJob:
-    return InvalidJob(f"{_quoted(expression)}: the {field.name} holds {field.holds()}; {why}")
 
 
 def _quoted(expression: object) -> str:
@@ -244,6 +242,75 @@ def _kind(minute: str, hour: str) -> Kind:
 def _check_coming(fields: CronFields, expression: str) -> None:
     if fields.days is None or fields.last_day or fields.weekdays is not None:
         return
-    longest = max(_MOST_DAYS[month - 1] for month in fields.months)
+    longest = max(_MAX_DAYS_OF_MONTH[month - 1] for month in fields.months)
     if min(fields.days) > longest:
         raise InvalidJob(f"{_quoted(expression)} never comes: no month of it has a day {min(fields.days)}")
+
+
+# --- zone and policy ------------------------------------------------------------------------------------
+
+
+def open_zone(name: str) -> ZoneInfo:
+    """Return the zone of this IANA name, `Europe/Berlin`.
+
+    Raises:
+        InvalidJob: There is none; the text names those that are written alike.
+
+    May read one file of the machine, or of the package `tzdata`, at the first call for a name.
+    """
+    if not isinstance(name, str) or name in _ZONES_OF_THE_MACHINE or name.startswith(("posix/", "right/")):
+        raise _unknown_zone(name)
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # a folder, a path, another file
+        raise _unknown_zone(name) from None
+
+
+def check_zone(name: str) -> str:
+    """Return `name`, or raise `InvalidJob`."""
+    open_zone(name)
+    return name
+
+
+def _unknown_zone(name: object) -> InvalidJob:
+    near = _near_zones(name) if isinstance(name, str) else []
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "write an IANA name, like 'Europe/Berlin'"
+    shown = repr(name)
+    return InvalidJob(f"there is no time zone {shown if len(shown) < 80 else shown[:60] + '…'}: {hint}")
+
+
+def _near_zones(name: str) -> list[str]:
+    known = {zone.lower(): zone for zone in sorted(available_timezones()) if zone not in _ZONES_OF_THE_MACHINE}
+    word = name.strip().lower().replace(" ", "_")[:80]
+    if word in known:
+        return [known[word]]
+    cities = [known[zone] for zone in known if zone.rpartition("/")[2] == word.rpartition("/")[2]]
+    return cities[:3] or [known[zone] for zone in difflib.get_close_matches(word, known, n=3, cutoff=0.7)]
+
+
+@dataclass(frozen=True, slots=True)
+class Misfire:
+    """The number of missed instants that are made up for, the newest first.
+
+    Attributes:
+        text: As it was written: `skip`, `one`, `all(3)`.
+        most: 0 for `skip`, 1 for `one`, n for `all(n)`; 0..1000.
+    """
+
+    text: str
+    most: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `skip`, `one` or `all(n)` with n from 1 to 1000; white space around it does not matter.
+
+        Raises:
+            InvalidJob: It is none of these.
+        """
+        word = text.strip() if isinstance(text, str) else ""
+        if word in ("skip", "one"):
+            return cls(word, 1 if word == "one" else 0)
+        found = _ALL.fullmatch(word)
+        if found is None or not 1 <= int(found[1]) <= MAX_FIRINGS:
+            raise InvalidJob(f"misfire {text!r} is refused: 'skip', 'one' or 'all(n)' with n from 1 to {MAX_FIRINGS}")
+        return cls(f"all({int(found[1])})", int(found[1]))

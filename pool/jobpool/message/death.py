@@ -11,15 +11,15 @@ from typing import Any
 
 import orjson
 
-from jobpool.message.headline import headline
+from jobpool.message.printable import headline
 
-LARGEST = 16 * 1024
+MAX_RECORD_BYTES = 16 * 1024
 """Bytes of a record's text in UTF-8. Stack and output keep their heads and tails."""
 
-INNERMOST = 3
+INNERMOST_CALLS = 3
 
 _MEBI = 2**20
-_SHORTEST = 64
+_MIN_KEPT_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class Death:
     core: bool = False
 
     def to_text(self) -> str:
-        """Return one JSON object, without the fields that say nothing; at most `LARGEST` bytes. Never raises."""
-        record, room = self, LARGEST // 2
-        while len(encoded := record._encoded()) > LARGEST:
+        """Return one JSON object, without the fields that say nothing; at most `MAX_RECORD_BYTES`. Never raises."""
+        record, room = self, MAX_RECORD_BYTES // 2
+        while len(encoded := record._encoded()) > MAX_RECORD_BYTES:
             how, stack, output = (_ends(text, room) for text in (self.how, self.stack, self.output))
             record = replace(self, how=how, stack=stack, output=output)
             room //= 2
@@ -125,9 +125,9 @@ class Death:
 
 
 def innermost(stack: str) -> list[str]:
-    """Return the `INNERMOST` last calls of a fault handler's stack, the deepest first, one line each."""
+    """Return the `INNERMOST_CALLS` last calls of a fault handler's stack, the deepest first, one line each."""
     _, _, current = stack.rpartition("Current thread")
-    return [line.strip() for line in current.splitlines() if line.startswith("  File ")][:INNERMOST]
+    return [line.strip() for line in current.splitlines() if line.startswith("  File ")][:INNERMOST_CALLS]
 
 
 def short_cause(cause: str | None) -> str:
@@ -161,7 +161,7 @@ def _checked(values: Any) -> dict[str, Any]:
 
 def _ends(text: str, room: int) -> str:
     """Return head and tail of `text`, `room` characters in all, the cut marked."""
-    if len(text) <= max(room, _SHORTEST):
+    if len(text) <= max(room, _MIN_KEPT_CHARS):
         return text
     half = room // 2
     return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[len(text) - half :]}"

@@ -117,9 +117,7 @@ class JobDefinition:
 
     def _check_schedule(self) -> None:
         # Imported here, with the time zones and croniter: a job that is not scheduled pays for none of them.
-        from jobpool.message.cron_fields import parse_fields
-        from jobpool.message.misfires import Misfire
-        from jobpool.message.zones import check_zone
+        from jobpool.message.cron_fields import Misfire, check_zone, parse_fields
 
         if not isinstance(self.cron_expression, str):
             raise InvalidJob(f"cron_expression is text, such as {EVERY_MINUTE!r}, not {self.cron_expression!r}")

@@ -117,7 +117,8 @@ def encode(definition: JobDefinition, *, identifier: str, queue: str, signer: En
     meta = _wire_meta(definition, now)
     schedule = rfc3339(definition.scheduled_at) if definition.scheduled_at else None
     try:
-        sig = _signature(definition, queue, identifier, meta, signer)
+        signed = canonical(definition.handler, definition, queue, identifier, meta) if signer.active else b""
+        sig = signer.sign(signed)
         return _body(definition.handler, definition, queue, identifier, schedule, meta, sig)
     except TypeError as error:
         raise InvalidJob(f"the payload of job {definition.handler!r} is no JSON any more: {error}") from error
@@ -159,26 +160,6 @@ def _body(
         body["meta"] = meta
     body["_sig"] = sig
     return orjson.dumps(body)
-
-
-def _signature(
-    definition: JobDefinition, queue: str, identifier: str, meta: dict[str, Any], signer: EnvelopeSigner
-) -> str:
-    if not signer.active:
-        return ""
-    return signer.sign(
-        canonical(
-            definition.handler,
-            definition.payload,
-            queue,
-            definition.priority,
-            definition.max_retries,
-            definition.name,
-            identifier,
-            definition.idempotency_key,
-            meta,
-        )
-    )
 
 
 def decode(body: bytes, *, attempts: int) -> JobEnvelope:

@@ -2,13 +2,14 @@
 
 A terminal obeys control characters: it moves its cursor, sets the clipboard, retitles its window. Bidirectional
 controls and invisible characters make a text read as another one. They are replaced by JSON's escapes, so that the same
-function serves JSON documents.
+function serves JSON documents. Of an error text, `headline` is the one line that says what happened.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 # C0 without tab and line feed, DEL, C1; marks and controls of direction, line and paragraph separators, what is
@@ -18,6 +19,15 @@ _STEERING = re.compile(
     "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 _BREAK = re.compile("\r\n|[\t-\r]")
+
+MAX_HEADLINE_CHARS = 500
+"""Characters of a headline that are kept."""
+
+_OF_GROUP = ("+ Exception Group Traceback", "| ")
+_SAYS = re.compile(r"( *)\| (?!Traceback |Exception Group Traceback )(\S.*)")
+"""In the picture of a group: what is neither a frame nor code of one."""
+
+_COUNT = re.compile(r" \([0-9]+ sub-exceptions?\)$")
 
 
 def printable(text: str) -> str:
@@ -37,3 +47,25 @@ def json_text(value: Any, indent: int | None = None) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     return json.dumps(found[0])[1:-1]
+
+
+def headline(text: str | None) -> str | None:
+    """Return the line that says what happened: the last of a traceback, the first of anything else.
+
+    Of a group of exceptions: what it says, and what the first one in it does.
+    """
+    lines = (text or "").strip().splitlines()
+    if not lines:
+        return None
+    if lines[0].startswith(_OF_GROUP):
+        return (_of_group(lines) or lines[0])[:MAX_HEADLINE_CHARS]
+    return lines[-1 if lines[0].startswith("Traceback") else 0][:MAX_HEADLINE_CHARS]
+
+
+def _of_group(lines: Sequence[str]) -> str:
+    found = [(len(said[1]), said[2]) for said in map(_SAYS.match, lines) if said]
+    if not found:
+        return ""
+    depth, group = found[0]
+    inner = next((text for deeper, text in found if deeper > depth), "")
+    return ": ".join(filter(None, (_COUNT.sub("", group), inner)))

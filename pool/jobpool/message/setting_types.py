@@ -10,13 +10,15 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from jobpool.errors import ConfigurationError
 from jobpool.message.allowances import LARGEST_BODY, LONGEST_CALL
 from jobpool.message.guards import MOST_LINES, MOST_PLACES
 from jobpool.message.names import QUEUE_NAME, check_queue
 from jobpool.message.units import parse_duration, parse_size
+
+T = TypeVar("T")
 
 Queues = tuple[tuple[str, float], ...]
 
@@ -71,14 +73,13 @@ class UrlLimits(NamedTuple):
 
 def parse_queues(value: object) -> Queues:
     """`"reports"`, `"reports=8,mail"`, a list of such texts, or a table `{reports = 8}`; weight 1 if not given."""
-    pairs = list(_pairs(value))
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"queue {name!r} is named twice")
-    if not pairs:
+    for name in () if isinstance(value, Mapping) else (name for part in _parts(value) for name in _split(part)[1:]):
+        if name.replace(".", "", 1).isdigit():
+            raise ValueError(f"{name!r} after a comma would be a queue; a weight is written NAME={name}")
+    weights = _by_queue(value, _weight)
+    if not weights:
         raise ValueError("at least one queue is needed, such as 'default'")
-    return tuple(pairs)
+    return tuple(weights.items())
 
 
 def parse_names(value: object) -> tuple[str, ...]:
@@ -148,24 +149,12 @@ def parse_workers(value: object) -> int:
 
 def parse_count(value: object) -> int:
     """A whole number, 0 or more."""
-    try:
-        number = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else -1
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise ValueError(f"{value!r} is not a whole number, 0 or more")
-    return number
+    return int(_not_negative(value, int, "a whole number"))
 
 
 def parse_number(value: object) -> float:
     """A finite number, 0 or more."""
-    try:
-        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else -1.0
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < math.inf:
-        raise ValueError(f"{value!r} is not a number, 0 or more")
-    return number
+    return _not_negative(value, float, "a number")
 
 
 def parse_switch(value: object) -> bool:
@@ -214,11 +203,7 @@ def parse_handlers(value: object) -> dict[str, list[str]]:
 
 def parse_limits(value: object) -> dict[str, int]:
     """What limits a queue: a table `{reports = 4}`, or texts such as `reports=4,mail=2`. 0 = no limit."""
-    limits: dict[str, int] = {}
-    for queue, most in _limit_pairs(value):
-        if queue in limits:
-            raise ValueError(f"queue {queue!r} is named twice")
-        limits[queue] = _limit(queue, most)
+    limits = _by_queue(value if isinstance(value, Mapping) else parse_names(value), _limit)
     return {queue: most for queue, most in limits.items() if most}
 
 
@@ -266,16 +251,14 @@ def parse_on_crash(value: object) -> OnCrash:
 def parse_recycle(value: object) -> Recycle:
     """`jobs=N`, `memory=SIZE` and `failure=WHEN`."""
     failure = choice("suspect", "always", "never")
-    rest, words = parse_words(value, {"jobs": parse_count, "memory": parse_size, "failure": failure})
-    _check_nothing(rest, "jobs=1000 memory=512M failure=suspect")
-    return Recycle(**words)
+    parsers = {"jobs": parse_count, "memory": parse_size, "failure": failure}
+    return Recycle(**_only_words(value, parsers, "jobs=1000 memory=512M failure=suspect"))
 
 
 def parse_url_limits(value: object) -> UrlLimits:
     """`timeout=TIME` and `body=SIZE`."""
-    rest, words = parse_words(value, {"timeout": parse_duration, "body": parse_size})
-    _check_nothing(rest, "timeout=30s body=1M")
-    limits = UrlLimits(**words)
+    parsers = {"timeout": parse_duration, "body": parse_size}
+    limits = UrlLimits(**_only_words(value, parsers, "timeout=30s body=1M"))
     if not 0 < limits.timeout <= LONGEST_CALL:
         raise ValueError(f"timeout= must be above 0, and at most {LONGEST_CALL} seconds, not {limits.timeout:g}")
     if not 1 <= limits.body <= LARGEST_BODY:
@@ -289,6 +272,14 @@ def usable_cpus() -> int:
     return max(1, min(cpus, _quota(CPU_MAX) or cpus))
 
 
+def _not_negative(value: object, kind: type[int] | type[float], what: str) -> float:
+    is_one = isinstance(value, (kind, int, str)) and not isinstance(value, bool)
+    number = _or(-1, kind, value) if is_one else -1  # type: ignore[arg-type]
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{value!r} is not {what}, 0 or more")
+    return number
+
+
 def _parse_keep(value: object) -> int:
     keep = parse_count(value)
     if not 1 <= keep <= MOST_LINES:
@@ -296,9 +287,11 @@ def _parse_keep(value: object) -> int:
     return keep
 
 
-def _check_nothing(rest: str, example: str) -> None:
+def _only_words(value: object, parsers: Mapping[str, Callable[[Any], Any]], example: str) -> dict[str, Any]:
+    rest, words = parse_words(value, parsers)
     if rest:
         raise ValueError(f"{rest!r} is not known there: write words such as {example!r}")
+    return words
 
 
 def _quota(path: Path) -> int | None:
@@ -309,53 +302,48 @@ def _quota(path: Path) -> int | None:
         return None
 
 
-def _limit_pairs(value: object) -> Iterable[tuple[str, object]]:
+def _by_queue(value: object, read: Callable[[str, object], T]) -> dict[str, T]:
+    """Return what `read` makes of each queue's name and text; None = the name stood alone."""
+    found: dict[str, T] = {}
+    for name, given in _pairs(value):
+        if check_queue(name) in found:
+            raise ValueError(f"queue {name!r} is named twice")
+        found[name] = read(name, given)
+    return found
+
+
+def _pairs(value: object) -> Iterable[tuple[str, object]]:
     if isinstance(value, Mapping):
-        yield from ((check_queue(queue), most) for queue, most in value.items())
+        yield from value.items()
         return
-    for item in parse_names(value):
-        queue, sign, most = (piece.strip() for piece in item.partition("="))
-        if not sign:
-            raise ValueError(f"{item!r} names no limit: write QUEUE=N")
-        yield check_queue(queue), most
+    for part in _parts(value):
+        for item in _split(part):
+            name, sign, given = (piece.strip() for piece in item.partition("="))
+            yield name, given if sign else None
 
 
 def _limit(queue: str, value: object) -> int:
-    try:
-        most = parse_count(value)
-    except ValueError:
-        most = -1
+    if value is None:
+        raise ValueError(f"{queue!r} names no limit: write QUEUE=N")
+    most = _or(-1, parse_count, value)
     if not 0 <= most <= MOST_PLACES:
         wanted = f"must be a whole number from 0 (no limit) to {MOST_PLACES}"
         raise ValueError(f"the limit of queue {queue!r} {wanted}, not {value!r}")
     return most
 
 
-def _pairs(value: object) -> Iterable[tuple[str, float]]:
-    if isinstance(value, Mapping):
-        for name, weight in value.items():
-            yield check_queue(name), _weight(name, weight)
-        return
-    for part in _parts(value):
-        for place, item in enumerate(_split(part)):
-            yield _pair(item, after_comma=place > 0)
-
-
-def _pair(item: str, *, after_comma: bool) -> tuple[str, float]:
-    name, sign, weight = (piece.strip() for piece in item.partition("="))
-    if after_comma and not sign and name.replace(".", "", 1).isdigit():
-        raise ValueError(f"{name!r} after a comma would be a queue; a weight is written NAME={name}")
-    return check_queue(name), _weight(name, weight) if sign else 1.0
-
-
 def _weight(queue: str, value: object) -> float:
-    try:
-        weight = parse_number(value)
-    except ValueError:
-        weight = 0.0
+    weight = 1.0 if value is None else _or(0.0, parse_number, value)
     if weight <= 0:
         raise ValueError(f"the weight of queue {queue!r} must be a number above 0, not {value!r}")
     return weight
+
+
+def _or(otherwise: T, parse: Callable[[object], T], value: object) -> T:
+    try:
+        return parse(value)
+    except ValueError:
+        return otherwise
 
 
 def _parts(value: object) -> list[str]:

@@ -8,92 +8,59 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from hmac import compare_digest
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 
 from jobpool.errors import ConfigurationError, InvalidJob
 
+if TYPE_CHECKING:
+    from jobpool.message.definition import JobDefinition
+    from jobpool.message.envelope import JobEnvelope
+
 Key = str | bytes
+Wire: TypeAlias = "bytes | Mapping[str, Any] | JobEnvelope"
+"""A message to sign: the wire object, decoded or as a dict, or its canonical bytes."""
+
 ENVIRONMENT = ("JOBPOOL_SIGNING_KEY", "JOBS_SIGNING_KEY")
 SIGNATURE_LENGTH = 64
 _BLOCK = 64
 _INNER = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER = bytes(byte ^ 0x5C for byte in range(256))
 _SORTED = orjson.OPT_SORT_KEYS
-_WIRE_NAMES = ("job", "payload", "queue", "priority", "maxRetries", "name", "identifier", "idempotencyKey", "meta")
-
-
-class Envelope(Protocol):
-    """`jobpool.JobEnvelope`, as far as it is signed."""
-
-    @property
-    def job(self) -> str: ...
-    @property
-    def payload(self) -> Any: ...
-    @property
-    def queue(self) -> str: ...
-    @property
-    def priority(self) -> int: ...
-    @property
-    def max_retries(self) -> int | None: ...
-    @property
-    def name(self) -> str | None: ...
-    @property
-    def identifier(self) -> str: ...
-    @property
-    def idempotency_key(self) -> str | None: ...
-    @property
-    def meta(self) -> dict[str, Any]: ...
-    @property
-    def sig(self) -> str: ...
-
-
-Wire = bytes | Mapping[str, Any] | Envelope
-"""A message to sign: the wire object, decoded (`JobEnvelope`) or as a dict, or its canonical bytes."""
+_WIRE_NAMES = ("job", "payload", "queue", "priority", "maxRetries", "name", "identifier", "idempotencyKey")
 
 
 def canonical(
-    job: str | None,
-    payload: Any,
-    queue: str | None,
-    priority: int | None,
-    max_retries: int | None,
-    name: str | None,
-    identifier: str | None,
-    idempotency_key: str | None,
-    meta: Mapping[str, Any] | None,
+    job: str, says: JobDefinition | JobEnvelope, queue: str, identifier: str, meta: Mapping[str, Any]
 ) -> bytes:
-    """Return the bytes that are signed. Raises `TypeError` for a value that JSON cannot carry."""
+    """Return the bytes that are signed; `says` has the other fields. Raises `TypeError`: JSON cannot carry a value."""
+    return _canonical(
+        {
+            "job": job,
+            "payload": says.payload,
+            "queue": queue,
+            "priority": says.priority,
+            "maxRetries": says.max_retries,
+            "name": says.name,
+            "identifier": identifier,
+            "idempotencyKey": says.idempotency_key,
+        },
+        meta,
+    )
+
+
+def canonical_bytes(envelope: JobEnvelope) -> bytes:
+    """Return the bytes that are signed of a message."""
+    return canonical(envelope.job, envelope, envelope.queue, envelope.identifier, envelope.meta)
+
+
+def _canonical(signed: dict[str, Any], meta: Mapping[str, Any] | None) -> bytes:
     # The fields keep their own order, but nested keys are sorted: so the two nested values are written first.
-    signed = {
-        "job": job,
-        "payload": orjson.Fragment(orjson.dumps(payload, option=_SORTED)),
-        "queue": queue,
-        "priority": priority,
-        "maxRetries": max_retries,
-        "name": name,
-        "identifier": identifier,
-        "idempotencyKey": idempotency_key,
-    }
+    signed["payload"] = orjson.Fragment(orjson.dumps(signed["payload"], option=_SORTED))
     if meta:
         signed["meta"] = orjson.Fragment(orjson.dumps(meta, option=_SORTED))
     return orjson.dumps(signed)
-
-
-def canonical_bytes(envelope: Envelope) -> bytes:
-    """Return the bytes that are signed of a message."""
-    return canonical(
-        envelope.job,
-        envelope.payload,
-        envelope.queue,
-        envelope.priority,
-        envelope.max_retries,
-        envelope.name,
-        envelope.identifier,
-        envelope.idempotency_key,
-        envelope.meta,
-    )
 
 
 def _signed_of(wire: Wire) -> bytes:
@@ -101,7 +68,7 @@ def _signed_of(wire: Wire) -> bytes:
         if isinstance(wire, bytes):
             return wire
         if isinstance(wire, Mapping):
-            return canonical(*(wire.get(name) for name in _WIRE_NAMES))
+            return _canonical({name: wire.get(name) for name in _WIRE_NAMES}, wire.get("meta"))
         return canonical_bytes(wire)
     except TypeError as error:
         raise InvalidJob(f"the wire object is no JSON: {error}") from error

@@ -19,7 +19,7 @@ class Rule(NamedTuple):
 
     name: str
     required: bool
-    holds: Callable[[object], bool]
+    holds: Callable[[Any], bool]
     wanted: str
 
 
@@ -59,51 +59,32 @@ def is_meta(value: object) -> bool:
     return True
 
 
-def _is_identifier(value: object) -> bool:
-    return type(value) is str and 0 < len(value) <= LONGEST_IDENTIFIER and value.isprintable()
-
-
-def _is_priority(value: object) -> bool:
-    return type(value) is int and 0 <= value <= 255
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
+_META_RULES: dict[str, Callable[[Any], bool]] = {
+    # A longer timer than a definition takes overflows in the child, which would look like a crash.
+    "_timeout": lambda value: type(value) in (int, float) and 0 <= value <= LONGEST,
+    "_expires": lambda value: type(value) in (int, float) and value >= 0,
+    "_singleInstance": lambda value: type(value) is bool,
+    "_concurrencyKey": is_name,
+}
 
 
 def _is_text(value: object) -> bool:
     return type(value) is str
 
 
-def _is_flag(value: object) -> bool:
-    return type(value) is bool
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
-def _is_seconds(value: object) -> bool:
-    return (type(value) is float or type(value) is int) and value >= 0
+def _is_identifier(value: Any) -> bool:
+    return type(value) is str and 0 < len(value) <= LONGEST_IDENTIFIER and value.isprintable()
 
-
-def _is_timeout(value: object) -> bool:
-    """Check that a definition would take it: a longer timer overflows in the child, which would look like a crash."""
-    return (type(value) is float or type(value) is int) and 0 <= value <= LONGEST
-
-
-def _is_anything(_value: object) -> bool:
-    return True
-
-
-_META_RULES: dict[str, Callable[[object], bool]] = {
-    "_timeout": _is_timeout,
-    "_expires": _is_seconds,
-    "_singleInstance": _is_flag,
-    "_concurrencyKey": is_name,
-}
 
 RULES = (
     Rule("job", True, is_name, f"a handler's name of 1 to {LONGEST_NAME} printable characters"),
-    Rule("payload", True, _is_anything, "a JSON value"),
+    Rule("payload", True, lambda _: True, "a JSON value"),
     Rule("queue", True, _is_text, "text"),
-    Rule("priority", True, _is_priority, "a whole number from 0 to 255"),
+    Rule("priority", True, lambda value: _is_count(value) and value <= 255, "a whole number from 0 to 255"),
     Rule("maxRetries", False, _is_count, "a whole number from 0, or null"),
     Rule("attempts", False, _is_count, "a whole number from 0, or null"),
     Rule("name", False, is_name, f"1 to {LONGEST_NAME} printable characters, or null"),

@@ -19,7 +19,7 @@ from support.waiting import wait_until
 from jobpool.broker.values import Message
 from jobpool.ipc.oom_kills import find
 from jobpool.ipc.scoreboard import Scoreboard
-from jobpool.message.death import LARGEST, Death
+from jobpool.message.death import MAX_RECORD_BYTES, Death
 
 APP = Path(apps_deaths.__file__)
 MEBI = 2**20
@@ -42,7 +42,7 @@ def dead(rig: Rig, ident: str) -> tuple[Message, Death]:
     wait_until(lambda: rig.is_dead(ident), LIMIT, f"{ident} is dead")
     message = rig.inspect(ident)
     assert message.cause is not None
-    assert len(message.cause) <= LARGEST
+    assert len(message.cause) <= MAX_RECORD_BYTES
     return message, Death.from_text(message.cause)
 
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from support.built_in import attempt, failure, output, refusal
 from support.waiting import wait_until
 
+from jobpool.handlers.builtin import Refused
 from jobpool.handlers.builtin.programs import choose
-from jobpool.handlers.sentences import Refused
 from jobpool.ipc.linux import direct_children, open_fds
 from jobpool.message.outcome import ResultKind
 

@@ -21,11 +21,11 @@ from support.waiting import wait_until
 from support.webserver import Answer, WebServer, answer
 
 from jobpool.child.attempt import JobToRun, run_attempt
-from jobpool.handlers.builtin.url.answer import CHARSETS, LONGEST_WAIT, wait_asked
+from jobpool.handlers.builtin import Failure
+from jobpool.handlers.builtin.url.answer import CHARSETS, MAX_WAIT_S, Later, wait_asked
 from jobpool.handlers.builtin.url.call import Caller
-from jobpool.handlers.builtin.url.refusal import Later, Refused
+from jobpool.handlers.builtin.url.target import Refused
 from jobpool.handlers.registry import HandlerRegistry
-from jobpool.handlers.sentences import Failure
 from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import decode, encode
 from jobpool.message.outcome import ResultKind
@@ -128,7 +128,7 @@ def test_retry_after_says_when(server: WebServer, status: str) -> None:
         (None, None),
         ("0", 0.0),
         (" 120 ", 120.0),
-        ("99999999999", LONGEST_WAIT),
+        ("99999999999", MAX_WAIT_S),
         ("9" * 400, None),
         ("-5", None),
         ("1.5", None),
@@ -136,7 +136,7 @@ def test_retry_after_says_when(server: WebServer, status: str) -> None:
         ("", None),
         ("Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
         ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
-        ("Fri, 31 Dec 9999 23:59:59 GMT", LONGEST_WAIT),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", MAX_WAIT_S),
         ("Fri, 99 Dec 9999 23:59:59 GMT", None),
     ],
 )

@@ -13,13 +13,12 @@ from support.nameserver import AAAA, A, NameServer
 from support.urljobs import call, two_servers
 from support.webserver import WebServer, answer
 
+from jobpool.handlers.builtin import Failure
+from jobpool.handlers.builtin.url.addresses import Deadline
 from jobpool.handlers.builtin.url.call import Caller
 from jobpool.handlers.builtin.url.connection import _connection, tls_context
-from jobpool.handlers.builtin.url.deadline import Deadline
-from jobpool.handlers.builtin.url.refusal import Refused
 from jobpool.handlers.builtin.url.request import METHODS, TLS_OPTIONS
-from jobpool.handlers.builtin.url.target import parse
-from jobpool.handlers.sentences import Failure
+from jobpool.handlers.builtin.url.target import Refused, parse
 
 NAMES = {"good.test": ["127.0.0.1"], "other.test": ["127.0.0.1"], "common.test": ["127.0.0.1"]}
 

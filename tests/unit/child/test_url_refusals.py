@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from support.hostile_urls import NAMES, refusals
 
+from jobpool.handlers.builtin import Failure
 from jobpool.handlers.builtin.url import addresses
 from jobpool.handlers.builtin.url.call import Caller
-from jobpool.handlers.builtin.url.refusal import Refused
-from jobpool.handlers.sentences import Failure
+from jobpool.handlers.builtin.url.target import Refused
 
 TABLE = refusals()
 AFTER_THE_ANSWER = {"redirect", "status", "response-size"}

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool.cli.output import Column, fit, plural
+from jobpool.cli.output import aligned, columns, fit, plural
 
-COLUMNS = (Column("ID"), Column("HANDLER", flexible=True), Column("WHY", flexible=True))
+COLUMNS = columns("ID, HANDLER~, WHY~")
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,15 @@ COLUMNS = (Column("ID"), Column("HANDLER", flexible=True), Column("WHY", flexibl
 )
 def test_only_flexible_columns_are_cut_the_widest_first(room: int, widths: list[int]) -> None:
     assert fit(COLUMNS, [16, 20, 40], room) == widths
+
+
+def test_a_cell_takes_the_places_that_a_terminal_gives_it() -> None:
+    rows = [["a\nb", "1", "日本語の長いテキスト"], ["cd", "22", "e\u0301"]]
+    assert aligned(columns("ID, N>, WHY~"), rows, 17, gap=1) == [
+        ["ID ", " N", "WHY       "],
+        ["a b", " 1", "日本語の… "],
+        ["cd ", "22", "e\u0301         "],
+    ]
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 jobs"), (1, "1 job"), (2000, "2,000 jobs")])

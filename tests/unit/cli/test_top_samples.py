@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import io
 import os
 from functools import partial
 from pathlib import Path
 
+import click
 import pytest
 from face_boards import NOW, a_pool, publish
-from rich.console import Console
 
 from jobpool.cli.topview import cells, headline, screen
 from jobpool.ops.runtime_dir import discover, note_path, register, unregister
@@ -20,9 +19,7 @@ def sample(directory: Path, now: float = NOW) -> list[PoolSample]:
 
 
 def shown(samples: list[PoolSample], width: int = 160, height: int = 40) -> str:
-    written = io.StringIO()
-    Console(file=written, width=width, height=height).print(screen(samples, width, height, "nobody here"))
-    return written.getvalue()
+    return click.unstyle("\n".join(screen(samples, width, height, "nobody here")))
 
 
 def test_a_busy_slot_shows_its_job(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobpool.message.death import LARGEST, Death, cause_headline, innermost, short_cause
+from jobpool.message.death import MAX_RECORD_BYTES, Death, cause_headline, innermost, short_cause
 from jobpool.message.definition import JobDefinition
 from jobpool.message.settlement import Nack
 from jobpool_backends.memory import MemoryBackend
@@ -81,7 +81,7 @@ def test_a_newer_versions_record_is_read_without_what_is_new() -> None:
 def test_the_text_is_bounded_and_keeps_heads_and_tails(char: str) -> None:
     long = "first" + char * 200_000 + "last"
     text = Death("killed by SIGABRT", "itself", stack=long, output=long, peak_memory=7).to_text()
-    assert len(text.encode()) <= LARGEST
+    assert len(text.encode()) <= MAX_RECORD_BYTES
     death = Death.from_text(text)
     assert (death.how, death.sent_by, death.peak_memory) == ("killed by SIGABRT", "itself", 7)
     for kept in (death.stack, death.output):
@@ -91,7 +91,7 @@ def test_the_text_is_bounded_and_keeps_heads_and_tails(char: str) -> None:
 
 
 def test_even_how_is_bounded() -> None:
-    assert len(Death("x" * 10**6).to_text()) <= LARGEST
+    assert len(Death("x" * 10**6).to_text()) <= MAX_RECORD_BYTES
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from jobpool.message.headline import LONGEST, headline
+from jobpool.message.printable import MAX_HEADLINE_CHARS, headline
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from jobpool.message.headline import LONGEST, headline
         ("Traceback (most recent call last):\n  File …\nValueError: no\n", "ValueError: no"),
         ("| no group", "no group"),
         ("| ", "|"),
-        ("x" * 1000, "x" * LONGEST),
+        ("x" * 1000, "x" * MAX_HEADLINE_CHARS),
     ],
 )
 def test_of_a_text(text: str | None, line: str | None) -> None:

@@ -2,7 +2,7 @@
 
 One module for each kind, each with `make(kit: Kit) -> Handler`. `kit.allowances` (`jobpool.Allowances`) limits it;
 `Settings.allowances` makes them for a pool. A built-in handler takes the context alone and reads `ctx.payload`. A
-forbidden or unusable payload raises `sentences.Refused`, a permanent failure of which only the text is kept; an error
+forbidden or unusable payload raises `Refused`, a permanent failure of which only the text is kept; an error
 that may pass raises `Failure`.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jobpool.errors import ConfigurationError
+from jobpool.errors import ConfigurationError, JobpoolError, Unrecoverable
 from jobpool.message.allowances import Allowances
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ MAKERS = {
     "command": "jobpool.handlers.builtin.command:make",
     "event": "jobpool.handlers.builtin.event:make",
     "shell": "jobpool.handlers.builtin.shell:make",
-    "url": "jobpool.handlers.builtin.url:make",
+    "url": "jobpool.handlers.builtin.url.call:make",
 }
 """Name of a built-in handler → "module:function" that makes it."""
 
@@ -93,3 +93,31 @@ def enabled_by(name: str, kit: Kit) -> str:
 
 def _may_start(allowances: Allowances) -> bool:
     return bool(allowances.allowed_shell_commands or allowances.allow_all_shell_commands)
+
+
+# --- how they fail: in one sentence; no traceback is kept of what jobpool itself raises ---------------
+
+_KINDS: dict[Any, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    bool: "a truth value",
+    int: "a number",
+    float: "a number",
+    type(None): "null",
+}
+
+
+def kind_of(value: object) -> str:
+    """Return the kind of a JSON value, for sentences about payloads. The value itself may be secret, and logs show
+    these.
+    """
+    return _KINDS.get(type(value), type(value).__name__)
+
+
+class Failure(JobpoolError):
+    """The attempt failed; the next one may do better."""
+
+
+class Refused(Unrecoverable):
+    """The handler may not do this, or cannot take this payload: it never will, so the job is not tried again."""

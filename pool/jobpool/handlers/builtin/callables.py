@@ -8,10 +8,10 @@ from collections.abc import Callable
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
+from jobpool.handlers.builtin import Failure, Refused, kind_of
 from jobpool.handlers.event_loop import run_coroutine
 from jobpool.handlers.handler import Handler
 from jobpool.handlers.invocation import PayloadMismatch
-from jobpool.handlers.sentences import Failure, Refused, kind_of
 from jobpool.message.context import JobContext
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobpool.errors import ConfigurationError
+from jobpool.handlers.builtin import Refused, kind_of
 from jobpool.handlers.builtin.words import Call, reader
 from jobpool.handlers.event_loop import run_coroutine
 from jobpool.handlers.handler import Handler
 from jobpool.handlers.invocation import check_shape, place_of
-from jobpool.handlers.sentences import Refused, kind_of
 from jobpool.message.context import JobContext
 from jobpool.message.names import LONGEST_NAME, is_name
 

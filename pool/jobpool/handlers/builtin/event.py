@@ -11,10 +11,10 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobpool.errors import Retry, Snooze
+from jobpool.handlers.builtin import Failure, Refused, kind_of
 from jobpool.handlers.ending import below_ours
 from jobpool.handlers.handler import Handler
 from jobpool.handlers.invocation import Bound, bind, check_shape, place_of
-from jobpool.handlers.sentences import Failure, Refused, kind_of
 from jobpool.message.context import JobContext
 from jobpool.message.names import check_name
 
@@ -53,14 +53,8 @@ class EventContext(JobContext):
     __slots__ = ("_data",)
 
     def __init__(self, ctx: JobContext, data: Any) -> None:
-        super().__init__(
-            ctx._envelope,
-            ctx._reporter,
-            fence=ctx.fence,
-            crashes=ctx.crashes,
-            max_retries=ctx._max_retries,
-            deadline=ctx.deadline,
-        )
+        for name in JobContext.__slots__:
+            setattr(self, name, getattr(ctx, name))
         self._data = data
 
     @property

@@ -11,9 +11,9 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobpool.handlers.sentences import Failure, Refused
+from jobpool.handlers.builtin import Failure, Refused
 
-_SHOWN = 200
+_SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def _check_word(word: str) -> None:
     if not word:
         raise Refused("the program's name is empty")
     if "/" in word and not word.startswith("/"):
-        raise Refused(f"program {word[:_SHOWN]!r} is a relative path: write its name alone, or an absolute path")
+        raise Refused(f"program {word[:_SHOWN_CHARS]!r} is a relative path: write its name alone, or an absolute path")
 
 
 def _resolved(word: str, search_path: str) -> str:
@@ -86,11 +86,11 @@ def _resolved(word: str, search_path: str) -> str:
         path = os.path.realpath(found, strict=True)
         mode = os.stat(path).st_mode
     except OSError as error:
-        raise Failure(f"there is no program {word[:_SHOWN]!r}: {error.strerror}") from None
+        raise Failure(f"there is no program {word[:_SHOWN_CHARS]!r}: {error.strerror}") from None
     if stat.S_ISDIR(mode):
-        raise Refused(f"program {word[:_SHOWN]!r} is a directory")
+        raise Refused(f"program {word[:_SHOWN_CHARS]!r} is a directory")
     if not stat.S_ISREG(mode) or not os.access(path, os.X_OK):
-        raise Refused(f"program {word[:_SHOWN]!r} is not executable")
+        raise Refused(f"program {word[:_SHOWN_CHARS]!r} is not executable")
     return path
 
 
@@ -99,8 +99,8 @@ def _on_path(name: str, search_path: str) -> str:
         path = os.path.join(folder, name)
         if folder.startswith("/") and os.path.isfile(path) and os.access(path, os.X_OK):
             return path
-    raise Failure(f"there is no program {name[:_SHOWN]!r} on PATH")
+    raise Failure(f"there is no program {name[:_SHOWN_CHARS]!r} on PATH")
 
 
 def _denied(word: str, allowed: Sequence[str]) -> str:
-    return f"program {word[:_SHOWN]!r} is not allowed here; allowed_shell_commands names {', '.join(allowed)}"
+    return f"program {word[:_SHOWN_CHARS]!r} is not allowed here; allowed_shell_commands names {', '.join(allowed)}"

@@ -8,18 +8,17 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from jobpool.handlers.builtin import spawning
+from jobpool.handlers.builtin import Failure, Refused, kind_of, spawning
 from jobpool.handlers.builtin.programs import Program, choose
 from jobpool.handlers.builtin.spawning import Ended
 from jobpool.handlers.handler import Handler
-from jobpool.handlers.sentences import Failure, Refused, kind_of
 from jobpool.ipc.process_options import scrubbed
 from jobpool.message.context import JobContext
 
 if TYPE_CHECKING:
     from jobpool.handlers.builtin import Kit
 
-LATE = 0.5
+LATE_S = 0.5
 """Seconds after the deadline at which a program is killed where no alarm did it: in a thread that is not the main one.
 
 Late enough for the alarm to come first where there is one: then the attempt has timed out, and not failed.
@@ -62,7 +61,7 @@ def _split(payload: str) -> list[str]:
 
 def _run(program: Program, words: list[str], cap: int, deadline: float | None) -> Ended:
     argv = [program.argv0, *words[1:]]
-    give_up = None if deadline is None else deadline + LATE
+    give_up = None if deadline is None else deadline + LATE_S
     try:
         return spawning.run(program.path, argv, scrubbed(os.environ), cap, give_up)
     except UnicodeEncodeError:

@@ -23,11 +23,11 @@ from time import monotonic, sleep
 from jobpool.ipc.linux import kill_group, open_fds
 from jobpool.message.capped_text import HeadTail
 
-_CHUNK = 1 << 16
-_DEATH = 0.3
+_READ_BYTES = 1 << 16
+_DEATH_TIMEOUT_S = 0.3
 """Seconds for which a killed program's death is waited for; what does not die (state D) is left."""
 
-_PAUSE = 0.001
+_LOOK_PAUSE_S = 0.001
 
 _RESET = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 """Signals that the program is to meet as usual, whatever its parent ignores."""
@@ -113,7 +113,7 @@ def _read(streams: Mapping[int, HeadTail], pidfd: int, give_up: float | None) ->
 
 
 def _take(fd: int, kept: HeadTail) -> int:
-    data = os.read(fd, _CHUNK)
+    data = os.read(fd, _READ_BYTES)
     kept.write(data)
     return len(data)
 
@@ -130,12 +130,12 @@ def _take_what_is_left(fd: int, kept: HeadTail) -> None:
 def _end(pid: int) -> int | None:
     """Kill the process group, which is there as long as its leader was not collected, and collect the leader."""
     kill_group(pid)
-    give_up = monotonic() + _DEATH
+    give_up = monotonic() + _DEATH_TIMEOUT_S
     with suppress(ChildProcessError):  # the app ignores SIGCHLD, or collects every child
         while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
             if monotonic() >= give_up:
                 return None
-            sleep(_PAUSE)
+            sleep(_LOOK_PAUSE_S)
         return os.waitstatus_to_exitcode(ended[1])
     return None
 

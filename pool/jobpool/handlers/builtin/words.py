@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jobpool.errors import ConfigurationError
+from jobpool.handlers.builtin import Refused
 from jobpool.handlers.conversion import Convert, Mismatch, converter
 from jobpool.handlers.invocation import hints_of, parameters_of
-from jobpool.handlers.sentences import Refused
 from jobpool.message.context import JobContext
 
 Call = Callable[[JobContext, list[str]], Any]
@@ -24,7 +24,7 @@ Call = Callable[[JobContext, list[str]], Any]
 RAW = "argv"
 """A function whose only parameter besides the context is called so gets the words as they are."""
 
-_LONGEST = 80
+_MAX_WORD_CHARS = 80
 """Characters that are shown of a word."""
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
@@ -193,7 +193,7 @@ def _is_optional(annotation: Any) -> bool:
 
 def _shown(word: str) -> str:
     """Return a word of somebody's, on one line and not at any length."""
-    return word if word.isprintable() and len(word) <= _LONGEST else f"{word!r:.{_LONGEST}}"
+    return word if word.isprintable() and len(word) <= _MAX_WORD_CHARS else f"{word!r:.{_MAX_WORD_CHARS}}"
 
 
 def _option(name: str) -> str:

@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from jobpool.handlers.builtin.url.refusal import Later, Refused
+from jobpool.errors import Retry
+from jobpool.handlers.builtin import Failure
 from jobpool.handlers.builtin.url.request import Request
-from jobpool.handlers.builtin.url.target import parse
-from jobpool.handlers.sentences import Failure
+from jobpool.handlers.builtin.url.target import Refused, parse
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
 
-PIECE = 65536
-SNIPPET = 300
+READ_BYTES = 65536
+SNIPPET_BYTES = 300
 """Bytes of an unwanted answer that are shown."""
 
 KEPT_HEADERS = (
@@ -27,8 +27,8 @@ KEPT_HEADERS = (
 )
 """Of the response, in the result. No cookie, no token."""
 
-LONGEST_HEADER = 1000
-LONGEST_WAIT = 3600.0
+MAX_HEADER_CHARS = 1000
+MAX_WAIT_S = 3600.0
 """Seconds that a server can put a job off by."""
 
 CHARSETS = re.compile(
@@ -44,14 +44,18 @@ WORTH_ANOTHER = frozenset({408, 425, 429})
 """Statuses below 500 that say: not now."""
 
 
+class Later(Retry):
+    """The server said when to come again: the next attempt is then. Burns an attempt."""
+
+
 def wait_asked(value: str | None, now: float) -> float | None:
-    """Return the seconds, 0 to `LONGEST_WAIT`, that a `Retry-After` header asks for; None = none that are known.
+    """Return the seconds, 0 to `MAX_WAIT_S`, that a `Retry-After` header asks for; None = none that are known.
 
     Args:
         value: Seconds, or a date.
         now: Unix time.
     """
-    if value is None or len(value) > LONGEST_HEADER:
+    if value is None or len(value) > MAX_HEADER_CHARS:
         return None
     if re.fullmatch(r"[0-9]{1,12}", value.strip()):
         after = float(value)
@@ -60,7 +64,7 @@ def wait_asked(value: str | None, now: float) -> float | None:
             after = parsedate_to_datetime(value).timestamp() - now
         except (ValueError, TypeError, OverflowError):
             return None
-    return min(LONGEST_WAIT, max(0.0, after))
+    return min(MAX_WAIT_S, max(0.0, after))
 
 
 def judge(request: Request, response: BaseHTTPResponse) -> None:
@@ -123,16 +127,17 @@ def _read_body(response: BaseHTTPResponse, max_bytes: int) -> bytes:
     body, read = bytearray(), 0
     while piece := _read(response):
         read += len(piece)
-        body += unpack.feed(piece, max_bytes + 1 - len(body))
+        body += unpack.feed(piece, max_bytes + 1 - len(body)) if unpack else piece
         if max(read, len(body)) > max_bytes:
             raise too_large(max_bytes)
-    unpack.end(read)
+    if unpack and read:
+        unpack.end()
     return bytes(body)
 
 
 def _read(response: BaseHTTPResponse) -> bytes:
     try:
-        return response.read(PIECE, decode_content=False)
+        return response.read(READ_BYTES, decode_content=False)
     except ValueError:  # http.client's reading of a chunk of negative size
         raise Failure("the framing of the answer's body is broken") from None
 
@@ -140,14 +145,6 @@ def _read(response: BaseHTTPResponse) -> bytes:
 def too_large(max_bytes: int) -> Refused:
     """Return the error for a body of more than `max_bytes`."""
     return Refused("response-size", f"the answer has more than the {max_bytes} bytes that url_max_bytes allows")
-
-
-class _Plain:
-    def feed(self, piece: bytes, room: int) -> bytes:  # noqa: ARG002
-        return piece
-
-    def end(self, read: int) -> None:
-        pass
 
 
 class _Packed:
@@ -166,27 +163,27 @@ class _Packed:
             raise Failure("there is something behind the end of the answer's packed body")
         return unpacked
 
-    def end(self, read: int) -> None:
-        if read and not self._inner.eof:
+    def end(self) -> None:
+        if not self._inner.eof:
             raise Failure("the answer's packed body has no end")
 
 
-def _unpacker(encoding: str) -> _Plain | _Packed:
+def _unpacker(encoding: str) -> _Packed | None:
     kind = encoding.strip().lower()
     if kind in ("", "identity"):
-        return _Plain()
+        return None
     if kind in ("gzip", "x-gzip", "deflate"):
         return _Packed()
     raise Failure(f"the answer has the content encoding {kind[:40]!r}, which was not asked for")
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: str(headers[name])[:LONGEST_HEADER] for name in KEPT_HEADERS if name in headers}
+    return {name: str(headers[name])[:MAX_HEADER_CHARS] for name in KEPT_HEADERS if name in headers}
 
 
 def _charset(headers: Mapping[str, str]) -> str:
     """Return the charset of the content type, if it is one of `CHARSETS`; else UTF-8."""
-    named = _CHARSET.search(headers.get("Content-Type", "")[:LONGEST_HEADER])
+    named = _CHARSET.search(headers.get("Content-Type", "")[:MAX_HEADER_CHARS])
     return named[1].lower() if named and CHARSETS.fullmatch(named[1]) else "utf-8"
 
 
@@ -197,7 +194,7 @@ def _snippet(response: BaseHTTPResponse) -> str:
     if response.headers.get("Content-Encoding"):
         return ""
     try:
-        text = response.read(SNIPPET, decode_content=False).decode("utf-8", "replace")
+        text = response.read(SNIPPET_BYTES, decode_content=False).decode("utf-8", "replace")
     except Exception:  # noqa: BLE001 - see above
         return ""
     shown = "".join(mark if mark.isprintable() else " " for mark in text).strip()

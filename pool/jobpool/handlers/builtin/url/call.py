@@ -6,25 +6,38 @@ from collections.abc import Sequence
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 
+from jobpool.handlers.builtin import Failure
 from jobpool.handlers.builtin.url import answer, request
-from jobpool.handlers.builtin.url.addresses import Address
-from jobpool.handlers.builtin.url.admission import Lookup, admit, system_lookup
-from jobpool.handlers.builtin.url.deadline import Deadline
-from jobpool.handlers.sentences import Failure
+from jobpool.handlers.builtin.url.addresses import Deadline, Lookup, admit, system_lookup
+from jobpool.handlers.builtin.url.target import Address
+from jobpool.handlers.handler import AnyHandler, Handler
 
 if TYPE_CHECKING:
     import ssl
 
     from urllib3 import BaseHTTPResponse
 
+    from jobpool.handlers.builtin import Kit
     from jobpool.message.context import JobContext
 
 
-HEAD = 256 << 10
+MAX_HEAD_BYTES = 256 << 10
 """Bytes that the head of an answer may have."""
 
 FRAMING = 2
 """Limit of the size of a chunked body on its way, as a multiple of its content."""
+
+
+def make(kit: Kit) -> AnyHandler:
+    """Return the handler, within the limits of `kit.allowances`. Imports no HTTP client: its first call does."""
+    allowed = kit.allowances
+    caller = Caller(
+        timeout=allowed.url_timeout,
+        max_bytes=allowed.url_max_bytes,
+        networks=allowed.allowed_url_networks,
+        keep=allowed.output_cap // 2,
+    )
+    return Handler(caller.run, "url", **kit.options.get("url", {}))
 
 
 class Caller:
@@ -80,7 +93,7 @@ class Caller:
 
     def _exchange(self, wanted: request.Request, addresses: Sequence[Address], deadline: Deadline) -> dict[str, Any]:
         # Here, because they bring urllib3 and ssl, which a child that never calls a URL should not hold.
-        from jobpool.handlers.builtin.url import connection, sockets
+        from jobpool.handlers.builtin.url import connection
 
         if self._context is None and wanted.target.scheme == "https":
             self._context = connection.tls_context()
@@ -89,8 +102,8 @@ class Caller:
             answer.judge(wanted, response)
             return answer.result(wanted, response, max_bytes=self._max_bytes, keep=self._keep)
 
-        bounds = sockets.Bounds(deadline, FRAMING * self._max_bytes + HEAD)
+        bounds = connection.Bounds(deadline, FRAMING * self._max_bytes + MAX_HEAD_BYTES)
         try:
             return connection.exchange(wanted, addresses, bounds, self._context, use)
-        except sockets.TooMuch:
+        except connection.TooMuch:
             raise answer.too_large(self._max_bytes) from None

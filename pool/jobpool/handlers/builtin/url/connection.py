@@ -3,6 +3,10 @@
 urllib3 is given the address, not the name, so there is nothing left to resolve: the connection goes where the check
 looked. The name goes into the `Host` header, the TLS handshake (SNI) and the check of the certificate. Connections are
 used directly, without a pool or its manager: so there are no redirects, no retries, no proxies and no environment.
+
+A socket's own timeout starts anew with every system call, so a peer that sends a byte now and then could hold a call
+open forever. And http.client can be told to read without end: by a chunk of size -1, for one. Here each system call
+gets the rest of the call's time, and received bytes are counted, without a thread or a signal.
 """
 
 from __future__ import annotations
@@ -14,18 +18,19 @@ import ssl
 from collections.abc import Callable, Sequence
 from http.client import HTTPException
 from ipaddress import ip_address
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from urllib3 import BaseHTTPResponse
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
-from jobpool.handlers.builtin.url.addresses import Address
-from jobpool.handlers.builtin.url.deadline import Deadline
+from jobpool.handlers.builtin import Failure
+from jobpool.handlers.builtin.url.addresses import Deadline
 from jobpool.handlers.builtin.url.request import Request
-from jobpool.handlers.builtin.url.sockets import BoundedTlsSocket, Bounds, bounded
-from jobpool.handlers.builtin.url.target import Target
-from jobpool.handlers.sentences import Failure
+from jobpool.handlers.builtin.url.target import Address, Target
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
 
 T = TypeVar("T")
 
@@ -34,10 +39,10 @@ logging.getLogger("urllib3.connection").addFilter(
     lambda record: not str(record.msg).startswith("Failed to parse headers")
 )
 
-CONNECT = 10.0
+CONNECT_TIMEOUT_S = 10.0
 """Seconds for the TCP connection to one address, and again for its TLS handshake."""
 
-MOST_ADDRESSES = 4
+MAX_ADDRESSES = 4
 """Addresses of a name that are tried."""
 
 ERRORS = (OSError, HTTPError, HTTPException)
@@ -89,7 +94,7 @@ def exchange(
 def _connect_any(
     target: Target, addresses: Sequence[Address], bounds: Bounds, context: ssl.SSLContext | None
 ) -> HTTPConnection:
-    tried = addresses[:MOST_ADDRESSES]
+    tried = addresses[:MAX_ADDRESSES]
     for address in tried[:-1]:
         with contextlib.suppress(*ERRORS):
             return _connect(target, address, bounds, context)
@@ -113,7 +118,7 @@ def _connect(target: Target, address: Address, bounds: Bounds, context: ssl.SSLC
 def _connection(
     target: Target, address: str, deadline: Deadline, context: ssl.SSLContext | None
 ) -> HTTPConnection | HTTPSConnection:
-    timeout = min(CONNECT, deadline.left())
+    timeout = min(CONNECT_TIMEOUT_S, deadline.left())
     if target.scheme == "http":
         return HTTPConnection(address, target.port, timeout=timeout)
     if context is None:  # urllib3 would make one of its own
@@ -131,7 +136,7 @@ class _Https(HTTPSConnection):
     def _new_conn(self) -> socket.socket:
         sock = super()._new_conn()
         try:
-            sock.settimeout(min(CONNECT, self.deadline.left()))
+            sock.settimeout(min(CONNECT_TIMEOUT_S, self.deadline.left()))
         except BaseException:
             sock.close()
             raise
@@ -171,3 +176,75 @@ def _told(error: Exception) -> str:
     if isinstance(cause, OSError):
         return f"the connection failed: {cause.strerror or type(cause).__name__}"
     return f"the answer is broken: {type(cause).__name__}"
+
+
+# --- sockets with bounds ------------------------------------------------------------------------------
+
+
+class TooMuch(Exception):
+    """The peer has sent more than it may."""
+
+
+class Bounds:
+    """The limits of one connection.
+
+    Args:
+        deadline: By when it ends.
+        most: Bytes that may come in: the head and framing too, after TLS.
+    """
+
+    def __init__(self, deadline: Deadline, most: int) -> None:
+        self.deadline = deadline
+        self._room = most
+
+    def took(self, count: int) -> int:
+        """Return `count`, bytes that came in. Raises `TooMuch`."""
+        self._room -= count
+        if self._room < 0:
+            raise TooMuch
+        return count
+
+
+class BoundedSocket(socket.socket):
+    """A TCP socket. Set `bounds` before use."""
+
+    bounds: Bounds
+
+    def recv_into(self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0) -> int:
+        self.settimeout(self.bounds.deadline.left())
+        return self.bounds.took(super().recv_into(buffer, nbytes, flags))
+
+    def sendall(self, data: ReadableBuffer, flags: int = 0) -> None:
+        self.settimeout(self.bounds.deadline.left())
+        super().sendall(data, flags)
+
+
+class BoundedTlsSocket(ssl.SSLSocket):
+    """A TLS socket. Set `bounds` after the handshake, which keeps to the timeout of the socket."""
+
+    bounds: Bounds
+
+    def do_handshake(self, block: bool = False) -> None:
+        try:
+            super().do_handshake(block)
+        except BaseException:  # the hard timeout: `ssl` closes for errors only
+            self.close()
+            raise
+
+    def recv_into(self, buffer: WriteableBuffer, nbytes: int | None = None, flags: int = 0) -> int:
+        self.settimeout(self.bounds.deadline.left())
+        return self.bounds.took(super().recv_into(buffer, nbytes, flags))
+
+    def send(self, data: ReadableBuffer, flags: int = 0) -> int:
+        self.settimeout(self.bounds.deadline.left())
+        return super().send(data, flags)
+
+
+def bounded(sock: socket.socket, bounds: Bounds) -> socket.socket:
+    """Return the same connection as a socket that keeps to the bounds; `sock` itself must not be used any more."""
+    if not isinstance(sock, ssl.SSLSocket):
+        sock = BoundedSocket(sock.family, sock.type, sock.proto, fileno=sock.detach())
+    if not isinstance(sock, BoundedSocket | BoundedTlsSocket):
+        raise TypeError("the TLS context is not one of tls_context()")
+    sock.bounds = bounds
+    return sock

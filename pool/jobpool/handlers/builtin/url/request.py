@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from jobpool.handlers.builtin.url.refusal import Refused
-from jobpool.handlers.builtin.url.target import LONGEST, Target, parse
+from jobpool.handlers.builtin.url.target import MAX_URL_CHARS, Refused, Target, parse
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 WITHOUT_BODY = frozenset({"GET", "HEAD"})
@@ -50,8 +49,8 @@ RESERVED = frozenset(
 )
 """Headers that say how bytes are framed and where they go: they are the connection's."""
 
-MOST_HEADERS = 64
-MOST_HEADER_BYTES = 16384
+MAX_HEADERS = 64
+MAX_HEADER_BYTES = 16384
 
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e]*")
@@ -141,8 +140,8 @@ def _with_query(target: Target, query: object) -> Target:
     if query is None:
         return target
     text = urlencode(_pairs(query, "query"))
-    if len(target.path) + len(text) >= LONGEST:
-        raise Refused("url-length", f"the path and the query have more than {LONGEST} characters")
+    if len(target.path) + len(text) >= MAX_URL_CHARS:
+        raise Refused("url-length", f"the path and the query have more than {MAX_URL_CHARS} characters")
     path = f"{target.path}{'&' if '?' in target.path else '?'}{text}" if text else target.path
     return Target(target.scheme, target.host, target.address, target.port, path)
 
@@ -172,8 +171,8 @@ def _headers(value: object) -> dict[str, str]:
     for name, text in value.items():
         _check_header(str(name), text, seen)
         headers[str(name)] = text
-    if len(headers) > MOST_HEADERS or sum(len(n) + len(v) + 4 for n, v in headers.items()) > MOST_HEADER_BYTES:
-        raise Refused("headers", f"at most {MOST_HEADERS} headers of {MOST_HEADER_BYTES} bytes in all are sent")
+    if len(headers) > MAX_HEADERS or sum(len(n) + len(v) + 4 for n, v in headers.items()) > MAX_HEADER_BYTES:
+        raise Refused("headers", f"at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes in all are sent")
     return headers
 
 

@@ -10,10 +10,11 @@ import re
 from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 
-from jobpool.handlers.builtin.url.addresses import Address
-from jobpool.handlers.builtin.url.refusal import Refused
+from jobpool.handlers import builtin
 
-LONGEST = 8192
+Address = IPv4Address | IPv6Address
+
+MAX_URL_CHARS = 8192
 """Characters of a URL, as most servers take it."""
 
 PORTS = {"http": 80, "https": 443}
@@ -25,6 +26,20 @@ _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _FORBIDDEN = re.compile(r'["<>^`{|}]')
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+class Refused(builtin.Refused):
+    """The call is not made, or its answer is not taken, and never will be.
+
+    Args:
+        rule: A short, stable name of the rule, for logs and searches; the text begins with it.
+        why: The mistake, and how it can be mended. Holds no secret part of a URL, and only the kind of the address that
+            a name resolves to. A producer must not learn internal addresses by asking.
+    """
+
+    def __init__(self, rule: str, why: str) -> None:
+        super().__init__(f"refused ({rule}): {why}")
+        self.rule = rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +88,8 @@ def parse(url: object) -> Target:
 def _plain_text(url: object) -> str:
     if not isinstance(url, str):
         raise Refused("url-type", f"the URL must be a text, not {type(url).__name__}")
-    if not 0 < len(url) <= LONGEST:
-        raise Refused("url-length", f"a URL has 1 to {LONGEST} characters, not {len(url)}")
+    if not 0 < len(url) <= MAX_URL_CHARS:
+        raise Refused("url-length", f"a URL has 1 to {MAX_URL_CHARS} characters, not {len(url)}")
     if not url.isascii():
         raise Refused(
             "non-ascii", "write a name in its ASCII form (xn--…), and other characters percent-encoded as UTF-8"
