@@ -15,21 +15,21 @@ from jobpool.message.settlement import Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.beanstalk import checks
 from jobpool_backends.beanstalk.address import Address, read_address
-from jobpool_backends.beanstalk.charging import Ledger
+from jobpool_backends.beanstalk.bulk import BulkChanger
+from jobpool_backends.beanstalk.connection import Held
+from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.copying import Copier
-from jobpool_backends.beanstalk.fetching import Fetcher
-from jobpool_backends.beanstalk.line import Held
-from jobpool_backends.beanstalk.lines import Lines
-from jobpool_backends.beanstalk.looking import Looker
-from jobpool_backends.beanstalk.producing import Producer
-from jobpool_backends.beanstalk.settling import Settler
-from jobpool_backends.beanstalk.stash import Stash
-from jobpool_backends.beanstalk.tending import Tender
-from jobpool_backends.beanstalk.waiting import Waiter
+from jobpool_backends.beanstalk.enqueue import Enqueuer
+from jobpool_backends.beanstalk.fetch import Fetcher
+from jobpool_backends.beanstalk.inspect import Inspector
+from jobpool_backends.beanstalk.prefetch import Prefetched
+from jobpool_backends.beanstalk.reap import CrashLedger
+from jobpool_backends.beanstalk.settle import Settler
+from jobpool_backends.beanstalk.wait import Waiter
 from jobpool_backends.shared import brought_by_each
 
 FRESH = 0.8
-"""Part of its lease that a stashed message must have left to be handed out as it is."""
+"""Part of its lease that a prefetched message must have left to be handed out as it is."""
 
 
 class BeanstalkBackend(QueueBackend):
@@ -76,17 +76,17 @@ class BeanstalkBackend(QueueBackend):
 
     def __init__(self, address: Address, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None) -> None:
         super().__init__(signer=signer, clock=clock)
-        self._lines = lines = Lines(address, self.clock)
-        self._ledger = Ledger()
-        self._stash = Stash()
-        self._producer = Producer(lines, self.clock)
-        self._fetcher = Fetcher(lines, self._ledger, self.clock, self.scheme)
+        self._connections = connections = Connections(address, self.clock)
+        self._ledger = CrashLedger()
+        self._prefetched = Prefetched()
+        self._enqueuer = Enqueuer(connections, self.clock)
+        self._fetcher = Fetcher(connections, self._ledger, self.clock, self.scheme)
         self._settler = Settler(
-            lines, Copier(lines, self._producer, self._ledger, self.clock), self._ledger, self.clock
+            connections, Copier(connections, self._enqueuer, self._ledger, self.clock), self._ledger, self.clock
         )
-        self._waiter = Waiter(lines, self._fetcher, self._stash, self.clock)
-        self._looker = Looker(lines, self.clock)
-        self._tender = Tender(lines, self._looker, self.clock)
+        self._waiter = Waiter(connections, self._fetcher, self._prefetched, self.clock)
+        self._inspector = Inspector(connections, self.clock)
+        self._bulk_changer = BulkChanger(connections, self._inspector, self.clock)
 
     @classmethod
     def from_url(
@@ -115,33 +115,33 @@ class BeanstalkBackend(QueueBackend):
 
     def close(self) -> None:
         """Close all connections; threads that wait come back. The leases end, and their messages go to others."""
-        if self._lines.is_inherited:  # after a fork they are the parent's
+        if self._connections.is_inherited:  # after a fork they are the parent's
             return
         self._waiter.close()
-        self._lines.close()
+        self._connections.close()
         self._waiter.join()
 
     def ping(self) -> None:
         """Ask the server for a sign of life. Raises BackendUnavailable. Blocks for one round trip."""
-        checks.ping(self._lines)
+        checks.ping(self._connections)
 
     def prepare(self) -> None:
         """Check that the server is one that jobpool can use; there is nothing to make."""
-        checks.check_version(self._lines)
+        checks.check_version(self._connections)
 
     def diagnose(self) -> list[Finding]:
         """Check what the server can lose or refuses."""
-        return checks.diagnose(self._lines)
+        return checks.diagnose(self._connections)
 
     # --- the life of a message -----------------------------------------------------------------------
 
     def _enqueue(self, messages: Sequence[NewMessage]) -> None:
-        self._producer.add(messages)
+        self._enqueuer.add(messages)
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         del ttl, fetch_id
-        self._lines.check_usable()  # a parent process's stash is the parent's
-        helds = self._stashed(queue, limit)
+        self._connections.check_usable()  # what a parent process prefetched is the parent's
+        helds = self._take_prefetched(queue, limit)
         if len(helds) < limit:
             try:
                 helds += self._fetcher.fetch(queue, limit - len(helds))
@@ -149,12 +149,12 @@ class BeanstalkBackend(QueueBackend):
                 if not helds:
                     raise
         for held in helds:
-            held.stashed = False  # from here on it is told when it is lost; so the look comes after this
+            held.prefetched = False  # from here on it is told when it is lost; so the look comes after this
         return [held.lease for held in helds if held.is_owned]
 
-    def _stashed(self, queue: str, limit: int) -> list[Held]:
+    def _take_prefetched(self, queue: str, limit: int) -> list[Held]:
         """Return jobs that were reserved for a waiter, with old leases renewed."""
-        helds = self._stash.take(queue, limit)
+        helds = self._prefetched.take(queue, limit)
         now = self.clock.boot()
         old = [held for held in helds if held.lease.expires_at - now < FRESH * held.ttr]
         renewed = self._settler.touch(old) if old else {}
@@ -176,17 +176,17 @@ class BeanstalkBackend(QueueBackend):
 
     def lost(self) -> list[JobLease]:
         """Return leases whose connection broke since the last call, and before their time. No I/O."""
-        return self._lines.lost()
+        return self._connections.lost()
 
     # --- looking and tending -------------------------------------------------------------------------
 
     def stats(self, queue: str) -> QueueStats:
         """Return counts of one queue, O(1); `oldest` is the age of the one that is fetched next."""
-        return self._looker.stats(queue)
+        return self._inspector.stats(queue)
 
     def queues(self) -> list[str]:
         """Return the names of all queues that hold a message, sorted."""
-        return self._looker.queues()
+        return self._inspector.queues()
 
     def list_messages(
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
@@ -194,16 +194,16 @@ class BeanstalkBackend(QueueBackend):
         """Return one page of dead letters, the first that died first. A round trip for each dead letter of the
         queue.
         """
-        return self._looker.page(where or MessageFilter(), after, limit)
+        return self._inspector.page(where or MessageFilter(), after, limit)
 
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
         """Count the dead letters that match, up to `cap`. At once by queue alone; else all are looked through."""
-        return self._looker.count(where, cap)
+        return self._inspector.count(where, cap)
 
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
         """Do `verb` to up to `limit` matching messages; live ones can only be deleted all of a queue's state."""
-        return self._tender.bulk(where, verb, limit)
+        return self._bulk_changer.bulk(where, verb, limit)
 
     def inspect(self, ident: str) -> Message | None:
         """Return the dead letter with this id. None for a message that is alive: beanstalkd finds none by our ids."""
-        return self._looker.inspect(ident)
+        return self._inspector.inspect(ident)

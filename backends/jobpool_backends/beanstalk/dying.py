@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import greenstalk
 
-from jobpool_backends.beanstalk.burst import Answer, put_command
-from jobpool_backends.beanstalk.line import Line
+from jobpool_backends.beanstalk.connection import Connection
+from jobpool_backends.beanstalk.protocol import Answer, put_command
 
-UNTIL_DUE = 30
+UNBURIED_DELAY_S = 30
 """Seconds for which a dead letter that was not buried stays out of the way."""
 
 
@@ -31,11 +31,11 @@ class Copy:
     dead: bool = False
 
 
-def put_copies(line: Line, copies: Sequence[Copy], answers: dict[int, Answer]) -> None:
+def put_copies(connection: Connection, copies: Sequence[Copy], answers: dict[int, Answer]) -> None:
     """Put these jobs, and bury the dead ones.
 
     Args:
-        line: Its lock is taken.
+        connection: Its lock is taken.
         copies: Of any tubes.
         answers: Takes the answer to each put, its refusal as a value, by the copy's place. After a break those that
             came before it are there.
@@ -46,13 +46,13 @@ def put_copies(line: Line, copies: Sequence[Copy], answers: dict[int, Answer]) -
     for place, copy in enumerate(copies):
         by_tube.setdefault(copy.tube, []).append(place)
     for tube, places in by_tube.items():
-        line.use(tube)
+        connection.use(tube)
         told: list[Answer] = []
         try:
-            line.burst([_put(copies[place]) for place in places], told)
+            connection.burst([_put(copies[place]) for place in places], told)
         finally:
             answers |= zip(places, told, strict=False)
-    _bury(line, [(copy, number_of(answers[place])) for place, copy in enumerate(copies) if copy.dead])
+    _bury(connection, [(copy, number_of(answers[place])) for place, copy in enumerate(copies) if copy.dead])
 
 
 def number_of(answer: Answer) -> int | None:
@@ -64,14 +64,14 @@ def number_of(answer: Answer) -> int | None:
 
 
 def _put(copy: Copy) -> bytes:
-    return put_command(copy.priority, UNTIL_DUE if copy.dead else copy.delay, copy.ttr, copy.packed)
+    return put_command(copy.priority, UNBURIED_DELAY_S if copy.dead else copy.delay, copy.ttr, copy.packed)
 
 
-def _bury(line: Line, put: Sequence[tuple[Copy, int | None]]) -> None:
+def _bury(connection: Connection, put: Sequence[tuple[Copy, int | None]]) -> None:
     """Bury the jobs that were put. One that cannot be reserved is held by another client, which buries it too."""
     numbers = [(copy, number) for copy, number in put if number is not None]
-    reserved = line.burst([b"reserve-job %d" % number for _, number in numbers])
-    line.burst(
+    reserved = connection.burst([b"reserve-job %d" % number for _, number in numbers])
+    connection.burst(
         [
             b"bury %d %d" % (number, copy.priority)
             for (copy, number), answer in zip(numbers, reserved, strict=True)

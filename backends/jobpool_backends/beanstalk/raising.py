@@ -9,34 +9,34 @@ from itertools import chain, groupby
 import greenstalk
 
 from jobpool.broker.values import Verb
-from jobpool_backends.beanstalk.asking import about, counters_of, told
-from jobpool_backends.beanstalk.burst import Answer, put_command
+from jobpool_backends.beanstalk.answers import about, counters_of, told
+from jobpool_backends.beanstalk.connection import Connection
+from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.counters import Counters
-from jobpool_backends.beanstalk.dead import Letter
-from jobpool_backends.beanstalk.line import Line
-from jobpool_backends.beanstalk.lines import Lines
+from jobpool_backends.beanstalk.dead_letters import Letter
+from jobpool_backends.beanstalk.protocol import Answer, put_command
 from jobpool_backends.beanstalk.records import Record, from_bytes, to_bytes
 
-PIECE = 100
+LETTERS_RAISED_AT_ONCE = 100
 """Messages that are raised at once."""
 
-PIECE_BYTES = 4 * 2**20
+BYTES_RAISED_AT_ONCE = 4 * 2**20
 """The same, in bytes: more, but for the last message of a piece, is never in memory."""
 
 Job = greenstalk.Job[bytes]
 
 
-class Work:
+class LetterChanges:
     """The state of one call.
 
     Attributes:
         changed: How many letters so far; those that `finish` is still to raise among them.
     """
 
-    def __init__(self, lines: Lines, line: Line, verb: Verb, limit: int) -> None:
+    def __init__(self, connections: Connections, connection: Connection, verb: Verb, limit: int) -> None:
         self.changed = 0
-        self._lines = lines
-        self._line = line
+        self._connections = connections
+        self._connection = connection
         self._verb = verb
         self._limit = limit
         self._taken: list[tuple[Letter, Job]] = []
@@ -50,12 +50,12 @@ class Work:
     def change(self, letter: Letter) -> None:
         """Delete the letter, or reserve it so that it can be raised; nothing when somebody else has it by now."""
         command = b"delete" if self._verb is Verb.DELETE else b"reserve-job"
-        answer = told(self._lines, about(self._line, command, [letter.job])[0])
+        answer = told(self._connections, about(self._connection, command, [letter.job])[0])
         self.changed += answer is not None
         if isinstance(answer, greenstalk.Job):
             self._taken.append((letter, answer))
             self._bytes += len(answer.body)
-            if len(self._taken) >= PIECE or self._bytes >= PIECE_BYTES:
+            if len(self._taken) >= LETTERS_RAISED_AT_ONCE or self._bytes >= BYTES_RAISED_AT_ONCE:
                 self.finish()
 
     def finish(self) -> None:
@@ -67,22 +67,22 @@ class Work:
             for answer in self._raise(queue, [job for _, job in group])
         ]
         if refused:
-            raise self._lines.put_refusal(refused[0])
+            raise self._connections.put_refusal(refused[0])
 
     def give_up(self) -> None:
         """Bury again what was reserved: something else is in the way."""
         taken, self._taken = self._taken, []
-        self._line.burst([b"bury %d %d" % (letter.job, letter.priority) for letter, _ in taken])
+        self._connection.burst([b"bury %d %d" % (letter.job, letter.priority) for letter, _ in taken])
 
     def _raise(self, queue: str, jobs: Sequence[Job]) -> list[Answer]:
         """Put copies, and only then delete what they are copies of; the answers that are refusals."""
-        line = self._line
-        line.use(self._lines.address.tube(queue))
-        counted = counters_of(self._lines, line, [job.id for job in jobs])
+        connection = self._connection
+        connection.use(self._connections.address.tube(queue))
+        counted = counters_of(self._connections, connection, [job.id for job in jobs])
         held = [(job, counters) for job, counters in zip(jobs, counted, strict=True) if counters is not None]
-        answers = line.burst([self._copy(job, counters) for job, counters in held])
+        answers = connection.burst([self._copy(job, counters) for job, counters in held])
         then = (_then(job, counters, answer) for (job, counters), answer in zip(held, answers, strict=True))
-        line.burst(list(chain.from_iterable(then)))
+        connection.burst(list(chain.from_iterable(then)))
         return [answer for answer in answers if not _is_done(answer)]
 
     def _copy(self, job: Job, counters: Counters) -> bytes:

@@ -10,79 +10,81 @@ from collections.abc import Callable, Sequence
 import greenstalk
 
 from jobpool.errors import BackendUnavailable
-from jobpool_backends.beanstalk.burst import PIECE, Answer
-from jobpool_backends.beanstalk.line import Held, Line
-from jobpool_backends.beanstalk.lines import Lines
+from jobpool_backends.beanstalk.connection import Connection, Held
+from jobpool_backends.beanstalk.connections import Connections
+from jobpool_backends.beanstalk.protocol import COMMANDS_PER_WRITE, Answer
 from jobpool_backends.beanstalk.trouble import TROUBLE
 
-Told = dict[Held, Answer | BackendUnavailable]
+Answers = dict[Held, Answer | BackendUnavailable]
 """The result of a command about each lease. Missing: it had ended before. An error: the lease is lost, and nobody knows
 whether the server did it.
 """
 
 Command = Callable[[Held], bytes]
 
-_HURRY = 0.1
-"""Seconds for an answer when another line's has not come in time, and both were asked at once."""
+_HURRIED_TIMEOUT_S = 0.1
+"""Seconds for an answer when another connection's has not come in time, and both were asked at once."""
 
 
-def tell(lines: Lines, helds: Sequence[Held], command: Command, *, ends: bool) -> Told:
-    """Send a command about each lease on the line that owns it, and not for those that have ended by then.
+def send_each(connections: Connections, helds: Sequence[Held], command: Command, *, ends: bool) -> Answers:
+    """Send a command about each lease on the connection that owns it, and not for those that have ended by then.
 
     Args:
-        lines: Of which some own these leases.
-        helds: On any number of lines.
+        connections: Of which some own these leases.
+        helds: On any number of connections.
         command: About one of them.
         ends: True if the command ends the lease.
 
-    Blocks for a round trip, and for those that others have under way on these lines.
+    Blocks for a round trip, and for those that others have under way on these connections.
     """
-    lines.check_process()
-    works: dict[Line, list[Held]] = {}
+    connections.check_process()
+    works: dict[Connection, list[Held]] = {}
     for held in helds:
-        works.setdefault(held.line, []).append(held)
-    order = sorted(works, key=lambda line: line.serial)
-    for line in order:
-        line.lock.acquire()
-    told: Told = {}
+        works.setdefault(held.connection, []).append(held)
+    order = sorted(works, key=lambda connection: connection.serial)
+    for connection in order:
+        connection.lock.acquire()
+    told: Answers = {}
     try:
-        for start in range(0, max(map(len, works.values()), default=0), PIECE):
+        for start in range(0, max(map(len, works.values()), default=0), COMMANDS_PER_WRITE):
             pieces = {
-                line: owned for line in order if (owned := _still_owned(lines, works[line][start : start + PIECE]))
+                connection: owned
+                for connection in order
+                if (owned := _still_owned(connections, works[connection][start : start + COMMANDS_PER_WRITE]))
             }
-            _exchange(lines, pieces, command, told)
-        _note(lines, told, ends=ends)
+            _exchange(connections, pieces, command, told)
+        _note(connections, told, ends=ends)
     finally:
-        for line in order:
-            lines.give_back(line)
+        for connection in order:
+            connections.give_back(connection)
     return told
 
 
-def _still_owned(lines: Lines, helds: Sequence[Held]) -> list[Held]:
-    now = lines.clock.boot()
+def _still_owned(connections: Connections, helds: Sequence[Held]) -> list[Held]:
+    now = connections.clock.boot()
     return [held for held in helds if held.is_owned and now < held.lease.expires_at]
 
 
-def _exchange(lines: Lines, pieces: dict[Line, list[Held]], command: Command, told: Told) -> None:
-    """Write to all lines, then read from all."""
+def _exchange(connections: Connections, pieces: dict[Connection, list[Held]], command: Command, told: Answers) -> None:
+    """Write to all connections, then read from all."""
     sent = []
-    for line, helds in pieces.items():
+    for connection, helds in pieces.items():
         try:
-            line.write([command(held) for held in helds])
-            sent.append(line)
+            connection.write([command(held) for held in helds])
+            sent.append(connection)
         except TROUBLE as error:
-            told |= dict.fromkeys(helds, lines.broken(line, error))
-    limit = lines.address.timeout
-    for line in sent:
-        helds = pieces[line]
+            told |= dict.fromkeys(helds, connections.broken(connection, error))
+    limit = connections.address.timeout
+    for connection in sent:
+        helds = pieces[connection]
         try:
-            told |= zip(helds, line.read(len(helds), limit), strict=True)
+            told |= zip(helds, connection.read(len(helds), limit), strict=True)
         except TROUBLE as error:
-            told |= dict.fromkeys(helds, lines.broken(line, error))
-            limit = _HURRY if isinstance(error, TimeoutError) else limit
+            told |= dict.fromkeys(helds, connections.broken(connection, error))
+            limit = _HURRIED_TIMEOUT_S if isinstance(error, TimeoutError) else limit
 
 
-def _note(lines: Lines, told: Told, *, ends: bool) -> None:
+def _note(connections: Connections, told: Answers, *, ends: bool) -> None:
     for held, answer in told.items():
         if ends or isinstance(answer, greenstalk.NotFoundError):
-            lines.forget(held)
+            connections.forget(held)

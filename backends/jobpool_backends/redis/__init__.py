@@ -1,7 +1,7 @@
 """`redis://`: one server, its replicas behind sentinels, or a cluster; any number of machines share it.
 
 * `address`: what URLs and options mean; `opening`: from there to a link
-* `wire`, `link`: connections, and calls on them; `trouble`: what their errors mean
+* `connection`, `link`: connections, and calls on them; `trouble`: what their errors mean
 * `asking`, `sentinel`: which server is the master now
 * `slots`, `masters`, `nodelink`, `clusterlink`: the nodes of a cluster
 * `checks`: what the server's settings can lose

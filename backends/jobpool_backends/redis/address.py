@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from jobpool.errors import ConfigurationError
-from jobpool_backends.redis.wire import Endpoint
+from jobpool_backends.redis.connection import Endpoint
 
 DEFAULT_TIMEOUT = 2.0
 DEFAULT_CONNECT_TIMEOUT = 2.0

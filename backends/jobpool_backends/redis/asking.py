@@ -10,33 +10,33 @@ from typing import Any, TypeVar
 from redis.exceptions import RedisError
 
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
+from jobpool_backends.redis.connection import Connection, Endpoint, Word
 from jobpool_backends.redis.trouble import explain
-from jobpool_backends.redis.wire import Endpoint, Wire, Word
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
-LEAST_SHARE = 0.25
+MIN_SHARE_S = 0.25
 """Seconds that each of many servers gets: less would pass over those that are merely far away."""
 
 
-def open_and_ask(endpoint: Endpoint, *words: Word) -> tuple[Wire, Any]:
+def open_and_ask(endpoint: Endpoint, *words: Word) -> tuple[Connection, Any]:
     """Return a new connection, and the answer to a first command on it.
 
     Raises:
         BackendUnavailable, ConfigurationError: As a link's calls do.
     """
     try:
-        wire = endpoint.open()
+        connection = endpoint.open()
         try:
-            return wire, wire.ask(words)
+            return connection, connection.ask(words)
         except BaseException:
-            wire.close()
+            connection.close()
             raise
     except RedisError as error:
         raise (explain(error, endpoint).error or error) from error
 
 
-def ask_in_turn(servers: Sequence[Endpoint], ask: Callable[[Endpoint], T], what: str) -> tuple[int, T]:
+def ask_in_turn(servers: Sequence[Endpoint], ask: Callable[[Endpoint], Result], what: str) -> tuple[int, Result]:
     """Return the first answer that `ask` gets, and the place of the server that gave it.
 
     Blocks for little longer than one server may take to connect, however many are silent: they share that time.
@@ -46,7 +46,7 @@ def ask_in_turn(servers: Sequence[Endpoint], ask: Callable[[Endpoint], T], what:
         BackendUnavailable: None answers; the text begins with `what`, and tells of each that was asked.
     """
     patience = servers[0].connect_timeout
-    share = min(patience, max(patience / len(servers), LEAST_SHARE))
+    share = min(patience, max(patience / len(servers), MIN_SHARE_S))
     give_up = time.monotonic() + patience
     troubles: list[JobpoolError] = []
     for place, server in enumerate(servers):

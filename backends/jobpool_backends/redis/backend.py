@@ -27,18 +27,18 @@ from jobpool.message.settlement import Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.redis import checks
 from jobpool_backends.redis.address import read_address
-from jobpool_backends.redis.claiming import RedisClaimStore
-from jobpool_backends.redis.fetching import Fetcher
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.keystore import RedisKeyStore
-from jobpool_backends.redis.link import Link
-from jobpool_backends.redis.looking import Looker
+from jobpool_backends.redis.bulk import BulkChanger
+from jobpool_backends.redis.claims import RedisClaimStore
+from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.enqueue import Enqueuer
+from jobpool_backends.redis.fetch import Fetcher
+from jobpool_backends.redis.inspect import Inspector
+from jobpool_backends.redis.key_names import KeyNames
+from jobpool_backends.redis.keys import RedisKeyStore
 from jobpool_backends.redis.opening import open_link
-from jobpool_backends.redis.producing import Producer
-from jobpool_backends.redis.reaping import Reaper
-from jobpool_backends.redis.settling import Settler
-from jobpool_backends.redis.tending import Tender
-from jobpool_backends.redis.waiting import Waiter
+from jobpool_backends.redis.reap import Reaper
+from jobpool_backends.redis.settle import Settler
+from jobpool_backends.redis.wait import Waiter
 from jobpool_backends.shared import DeadCaps, brought_by_each, read_caps, refuse_options
 
 DEFAULT_PREFIX = "jobpool"
@@ -78,16 +78,16 @@ class RedisBackend(QueueBackend):
     ) -> None:
         super().__init__(signer=signer, clock=clock)
         self._link = link
-        self._keys = Keys(prefix, spread=self.spread)
-        self._producer = Producer(link, self._keys)
+        self._keys = KeyNames(prefix, spread=self.spread)
+        self._enqueuer = Enqueuer(link, self._keys)
         self._fetcher = Fetcher(link, self._keys, self.clock, self.scheme)
         self._settler = Settler(link, self._keys, self.clock, caps)
         self._reaper = Reaper(link, self._keys, caps)
-        self._looker = Looker(link, self._keys)
-        self._tender = Tender(link, self._keys, self._looker)
+        self._inspector = Inspector(link, self._keys)
+        self._bulk_changer = BulkChanger(link, self._keys, self._inspector)
         self._waiter = Waiter(link, self._keys)
         self._key_store = RedisKeyStore(link, self._keys)
-        self._claim_store = RedisClaimStore(link, self._keys, caps, self._producer, self._looker)
+        self._claim_store = RedisClaimStore(link, self._keys, caps, self._enqueuer, self._inspector)
 
     @classmethod
     def from_url(
@@ -142,7 +142,7 @@ class RedisBackend(QueueBackend):
     # --- the life of a message -----------------------------------------------------------------------
 
     def _enqueue(self, messages: Sequence[NewMessage]) -> Existing:
-        return self._producer.add(messages)
+        return self._enqueuer.add(messages)
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         return self._fetcher.fetch(queue, limit, ttl, fetch_id)
@@ -182,33 +182,33 @@ class RedisBackend(QueueBackend):
         """Return counts of one queue, O(1). `oldest` looks at 1,000 messages at most that fell due while nobody
         fetched.
         """
-        return self._looker.counts(queue).stats()
+        return self._inspector.counts(queue).stats()
 
     def queues(self) -> list[str]:
         """Return the names of all queues that hold a message, sorted. Two round trips, and one for each that holds only
         posted messages.
         """
-        return self._looker.queues()
+        return self._inspector.queues()
 
     def list_messages(
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
     ) -> list[Message]:
         """Return one page in enqueue order: two round trips a queue, and more for a filter that finds few."""
-        return self._looker.page(where or MessageFilter(), after, limit)
+        return self._inspector.page(where or MessageFilter(), after, limit)
 
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
         """Return how many messages match, up to `cap`. By queue and state alone at once; else they are looked
         through.
         """
-        return self._looker.count(where, cap)
+        return self._inspector.count(where, cap)
 
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
         """Do `verb` to up to `limit` matching messages, 250 a script."""
-        return self._tender.bulk(where, verb, limit)
+        return self._bulk_changer.bulk(where, verb, limit)
 
     def inspect(self, ident: str) -> Message | None:
         """Return the message with this id, live or dead. Two round trips."""
-        return self._looker.inspect(ident)
+        return self._inspector.inspect(ident)
 
     def evicted(self, queue: str) -> int:
         """Return how many dead letters of a queue the caps have removed, ever."""

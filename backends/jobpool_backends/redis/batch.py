@@ -15,10 +15,10 @@ from jobpool.broker.values import NewMessage
 from jobpool.message.guards import IDEMPOTENCY_TTL
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
+from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.enqueue import messages_words
 from jobpool_backends.redis.guarding import guarded_token, token_of
-from jobpool_backends.redis.producing import messages_words
-from jobpool_backends.redis.records import HOLDER, MEMBER, encode_text, readable, write_entry
-from jobpool_backends.redis.wire import Word
+from jobpool_backends.redis.records import HOLDER_CHARS, MEMBER_CHARS, encode_text, readable, write_entry
 from jobpool_backends.shared import delay_micros, micros
 
 Brought = Mapping[int, Sequence[NewMessage]]
@@ -97,13 +97,13 @@ class _Columns:
     def add(self, number: int, lease: JobLease, settlement: Settlement) -> None:
         token = token_of(lease)
         self.numbers.append(number)
-        self.members.append(token[:MEMBER])
+        self.members.append(token[:MEMBER_CHARS])
         guards = lease.guards
-        self.holders.append(lease.owner_token[:HOLDER] if guards is None else guarded_token(lease, guards))
+        self.holders.append(lease.owner_token[:HOLDER_CHARS] if guards is None else guarded_token(lease, guards))
         self.ids.append(lease.id)
         match settlement:
             case Ack():
-                verb = _ACKS.get(token[MEMBER:], "A")
+                verb = _ACKS.get(token[MEMBER_CHARS:], "A")
                 self.verbs.append(verb)
                 if verb in _ACKS_OF_UNIQUE:
                     self.needed.append(micros(guards.keep if guards else IDEMPOTENCY_TTL))

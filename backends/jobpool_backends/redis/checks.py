@@ -13,14 +13,14 @@ from redis.exceptions import ResponseError
 
 from jobpool.broker.finding import Finding, Level
 from jobpool.errors import ConfigurationError
-from jobpool_backends.redis.link import Link
+from jobpool_backends.redis.connections import Link
 
-OLDEST = (6, 2)
+MIN_VERSION = (6, 2)
 
-HEEDS_REPLICAS = (7, 0)
+MIN_VERSION_HEEDING_REPLICAS = (7, 0)
 """The first that refuses a script's writes when too few replicas are connected."""
 
-NEARLY_FULL = 0.9
+NEARLY_FULL_SHARE = 0.9
 """Share of `maxmemory` from which on it deserves a word."""
 
 _SETTINGS = ("appendonly", "appendfsync", "save", "no-appendfsync-on-rewrite", "min-replicas-to-write")
@@ -109,7 +109,7 @@ def _memory(info: Mapping[str, str]) -> Finding | None:
     if not most:
         return None
     found = f"{used / 2**20:,.0f} of {most / 2**20:,.0f} MiB (maxmemory) are used"
-    if used < NEARLY_FULL * most:
+    if used < NEARLY_FULL_SHARE * most:
         return Finding(_MEMORY, Level.OK, found)
     why = "a full server refuses what is enqueued, and settlements too, so that jobs run again"
     return Finding(_MEMORY, Level.PROBLEM, found, why, "raise maxmemory, or purge dead letters (`jobpool dead purge`)")
@@ -160,7 +160,7 @@ def _replication(facts: Facts) -> Finding | None:
         )
         mend = "set min-replicas-to-write 1"
         return Finding(_REPLICATION, Level.PROBLEM, f"{found}, min-replicas-to-write 0", why, mend)
-    if _version(facts.info) < HEEDS_REPLICAS:
+    if _version(facts.info) < MIN_VERSION_HEEDING_REPLICAS:
         why = "a failover loses what had not reached the replica"
         found = "min-replicas-to-write is not heeded by scripts before Redis 7, and so not by jobpool"
         return Finding(_REPLICATION, Level.PROBLEM, found, why, "upgrade it")
@@ -183,7 +183,7 @@ def _read_info(answer: object) -> dict[str, str]:
 
 def require_version(title: str, info: Mapping[str, str]) -> None:
     """Raise `ConfigurationError` when what INFO says is of a server that is too old."""
-    if _version(info) < OLDEST:
+    if _version(info) < MIN_VERSION:
         version = info["redis_version"]
         raise ConfigurationError(f"{title} is version {version}, and jobpool needs Redis 6.2 or later: upgrade it")
 

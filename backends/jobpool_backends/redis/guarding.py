@@ -14,24 +14,24 @@ import orjson
 
 from jobpool.message.guards import Begin, Begun, Guards, Rate
 from jobpool.message.lease import JobLease
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.link import Link
-from jobpool_backends.redis.records import MEMBER
+from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.key_names import KeyNames
+from jobpool_backends.redis.records import MEMBER_CHARS
 from jobpool_backends.redis.scripts import BEGIN, FIRST_RUN, FORGET, HOLDERS, TAKE
-from jobpool_backends.redis.wire import Word
 from jobpool_backends.shared import KEY_PLACE, MICRO, micros
 
-MOST = 500
+MAX_LEASES_PER_SCRIPT = 500
 """Leases a script, some 10 ms of the server's time when each asks for everything; a larger batch is several."""
 
 _GRANTED = Begun(Begin.GRANTED)
 _LOST = Begun(Begin.LOST)
 
 
-class Guarder:
+class GuardStore:
     """Grants guards."""
 
-    def __init__(self, link: Link, keys: Keys) -> None:
+    def __init__(self, link: Link, keys: KeyNames) -> None:
         self._link = link
         self._keys = keys
 
@@ -58,8 +58,8 @@ class Guarder:
 
     def take(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]:
         answers: list[float] = []
-        for first in range(0, len(rates), MOST):
-            piece = rates[first : first + MOST]
+        for first in range(0, len(rates), MAX_LEASES_PER_SCRIPT):
+            piece = rates[first : first + MAX_LEASES_PER_SCRIPT]
             words: list[Word] = [token, *(number for rate in piece for number in (rate.most, micros(rate.window)))]
             left = self._link.run(TAKE.script, [self._keys.one(queue, f"rate:{rate.name}") for rate in piece], words)
             answers += [micros_left / MICRO for micros_left in left]
@@ -80,7 +80,9 @@ class Guarder:
         for place, (lease, _) in enumerate(asked):
             groups.setdefault(lease.queue if self._keys.spread else "", []).append(place)
         for places in groups.values():
-            yield from (places[first : first + MOST] for first in range(0, len(places), MOST))
+            yield from (
+                places[first : first + MAX_LEASES_PER_SCRIPT] for first in range(0, len(places), MAX_LEASES_PER_SCRIPT)
+            )
 
 
 def guarded_token(lease: JobLease, guards: Guards) -> bytes:
@@ -103,7 +105,7 @@ def _words(asked: Sequence[tuple[JobLease, Guards]], groups: Sequence[list[int]]
         yield len(places)
         for place in places:
             lease, guards = asked[place]
-            yield token_of(lease)[:MEMBER]
+            yield token_of(lease)[:MEMBER_CHARS]
             yield guarded_token(lease, guards)
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.redis.address import Address
 from jobpool_backends.redis.asking import ask_in_turn, open_and_ask
+from jobpool_backends.redis.connection import Endpoint
 from jobpool_backends.redis.nodelink import NodeLink
 from jobpool_backends.redis.slots import Host, read_slots
-from jobpool_backends.redis.wire import Endpoint
 
 
 class Masters:
@@ -107,6 +107,6 @@ class Masters:
 
 
 def _ask_for_table(node: Endpoint) -> list[Host | None]:
-    wire, answer = open_and_ask(node, "CLUSTER", "SLOTS")
-    wire.close()
+    connection, answer = open_and_ask(node, "CLUSTER", "SLOTS")
+    connection.close()
     return read_slots(answer, node.host)

@@ -17,14 +17,14 @@ from typing import Any
 from redis.exceptions import AskError, RedisError
 
 from jobpool.errors import JobpoolError
-from jobpool_backends.redis.link import SHORTEST_WAIT, ServerLink, Stale, first_error
+from jobpool_backends.redis.connection import Connection, Endpoint, Word
+from jobpool_backends.redis.connections import MIN_WAIT_S, ServerLink, Stale, first_error
 from jobpool_backends.redis.trouble import Meaning
-from jobpool_backends.redis.wire import Endpoint, Wire, Word
 
 Groups = Sequence[tuple["NodeLink", Sequence[str]]]
 """Keys slot by slot, each slot with the node that holds it."""
 
-Begun = dict[int, tuple["NodeLink", Wire]]
+Begun = dict[int, tuple["NodeLink", Connection]]
 """Waits that go on, by the number of their file."""
 
 
@@ -38,58 +38,58 @@ class NodeLink(ServerLink):
 
     def ask_importing(self, words: Sequence[Word]) -> Any:
         """Run one command on the node that a slot is moving to, before all of it has arrived."""
-        return self._use(lambda wire: first_error(wire.ask_many([("ASKING",), words])))[1]
+        return self._use(lambda connection: first_error(connection.ask_many([("ASKING",), words])))[1]
 
-    def begin_wait(self, keys: Sequence[str], seconds: float) -> Wire:
-        """Start to wait for a bell of one slot. The wire must be ended, or dropped."""
+    def begin_wait(self, keys: Sequence[str], seconds: float) -> Connection:
+        """Start to wait for a bell of one slot. The connection must be ended, or dropped."""
         try:
-            wire = self._idle_listeners.pop()
+            connection = self._idle_listeners.pop()
         except IndexError:
-            wire = self._open()
+            connection = self._open()
         try:
-            self._announce(wire)
-            wire.ident = wire.ident or wire.ask(("CLIENT", "ID"))
-            wire.send(("BLPOP", *keys, max(seconds, SHORTEST_WAIT)))
+            self._announce(connection)
+            connection.ident = connection.ident or connection.ask(("CLIENT", "ID"))
+            connection.send(("BLPOP", *keys, max(seconds, MIN_WAIT_S)))
         except RedisError as error:
-            self._fail(wire, error)
+            self._fail(connection, error)
             raise
         except BaseException:
-            self.drop_wait(wire)
+            self.drop_wait(connection)
             raise
-        return wire
+        return connection
 
-    def end_wait(self, wire: Wire, limit: float) -> str | None:
+    def end_wait(self, connection: Connection, limit: float) -> str | None:
         """Return the key that rang, or None. Blocks for up to `limit` seconds."""
         try:
-            answer = wire.receive(limit)
+            answer = connection.receive(limit)
         except RedisError as error:
-            self._fail(wire, error)
+            self._fail(connection, error)
             raise
-        self._forget(wire)
-        self._keep(wire, self._idle_listeners)
+        self._forget(connection)
+        self._keep(connection, self._idle_listeners)
         return None if answer is None else answer[0].decode()
 
-    def drop_wait(self, wire: Wire) -> None:
+    def drop_wait(self, connection: Connection) -> None:
         """Give up a wait that was begun, and its connection."""
-        self._forget(wire)
-        wire.close()
+        self._forget(connection)
+        connection.close()
 
-    def _fail(self, wire: Wire, error: RedisError) -> None:
-        self._forget(wire)
-        self._judge(wire, error, self._idle_listeners)
+    def _fail(self, connection: Connection, error: RedisError) -> None:
+        self._forget(connection)
+        self._judge(connection, error, self._idle_listeners)
 
     def _explain(self, error: RedisError) -> Meaning:
         return Meaning(None, sound=True) if isinstance(error, AskError) else super()._explain(error)
 
 
-class ManyBells:
+class ClusterWaits:
     """The wait for bells on several nodes; any number of threads at once."""
 
     def __init__(self) -> None:
         self._heard: set[str] = set()  # and not yet told
 
     def wait(self, groups: Groups, timeout: float) -> str | None:
-        """Wait as `Link.wait_bell`. Raises as that, and `MovedError` or `AskError` of a node."""
+        """Wait as `Link.wait_pop`. Raises as that, and `MovedError` or `AskError` of a node."""
         give_up = time.monotonic() + timeout
         for _ in groups:  # each may find once that the server had closed its connection
             with suppress(Stale):
@@ -108,15 +108,15 @@ class ManyBells:
         begun: Begun = {}
         try:
             for node, keys in groups:
-                wire = node.begin_wait(keys, give_up - time.monotonic())
-                begun[wire.fileno()] = node, wire
+                connection = node.begin_wait(keys, give_up - time.monotonic())
+                begun[connection.fileno()] = node, connection
             heard = self._listen(begun, give_up)
             with suppress(JobpoolError, RedisError, Stale):  # a failing node is met again; report the bell that rang
                 self._call_off(begun)
             return heard
         finally:
-            for node, wire in begun.values():
-                node.drop_wait(wire)
+            for node, connection in begun.values():
+                node.drop_wait(connection)
 
     def _listen(self, begun: Begun, give_up: float) -> str | None:
         """Return the first bell that rings; None if all waits ended without one. Ended waits leave `begun`."""
@@ -126,7 +126,7 @@ class ManyBells:
         heard: list[str] = []
         while begun and not heard:
             patience = max(node.patience for node, _ in begun.values())
-            limit = max(give_up + patience - time.monotonic(), SHORTEST_WAIT)
+            limit = max(give_up + patience - time.monotonic(), MIN_WAIT_S)
             for number, _ in poll.poll(limit * 1000.0) or [(next(iter(begun)), 0)]:  # silence: ask one for its error
                 poll.unregister(number)
                 heard += self._end(begun, number, limit)
@@ -135,12 +135,14 @@ class ManyBells:
 
     def _call_off(self, begun: Begun) -> None:
         for node in {node for node, _ in begun.values()}:
-            node.call_many([("CLIENT", "UNBLOCK", wire.ident) for owner, wire in begun.values() if owner is node])
+            node.call_many(
+                [("CLIENT", "UNBLOCK", connection.ident) for owner, connection in begun.values() if owner is node]
+            )
         while begun:
             number = next(iter(begun))
             self._heard.update(self._end(begun, number, begun[number][0].patience))
 
     def _end(self, begun: Begun, number: int, limit: float) -> list[str]:
-        node, wire = begun.pop(number)
-        key = node.end_wait(wire, limit)
+        node, connection = begun.pop(number)
+        key = node.end_wait(connection, limit)
         return [] if key is None else [key]

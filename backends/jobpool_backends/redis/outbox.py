@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.link import Link, Script
-from jobpool_backends.redis.producing import Producer
+from jobpool_backends.redis.connections import Link, Script
+from jobpool_backends.redis.enqueue import Enqueuer
+from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import read_entry
 
-PIECE = 100
+ENTRIES_PER_SCRIPT = 100
 """Entries that are read at once, or fewer when they are large."""
 
-_BYTES = 4 * 1048576
+_BYTES_PER_SCRIPT = 4 * 1048576
 
 PEEK = Script(
     "peek",
@@ -49,10 +49,10 @@ end
 class Outbox:
     """The outboxes of all queues."""
 
-    def __init__(self, link: Link, keys: Keys, producer: Producer) -> None:
+    def __init__(self, link: Link, keys: KeyNames, enqueuer: Enqueuer) -> None:
         self._link = link
         self._keys = keys
-        self._producer = producer
+        self._enqueuer = enqueuer
 
     def relay(self, queues: Collection[str]) -> None:
         """Bring what stands in the outboxes of these queues on its way. Any number of relays may work at once.
@@ -66,9 +66,9 @@ class Outbox:
 
     def _relay_piece(self, key: str) -> bool:
         """Return whether there was anything."""
-        entries: list[bytes] = self._link.run(PEEK, [key], [PIECE, _BYTES])
+        entries: list[bytes] = self._link.run(PEEK, [key], [ENTRIES_PER_SCRIPT, _BYTES_PER_SCRIPT])
         if entries:
-            self._producer.add([read_entry(entry) for entry in entries])
+            self._enqueuer.add([read_entry(entry) for entry in entries])
             head = entries[0].partition(b"\n")[0] + b"\n"  # which names the message
             self._link.run(DROP, [key], [head, len(entries)])
         return bool(entries)

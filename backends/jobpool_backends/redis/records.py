@@ -12,13 +12,13 @@ from jobpool.broker.values import Message, NewMessage, State
 from jobpool.errors import ConfigurationError
 from jobpool_backends.shared import MICRO, micros
 
-MEMBER = 19
+MEMBER_CHARS = 19
 """Characters of a member."""
 
-HOLDER = 16
+HOLDER_CHARS = 16
 """Characters of an owner token that name the holder."""
 
-TAG = 32
+TAG_BYTES = 32
 """Bytes that stand before the record of a leased message: holder, ttl and two spaces."""
 
 PRIORITIES = tuple(f"{priority:03d}" for priority in range(256))
@@ -27,7 +27,7 @@ _LETTERS = {(False, False): "m", (False, True): "g", (True, False): "u", (True, 
 """By whether it has a unique key, and whether its producer gave the id."""
 
 _STATES = {b"w": State.WAITING, b"d": State.DELAYED, b"l": State.LEASED, b"c": State.LEASED, b"x": State.DEAD}
-_LAST_DUE = 9_000_000_000_000_000
+_MAX_DUE_US = 9_000_000_000_000_000
 """Unix time in µs, in the year 2255: what a sorted set's score can tell to the microsecond."""
 
 
@@ -115,8 +115,8 @@ def read_row(queue: str, member: str, answer: list[Any]) -> Row | None:
     letter, moment, stored, notes, body = answer
     if stored is None:
         return None
-    record = stored[TAG:] if letter == b"l" else stored
-    if letter != b"l" and record[HOLDER : HOLDER + 1] == b" " and not record[:HOLDER].count(b" "):
+    record = stored[TAG_BYTES:] if letter == b"l" else stored
+    if letter != b"l" and record[HOLDER_CHARS : HOLDER_CHARS + 1] == b" " and not record[:HOLDER_CHARS].count(b" "):
         raise ConfigurationError(
             f"Redis has lost keys of queue {queue!r}, as it does when it evicts them: a message is leased, and the"
             " list of leases is gone. Set maxmemory-policy noeviction, and enqueue again what is missing"
@@ -155,7 +155,7 @@ def read_tail(rest: str) -> tuple[str, int, int | None, str]:
 
 def due_of(message: NewMessage) -> int | str:
     """Return when it is due, Unix time in µs; empty for now."""
-    return "" if message.due is None else min(max(micros(message.due), 0), _LAST_DUE)
+    return "" if message.due is None else min(max(micros(message.due), 0), _MAX_DUE_US)
 
 
 def tail_of(message: NewMessage) -> str | bytes:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.link import Script
+from jobpool_backends.redis.connections import Script
+from jobpool_backends.redis.key_names import KeyNames
 
 _FOLDER = files("jobpool_backends.redis") / "lua"
 
@@ -24,7 +24,7 @@ class Verb:
     script: Script
     names: tuple[str, ...]
 
-    def keys(self, keys: Keys, queues: Sequence[str], *lead: str) -> list[str]:
+    def keys(self, keys: KeyNames, queues: Sequence[str], *lead: str) -> list[str]:
         """Return KEYS for these queues, `lead` before them."""
         found = list(lead)
         for queue in queues:

@@ -12,10 +12,10 @@ from dataclasses import replace
 from jobpool.errors import AccessRefused, BackendUnavailable
 from jobpool_backends.redis.address import Address
 from jobpool_backends.redis.asking import ask_in_turn, open_and_ask
-from jobpool_backends.redis.wire import Endpoint, Wire
+from jobpool_backends.redis.connection import Connection, Endpoint
 
 
-class SentinelDoor:
+class SentinelConnector:
     """The source of connections to the master of one service.
 
     Blocks: for the sentinels `connect_timeout` in all, however many are silent; then for the master as one server does.
@@ -29,7 +29,7 @@ class SentinelDoor:
         self.timeout = self._node.timeout
         self.is_secure = self._node.is_secure
 
-    def open(self) -> Wire:
+    def open(self) -> Connection:
         """Return a connection to the master.
 
         Raises:
@@ -37,13 +37,13 @@ class SentinelDoor:
             AccessRefused: They do not know the service, or somebody refuses our password.
         """
         master = self._find_master()
-        wire, [role, *_] = open_and_ask(master, "ROLE")
+        connection, [role, *_] = open_and_ask(master, "ROLE")
         if role != b"master":
-            wire.close()
+            connection.close()
             raise BackendUnavailable(
                 f"{master.title} is a replica still: a failover is under way, or the sentinels are wrong"
             )
-        return wire
+        return connection
 
     def _find_master(self) -> Endpoint:
         sentinels = self._sentinels
@@ -52,8 +52,8 @@ class SentinelDoor:
         return master
 
     def _ask(self, sentinel: Endpoint) -> Endpoint:
-        wire, answer = open_and_ask(sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
-        wire.close()
+        connection, answer = open_and_ask(sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+        connection.close()
         if answer is None:
             raise AccessRefused(
                 f"{sentinel.title} knows no service {self._service!r}: write the one of its `sentinel monitor` line"

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.link import Link
+from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.scripts import APPEND, DROP, GET, LIST, PUT
-from jobpool_backends.redis.wire import Word
 from jobpool_backends.shared import micros
 
-MOST_LOGS = 10_000
+MAX_LOGS = 10_000
 """Names of logs that are listed."""
 
 _RECORDS = ("values", "names", "ends")
 
 
-class Spaces:
+class SpaceStore:
     """The store of records and logs."""
 
-    def __init__(self, link: Link, keys: Keys) -> None:
+    def __init__(self, link: Link, keys: KeyNames) -> None:
         self._link = link
         self._keys = keys
 
@@ -72,7 +72,7 @@ class Spaces:
         return lines
 
     def logs(self, space: str) -> list[str]:
-        names: list[bytes] = self._link.call("ZRANGE", self._keys.one(space, "logs"), 0, MOST_LOGS - 1)
+        names: list[bytes] = self._link.call("ZRANGE", self._keys.one(space, "logs"), 0, MAX_LOGS - 1)
         return [name.decode() for name in names]
 
     def _log(self, space: str, name: str) -> str:

@@ -72,8 +72,8 @@ def test_each_lease_that_ended_without_a_verdict_is_a_crash(clients: Clients, de
 def asked(clients: Clients, number: int) -> Counters:
     """As the backend asks."""
     backend = clients.open()
-    with backend._lines.spare() as line:
-        [answer] = line.burst([b"stats-job %d" % number])
+    with backend._connections.spare() as connection:
+        [answer] = connection.burst([b"stats-job %d" % number])
     assert isinstance(answer, bytes)
     return read_counters(answer)
 

@@ -2,7 +2,7 @@
 
 A waiting reserve cannot be called off: its connection is blocked until the answer. So a thread has a connection of its
 own, without leases. It reserves for a second at a time, on the tubes of all queues that callers wait for. Reserved jobs
-are stashed, and the next fetch hands them out. Jobs that nobody fetches within `HOLD` seconds, or that come when nobody
+are prefetched, and the next fetch hands them out. Jobs that nobody fetches within `PREFETCH_KEPT_S` seconds, or that come when nobody
 waits, are released: then another pool gets them, and no counters move.
 
 An idle pool costs the server one command a second.
@@ -19,37 +19,37 @@ import greenstalk
 
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, JobpoolError
-from jobpool_backends.beanstalk.fetching import Fetcher
-from jobpool_backends.beanstalk.line import Held, Line
-from jobpool_backends.beanstalk.lines import Lines
-from jobpool_backends.beanstalk.stash import Stash
-from jobpool_backends.beanstalk.telling import tell
+from jobpool_backends.beanstalk.connection import Connection, Held
+from jobpool_backends.beanstalk.connections import Connections
+from jobpool_backends.beanstalk.fetch import Fetcher
+from jobpool_backends.beanstalk.prefetch import Prefetched
+from jobpool_backends.beanstalk.telling import send_each
 
-TURN = 1
-"""Whole seconds of one reserve: for so long at most is a line bound when nobody waits any more."""
+RESERVE_S = 1
+"""Whole seconds of one reserve: for so long at most is a connection bound when nobody waits any more."""
 
-LATE = 2.0
-"""Seconds after the end of a turn for which its answer may be late, for nothing is lost with a line without leases."""
+LATE_ANSWER_S = 2.0
+"""Seconds after the end of a turn for which its answer may be late, for nothing is lost with a connection without leases."""
 
-HOLD = 1.0
+PREFETCH_KEPT_S = 1.0
 """Seconds for which what was reserved is kept for who waited."""
 
-LINGER = 5.0
+IDLE_THREAD_S = 5.0
 """Seconds after which a thread that nobody has waited for ends."""
 
-RUMOUR = 0.5
+MISSED_KEPT_S = 0.5
 """Seconds for which it is remembered that something came when nobody waited: who waits in glances finds that."""
 
-_MOST_WATCHES = 100
+_MAX_WATCHES = 100
 
 
 class Waiter:
     """The wait for messages; any number of threads at once."""
 
-    def __init__(self, lines: Lines, fetcher: Fetcher, stash: Stash, clock: Clock) -> None:
-        self._lines = lines
+    def __init__(self, connections: Connections, fetcher: Fetcher, prefetched: Prefetched, clock: Clock) -> None:
+        self._connections = connections
         self._fetcher = fetcher
-        self._stash = stash
+        self._prefetched = prefetched
         self._clock = clock
         self._changing = threading.Lock()
         self._watches: dict[tuple[str, ...], Watch] = {}
@@ -61,7 +61,7 @@ class Waiter:
         Raises BackendUnavailable.
         """
         try:
-            self._lines.check_usable()
+            self._connections.check_usable()
             if queues:
                 return self._watch(tuple(sorted(set(queues)))).wait(timeout)
         except BackendUnavailable:
@@ -71,23 +71,23 @@ class Waiter:
         return None
 
     def close(self) -> None:
-        """End all waits, and release jobs that nobody fetched. Call before the lines are closed."""
+        """End all waits, and release jobs that nobody fetched. Call before the connections are closed."""
         self._closed.set()
         for watch in list(self._watches.values()):
             watch.close()
-        give_back(self._lines, self._stash.take_all())
+        give_back(self._connections, self._prefetched.take_all())
 
     def join(self) -> None:
-        """Wait for the threads, once the lines are closed."""
+        """Wait for the threads, once the connections are closed."""
         for watch in list(self._watches.values()):
             watch.join()
 
     def _watch(self, queues: tuple[str, ...]) -> Watch:
         with self._changing:
-            if len(self._watches) > _MOST_WATCHES:
+            if len(self._watches) > _MAX_WATCHES:
                 self._watches = {key: watch for key, watch in self._watches.items() if watch.is_busy()}
             if queues not in self._watches:
-                self._watches[queues] = Watch(queues, self._lines, self._fetcher, self._stash, self._clock)
+                self._watches[queues] = Watch(queues, self._connections, self._fetcher, self._prefetched, self._clock)
             watch = self._watches[queues]
             if self._closed.is_set():
                 watch.close()
@@ -105,19 +105,21 @@ class Ticket:
 class Watch:
     """The wait for one set of queues."""
 
-    def __init__(self, queues: tuple[str, ...], lines: Lines, fetcher: Fetcher, stash: Stash, clock: Clock) -> None:
+    def __init__(
+        self, queues: tuple[str, ...], connections: Connections, fetcher: Fetcher, prefetched: Prefetched, clock: Clock
+    ) -> None:
         self._queues = queues
-        self._lines = lines
+        self._connections = connections
         self._fetcher = fetcher
-        self._stash = stash
+        self._prefetched = prefetched
         self._clock = clock
-        self._tubes = [lines.address.tube(queue) for queue in queues]
+        self._tubes = [connections.address.tube(queue) for queue in queues]
         self._changed = threading.Condition()
         self._tickets: list[Ticket] = []
         self._thread: threading.Thread | None = None
         self._kept: list[Held] = []
         self._kept_until = 0.0
-        self._rumour: tuple[str, float] | None = None
+        self._missed: tuple[str, float] | None = None
         self._closed = False
 
     def wait(self, timeout: float) -> str | None:
@@ -128,7 +130,7 @@ class Watch:
             self._tickets.append(ticket)
             try:
                 while not self._closed:
-                    found = ticket.found or self._stash.any_of(self._queues) or self._heard()
+                    found = ticket.found or self._prefetched.any_of(self._queues) or self._heard()
                     if found is not None:
                         return found
                     if ticket.trouble is not None:
@@ -154,14 +156,14 @@ class Watch:
             self._changed.notify_all()
 
     def join(self) -> None:
-        """Wait for the thread, whose line was closed."""
+        """Wait for the thread, whose connection was closed."""
         thread = self._thread
         if thread is not None:
-            thread.join(TURN)
+            thread.join(RESERVE_S)
 
     def _heard(self) -> str | None:
-        rumour, self._rumour = self._rumour, None
-        return rumour[0] if rumour and time.monotonic() < rumour[1] else None
+        missed, self._missed = self._missed, None
+        return missed[0] if missed and time.monotonic() < missed[1] else None
 
     # --- the thread ------------------------------------------------------------------------------------
 
@@ -180,9 +182,9 @@ class Watch:
                 self._fail(error)
 
     def _is_wanted(self) -> bool:
-        """Sleep until somebody waits, or the stash is to be cleared; False: the thread ends."""
+        """Sleep until somebody waits, or the prefetched is to be cleared; False: the thread ends."""
         with self._changed:
-            pause = max(0.0, self._kept_until - time.monotonic()) if self._kept else LINGER
+            pause = max(0.0, self._kept_until - time.monotonic()) if self._kept else IDLE_THREAD_S
             self._changed.wait_for(lambda: bool(self._tickets) or self._closed, pause)
             if self._closed or not (self._tickets or self._kept):
                 self._thread = None
@@ -193,37 +195,39 @@ class Watch:
         """Clear up what nobody fetched, and settled; then wait for more, if anybody does."""
         if self._kept and time.monotonic() >= self._kept_until:
             kept, self._kept = self._kept, []
-            give_back(self._lines, self._stash.withdraw(kept))
-        self._lines.tidy()
+            give_back(self._connections, self._prefetched.withdraw(kept))
+        self._connections.tidy()
         if self._tickets:
-            with self._lines.speaking(self._lines.take_idle()) as line:
-                self._reserve(line)
+            with self._connections.speaking(self._connections.take_idle()) as connection:
+                self._reserve(connection)
 
-    def _reserve(self, line: Line) -> None:
-        line.watch(self._tubes)
-        line.write([b"reserve-with-timeout %d" % TURN])
-        [answer] = line.read(1, limit=TURN + min(LATE, self._lines.address.timeout))
+    def _reserve(self, connection: Connection) -> None:
+        connection.watch(self._tubes)
+        connection.write([b"reserve-with-timeout %d" % RESERVE_S])
+        [answer] = connection.read(1, limit=RESERVE_S + min(LATE_ANSWER_S, self._connections.address.timeout))
         if isinstance(answer, greenstalk.Job):
-            self._keep(line, self._fetcher.take_in(line, [answer], self._clock.boot(), touch=True))
+            self._keep(connection, self._fetcher.take_in(connection, [answer], self._clock.boot(), touch=True))
         elif isinstance(answer, greenstalk.DeadlineSoonError):
-            self._lines.discard(line)  # it has a lease that nobody knows of, and would be answered so again and again
+            self._connections.discard(
+                connection
+            )  # it has a lease that nobody knows of, and would be answered so again and again
         else:
-            self._lines.check(answer)
+            self._connections.check(answer)
 
-    def _keep(self, line: Line, helds: list[Held]) -> None:
+    def _keep(self, connection: Connection, helds: list[Held]) -> None:
         if not helds:
             return
         with self._changed:
             if self._tickets and not self._closed:
-                self._stash.put(helds)
+                self._prefetched.put(helds)
                 self._kept = helds
-                self._kept_until = time.monotonic() + HOLD
+                self._kept_until = time.monotonic() + PREFETCH_KEPT_S
                 self._tell(Ticket(found=helds[0].lease.queue))
                 return
-            self._rumour = (helds[0].lease.queue, time.monotonic() + RUMOUR)
-        line.burst([release(held) for held in helds])
+            self._missed = (helds[0].lease.queue, time.monotonic() + MISSED_KEPT_S)
+        connection.burst([release(held) for held in helds])
         for held in helds:
-            self._lines.forget(held)
+            self._connections.forget(held)
 
     def _fail(self, error: JobpoolError) -> None:
         with self._changed:
@@ -242,7 +246,7 @@ def release(held: Held) -> bytes:
     return b"release %d %d 0" % (held.job, held.priority)
 
 
-def give_back(lines: Lines, helds: Sequence[Held]) -> None:
+def give_back(connections: Connections, helds: Sequence[Held]) -> None:
     """Release what nobody fetched."""
     if helds:
-        tell(lines, helds, release, ends=True)
+        send_each(connections, helds, release, ends=True)

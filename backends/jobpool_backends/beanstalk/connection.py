@@ -1,7 +1,7 @@
-"""A line: one connection to beanstalkd, and the leases that it owns.
+"""A connection: one connection to beanstalkd, and the leases that it owns.
 
 In beanstalkd the connection owns the jobs that it reserved: only it can settle and renew them, and all are lost with
-it. So a line knows its leases, and settlements go to the line. greenstalk speaks the protocol over a socket that is
+it. So a connection knows its leases, and settlements go to the connection. greenstalk speaks the protocol over a socket that is
 made here, so that each wait has an end; bursts (burst.py) share the socket with it.
 """
 
@@ -21,7 +21,7 @@ import greenstalk
 
 from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
-from jobpool_backends.beanstalk.burst import Answer, pieces, read_answer
+from jobpool_backends.beanstalk.protocol import Answer, pieces, read_answer
 from jobpool_backends.beanstalk.records import Record
 
 _KEEPALIVE = (
@@ -34,11 +34,11 @@ _KEEPALIVE = (
 )
 """A machine that is gone without a word is noticed after some 10 seconds, well before a lease of 30 has ended."""
 
-_BUFFER = 65536
+_BUFFER_BYTES = 65536
 _serials = count()
 
 
-class Line:
+class Connection:
     """A connection, for one thread at a time, which holds its lock. Raises OSError and greenstalk's errors.
 
     Attributes:
@@ -58,7 +58,7 @@ class Line:
         self.broken = False
         self._socket = _connect(address)
         self.client: greenstalk.Client[bytes] = _client(self._socket)
-        self._reader = cast(BufferedReader, self._socket.makefile("rb", buffering=_BUFFER))
+        self._reader = cast(BufferedReader, self._socket.makefile("rb", buffering=_BUFFER_BYTES))
         self._timeout = address.timeout
         self._used = "default"
         self._watched = {"default"}
@@ -116,7 +116,7 @@ class Line:
         return self._socket.fileno()
 
     def has_died(self) -> bool:
-        """Return whether the other side has hung up, as far as is known here. For a line that waits for nothing: then
+        """Return whether the other side has hung up, as far as is known here. For a connection that waits for nothing: then
         anything that can be read means its end. No I/O that waits.
         """
         poll = select.poll()
@@ -124,7 +124,7 @@ class Line:
         return bool(poll.poll(0))
 
     def interrupt(self) -> None:
-        """Wake the thread that waits on this line, with the connection's end. For any thread."""
+        """Wake the thread that waits on this connection, with the connection's end. For any thread."""
         with suppress(OSError):  # it has none any more
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -149,26 +149,26 @@ class Held:
 
     Attributes:
         job: The server's number.
-        line: The owner.
+        connection: The owner.
         lease: As it was handed out, or renewed last.
         record: The header of the job.
         priority: The server's.
         ttr: Whole seconds that it lasts after each renewal.
-        stashed: True if it was reserved by a waiter and not yet fetched.
+        prefetched: True if it was reserved by a waiter and not yet fetched.
     """
 
     job: int
-    line: Line
+    connection: Connection
     lease: JobLease
     record: Record
     priority: int
     ttr: int
-    stashed: bool = False
+    prefetched: bool = False
 
     @property
     def is_owned(self) -> bool:
-        """True if its line still has it; then nobody else can have settled it here."""
-        return self.line.held.get(self.job) is self
+        """True if its connection still has it; then nobody else can have settled it here."""
+        return self.connection.held.get(self.job) is self
 
 
 def _connect(address: Address) -> socket.socket:

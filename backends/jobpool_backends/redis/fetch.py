@@ -14,22 +14,22 @@ from typing import Any
 from jobpool.broker.values import REMEMBER_CALLS
 from jobpool.clock import Clock
 from jobpool.message.lease import JobLease, make_lease
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.link import Link
-from jobpool_backends.redis.records import HOLDER, TAG
+from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.key_names import KeyNames
+from jobpool_backends.redis.records import HOLDER_CHARS, TAG_BYTES
 from jobpool_backends.redis.scripts import FETCH
 from jobpool_backends.shared import MICRO, micros, stand_in
 
-MOST = 2000
+MAX_MESSAGES_PER_FETCH = 2000
 """Messages a fetch, whatever was asked for: some 10 ms of the server's time."""
 
-_REMEMBER = micros(REMEMBER_CALLS)
+_CALL_TTL_US = micros(REMEMBER_CALLS)
 
 
 class Fetcher:
     """Leases messages."""
 
-    def __init__(self, link: Link, keys: Keys, clock: Clock, scheme: str) -> None:
+    def __init__(self, link: Link, keys: KeyNames, clock: Clock, scheme: str) -> None:
         self._link = link
         self._keys = keys
         self._clock = clock
@@ -40,7 +40,7 @@ class Fetcher:
         length = micros(ttl)
         keys = FETCH.keys(self._keys, [queue], self._keys.fetch_call(queue, fetch_id))
         tag = f"{secrets.token_hex(8)} {length:014d} "
-        answer = self._link.run(FETCH.script, keys, (min(limit, MOST), length, tag, _REMEMBER))
+        answer = self._link.run(FETCH.script, keys, (min(limit, MAX_MESSAGES_PER_FETCH), length, tag, _CALL_TTL_US))
         if not answer:
             return []
         members, records, bodies, *left = answer
@@ -56,14 +56,14 @@ class Fetcher:
             if record is None:  # a member without a message: changed by hand
                 continue
             member, text = name.decode(), record.decode()
-            deliveries, attempts, crashes, available, enqueued, ident, _ = text[TAG:].split(" ", 6)
+            deliveries, attempts, crashes, available, enqueued, ident, _ = text[TAG_BYTES:].split(" ", 6)
             leases.append(
                 make_lease(
                     ident[1:],
                     queue,
                     body if type(body) is bytes else stand_in(body),
                     member if ident[0] == "m" else member + ident[0],
-                    text[:HOLDER] + member[3:],
+                    text[:HOLDER_CHARS] + member[3:],
                     expires_at,
                     scheme,
                     int(attempts),

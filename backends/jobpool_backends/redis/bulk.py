@@ -10,34 +10,34 @@ from dataclasses import replace
 from itertools import islice
 
 from jobpool.broker.values import MessageFilter, Verb
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.link import Link
-from jobpool_backends.redis.looking import Looker
+from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.inspect import Inspector
+from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import Row
 from jobpool_backends.redis.scripts import CHANGE
-from jobpool_backends.redis.wire import Word
 from jobpool_backends.shared import TOUCHABLE, check_positive
 
-PIECE = 250
+MESSAGES_PER_SCRIPT = 250
 """Messages a script."""
 
 
-class Tender:
+class BulkChanger:
     """The bulk changes of queues."""
 
-    def __init__(self, link: Link, keys: Keys, looker: Looker) -> None:
+    def __init__(self, link: Link, keys: KeyNames, inspector: Inspector) -> None:
         self._link = link
         self._keys = keys
-        self._looker = looker
+        self._inspector = inspector
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         check_positive(limit, "limit")
         states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)
         if not states:
             return 0
-        found = self._looker.search(replace(where, states=states), piece=min(limit, PIECE))
+        found = self._inspector.search(replace(where, states=states), piece=min(limit, MESSAGES_PER_SCRIPT))
         changed = 0
-        while rows := list(islice(found, min(PIECE, limit - changed))):
+        while rows := list(islice(found, min(MESSAGES_PER_SCRIPT, limit - changed))):
             changed += self._change(rows, verb)
         return changed
 

@@ -13,30 +13,30 @@ from dataclasses import replace
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.clock import Clock
 from jobpool.errors import JobpoolError, Unsupported
-from jobpool_backends.beanstalk.asking import job_of, told
-from jobpool_backends.beanstalk.dead import Walk
-from jobpool_backends.beanstalk.line import Line
-from jobpool_backends.beanstalk.lines import Lines
-from jobpool_backends.beanstalk.looking import Looker, is_queue
-from jobpool_backends.beanstalk.raising import Work
+from jobpool_backends.beanstalk.answers import job_of, told
+from jobpool_backends.beanstalk.connection import Connection
+from jobpool_backends.beanstalk.connections import Connections
+from jobpool_backends.beanstalk.dead_letters import Walk
+from jobpool_backends.beanstalk.inspect import Inspector, is_queue
+from jobpool_backends.beanstalk.raising import LetterChanges
 from jobpool_backends.beanstalk.records import from_bytes
 from jobpool_backends.shared import check_positive
 
 _PEEKS = {State.WAITING: b"peek-ready", State.DELAYED: b"peek-delayed"}
 
 
-class Tender:
+class BulkChanger:
     """The bulk changes of queues.
 
     Args:
-        lines: To the server; nothing is left reserved on one.
-        looker: Knows the queues, and where dead letters are.
+        connections: To the server; nothing is left reserved on one.
+        inspector: Knows the queues, and where dead letters are.
         clock: Its wall clock tells ages.
     """
 
-    def __init__(self, lines: Lines, looker: Looker, clock: Clock) -> None:
-        self._lines = lines
-        self._looker = looker
+    def __init__(self, connections: Connections, inspector: Inspector, clock: Clock) -> None:
+        self._connections = connections
+        self._inspector = inspector
         self._clock = clock
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
@@ -44,39 +44,39 @@ class Tender:
         check_positive(limit, "limit")
         live = live_states(where) if verb is Verb.DELETE else ()
         changed = 0
-        with self._lines.spare() as line:
+        with self._connections.spare() as connection:
             if not where.states or State.DEAD in where.states:
-                changed += self._tend(line, where, verb, limit)
+                changed += self._tend(connection, where, verb, limit)
             for state in live:
-                changed += self._empty(line, str(where.queue), state, limit - changed)
+                changed += self._empty(connection, str(where.queue), state, limit - changed)
         return changed
 
     # --- dead letters --------------------------------------------------------------------------------
 
-    def _tend(self, line: Line, where: MessageFilter, verb: Verb, limit: int) -> int:
-        work = Work(self._lines, line, verb, limit)
+    def _tend(self, connection: Connection, where: MessageFilter, verb: Verb, limit: int) -> int:
+        work = LetterChanges(self._connections, connection, verb, limit)
         try:
-            self._find(line, work, where)
+            self._find(connection, work, where)
             work.finish()
-        except JobpoolError:  # the line is as good as before, and lent to others
+        except JobpoolError:  # the connection is as good as before, and lent to others
             work.give_up()
             raise
         return work.changed
 
-    def _find(self, line: Line, work: Work, where: MessageFilter) -> None:
+    def _find(self, connection: Connection, work: LetterChanges, where: MessageFilter) -> None:
         """Change what matches: first where it was seen before, then wherever it is."""
         wanted = set(where.ids)
-        for letter in self._looker.known(line, where.ids):
+        for letter in self._inspector.known(connection, where.ids):
             if letter.matches(where, self._clock.wall()) and not work.is_done:
                 work.change(letter)
                 wanted.discard(letter.record.id)
         if wanted or not where.ids:
             rest = replace(where, ids=tuple(wanted))
-            for queue in self._looker.with_letters(line, where.queue):
+            for queue in self._inspector.with_letters(connection, where.queue):
                 if not work.is_done:
-                    self._walk(work, Walk(line, queue, self._looker.reader), rest)
+                    self._walk(work, Walk(connection, queue, self._inspector.reader), rest)
 
-    def _walk(self, work: Work, walk: Walk, where: MessageFilter) -> None:
+    def _walk(self, work: LetterChanges, walk: Walk, where: MessageFilter) -> None:
         now = self._clock.wall()
         while (letter := walk.letter) is not None and not work.is_done:
             if letter.matches(where, now):
@@ -88,25 +88,25 @@ class Tender:
 
     # --- live messages -------------------------------------------------------------------------------
 
-    def _empty(self, line: Line, queue: str, state: State, limit: int) -> int:
+    def _empty(self, connection: Connection, queue: str, state: State, limit: int) -> int:
         """Delete up to `limit` messages of a queue in this state.
 
         A dead letter can be among them for a moment: one that is just being buried, or whose burial was cut short. It
         is buried.
         """
-        line.use(self._lines.address.tube(queue))
+        connection.use(self._connections.address.tube(queue))
         peek = _PEEKS[state]
         changed = 0
-        [answer] = line.burst([peek])
-        while changed < limit and (job := job_of(self._lines, answer)) is not None:
+        [answer] = connection.burst([peek])
+        while changed < limit and (job := job_of(self._connections, answer)) is not None:
             record, _ = from_bytes(job.body, job.id)
             if record.is_dead:
-                letter = self._looker.reader.letter(line, queue, job)
-                _, buried, answer = line.burst([*letter.burial(), peek])
-                told(self._lines, buried)
+                letter = self._inspector.reader.letter(connection, queue, job)
+                _, buried, answer = connection.burst([*letter.burial(), peek])
+                told(self._connections, buried)
             else:
-                gone, answer = line.burst([b"delete %d" % job.id, peek])
-                changed += told(self._lines, gone) is not None
+                gone, answer = connection.burst([b"delete %d" % job.id, peek])
+                changed += told(self._connections, gone) is not None
         return changed
 
 

@@ -16,17 +16,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hiredis import pack_command
-from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.connection import Connection as TcpConnection
+from redis.connection import SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import ResponseError
 
 Word = str | bytes | int | float
 
-_TCP: Any = Connection  # without annotations in redis-py
+_TCP: Any = TcpConnection  # without annotations in redis-py
 _TLS: Any = SSLConnection
 _UNIX: Any = UnixDomainSocketConnection
 
 
-class Wire:
+class Connection:
     """A connection. For one thread at a time, except `interrupt`. Raises redis-py's errors; broken, it stays so.
 
     Attributes:
@@ -71,7 +72,7 @@ class Wire:
         return self._socket.fileno()
 
     def interrupt(self) -> None:
-        """Wake the thread that waits on this wire, with its end. Any thread may call it. Does not close it: the number
+        """Wake the thread that waits on this connection, with its end. Any thread may call it. Does not close it: the number
         may be reused.
         """
         with suppress(OSError):
@@ -137,7 +138,7 @@ class Endpoint:
         """True if it is spoken to through TLS."""
         return self.tls is not None
 
-    def open(self) -> Wire:
+    def open(self) -> Connection:
         """Return a new connection, ready for commands. Raises redis-py's errors."""
         common: dict[str, Any] = {
             "db": self.db,
@@ -149,6 +150,6 @@ class Endpoint:
             "driver_info": None,  # nor CLIENT SETINFO
         }
         if self.path:
-            return Wire(_UNIX(path=self.path, **common))
+            return Connection(_UNIX(path=self.path, **common))
         common |= {"host": self.host, "port": self.port}
-        return Wire(_TCP(**common) if self.tls is None else _TLS(**self.tls, **common))
+        return Connection(_TCP(**common) if self.tls is None else _TLS(**self.tls, **common))

@@ -22,12 +22,12 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool_backends.redis.connection import Connection, Word
 from jobpool_backends.redis.trouble import Meaning, Place, explain
-from jobpool_backends.redis.wire import Wire, Word
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
-SHORTEST_WAIT = 0.01
+MIN_WAIT_S = 0.01
 """Seconds; BLPOP takes 0 for "forever", and Redis 6.2 takes 0.001 for 0."""
 
 
@@ -42,10 +42,10 @@ class Script:
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
-class Door(Place, Protocol):
+class Connector(Place, Protocol):
     """The source of connections: one server, or the current master."""
 
-    def open(self) -> Wire:
+    def open(self) -> Connection:
         """Return a new connection. Raises redis-py's errors, or ours."""
 
 
@@ -89,7 +89,7 @@ class Link(ABC):
         """Ask every server there is: its title, and its answers, among which refusals are values."""
 
     @abstractmethod
-    def wait_bell(self, keys: Sequence[str], timeout: float) -> str | None:
+    def wait_pop(self, keys: Sequence[str], timeout: float) -> str | None:
         """Wait until one of these lists has an element, and take it: the list's key; None after `timeout` seconds.
 
         On a connection kept for this. None comes up to 0.1 s late, because an idle server looks at its clock that
@@ -103,40 +103,40 @@ class Link(ABC):
 
 
 class ServerLink(Link):
-    """Connections to one server at a time: to that which the door leads to."""
+    """Connections to one server at a time: to that which the connector leads to."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
         self._pid = os.getpid()
-        self._idle: list[Wire] = []
-        self._idle_listeners: list[Wire] = []
-        self._listening: set[Wire] = set()
+        self._idle: list[Connection] = []
+        self._idle_listeners: list[Connection] = []
+        self._listening: set[Connection] = set()
         self._changing = threading.Lock()
         self.closed = False
 
     @property
     def title(self) -> str:
-        return self._door.title
+        return self._connector.title
 
     def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
         words = (len(keys), *keys, *args)
         try:
-            return self._use(lambda wire: wire.ask(("EVALSHA", script.sha, *words)))
+            return self._use(lambda connection: connection.ask(("EVALSHA", script.sha, *words)))
         except NoScriptError:
-            return self._use(lambda wire: wire.ask(("EVAL", script.source, *words)))
+            return self._use(lambda connection: connection.ask(("EVAL", script.source, *words)))
 
     def call(self, *words: Word) -> Any:
-        return self._use(lambda wire: wire.ask(words))
+        return self._use(lambda connection: connection.ask(words))
 
     def call_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
-        return self._use(lambda wire: first_error(wire.ask_many(commands))) if commands else []
+        return self._use(lambda connection: first_error(connection.ask_many(commands))) if commands else []
 
     def survey(self, commands: Sequence[Sequence[Word]]) -> list[tuple[str, list[Any]]]:
-        return [(self.title, self._use(lambda wire: wire.ask_many(commands)))]
+        return [(self.title, self._use(lambda connection: connection.ask_many(commands)))]
 
-    def wait_bell(self, keys: Sequence[str], timeout: float) -> str | None:
+    def wait_pop(self, keys: Sequence[str], timeout: float) -> str | None:
         give_up = time.monotonic() + timeout
-        answer = self._use(lambda wire: self._listen(wire, keys, give_up), self._idle_listeners)
+        answer = self._use(lambda connection: self._listen(connection, keys, give_up), self._idle_listeners)
         return None if answer is None else answer[0].decode()
 
     def close(self) -> None:
@@ -144,8 +144,8 @@ class ServerLink(Link):
             return
         with self._changing:
             self.closed = True
-            for wire in self._listening:
-                wire.interrupt()
+            for connection in self._listening:
+                connection.interrupt()
         self.drop_idle()
 
     def drop_idle(self) -> None:
@@ -157,7 +157,7 @@ class ServerLink(Link):
 
     # --- connections -------------------------------------------------------------------------------
 
-    def _use(self, work: Callable[[Wire], T], idle: list[Wire] | None = None) -> T:
+    def _use(self, work: Callable[[Connection], Result], idle: list[Connection] | None = None) -> Result:
         """Do `work` on a kept connection, or on a new one; on a new one too when the kept one turns out to be stale."""
         self._check_usable()
         idle = self._idle if idle is None else idle
@@ -169,62 +169,62 @@ class ServerLink(Link):
             return self._work(kept, work, idle)
         return self._work(self._open(), work, idle)
 
-    def _work(self, wire: Wire, work: Callable[[Wire], T], idle: list[Wire]) -> T:
+    def _work(self, connection: Connection, work: Callable[[Connection], Result], idle: list[Connection]) -> Result:
         try:
-            answer = work(wire)
+            answer = work(connection)
         except RedisError as error:
-            self._judge(wire, error, idle)
+            self._judge(connection, error, idle)
             raise
-        except BaseException:  # in the middle of an exchange: the next answer on this wire would be the wrong one
-            wire.close()
+        except BaseException:  # in the middle of an exchange: the next answer on this connection would be the wrong one
+            connection.close()
             raise
-        self._keep(wire, idle)
+        self._keep(connection, idle)
         return answer
 
-    def _judge(self, wire: Wire, error: RedisError, idle: list[Wire]) -> None:
+    def _judge(self, connection: Connection, error: RedisError, idle: list[Connection]) -> None:
         """Raise what the error means; return when it is a fault of ours. Keep the connection if it is sound."""
         meaning = self._explain(error)
         if meaning.sound:
-            self._keep(wire, idle)
+            self._keep(connection, idle)
         else:
-            wire.close()
+            connection.close()
             self.drop_idle()
             self._check_usable()  # closed by us meanwhile: say so
-        if meaning.hung_up and wire.used:
+        if meaning.hung_up and connection.used:
             raise Stale from error
         if meaning.error:
             raise meaning.error from error
 
     def _explain(self, error: RedisError) -> Meaning:
-        return explain(error, self._door)
+        return explain(error, self._connector)
 
-    def _keep(self, wire: Wire, idle: list[Wire]) -> None:
-        wire.used = True
-        idle.append(wire)
+    def _keep(self, connection: Connection, idle: list[Connection]) -> None:
+        connection.used = True
+        idle.append(connection)
         if self.closed:
             self.drop_idle()
 
-    def _listen(self, wire: Wire, keys: Sequence[str], give_up: float) -> Any:
-        remaining = max(give_up - time.monotonic(), SHORTEST_WAIT)
-        self._announce(wire)
+    def _listen(self, connection: Connection, keys: Sequence[str], give_up: float) -> Any:
+        remaining = max(give_up - time.monotonic(), MIN_WAIT_S)
+        self._announce(connection)
         try:
-            return wire.ask_slowly(("BLPOP", *keys, remaining), remaining + self._door.timeout)
+            return connection.ask_slowly(("BLPOP", *keys, remaining), remaining + self._connector.timeout)
         finally:
-            self._forget(wire)
+            self._forget(connection)
 
-    def _announce(self, wire: Wire) -> None:
-        """Let `close` interrupt this wire, on which a thread is about to wait."""
+    def _announce(self, connection: Connection) -> None:
+        """Let `close` interrupt this connection, on which a thread is about to wait."""
         with self._changing:
             self._check_usable()
-            self._listening.add(wire)
+            self._listening.add(connection)
 
-    def _forget(self, wire: Wire) -> None:
+    def _forget(self, connection: Connection) -> None:
         with self._changing:
-            self._listening.discard(wire)
+            self._listening.discard(connection)
 
-    def _open(self) -> Wire:
+    def _open(self) -> Connection:
         try:
-            return self._door.open()
+            return self._connector.open()
         except RedisError as error:
             raise (self._explain(error).error or error) from error
 

@@ -13,7 +13,7 @@ from jobpool_backends.reaping import NativeReaping
 CRASH_LIMIT = "crash-limit"
 EXPIRED = "lease expired"
 
-LONGEST_DELAY = 2**32 - 1
+MAX_DELAY_S = 2**32 - 1
 """Seconds that beanstalkd takes."""
 
 
@@ -53,10 +53,10 @@ def charge(
 
 def whole_seconds(delay: float) -> int:
     """Return a delay as beanstalkd takes it: rounded up."""
-    return math.ceil(min(delay, LONGEST_DELAY)) if delay > 0 else 0
+    return math.ceil(min(delay, MAX_DELAY_S)) if delay > 0 else 0
 
 
-class Ledger(NativeReaping):
+class CrashLedger(NativeReaping):
     """The policy of each queue, and the charges that nobody has asked for yet."""
 
     def note(self, queue: str, charged: Charge) -> None:

@@ -20,10 +20,11 @@ from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClai
 from jobpool.broker.values import MessageFilter, State
 from jobpool.errors import InvalidJob
 from jobpool.message.frozen import maker
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.link import Link
-from jobpool_backends.redis.looking import PIECE, Looker, cursor_of
-from jobpool_backends.redis.producing import MOST, Producer
+from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.enqueue import MAX_MESSAGES_PER_CALL, Enqueuer
+from jobpool_backends.redis.inspect import MEMBERS_PER_SCRIPT, Inspector, cursor_of
+from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import read_tail
 from jobpool_backends.redis.scripts import (
     CLAIM,
@@ -36,7 +37,6 @@ from jobpool_backends.redis.scripts import (
     POST,
     Verb,
 )
-from jobpool_backends.redis.wire import Word
 from jobpool_backends.shared import MICRO, DeadCaps, micros, read_cursor, stand_in
 
 _AGAIN = 1
@@ -52,21 +52,21 @@ class RedisClaimStore(ClaimStore):
 
     Args:
         caps: Bounds on dead letters, for messages that were claimed too often.
-        producer: Knows where the names of queues are listed.
-        looker: Lists messages.
+        enqueuer: Knows where the names of queues are listed.
+        inspector: Lists messages.
     """
 
-    def __init__(self, link: Link, keys: Keys, caps: DeadCaps, producer: Producer, looker: Looker) -> None:
+    def __init__(self, link: Link, keys: KeyNames, caps: DeadCaps, enqueuer: Enqueuer, inspector: Inspector) -> None:
         self._link = link
         self._keys = keys
         self._caps = caps
-        self._producer = producer
-        self._looker = looker
+        self._enqueuer = enqueuer
+        self._inspector = inspector
 
     def _post(self, queue: str, posts: Sequence[NewPost]) -> None:
-        if len(posts) > MOST:
-            raise InvalidJob(f"{len(posts)} messages in one call are too many: at most {MOST}")
-        self._producer.list_queues([queue])
+        if len(posts) > MAX_MESSAGES_PER_CALL:
+            raise InvalidJob(f"{len(posts)} messages in one call are too many: at most {MAX_MESSAGES_PER_CALL}")
+        self._enqueuer.list_queues([queue])
         words: list[Word] = [queue, len(posts), *(post.id for post in posts)]
         for post in posts:
             life = "" if post.life is None else micros(post.life)
@@ -103,7 +103,9 @@ class RedisClaimStore(ClaimStore):
     def _list(self, queue: str, after: str | None, limit: int, claimed: bool) -> list[QueueMessage]:
         states = (State.WAITING, State.LEASED) if claimed else (State.WAITING,)
         where = MessageFilter(queue=queue, states=states)
-        found = self._looker.search(where, after=read_cursor(after), piece=min(limit, PIECE), bodies=True)
+        found = self._inspector.search(
+            where, after=read_cursor(after), piece=min(limit, MEMBERS_PER_SCRIPT), bodies=True
+        )
         return [row.queue_message(cursor_of(queue, row.member)) for row in islice(found, limit)]
 
     def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]:
@@ -117,7 +119,7 @@ class RedisClaimStore(ClaimStore):
         return claims
 
     def _stats(self, queue: str) -> ClaimStats:
-        return self._looker.counts(queue).claim_stats()
+        return self._inspector.counts(queue).claim_stats()
 
     def _run(self, verb: Verb, queue: str, *words: Word) -> Any:
         return self._link.run(verb.script, verb.keys(self._keys, [queue]), words)

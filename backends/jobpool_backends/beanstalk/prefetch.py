@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from jobpool_backends.beanstalk.line import Held
+from jobpool_backends.beanstalk.connection import Held
 
 
-class Stash:
+class Prefetched:
     """Leases that nobody has fetched yet, by queue, the oldest first; any number of threads at once."""
 
     def __init__(self) -> None:

@@ -8,27 +8,27 @@ from typing import Any
 
 from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool.message.definition import LONGEST
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.link import Link
+from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.scripts import REAP
-from jobpool_backends.redis.wire import Word
 from jobpool_backends.shared import MICRO, DeadCaps, micros, more_than
 
-REAP_LIMIT = 1000
-PIECE = 200
+MAX_REAPED_PER_CALL = 1000
+LEASES_PER_SCRIPT = 200
 """Leases a script."""
 
 
 class Reaper:
     """The reaper of queues."""
 
-    def __init__(self, link: Link, keys: Keys, caps: DeadCaps) -> None:
+    def __init__(self, link: Link, keys: KeyNames, caps: DeadCaps) -> None:
         self._link = link
         self._keys = keys
         self._caps = caps
 
     def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
-        """Take back up to `REAP_LIMIT` messages; those of ended claims, and ended posts, count too.
+        """Take back up to `MAX_REAPED_PER_CALL` messages; those of ended claims, and ended posts, count too.
 
         With a visibility timeout all leases of the queue are looked at, in pieces. A lease taken or settled meanwhile
         may shift another out of sight, until the next call.
@@ -36,8 +36,8 @@ class Reaper:
         visibility = -1 if visibility_timeout is None else more_than(visibility_timeout)
         reaped: list[Reaped] = []
         first = tended = 0
-        while len(reaped) + tended < REAP_LIMIT:
-            most = min(PIECE, REAP_LIMIT - len(reaped) - tended)
+        while len(reaped) + tended < MAX_REAPED_PER_CALL:
+            most = min(LEASES_PER_SCRIPT, MAX_REAPED_PER_CALL - len(reaped) - tended)
             looked, ended, *told = self._piece(queue, policy, (most, first, visibility))
             found = list(_read(queue, told))
             reaped += found

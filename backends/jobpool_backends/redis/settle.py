@@ -10,24 +10,24 @@ from jobpool.clock import Clock
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled, Settlement
 from jobpool_backends.redis.batch import Batch, Brought, read_answers
+from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.connections import Link
 from jobpool_backends.redis.guarding import token_of
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.link import Link
-from jobpool_backends.redis.records import HOLDER, MEMBER
+from jobpool_backends.redis.key_names import KeyNames
+from jobpool_backends.redis.records import HOLDER_CHARS, MEMBER_CHARS
 from jobpool_backends.redis.scripts import RENEW, SETTLE
-from jobpool_backends.redis.wire import Word
 from jobpool_backends.shared import DeadCaps, micros
 
-MOST = 1000
+MAX_LEASES_PER_SCRIPT = 1000
 """Settlements or renewals a script, some 5 ms of the server's time; a larger batch is several."""
 
-_REMEMBER = micros(REMEMBER_CALLS)
+_CALL_TTL_US = micros(REMEMBER_CALLS)
 
 
 class Settler:
     """The settler and renewer of leases."""
 
-    def __init__(self, link: Link, keys: Keys, clock: Clock, caps: DeadCaps) -> None:
+    def __init__(self, link: Link, keys: KeyNames, clock: Clock, caps: DeadCaps) -> None:
         self._link = link
         self._keys = keys
         self._clock = clock
@@ -60,7 +60,7 @@ class Settler:
             batch.reach_follow_ups()
         queues = batch.queues
         lead = (self._keys.settle_call(queues[0], call_id), self._keys.one(queues[0], "last"))
-        words: list[Word] = [_REMEMBER, self._caps.most, self._caps.age, *batch.words()]
+        words: list[Word] = [_CALL_TTL_US, self._caps.most, self._caps.age, *batch.words()]
         return read_answers(self._link.run(SETTLE.script, SETTLE.keys(self._keys, queues, *lead), words))
 
     def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
@@ -78,8 +78,8 @@ class Settler:
     def _renew(self, queue: str, leases: Sequence[JobLease], ttl: float) -> list[Settled]:
         length = micros(ttl)
         words: list[Word] = [length, f"{length:014d}", len(leases)]
-        words += [token_of(lease)[:MEMBER] for lease in leases]
-        words += [lease.owner_token[:HOLDER] for lease in leases]
+        words += [token_of(lease)[:MEMBER_CHARS] for lease in leases]
+        words += [lease.owner_token[:HOLDER_CHARS] for lease in leases]
         return read_answers(self._link.run(RENEW.script, RENEW.keys(self._keys, [queue]), words))
 
 
@@ -92,4 +92,4 @@ def _by_queue(leases: Sequence[JobLease]) -> dict[str, list[int]]:
 
 
 def _pieces(places: list[int]) -> list[list[int]]:
-    return [places[first : first + MOST] for first in range(0, len(places), MOST)]
+    return [places[first : first + MAX_LEASES_PER_SCRIPT] for first in range(0, len(places), MAX_LEASES_PER_SCRIPT)]

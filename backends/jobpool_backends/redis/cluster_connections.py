@@ -18,18 +18,18 @@ from redis.exceptions import AskError, MovedError, ResponseError
 
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.redis.address import Address
-from jobpool_backends.redis.link import Link, Script
+from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.connections import Link, Script
 from jobpool_backends.redis.masters import Masters
-from jobpool_backends.redis.nodelink import ManyBells, NodeLink
+from jobpool_backends.redis.nodelink import ClusterWaits, NodeLink
 from jobpool_backends.redis.slots import slot_of
-from jobpool_backends.redis.wire import Word
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
-_MOST_MOVES = 5
+_MAX_MOVES = 5
 """How often a call follows a slot that was moved, before it gives up."""
 
-_PAUSE = 0.1
+_MOVING_PAUSE_S = 0.1
 """Seconds for which a wait rests when its slot is on the way: to ask again at once would keep two nodes busy."""
 
 _KEYLESS = frozenset({"PING", "TIME", "INFO", "CONFIG", "CLUSTER", "CLIENT", "ROLE", "SCRIPT", "ACL", "COMMAND"})
@@ -43,7 +43,7 @@ class ClusterLink(Link):
 
     def __init__(self, address: Address) -> None:
         self._masters = Masters(address)
-        self._bells = ManyBells()
+        self._waits = ClusterWaits()
         self._halt = threading.Event()
 
     @property
@@ -69,27 +69,27 @@ class ClusterLink(Link):
     def survey(self, commands: Sequence[Sequence[Word]]) -> list[tuple[str, list[Any]]]:
         return [told for node in self._masters.all() for told in self._watched(node.survey, commands)]
 
-    def wait_bell(self, keys: Sequence[str], timeout: float) -> str | None:
+    def wait_pop(self, keys: Sequence[str], timeout: float) -> str | None:
         by_slot: dict[int, list[str]] = {}
         for key in keys:
             by_slot.setdefault(slot_of(key), []).append(key)
         groups = [(self._masters.holder(slot), group) for slot, group in by_slot.items()]
         try:
-            return self._watched(self._bells.wait, groups, timeout)
+            return self._watched(self._waits.wait, groups, timeout)
         except AskError:  # the slot goes elsewhere
             self._masters.forget()
-            self._halt.wait(min(timeout, _PAUSE))
+            self._halt.wait(min(timeout, _MOVING_PAUSE_S))
             return None
 
     def close(self) -> None:
         self._halt.set()
         self._masters.close()
 
-    def _at(self, key: str | bytes | None, work: Callable[[NodeLink], T], words: Sequence[Word]) -> T:
+    def _at(self, key: str | bytes | None, work: Callable[[NodeLink], Result], words: Sequence[Word]) -> Result:
         """Do `work` at the node that holds `key`, any for None; `words` say the same to one that the slot moves to."""
         slot = None if key is None else slot_of(key)
         node = self._masters.holder(slot)
-        for _ in range(_MOST_MOVES):
+        for _ in range(_MAX_MOVES):
             try:
                 return self._watched(work, node)
             except MovedError as moved:
@@ -99,7 +99,7 @@ class ClusterLink(Link):
         self._masters.forget()
         raise BackendUnavailable(f"{self.title} sends a call from node to node: it answers when its nodes agree again")
 
-    def _watched(self, work: Callable[..., T], *args: Any) -> T:
+    def _watched(self, work: Callable[..., Result], *args: Any) -> Result:
         """Do `work`; if a node fails, who holds what may be different now."""
         try:
             return work(*args)

@@ -19,17 +19,17 @@ import greenstalk
 from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.errors import MalformedEnvelope
 from jobpool.message.envelope import JobEnvelope, decode
-from jobpool_backends.beanstalk.asking import counters_of, job_of, number, stats_of, told
-from jobpool_backends.beanstalk.burst import Answer
-from jobpool_backends.beanstalk.line import Line
-from jobpool_backends.beanstalk.lines import Lines
+from jobpool_backends.beanstalk.answers import counters_of, job_of, number, stats_of, told
+from jobpool_backends.beanstalk.connection import Connection
+from jobpool_backends.beanstalk.connections import Connections
+from jobpool_backends.beanstalk.protocol import Answer
 from jobpool_backends.beanstalk.records import Record, from_bytes
 from jobpool_backends.shared import contains, micros
 
-LONGEST_WALK = 100_000
+MAX_WALK_STEPS = 100_000
 """Steps of one walk; with more dead letters in a queue the next walk continues after them."""
 
-TIDY = 1000
+MAX_ORDERED_LETTERS = 1000
 """Dead letters up to which a walk that has found what it wanted goes on to its end, for the sake of their order."""
 
 FOREIGN_REASON = "buried"
@@ -114,15 +114,15 @@ class Walk:
         letter: The one at hand; None when the walk is over.
     """
 
-    def __init__(self, line: Line, queue: str, reader: Reader) -> None:
+    def __init__(self, connection: Connection, queue: str, reader: Reader) -> None:
         self.letter: Letter | None = None
-        self._line = line
+        self._connection = connection
         self._queue = queue
         self._reader = reader
         self._kept: set[int] = set()
         self._again = False
-        self._steps = LONGEST_WALK + 1
-        line.use(reader.lines.address.tube(queue))
+        self._steps = MAX_WALK_STEPS + 1
+        connection.use(reader.connections.address.tube(queue))
         self.skip()
 
     def keep(self) -> None:
@@ -137,27 +137,27 @@ class Walk:
 
     def end(self) -> None:
         """End the walk before it is over. Where there are few letters, their order is made what it was."""
-        if self.letter is not None and self._kept and self._count() <= TIDY:
+        if self.letter is not None and self._kept and self._count() <= MAX_ORDERED_LETTERS:
             while self.letter is not None:
                 self.keep()
         self.letter = None
 
     def _go_on(self, commands: list[bytes]) -> None:
         """Send the commands, and have what the last of them peeks at at hand."""
-        self._show(self._line.burst(commands))
+        self._show(self._connection.burst(commands))
         while self.letter is not None and self.letter.job in self._kept:
             if self._is_over():
                 self.letter = None
             else:
-                self._show(self._line.burst(_rotation(self.letter)))
+                self._show(self._connection.burst(_rotation(self.letter)))
 
     def _show(self, answers: list[Answer]) -> None:
         *others, peeked = answers
         for answer in others:  # a server that cannot bury is in no state to be walked through
-            told(self._reader.lines, answer)
+            told(self._reader.connections, answer)
         self._steps -= 1
-        job = job_of(self._reader.lines, peeked)
-        self.letter = self._reader.letter(self._line, self._queue, job) if job and self._steps > 0 else None
+        job = job_of(self._reader.connections, peeked)
+        self.letter = self._reader.letter(self._connection, self._queue, job) if job and self._steps > 0 else None
 
     def _is_over(self) -> bool:
         """Return whether all have been shown, when one comes up again.
@@ -171,30 +171,30 @@ class Walk:
         return not self._again
 
     def _count(self) -> int:
-        tube = self._reader.lines.address.tube(self._queue)
-        [answer] = self._line.burst([b"stats-tube %b" % tube.encode()])
-        return number(stats_of(self._reader.lines, answer), "current-jobs-buried")
+        tube = self._reader.connections.address.tube(self._queue)
+        [answer] = self._connection.burst([b"stats-tube %b" % tube.encode()])
+        return number(stats_of(self._reader.connections, answer), "current-jobs-buried")
 
 
 class Reader:
     """A reader of dead letters.
 
     Args:
-        lines: To the server.
+        connections: To the server.
         wall: Unix time, in seconds.
     """
 
-    def __init__(self, lines: Lines, wall: Callable[[], float]) -> None:
-        self.lines = lines
+    def __init__(self, connections: Connections, wall: Callable[[], float]) -> None:
+        self.connections = connections
         self._wall = wall
 
-    def letter(self, line: Line, queue: str, job: greenstalk.Job[bytes]) -> Letter:
+    def letter(self, connection: Connection, queue: str, job: greenstalk.Job[bytes]) -> Letter:
         """Return a buried job as a dead letter. A job without an envelope costs a round trip more."""
         record, body = from_bytes(job.body, job.id)
         envelope = _envelope(body) if record.ours else None
         if envelope is not None:
             return Letter(job.id, queue, record, body, envelope.job, envelope.priority, record.enqueued_at)
-        [counters] = counters_of(self.lines, line, [job.id])
+        [counters] = counters_of(self.connections, connection, [job.id])
         age, priority = (counters.age, counters.priority) if counters else (0, 0)
         since = record.enqueued_at if record.ours else self._wall() - age
         return Letter(job.id, queue, record, body, "", priority, since)

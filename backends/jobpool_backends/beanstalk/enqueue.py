@@ -7,23 +7,23 @@ from collections.abc import Mapping, Sequence
 from jobpool.broker.values import NewMessage
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, InvalidJob, JobpoolError
-from jobpool_backends.beanstalk.burst import Answer
-from jobpool_backends.beanstalk.charging import whole_seconds
+from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.dying import Copy, number_of, put_copies
-from jobpool_backends.beanstalk.lines import Lines
+from jobpool_backends.beanstalk.protocol import Answer
+from jobpool_backends.beanstalk.reap import whole_seconds
 from jobpool_backends.beanstalk.records import HEADER_ROOM, new_bytes
 
 
-class Producer:
+class Enqueuer:
     """The adder of messages.
 
     Args:
-        lines: To the server.
+        connections: To the server.
         clock: Its wall clock tells what is due, and dates enqueues.
     """
 
-    def __init__(self, lines: Lines, clock: Clock) -> None:
-        self._lines = lines
+    def __init__(self, connections: Connections, clock: Clock) -> None:
+        self._connections = connections
         self._clock = clock
 
     def add(self, messages: Sequence[NewMessage]) -> None:
@@ -36,17 +36,17 @@ class Producer:
         copies = self.copies(messages)
         answers: dict[int, Answer] = {}
         try:
-            with self._lines.spare() as line:
-                put_copies(line, copies, answers)
+            with self._connections.spare() as connection:
+                put_copies(connection, copies, answers)
         except BackendUnavailable as error:
             raise _partly(error, _number_put(answers), len(messages)) from error
         self._check(answers, len(messages))
 
     def copies(self, messages: Sequence[NewMessage], since: float | None = None) -> list[Copy]:
         """Return the jobs to put for these messages, enqueued at this Unix time, or now. Raises as `add`."""
-        largest = self._lines.max_job_size()
+        largest = self._connections.max_job_size()
         if any(len(message.body) + HEADER_ROOM > largest for message in messages):
-            largest = self._lines.max_job_size(anew=True)  # somebody may have raised -z meanwhile
+            largest = self._connections.max_job_size(anew=True)  # somebody may have raised -z meanwhile
         now = self._clock.wall()
         return [self._copy(message, now, now if since is None else since, largest) for message in messages]
 
@@ -54,10 +54,10 @@ class Producer:
         if len(message.body) + HEADER_ROOM > largest:
             raise InvalidJob(
                 f"the body of job {message.id} for {message.handler!r} has {len(message.body)} bytes, and"
-                f" {self._lines.address.title} takes {max(0, largest - HEADER_ROOM)} at most: make its payload smaller,"
+                f" {self._connections.address.title} takes {max(0, largest - HEADER_ROOM)} at most: make its payload smaller,"
                 " or start the server with a larger -z"
             )
-        address = self._lines.address
+        address = self._connections.address
         delay = 0 if message.due is None else whole_seconds(round(message.due - now, 6))
         packed = new_bytes(message, since, now, largest)
         return Copy(address.tube(message.queue), message.priority, delay, address.ttr, packed)
@@ -66,7 +66,7 @@ class Producer:
         """Raise where any was refused."""
         refused = [answer for answer in answers.values() if number_of(answer) is None]
         if refused:
-            raise _partly(self._lines.put_refusal(refused[0]), _number_put(answers), total)
+            raise _partly(self._connections.put_refusal(refused[0]), _number_put(answers), total)
 
 
 def _number_put(answers: Mapping[int, Answer]) -> int:

@@ -1,7 +1,7 @@
 """Ending and renewing leases, on the connections that own them.
 
 An ack is a delete. A release is beanstalkd's own, except for the first one of a job that could have expired. Any change
-of the header goes on as a copy (`Work`). The lease is touched first, so that it cannot end meanwhile; then the copies
+of the header goes on as a copy (`CopiedSettlement`). The lease is touched first, so that it cannot end meanwhile; then the copies
 are put, and only then the originals are deleted. A break in between leaves both. If a delete is refused all the same,
 the copies are deleted again.
 
@@ -22,19 +22,19 @@ from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Release, Settled, Settlement
-from jobpool_backends.beanstalk.burst import Answer
-from jobpool_backends.beanstalk.charging import Ledger, whole_seconds
-from jobpool_backends.beanstalk.copying import Copier, Work
+from jobpool_backends.beanstalk.connection import Held
+from jobpool_backends.beanstalk.connections import Connections
+from jobpool_backends.beanstalk.copying import CopiedSettlement, Copier
 from jobpool_backends.beanstalk.dying import number_of, put_copies
-from jobpool_backends.beanstalk.line import Held
-from jobpool_backends.beanstalk.lines import Lines
-from jobpool_backends.beanstalk.telling import tell
+from jobpool_backends.beanstalk.protocol import Answer
+from jobpool_backends.beanstalk.reap import CrashLedger, whole_seconds
+from jobpool_backends.beanstalk.telling import send_each
 from jobpool_backends.shared import lifts_expiry
 
 Brought = Mapping[int, Sequence[NewMessage]]
 """The messages that settlements of a call add, by their place in it."""
 
-_MOST_FAILED = 100
+_MAX_FAILED_CALLS = 100
 """Calls that failed whose results are remembered."""
 
 _DONE = {b"delete": b"DELETED", b"release": b"RELEASED", b"bury": b"BURIED"}
@@ -54,7 +54,7 @@ class Call:
 
     answers: dict[int, Settled]
     plain: dict[Held, tuple[int, bytes]] = field(default_factory=dict)
-    works: dict[Held, tuple[int, Work]] = field(default_factory=dict)
+    works: dict[Held, tuple[int, CopiedSettlement]] = field(default_factory=dict)
     trouble: JobpoolError | None = None
 
     def is_known(self, held: Held) -> bool:
@@ -65,14 +65,14 @@ class Settler:
     """The settler and renewer of leases.
 
     Args:
-        lines: To the server.
+        connections: To the server.
         copier: Makes the copies.
         ledger: The crash policies.
         clock: Its boot clock tells when leases end.
     """
 
-    def __init__(self, lines: Lines, copier: Copier, ledger: Ledger, clock: Clock) -> None:
-        self._lines = lines
+    def __init__(self, connections: Connections, copier: Copier, ledger: CrashLedger, clock: Clock) -> None:
+        self._connections = connections
         self._copier = copier
         self._ledger = ledger
         self._clock = clock
@@ -81,17 +81,17 @@ class Settler:
     # --- renewing --------------------------------------------------------------------------------------
 
     def renew(self, leases: Sequence[JobLease]) -> list[JobLease | None]:
-        """Return each lease for its job's TTR from now; None where it has ended. Never BackendUnavailable: a line that
+        """Return each lease for its job's TTR from now; None where it has ended. Never BackendUnavailable: a connection that
         does not answer is given up, and its leases with it.
         """
-        helds = [self._lines.owner(lease) for lease in leases]
+        helds = [self._connections.owner(lease) for lease in leases]
         renewed = self.touch([held for held in helds if held is not None])
         return [renewed.get(held) if held is not None else None for held in helds]
 
     def touch(self, helds: Sequence[Held]) -> dict[Held, JobLease]:
         """Return the leases that go on, each for its job's TTR from now."""
         before = self._clock.boot()
-        told = tell(self._lines, helds, lambda held: b"touch %d" % held.job, ends=False)
+        told = send_each(self._connections, helds, lambda held: b"touch %d" % held.job, ends=False)
         renewed = {}
         for held, answer in told.items():
             if isinstance(answer, tuple):
@@ -107,7 +107,7 @@ class Settler:
 
         Raises:
             WriteRefused: Some were refused and are unchanged; its `answers` are those of the others.
-            BackendUnavailable: The result of some is unknown. When the call is repeated, those whose line is gone are
+            BackendUnavailable: The result of some is unknown. When the call is repeated, those whose connection is gone are
                 refused, and the others done.
             InvalidJob: A follow-up is larger than the server takes; nothing was settled.
         """
@@ -130,7 +130,7 @@ class Settler:
     def _sort_in(
         self, call: Call, place: int, lease: JobLease, settlement: Settlement, brought: Sequence[NewMessage]
     ) -> None:
-        held = self._lines.owner(lease)
+        held = self._connections.owner(lease)
         kind = type(settlement)
         if held is None or call.is_known(held):
             call.answers[place] = Settled.NOT_IN_FLIGHT
@@ -144,7 +144,7 @@ class Settler:
             call.works[held] = (place, self._copier.work(held, settlement, brought))
 
     def _settle_plainly(self, call: Call) -> None:
-        told = tell(self._lines, list(call.plain), lambda held: call.plain[held][1], ends=True)
+        told = send_each(self._connections, list(call.plain), lambda held: call.plain[held][1], ends=True)
         for held, (place, command) in call.plain.items():
             answer = told.get(held)
             if isinstance(answer, JobpoolError):
@@ -159,10 +159,10 @@ class Settler:
         elif isinstance(answer, tuple) and answer[0] == _DONE[command.partition(b" ")[0]]:
             call.answers[place] = Settled.OK
         else:
-            call.trouble = self._lines.put_refusal(answer)
+            call.trouble = self._connections.put_refusal(answer)
 
     def _remember(self, call_id: str, answers: dict[int, Settled]) -> None:
-        if len(self._failed) >= _MOST_FAILED:
+        if len(self._failed) >= _MAX_FAILED_CALLS:
             self._failed.clear()
         self._failed[call_id] = {
             place: Settled.ALREADY if answer is Settled.OK else answer for place, answer in answers.items()
@@ -185,8 +185,8 @@ class Settler:
         copies = [copy for held in helds for copy in call.works[held][1].copies]
         answers: dict[int, Answer] = {}
         try:
-            with self._lines.spare() as line:
-                put_copies(line, copies, answers)
+            with self._connections.spare() as connection:
+                put_copies(connection, copies, answers)
         except JobpoolError as error:
             call.trouble = error
         return self._take_stock(call, helds, answers)
@@ -209,22 +209,22 @@ class Settler:
             else:
                 alone += numbers
                 refused = next((answer for answer in own if answer and number_of(answer) is None), None)
-                call.trouble = self._lines.put_refusal(refused) if refused else call.trouble
+                call.trouble = self._connections.put_refusal(refused) if refused else call.trouble
         self._undo(alone)
         return put
 
     def _end(self, call: Call, put: dict[Held, list[int]]) -> None:
-        """End the originals. If a line breaks meanwhile, copies that stand for the message count as done. Other copies
+        """End the originals. If a connection breaks meanwhile, copies that stand for the message count as done. Other copies
         stay too: the original may be gone, and the result is unknown.
         """
-        told = tell(self._lines, list(put), lambda held: call.works[held][1].end, ends=True)
+        told = send_each(self._connections, list(put), lambda held: call.works[held][1].end, ends=True)
         alone = []
         for held, numbers in put.items():
             place, work = call.works[held]
             answer = told.get(held)
             if isinstance(answer, JobpoolError | greenstalk.InternalError):
                 if not work.stands:
-                    call.trouble = answer if isinstance(answer, JobpoolError) else self._lines.put_refusal(answer)
+                    call.trouble = answer if isinstance(answer, JobpoolError) else self._connections.put_refusal(answer)
                     continue
                 call.answers[place] = Settled.OK
             else:
@@ -238,5 +238,5 @@ class Settler:
     def _undo(self, numbers: Sequence[int]) -> None:
         """Delete copies again, but for what somebody else has reserved by now, or cannot be reached."""
         if numbers:
-            with suppress(BackendUnavailable), self._lines.spare() as line:
-                line.burst([b"delete %d" % number for number in numbers])
+            with suppress(BackendUnavailable), self._connections.spare() as connection:
+                connection.burst([b"delete %d" % number for number in numbers])

@@ -15,19 +15,19 @@ import time
 from collections.abc import Sequence
 
 from jobpool.errors import BackendUnavailable
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.link import Link
+from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.scripts import LOOK
 from jobpool_backends.shared import MICRO
 
-LOOK_AGAIN = 0.5
+LOOK_INTERVAL_S = 0.5
 """Seconds between two looks, for delays that were shortened meanwhile, and for a waiter that was woken and died."""
 
 
 class Waiter:
     """The wait for messages; any number of threads at once."""
 
-    def __init__(self, link: Link, keys: Keys) -> None:
+    def __init__(self, link: Link, keys: KeyNames) -> None:
         self._link = link
         self._keys = keys
         self._closed = threading.Event()
@@ -58,7 +58,7 @@ class Waiter:
             remaining = give_up - time.monotonic()
             if remaining <= 0:
                 return None
-            rung = self._link.wait_bell(list(bells), min(remaining, until_due, LOOK_AGAIN))
+            rung = self._link.wait_pop(list(bells), min(remaining, until_due, LOOK_INTERVAL_S))
             if rung is not None:
                 return bells[rung]
             if time.monotonic() >= give_up and until_due > remaining:
@@ -67,7 +67,7 @@ class Waiter:
 
     def _look(self, queues: Sequence[str]) -> tuple[str | None, float]:
         """Return a queue that has something now, or None and the seconds until a message falls due."""
-        soonest = LOOK_AGAIN
+        soonest = LOOK_INTERVAL_S
         for group in [[queue] for queue in queues] if self._keys.spread else [queues]:
             number, until_due = self._link.run(LOOK.script, LOOK.keys(self._keys, group), ())
             if number:

@@ -17,20 +17,20 @@ from typing import NamedTuple
 
 from jobpool.broker.claim_store import ClaimStats
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.link import Link
+from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import Row, read_row
 from jobpool_backends.redis.scripts import READ, STATS, WALK
 from jobpool_backends.shared import MICRO, check_page, check_positive, contains, micros, read_cursor
 
-PIECE = 500
+MEMBERS_PER_SCRIPT = 500
 """Members a script."""
 
 ANY_STATE = tuple(State)
 
 
-_SEQUENCE = 16
-_TIES = 1000
+_SEQUENCE_CHARS = 16
+_TIES_PER_SEQUENCE = 1000
 _LETTERS = {State.WAITING: "w", State.DELAYED: "d", State.LEASED: "l", State.DEAD: "x"}
 _JOBS = ("ready", "delayed", "leased", "dead", "claimed")
 _POSTS = ("posts", "postsdelayed", "postsclaimed")
@@ -72,10 +72,10 @@ class Place(NamedTuple):
     member: str
 
 
-class Looker:
+class Inspector:
     """The view of queues."""
 
-    def __init__(self, link: Link, keys: Keys) -> None:
+    def __init__(self, link: Link, keys: KeyNames) -> None:
         self._link = link
         self._keys = keys
 
@@ -118,7 +118,7 @@ class Looker:
     def page(self, where: MessageFilter, after: str | None, limit: int) -> list[Message]:
         position = read_cursor(after)
         check_page(limit)
-        found = self.search(where, after=position, piece=min(limit, PIECE), bodies=True)
+        found = self.search(where, after=position, piece=min(limit, MEMBERS_PER_SCRIPT), bodies=True)
         return [row.message(cursor_of(row.queue, row.member)) for row in islice(found, limit)]
 
     def inspect(self, ident: str) -> Message | None:
@@ -132,12 +132,12 @@ class Looker:
         return None
 
     def search(
-        self, where: MessageFilter, *, after: int = 0, piece: int = PIECE, bodies: bool = False
+        self, where: MessageFilter, *, after: int = 0, piece: int = MEMBERS_PER_SCRIPT, bodies: bool = False
     ) -> Iterator[Row]:
         """Yield the messages that the filter finds, in enqueue order. Without `bodies` those are empty, unless it reads
         them.
         """
-        sequence, tie = divmod(after, _TIES)
+        sequence, tie = divmod(after, _TIES_PER_SEQUENCE)
         behind = (f"{sequence:016d}", tie)
         # The sequence of the last one itself is walked again: another queue may have given it too.
         places = self._given(where.ids) if where.ids else self._all(where, f"{max(0, sequence - 1):016d}", piece)
@@ -164,24 +164,24 @@ class Looker:
             words = (letters, behind, piece)
             more, *found = self._link.run(WALK.script, WALK.keys(self._keys, [queue]), words)
             for text in map(bytes.decode, found):
-                behind = text[:_SEQUENCE]
-                yield Place(behind, tie, queue, text[_SEQUENCE:] + behind)
+                behind = text[:_SEQUENCE_CHARS]
+                yield Place(behind, tie, queue, text[_SEQUENCE_CHARS:] + behind)
 
     def _leased(self, queue: str) -> Iterator[Place]:
         """Yield all leases of a queue, read a piece at a time so that nobody waits for it."""
         key, tie = self._keys.one(queue, "leased"), _tie(queue)
         found: set[bytes] = set()
         first = 0
-        while some := self._link.call("ZRANGE", key, first, first + PIECE - 1):
+        while some := self._link.call("ZRANGE", key, first, first + MEMBERS_PER_SCRIPT - 1):
             found.update(some)
-            first += PIECE
+            first += MEMBERS_PER_SCRIPT
         yield from sorted(Place(member[3:], tie, queue, member) for member in map(bytes.decode, found))
 
     def _given(self, idents: Sequence[str]) -> list[Place]:
         """Return the places of the messages with these ids."""
         wanted = list(dict.fromkeys(idents))
         keys = [self._keys.one(name, "ids") for name in (self.names() if self._keys.spread else [""])]
-        pieces = [wanted[first : first + PIECE] for first in range(0, len(wanted), PIECE)]
+        pieces = [wanted[first : first + MEMBERS_PER_SCRIPT] for first in range(0, len(wanted), MEMBERS_PER_SCRIPT)]
         known = self._link.call_many([("HMGET", key, *piece) for key in keys for piece in pieces])
         found = (text.decode().split(" ") for texts in known for text in texts if text)
         return sorted(Place(member[3:], _tie(queue), queue, member) for member, queue in found)
@@ -216,7 +216,7 @@ class Looker:
 
 
 def _tie(queue: str) -> int:
-    return zlib.crc32(queue.encode()) % _TIES
+    return zlib.crc32(queue.encode()) % _TIES_PER_SEQUENCE
 
 
 def cursor_of(queue: str, member: str) -> str:

@@ -7,23 +7,23 @@ from collections.abc import Iterable, Sequence
 
 from jobpool.broker.values import NewMessage
 from jobpool.errors import InvalidJob
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.link import Link
+from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import PRIORITIES, due_of, tail_of
 from jobpool_backends.redis.scripts import ENQUEUE
-from jobpool_backends.redis.wire import Word
 
-MOST = 100_000
+MAX_MESSAGES_PER_CALL = 100_000
 """Messages a call. One script adds them, all or none, and the server does nothing else meanwhile: 10 µs for each."""
 
-_LIST_AGAIN = 60.0
+_LIST_INTERVAL_S = 60.0
 """Seconds after which a cluster is told a queue's name again: somebody may have flushed it."""
 
 
-class Producer:
+class Enqueuer:
     """The adder of messages."""
 
-    def __init__(self, link: Link, keys: Keys) -> None:
+    def __init__(self, link: Link, keys: KeyNames) -> None:
         self._link = link
         self._keys = keys
         self._listed: dict[str, float] = {}
@@ -34,10 +34,10 @@ class Producer:
         Returns what was left out because another message has its unique key: its id → the other's.
 
         Raises:
-            InvalidJob: There are more than `MOST`.
+            InvalidJob: There are more than `MAX_MESSAGES_PER_CALL`.
         """
-        if len(messages) > MOST:
-            raise InvalidJob(f"{len(messages)} jobs in one call are too many: at most {MOST}")
+        if len(messages) > MAX_MESSAGES_PER_CALL:
+            raise InvalidJob(f"{len(messages)} jobs in one call are too many: at most {MAX_MESSAGES_PER_CALL}")
         existing: dict[str, str] = {}
         for group in self._groups(messages):
             queues = list(dict.fromkeys([message.queue for message in group]))
@@ -68,7 +68,7 @@ class Producer:
         if unknown:
             self._link.call("SADD", self._keys.queues, *unknown)
             listed = {queue: until for queue, until in self._listed.items() if until > now}
-            self._listed = listed | dict.fromkeys(unknown, now + _LIST_AGAIN)
+            self._listed = listed | dict.fromkeys(unknown, now + _LIST_INTERVAL_S)
 
 
 def messages_words(messages: Sequence[NewMessage], queues: Sequence[str]) -> list[Word]:

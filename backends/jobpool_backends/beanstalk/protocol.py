@@ -1,6 +1,6 @@
 """Many commands in one write: a round trip for a batch, not for a job.
 
-A `Line` writes commands; this module reads the answers. beanstalkd handles the commands of a connection in order, and
+A `Connection` writes commands; this module reads the answers. beanstalkd handles the commands of a connection in order, and
 answers in that order. It stops reading while an answer does not fit into the socket. So a burst is cut into pieces, or
 both sides would wait for each other forever.
 """
@@ -13,10 +13,10 @@ from typing import cast
 
 import greenstalk
 
-PIECE = 500
+COMMANDS_PER_WRITE = 500
 """Commands in one write."""
 
-PIECE_BYTES = 2**20
+BYTES_PER_WRITE = 2**20
 """Bytes in one write, but for a single command that has more: a write has to be over in the time of an answer."""
 
 Words = tuple[bytes, ...]
@@ -38,12 +38,12 @@ def put_command(priority: int, delay: int, ttr: int, packed: bytes) -> bytes:
 
 def pieces(commands: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     """Yield the commands, in their order, as they are written at once."""
-    if len(commands) <= PIECE and sum(map(len, commands)) <= PIECE_BYTES:
+    if len(commands) <= COMMANDS_PER_WRITE and sum(map(len, commands)) <= BYTES_PER_WRITE:
         yield commands
         return
     start = size = 0
     for place, command in enumerate(commands):
-        if place - start >= PIECE or (place > start and size + len(command) > PIECE_BYTES):
+        if place - start >= COMMANDS_PER_WRITE or (place > start and size + len(command) > BYTES_PER_WRITE):
             yield commands[start:place]
             start, size = place, 0
         size += len(command)

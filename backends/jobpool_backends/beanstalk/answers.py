@@ -6,46 +6,46 @@ from collections.abc import Sequence
 
 import greenstalk
 
-from jobpool_backends.beanstalk.burst import Answer
+from jobpool_backends.beanstalk.connection import Connection
+from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.counters import Counters, read_counters
-from jobpool_backends.beanstalk.line import Line
-from jobpool_backends.beanstalk.lines import Lines
+from jobpool_backends.beanstalk.protocol import Answer
 
 Stats = dict[str, int | str]
 
 
-def told(lines: Lines, answer: Answer) -> Answer | None:
+def told(connections: Connections, answer: Answer) -> Answer | None:
     """Return the answer; None for NOT_FOUND. Raises what any other refusal means."""
-    return None if isinstance(answer, greenstalk.NotFoundError) else lines.check(answer)
+    return None if isinstance(answer, greenstalk.NotFoundError) else connections.check(answer)
 
 
-def job_of(lines: Lines, answer: Answer) -> greenstalk.Job[bytes] | None:
+def job_of(connections: Connections, answer: Answer) -> greenstalk.Job[bytes] | None:
     """Return the job that a `peek…` or `reserve…` command found; None when there is none. Raises as `told`."""
-    job = told(lines, answer)
+    job = told(connections, answer)
     assert job is None or isinstance(job, greenstalk.Job)
     return job
 
 
-def stats_of(lines: Lines, answer: Answer) -> Stats:
+def stats_of(connections: Connections, answer: Answer) -> Stats:
     """Return the answer to `stats` or `stats-tube`; empty if there is no such tube. Raises as `told`."""
-    pairs = (line.partition(": ") for line in _lines(lines, answer))
+    pairs = (line.partition(": ") for line in _lines(connections, answer))
     return {key: _value(value) for key, _, value in pairs}
 
 
-def names_of(lines: Lines, answer: Answer) -> list[str]:
+def names_of(connections: Connections, answer: Answer) -> list[str]:
     """Return the answer to `list-tubes`. Raises as `told`."""
-    return [line[2:].strip('"') for line in _lines(lines, answer)]
+    return [line[2:].strip('"') for line in _lines(connections, answer)]
 
 
-def counters_of(lines: Lines, line: Line, jobs: Sequence[int]) -> list[Counters | None]:
+def counters_of(connections: Connections, connection: Connection, jobs: Sequence[int]) -> list[Counters | None]:
     """Return the server's counters of each job; None for those that are gone. One round trip. Raises as `told`."""
-    answers = [told(lines, answer) for answer in about(line, b"stats-job", jobs)]
+    answers = [told(connections, answer) for answer in about(connection, b"stats-job", jobs)]
     return [read_counters(answer) if isinstance(answer, bytes) else None for answer in answers]
 
 
-def about(line: Line, command: bytes, jobs: Sequence[int]) -> list[Answer]:
+def about(connection: Connection, command: bytes, jobs: Sequence[int]) -> list[Answer]:
     """Return the answers to one command for each of these jobs. One round trip."""
-    return line.burst([b"%b %d" % (command, job) for job in jobs])
+    return connection.burst([b"%b %d" % (command, job) for job in jobs])
 
 
 def number(stats: Stats, name: str) -> int:
@@ -54,9 +54,9 @@ def number(stats: Stats, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _lines(lines: Lines, answer: Answer) -> list[str]:
+def _lines(connections: Connections, answer: Answer) -> list[str]:
     """Return the lines of a YAML text below its head."""
-    text = told(lines, answer)
+    text = told(connections, answer)
     return text.decode().splitlines()[1:] if isinstance(text, bytes) else []
 
 
