@@ -18,14 +18,12 @@ from jobpool_backends.beanstalk.address import Address, read_address
 from jobpool_backends.beanstalk.bulk import BulkChanger
 from jobpool_backends.beanstalk.connection import Held
 from jobpool_backends.beanstalk.connections import Connections
-from jobpool_backends.beanstalk.copying import Copier
 from jobpool_backends.beanstalk.enqueue import Enqueuer
 from jobpool_backends.beanstalk.fetch import Fetcher
 from jobpool_backends.beanstalk.inspect import Inspector
-from jobpool_backends.beanstalk.prefetch import Prefetched
 from jobpool_backends.beanstalk.reap import CrashLedger
-from jobpool_backends.beanstalk.settle import Settler
-from jobpool_backends.beanstalk.wait import Waiter
+from jobpool_backends.beanstalk.settle import Copier, Settler
+from jobpool_backends.beanstalk.wait import Prefetched, Waiter
 from jobpool_backends.shared import brought_by_each
 
 FRESH = 0.8

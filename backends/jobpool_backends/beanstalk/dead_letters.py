@@ -20,9 +20,8 @@ from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.errors import MalformedEnvelope
 from jobpool.message.envelope import JobEnvelope, decode
 from jobpool_backends.beanstalk.answers import counters_of, job_of, number, stats_of, told
-from jobpool_backends.beanstalk.connection import Connection
+from jobpool_backends.beanstalk.connection import Answer, Connection
 from jobpool_backends.beanstalk.connections import Connections
-from jobpool_backends.beanstalk.protocol import Answer
 from jobpool_backends.beanstalk.records import Record, from_bytes
 from jobpool_backends.shared import contains, micros
 

@@ -11,7 +11,7 @@ from jobpool.broker.values import Capabilities, Reaped, ReapPolicy
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.redis.backend import RedisBackend
 from jobpool_backends.redis.connections import Link
-from jobpool_backends.redis.outbox import Outbox
+from jobpool_backends.redis.enqueue import Outbox
 
 
 class RedisClusterBackend(RedisBackend):

@@ -1,4 +1,15 @@
-"""A link to a Redis Cluster: each call goes to the node that holds its keys.
+"""Which node of a cluster holds which slot: the answer to CLUSTER SLOTS, as a table.
+
+A link to one node of a cluster, and waiting for bells on several of them at once.
+
+BLPOP serves one slot. So a wait for queues in several slots sends one BLPOP for each slot, on connections of their own,
+and sleeps in one `poll`. When a bell has rung, the other commands are called off, because they would take bells that
+nobody hears. That is done by CLIENT UNBLOCK, or by closing the connection, for a user without that right. A bell that
+they took in that moment is remembered for the next wait.
+
+The masters of a cluster: a link to each, and which of them holds which slot.
+
+A link to a Redis Cluster: each call goes to the node that holds its keys.
 
 The table of slots is asked for at the first call, and again after any failure. A moved slot is followed to the node
 that the answer names; the old node has done nothing, so nothing is done twice. While a slot is moving, a script whose
@@ -10,19 +21,277 @@ It costs 176 µs of CPU for a call of 500 arguments, and this one 65 µs (measur
 
 from __future__ import annotations
 
+import random
+import select
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
-from redis.exceptions import AskError, MovedError, ResponseError
+from redis.crc import key_slot
+from redis.exceptions import AskError, MovedError, RedisError, ResponseError
 
-from jobpool.errors import BackendUnavailable
+from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.redis.address import Address
-from jobpool_backends.redis.connection import Word
-from jobpool_backends.redis.connections import Link, Script
-from jobpool_backends.redis.masters import Masters
-from jobpool_backends.redis.nodelink import ClusterWaits, NodeLink
-from jobpool_backends.redis.slots import slot_of
+from jobpool_backends.redis.connection import Connection, Endpoint, Word, ask_in_turn, open_and_ask
+from jobpool_backends.redis.connections import MIN_WAIT_S, Link, Script, ServerLink, Stale, first_error
+from jobpool_backends.redis.trouble import Meaning
+
+SLOTS = 16384
+
+Host = tuple[str, int]
+"""Name or address, and port."""
+
+
+def slot_of(key: str | bytes) -> int:
+    """Return the slot of a key: of what stands in its braces, if any does."""
+    slot: int = key_slot(key.encode() if isinstance(key, str) else key)
+    return slot
+
+
+def read_slots(answer: Sequence[Any], asked: str) -> list[Host | None]:
+    """Return, by slot, the node that is its master; None for a slot that nobody holds.
+
+    `asked` is the host that gave the answer: a node that does not know its own address names none.
+    """
+    owners: list[Host | None] = [None] * SLOTS
+    for first, last, host in _ranges(answer, asked):
+        owners[first : last + 1] = [host] * (last + 1 - first)
+    return owners
+
+
+def _ranges(answer: Sequence[Any], asked: str) -> Iterator[tuple[int, int, Host]]:
+    for first, last, master, *_ in answer:
+        name = (master[0] or b"").decode()
+        yield first, last, (asked if name in ("", "?") else name, master[1])
+
+
+Groups = Sequence[tuple["NodeLink", Sequence[str]]]
+"""Keys slot by slot, each slot with the node that holds it."""
+
+Begun = dict[int, tuple["NodeLink", Connection]]
+"""Waits that go on, by the number of their file."""
+
+
+class NodeLink(ServerLink):
+    """Connections to one node. Raises redis-py's `MovedError` and `AskError` as they are, besides what links raise."""
+
+    def __init__(self, node: Endpoint) -> None:
+        super().__init__(node)
+        self.host = node.host
+        self.patience = node.timeout  # seconds for an answer
+
+    def ask_importing(self, words: Sequence[Word]) -> Any:
+        """Run one command on the node that a slot is moving to, before all of it has arrived."""
+        return self._use(lambda connection: first_error(connection.ask_many([("ASKING",), words])))[1]
+
+    def begin_wait(self, keys: Sequence[str], seconds: float) -> Connection:
+        """Start to wait for a bell of one slot. The connection must be ended, or dropped."""
+        try:
+            connection = self._idle_listeners.pop()
+        except IndexError:
+            connection = self._open()
+        try:
+            self._announce(connection)
+            connection.ident = connection.ident or connection.ask(("CLIENT", "ID"))
+            connection.send(("BLPOP", *keys, max(seconds, MIN_WAIT_S)))
+        except RedisError as error:
+            self._fail(connection, error)
+            raise
+        except BaseException:
+            self.drop_wait(connection)
+            raise
+        return connection
+
+    def end_wait(self, connection: Connection, limit: float) -> str | None:
+        """Return the key that rang, or None. Blocks for up to `limit` seconds."""
+        try:
+            answer = connection.receive(limit)
+        except RedisError as error:
+            self._fail(connection, error)
+            raise
+        self._forget(connection)
+        self._keep(connection, self._idle_listeners)
+        return None if answer is None else answer[0].decode()
+
+    def drop_wait(self, connection: Connection) -> None:
+        """Give up a wait that was begun, and its connection."""
+        self._forget(connection)
+        connection.close()
+
+    def _fail(self, connection: Connection, error: RedisError) -> None:
+        self._forget(connection)
+        self._judge(connection, error, self._idle_listeners)
+
+    def _explain(self, error: RedisError) -> Meaning:
+        return Meaning(None, sound=True) if isinstance(error, AskError) else super()._explain(error)
+
+
+class ClusterWaits:
+    """The wait for bells on several nodes; any number of threads at once."""
+
+    def __init__(self) -> None:
+        self._heard: set[str] = set()  # and not yet told
+
+    def wait(self, groups: Groups, timeout: float) -> str | None:
+        """Wait as `Link.wait_pop`. Raises as that, and `MovedError` or `AskError` of a node."""
+        give_up = time.monotonic() + timeout
+        for _ in groups:  # each may find once that the server had closed its connection
+            with suppress(Stale):
+                return self._remembered(groups) or self._wait(groups, give_up)
+        return self._wait(groups, give_up)
+
+    def _remembered(self, groups: Groups) -> str | None:
+        for _, keys in groups:
+            for key in keys:
+                if key in self._heard:
+                    self._heard.discard(key)
+                    return key
+        return None
+
+    def _wait(self, groups: Groups, give_up: float) -> str | None:
+        begun: Begun = {}
+        try:
+            for node, keys in groups:
+                connection = node.begin_wait(keys, give_up - time.monotonic())
+                begun[connection.fileno()] = node, connection
+            heard = self._listen(begun, give_up)
+            with suppress(JobpoolError, RedisError, Stale):  # a failing node is met again; report the bell that rang
+                self._call_off(begun)
+            return heard
+        finally:
+            for node, connection in begun.values():
+                node.drop_wait(connection)
+
+    def _listen(self, begun: Begun, give_up: float) -> str | None:
+        """Return the first bell that rings; None if all waits ended without one. Ended waits leave `begun`."""
+        poll = select.poll()
+        for number in begun:
+            poll.register(number, select.POLLIN)
+        heard: list[str] = []
+        while begun and not heard:
+            patience = max(node.patience for node, _ in begun.values())
+            limit = max(give_up + patience - time.monotonic(), MIN_WAIT_S)
+            for number, _ in poll.poll(limit * 1000.0) or [(next(iter(begun)), 0)]:  # silence: ask one for its error
+                poll.unregister(number)
+                heard += self._end(begun, number, limit)
+        self._heard.update(heard[1:])
+        return heard[0] if heard else None
+
+    def _call_off(self, begun: Begun) -> None:
+        for node in {node for node, _ in begun.values()}:
+            node.call_many(
+                [("CLIENT", "UNBLOCK", connection.ident) for owner, connection in begun.values() if owner is node]
+            )
+        while begun:
+            number = next(iter(begun))
+            self._heard.update(self._end(begun, number, begun[number][0].patience))
+
+    def _end(self, begun: Begun, number: int, limit: float) -> list[str]:
+        node, connection = begun.pop(number)
+        key = node.end_wait(connection, limit)
+        return [] if key is None else [key]
+
+
+class Masters:
+    """The cluster's table as it was when last asked; any number of threads at once.
+
+    Blocks for the table of slots, when it is not there: for `connect_timeout`, however many nodes are silent.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._node = replace(address.node, role="Redis Cluster node")
+        self._seeds = tuple(replace(seed, role=self._node.role) for seed in address.seeds)
+        self._asked = self._seeds
+        self._links: dict[Host, NodeLink] = {}
+        self._table: list[Host | None] = []
+        self._changing = threading.Lock()
+        self._closed = False
+        self.title = f"Redis Cluster ({', '.join(seed.name for seed in self._seeds)})"
+
+    def holder(self, slot: int | None) -> NodeLink:
+        """Return the master that holds this slot; any master for None.
+
+        Raises:
+            BackendUnavailable: No node tells, or none holds the slot, or this was closed.
+            ConfigurationError: A node refuses us, or is not in a cluster.
+        """
+        table = self._table or self._ask()
+        host = next(filter(None, table), None) if slot is None else table[slot]
+        if host is None:
+            self.forget()
+            raise BackendUnavailable(
+                f"{self.title} has no node for {'any slot' if slot is None else f'slot {slot}'}: bring the missing ones"
+                " back (redis-cli --cluster check)"
+            )
+        return self.at(host)
+
+    def at(self, host: Host) -> NodeLink:
+        """Return the link to one node."""
+        return self._links.get(host) or self._link_to(host)
+
+    def moved(self, slot: int | None, host: Host) -> NodeLink:
+        """Return the link to the node to which a slot was moved; the table says so from now on."""
+        table = self._table
+        if slot is not None and table:
+            table[slot] = host
+        return self.at(host)
+
+    def all(self) -> list[NodeLink]:
+        """Return every master that holds a slot. Raises as `holder`."""
+        table = self._table or self._ask()
+        return [self.at(host) for host in sorted({host for host in table if host})]
+
+    def forget(self) -> None:
+        """Ask for the table again, before the next call."""
+        self._table = []
+
+    def close(self) -> None:
+        """Close all links. Safe to call twice."""
+        with self._changing:
+            self._closed = True
+            for link in self._links.values():
+                link.close()
+
+    def _ask(self) -> list[Host | None]:
+        self._check_open()
+        # In any order: a node that was cut off from the others may tell of old times again and again.
+        nodes = random.sample(self._asked, len(self._asked))
+        _, table = ask_in_turn(nodes, _ask_for_table, f"no node of {self.title} answers")
+        masters = {host for host in table if host}
+        self._keep(masters)
+        known = {(node.host, node.port) for node in self._seeds}
+        self._asked = (*self._seeds, *(self._endpoint(host) for host in masters - known))
+        self._table = table
+        return table
+
+    def _keep(self, masters: set[Host]) -> None:
+        """Close the links to nodes that no longer are masters; a call under way ends by itself."""
+        with self._changing:
+            gone = [self._links.pop(host) for host in self._links.keys() - masters]
+        for link in gone:
+            link.drop_idle()
+
+    def _link_to(self, host: Host) -> NodeLink:
+        with self._changing:
+            self._check_open()
+            return self._links.setdefault(host, NodeLink(self._endpoint(host)))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BackendUnavailable(f"the connection to {self.title} was closed: open the backend again")
+
+    def _endpoint(self, host: Host) -> Endpoint:
+        return replace(self._node, host=host[0], port=host[1])
+
+
+def _ask_for_table(node: Endpoint) -> list[Host | None]:
+    connection, answer = open_and_ask(node, "CLUSTER", "SLOTS")
+    connection.close()
+    return read_slots(answer, node.host)
+
 
 Result = TypeVar("Result")
 

@@ -5,20 +5,26 @@ EVALSHA of 500 arguments (a batch of about a hundred messages): `redis.Redis` co
 `Connection` 110 µs. `Connection` with commands packed by hiredis, as here, costs 61 µs, as a bare socket does. The
 clients also retry ten times with back-off, ping before a call and hold locks, which a caller with call ids does not
 need. `Connection` by itself does none of it.
+
+Asking servers on a passing connection: one of them, or several in turn until one answers.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from hiredis import pack_command
 from redis.connection import Connection as TcpConnection
 from redis.connection import SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
+
+from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
+from jobpool_backends.redis.trouble import explain
 
 Word = str | bytes | int | float
 
@@ -153,3 +159,50 @@ class Endpoint:
             return Connection(_UNIX(path=self.path, **common))
         common |= {"host": self.host, "port": self.port}
         return Connection(_TCP(**common) if self.tls is None else _TLS(**self.tls, **common))
+
+
+Result = TypeVar("Result")
+
+MIN_SHARE_S = 0.25
+"""Seconds that each of many servers gets: less would pass over those that are merely far away."""
+
+
+def open_and_ask(endpoint: Endpoint, *words: Word) -> tuple[Connection, Any]:
+    """Return a new connection, and the answer to a first command on it.
+
+    Raises:
+        BackendUnavailable, ConfigurationError: As a link's calls do.
+    """
+    try:
+        connection = endpoint.open()
+        try:
+            return connection, connection.ask(words)
+        except BaseException:
+            connection.close()
+            raise
+    except RedisError as error:
+        raise (explain(error, endpoint).error or error) from error
+
+
+def ask_in_turn(servers: Sequence[Endpoint], ask: Callable[[Endpoint], Result], what: str) -> tuple[int, Result]:
+    """Return the first answer that `ask` gets, and the place of the server that gave it.
+
+    Blocks for little longer than one server may take to connect, however many are silent: they share that time.
+
+    Raises:
+        ConfigurationError: None answers, and one refuses us.
+        BackendUnavailable: None answers; the text begins with `what`, and tells of each that was asked.
+    """
+    patience = servers[0].connect_timeout
+    share = min(patience, max(patience / len(servers), MIN_SHARE_S))
+    give_up = time.monotonic() + patience
+    troubles: list[JobpoolError] = []
+    for place, server in enumerate(servers):
+        try:
+            return place, ask(replace(server, connect_timeout=share, timeout=share))
+        except JobpoolError as trouble:
+            troubles.append(trouble)
+        if time.monotonic() >= give_up:
+            break
+    refusal = next((trouble for trouble in troubles if isinstance(trouble, ConfigurationError)), None)
+    raise refusal or BackendUnavailable(f"{what}: {'; '.join(map(str, troubles))}")

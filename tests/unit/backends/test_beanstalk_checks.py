@@ -15,7 +15,7 @@ from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.beanstalk.address import read_address
 from jobpool_backends.beanstalk.answers import Stats
 from jobpool_backends.beanstalk.checks import (
-    LARGEST,
+    ROOMY_JOB_BYTES,
     check_version,
     diagnose,
     judge,
@@ -30,7 +30,7 @@ GOOD: Stats = {
     "current-connections": 3,
     "binlog-current-index": 1,
     "draining": "false",
-    "max-job-size": LARGEST,
+    "max-job-size": ROOMY_JOB_BYTES,
 }
 
 

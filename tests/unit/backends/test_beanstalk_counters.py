@@ -10,7 +10,7 @@ from beanstalk_clients import Clients, a_job, one
 from support.servers import BeanstalkServer
 from support.waiting import wait_until
 
-from jobpool_backends.beanstalk.counters import Counters, read_counters
+from jobpool_backends.beanstalk.answers import Counters, read_counters
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jobpool.errors import BackendUnavailable
 from jobpool.message.settlement import Abandon, Ack, Nack, Settled
 from jobpool_backends.beanstalk import connection
-from jobpool_backends.beanstalk.protocol import BYTES_PER_WRITE, COMMANDS_PER_WRITE, Answer, pieces, read_answer
+from jobpool_backends.beanstalk.connection import BYTES_PER_WRITE, COMMANDS_PER_WRITE, Answer, pieces, read_answer
 from jobpool_backends.beanstalk.records import from_bytes
 
 

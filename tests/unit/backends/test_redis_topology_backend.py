@@ -24,9 +24,9 @@ from jobpool.message.guards import Guards, Hold
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Move, Settled
 from jobpool_backends.redis import RedisClusterBackend
+from jobpool_backends.redis.cluster_connections import slot_of
 from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import write_entry
-from jobpool_backends.redis.slots import slot_of
 
 T = TypeVar("T")
 

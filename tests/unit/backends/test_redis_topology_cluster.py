@@ -20,9 +20,9 @@ from jobpool.broker.finding import cautions_of
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.redis.address import read_address
 from jobpool_backends.redis.checks import check_version, diagnose
+from jobpool_backends.redis.cluster_connections import read_slots, slot_of
 from jobpool_backends.redis.connections import Link, Script
 from jobpool_backends.redis.opening import open_link
-from jobpool_backends.redis.slots import read_slots, slot_of
 
 ADD = Script("add", "return redis.call('INCRBY', KEYS[1], ARGV[1])")
 PUT_TWO = Script("put two", "redis.call('SET', KEYS[1], 1) redis.call('SET', KEYS[2], 2) return 'put'")
