@@ -1,7 +1,7 @@
 """Bulk changes by an administrator.
 
-Messages are looked for without holding anything up, and changed a bounded piece a script. A message that moved on
-meanwhile is left alone: it is changed only if its record is still the one that was seen. Leased ones are never touched.
+Messages are looked for without holding anything up, and changed a bounded piece a script. One that moved on meanwhile
+is left alone: it is changed only if its record is still the one that was seen. Leased ones are never touched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from jobpool_backends.redis.scripts import CHANGE
 from jobpool_backends.shared import TOUCHABLE, check_positive
 
 MESSAGES_PER_SCRIPT = 250
-"""Messages a script."""
 
 
 class BulkChanger:
@@ -44,7 +43,5 @@ class BulkChanger:
     def _change(self, rows: list[Row], verb: Verb) -> int:
         by_queue: dict[str, list[Word]] = {}
         for row in rows:
-            by_queue.setdefault(row.queue, [verb.value]).extend((row.member, row.stored))
-        return sum(
-            self._link.run(CHANGE.script, CHANGE.keys(self._keys, [queue]), words) for queue, words in by_queue.items()
-        )
+            by_queue.setdefault(row.message.queue, [verb.value]).extend((row.member, row.stored))
+        return sum(CHANGE.run(self._link, self._keys, [queue], words) for queue, words in by_queue.items())

@@ -32,28 +32,20 @@ _PERSISTENCE, _REPLICATION, _ROLE = "redis.persistence", "redis.replication", "r
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts that one server tells of itself. `config` is None where CONFIG is forbidden."""
+    """The settings of one server. `config` is None where CONFIG is forbidden."""
 
     info: Mapping[str, str]
     config: Mapping[str, str] | None
 
 
 def check_version(link: Link) -> None:
-    """Ask every server for its version.
-
-    Raises:
-        ConfigurationError: One is older than Redis 6.2.
-        BackendUnavailable: One does not answer.
-    """
+    """Ask every server for its version. Raises `ConfigurationError` where one is older than Redis 6.2."""
     for title, [info] in link.survey([("INFO", "server")]):
         require_version(title, _read_info(info))
 
 
 def diagnose(link: Link) -> list[Finding]:
-    """Return the findings of all servers; one that several share is told once, with all their names.
-
-    Raises: as `check_version`.
-    """
+    """Return the findings of all servers; one that several share comes once, with all their names."""
     found: dict[Finding, list[str]] = {}
     for title, answers in link.survey(_ASK):
         facts = read_facts(answers)

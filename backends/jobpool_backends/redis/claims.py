@@ -23,9 +23,9 @@ from jobpool.message.frozen import maker
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.connections import Link
 from jobpool_backends.redis.enqueue import MAX_MESSAGES_PER_CALL, Enqueuer
-from jobpool_backends.redis.inspect import MEMBERS_PER_SCRIPT, Inspector, cursor_of
+from jobpool_backends.redis.inspect import MEMBERS_PER_SCRIPT, Inspector
 from jobpool_backends.redis.key_names import KeyNames
-from jobpool_backends.redis.records import read_tail
+from jobpool_backends.redis.records import cursor_of, read_tail
 from jobpool_backends.redis.scripts import (
     CLAIM,
     CLAIM_DELETE,
@@ -48,13 +48,7 @@ _DELETED = {ord("d"): Deleted.DONE, ord("f"): Deleted.FORBIDDEN}
 
 
 class RedisClaimStore(ClaimStore):
-    """Claims of one prefix.
-
-    Args:
-        caps: Bounds on dead letters, for messages that were claimed too often.
-        enqueuer: Knows where the names of queues are listed.
-        inspector: Lists messages.
-    """
+    """Claims of one prefix. `caps` bound the dead letters, for messages that were claimed too often."""
 
     def __init__(self, link: Link, keys: KeyNames, caps: DeadCaps, enqueuer: Enqueuer, inspector: Inspector) -> None:
         self._link = link
@@ -71,7 +65,7 @@ class RedisClaimStore(ClaimStore):
         for post in posts:
             life = "" if post.life is None else micros(post.life)
             words += ("q" if post.given else "p", life, micros(post.delay) or "", post.body)
-        self._link.run(POST.script, POST.keys(self._keys, [queue], self._keys.one(queue, "last")), words)
+        POST.run(self._link, self._keys, [queue], words, self._keys.one(queue, "last"))
 
     def _claim(
         self, queue: str, claim_id: str, limit: int, ttl: float, grace: float, max_claims: int
@@ -106,7 +100,7 @@ class RedisClaimStore(ClaimStore):
         found = self._inspector.search(
             where, after=read_cursor(after), piece=min(limit, MEMBERS_PER_SCRIPT), bodies=True
         )
-        return [row.queue_message(cursor_of(queue, row.member)) for row in islice(found, limit)]
+        return [row.queue_message() for row in islice(found, limit)]
 
     def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]:
         claims: list[HeldClaim] = []
@@ -122,7 +116,7 @@ class RedisClaimStore(ClaimStore):
         return self._inspector.counts(queue).claim_stats()
 
     def _run(self, verb: Verb, queue: str, *words: Word) -> Any:
-        return self._link.run(verb.script, verb.keys(self._keys, [queue]), words)
+        return verb.run(self._link, self._keys, [queue], words)
 
     def _take(self, verb: Verb, queue: str, words: Sequence[Word]) -> Any:
         """Return the messages that a script took, None for none. Each further run of it removes what was in the way."""

@@ -1,22 +1,16 @@
-"""Which node of a cluster holds which slot: the answer to CLUSTER SLOTS, as a table.
-
-A link to one node of a cluster, and waiting for bells on several of them at once.
-
-BLPOP serves one slot. So a wait for queues in several slots sends one BLPOP for each slot, on connections of their own,
-and sleeps in one `poll`. When a bell has rung, the other commands are called off, because they would take bells that
-nobody hears. That is done by CLIENT UNBLOCK, or by closing the connection, for a user without that right. A bell that
-they took in that moment is remembered for the next wait.
-
-The masters of a cluster: a link to each, and which of them holds which slot.
-
-A link to a Redis Cluster: each call goes to the node that holds its keys.
+"""Links to a Redis Cluster: each call goes to the master that holds its keys.
 
 The table of slots is asked for at the first call, and again after any failure. A moved slot is followed to the node
 that the answer names; the old node has done nothing, so nothing is done twice. While a slot is moving, a script whose
 keys are in both places gets `BackendUnavailable`, until all have arrived.
 
-We route over one link for each node. redis-py's `RedisCluster` tries again by itself, and cannot wait in several slots.
-It costs 176 µs of CPU for a call of 500 arguments, and this one 65 µs (measured side by side).
+redis-py's `RedisCluster` tries again by itself, and cannot wait in several slots. It costs 176 µs of CPU for a call of
+500 arguments, and this one 65 µs.
+
+BLPOP serves one slot. So a wait for queues in several slots sends one BLPOP for each slot, on connections of their own,
+and sleeps in one `poll`. When one is answered, the others are called off, because they would take elements that nobody
+hears of: by CLIENT UNBLOCK, or by closing the connection, for a user without that right. An element that they took in
+that moment is remembered for the next wait.
 """
 
 from __future__ import annotations
@@ -25,7 +19,7 @@ import random
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
@@ -37,12 +31,24 @@ from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.redis.address import Address
 from jobpool_backends.redis.connection import Connection, Endpoint, Word, ask_in_turn, open_and_ask
 from jobpool_backends.redis.connections import MIN_WAIT_S, Link, Script, ServerLink, Stale, first_error
+from jobpool_backends.redis.records import places_by
 from jobpool_backends.redis.trouble import Meaning
 
-SLOTS = 16384
+Result = TypeVar("Result")
 
 Host = tuple[str, int]
 """Name or address, and port."""
+
+SLOTS = 16384
+
+_MAX_MOVES = 5
+"""Times that a call follows a moved slot before it gives up."""
+
+_MOVING_PAUSE_S = 0.1
+"""Rest of a wait whose slot is on the way: to ask again at once would keep two nodes busy."""
+
+_KEYLESS = frozenset({"PING", "TIME", "INFO", "CONFIG", "CLUSTER", "CLIENT", "ROLE", "SCRIPT", "ACL", "COMMAND"})
+_KEYS_COUNTED = frozenset({"EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "FCALL", "FCALL_RO"})
 
 
 def slot_of(key: str | bytes) -> int:
@@ -52,27 +58,15 @@ def slot_of(key: str | bytes) -> int:
 
 
 def read_slots(answer: Sequence[Any], asked: str) -> list[Host | None]:
-    """Return, by slot, the node that is its master; None for a slot that nobody holds.
+    """Return the master of each slot, None where nobody holds it, from the answer to CLUSTER SLOTS.
 
     `asked` is the host that gave the answer: a node that does not know its own address names none.
     """
     owners: list[Host | None] = [None] * SLOTS
-    for first, last, host in _ranges(answer, asked):
-        owners[first : last + 1] = [host] * (last + 1 - first)
-    return owners
-
-
-def _ranges(answer: Sequence[Any], asked: str) -> Iterator[tuple[int, int, Host]]:
     for first, last, master, *_ in answer:
         name = (master[0] or b"").decode()
-        yield first, last, (asked if name in ("", "?") else name, master[1])
-
-
-Groups = Sequence[tuple["NodeLink", Sequence[str]]]
-"""Keys slot by slot, each slot with the node that holds it."""
-
-Begun = dict[int, tuple["NodeLink", Connection]]
-"""Waits that go on, by the number of their file."""
+        owners[first : last + 1] = [(asked if name in ("", "?") else name, master[1])] * (last + 1 - first)
+    return owners
 
 
 class NodeLink(ServerLink):
@@ -81,14 +75,14 @@ class NodeLink(ServerLink):
     def __init__(self, node: Endpoint) -> None:
         super().__init__(node)
         self.host = node.host
-        self.patience = node.timeout  # seconds for an answer
+        self.timeout = node.timeout
 
     def ask_importing(self, words: Sequence[Word]) -> Any:
         """Run one command on the node that a slot is moving to, before all of it has arrived."""
         return self._use(lambda connection: first_error(connection.ask_many([("ASKING",), words])))[1]
 
     def begin_wait(self, keys: Sequence[str], seconds: float) -> Connection:
-        """Start to wait for a bell of one slot. The connection must be ended, or dropped."""
+        """Start to wait for an element in one slot. The connection must go to `end_wait` or `drop_wait`."""
         try:
             connection = self._idle_listeners.pop()
         except IndexError:
@@ -106,7 +100,7 @@ class NodeLink(ServerLink):
         return connection
 
     def end_wait(self, connection: Connection, limit: float) -> str | None:
-        """Return the key that rang, or None. Blocks for up to `limit` seconds."""
+        """Return the key of the element that came, or None. Blocks for up to `limit` seconds."""
         try:
             answer = connection.receive(limit)
         except RedisError as error:
@@ -129,11 +123,18 @@ class NodeLink(ServerLink):
         return Meaning(None, sound=True) if isinstance(error, AskError) else super()._explain(error)
 
 
+Groups = Sequence[tuple[NodeLink, Sequence[str]]]
+"""Keys slot by slot, each slot with the node that holds it."""
+
+Begun = dict[int, tuple[NodeLink, Connection]]
+"""Waits that go on, by the number of their file."""
+
+
 class ClusterWaits:
-    """The wait for bells on several nodes; any number of threads at once."""
+    """The wait for elements on several nodes; any number of threads at once."""
 
     def __init__(self) -> None:
-        self._heard: set[str] = set()  # and not yet told
+        self._taken: set[str] = set()  # and not yet told
 
     def wait(self, groups: Groups, timeout: float) -> str | None:
         """Wait as `Link.wait_pop`. Raises as that, and `MovedError` or `AskError` of a node."""
@@ -144,11 +145,9 @@ class ClusterWaits:
         return self._wait(groups, give_up)
 
     def _remembered(self, groups: Groups) -> str | None:
-        for _, keys in groups:
-            for key in keys:
-                if key in self._heard:
-                    self._heard.discard(key)
-                    return key
+        for key in (key for _, keys in groups for key in keys if key in self._taken):
+            self._taken.discard(key)
+            return key
         return None
 
     def _wait(self, groups: Groups, give_up: float) -> str | None:
@@ -157,37 +156,34 @@ class ClusterWaits:
             for node, keys in groups:
                 connection = node.begin_wait(keys, give_up - time.monotonic())
                 begun[connection.fileno()] = node, connection
-            heard = self._listen(begun, give_up)
-            with suppress(JobpoolError, RedisError, Stale):  # a failing node is met again; report the bell that rang
+            taken = self._listen(begun, give_up)
+            with suppress(JobpoolError, RedisError, Stale):  # a failing node is met again; report what came
                 self._call_off(begun)
-            return heard
+            return taken
         finally:
             for node, connection in begun.values():
                 node.drop_wait(connection)
 
     def _listen(self, begun: Begun, give_up: float) -> str | None:
-        """Return the first bell that rings; None if all waits ended without one. Ended waits leave `begun`."""
+        """Return the key of the first element; None if all waits ended without one. Ended waits leave `begun`."""
         poll = select.poll()
         for number in begun:
             poll.register(number, select.POLLIN)
-        heard: list[str] = []
-        while begun and not heard:
-            patience = max(node.patience for node, _ in begun.values())
-            limit = max(give_up + patience - time.monotonic(), MIN_WAIT_S)
+        taken: list[str] = []
+        while begun and not taken:
+            limit = max(give_up + max(node.timeout for node, _ in begun.values()) - time.monotonic(), MIN_WAIT_S)
             for number, _ in poll.poll(limit * 1000.0) or [(next(iter(begun)), 0)]:  # silence: ask one for its error
                 poll.unregister(number)
-                heard += self._end(begun, number, limit)
-        self._heard.update(heard[1:])
-        return heard[0] if heard else None
+                taken += self._end(begun, number, limit)
+        self._taken.update(taken[1:])
+        return taken[0] if taken else None
 
     def _call_off(self, begun: Begun) -> None:
         for node in {node for node, _ in begun.values()}:
-            node.call_many(
-                [("CLIENT", "UNBLOCK", connection.ident) for owner, connection in begun.values() if owner is node]
-            )
-        while begun:
-            number = next(iter(begun))
-            self._heard.update(self._end(begun, number, begun[number][0].patience))
+            waits = [connection.ident for owner, connection in begun.values() if owner is node]
+            node.call_many([("CLIENT", "UNBLOCK", ident) for ident in waits])
+        for number, (node, _) in list(begun.items()):
+            self._taken.update(self._end(begun, number, node.timeout))
 
     def _end(self, begun: Begun, number: int, limit: float) -> list[str]:
         node, connection = begun.pop(number)
@@ -196,7 +192,7 @@ class ClusterWaits:
 
 
 class Masters:
-    """The cluster's table as it was when last asked; any number of threads at once.
+    """The masters of a cluster and their slots, as they were when last asked; any number of threads at once.
 
     Blocks for the table of slots, when it is not there: for `connect_timeout`, however many nodes are silent.
     """
@@ -234,8 +230,7 @@ class Masters:
 
     def moved(self, slot: int | None, host: Host) -> NodeLink:
         """Return the link to the node to which a slot was moved; the table says so from now on."""
-        table = self._table
-        if slot is not None and table:
+        if slot is not None and (table := self._table):
             table[slot] = host
         return self.at(host)
 
@@ -261,18 +256,14 @@ class Masters:
         nodes = random.sample(self._asked, len(self._asked))
         _, table = ask_in_turn(nodes, _ask_for_table, f"no node of {self.title} answers")
         masters = {host for host in table if host}
-        self._keep(masters)
+        with self._changing:
+            gone = [self._links.pop(host) for host in self._links.keys() - masters]
+        for link in gone:  # a call under way ends by itself
+            link.drop_idle()
         known = {(node.host, node.port) for node in self._seeds}
         self._asked = (*self._seeds, *(self._endpoint(host) for host in masters - known))
         self._table = table
         return table
-
-    def _keep(self, masters: set[Host]) -> None:
-        """Close the links to nodes that no longer are masters; a call under way ends by itself."""
-        with self._changing:
-            gone = [self._links.pop(host) for host in self._links.keys() - masters]
-        for link in gone:
-            link.drop_idle()
 
     def _link_to(self, host: Host) -> NodeLink:
         with self._changing:
@@ -291,18 +282,6 @@ def _ask_for_table(node: Endpoint) -> list[Host | None]:
     connection, answer = open_and_ask(node, "CLUSTER", "SLOTS")
     connection.close()
     return read_slots(answer, node.host)
-
-
-Result = TypeVar("Result")
-
-_MAX_MOVES = 5
-"""How often a call follows a slot that was moved, before it gives up."""
-
-_MOVING_PAUSE_S = 0.1
-"""Seconds for which a wait rests when its slot is on the way: to ask again at once would keep two nodes busy."""
-
-_KEYLESS = frozenset({"PING", "TIME", "INFO", "CONFIG", "CLUSTER", "CLIENT", "ROLE", "SCRIPT", "ACL", "COMMAND"})
-_KEYS_COUNTED = frozenset({"EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "FCALL", "FCALL_RO"})
 
 
 class ClusterLink(Link):
@@ -328,7 +307,7 @@ class ClusterLink(Link):
 
     def call_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
         answers: list[Any] = [None] * len(commands)
-        for node, places in self._by_node(commands).items():
+        for node, places in places_by(self._masters.holder(_slot_of_command(words)) for words in commands).items():
             [(_, told)] = self._watched(node.survey, [commands[place] for place in places])
             for place, answer in zip(places, told, strict=True):
                 # Retry a refused command alone: that follows a moved slot, or raises the error.
@@ -339,10 +318,8 @@ class ClusterLink(Link):
         return [told for node in self._masters.all() for told in self._watched(node.survey, commands)]
 
     def wait_pop(self, keys: Sequence[str], timeout: float) -> str | None:
-        by_slot: dict[int, list[str]] = {}
-        for key in keys:
-            by_slot.setdefault(slot_of(key), []).append(key)
-        groups = [(self._masters.holder(slot), group) for slot, group in by_slot.items()]
+        by_slot = places_by(map(slot_of, keys))
+        groups = [(self._masters.holder(slot), [keys[place] for place in places]) for slot, places in by_slot.items()]
         try:
             return self._watched(self._waits.wait, groups, timeout)
         except AskError:  # the slot goes elsewhere
@@ -364,7 +341,8 @@ class ClusterLink(Link):
             except MovedError as moved:
                 node = self._masters.moved(slot, (moved.host or node.host, moved.port))
             except AskError as moving:
-                node, work = self._masters.at((moving.host or node.host, moving.port)), _as_importing(words)
+                node = self._masters.at((moving.host or node.host, moving.port))
+                work = _as_importing(words)
         self._masters.forget()
         raise BackendUnavailable(f"{self.title} sends a call from node to node: it answers when its nodes agree again")
 
@@ -376,14 +354,6 @@ class ClusterLink(Link):
             self._masters.forget()
             raise
 
-    def _by_node(self, commands: Sequence[Sequence[Word]]) -> dict[NodeLink, list[int]]:
-        """Return the places of the commands that go to each node."""
-        places: dict[NodeLink, list[int]] = {}
-        for place, words in enumerate(commands):
-            key = _key_of(words)
-            places.setdefault(self._masters.holder(None if key is None else slot_of(key)), []).append(place)
-        return places
-
 
 def _key_of(words: Sequence[Word]) -> str | bytes | None:
     """Return the key that says where a command belongs; None when it has none."""
@@ -393,6 +363,11 @@ def _key_of(words: Sequence[Word]) -> str | bytes | None:
     place = 3 if verb in _KEYS_COUNTED else 1
     key = words[place] if len(words) > place else None
     return key if isinstance(key, str | bytes) else None
+
+
+def _slot_of_command(words: Sequence[Word]) -> int | None:
+    key = _key_of(words)
+    return None if key is None else slot_of(key)
 
 
 def _as_importing(words: Sequence[Word]) -> Callable[[NodeLink], Any]:

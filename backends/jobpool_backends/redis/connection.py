@@ -1,12 +1,9 @@
-"""One connection to one Redis server, and how to make one.
+"""One connection to one Redis server: how to make it, and how to ask several servers in turn.
 
-redis-py's `Connection` connects, speaks TLS, authenticates and frames; its clients are left out. Measured with an
-EVALSHA of 500 arguments (a batch of about a hundred messages): `redis.Redis` costs 143 µs of CPU a call, and its
-`Connection` 110 µs. `Connection` with commands packed by hiredis, as here, costs 61 µs, as a bare socket does. The
-clients also retry ten times with back-off, ping before a call and hold locks, which a caller with call ids does not
-need. `Connection` by itself does none of it.
-
-Asking servers on a passing connection: one of them, or several in turn until one answers.
+redis-py's `Connection` connects, speaks TLS, authenticates and frames; its clients are left out. For an EVALSHA of 500
+arguments (some hundred messages) `redis.Redis` takes 143 µs of CPU, and its `Connection` 110 µs. `Connection` with
+commands packed by hiredis, as here, takes 61 µs, as a bare socket does. The clients also retry with back-off, ping
+before a call and hold locks, which a caller with call ids does not need.
 """
 
 from __future__ import annotations
@@ -51,22 +48,23 @@ class Connection:
         self.ident = 0
 
     def ask(self, words: Sequence[Word]) -> Any:
-        """Send one command and return its answer, within the endpoint's `timeout`."""
+        """Return the answer to one command, within the endpoint's `timeout`."""
         self.send(words)
         return self._connection.read_response()
 
     def ask_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
         """Send all commands at once and return their answers, among which refusals are values, not raised."""
         self._connection.send_packed_command((b"".join(map(_pack, commands)),), False)
-        return [self._read_answer() for _ in commands]
-
-    def ask_slowly(self, words: Sequence[Word], limit: float) -> Any:
-        """Ask with a command that blocks: its answer may take `limit` seconds."""
-        self.send(words)
-        return self.receive(limit)
+        answers = []
+        for _ in commands:
+            try:
+                answers.append(self._connection.read_response())
+            except ResponseError as error:
+                answers.append(error)
+        return answers
 
     def send(self, words: Sequence[Word]) -> None:
-        """Send one command; its answer is to be received."""
+        """Send one command; `receive` its answer."""
         self._connection.send_packed_command((_pack(words),), False)
 
     def receive(self, limit: float) -> Any:
@@ -78,21 +76,13 @@ class Connection:
         return self._socket.fileno()
 
     def interrupt(self) -> None:
-        """Wake the thread that waits on this connection, with its end. Any thread may call it. Does not close it: the number
-        may be reused.
-        """
+        """Wake the thread that waits on this connection, from any other. Not a close: the number may be reused."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection. Safe to call twice."""
         self._connection.disconnect()
-
-    def _read_answer(self) -> Any:
-        try:
-            return self._connection.read_response()
-        except ResponseError as error:
-            return error
 
 
 def _pack(words: Sequence[Word]) -> bytes:
@@ -168,11 +158,7 @@ MIN_SHARE_S = 0.25
 
 
 def open_and_ask(endpoint: Endpoint, *words: Word) -> tuple[Connection, Any]:
-    """Return a new connection, and the answer to a first command on it.
-
-    Raises:
-        BackendUnavailable, ConfigurationError: As a link's calls do.
-    """
+    """Return a new connection, and the answer to a first command on it. Raises as a link's calls do."""
     try:
         connection = endpoint.open()
         try:
@@ -188,14 +174,11 @@ def ask_in_turn(servers: Sequence[Endpoint], ask: Callable[[Endpoint], Result], 
     """Return the first answer that `ask` gets, and the place of the server that gave it.
 
     Blocks for little longer than one server may take to connect, however many are silent: they share that time.
-
-    Raises:
-        ConfigurationError: None answers, and one refuses us.
-        BackendUnavailable: None answers; the text begins with `what`, and tells of each that was asked.
+    Raises `ConfigurationError` where one refuses us, else `BackendUnavailable`: `what`, and the trouble of each.
     """
-    patience = servers[0].connect_timeout
-    share = min(patience, max(patience / len(servers), MIN_SHARE_S))
-    give_up = time.monotonic() + patience
+    timeout = servers[0].connect_timeout
+    share = min(timeout, max(timeout / len(servers), MIN_SHARE_S))
+    give_up = time.monotonic() + timeout
     troubles: list[JobpoolError] = []
     for place, server in enumerate(servers):
         try:

@@ -1,9 +1,8 @@
 """Links to the server: scripts and commands, each call on a connection of its own.
 
-Connections are kept in a small stack and taken by one thread at a time, so no call waits for another. A connection that
-fails is thrown away together with all idle ones, which will have broken too. Nothing is retried, with one exception: a
-kept connection that the server had closed (it was restarted, or closes idle clients) is replaced at once, once. Calls
-may be repeated safely, because they carry ids.
+Connections are kept in a small stack and taken by one thread at a time, so no call waits for another. One that fails is
+thrown away together with all idle ones, which will have broken too. Nothing is retried, with one exception: a kept
+connection that the server had closed is replaced at once, once. Calls may be repeated safely, because they carry ids.
 
 Blocks: a call takes `timeout` seconds at most for its answer, and `connect_timeout` before that when it has to connect.
 """
@@ -52,12 +51,8 @@ class Connector(Place, Protocol):
 class Link(ABC):
     """A link to Redis of any kind; shared by any number of threads, never across a fork.
 
-    Answers are bytes, integers, lists of them, or None. Errors of all methods:
-
-    Raises:
-        BackendUnavailable: Nothing is known; the text names cause and mend.
-        ConfigurationError: The server refuses us, or lacks what we need.
-        redis.exceptions.ResponseError: A script's own error, or a command that is wrong: a fault of ours.
+    Answers are bytes, integers, lists of them, or None. All methods raise `BackendUnavailable` (nothing is known),
+    `ConfigurationError` (the server refuses us, or lacks what we need), or redis-py's `ResponseError`: a fault of ours.
     """
 
     is_cluster: ClassVar[bool] = False
@@ -69,10 +64,7 @@ class Link(ABC):
 
     @abstractmethod
     def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
-        """Run a script on the server. One that it does not know (it was restarted, or flushed) is sent whole.
-
-        On a cluster all keys are in one slot.
-        """
+        """Run a script; one that the server does not know is sent whole. On a cluster all keys are in one slot."""
 
     @abstractmethod
     def call(self, *words: Word) -> Any:
@@ -80,21 +72,18 @@ class Link(ABC):
 
     @abstractmethod
     def call_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
-        """Run several plain commands in one round trip; not atomic. The first error is raised when all were
-        answered.
-        """
+        """Run plain commands in one round trip; not atomic. Raise the first error when all were answered."""
 
     @abstractmethod
     def survey(self, commands: Sequence[Sequence[Word]]) -> list[tuple[str, list[Any]]]:
-        """Ask every server there is: its title, and its answers, among which refusals are values."""
+        """Ask every server; return its title, and its answers, among which refusals are values."""
 
     @abstractmethod
     def wait_pop(self, keys: Sequence[str], timeout: float) -> str | None:
-        """Wait until one of these lists has an element, and take it: the list's key; None after `timeout` seconds.
+        """Take an element from one of these lists as soon as there is any: its key; None after `timeout` seconds.
 
-        On a connection kept for this. None comes up to 0.1 s late, because an idle server looks at its clock that
-        often. A silent server is noticed the link's own timeout later. `close` in another thread ends the wait with
-        `BackendUnavailable`.
+        None comes up to 0.1 s late: an idle server looks at its clock that often. A silent server is noticed the
+        link's own timeout later. `close` in another thread ends the wait with `BackendUnavailable`.
         """
 
     @abstractmethod
@@ -158,7 +147,7 @@ class ServerLink(Link):
     # --- connections -------------------------------------------------------------------------------
 
     def _use(self, work: Callable[[Connection], Result], idle: list[Connection] | None = None) -> Result:
-        """Do `work` on a kept connection, or on a new one; on a new one too when the kept one turns out to be stale."""
+        """Do `work` on a kept connection, or on a new one where there is none, or it turns out to be stale."""
         self._check_usable()
         idle = self._idle if idle is None else idle
         try:
@@ -208,7 +197,8 @@ class ServerLink(Link):
         remaining = max(give_up - time.monotonic(), MIN_WAIT_S)
         self._announce(connection)
         try:
-            return connection.ask_slowly(("BLPOP", *keys, remaining), remaining + self._connector.timeout)
+            connection.send(("BLPOP", *keys, remaining))
+            return connection.receive(remaining + self._connector.timeout)
         finally:
             self._forget(connection)
 

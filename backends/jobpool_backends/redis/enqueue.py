@@ -1,11 +1,9 @@
-"""Messages on their way in.
+"""Messages on their way in, and from one slot of a cluster to another.
 
-Messages on their way from one slot of a cluster to another.
-
-A settlement writes messages for other queues, follow-ups or the message itself, into the outbox of its own queue, in
-the same step that ends the lease. They are brought to their queues right afterwards; after a crash, by the next reap of
-that queue. They are first added, then removed. So one may be added twice, which changes nothing: an added id is known
-until ten minutes after its end.
+On a cluster a settlement writes messages for other queues, follow-ups or the message itself, into the outbox of its own
+queue, in the same step that ends the lease. They are brought to their queues right afterwards; after a crash, by the
+next reap of that queue. They are first added, then removed. So one may be added twice, which changes nothing: an added
+id is known until ten minutes after its end.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ from jobpool.errors import InvalidJob
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.connections import Link, Script
 from jobpool_backends.redis.key_names import KeyNames
-from jobpool_backends.redis.records import PRIORITIES, due_of, read_entry, tail_of
+from jobpool_backends.redis.records import PRIORITIES, due_of, places_by, read_entry, tail_of
 from jobpool_backends.redis.scripts import ENQUEUE
 
 MAX_MESSAGES_PER_CALL = 100_000
-"""Messages a call. One script adds them, all or none, and the server does nothing else meanwhile: 10 µs for each."""
+"""One script adds them, all or none, and the server does nothing else meanwhile: 10 µs for each."""
 
 _LIST_INTERVAL_S = 60.0
 """Seconds after which a cluster is told a queue's name again: somebody may have flushed it."""
@@ -49,8 +47,8 @@ class Enqueuer:
         existing: dict[str, str] = {}
         for group in self._groups(messages):
             queues = list(dict.fromkeys([message.queue for message in group]))
-            keys = ENQUEUE.keys(self._keys, queues, self._keys.one(queues[0], "last"))
-            told = self._link.run(ENQUEUE.script, keys, [*queues, *messages_words(group, queues)])
+            words = [*queues, *messages_words(group, queues)]
+            told = ENQUEUE.run(self._link, self._keys, queues, words, self._keys.one(queues[0], "last"))
             if told:
                 idents = [ident.decode() for ident in told]
                 existing |= zip(idents[::2], idents[1::2], strict=True)
@@ -59,16 +57,12 @@ class Enqueuer:
     def _groups(self, messages: Sequence[NewMessage]) -> list[list[NewMessage]]:
         if not self._keys.spread:
             return [list(messages)]
-        groups: dict[str, list[NewMessage]] = {}
-        for message in messages:
-            groups.setdefault(message.queue, []).append(message)
+        groups = places_by(message.queue for message in messages)
         self.list_queues(groups)
-        return list(groups.values())
+        return [[messages[place] for place in places] for places in groups.values()]
 
     def list_queues(self, queues: Iterable[str]) -> None:
-        """Note the names where all queues are listed, if keys are spread: before anything is added, so that no message
-        is where nobody looks.
-        """
+        """Note the names where all queues are listed, if keys are spread. First, so that each message is found."""
         if not self._keys.spread:
             return
         now = time.monotonic()
@@ -94,9 +88,7 @@ def messages_words(messages: Sequence[NewMessage], queues: Sequence[str]) -> lis
 
 
 ENTRIES_PER_SCRIPT = 100
-"""Entries that are read at once, or fewer when they are large."""
-
-_BYTES_PER_SCRIPT = 4 * 1048576
+_BYTES_PER_SCRIPT = 4 * 2**20
 
 PEEK = Script(
     "peek",
@@ -139,14 +131,9 @@ class Outbox:
             BackendUnavailable: A node does not answer; what is left stays where it is.
         """
         for queue in queues:
-            while self._relay_piece(self._keys.one(queue, "outbox")):
-                pass
-
-    def _relay_piece(self, key: str) -> bool:
-        """Return whether there was anything."""
-        entries: list[bytes] = self._link.run(PEEK, [key], [ENTRIES_PER_SCRIPT, _BYTES_PER_SCRIPT])
-        if entries:
-            self._enqueuer.add([read_entry(entry) for entry in entries])
-            head = entries[0].partition(b"\n")[0] + b"\n"  # which names the message
-            self._link.run(DROP, [key], [head, len(entries)])
-        return bool(entries)
+            key = self._keys.one(queue, "outbox")
+            entries: list[bytes]
+            while entries := self._link.run(PEEK, [key], [ENTRIES_PER_SCRIPT, _BYTES_PER_SCRIPT]):
+                self._enqueuer.add([read_entry(entry) for entry in entries])
+                head = entries[0].partition(b"\n")[0] + b"\n"  # which names the message
+                self._link.run(DROP, [key], [head, len(entries)])

@@ -1,10 +1,8 @@
-"""Behind sentinels: which server is the master now.
+"""From an address to an open link: to one server, to the master that sentinels name, or to a cluster.
 
-Each new connection asks anew, and the server is asked whether it agrees. A master that was demoted closes its
+Each new connection asks the sentinels anew, and the server is asked if it agrees. A master that was demoted closes its
 connections or answers READONLY; the link then throws all of them away, so the next call comes here. Nobody listens for
 announcements: an answer costs a millisecond when a connection breaks, and nothing otherwise.
-
-From an address to an open link: to one server, to whichever is the master now, or to a cluster.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from jobpool_backends.redis.connections import Link, ServerLink
 class SentinelConnector:
     """The source of connections to the master of one service.
 
-    Blocks: for the sentinels `connect_timeout` in all, however many are silent; then for the master as one server does.
+    Blocks for the sentinels `connect_timeout` in all, however many are silent; then for the master as for one server.
     """
 
     def __init__(self, address: Address) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
-from jobpool_backends.redis.connections import Script
+from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.connections import Link, Script
 from jobpool_backends.redis.key_names import KeyNames
 
 _FOLDER = files("jobpool_backends.redis") / "lua"
@@ -30,6 +32,10 @@ class Verb:
         for queue in queues:
             found += keys.of(queue, self.names)
         return found
+
+    def run(self, link: Link, keys: KeyNames, queues: Sequence[str], words: Sequence[Word], *lead: str) -> Any:
+        """Run it on these queues. Returns and raises as `Link.run`."""
+        return link.run(self.script, self.keys(keys, queues, *lead), words)
 
 
 def _verb(name: str, pieces: str, names: str, lead: str = "") -> Verb:
@@ -107,7 +113,8 @@ FIRST_RUN = _verb("firstrun", "clock remember", "", "done")
 FORGET = _verb("forget", "clock remember", "", "done")
 TAKE = _verb("take", "clock rates", "")
 
-_RECORDS = "values names ends"
+RECORD_KEYS = ("values", "names", "ends")
+_RECORDS = " ".join(RECORD_KEYS)
 
 PUT = _verb("put", "clock", "", _RECORDS)
 GET = _verb("get", "clock", "", _RECORDS)

@@ -1,9 +1,7 @@
-"""Ending leases, and holding them longer: a batch in one script, each message judged and changed in the same step.
-
-The settlements of one script call, queue by queue, as `settle.lua` takes them.
+"""Ending and renewing leases: a batch in one script, each message judged and changed in the same step.
 
 A lease's token is the message's member and one letter of its record, left out for `m`. The letter says who gave its id,
-and if it has a unique key. See `keys`.
+and if it has a unique key. See `key_names`.
 """
 
 from __future__ import annotations
@@ -23,7 +21,15 @@ from jobpool_backends.redis.connections import Link
 from jobpool_backends.redis.enqueue import messages_words
 from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.keys import guarded_token, token_of
-from jobpool_backends.redis.records import HOLDER_CHARS, MEMBER_CHARS, encode_text, readable, write_entry
+from jobpool_backends.redis.records import (
+    HOLDER_CHARS,
+    MEMBER_CHARS,
+    encode_text,
+    pieces,
+    places_by,
+    readable,
+    write_entry,
+)
 from jobpool_backends.redis.scripts import RENEW, SETTLE
 from jobpool_backends.shared import DeadCaps, delay_micros, micros
 
@@ -45,9 +51,7 @@ class Settler:
     def settle(
         self, settlements: Sequence[tuple[JobLease, Settlement]], brought: Brought, call_id: str
     ) -> list[Settled]:
-        """Return the answers, in order. Each script remembers its own; those of a large batch append a number to the
-        id.
-        """
+        """Return the answers, in order. Each script remembers its own, by the id; of a large batch, and a number."""
         answers = [Settled.NOT_IN_FLIGHT] * len(settlements)
         for number, places in self._parts(settlements):
             batch = Batch(settlements, places, brought)
@@ -56,28 +60,26 @@ class Settler:
                 answers[place] = answer
         return answers
 
-    def _parts(self, settlements: Sequence[tuple[JobLease, Settlement]]) -> Iterator[tuple[int, list[int]]]:
+    def _parts(self, settlements: Sequence[tuple[JobLease, Settlement]]) -> Iterator[tuple[int, Sequence[int]]]:
         """Yield the places that one script settles, of one queue where keys are spread; and which part it is."""
-        groups = [list(range(len(settlements)))]
-        if self._keys.spread:
-            groups = list(_by_queue([lease for lease, _ in settlements]).values())
-        for places in groups:
-            yield from enumerate(_pieces(places))
+        groups = places_by(lease.queue if self._keys.spread else "" for lease, _ in settlements)
+        for places in groups.values():
+            yield from enumerate(pieces(places, MAX_LEASES_PER_SCRIPT))
 
     def _settle(self, batch: Batch, call_id: str) -> list[Settled]:
         if not self._keys.spread:
             batch.reach_follow_ups()
         queues = batch.queues
         lead = (self._keys.settle_call(queues[0], call_id), self._keys.one(queues[0], "last"))
-        words: list[Word] = [_CALL_TTL_US, self._caps.most, self._caps.age, *batch.words()]
-        return read_answers(self._link.run(SETTLE.script, SETTLE.keys(self._keys, queues, *lead), words))
+        words = [_CALL_TTL_US, self._caps.most, self._caps.age, *batch.words()]
+        return _read_answers(SETTLE.run(self._link, self._keys, queues, words, *lead))
 
     def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
         """Return the leases with their new end, None for those that are lost; one script a queue."""
         before = self._clock.boot()
         renewed: list[JobLease | None] = [None] * len(leases)
-        for queue, all_places in _by_queue(leases).items():
-            for places in _pieces(all_places):
+        for queue, all_places in places_by(lease.queue for lease in leases).items():
+            for places in pieces(all_places, MAX_LEASES_PER_SCRIPT):
                 answers = self._renew(queue, [leases[place] for place in places], ttl)
                 for place, answer in zip(places, answers, strict=True):
                     if answer is Settled.OK:
@@ -89,19 +91,7 @@ class Settler:
         words: list[Word] = [length, f"{length:014d}", len(leases)]
         words += [token_of(lease)[:MEMBER_CHARS] for lease in leases]
         words += [lease.owner_token[:HOLDER_CHARS] for lease in leases]
-        return read_answers(self._link.run(RENEW.script, RENEW.keys(self._keys, [queue]), words))
-
-
-def _by_queue(leases: Sequence[JobLease]) -> dict[str, list[int]]:
-    """Return the places of each queue's leases."""
-    places: dict[str, list[int]] = {}
-    for place, lease in enumerate(leases):
-        places.setdefault(lease.queue, []).append(place)
-    return places
-
-
-def _pieces(places: list[int]) -> list[list[int]]:
-    return [places[first : first + MAX_LEASES_PER_SCRIPT] for first in range(0, len(places), MAX_LEASES_PER_SCRIPT)]
+        return _read_answers(RENEW.run(self._link, self._keys, [queue], words))
 
 
 Brought = Mapping[int, Sequence[NewMessage]]
@@ -122,11 +112,7 @@ _REPEATED = _ANSWERS | {ord("o"): Settled.ALREADY}
 
 
 class Batch:
-    """Some settlements.
-
-    Attributes:
-        queues: Queues that the script works on.
-    """
+    """The settlements of one script, queue by queue, as `settle.lua` takes them."""
 
     def __init__(
         self, settlements: Sequence[tuple[JobLease, Settlement]], places: Sequence[int], brought: Brought
@@ -210,7 +196,7 @@ class _Columns:
         return [len(verbs), verbs, *self.members, *self.holders, *self.ids, *self.needed]
 
 
-def read_answers(letters: bytes) -> list[Settled]:
+def _read_answers(letters: bytes) -> list[Settled]:
     """Parse the letters of `settle.lua` and `renew.lua`."""
     if letters[:1] == b"!":
         return [_REPEATED[letter] for letter in letters[1:]]
