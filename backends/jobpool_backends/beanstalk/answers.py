@@ -1,7 +1,4 @@
-"""The server's counts of a job: the answer to `stats-job`.
-
-Questions to the server: answers become values, other replies become the errors they mean.
-"""
+"""Answers of the server as values; refusals become the errors that they mean."""
 
 from __future__ import annotations
 
@@ -19,7 +16,8 @@ _COUNTERS = re.compile(
     rb'tube: "?([^"\n]+)"?\nstate: (\w+)\npri: (\d+)\nage: (-?\d+)\ndelay: (\d+)\nttr: (\d+)\ntime-left: (-?\d+)\n'
     rb"(?:file: \d+\n)?reserves: (\d+)\ntimeouts: (\d+)\nreleases: (\d+)\nburies: (\d+)\nkicks: (\d+)"
 )
-"""In the order in which beanstalkd has told them since they are there."""
+
+Stats = dict[str, int | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,6 @@ class Counters:
         age: Since it was put.
         delay: That it was put, or released, with.
         time_left: Until its lease ends, or its delay; 0 otherwise.
-        reserves: How often it was reserved, by whatever command.
         timeouts: How often a lease of it ran out; an end with its connection does not count.
     """
 
@@ -69,9 +66,6 @@ def read_counters(text: bytes) -> Counters:
     return _make_counters(tube.decode(), state.decode(), *map(int, numbers))
 
 
-Stats = dict[str, int | str]
-
-
 def told(connections: Connections, answer: Answer) -> Answer | None:
     """Return the answer; None for NOT_FOUND. Raises what any other refusal means."""
     return None if isinstance(answer, greenstalk.NotFoundError) else connections.check(answer)
@@ -87,7 +81,7 @@ def job_of(connections: Connections, answer: Answer) -> greenstalk.Job[bytes] | 
 def stats_of(connections: Connections, answer: Answer) -> Stats:
     """Return the answer to `stats` or `stats-tube`; empty if there is no such tube. Raises as `told`."""
     pairs = (line.partition(": ") for line in _lines(connections, answer))
-    return {key: _value(value) for key, _, value in pairs}
+    return {key: int(value) if value.isdigit() else value.strip('"') for key, _, value in pairs}
 
 
 def names_of(connections: Connections, answer: Answer) -> list[str]:
@@ -96,7 +90,7 @@ def names_of(connections: Connections, answer: Answer) -> list[str]:
 
 
 def counters_of(connections: Connections, connection: Connection, jobs: Sequence[int]) -> list[Counters | None]:
-    """Return the server's counters of each job; None for those that are gone. One round trip. Raises as `told`."""
+    """Return the counters of each job, None for those that are gone. One round trip. Raises as `told`."""
     answers = [told(connections, answer) for answer in about(connection, b"stats-job", jobs)]
     return [read_counters(answer) if isinstance(answer, bytes) else None for answer in answers]
 
@@ -116,7 +110,3 @@ def _lines(connections: Connections, answer: Answer) -> list[str]:
     """Return the lines of a YAML text below its head."""
     text = told(connections, answer)
     return text.decode().splitlines()[1:] if isinstance(text, bytes) else []
-
-
-def _value(text: str) -> int | str:
-    return int(text) if text.isdigit() else text.strip('"')

@@ -4,8 +4,6 @@ Dead letters are raised by a copy: each is reserved by its number, so that nobod
 put, and the letter is deleted. A break in between leaves the letter, and at worst the copy besides: never neither. Live
 messages can only be deleted all: the first that is ready, or due next, is peeked at and deleted, again and again. A
 leased message is never touched.
-
-One verb, done to dead letters one after the other; those to be raised a piece at a time.
 """
 
 from __future__ import annotations
@@ -27,17 +25,17 @@ from jobpool_backends.beanstalk.inspect import Inspector, is_queue
 from jobpool_backends.beanstalk.records import Record, from_bytes, to_bytes
 from jobpool_backends.shared import check_positive
 
+LETTERS_RAISED_AT_ONCE = 100
+BYTES_RAISED_AT_ONCE = 4 * 2**20
+"""More, but for the last message of a piece, is never in memory."""
+
+Job = greenstalk.Job[bytes]
+
 _PEEKS = {State.WAITING: b"peek-ready", State.DELAYED: b"peek-delayed"}
 
 
 class BulkChanger:
-    """The bulk changes of queues.
-
-    Args:
-        connections: To the server; nothing is left reserved on one.
-        inspector: Knows the queues, and where dead letters are.
-        clock: Its wall clock tells ages.
-    """
+    """The bulk changes of queues. Nothing is left reserved."""
 
     def __init__(self, connections: Connections, inspector: Inspector, clock: Clock) -> None:
         self._connections = connections
@@ -96,8 +94,7 @@ class BulkChanger:
     def _empty(self, connection: Connection, queue: str, state: State, limit: int) -> int:
         """Delete up to `limit` messages of a queue in this state.
 
-        A dead letter can be among them for a moment: one that is just being buried, or whose burial was cut short. It
-        is buried.
+        A dead letter among them, just being buried or with a burial cut short, is buried.
         """
         connection.use(self._connections.address.tube(queue))
         peek = _PEEKS[state]
@@ -116,10 +113,7 @@ class BulkChanger:
 
 
 def live_states(where: MessageFilter) -> tuple[State, ...]:
-    """Return the states of live messages that are to be deleted, all of them; none where only dead letters are meant.
-
-    Raises `Unsupported` where some of the live ones are meant, or may be.
-    """
+    """Return the states of live messages to delete, all of them. Raise `Unsupported` where only some are meant."""
     meant = tuple(state for state in _PEEKS if not where.states or state in where.states)
     if not meant or where.reason is not None:  # a live message has no reason
         return ()
@@ -134,20 +128,10 @@ def live_states(where: MessageFilter) -> tuple[State, ...]:
     return meant
 
 
-LETTERS_RAISED_AT_ONCE = 100
-"""Messages that are raised at once."""
-
-BYTES_RAISED_AT_ONCE = 4 * 2**20
-"""The same, in bytes: more, but for the last message of a piece, is never in memory."""
-
-Job = greenstalk.Job[bytes]
-
-
 class LetterChanges:
-    """The state of one call.
+    """One verb, done to dead letters one after the other; those to be raised a piece at a time.
 
-    Attributes:
-        changed: How many letters so far; those that `finish` is still to raise among them.
+    `changed` counts them, those that `finish` is still to raise among them.
     """
 
     def __init__(self, connections: Connections, connection: Connection, verb: Verb, limit: int) -> None:

@@ -27,16 +27,11 @@ _SERVER, _SIZE = "beanstalk.server", "beanstalk.job-size"
 def ping(connections: Connections) -> None:
     """Ask the server for a sign of life. Raises `BackendUnavailable`. Blocks for one round trip."""
     with connections.spare() as connection:
-        connection.client.using()
+        connections.check(connection.burst([b"list-tube-used"])[0])
 
 
 def check_version(connections: Connections) -> None:
-    """Ask the server for its version. One round trip.
-
-    Raises:
-        ConfigurationError: It is older than beanstalkd 1.12.
-        BackendUnavailable: It does not answer.
-    """
+    """Ask the server for its version. Raises `ConfigurationError` if it is older than beanstalkd 1.12."""
     require_version(connections.address.title, _ask(connections))
 
 
@@ -118,7 +113,10 @@ def _size(stats: Stats) -> Finding:
     found = f"messages of up to {largest:,} bytes (max-job-size)"
     if largest >= ROOMY_JOB_BYTES:
         return Finding(_SIZE, Level.OK, found)
-    why = f"larger ones are refused when they are enqueued, though jobpool allows 1 MiB; with -z {ROOMY_JOB_BYTES} all fit in"
+    why = (
+        "larger ones are refused when they are enqueued, though jobpool allows 1 MiB;"
+        f" with -z {ROOMY_JOB_BYTES} all fit in"
+    )
     return Finding(_SIZE, Level.NOTE, found, why)
 
 

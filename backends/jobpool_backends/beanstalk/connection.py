@@ -1,14 +1,11 @@
-"""Many commands in one write: a round trip for a batch, not for a job.
+"""One connection to beanstalkd: its protocol, many commands in one write, and the leases that it owns.
 
-A `Connection` writes commands; this module reads the answers. beanstalkd handles the commands of a connection in order, and
-answers in that order. It stops reading while an answer does not fit into the socket. So a burst is cut into pieces, or
-both sides would wait for each other forever.
-
-A connection: one connection to beanstalkd, and the leases that it owns.
+beanstalkd handles the commands of a connection in order, and answers in that order. It stops reading while an answer
+does not fit into the socket. So a burst is cut into pieces, or both sides would wait for each other forever. greenstalk
+waits for each answer, so it lends its errors and its jobs only.
 
 In beanstalkd the connection owns the jobs that it reserved: only it can settle and renew them, and all are lost with
-it. So a connection knows its leases, and settlements go to the connection. greenstalk speaks the protocol over a socket that is
-made here, so that each wait has an end; bursts (burst.py) share the socket with it.
+it. So a connection knows its leases, and settlements go to it.
 """
 
 from __future__ import annotations
@@ -30,14 +27,10 @@ from jobpool_backends.beanstalk.address import Address
 from jobpool_backends.beanstalk.records import Record
 
 COMMANDS_PER_WRITE = 500
-"""Commands in one write."""
-
 BYTES_PER_WRITE = 2**20
-"""Bytes in one write, but for a single command that has more: a write has to be over in the time of an answer."""
+"""But for a single command that has more: a write has to be over in the time of an answer."""
 
-Words = tuple[bytes, ...]
-
-Answer = greenstalk.Job[bytes] | bytes | Words | greenstalk.Error
+Answer = greenstalk.Job[bytes] | bytes | tuple[bytes, ...] | greenstalk.Error
 """Of `reserve…` and `peek…` a job, of `stats…` and `list…` the YAML text, of others the words; or greenstalk's error.
 
 `BURIED` is a word where it was asked for (`bury`), and elsewhere an error: here it is always words."""
@@ -45,6 +38,19 @@ Answer = greenstalk.Job[bytes] | bytes | Words | greenstalk.Error
 _ERRORS = {word: kind for word, kind in greenstalk.ERROR_RESPONSES.items() if word != b"BURIED"}
 _BODIES = frozenset((b"RESERVED", b"FOUND"))
 _WORDS = frozenset((b"INSERTED", b"DELETED", b"TOUCHED", b"RELEASED", b"BURIED", b"USING", b"WATCHING", b"KICKED"))
+
+_SOCKET_OPTIONS = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+)
+"""A machine that is gone without a word is noticed after some 10 seconds, well before a lease of 30 has ended."""
+
+_BUFFER_BYTES = 65536
+_serials = count()
 
 
 def put_command(priority: int, delay: int, ttr: int, packed: bytes) -> bytes:
@@ -74,9 +80,9 @@ def read_answer(reader: BufferedReader) -> Answer:
     words = tuple(line.split())
     word = words[0] if words else b""
     if word in _BODIES:
-        return greenstalk.Job(int(words[1]), _chunk(reader, int(words[2])))
+        return greenstalk.Job(int(words[1]), _read_body(reader, int(words[2])))
     if word == b"OK":
-        return _chunk(reader, int(words[1]))
+        return _read_body(reader, int(words[1]))
     if word in _ERRORS:
         return cast(greenstalk.Error, _ERRORS[word]())
     if word not in _WORDS:
@@ -84,36 +90,20 @@ def read_answer(reader: BufferedReader) -> Answer:
     return words
 
 
-def _chunk(reader: BufferedReader, size: int) -> bytes:
+def _read_body(reader: BufferedReader, size: int) -> bytes:
     data = reader.read(size + 2)
     if len(data) != size + 2:
         raise ConnectionResetError("the connection was closed")
     return data[:-2]
 
 
-_KEEPALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000),
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-)
-"""A machine that is gone without a word is noticed after some 10 seconds, well before a lease of 30 has ended."""
-
-_BUFFER_BYTES = 65536
-_serials = count()
-
-
 class Connection:
     """A connection, for one thread at a time, which holds its lock. Raises OSError and greenstalk's errors.
 
     Attributes:
-        lock: Held by the thread that speaks.
-        client: greenstalk's, for single commands.
         held: The leases that it owns, by the server's number of the job.
         ends_first: Boot-clock seconds before which none of its leases ends.
-        broken: True if it broke: it is of no more use, and owns nothing.
+        broken: True if it is of no more use, and owns nothing.
         serial: Its place in the order in which locks are taken.
     """
 
@@ -124,36 +114,34 @@ class Connection:
         self.held: dict[int, Held] = {}
         self.broken = False
         self._socket = _connect(address)
-        self.client: greenstalk.Client[bytes] = _client(self._socket)
         self._reader = cast(BufferedReader, self._socket.makefile("rb", buffering=_BUFFER_BYTES))
         self._timeout = address.timeout
         self._used = "default"
         self._watched = {"default"}
 
     def use(self, tube: str) -> None:
-        """Have what is put, and peeked at, be of this tube. A command only where it is another one."""
+        """Let puts and peeks be of this tube. A round trip where it is another one than before."""
         if tube != self._used:
-            self.client.use(tube)
+            self._tell([b"use %b" % tube.encode()])
             self._used = tube
 
     def watch(self, tubes: Iterable[str]) -> None:
-        """Have what is reserved be of these tubes, one at least. One round trip, where they are others than before."""
+        """Let reserves be of these tubes, one at least. A round trip where they are others than before."""
         wanted = set(tubes)
-        if wanted == self._watched:
-            return
-        commands = [b"watch %b" % tube.encode() for tube in sorted(wanted - self._watched)]
-        commands += [b"ignore %b" % tube.encode() for tube in sorted(self._watched - wanted)]
+        if wanted != self._watched:
+            commands = [b"watch %b" % tube.encode() for tube in sorted(wanted - self._watched)]
+            self._tell(commands + [b"ignore %b" % tube.encode() for tube in sorted(self._watched - wanted)])
+            self._watched = wanted
+
+    def _tell(self, commands: Sequence[bytes]) -> None:
         for answer in self.burst(commands):
             if isinstance(answer, greenstalk.Error):
                 raise answer
-        self._watched = wanted
 
     def burst(self, commands: Sequence[bytes], answers: list[Answer] | None = None) -> list[Answer]:
         """Send all commands at once and return their answers, among which refusals are values, not raised.
 
-        Args:
-            commands: Many, or large ones, go in several writes.
-            answers: A list that takes them one by one, so that answers before a break are kept.
+        `answers` is a list that takes them one by one, so that those before a break are kept.
         """
         answers = [] if answers is None else answers
         reader = self._reader
@@ -168,24 +156,17 @@ class Connection:
         if commands:
             self._socket.sendall(b"\r\n".join(commands) + b"\r\n")
 
-    def read(self, number: int, limit: float | None = None) -> list[Answer]:
-        """Return the answers to what was written, each within `limit` seconds, or the address's `timeout`."""
-        reader = self._reader
-        if limit is None or limit == self._timeout:
-            return [read_answer(reader) for _ in range(number)]
-        self._socket.settimeout(limit)
-        answers = [read_answer(reader) for _ in range(number)]
-        self._socket.settimeout(self._timeout)
+    def read(self, number: int, limit: float) -> list[Answer]:
+        """Return the answers to what was written, each within `limit` seconds."""
+        if limit != self._timeout:
+            self._socket.settimeout(limit)
+        answers = [read_answer(self._reader) for _ in range(number)]
+        if limit != self._timeout:
+            self._socket.settimeout(self._timeout)
         return answers
 
-    def fileno(self) -> int:
-        """Return the descriptor, for `poll`."""
-        return self._socket.fileno()
-
     def has_died(self) -> bool:
-        """Return whether the other side has hung up, as far as is known here. For a connection that waits for nothing: then
-        anything that can be read means its end. No I/O that waits.
-        """
+        """Return whether the other side has hung up: all that can be read while nothing is asked. Does not block."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))
@@ -199,15 +180,7 @@ class Connection:
         """Close the connection. Safe to call twice."""
         self.broken = True
         self._reader.close()
-        self.client.close()
-
-
-def _client(connection: socket.socket) -> greenstalk.Client[bytes]:
-    try:
-        return greenstalk.Client(connection, encoding=None)
-    except BaseException:  # it was reset as soon as it was there
-        connection.close()
-        raise
+        self._socket.close()
 
 
 @dataclass(slots=True, eq=False)
@@ -218,7 +191,6 @@ class Held:
         job: The server's number.
         connection: The owner.
         lease: As it was handed out, or renewed last.
-        record: The header of the job.
         priority: The server's.
         ttr: Whole seconds that it lasts after each renewal.
         prefetched: True if it was reserved by a waiter and not yet fetched.
@@ -241,7 +213,7 @@ class Held:
 def _connect(address: Address) -> socket.socket:
     made = socket.create_connection((address.host, address.port), timeout=address.connect_timeout)
     try:
-        for option in _KEEPALIVE:
+        for option in _SOCKET_OPTIONS:
             made.setsockopt(*option)
         made.settimeout(address.timeout)
     except BaseException:

@@ -5,12 +5,8 @@ settlements and renewals go to it, and more is fetched on it. If it breaks, all 
 server gives them to others; they are remembered until `lost` is called, and logged. Nothing is tried again: a kept
 connection that has died meanwhile is noticed before use.
 
-A thread waits for the lock of a connection only while it holds none, except in telling.py, which takes several locks in
-their order.
-
-Commands about leases, each on the connection that owns it: all are written before any answer is read.
-
-A break spoils the leases of its own connection only.
+A thread waits for the lock of a connection only while it holds none, except in `send_each`, which takes several locks
+in their order.
 """
 
 from __future__ import annotations
@@ -34,27 +30,34 @@ MAX_IDLE = 4
 """Idle connections that are kept; more are closed."""
 
 MAX_LEASES_PER_CONNECTION = 256
-"""Leases on one connection beyond which the next are fetched on another. The server often searches all leases of a connection for
-the one that ends first.
+"""Beyond which the next are fetched on another: the server often searches all of them for the first that ends."""
+
+_ENDED_KEPT_S = 1.0
+"""For which a lease that has ended may still be remembered: it is refused by its deadline all the same."""
+
+_HURRIED_TIMEOUT_S = 0.1
+"""For an answer when another connection's has not come in time, and both were asked at once."""
+
+Answers = dict[Held, Answer | BackendUnavailable]
+"""Answers to a command about each lease. Missing: it had ended before. An error: the lease is lost, and nobody knows if
+the server did it.
 """
 
 _log = logging.getLogger("jobpool.beanstalk")
 
 
 class Connections:
-    """All connections of a backend; any number of threads at once, never across a fork.
-
-    Args:
-        address: Where they lead to.
-        clock: Its boot clock tells when leases end.
+    """All connections of a backend, to one address; any number of threads at once, never across a fork.
 
     Attributes:
+        clock: Its boot clock tells when leases end.
         closed: Nothing is opened any more.
     """
 
     def __init__(self, address: Address, clock: Clock) -> None:
         self.address = address
         self.clock = clock
+        self.closed = False
         self._pid = os.getpid()
         self._changing = threading.Lock()
         self._open_connections: set[Connection] = set()
@@ -63,17 +66,15 @@ class Connections:
         self._owners: dict[str, Held] = {}
         self._lost: list[JobLease] = []
         self._max_job_size = 0
-        self.closed = False
 
-    # --- connections to speak on -----------------------------------------------------------------------------
+    # --- connections to speak on -----------------------------------------------------------------------
 
     @contextmanager
     def spare(self) -> Iterator[Connection]:
         """Yield an idle connection, for this block alone; leases that it then has stay with it.
 
-        Inside the block, trouble with the connection ends the connection and becomes `BackendUnavailable`; refusals of the
-        server become errors as in `trouble`. `NotFoundError`, `TimedOutError` and `DeadlineSoonError` pass through. The
-        refusals of a `burst` are values: see `check`.
+        Inside the block, trouble with the connection ends it and becomes `BackendUnavailable`; refusals of the server
+        become errors as in `trouble`, and ordinary answers pass through. Refusals of a `burst` are values: see `check`.
 
         Raises BackendUnavailable. Blocks as long as connecting does, if no connection is idle.
         """
@@ -82,9 +83,7 @@ class Connections:
 
     @contextmanager
     def fetching(self) -> Iterator[Connection]:
-        """Yield a connection to reserve on, for this block alone: one that has leases already, if any has room. As
-        `spare`.
-        """
+        """Yield a connection to reserve on, as `spare`: one that has leases already, if any has room."""
         with self.speaking(self._take_holding() or self.take_idle()) as connection:
             yield connection
 
@@ -98,29 +97,23 @@ class Connections:
         except TROUBLE as error:
             raise self.broken(connection, error) from error
         except greenstalk.Error as error:
-            meaning = refusal(error, self.address)
-            if meaning is None:
-                raise
-            raise meaning from error
+            self.check(error)
+            raise
         except BaseException as error:  # in the middle of an exchange: the next answer would be the wrong one
-            self._drop(connection, error)
+            self.drop(connection, error)
             raise
         finally:
             self.give_back(connection)
 
     def take_idle(self) -> Connection:
-        """Return a connection without leases, its lock taken; `speaking` gives it back. Raises and blocks as `spare`."""
+        """Return a connection without leases, its lock taken, for `speaking`. Raises and blocks as `spare`."""
         self.check_usable()
         while (connection := self._pop_idle()) is not None:
             if not connection.has_died():
                 return connection
-            self._drop(connection, None)
+            self.drop(connection)
             connection.lock.release()
         return self._open()
-
-    def discard(self, connection: Connection) -> None:
-        """Close a connection that is of no more use, whose lock was taken; `give_back` releases that."""
-        self._drop(connection, None)
 
     def check_usable(self) -> None:
         """Raise when this was closed, or inherited by a fork."""
@@ -150,7 +143,7 @@ class Connections:
         return answer
 
     def put_refusal(self, answer: Answer) -> JobpoolError:
-        """Return the error behind a put that was not answered with `INSERTED`."""
+        """Return the error of a put that was not answered with `INSERTED`."""
         if isinstance(answer, greenstalk.JobTooBigError):
             self._max_job_size = 0  # the server is another one than that which was asked
         error = answer if isinstance(answer, greenstalk.Error) else greenstalk.BuriedError()
@@ -166,20 +159,23 @@ class Connections:
         if connection is None:
             with self.spare() as spare:
                 return self.max_job_size(spare, anew=True)
-        largest = self._max_job_size = int(connection.client.stats()["max-job-size"])
-        return largest
+        [answer] = connection.burst([b"stats"])
+        text = self.check(answer)
+        assert isinstance(text, bytes)
+        self._max_job_size = int(text.partition(b"\nmax-job-size: ")[2].partition(b"\n")[0])
+        return self._max_job_size
 
     def close(self) -> None:
-        """Close all connections; who waits on one comes back. The server gives their leases to others. Safe to call twice."""
+        """Close all connections; who waits on one comes back. The server gives their leases to others. Safe twice."""
         with self._changing:
             self.closed = True
-            open_lines = list(self._open_connections)
-        for connection in open_lines:
+            open_connections = list(self._open_connections)
+        for connection in open_connections:
             connection.interrupt()
             if connection.lock.acquire(
                 blocking=False
             ):  # else the thread that speaks on it meets its end, and closes it
-                self._drop(connection, None)
+                self.drop(connection)
                 connection.lock.release()
 
     # --- leases ----------------------------------------------------------------------------------------
@@ -218,8 +214,59 @@ class Connections:
         for connection in holding:
             if connection.lock.acquire(blocking=False):  # else the thread that speaks on it notices
                 if not connection.broken and connection.has_died():
-                    self._drop(connection, None)
+                    self.drop(connection)
                 self.give_back(connection)
+
+    def send_each(self, helds: Sequence[Held], command: Callable[[Held], bytes], *, ends: bool) -> Answers:
+        """Send a command about each lease on the connection that owns it: all are written before any answer is read.
+
+        Not for leases that have ended by then. A break spoils the leases of its own connection only. `ends`: the
+        command ends the lease. Blocks for a round trip, and for those that others have under way on these connections.
+        """
+        self.check_process()
+        works: dict[Connection, list[Held]] = {}
+        for held in helds:
+            works.setdefault(held.connection, []).append(held)
+        order = sorted(works, key=lambda connection: connection.serial)
+        for connection in order:
+            connection.lock.acquire()
+        answers: Answers = {}
+        try:
+            for start in range(0, max(map(len, works.values()), default=0), COMMANDS_PER_WRITE):
+                now = self.clock.boot()
+                pieces = {}
+                for connection in order:
+                    piece = works[connection][start : start + COMMANDS_PER_WRITE]
+                    if owned := [held for held in piece if held.is_owned and now < held.lease.expires_at]:
+                        pieces[connection] = owned
+                self._exchange(pieces, command, answers)
+            for held, answer in answers.items():
+                if ends or isinstance(answer, greenstalk.NotFoundError):
+                    self.forget(held)
+        finally:
+            for connection in order:
+                self.give_back(connection)
+        return answers
+
+    def _exchange(
+        self, pieces: dict[Connection, list[Held]], command: Callable[[Held], bytes], answers: Answers
+    ) -> None:
+        """Write to all connections, then read from all."""
+        sent = []
+        for connection, helds in pieces.items():
+            try:
+                connection.write([command(held) for held in helds])
+                sent.append(connection)
+            except TROUBLE as error:
+                answers |= dict.fromkeys(helds, self.broken(connection, error))
+        limit = self.address.timeout
+        for connection in sent:
+            helds = pieces[connection]
+            try:
+                answers |= zip(helds, connection.read(len(helds), limit), strict=True)
+            except TROUBLE as error:
+                answers |= dict.fromkeys(helds, self.broken(connection, error))
+                limit = _HURRIED_TIMEOUT_S if isinstance(error, TimeoutError) else limit
 
     # --- the set ---------------------------------------------------------------------------------------
 
@@ -232,16 +279,16 @@ class Connections:
         return None
 
     def _take_holding(self) -> Connection | None:
-        """Return a connection with leases, and with room for more, on which nobody speaks just now; its lock taken."""
+        """Return a connection with leases, and room for more, on which nobody speaks just now; its lock taken."""
         self.check_usable()
         with self._changing:
             holding = list(self._holding)
         for connection in holding:
             if len(connection.held) < MAX_LEASES_PER_CONNECTION and connection.lock.acquire(blocking=False):
-                if connection.held and not connection.broken and not connection.has_died():
-                    return connection
                 if connection.held and not connection.broken:
-                    self._drop(connection, None)
+                    if not connection.has_died():
+                        return connection
+                    self.drop(connection)
                 connection.lock.release()
         return None
 
@@ -254,12 +301,12 @@ class Connections:
         with self._changing:
             self._open_connections.add(connection)
         if self.closed:
-            self._drop(connection, None)
+            self.drop(connection)
             self.check_usable()
         return connection
 
     def give_back(self, connection: Connection) -> None:
-        """Put a connection where it belongs now, and release its lock; for who took the lock himself.
+        """Put a connection where it belongs now, and release its lock, which the caller took.
 
         One whose leases have all ended unsettled is closed: beanstalkd 1.12 may not notice that a lease has run out
         before its connection speaks again.
@@ -273,7 +320,7 @@ class Connections:
                 self._idle[connection] = None
                 surplus = surplus or self.closed or len(self._idle) > MAX_IDLE
         if surplus and not connection.broken:
-            self._drop(connection, None)
+            self.drop(connection)
         connection.lock.release()
 
     def _forget_ended(self, connection: Connection) -> bool:
@@ -285,20 +332,19 @@ class Connections:
         for held in list(connection.held.values()):
             if held.lease.expires_at <= now:
                 self.forget(held)
-        connection.ends_first = (
-            min((held.lease.expires_at for held in connection.held.values()), default=now) + _ENDED_KEPT_S
-        )
+        ends = (held.lease.expires_at for held in connection.held.values())
+        connection.ends_first = min(ends, default=now) + _ENDED_KEPT_S
         return len(connection.held) < before
 
     def broken(self, connection: Connection, error: BaseException) -> BackendUnavailable:
         """Drop a connection, whose lock was taken, and say what its break means."""
-        self._drop(connection, error)
+        self.drop(connection, error)
         if self.closed:
             return BackendUnavailable(f"the connection to {self.address.title} was closed: open the backend again")
         return explain_break(error, self.address)
 
-    def _drop(self, connection: Connection, error: BaseException | None) -> None:
-        """Close a broken or unneeded connection: its leases are lost. Called with its lock taken."""
+    def drop(self, connection: Connection, error: BaseException | None = None) -> None:
+        """Close a broken or unneeded connection: its leases are lost. Called with its lock taken, and keeps it."""
         now = self.clock.boot()
         helds = list(connection.held.values())
         for held in helds:
@@ -306,8 +352,8 @@ class Connections:
         connection.close()
         lost = [held.lease for held in helds if not held.prefetched and now < held.lease.expires_at and not self.closed]
         with self._changing:
-            for connections in (self._idle, self._holding):
-                connections.pop(connection, None)
+            self._idle.pop(connection, None)
+            self._holding.pop(connection, None)
             self._open_connections.discard(connection)
             self._lost += lost
         if lost:
@@ -318,82 +364,3 @@ class Connections:
                 len(lost),
                 error or "it was closed by the other side",
             )
-
-
-_ENDED_KEPT_S = 1.0
-"""Seconds for which a lease that has ended may still be remembered: it is refused by its deadline all the same."""
-
-
-Answers = dict[Held, Answer | BackendUnavailable]
-"""The result of a command about each lease. Missing: it had ended before. An error: the lease is lost, and nobody knows
-whether the server did it.
-"""
-
-Command = Callable[[Held], bytes]
-
-_HURRIED_TIMEOUT_S = 0.1
-"""Seconds for an answer when another connection's has not come in time, and both were asked at once."""
-
-
-def send_each(connections: Connections, helds: Sequence[Held], command: Command, *, ends: bool) -> Answers:
-    """Send a command about each lease on the connection that owns it, and not for those that have ended by then.
-
-    Args:
-        connections: Of which some own these leases.
-        helds: On any number of connections.
-        command: About one of them.
-        ends: True if the command ends the lease.
-
-    Blocks for a round trip, and for those that others have under way on these connections.
-    """
-    connections.check_process()
-    works: dict[Connection, list[Held]] = {}
-    for held in helds:
-        works.setdefault(held.connection, []).append(held)
-    order = sorted(works, key=lambda connection: connection.serial)
-    for connection in order:
-        connection.lock.acquire()
-    told: Answers = {}
-    try:
-        for start in range(0, max(map(len, works.values()), default=0), COMMANDS_PER_WRITE):
-            pieces = {
-                connection: owned
-                for connection in order
-                if (owned := _still_owned(connections, works[connection][start : start + COMMANDS_PER_WRITE]))
-            }
-            _exchange(connections, pieces, command, told)
-        _note(connections, told, ends=ends)
-    finally:
-        for connection in order:
-            connections.give_back(connection)
-    return told
-
-
-def _still_owned(connections: Connections, helds: Sequence[Held]) -> list[Held]:
-    now = connections.clock.boot()
-    return [held for held in helds if held.is_owned and now < held.lease.expires_at]
-
-
-def _exchange(connections: Connections, pieces: dict[Connection, list[Held]], command: Command, told: Answers) -> None:
-    """Write to all connections, then read from all."""
-    sent = []
-    for connection, helds in pieces.items():
-        try:
-            connection.write([command(held) for held in helds])
-            sent.append(connection)
-        except TROUBLE as error:
-            told |= dict.fromkeys(helds, connections.broken(connection, error))
-    limit = connections.address.timeout
-    for connection in sent:
-        helds = pieces[connection]
-        try:
-            told |= zip(helds, connection.read(len(helds), limit), strict=True)
-        except TROUBLE as error:
-            told |= dict.fromkeys(helds, connections.broken(connection, error))
-            limit = _HURRIED_TIMEOUT_S if isinstance(error, TimeoutError) else limit
-
-
-def _note(connections: Connections, told: Answers, *, ends: bool) -> None:
-    for held, answer in told.items():
-        if ends or isinstance(answer, greenstalk.NotFoundError):
-            connections.forget(held)

@@ -176,12 +176,7 @@ class Walk:
 
 
 class Reader:
-    """A reader of dead letters.
-
-    Args:
-        connections: To the server.
-        wall: Unix time, in seconds.
-    """
+    """A reader of dead letters. `wall` tells Unix time."""
 
     def __init__(self, connections: Connections, wall: Callable[[], float]) -> None:
         self.connections = connections

@@ -1,10 +1,8 @@
-"""Putting copies, dead ones too.
+"""Messages on their way in, and copies: one put for each, all of a call in one write a queue.
 
 A header cannot be changed, so a dead letter is a copy; and only reserved jobs can be buried. So the copy is put with a
-long delay, reserved by its number, and buried. A crash in between leaves a job with a dead mark that is due some day:
-the next client to meet it buries it.
-
-Messages on their way in: one put for each, all of a call in one write a queue.
+delay, reserved by its number, and buried. A crash in between leaves a job with a dead mark that is due some day: the
+next client to meet it buries it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from jobpool_backends.beanstalk.reap import whole_seconds
 from jobpool_backends.beanstalk.records import HEADER_ROOM, new_bytes
 
 UNBURIED_DELAY_S = 30
-"""Seconds for which a dead letter that was not buried stays out of the way."""
+"""For which a dead letter that was not buried stays out of the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +35,15 @@ class Copy:
     packed: bytes
     dead: bool = False
 
+    def command(self) -> bytes:
+        return put_command(self.priority, UNBURIED_DELAY_S if self.dead else self.delay, self.ttr, self.packed)
+
 
 def put_copies(connection: Connection, copies: Sequence[Copy], answers: dict[int, Answer]) -> None:
-    """Put these jobs, and bury the dead ones.
+    """Put these jobs, of any tubes, and bury the dead ones. Called with the connection's lock taken.
 
-    Args:
-        connection: Its lock is taken.
-        copies: Of any tubes.
-        answers: Takes the answer to each put, its refusal as a value, by the copy's place. After a break those that
-            came before it are there.
-
-    One round trip, two more for dead ones, and one for each tube after the first.
+    `answers` takes the answer to each put, its refusal as a value, by the copy's place. After a break those that came
+    before it are there. One round trip, two more for dead ones, and one for each tube after the first.
     """
     by_tube: dict[str, list[int]] = {}
     for place, copy in enumerate(copies):
@@ -56,10 +52,16 @@ def put_copies(connection: Connection, copies: Sequence[Copy], answers: dict[int
         connection.use(tube)
         told: list[Answer] = []
         try:
-            connection.burst([_put(copies[place]) for place in places], told)
+            connection.burst([copies[place].command() for place in places], told)
         finally:
             answers |= zip(places, told, strict=False)
-    _bury(connection, [(copy, number_of(answers[place])) for place, copy in enumerate(copies) if copy.dead])
+    dead = [
+        (n, copy) for place, copy in enumerate(copies) if copy.dead and (n := number_of(answers[place])) is not None
+    ]
+    # One that cannot be reserved is held by another client, which buries it too.
+    reserved = connection.burst([b"reserve-job %d" % number for number, _ in dead])
+    mine = (one for one, answer in zip(dead, reserved, strict=True) if isinstance(answer, greenstalk.Job))
+    connection.burst([b"bury %d %d" % (number, copy.priority) for number, copy in mine])
 
 
 def number_of(answer: Answer) -> int | None:
@@ -70,30 +72,8 @@ def number_of(answer: Answer) -> int | None:
     return int(answer[1]) if isinstance(answer, tuple) and answer[0] == b"INSERTED" else None
 
 
-def _put(copy: Copy) -> bytes:
-    return put_command(copy.priority, UNBURIED_DELAY_S if copy.dead else copy.delay, copy.ttr, copy.packed)
-
-
-def _bury(connection: Connection, put: Sequence[tuple[Copy, int | None]]) -> None:
-    """Bury the jobs that were put. One that cannot be reserved is held by another client, which buries it too."""
-    numbers = [(copy, number) for copy, number in put if number is not None]
-    reserved = connection.burst([b"reserve-job %d" % number for _, number in numbers])
-    connection.burst(
-        [
-            b"bury %d %d" % (number, copy.priority)
-            for (copy, number), answer in zip(numbers, reserved, strict=True)
-            if isinstance(answer, greenstalk.Job)
-        ]
-    )
-
-
 class Enqueuer:
-    """The adder of messages.
-
-    Args:
-        connections: To the server.
-        clock: Its wall clock tells what is due, and dates enqueues.
-    """
+    """The adder of messages. Its wall clock tells what is due, and dates enqueues."""
 
     def __init__(self, connections: Connections, clock: Clock) -> None:
         self._connections = connections
@@ -112,8 +92,10 @@ class Enqueuer:
             with self._connections.spare() as connection:
                 put_copies(connection, copies, answers)
         except BackendUnavailable as error:
-            raise _partly(error, _number_put(answers), len(messages)) from error
-        self._check(answers, len(messages))
+            raise _partly(error, answers, len(messages)) from error
+        refused = [answer for answer in answers.values() if number_of(answer) is None]
+        if refused:
+            raise _partly(self._connections.put_refusal(refused[0]), answers, len(messages))
 
     def copies(self, messages: Sequence[NewMessage], since: float | None = None) -> list[Copy]:
         """Return the jobs to put for these messages, enqueued at this Unix time, or now. Raises as `add`."""
@@ -124,28 +106,19 @@ class Enqueuer:
         return [self._copy(message, now, now if since is None else since, largest) for message in messages]
 
     def _copy(self, message: NewMessage, now: float, since: float, largest: int) -> Copy:
+        address = self._connections.address
         if len(message.body) + HEADER_ROOM > largest:
             raise InvalidJob(
                 f"the body of job {message.id} for {message.handler!r} has {len(message.body)} bytes, and"
-                f" {self._connections.address.title} takes {max(0, largest - HEADER_ROOM)} at most: make its payload smaller,"
-                " or start the server with a larger -z"
+                f" {address.title} takes {max(0, largest - HEADER_ROOM)} at most: make its payload smaller, or start"
+                " the server with a larger -z"
             )
-        address = self._connections.address
         delay = 0 if message.due is None else whole_seconds(round(message.due - now, 6))
         packed = new_bytes(message, since, now, largest)
         return Copy(address.tube(message.queue), message.priority, delay, address.ttr, packed)
 
-    def _check(self, answers: Mapping[int, Answer], total: int) -> None:
-        """Raise where any was refused."""
-        refused = [answer for answer in answers.values() if number_of(answer) is None]
-        if refused:
-            raise _partly(self._connections.put_refusal(refused[0]), _number_put(answers), total)
 
-
-def _number_put(answers: Mapping[int, Answer]) -> int:
-    return sum(number_of(answer) is not None for answer in answers.values())
-
-
-def _partly(error: JobpoolError, done: int, total: int) -> JobpoolError:
+def _partly(error: JobpoolError, answers: Mapping[int, Answer], total: int) -> JobpoolError:
     """Return the error, with how many of a call's jobs are there all the same."""
+    done = sum(number_of(answer) is not None for answer in answers.values())
     return error if total == 1 else type(error)(f"{error}; of {total} jobs {done} are enqueued for certain")

@@ -1,14 +1,12 @@
-"""Leasing: many reserves in one write, and then the server's counts of each job.
+"""Leasing: many reserves in one write, the server's counts of each job, and repairs of those that need any.
 
 The number of ready jobs is unknown, and each reserve that finds none costs the server an answer. So a fetch asks for
 few at first, and for more as long as it gets all that it asked for. If the fetch before got many, it asks for many at
 once. `stats-job` of all these jobs is one more write. Only it tells how often a job was reserved before, which reveals
 crashes, and how long its lease lasts.
 
-Repairs of jobs that were reserved and may not be handed out as they are: kicked dead letters, crashed messages.
-
-A crash is found by the server's counts when its message is reserved next. It is charged by a copy with new counters, so
-that nobody charges it again. The copy is put first and then the original is deleted: a break in between leaves both.
+A crash is charged by a copy with new counters, so that nobody charges it again. The copy is put first and then the
+original is deleted: a break in between leaves both.
 """
 
 from __future__ import annotations
@@ -33,17 +31,19 @@ FIRST_RESERVES = 4
 """Reserves in the first write of a fetch from a queue where the last one found nothing."""
 
 MAX_RESERVES_PER_WRITE = 128
-"""Reserves in one write, so that nobody who renews waits long for the connection."""
+"""So that nobody who renews waits long for the connection."""
+
+PUT_OFF_S = 60
+"""For which a message that is to die is put off, where the server takes no copy of it."""
 
 _RESERVE = b"reserve-with-timeout 0"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Catch:
+class Reservation:
     """Jobs that were reserved together.
 
     Attributes:
-        connection: That has them.
         before: Boot-clock seconds before their leases began.
         word: 16 hex characters, fresh: half of each owner token. The other half is the job's number.
     """
@@ -54,21 +54,15 @@ class Catch:
 
 
 class Fetcher:
-    """Leases messages.
-
-    Args:
-        connections: To the server.
-        ledger: The crash policies.
-        clock: For deadlines.
-        scheme: Name of the broker in leases.
-    """
+    """The leaser of messages. `scheme` names the broker in leases."""
 
     def __init__(self, connections: Connections, ledger: CrashLedger, clock: Clock, scheme: str) -> None:
         self._connections = connections
+        self._ledger = ledger
         self._clock = clock
         self._scheme = scheme
-        self._repairer = Repairer(connections, ledger, clock)
         self._hope: dict[str, int] = {}
+        self._draw = random.Random().uniform
 
     def fetch(self, queue: str, limit: int) -> list[Held]:
         """Reserve up to `limit` messages. All are marked as prefetched."""
@@ -81,7 +75,9 @@ class Fetcher:
         ask = min(limit, self._hope.get(queue, FIRST_RESERVES), MAX_RESERVES_PER_WRITE)
         while ask > 0:
             before = self._clock.boot()
-            jobs = self._jobs(connection.burst([_RESERVE] * ask))
+            # `TIMED_OUT` and `DEADLINE_SOON` mean that nothing is ready.
+            answers = [self._connections.check(answer) for answer in connection.burst([_RESERVE] * ask)]
+            jobs = [answer for answer in answers if isinstance(answer, greenstalk.Job)]
             found += self.take_in(connection, jobs, before)
             if len(jobs) < ask:
                 break
@@ -89,68 +85,53 @@ class Fetcher:
         self._hope[queue] = max(FIRST_RESERVES, len(found))
         return found
 
-    def _jobs(self, answers: Sequence[Answer]) -> list[greenstalk.Job[bytes]]:
-        """Return the jobs that were reserved; `TIMED_OUT` and `DEADLINE_SOON` mean that nothing is ready."""
-        jobs = [answer for answer in answers if isinstance(answer, greenstalk.Job)]
-        if len(jobs) < len(answers):
-            for answer in answers:
-                self._connections.check(answer)
-        return jobs
-
     def take_in(
         self, connection: Connection, jobs: Sequence[greenstalk.Job[bytes]], before: float, *, touch: bool = False
     ) -> list[Held]:
         """Turn jobs reserved on this connection into leases; fewer, if some may not be handed out.
 
-        Args:
-            connection: Its lock is taken.
-            jobs: Reserved just now.
-            before: Boot-clock seconds before their leases began.
-            touch: Let them begin now, because it is not known when they were reserved.
+        Called with its lock taken. The leases began after `before` (boot clock); with `touch` they begin now, because
+        it is not known when the jobs were reserved.
         """
         touches = [b"touch %d" % job.id for job in jobs] if touch else []
         told = connection.burst([*touches, *(b"stats-job %d" % job.id for job in jobs)])[len(touches) :]
-        catch = Catch(connection, before, secrets.token_hex(8))
+        reservation = Reservation(connection, before, secrets.token_hex(8))
         found = []
         for job, answer in zip(jobs, told, strict=True):
             if isinstance(answer, bytes):
-                held = self._look_at(catch, job, read_counters(answer))
+                held = self._look_at(reservation, job, read_counters(answer))
                 if held is not None:
                     found.append(held)
             else:
                 self._connections.check(answer)  # NOT_FOUND: its lease has ended already, and it was deleted
         return found
 
-    def _look_at(self, catch: Catch, job: greenstalk.Job[bytes], counters: Counters) -> Held | None:
+    def _look_at(self, reservation: Reservation, job: greenstalk.Job[bytes], counters: Counters) -> Held | None:
         record, body = from_bytes(job.body, job.id)
         if not record.ours:
             record = replace(record, enqueued_at=self._clock.wall() - counters.age)
         if not counters.crashes and not record.is_dead:
-            return self._hold(catch, job.id, record, body, counters)
-        repaired = self._repairer.repair(catch.connection, self._queue(counters), job.id, record, body, counters)
+            return self._hold(reservation, job.id, record, body, counters)
+        repaired = self._repair(reservation.connection, job.id, record, body, counters)
         if repaired is None:
             return None
         number, record = repaired
         if number == job.id:
-            return self._hold(catch, number, record, body, counters)
-        return self._reserve_copy(catch, number, record, body)
-
-    def _reserve_copy(self, catch: Catch, number: int, record: Record, body: bytes) -> Held | None:
-        """Reserve what was put just now; None where somebody else has."""
-        anew = replace(catch, before=self._clock.boot())
-        job, told = catch.connection.burst([b"reserve-job %d" % number, b"stats-job %d" % number])
-        if not isinstance(job, greenstalk.Job) or not isinstance(told, bytes):
+            return self._hold(reservation, number, record, body, counters)
+        before = self._clock.boot()
+        copy, told = reservation.connection.burst([b"reserve-job %d" % number, b"stats-job %d" % number])
+        if not isinstance(copy, greenstalk.Job) or not isinstance(told, bytes):  # somebody else has it
             return None
-        return self._hold(anew, number, record, body, read_counters(told))
+        return self._hold(replace(reservation, before=before), number, record, body, read_counters(told))
 
-    def _hold(self, catch: Catch, number: int, record: Record, body: bytes, counters: Counters) -> Held:
+    def _hold(self, reservation: Reservation, number: int, record: Record, body: bytes, counters: Counters) -> Held:
         lease = make_lease(
             record.id,
             self._queue(counters),
             body,
             number,
-            f"{catch.word}{number:016x}",
-            catch.before + counters.ttr,
+            f"{reservation.word}{number:016x}",
+            reservation.before + counters.ttr,
             self._scheme,
             record.attempts,
             record.crashes,
@@ -158,54 +139,39 @@ class Fetcher:
             record.enqueued_at,
             record.begun,
         )
-        held = Held(number, catch.connection, lease, record, counters.priority, counters.ttr, prefetched=True)
+        held = Held(number, reservation.connection, lease, record, counters.priority, counters.ttr, prefetched=True)
         self._connections.own(held)
         return held
 
     def _queue(self, counters: Counters) -> str:
         return self._connections.address.queue(counters.tube) or counters.tube
 
+    # --- repairs ---------------------------------------------------------------------------------------
 
-PUT_OFF_S = 60
-"""Seconds for which a message that is to die is put off, where the server takes no copy of it."""
-
-
-class Repairer:
-    """The repair of jobs met on a connection.
-
-    Args:
-        connections: To the server.
-        ledger: The crash policies.
-        clock: Its wall clock dates crashes.
-    """
-
-    def __init__(self, connections: Connections, ledger: CrashLedger, clock: Clock) -> None:
-        self._connections = connections
-        self._ledger = ledger
-        self._clock = clock
-        self._draw = random.Random().uniform
-
-    def repair(
-        self, connection: Connection, queue: str, job: int, record: Record, body: bytes, counters: Counters
+    def _repair(
+        self, connection: Connection, job: int, record: Record, body: bytes, counters: Counters
     ) -> tuple[int, Record] | None:
-        """Put right a job that is reserved on this connection. Return the number and header of the job to hand out in its
-        place: its own, or one still to reserve. None: nothing, for now or forever.
+        """Put right a kicked dead letter or a crashed message that is reserved here.
+
+        Return the number and header of the job to hand out in its place: its own, or one still to reserve. None:
+        nothing, for now or forever.
         """
+        bury = b"bury %d %d" % (job, counters.priority)
         if record.is_dead:
-            connection.burst([b"bury %d %d" % (job, counters.priority)])
+            connection.burst([bury])
             return None
+        queue = self._queue(counters)
         handed_out = replace(record, deliveries=record.deliveries + counters.reserves - 1)
         policy = self._ledger.policy(queue)
         charged = charge(handed_out, counters.crashes, EXPIRED, policy, self._clock.wall(), self._draw)
         answer = self._put(connection, charged, body, counters)
         copy = number_of(answer)
         if copy is None:
-            if isinstance(answer, greenstalk.JobTooBigError) and charged.record.is_dead:
-                connection.burst(
-                    [b"bury %d %d" % (job, counters.priority)]
-                )  # another program's, without room for a header
-                return None
-            return self._put_off(connection, job, record, charged, counters)
+            if not charged.record.is_dead:  # the crash stays uncharged, to be found again
+                return job, replace(charged.record, deliveries=record.deliveries)
+            too_big = isinstance(answer, greenstalk.JobTooBigError)  # another program's, without room for a header
+            connection.burst([bury if too_big else b"release %d %d %d" % (job, counters.priority, PUT_OFF_S)])
+            return None
         [gone] = connection.burst([b"delete %d" % job])
         if isinstance(gone, greenstalk.NotFoundError):  # the lease has ended meanwhile: its new holder charges it
             connection.burst([b"delete %d" % copy])
@@ -216,17 +182,7 @@ class Repairer:
     def _put(self, connection: Connection, charged: Charge, body: bytes, counters: Counters) -> Answer:
         packed = to_bytes(charged.record, body, self._connections.max_job_size(connection))
         dead = charged.record.is_dead
+        copy = Copy(counters.tube, counters.priority, charged.delay, counters.ttr, packed, dead)
         answers: dict[int, Answer] = {}
-        put_copies(
-            connection, [Copy(counters.tube, counters.priority, charged.delay, counters.ttr, packed, dead)], answers
-        )
+        put_copies(connection, [copy], answers)
         return answers[0]
-
-    def _put_off(
-        self, connection: Connection, job: int, record: Record, charged: Charge, counters: Counters
-    ) -> tuple[int, Record] | None:
-        """Leave the crash uncharged, to be found again: the server takes no copy now (it drains, or has no memory)."""
-        if not charged.record.is_dead:
-            return job, replace(charged.record, deliveries=record.deliveries)
-        connection.burst([b"release %d %d %d" % (job, counters.priority, PUT_OFF_S)])
-        return None

@@ -28,12 +28,7 @@ MAX_REMEMBERED_PLACES = 10_000
 
 
 class Inspector:
-    """The view of queues.
-
-    Args:
-        connections: To the server; nothing is left reserved on one.
-        clock: Its wall clock tells ages.
-    """
+    """The view of queues. Nothing is left reserved."""
 
     def __init__(self, connections: Connections, clock: Clock) -> None:
         self._connections = connections
@@ -83,7 +78,7 @@ class Inspector:
         return [self._count_prefetched(queue, counts) for queue, counts in zip(queues, told, strict=True)]
 
     def _count_prefetched(self, queue: str, counts: QueueStats) -> QueueStats:
-        """Count jobs that were reserved for a waiter and not handed out yet as waiting."""
+        """Count as waiting what was reserved for a waiter and not handed out yet."""
         prefetched = min(counts.leased, self._connections.prefetched(queue))
         return (
             replace(counts, waiting=counts.waiting + prefetched, leased=counts.leased - prefetched)
@@ -188,9 +183,7 @@ def _queue_stats(stats: Stats) -> QueueStats:
 
 
 def is_queue(name: str) -> bool:
-    """Return whether a queue can have this name. Names given by other programs or people may be invalid, or even inject
-    a command.
-    """
+    """Return whether a queue can have this name: one that another program gave may even inject a command."""
     try:
         check_queue(name)
     except InvalidJob:

@@ -1,15 +1,11 @@
 """Ending and renewing leases, on the connections that own them.
 
 An ack is a delete. A release is beanstalkd's own, except for the first one of a job that could have expired. Any change
-of the header goes on as a copy (`CopiedSettlement`). The lease is touched first, so that it cannot end meanwhile; then the copies
-are put, and only then the originals are deleted. A break in between leaves both. If a delete is refused all the same,
-the copies are deleted again.
+of the header goes on as a copy. The lease is touched first, so that it cannot end meanwhile; then the copies are put,
+and only then the originals are deleted. A break in between leaves both. If a delete is refused all the same, the copies
+are deleted again.
 
 A call that failed may be repeated with its id: its finished parts are remembered.
-
-Messages that go on as a copy: the new header, and the jobs to put.
-
-No I/O, but to ask once for the server's limit.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ from jobpool.errors import BackendUnavailable, JobpoolError, WriteRefused
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.beanstalk.connection import Answer, Held
-from jobpool_backends.beanstalk.connections import Connections, send_each
+from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.enqueue import Copy, Enqueuer, number_of, put_copies
 from jobpool_backends.beanstalk.reap import EXPIRED, Charge, CrashLedger, charge, whole_seconds
 from jobpool_backends.beanstalk.records import Record, to_bytes
@@ -41,7 +37,29 @@ _MAX_FAILED_CALLS = 100
 """Calls that failed whose results are remembered."""
 
 _DONE = {b"delete": b"DELETED", b"release": b"RELEASED", b"bury": b"BURIED"}
-"""The good answer to each command that ends a lease. `BURIED` to a release is a bad one."""
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """How a lease is settled: jobs are put, and then a command ends the original.
+
+    Attributes:
+        place: In the call.
+        charged: Of a forfeit.
+        stands: True if one of the copies is the message itself: then the settlement stands once they are put. Else the
+            copies are follow-ups, and the settlement is unknown until the original is ended.
+    """
+
+    place: int
+    end: bytes
+    copies: Sequence[Copy] = ()
+    charged: Charge | None = None
+    stands: bool = False
+
+    @property
+    def done(self) -> bytes:
+        """The good answer to `end`. `BURIED` to a release is a bad one."""
+        return _DONE[self.end.partition(b" ")[0]]
 
 
 @dataclass(slots=True, eq=False)
@@ -50,29 +68,16 @@ class Call:
 
     Attributes:
         answers: By place; includes the answers of a failed call before this one, of the same id.
-        plain: Leases that one command ends: their place and the command.
-        works: Settlements that take copies.
         trouble: The reason why some have no answer.
     """
 
     answers: dict[int, Settled]
-    plain: dict[Held, tuple[int, bytes]] = field(default_factory=dict)
-    works: dict[Held, tuple[int, CopiedSettlement]] = field(default_factory=dict)
+    plans: dict[Held, Plan] = field(default_factory=dict)
     trouble: JobpoolError | None = None
-
-    def is_known(self, held: Held) -> bool:
-        return held in self.plain or held in self.works
 
 
 class Settler:
-    """The settler and renewer of leases.
-
-    Args:
-        connections: To the server.
-        copier: Makes the copies.
-        ledger: The crash policies.
-        clock: Its boot clock tells when leases end.
-    """
+    """The settler and renewer of leases. Its boot clock tells when they end."""
 
     def __init__(self, connections: Connections, copier: Copier, ledger: CrashLedger, clock: Clock) -> None:
         self._connections = connections
@@ -84,8 +89,9 @@ class Settler:
     # --- renewing --------------------------------------------------------------------------------------
 
     def renew(self, leases: Sequence[JobLease]) -> list[JobLease | None]:
-        """Return each lease for its job's TTR from now; None where it has ended. Never BackendUnavailable: a connection that
-        does not answer is given up, and its leases with it.
+        """Return each lease for its job's TTR from now; None where it has ended.
+
+        Never BackendUnavailable: a connection that does not answer is given up, and its leases with it.
         """
         helds = [self._connections.owner(lease) for lease in leases]
         renewed = self.touch([held for held in helds if held is not None])
@@ -94,7 +100,7 @@ class Settler:
     def touch(self, helds: Sequence[Held]) -> dict[Held, JobLease]:
         """Return the leases that go on, each for its job's TTR from now."""
         before = self._clock.boot()
-        told = send_each(self._connections, helds, lambda held: b"touch %d" % held.job, ends=False)
+        told = self._connections.send_each(helds, lambda held: b"touch %d" % held.job, ends=False)
         renewed = {}
         for held, answer in told.items():
             if isinstance(answer, tuple):
@@ -110,17 +116,20 @@ class Settler:
 
         Raises:
             WriteRefused: Some were refused and are unchanged; its `answers` are those of the others.
-            BackendUnavailable: The result of some is unknown. When the call is repeated, those whose connection is gone are
-                refused, and the others done.
+            BackendUnavailable: The result of some is unknown. When the call is repeated, those whose connection is gone
+                are refused, and the others done.
             InvalidJob: A follow-up is larger than the server takes; nothing was settled.
         """
         call = Call(dict(self._failed.get(call_id, ())))
         for place, (lease, settlement) in enumerate(settlements):
             if place not in call.answers:
-                self._sort_in(call, place, lease, settlement, brought.get(place, ()))
-        self._settle_plainly(call)
-        if call.works:
-            self._settle_by_copies(call)
+                self._plan(call, place, lease, settlement, brought.get(place, ()))
+        self._end(call, {held: [] for held, plan in call.plans.items() if not plan.copies})
+        copied = [held for held, plan in call.plans.items() if plan.copies]
+        if copied:
+            touched = self.touch(copied)
+            call.answers |= {call.plans[held].place: Settled.EXPIRED for held in copied if held not in touched}
+            self._end(call, self._put(call, [held for held in copied if held in touched]))
         if call.trouble is not None:
             self._remember(call_id, call.answers)
             if isinstance(call.trouble, WriteRefused):
@@ -130,39 +139,22 @@ class Settler:
         self._failed.pop(call_id, None)
         return [call.answers[place] for place in range(len(settlements))]
 
-    def _sort_in(
+    def _plan(
         self, call: Call, place: int, lease: JobLease, settlement: Settlement, brought: Sequence[NewMessage]
     ) -> None:
         held = self._connections.owner(lease)
         kind = type(settlement)
-        if held is None or call.is_known(held):
+        if held is None or held in call.plans:
             call.answers[place] = Settled.NOT_IN_FLIGHT
         elif self._clock.boot() >= held.lease.expires_at:
             call.answers[place] = Settled.EXPIRED
         elif kind is Ack and not brought:
-            call.plain[held] = (place, b"delete %d" % held.job)
+            call.plans[held] = Plan(place, b"delete %d" % held.job)
         elif isinstance(settlement, Release) and not lifts_expiry(lease, settlement):
-            call.plain[held] = (place, b"release %d %d %d" % (held.job, held.priority, whole_seconds(settlement.delay)))
+            delay = whole_seconds(settlement.delay)
+            call.plans[held] = Plan(place, b"release %d %d %d" % (held.job, held.priority, delay))
         else:
-            call.works[held] = (place, self._copier.work(held, settlement, brought))
-
-    def _settle_plainly(self, call: Call) -> None:
-        told = send_each(self._connections, list(call.plain), lambda held: call.plain[held][1], ends=True)
-        for held, (place, command) in call.plain.items():
-            answer = told.get(held)
-            if isinstance(answer, JobpoolError):
-                call.trouble = answer
-            else:
-                self._note(call, place, command, answer)
-
-    def _note(self, call: Call, place: int, command: bytes, answer: Answer | None) -> None:
-        """Record the answer to a command that ends a lease; None if it was not sent, because the lease had ended."""
-        if answer is None or isinstance(answer, greenstalk.NotFoundError):
-            call.answers[place] = Settled.EXPIRED
-        elif isinstance(answer, tuple) and answer[0] == _DONE[command.partition(b" ")[0]]:
-            call.answers[place] = Settled.OK
-        else:
-            call.trouble = self._connections.put_refusal(answer)
+            call.plans[held] = self._copier.plan(place, held, settlement, brought)
 
     def _remember(self, call_id: str, answers: dict[int, Settled]) -> None:
         if len(self._failed) >= _MAX_FAILED_CALLS:
@@ -171,21 +163,12 @@ class Settler:
             place: Settled.ALREADY if answer is Settled.OK else answer for place, answer in answers.items()
         }
 
-    # --- by copies -------------------------------------------------------------------------------------
-
-    def _settle_by_copies(self, call: Call) -> None:
-        touched = self.touch(list(call.works))
-        for held in call.works.keys() - touched.keys():
-            call.answers[call.works[held][0]] = Settled.EXPIRED
-        self._end(call, self._put(call, [held for held in call.works if held in touched]))
-
     def _put(self, call: Call, helds: Sequence[Held]) -> dict[Held, list[int]]:
-        """Put the copies: of each lease that may now be deleted, the numbers of its own.
+        """Put the copies; return the numbers of its own for each lease that may now be deleted.
 
-        After a break in the middle those are done whose copies are there for certain, so that a repeated call makes no
-        more of them.
+        After a break in the middle those are done whose copies are there for certain: a repeated call makes no more.
         """
-        copies = [copy for held in helds for copy in call.works[held][1].copies]
+        copies = [copy for held in helds for copy in call.plans[held].copies]
         answers: dict[int, Answer] = {}
         try:
             with self._connections.spare() as connection:
@@ -197,15 +180,12 @@ class Settler:
     def _take_stock(self, call: Call, helds: Sequence[Held], answers: Mapping[int, Answer]) -> dict[Held, list[int]]:
         """Return the copies' numbers of each lease all of whose copies are there; delete incomplete sets again.
 
-        Args:
-            call: Is told of refusals.
-            helds: Leases whose copies were put, one after the other.
-            answers: To each put, by the copy's place; after a break there are none to the last ones.
+        `answers` has the answer to each put, by the copy's place; after a break there are none to the last ones.
         """
         places = count()
         put, alone = {}, []
         for held in helds:
-            own = [answers.get(next(places)) for _ in call.works[held][1].copies]
+            own = [answers.get(next(places)) for _ in call.plans[held].copies]
             numbers = [number for answer in own if answer and (number := number_of(answer)) is not None]
             if len(numbers) == len(own):
                 put[held] = numbers
@@ -217,25 +197,28 @@ class Settler:
         return put
 
     def _end(self, call: Call, put: dict[Held, list[int]]) -> None:
-        """End the originals. If a connection breaks meanwhile, copies that stand for the message count as done. Other copies
-        stay too: the original may be gone, and the result is unknown.
+        """End the originals, whose copies have these numbers.
+
+        If a connection breaks meanwhile, copies that stand for the message count as done. Others stay too: the original
+        may be gone, and the result is unknown.
         """
-        told = send_each(self._connections, list(put), lambda held: call.works[held][1].end, ends=True)
+        told = self._connections.send_each(list(put), lambda held: call.plans[held].end, ends=True)
         alone = []
         for held, numbers in put.items():
-            place, work = call.works[held]
-            answer = told.get(held)
-            if isinstance(answer, JobpoolError | greenstalk.InternalError):
-                if not work.stands:
-                    call.trouble = answer if isinstance(answer, JobpoolError) else self._connections.put_refusal(answer)
-                    continue
-                call.answers[place] = Settled.OK
+            plan = call.plans[held]
+            answer = told.get(held)  # None: it was not sent, because the lease had ended
+            broken = isinstance(answer, JobpoolError | greenstalk.InternalError)
+            if (broken and plan.stands) or (isinstance(answer, tuple) and answer[0] == plan.done):
+                call.answers[plan.place] = Settled.OK
+                if plan.charged is not None:
+                    self._ledger.note(held.lease.queue, plan.charged)
+                continue
+            if answer is None or isinstance(answer, greenstalk.NotFoundError):
+                call.answers[plan.place] = Settled.EXPIRED
             else:
-                self._note(call, place, work.end, answer)
-            if call.answers.get(place) is not Settled.OK:
+                call.trouble = answer if isinstance(answer, JobpoolError) else self._connections.put_refusal(answer)
+            if not broken:
                 alone += numbers
-            elif work.charged is not None:
-                self._ledger.note(held.lease.queue, work.charged)
         self._undo(alone)
 
     def _undo(self, numbers: Sequence[int]) -> None:
@@ -245,33 +228,8 @@ class Settler:
                 connection.burst([b"delete %d" % number for number in numbers])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CopiedSettlement:
-    """A settlement by copies.
-
-    Attributes:
-        copies: Jobs to put before the original is ended.
-        end: The command that ends it.
-        charged: Of a forfeit.
-        stands: True if one of the copies is the message itself: then the settlement stands once they are put. Else the
-            copies are follow-ups, and the settlement is unknown until the original is ended.
-    """
-
-    copies: list[Copy]
-    end: bytes
-    charged: Charge | None = None
-    stands: bool = True
-
-
 class Copier:
-    """A maker of copies.
-
-    Args:
-        connections: To the server.
-        enqueuer: Makes jobs of messages.
-        ledger: The crash policies.
-        clock: Its wall clock dates deaths and crashes.
-    """
+    """A maker of copies: the new header, and the jobs to put. No I/O, but to ask once for the server's limit."""
 
     def __init__(self, connections: Connections, enqueuer: Enqueuer, ledger: CrashLedger, clock: Clock) -> None:
         self._connections = connections
@@ -280,55 +238,47 @@ class Copier:
         self._clock = clock
         self._draw = random.Random().uniform
 
-    def work(self, held: Held, settlement: Settlement, brought: Sequence[NewMessage]) -> CopiedSettlement:
-        """Return the copies that a settlement puts. Raises InvalidJob when the server takes no job of that size."""
+    def plan(self, place: int, held: Held, settlement: Settlement, brought: Sequence[NewMessage]) -> Plan:
+        """Return the plan of a settlement by copies. Raises InvalidJob when the server takes no job of that size."""
         record = replace(held.record, deliveries=held.lease.deliveries)
         match settlement:
             case Nack(delay, error, cause):
                 retried = _failed(replace(record, attempts=record.attempts + 1), error, cause)
-                return self._work(held, retried, whole_seconds(delay))
+                return self._go_on(place, held, retried, whole_seconds(delay))
             case Abandon(reason, error, cause):
-                failures = record.attempts + settlement.attempts
-                dead = replace(
-                    _failed(record, error, cause), attempts=failures, reason=reason, died_at=self._clock.wall()
-                )
-                return self._work(held, dead, brought=self._enqueuer.copies(brought))
+                failed = _failed(replace(record, attempts=record.attempts + settlement.attempts), error, cause)
+                dead = replace(failed, reason=reason, died_at=self._clock.wall())
+                return self._go_on(place, held, dead, brought=self._enqueuer.copies(brought))
             case Release(delay):
-                return self._work(held, replace(record, begun=True), whole_seconds(delay))
+                return self._go_on(place, held, replace(record, begun=True), whole_seconds(delay))
             case Forfeit(cause):
-                return self._forfeit(held, record, cause)
+                policy = self._ledger.policy(held.lease.queue)
+                charged = charge(record, 1, cause or EXPIRED, policy, self._clock.wall(), self._draw)
+                return replace(self._go_on(place, held, charged.record, charged.delay), charged=charged)
             case Move():
-                return CopiedSettlement(
-                    [self._move(held, _moved(message, record)) for message in brought], _delete(held)
-                )
+                copies = [self._move(held, message) for message in brought]
+                return Plan(place, b"delete %d" % held.job, copies, stands=True)
             case _:
-                return CopiedSettlement(self._enqueuer.copies(brought), _delete(held), stands=False)
+                return Plan(place, b"delete %d" % held.job, self._enqueuer.copies(brought))
 
-    def _forfeit(self, held: Held, record: Record, cause: str) -> CopiedSettlement:
-        policy = self._ledger.policy(held.lease.queue)
-        charged = charge(record, 1, cause or EXPIRED, policy, self._clock.wall(), self._draw)
-        return replace(self._work(held, charged.record, charged.delay), charged=charged)
-
-    def _work(self, held: Held, record: Record, delay: int = 0, brought: Sequence[Copy] = ()) -> CopiedSettlement:
+    def _go_on(self, place: int, held: Held, record: Record, delay: int = 0, brought: Sequence[Copy] = ()) -> Plan:
         """Let the message go on with this header; to die, a job of another program is buried as it is."""
-        copy = self._copy(held, record, delay)
-        if record.is_dead and len(copy.packed) > self._connections.max_job_size():
-            return CopiedSettlement(list(brought), b"bury %d %d" % (held.job, held.priority), stands=False)
-        return CopiedSettlement([copy, *brought], _delete(held))
+        largest = self._connections.max_job_size()
+        packed = to_bytes(record, held.lease.body, largest)
+        if record.is_dead and len(packed) > largest:
+            return Plan(place, b"bury %d %d" % (held.job, held.priority), brought)
+        tube = self._connections.address.tube(held.lease.queue)
+        copy = Copy(tube, held.priority, delay, held.ttr, packed, record.is_dead)
+        return Plan(place, b"delete %d" % held.job, [copy, *brought], stands=True)
 
     def _move(self, held: Held, message: NewMessage) -> Copy:
-        """Return the copy of a moved message: it keeps its enqueue time and the length of its lease."""
-        [copy] = self._enqueuer.copies([message], since=held.record.enqueued_at)
+        """Return the copy of a moved message: it keeps its enqueue time, the length of its lease, and how it failed."""
+        before = held.record
+        error = message.last_error if message.last_error is not None else before.last_error
+        cause = message.cause if message.cause is not None else before.cause
+        moved = replace(message, last_error=error, cause=cause)
+        [copy] = self._enqueuer.copies([moved], since=before.enqueued_at)
         return replace(copy, ttr=held.ttr)
-
-    def _copy(self, held: Held, record: Record, delay: int) -> Copy:
-        tube = self._connections.address.tube(held.lease.queue)
-        packed = to_bytes(record, held.lease.body, self._connections.max_job_size())
-        return Copy(tube, held.priority, delay, held.ttr, packed, record.is_dead)
-
-
-def _delete(held: Held) -> bytes:
-    return b"delete %d" % held.job
 
 
 def _failed(record: Record, error: str | None, cause: str | None) -> Record:
@@ -337,12 +287,4 @@ def _failed(record: Record, error: str | None, cause: str | None) -> Record:
         record,
         last_error=error if error is not None else record.last_error,
         cause=cause if cause is not None else record.cause,
-    )
-
-
-def _moved(message: NewMessage, record: Record) -> NewMessage:
-    return replace(
-        message,
-        last_error=message.last_error if message.last_error is not None else record.last_error,
-        cause=message.cause if message.cause is not None else record.cause,
     )

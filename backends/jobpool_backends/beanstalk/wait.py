@@ -1,13 +1,9 @@
-"""Jobs reserved by a waiter, until they are fetched.
-
-Sleep until a queue may have something: one thread waits in the server's `reserve`, and callers wait for the thread.
+"""Sleep until a queue may have something: one thread waits in the server's `reserve`, and callers wait for the thread.
 
 A waiting reserve cannot be called off: its connection is blocked until the answer. So a thread has a connection of its
 own, without leases. It reserves for a second at a time, on the tubes of all queues that callers wait for. Reserved jobs
-are prefetched, and the next fetch hands them out. Jobs that nobody fetches within `PREFETCH_KEPT_S` seconds, or that come when nobody
-waits, are released: then another pool gets them, and no counters move.
-
-An idle pool costs the server one command a second.
+are kept, and the next fetch hands them out. Those that nobody fetches in time, or that come when nobody waits, are
+released: then another pool gets them, and no counters move. An idle pool costs the server one command a second.
 """
 
 from __future__ import annotations
@@ -15,15 +11,32 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
 
 import greenstalk
 
 from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.beanstalk.connection import Connection, Held
-from jobpool_backends.beanstalk.connections import Connections, send_each
+from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.fetch import Fetcher
+
+RESERVE_S = 1
+"""Whole seconds of one reserve, for which a connection is bound even when nobody waits any more."""
+
+LATE_ANSWER_S = 2.0
+"""For which an answer may be late: nothing is lost with a connection without leases."""
+
+PREFETCH_KEPT_S = 1.0
+"""For which jobs are kept for those who waited."""
+
+IDLE_THREAD_S = 5.0
+"""After which a thread that nobody has waited for ends."""
+
+MISSED_KEPT_S = 0.5
+"""For which it is remembered that something came when nobody waited: a caller that waits in glances finds that."""
+
+_MAX_WATCHES = 100
 
 
 class Prefetched:
@@ -70,24 +83,6 @@ class Prefetched:
         return next((queue for queue in queues if queue in self._helds), None) if self._helds else None
 
 
-RESERVE_S = 1
-"""Whole seconds of one reserve: for so long at most is a connection bound when nobody waits any more."""
-
-LATE_ANSWER_S = 2.0
-"""Seconds after the end of a turn for which its answer may be late, for nothing is lost with a connection without leases."""
-
-PREFETCH_KEPT_S = 1.0
-"""Seconds for which what was reserved is kept for who waited."""
-
-IDLE_THREAD_S = 5.0
-"""Seconds after which a thread that nobody has waited for ends."""
-
-MISSED_KEPT_S = 0.5
-"""Seconds for which it is remembered that something came when nobody waited: who waits in glances finds that."""
-
-_MAX_WATCHES = 100
-
-
 class Waiter:
     """The wait for messages; any number of threads at once."""
 
@@ -116,7 +111,7 @@ class Waiter:
         return None
 
     def close(self) -> None:
-        """End all waits, and release jobs that nobody fetched. Call before the connections are closed."""
+        """End all waits, and release what nobody fetched. Call before the connections are closed."""
         self._closed.set()
         for watch in list(self._watches.values()):
             watch.close()
@@ -139,14 +134,6 @@ class Waiter:
             return watch
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """Somebody who waits, and what he is told."""
-
-    found: str | None = None
-    trouble: JobpoolError | None = None
-
-
 class Watch:
     """The wait for one set of queues."""
 
@@ -160,45 +147,43 @@ class Watch:
         self._clock = clock
         self._tubes = [connections.address.tube(queue) for queue in queues]
         self._changed = threading.Condition()
-        self._tickets: list[Ticket] = []
+        self._waits: list[Future[str | None]] = []
         self._thread: threading.Thread | None = None
         self._kept: list[Held] = []
         self._kept_until = 0.0
-        self._missed: tuple[str, float] | None = None
+        self._missed = ("", 0.0)
         self._closed = False
 
     def wait(self, timeout: float) -> str | None:
         """See `Waiter.wait_any`."""
-        give_up = time.monotonic() + timeout
-        ticket = Ticket()
+        told: Future[str | None] = Future()
         with self._changed:
-            self._tickets.append(ticket)
-            try:
-                while not self._closed:
-                    found = ticket.found or self._prefetched.any_of(self._queues) or self._heard()
-                    if found is not None:
-                        return found
-                    if ticket.trouble is not None:
-                        raise type(ticket.trouble)(*ticket.trouble.args)
-                    remaining = give_up - time.monotonic()
-                    if remaining <= 0:
-                        return None
-                    self._start()
-                    self._changed.wait(remaining)
-                return None
-            finally:
-                if ticket in self._tickets:
-                    self._tickets.remove(ticket)
+            found = self._prefetched.any_of(self._queues) or self._take_missed()
+            if self._closed or found is not None or timeout <= 0:
+                return None if self._closed else found
+            self._waits.append(told)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._serve, name="beanstalkd wait", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        try:
+            return told.result(timeout)
+        except TimeoutError:
+            return self._prefetched.any_of(self._queues)
+        finally:
+            with self._changed:
+                if told in self._waits:
+                    self._waits.remove(told)
 
     def is_busy(self) -> bool:
         """Return whether anybody waits, or the thread has not ended yet."""
-        return bool(self._tickets or self._thread)
+        return bool(self._waits or self._thread)
 
     def close(self) -> None:
         """End all waits."""
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
+            self._tell(None)
 
     def join(self) -> None:
         """Wait for the thread, whose connection was closed."""
@@ -206,43 +191,47 @@ class Watch:
         if thread is not None:
             thread.join(RESERVE_S)
 
-    def _heard(self) -> str | None:
-        missed, self._missed = self._missed, None
-        return missed[0] if missed and time.monotonic() < missed[1] else None
+    def _take_missed(self) -> str | None:
+        (queue, until), self._missed = self._missed, ("", 0.0)
+        return queue if time.monotonic() < until else None
+
+    def _tell(self, found: str | None, error: JobpoolError | None = None) -> None:
+        """Wake everybody: they wait no more. Called with the lock taken."""
+        for told in self._waits:
+            if error is None:
+                told.set_result(found)
+            else:
+                told.set_exception(type(error)(*error.args))
+        self._waits.clear()
+        self._changed.notify_all()
 
     # --- the thread ------------------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._serve, name="beanstalkd wait", daemon=True)
-            self._thread.start()
-        else:
-            self._changed.notify_all()
 
     def _serve(self) -> None:
         while self._is_wanted():
             try:
                 self._turn()
             except JobpoolError as error:
-                self._fail(error)
+                with self._changed:
+                    self._tell(None, error)
 
     def _is_wanted(self) -> bool:
-        """Sleep until somebody waits, or the prefetched is to be cleared; False: the thread ends."""
+        """Sleep until somebody waits, or kept jobs are to be released; return False if the thread is to end."""
         with self._changed:
             pause = max(0.0, self._kept_until - time.monotonic()) if self._kept else IDLE_THREAD_S
-            self._changed.wait_for(lambda: bool(self._tickets) or self._closed, pause)
-            if self._closed or not (self._tickets or self._kept):
+            self._changed.wait_for(lambda: bool(self._waits) or self._closed, pause)
+            if self._closed or not (self._waits or self._kept):
                 self._thread = None
                 return False
             return True
 
     def _turn(self) -> None:
-        """Clear up what nobody fetched, and settled; then wait for more, if anybody does."""
+        """Release what nobody fetched in time; then wait for more, if anybody does."""
         if self._kept and time.monotonic() >= self._kept_until:
             kept, self._kept = self._kept, []
             give_back(self._connections, self._prefetched.withdraw(kept))
         self._connections.tidy()
-        if self._tickets:
+        if self._waits:
             with self._connections.speaking(self._connections.take_idle()) as connection:
                 self._reserve(connection)
 
@@ -253,45 +242,33 @@ class Watch:
         if isinstance(answer, greenstalk.Job):
             self._keep(connection, self._fetcher.take_in(connection, [answer], self._clock.boot(), touch=True))
         elif isinstance(answer, greenstalk.DeadlineSoonError):
-            self._connections.discard(
-                connection
-            )  # it has a lease that nobody knows of, and would be answered so again and again
+            # It has a lease that nobody knows of, and would be answered so again and again.
+            self._connections.drop(connection)
         else:
             self._connections.check(answer)
 
     def _keep(self, connection: Connection, helds: list[Held]) -> None:
         if not helds:
             return
+        queue = helds[0].lease.queue
         with self._changed:
-            if self._tickets and not self._closed:
+            if self._waits and not self._closed:
                 self._prefetched.put(helds)
                 self._kept = helds
                 self._kept_until = time.monotonic() + PREFETCH_KEPT_S
-                self._tell(Ticket(found=helds[0].lease.queue))
+                self._tell(queue)
                 return
-            self._missed = (helds[0].lease.queue, time.monotonic() + MISSED_KEPT_S)
-        connection.burst([release(held) for held in helds])
+            self._missed = (queue, time.monotonic() + MISSED_KEPT_S)
+        connection.burst([_release(held) for held in helds])
         for held in helds:
             self._connections.forget(held)
-
-    def _fail(self, error: JobpoolError) -> None:
-        with self._changed:
-            self._tell(Ticket(trouble=error))
-
-    def _tell(self, what: Ticket) -> None:
-        """Wake everybody: they wait no more."""
-        for ticket in self._tickets:
-            ticket.found, ticket.trouble = what.found, what.trouble
-        self._tickets.clear()
-        self._changed.notify_all()
-
-
-def release(held: Held) -> bytes:
-    """Return the command that gives a job back to its place."""
-    return b"release %d %d 0" % (held.job, held.priority)
 
 
 def give_back(connections: Connections, helds: Sequence[Held]) -> None:
     """Release what nobody fetched."""
     if helds:
-        send_each(connections, helds, release, ends=True)
+        connections.send_each(helds, _release, ends=True)
+
+
+def _release(held: Held) -> bytes:
+    return b"release %d %d 0" % (held.job, held.priority)

@@ -1,18 +1,11 @@
 """`redis://`: one server, its replicas behind sentinels, or a cluster; any number of machines share it.
 
-* `address`: what URLs and options mean; `opening`: from there to a link
-* `connection`, `link`: connections, and calls on them; `trouble`: what their errors mean
-* `asking`, `sentinel`: which server is the master now
-* `slots`, `masters`, `nodelink`, `clusterlink`: the nodes of a cluster
-* `checks`: what the server's settings can lose
-* `keys`, `records`: what is kept, under which names
-* `scripts`, `lua/`: the verbs, as the server runs them
-* `producing`, `fetching`, `batch`, `settling`, `reaping`: the life of a message
-* `guarding`, `spaces`: what messages hold while they run, records and logs; `keystore`: both as one
-* `claiming`: claims and posted messages
-* `looking`, `tending`: the administrator's side
-* `waiting`: sleep until something is there
-* `backend`: the class that puts them together; `cluster`, `outbox`: the same, spread over a cluster
+* `backend`: the class that puts the parts together; `cluster`: the same, spread over a cluster
+* `address`: URLs and options; `trouble`: errors; `checks`: what the server's settings can lose
+* `connection`: one connection; `connections`, `cluster_connections`: calls on them; `opening`: from an address to those
+* `key_names`, `records`: what is kept, under which names; `scripts`, `lua/`: the verbs, as the server runs them
+* `enqueue`, `fetch`, `settle`, `reap`, `wait`: the life of a message; `keys`, `claims`: the stores beside it
+* `inspect`, `bulk`: the administrator's side
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Inspector:
     def search(
         self, where: MessageFilter, *, after: int = 0, piece: int = MEMBERS_PER_SCRIPT, bodies: bool = False
     ) -> Iterator[Row]:
-        """Yield the messages that the filter finds, in enqueue order; bodies where asked for, or where it reads them."""
+        """Yield the messages that the filter finds, in enqueue order; bodies if asked for, or if it reads them."""
         sequence, tie = divmod(after, TIES_PER_SEQUENCE)
         behind = (f"{sequence:016d}", tie)
         # The sequence of the last one itself is walked again: another queue may have given it too.

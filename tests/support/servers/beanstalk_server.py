@@ -29,8 +29,8 @@ class BeanstalkServer(Server):
     read them.
 
     On a turned server a `reserve-with-timeout` above 0 never gives up: its end is reckoned on the clock that stands
-    still. A lease ends a microsecond after its deadline; when time lands on the deadline itself, beanstalkd 1.12 forgets
-    it until its holder's next command.
+    still. A lease ends a microsecond after its deadline; when time lands on the deadline itself, beanstalkd 1.12
+    forgets it until its holder's next command.
 
     Args:
         folder: For its log and its binlog; made if it is missing.

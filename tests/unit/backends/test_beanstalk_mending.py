@@ -57,8 +57,8 @@ def test_a_charge_is_taken_back_when_the_lease_ends_before_the_original_is_delet
         backend.reap(QUEUE, AT_ONCE)
         backend.enqueue(a_job())
         lose(clients)
-        repairer = backend._fetcher._repairer
-        put = repairer._put
+        fetcher = backend._fetcher
+        put = fetcher._put
 
         def put_slowly(connection: Connection, charged: Charge, body: bytes, counters: Counters) -> Answer:
             answer = put(connection, charged, body, counters)
@@ -66,7 +66,7 @@ def test_a_charge_is_taken_back_when_the_lease_ends_before_the_original_is_delet
             assert clients.raw.reserve(timeout=0).id < clients.raw.peek_ready().id, "somebody has the original"
             return answer
 
-        monkeypatch.setattr(repairer, "_put", put_slowly)
+        monkeypatch.setattr(fetcher, "_put", put_slowly)
         assert backend.fetch_many(QUEUE, limit=1) == []
         assert clients.counts() == (0, 0, 1, 0)
         assert backend.reap(QUEUE) == []
