@@ -1,7 +1,4 @@
-"""Checks of a beanstalkd: what it can lose or refuse, and whether it is new enough.
-
-The server has no settings to ask for, only `stats`; the decision is a function of that alone.
-"""
+"""Checks of a beanstalkd: its version, and what it can lose or refuse. Judged by its `stats` alone."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from jobpool_backends.beanstalk.answers import Stats, names_of, number, stats_of
 from jobpool_backends.beanstalk.connections import Connections
 
 MIN_VERSION = (1, 12)
-"""The first that reserves a job by its id, which dead letters are made and read with."""
+"""The first that reserves a job by its number, as dead letters need."""
 
 ROOMY_JOB_BYTES = MAX_BODY_BYTES + 2**16
 """Least value of `-z` at which every job that jobpool allows fits, with its header."""

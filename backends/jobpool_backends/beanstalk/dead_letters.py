@@ -2,8 +2,7 @@
 
 beanstalkd shows only the first of a tube's buried jobs. To see all, they are rotated: the first is reserved by its
 number and buried again after the last, until the first comes up again. So the order stays. Each step is one round trip.
-Others may rotate, raise or delete at the same time: a job that another administrator holds during a step is passed
-over.
+Others may do the same meanwhile: a job that another administrator holds during a step is passed over.
 
 While reserved, a job belongs to the connection. If that breaks, the job is ready, with its dead mark: the next client
 to reserve it buries it again. A job of another program has no mark; it goes to a pool, which rejects it.
@@ -26,13 +25,12 @@ from jobpool_backends.beanstalk.records import Record, from_bytes
 from jobpool_backends.shared import contains, micros
 
 MAX_WALK_STEPS = 100_000
-"""Steps of one walk; with more dead letters in a queue the next walk continues after them."""
+"""With more dead letters in a queue the next walk continues after them."""
 
 MAX_ORDERED_LETTERS = 1000
-"""Dead letters up to which a walk that has found what it wanted goes on to its end, for the sake of their order."""
+"""Up to which a walk that has found what it wanted goes on to its end, for the sake of their order."""
 
 FOREIGN_REASON = "buried"
-"""The reason of a dead letter that another program buried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +39,7 @@ class Letter:
 
     Attributes:
         job: The server's number; it grows with the time of death.
-        queue: Where it is.
-        record: Its header.
-        body: The message's.
         handler: "" if the body is not an envelope.
-        priority: The server's.
         enqueued_at: Unix time.
     """
 
@@ -59,6 +53,7 @@ class Letter:
 
     @property
     def reason(self) -> str | None:
+        """Reason of its death; of a letter that another program buried, a word of ours."""
         return self.record.reason if self.record.is_dead else FOREIGN_REASON
 
     @property
@@ -107,11 +102,7 @@ class Letter:
 
 
 class Walk:
-    """One walk through the dead letters of a queue, from the first on; each is shown once.
-
-    Attributes:
-        letter: The one at hand; None when the walk is over.
-    """
+    """One walk through the dead letters of a queue, each shown once. `letter` is at hand; None: the walk is over."""
 
     def __init__(self, connection: Connection, queue: str, reader: Reader) -> None:
         self.letter: Letter | None = None

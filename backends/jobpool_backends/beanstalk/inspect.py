@@ -1,8 +1,8 @@
 """The administrator's view: counts, queues, dead letters.
 
 beanstalkd counts the jobs of a tube, and shows the first that is ready, delayed or buried. So live messages are counted
-and not listed. Dead letters are listed by a walk (dead.py), which costs a round trip for each dead letter of the queue.
-The places of letters shown before are remembered, so asking for one again costs one round trip.
+and not listed. Dead letters are listed by a walk, which costs a round trip for each of the queue. The places of letters
+shown before are remembered, so asking for one again costs one round trip.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from jobpool_backends.beanstalk.records import from_bytes
 from jobpool_backends.shared import check_page, check_positive, read_cursor
 
 MAX_REMEMBERED_PLACES = 10_000
-"""Dead letters whose place is remembered."""
 
 
 class Inspector:

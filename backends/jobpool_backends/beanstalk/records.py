@@ -1,11 +1,8 @@
 """The content of a beanstalkd job: one line of our own, and below it the message's body, untouched.
 
-beanstalkd keeps bytes and a few counters for each job, and a job cannot be changed once it was put. So the rest of a
-message (its id, its counters, how it failed) stands in a header: one line of compact JSON, with a version. A change
-puts a copy with a new header. The header is not signed.
-
-A job of another program has no header. It is a message all the same, whose body is all of it: as a rule not a wire
-envelope, so that a pool rejects it.
+A job cannot be changed once it was put. So the id of a message, its counters and how it failed stand in a header: one
+line of compact JSON, with a version, not signed. A change puts a copy with a new header. A job of another program has
+no header: it is a message all the same, whose body is all of it, and as a rule a pool rejects that.
 """
 
 from __future__ import annotations
@@ -30,19 +27,15 @@ _MAX_REASON_CHARS = 64
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The header of a message. Wall-clock times are Unix seconds.
+    """The header of a message; fields as in a lease and a message. Wall-clock times are Unix seconds.
 
     Attributes:
-        id: The message's; without a header, a name made from the server's number.
+        id: Without a header, a name made from the server's number.
         enqueued_at: When it was enqueued first; its copies keep it.
-        attempts: As in a lease.
         crashes: The charged ones; further ones in the server's counters are charged by the next copy.
         deliveries: Of the jobs that this one is a copy of; the server counts on from there.
         crashed_at: When the last crash was charged; 0.0 = never.
-        last_error, cause: As in a message.
-        reason: Of a dead letter.
-        died_at: Unix time of its death; None = it is alive. This is the dead mark.
-        begun: As in a lease.
+        died_at: None = it is alive. This is the dead mark.
         ours: True if the job had a header.
     """
 

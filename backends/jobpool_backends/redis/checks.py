@@ -1,7 +1,4 @@
-"""Checks of a server: what its settings can lose, its version, and its clock.
-
-The answers of INFO and CONFIG GET come in one round trip. The decision is a function of these facts alone.
-"""
+"""Checks of a server: its version, its clock, and what its settings can lose. Judged by INFO and CONFIG GET alone."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ MIN_VERSION_HEEDING_REPLICAS = (7, 0)
 """The first that refuses a script's writes when too few replicas are connected."""
 
 NEARLY_FULL_SHARE = 0.9
-"""Share of `maxmemory` from which on it deserves a word."""
+"""Of `maxmemory`, from which on it deserves a word."""
 
 _SETTINGS = ("appendonly", "appendfsync", "save", "no-appendfsync-on-rewrite", "min-replicas-to-write")
 _ASK = [("INFO",), *(("CONFIG", "GET", setting) for setting in _SETTINGS)]

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, RedisError, ResponseError
@@ -286,8 +286,6 @@ def _ask_for_table(node: Endpoint) -> list[Host | None]:
 
 class ClusterLink(Link):
     """Connections to all masters of one cluster."""
-
-    is_cluster: ClassVar[bool] = True
 
     def __init__(self, address: Address) -> None:
         self._masters = Masters(address)

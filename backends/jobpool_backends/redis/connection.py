@@ -23,7 +23,11 @@ from redis.exceptions import RedisError, ResponseError
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
 from jobpool_backends.redis.trouble import explain
 
+Result = TypeVar("Result")
 Word = str | bytes | int | float
+
+MIN_SHARE_S = 0.25
+"""For each of many servers that are asked: less would pass over those that are merely far away."""
 
 _TCP: Any = TcpConnection  # without annotations in redis-py
 _TLS: Any = SSLConnection
@@ -95,15 +99,12 @@ class Endpoint:
     """One server, and how to connect to it.
 
     Attributes:
-        host: Name or address; empty when `path` is set.
-        path: Of a Unix socket.
-        db: The database's index.
-        password: None = do not authenticate.
-        username: None = Redis's `default`.
+        host: Name or address; empty when `path`, of a Unix socket, is set.
+        password: None = do not authenticate. `username` None = Redis's `default`.
         timeout: Seconds for an answer, and for a TLS or authentication step.
         connect_timeout: Seconds for a connection, to each address that the host name has.
         tls: redis-py's `ssl_…` options; None = no TLS.
-        role: Its role in error texts.
+        role: In error texts.
     """
 
     host: str = ""
@@ -149,12 +150,6 @@ class Endpoint:
             return Connection(_UNIX(path=self.path, **common))
         common |= {"host": self.host, "port": self.port}
         return Connection(_TCP(**common) if self.tls is None else _TLS(**self.tls, **common))
-
-
-Result = TypeVar("Result")
-
-MIN_SHARE_S = 0.25
-"""Seconds that each of many servers gets: less would pass over those that are merely far away."""
 
 
 def open_and_ask(endpoint: Endpoint, *words: Word) -> tuple[Connection, Any]:

@@ -16,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
@@ -27,7 +27,7 @@ from jobpool_backends.redis.trouble import Meaning, Place, explain
 Result = TypeVar("Result")
 
 MIN_WAIT_S = 0.01
-"""Seconds; BLPOP takes 0 for "forever", and Redis 6.2 takes 0.001 for 0."""
+"""BLPOP takes 0 for "forever", and Redis 6.2 takes 0.001 for 0."""
 
 
 class Script:
@@ -54,8 +54,6 @@ class Link(ABC):
     Answers are bytes, integers, lists of them, or None. All methods raise `BackendUnavailable` (nothing is known),
     `ConfigurationError` (the server refuses us, or lacks what we need), or redis-py's `ResponseError`: a fault of ours.
     """
-
-    is_cluster: ClassVar[bool] = False
 
     @property
     @abstractmethod

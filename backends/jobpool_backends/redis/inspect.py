@@ -22,8 +22,6 @@ from jobpool_backends.redis.scripts import READ, STATS, WALK
 from jobpool_backends.shared import MICRO, check_page, check_positive, contains, micros, read_cursor
 
 MEMBERS_PER_SCRIPT = 500
-"""Members a script."""
-
 ANY_STATE = tuple(State)
 
 _SEQUENCE_CHARS = 16
@@ -112,10 +110,8 @@ class Inspector:
     # --- messages ----------------------------------------------------------------------------------
 
     def page(self, where: MessageFilter, after: str | None, limit: int) -> list[Message]:
-        position = read_cursor(after)
         check_page(limit)
-        found = self.search(where, after=position, piece=min(limit, MEMBERS_PER_SCRIPT), bodies=True)
-        return [row.message for row in islice(found, limit)]
+        return [row.message for row in self.rows(where, after, limit)]
 
     def inspect(self, ident: str) -> Message | None:
         where = MessageFilter(ids=(ident,))
@@ -126,6 +122,11 @@ class Inspector:
                 return found.message
             before = places
         return None
+
+    def rows(self, where: MessageFilter, after: str | None, limit: int) -> Iterator[Row]:
+        """Yield up to `limit` messages after the cursor `after`, with their bodies."""
+        piece = min(limit, MEMBERS_PER_SCRIPT)
+        return islice(self.search(where, after=read_cursor(after), piece=piece, bodies=True), limit)
 
     def search(
         self, where: MessageFilter, *, after: int = 0, piece: int = MEMBERS_PER_SCRIPT, bodies: bool = False
@@ -155,8 +156,7 @@ class Inspector:
         tie = tie_of(queue)
         more = True
         while more:
-            words = (letters, behind, piece)
-            more, *found = WALK.run(self._link, self._keys, [queue], words)
+            more, *found = WALK.run(self._link, self._keys, [queue], (letters, behind, piece))
             for text in map(bytes.decode, found):
                 behind = text[:_SEQUENCE_CHARS]
                 yield Place(behind, tie, queue, text[_SEQUENCE_CHARS:] + behind)
@@ -176,8 +176,7 @@ class Inspector:
         wanted = list(dict.fromkeys(idents))
         keys = [self._keys.one(name, "ids") for name in (self.names() if self._keys.spread else [""])]
         asked = [("HMGET", key, *piece) for key in keys for piece in pieces(wanted, MEMBERS_PER_SCRIPT)]
-        known = self._link.call_many(asked)
-        found = (text.decode().split(" ") for texts in known for text in texts if text)
+        found = (text.decode().split(" ") for texts in self._link.call_many(asked) for text in texts if text)
         return sorted(Place(member[3:], tie_of(queue), queue, member) for member, queue in found)
 
     def _queues(self, where: MessageFilter) -> list[str]:

@@ -15,23 +15,11 @@ import orjson
 from jobpool.broker.key_store import KeyStore
 from jobpool.message.guards import Begin, Begun, Guards, Rate
 from jobpool.message.lease import JobLease
+from jobpool_backends.redis import scripts
 from jobpool_backends.redis.connection import Word
 from jobpool_backends.redis.connections import Link
 from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import MEMBER_CHARS, pieces, places_by
-from jobpool_backends.redis.scripts import (
-    APPEND,
-    BEGIN,
-    DROP,
-    FIRST_RUN,
-    FORGET,
-    GET,
-    HOLDERS,
-    LIST,
-    PUT,
-    RECORD_KEYS,
-    TAKE,
-)
 from jobpool_backends.shared import KEY_PLACE, MICRO, micros
 
 MAX_LEASES_PER_SCRIPT = 500
@@ -61,40 +49,42 @@ class RedisKeyStore(KeyStore):
             for place in places:
                 by_queue.setdefault(asked[place][0].queue, []).append(place)
             asks = list(_begin_words(asked, by_queue.values()))
-            words = BEGIN.run(self._link, self._keys, list(by_queue), asks)
+            words = scripts.BEGIN.run(self._link, self._keys, list(by_queue), asks)
             told = (place for some in by_queue.values() for place in some)
             for place, word in zip(told, words, strict=True):
                 begun[place] = _read_begun(word, asked[place][1])
         return begun
 
     def _first_run(self, queue: str, key: str, ttl: float) -> bool:
-        return bool(self._link.run(FIRST_RUN.script, [self._keys.one(queue, f"done:{key}")], [micros(ttl)]))
+        return bool(self._link.run(scripts.FIRST_RUN.script, [self._keys.one(queue, f"done:{key}")], [micros(ttl)]))
 
     def _forget(self, queue: str, key: str) -> bool:
-        return bool(self._link.run(FORGET.script, [self._keys.one(queue, f"done:{key}")], ()))
+        return bool(self._link.run(scripts.FORGET.script, [self._keys.one(queue, f"done:{key}")], ()))
 
     def _take_many(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]:
         answers: list[float] = []
         for piece in pieces(rates, MAX_LEASES_PER_SCRIPT):
             words: list[Word] = [token, *(number for rate in piece for number in (rate.most, micros(rate.window)))]
-            left = self._link.run(TAKE.script, [self._keys.one(queue, f"rate:{rate.name}") for rate in piece], words)
+            left = self._link.run(
+                scripts.TAKE.script, [self._keys.one(queue, f"rate:{rate.name}") for rate in piece], words
+            )
             answers += [micros_left / MICRO for micros_left in left]
         return answers
 
     def _holders(self, queue: str, name: str) -> list[str]:
         key = name.removeprefix(KEY_PLACE)
         places = self._keys.one(queue, f"hold:{name}" if key == name else f"runs:{key}")
-        found: list[bytes] = HOLDERS.run(self._link, self._keys, [queue], (), places)
+        found: list[bytes] = scripts.HOLDERS.run(self._link, self._keys, [queue], (), places)
         return sorted(ident.decode() for ident in found)
 
     # --- records -----------------------------------------------------------------------------------
 
     def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
         words = [micros(ttl), *(word for record in records.items() for word in record)]
-        self._link.run(PUT.script, self._keys.of(space, RECORD_KEYS), words)
+        self._link.run(scripts.PUT.script, self._keys.of(space, scripts.RECORD_KEYS), words)
 
     def _get_record(self, space: str, key: str) -> bytes | None:
-        value: bytes | None = self._link.run(GET.script, self._keys.of(space, RECORD_KEYS), (key,))
+        value: bytes | None = self._link.run(scripts.GET.script, self._keys.of(space, scripts.RECORD_KEYS), (key,))
         return value
 
     def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
@@ -106,13 +96,13 @@ class RedisKeyStore(KeyStore):
         while more and len(found) < limit:
             start = b"(" + behind if behind >= first and behind else b"[" + first
             words = (start, b"(" + last, limit - len(found))
-            more, *told = self._link.run(LIST.script, self._keys.of(space, RECORD_KEYS), words)
+            more, *told = self._link.run(scripts.LIST.script, self._keys.of(space, scripts.RECORD_KEYS), words)
             found += [(key.decode(), value) for key, value in zip(told[::2], told[1::2], strict=True)]
             behind = told[-2] if told else behind
         return found
 
     def _delete_records(self, space: str, keys: Sequence[str]) -> None:
-        self._link.run(DROP.script, self._keys.of(space, RECORD_KEYS), keys)
+        self._link.run(scripts.DROP.script, self._keys.of(space, scripts.RECORD_KEYS), keys)
 
     # --- logs --------------------------------------------------------------------------------------
 
@@ -124,7 +114,7 @@ class RedisKeyStore(KeyStore):
         for name, added in logs.items():
             words += (name, len(added), *added)
         keys = [self._keys.one(space, name) for name in ("logs", *(f"log:{log}" for log in logs))]
-        self._link.run(APPEND.script, keys, words)
+        self._link.run(scripts.APPEND.script, keys, words)
 
     def _read_log(self, space: str, name: str, limit: int) -> list[bytes]:
         lines: list[bytes] = self._link.call("LRANGE", self._keys.one(space, f"log:{name}"), 0, limit - 1)

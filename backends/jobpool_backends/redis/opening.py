@@ -31,12 +31,7 @@ class SentinelConnector:
         self.is_secure = self._node.is_secure
 
     def open(self) -> Connection:
-        """Return a connection to the master.
-
-        Raises:
-            BackendUnavailable: No sentinel answers, or the master that they name does not.
-            AccessRefused: They do not know the service, or somebody refuses our password.
-        """
+        """Return a connection to the master. Raises as a link's calls do."""
         master = self._find_master()
         connection, [role, *_] = open_and_ask(master, "ROLE")
         if role != b"master":

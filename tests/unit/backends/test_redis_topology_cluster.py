@@ -20,7 +20,7 @@ from jobpool.broker.finding import cautions_of
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.redis.address import read_address
 from jobpool_backends.redis.checks import check_version, diagnose
-from jobpool_backends.redis.cluster_connections import read_slots, slot_of
+from jobpool_backends.redis.cluster_connections import ClusterLink, read_slots, slot_of
 from jobpool_backends.redis.connections import Link, Script
 from jobpool_backends.redis.opening import open_link
 
@@ -84,7 +84,7 @@ def test_a_node_that_does_not_know_its_own_address_is_the_one_that_was_asked() -
 
 
 def test_each_call_goes_to_the_node_that_holds_its_keys(cluster: RedisCluster, link: Link) -> None:
-    assert link.is_cluster
+    assert isinstance(link, ClusterLink)
     for key in keys(cluster, 6):
         assert link.run(ADD, [key], [2]) == 2
         assert link.run(ADD, [key.encode()], [2]) == 4
