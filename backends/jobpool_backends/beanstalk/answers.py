@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import greenstalk
 
 from jobpool.message.frozen import maker
 from jobpool_backends.beanstalk.connection import Answer, Connection
-from jobpool_backends.beanstalk.connections import Connections
 
 _COUNTERS = re.compile(
     rb'tube: "?([^"\n]+)"?\nstate: (\w+)\npri: (\d+)\nage: (-?\d+)\ndelay: (\d+)\nttr: (\d+)\ntime-left: (-?\d+)\n'
@@ -66,38 +65,45 @@ def read_counters(text: bytes) -> Counters:
     return _make_counters(tube.decode(), state.decode(), *map(int, numbers))
 
 
-def told(connections: Connections, answer: Answer) -> Answer | None:
+def told(connection: Connection, answer: Answer) -> Answer | None:
     """Return the answer; None for NOT_FOUND. Raises what any other refusal means."""
-    return None if isinstance(answer, greenstalk.NotFoundError) else connections.check(answer)
+    return None if isinstance(answer, greenstalk.NotFoundError) else connection.check(answer)
 
 
-def job_of(connections: Connections, answer: Answer) -> greenstalk.Job[bytes] | None:
+def job_of(connection: Connection, answer: Answer) -> greenstalk.Job[bytes] | None:
     """Return the job that a `peek…` or `reserve…` command found; None when there is none. Raises as `told`."""
-    job = told(connections, answer)
+    job = told(connection, answer)
     assert job is None or isinstance(job, greenstalk.Job)
     return job
-
-
-def stats_of(connections: Connections, answer: Answer) -> Stats:
-    """Return the answer to `stats` or `stats-tube`; empty if there is no such tube. Raises as `told`."""
-    pairs = (line.partition(": ") for line in _lines(connections, answer))
-    return {key: int(value) if value.isdigit() else value.strip('"') for key, _, value in pairs}
-
-
-def names_of(connections: Connections, answer: Answer) -> list[str]:
-    """Return the answer to `list-tubes`. Raises as `told`."""
-    return [line[2:].strip('"') for line in _lines(connections, answer)]
-
-
-def counters_of(connections: Connections, connection: Connection, jobs: Sequence[int]) -> list[Counters | None]:
-    """Return the counters of each job, None for those that are gone. One round trip. Raises as `told`."""
-    answers = [told(connections, answer) for answer in about(connection, b"stats-job", jobs)]
-    return [read_counters(answer) if isinstance(answer, bytes) else None for answer in answers]
 
 
 def about(connection: Connection, command: bytes, jobs: Sequence[int]) -> list[Answer]:
     """Return the answers to one command for each of these jobs. One round trip."""
     return connection.burst([b"%b %d" % (command, job) for job in jobs])
+
+
+def ask_counters(connection: Connection, jobs: Sequence[int]) -> list[Counters | None]:
+    """Return the counters of each job, None for those that are gone. One round trip. Raises as `told`."""
+    answers = [told(connection, answer) for answer in about(connection, b"stats-job", jobs)]
+    return [read_counters(answer) if isinstance(answer, bytes) else None for answer in answers]
+
+
+def ask_stats(connection: Connection) -> Stats:
+    """Return the answer to `stats`. Raises as `told`."""
+    [text] = connection.burst([b"stats"])
+    return _read_stats(connection, text)
+
+
+def ask_tube_stats(connection: Connection, tubes: Iterable[str]) -> list[Stats]:
+    """Return the answers to `stats-tube`; empty ones for tubes that do not exist. One round trip. Raises as `told`."""
+    answers = connection.burst([b"stats-tube %b" % tube.encode() for tube in tubes])
+    return [_read_stats(connection, answer) for answer in answers]
+
+
+def ask_tubes(connection: Connection) -> list[str]:
+    """Return the names of all tubes. Raises as `told`."""
+    [answer] = connection.burst([b"list-tubes"])
+    return [line[2:].strip('"') for line in _lines(connection, answer)]
 
 
 def number(stats: Stats, name: str) -> int:
@@ -106,7 +112,12 @@ def number(stats: Stats, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _lines(connections: Connections, answer: Answer) -> list[str]:
+def _read_stats(connection: Connection, answer: Answer) -> Stats:
+    pairs = (line.partition(": ") for line in _lines(connection, answer))
+    return {key: int(value) if value.isdigit() else value.strip('"') for key, _, value in pairs}
+
+
+def _lines(connection: Connection, answer: Answer) -> list[str]:
     """Return the lines of a YAML text below its head."""
-    text = told(connections, answer)
+    text = told(connection, answer)
     return text.decode().splitlines()[1:] if isinstance(text, bytes) else []

@@ -17,10 +17,10 @@ import greenstalk
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.clock import Clock
 from jobpool.errors import JobpoolError, Unsupported
-from jobpool_backends.beanstalk.answers import Counters, about, counters_of, job_of, told
+from jobpool_backends.beanstalk.answers import Counters, about, ask_counters, job_of, told
 from jobpool_backends.beanstalk.connection import Answer, Connection, put_command
 from jobpool_backends.beanstalk.connections import Connections
-from jobpool_backends.beanstalk.dead_letters import Letter, Walk
+from jobpool_backends.beanstalk.dead_letters import Letter, Walk, read_letter
 from jobpool_backends.beanstalk.inspect import Inspector, is_queue
 from jobpool_backends.beanstalk.records import Record, from_bytes, to_bytes
 from jobpool_backends.shared import check_positive
@@ -77,7 +77,7 @@ class BulkChanger:
             rest = replace(where, ids=tuple(wanted))
             for queue in self._inspector.with_letters(connection, where.queue):
                 if not work.is_done:
-                    self._walk(work, Walk(connection, queue, self._inspector.reader), rest)
+                    self._walk(work, Walk(connection, queue, self._clock), rest)
 
     def _walk(self, work: LetterChanges, walk: Walk, where: MessageFilter) -> None:
         now = self._clock.wall()
@@ -100,15 +100,15 @@ class BulkChanger:
         peek = _PEEKS[state]
         changed = 0
         [answer] = connection.burst([peek])
-        while changed < limit and (job := job_of(self._connections, answer)) is not None:
+        while changed < limit and (job := job_of(connection, answer)) is not None:
             record, _ = from_bytes(job.body, job.id)
             if record.is_dead:
-                letter = self._inspector.reader.letter(connection, queue, job)
+                letter = read_letter(connection, queue, job, self._clock)
                 _, buried, answer = connection.burst([*letter.burial(), peek])
-                told(self._connections, buried)
+                told(connection, buried)
             else:
                 gone, answer = connection.burst([b"delete %d" % job.id, peek])
-                changed += told(self._connections, gone) is not None
+                changed += told(connection, gone) is not None
         return changed
 
 
@@ -151,7 +151,7 @@ class LetterChanges:
     def change(self, letter: Letter) -> None:
         """Delete the letter, or reserve it so that it can be raised; nothing when somebody else has it by now."""
         command = b"delete" if self._verb is Verb.DELETE else b"reserve-job"
-        answer = told(self._connections, about(self._connection, command, [letter.job])[0])
+        answer = told(self._connection, about(self._connection, command, [letter.job])[0])
         self.changed += answer is not None
         if isinstance(answer, greenstalk.Job):
             self._taken.append((letter, answer))
@@ -164,7 +164,7 @@ class LetterChanges:
         taken, self._taken, self._bytes = self._taken, [], 0
         refused = [
             answer
-            for queue, group in groupby(taken, key=lambda pair: pair[0].queue)
+            for queue, group in groupby(taken, key=lambda pair: pair[0].message.queue)
             for answer in self._raise(queue, [job for _, job in group])
         ]
         if refused:
@@ -179,7 +179,7 @@ class LetterChanges:
         """Put copies, and only then delete what they are copies of; the answers that are refusals."""
         connection = self._connection
         connection.use(self._connections.address.tube(queue))
-        counted = counters_of(self._connections, connection, [job.id for job in jobs])
+        counted = ask_counters(connection, [job.id for job in jobs])
         held = [(job, counters) for job, counters in zip(jobs, counted, strict=True) if counters is not None]
         answers = connection.burst([self._copy(job, counters) for job, counters in held])
         then = (_then(job, counters, answer) for (job, counters), answer in zip(held, answers, strict=True))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from jobpool.broker.finding import Finding, Level
 from jobpool.errors import ConfigurationError
 from jobpool.message.envelope import MAX_BODY_BYTES
-from jobpool_backends.beanstalk.answers import Stats, names_of, number, stats_of
+from jobpool_backends.beanstalk.answers import Stats, ask_stats, ask_tube_stats, ask_tubes, number
 from jobpool_backends.beanstalk.connections import Connections
 
 MIN_VERSION = (1, 12)
@@ -24,7 +24,7 @@ _SERVER, _SIZE = "beanstalk.server", "beanstalk.job-size"
 def ping(connections: Connections) -> None:
     """Ask the server for a sign of life. Raises `BackendUnavailable`. Blocks for one round trip."""
     with connections.spare() as connection:
-        connections.check(connection.burst([b"list-tube-used"])[0])
+        connection.check(connection.burst([b"list-tube-used"])[0])
 
 
 def check_version(connections: Connections) -> None:
@@ -42,19 +42,14 @@ def diagnose(connections: Connections) -> list[Finding]:
 
 def _ask(connections: Connections) -> Stats:
     with connections.spare() as connection:
-        return stats_of(connections, connection.burst([b"stats"])[0])
+        return ask_stats(connection)
 
 
 def _pauses(connections: Connections) -> dict[str, int]:
     """Return tube → seconds for which it is paused, of paused tubes with our prefix."""
     with connections.spare() as connection:
-        names = [
-            tube
-            for tube in names_of(connections, connection.burst([b"list-tubes"])[0])
-            if connections.address.queue(tube)
-        ]
-        answers = connection.burst([b"stats-tube %b" % tube.encode() for tube in names])
-        left = [number(stats_of(connections, answer), "pause-time-left") for answer in answers]
+        names = [tube for tube in ask_tubes(connection) if connections.address.queue(tube)]
+        left = [number(stats, "pause-time-left") for stats in ask_tube_stats(connection, names)]
     return {tube: seconds for tube, seconds in zip(names, left, strict=True) if seconds}
 
 

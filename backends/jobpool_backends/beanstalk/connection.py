@@ -25,6 +25,7 @@ import greenstalk
 from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
 from jobpool_backends.beanstalk.records import Record
+from jobpool_backends.beanstalk.trouble import refusal
 
 COMMANDS_PER_WRITE = 500
 BYTES_PER_WRITE = 2**20
@@ -108,6 +109,7 @@ class Connection:
     """
 
     def __init__(self, address: Address) -> None:
+        self.address = address
         self.serial = next(_serials)
         self.lock = threading.Lock()
         self.ends_first = 0.0
@@ -115,18 +117,17 @@ class Connection:
         self.broken = False
         self._socket = _connect(address)
         self._reader = cast(BufferedReader, self._socket.makefile("rb", buffering=_BUFFER_BYTES))
-        self._timeout = address.timeout
         self._used = "default"
         self._watched = {"default"}
 
     def use(self, tube: str) -> None:
-        """Let puts and peeks be of this tube. A round trip where it is another one than before."""
+        """Let puts and peeks be of this tube. A round trip if it is another one than before."""
         if tube != self._used:
             self._tell([b"use %b" % tube.encode()])
             self._used = tube
 
     def watch(self, tubes: Iterable[str]) -> None:
-        """Let reserves be of these tubes, one at least. A round trip where they are others than before."""
+        """Let reserves be of these tubes, one at least. A round trip if they are others than before."""
         wanted = set(tubes)
         if wanted != self._watched:
             commands = [b"watch %b" % tube.encode() for tube in sorted(wanted - self._watched)]
@@ -158,12 +159,21 @@ class Connection:
 
     def read(self, number: int, limit: float) -> list[Answer]:
         """Return the answers to what was written, each within `limit` seconds."""
-        if limit != self._timeout:
+        usual = self.address.timeout
+        if limit != usual:
             self._socket.settimeout(limit)
         answers = [read_answer(self._reader) for _ in range(number)]
-        if limit != self._timeout:
-            self._socket.settimeout(self._timeout)
+        if limit != usual:
+            self._socket.settimeout(usual)
         return answers
+
+    def check(self, answer: Answer) -> Answer:
+        """Return this answer, or raise the error that it means."""
+        if isinstance(answer, greenstalk.Error):
+            meaning = refusal(answer, self.address)
+            if meaning is not None:
+                raise meaning from answer
+        return answer
 
     def has_died(self) -> bool:
         """Return whether the other side has hung up: all that can be read while nothing is asked. Does not block."""

@@ -97,7 +97,7 @@ class Connections:
         except TROUBLE as error:
             raise self.broken(connection, error) from error
         except greenstalk.Error as error:
-            self.check(error)
+            connection.check(error)
             raise
         except BaseException as error:  # in the middle of an exchange: the next answer would be the wrong one
             self.drop(connection, error)
@@ -134,14 +134,6 @@ class Connections:
                 " be shared: open the backend after the fork, in the process that uses it"
             )
 
-    def check(self, answer: Answer) -> Answer:
-        """Return this answer, or raise the error that it means."""
-        if isinstance(answer, greenstalk.Error):
-            meaning = refusal(answer, self.address)
-            if meaning is not None:
-                raise meaning from answer
-        return answer
-
     def put_refusal(self, answer: Answer) -> JobpoolError:
         """Return the error of a put that was not answered with `INSERTED`."""
         if isinstance(answer, greenstalk.JobTooBigError):
@@ -160,7 +152,7 @@ class Connections:
             with self.spare() as spare:
                 return self.max_job_size(spare, anew=True)
         [answer] = connection.burst([b"stats"])
-        text = self.check(answer)
+        text = connection.check(answer)
         assert isinstance(text, bytes)
         self._max_job_size = int(text.partition(b"\nmax-job-size: ")[2].partition(b"\n")[0])
         return self._max_job_size

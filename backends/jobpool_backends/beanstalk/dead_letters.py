@@ -10,17 +10,16 @@ to reserve it buries it again. A job of another program has no mark; it goes to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import greenstalk
 
 from jobpool.broker.values import Message, MessageFilter, State
+from jobpool.clock import Clock
 from jobpool.errors import MalformedEnvelope
 from jobpool.message.envelope import JobEnvelope, decode
-from jobpool_backends.beanstalk.answers import counters_of, job_of, number, stats_of, told
+from jobpool_backends.beanstalk.answers import ask_counters, ask_tube_stats, job_of, number, told
 from jobpool_backends.beanstalk.connection import Answer, Connection
-from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.records import Record, from_bytes
 from jobpool_backends.shared import contains, micros
 
@@ -31,6 +30,7 @@ MAX_ORDERED_LETTERS = 1000
 """Up to which a walk that has found what it wanted goes on to its end, for the sake of their order."""
 
 FOREIGN_REASON = "buried"
+"""Of a dead letter that another program buried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,49 +39,14 @@ class Letter:
 
     Attributes:
         job: The server's number; it grows with the time of death.
-        handler: "" if the body is not an envelope.
-        enqueued_at: Unix time.
+        priority: The server's.
+        message: Its handler is "" if the body is not an envelope.
     """
 
     job: int
-    queue: str
     record: Record
-    body: bytes
-    handler: str
     priority: int
-    enqueued_at: float
-
-    @property
-    def reason(self) -> str | None:
-        """Reason of its death; of a letter that another program buried, a word of ours."""
-        return self.record.reason if self.record.is_dead else FOREIGN_REASON
-
-    @property
-    def died_at(self) -> float:
-        """Unix time; of another program's, since when it is there."""
-        return self.enqueued_at if self.record.died_at is None else self.record.died_at
-
-    def message(self) -> Message:
-        """Return the message as an administrator sees it."""
-        record = self.record
-        return Message(
-            id=record.id,
-            queue=self.queue,
-            state=State.DEAD,
-            handler=self.handler,
-            priority=min(self.priority, 255),
-            attempts=record.attempts,
-            crashes=record.crashes,
-            deliveries=record.deliveries,
-            enqueued_at=self.enqueued_at,
-            available_at=self.enqueued_at,
-            body=self.body,
-            reason=self.reason,
-            last_error=record.last_error,
-            cause=record.cause,
-            died_at=self.died_at,
-            cursor=str(self.job),
-        )
+    message: Message
 
     def burial(self) -> list[bytes]:
         """Return the commands that bury it, after all others. They do nothing if another client holds it by now."""
@@ -89,30 +54,72 @@ class Letter:
 
     def matches(self, where: MessageFilter, now: float) -> bool:
         """Return whether a person means this one; its state was looked at already."""
-        age = micros(now) - micros(self.died_at)
+        message = self.message
+        age = micros(now) - micros(message.died_at or 0.0)
         return (
-            (where.queue is None or self.queue == where.queue)
-            and (where.handler is None or self.handler == where.handler)
-            and (where.reason is None or self.reason == where.reason)
+            (where.queue is None or message.queue == where.queue)
+            and (where.handler is None or message.handler == where.handler)
+            and (where.reason is None or message.reason == where.reason)
             and (where.older_than is None or age >= micros(where.older_than))
             and (where.newer_than is None or age <= micros(where.newer_than))
-            and (not where.ids or self.record.id in where.ids)
-            and (where.text is None or contains(where.text, self.body, self.record.last_error, self.record.cause))
+            and (not where.ids or message.id in where.ids)
+            and (where.text is None or contains(where.text, message.body, message.last_error, message.cause))
         )
+
+
+def read_letter(connection: Connection, queue: str, job: greenstalk.Job[bytes], clock: Clock) -> Letter:
+    """Return a buried job as a dead letter. A job without an envelope costs a round trip."""
+    record, body = from_bytes(job.body, job.id)
+    handler, priority, enqueued_at = "", 0, record.enqueued_at
+    envelope = _read_envelope(body) if record.ours else None
+    if envelope is not None:
+        handler, priority = envelope.job, envelope.priority
+    else:
+        [counters] = ask_counters(connection, [job.id])
+        priority = counters.priority if counters else 0
+        if not record.ours:
+            enqueued_at = clock.wall() - (counters.age if counters else 0)
+    message = Message(
+        id=record.id,
+        queue=queue,
+        state=State.DEAD,
+        handler=handler,
+        priority=min(priority, 255),
+        attempts=record.attempts,
+        crashes=record.crashes,
+        deliveries=record.deliveries,
+        enqueued_at=enqueued_at,
+        available_at=enqueued_at,
+        body=body,
+        reason=record.reason if record.is_dead else FOREIGN_REASON,
+        last_error=record.last_error,
+        cause=record.cause,
+        died_at=enqueued_at if record.died_at is None else record.died_at,
+        cursor=str(job.id),
+    )
+    return Letter(job.id, record, priority, message)
+
+
+def _read_envelope(body: bytes) -> JobEnvelope | None:
+    try:
+        return decode(body, attempts=0)
+    except MalformedEnvelope:
+        return None
 
 
 class Walk:
     """One walk through the dead letters of a queue, each shown once. `letter` is at hand; None: the walk is over."""
 
-    def __init__(self, connection: Connection, queue: str, reader: Reader) -> None:
+    def __init__(self, connection: Connection, queue: str, clock: Clock) -> None:
         self.letter: Letter | None = None
         self._connection = connection
         self._queue = queue
-        self._reader = reader
+        self._clock = clock
+        self._tube = connection.address.tube(queue)
         self._kept: set[int] = set()
         self._again = False
         self._steps = MAX_WALK_STEPS + 1
-        connection.use(reader.connections.address.tube(queue))
+        connection.use(self._tube)
         self.skip()
 
     def keep(self) -> None:
@@ -144,10 +151,12 @@ class Walk:
     def _show(self, answers: list[Answer]) -> None:
         *others, peeked = answers
         for answer in others:  # a server that cannot bury is in no state to be walked through
-            told(self._reader.connections, answer)
+            told(self._connection, answer)
         self._steps -= 1
-        job = job_of(self._reader.connections, peeked)
-        self.letter = self._reader.letter(self._connection, self._queue, job) if job and self._steps > 0 else None
+        job = job_of(self._connection, peeked)
+        if self._steps <= 0:
+            job = None
+        self.letter = read_letter(self._connection, self._queue, job, self._clock) if job else None
 
     def _is_over(self) -> bool:
         """Return whether all have been shown, when one comes up again.
@@ -161,37 +170,10 @@ class Walk:
         return not self._again
 
     def _count(self) -> int:
-        tube = self._reader.connections.address.tube(self._queue)
-        [answer] = self._connection.burst([b"stats-tube %b" % tube.encode()])
-        return number(stats_of(self._reader.connections, answer), "current-jobs-buried")
-
-
-class Reader:
-    """A reader of dead letters. `wall` tells Unix time."""
-
-    def __init__(self, connections: Connections, wall: Callable[[], float]) -> None:
-        self.connections = connections
-        self._wall = wall
-
-    def letter(self, connection: Connection, queue: str, job: greenstalk.Job[bytes]) -> Letter:
-        """Return a buried job as a dead letter. A job without an envelope costs a round trip more."""
-        record, body = from_bytes(job.body, job.id)
-        envelope = _envelope(body) if record.ours else None
-        if envelope is not None:
-            return Letter(job.id, queue, record, body, envelope.job, envelope.priority, record.enqueued_at)
-        [counters] = counters_of(self.connections, connection, [job.id])
-        age, priority = (counters.age, counters.priority) if counters else (0, 0)
-        since = record.enqueued_at if record.ours else self._wall() - age
-        return Letter(job.id, queue, record, body, "", priority, since)
+        [stats] = ask_tube_stats(self._connection, [self._tube])
+        return number(stats, "current-jobs-buried")
 
 
 def _rotation(letter: Letter) -> list[bytes]:
     """Return the commands that put the letter after the last, and peek at the new first one."""
     return [*letter.burial(), b"peek-buried"]
-
-
-def _envelope(body: bytes) -> JobEnvelope | None:
-    try:
-        return decode(body, attempts=0)
-    except MalformedEnvelope:
-        return None

@@ -76,7 +76,7 @@ class Fetcher:
         while ask > 0:
             before = self._clock.boot()
             # `TIMED_OUT` and `DEADLINE_SOON` mean that nothing is ready.
-            answers = [self._connections.check(answer) for answer in connection.burst([_RESERVE] * ask)]
+            answers = [connection.check(answer) for answer in connection.burst([_RESERVE] * ask)]
             jobs = [answer for answer in answers if isinstance(answer, greenstalk.Job)]
             found += self.take_in(connection, jobs, before)
             if len(jobs) < ask:
@@ -103,7 +103,7 @@ class Fetcher:
                 if held is not None:
                     found.append(held)
             else:
-                self._connections.check(answer)  # NOT_FOUND: its lease has ended already, and it was deleted
+                connection.check(answer)  # NOT_FOUND: its lease has ended already, and it was deleted
         return found
 
     def _look_at(self, reservation: Reservation, job: greenstalk.Job[bytes], counters: Counters) -> Held | None:

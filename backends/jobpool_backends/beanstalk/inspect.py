@@ -16,10 +16,10 @@ from jobpool.broker.backend import check_queue
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State
 from jobpool.clock import Clock
 from jobpool.errors import InvalidJob, Unsupported
-from jobpool_backends.beanstalk.answers import Stats, about, counters_of, job_of, names_of, number, stats_of
+from jobpool_backends.beanstalk.answers import Stats, about, ask_counters, ask_tube_stats, ask_tubes, job_of, number
 from jobpool_backends.beanstalk.connection import Connection
 from jobpool_backends.beanstalk.connections import Connections
-from jobpool_backends.beanstalk.dead_letters import Letter, Reader, Walk
+from jobpool_backends.beanstalk.dead_letters import Letter, Walk, read_letter
 from jobpool_backends.beanstalk.records import from_bytes
 from jobpool_backends.shared import check_page, check_positive, read_cursor
 
@@ -32,7 +32,6 @@ class Inspector:
     def __init__(self, connections: Connections, clock: Clock) -> None:
         self._connections = connections
         self._clock = clock
-        self.reader = Reader(connections, clock.wall)
         self._places: dict[str, tuple[str, int]] = {}
 
     # --- counts --------------------------------------------------------------------------------------
@@ -61,8 +60,8 @@ class Inspector:
             return min(cap, sum(1 for _ in self._matching(connection, where)))
 
     def _each(self, connection: Connection) -> list[tuple[str, QueueStats]]:
-        tubes = names_of(self._connections, connection.burst([b"list-tubes"])[0])
-        names = sorted(name for tube in tubes if (name := self._connections.address.queue(tube)) and is_queue(name))
+        found = map(self._connections.address.queue, ask_tubes(connection))
+        names = sorted(name for name in found if name and is_queue(name))
         return list(zip(names, self._counts(connection, names), strict=True))
 
     def _some(self, connection: Connection, queue: str | None) -> list[tuple[str, QueueStats]]:
@@ -71,30 +70,26 @@ class Inspector:
         return [(queue, self._counts(connection, [queue])[0])] if is_queue(queue) else []
 
     def _counts(self, connection: Connection, queues: Collection[str]) -> list[QueueStats]:
-        tubes = [self._connections.address.tube(queue) for queue in queues]
-        answers = connection.burst([b"stats-tube %b" % tube.encode() for tube in tubes])
-        told = [_queue_stats(stats_of(self._connections, answer)) for answer in answers]
-        return [self._count_prefetched(queue, counts) for queue, counts in zip(queues, told, strict=True)]
+        told = ask_tube_stats(connection, map(self._connections.address.tube, queues))
+        return [self._read_counts(queue, stats) for queue, stats in zip(queues, told, strict=True)]
 
-    def _count_prefetched(self, queue: str, counts: QueueStats) -> QueueStats:
-        """Count as waiting what was reserved for a waiter and not handed out yet."""
-        prefetched = min(counts.leased, self._connections.prefetched(queue))
-        return (
-            replace(counts, waiting=counts.waiting + prefetched, leased=counts.leased - prefetched)
-            if prefetched
-            else counts
-        )
+    def _read_counts(self, queue: str, stats: Stats) -> QueueStats:
+        """Count as waiting what was reserved for a waiter and not handed out yet, too."""
+        states = ("ready", "delayed", "reserved", "buried")
+        ready, delayed, reserved, buried = (number(stats, f"current-jobs-{state}") for state in states)
+        prefetched = min(reserved, self._connections.prefetched(queue))
+        return QueueStats(ready + prefetched, delayed, reserved - prefetched, buried)
 
     def _age_of_next(self, connection: Connection, queue: str) -> float | None:
         """Return seconds since the enqueue of the message that is next, which is the oldest of the most urgent."""
         connection.use(self._connections.address.tube(queue))
-        job = job_of(self._connections, connection.burst([b"peek-ready"])[0])
+        job = job_of(connection, connection.burst([b"peek-ready"])[0])
         if job is None:
             return None
         record, _ = from_bytes(job.body, job.id)
         if record.ours:
             return max(0.0, self._clock.wall() - record.enqueued_at)
-        [counters] = counters_of(self._connections, connection, [job.id])
+        [counters] = ask_counters(connection, [job.id])
         return float(counters.age) if counters else None
 
     # --- dead letters --------------------------------------------------------------------------------
@@ -112,14 +107,14 @@ class Inspector:
                     push(found, (-letter.job, letter))
         letters = [letter for _, letter in sorted(found, key=itemgetter(0), reverse=True)]
         self._remember(letters)
-        return [letter.message() for letter in letters]
+        return [letter.message for letter in letters]
 
     def inspect(self, ident: str) -> Message | None:
         """Return the dead letter with this id; of several the first that died."""
         with self._connections.spare() as connection:
             found = list(self._matching(connection, MessageFilter(ids=(ident,))))
         self._remember(found)
-        return min(found, key=lambda letter: letter.job).message() if found else None
+        return min(found, key=lambda letter: letter.job).message if found else None
 
     def _matching(self, connection: Connection, where: MessageFilter) -> Iterator[Letter]:
         """Yield the matching letters, in any order; with ids, only those, until all of them are found."""
@@ -136,7 +131,7 @@ class Inspector:
         self, connection: Connection, queue: str, where: MessageFilter, wanted: set[str], known: Collection[int]
     ) -> Iterator[Letter]:
         now = self._clock.wall()
-        walk = Walk(connection, queue, self.reader)
+        walk = Walk(connection, queue, self._clock)
         while (letter := walk.letter) is not None:
             walk.keep()
             if letter.job not in known and letter.matches(where, now):
@@ -154,17 +149,17 @@ class Inspector:
         places = [place for ident in idents if (place := self._places.get(ident)) is not None]
         jobs = [job for _, job in places]
         found = about(connection, b"peek", jobs)
-        counted = counters_of(self._connections, connection, jobs)
+        counted = ask_counters(connection, jobs)
         return [
-            self.reader.letter(connection, queue, job)
+            read_letter(connection, queue, job, self._clock)
             for (queue, _), answer, counters in zip(places, found, counted, strict=True)
-            if counters and counters.state == "buried" and (job := job_of(self._connections, answer)) is not None
+            if counters and counters.state == "buried" and (job := job_of(connection, answer)) is not None
         ]
 
     def _remember(self, letters: Iterable[Letter]) -> None:
         if len(self._places) > MAX_REMEMBERED_PLACES:
             self._places.clear()
-        self._places.update((letter.record.id, (letter.queue, letter.job)) for letter in letters)
+        self._places.update((letter.record.id, (letter.message.queue, letter.job)) for letter in letters)
 
 
 def require_dead(where: MessageFilter) -> None:
@@ -174,11 +169,6 @@ def require_dead(where: MessageFilter) -> None:
             "beanstalkd shows no messages that are alive (Capabilities.lists_live): look at their numbers in the"
             " queue's stats; dead letters can be listed"
         )
-
-
-def _queue_stats(stats: Stats) -> QueueStats:
-    states = ("ready", "delayed", "reserved", "buried")
-    return QueueStats(*(number(stats, f"current-jobs-{state}") for state in states))
 
 
 def is_queue(name: str) -> bool:

@@ -245,7 +245,7 @@ class Watch:
             # It has a lease that nobody knows of, and would be answered so again and again.
             self._connections.drop(connection)
         else:
-            self._connections.check(answer)
+            connection.check(answer)
 
     def _keep(self, connection: Connection, helds: list[Held]) -> None:
         if not helds:

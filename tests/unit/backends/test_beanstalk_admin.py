@@ -263,7 +263,7 @@ def test_what_was_reserved_and_cannot_be_raised_is_buried_again(rig: BeanstalkRi
     numbers = [rig.bury(died(ident), priority=9) for ident in "ab"]
     with rig.admin.connections.spare() as connection:
         work = LetterChanges(rig.admin.connections, connection, Verb.RETRY, 10)
-        walk = Walk(connection, QUEUE, rig.inspector.reader)
+        walk = Walk(connection, QUEUE, rig.clock)
         while walk.letter is not None:
             work.change(walk.letter)
             walk.skip()

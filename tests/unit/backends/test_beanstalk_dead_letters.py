@@ -157,7 +157,7 @@ def test_a_walk_has_an_end_and_the_next_goes_on_behind_it(rig: BeanstalkRig, mon
 def test_what_dies_during_a_walk_is_seen_and_it_ends(rig: BeanstalkRig) -> None:
     rig.bury_many("abc")
     with rig.admin.connections.spare() as connection:
-        walk = Walk(connection, QUEUE, rig.inspector.reader)
+        walk = Walk(connection, QUEUE, rig.clock)
         walk.keep()
         rig.bury(died("d"))
         assert walked(walk) == ["b", "c", "d"]
@@ -168,7 +168,7 @@ def test_two_walks_in_turns_see_all_and_lose_nothing(rig: BeanstalkRig) -> None:
     rig.bury_many(known)
     other = rig.administrator()
     with rig.admin.connections.spare() as one, other.connections.spare() as two:
-        walks = [Walk(one, QUEUE, rig.inspector.reader), Walk(two, QUEUE, other.inspector.reader)]
+        walks = [Walk(one, QUEUE, rig.clock), Walk(two, QUEUE, rig.clock)]
         seen: list[set[str]] = [set(), set()]
         while any(walk.letter for walk in walks):
             for walk, shown in zip(walks, seen, strict=True):
