@@ -1,7 +1,7 @@
 """`beanstalk://`: one beanstalkd, shared by any number of machines.
 
-* `backend`: the class that puts the parts together; `address`: URLs and options; `trouble`: errors
-* `connection`: one connection and its leases; `connections`: the set of them; `answers`: answers as values
+* `backend`: the class that puts the parts together; `address`, `trouble`: URLs and errors
+* `connection`, `connections`: one connection with its leases, and the set of them; `answers`: answers as values
 * `records`: a message as a job; `enqueue`, `fetch`, `settle`, `reap`, `wait`: the life of a message
 * `inspect`, `dead_letters`, `bulk`, `checks`: the administrator's side
 """

@@ -1,9 +1,9 @@
 """The set of connections to one beanstalkd, and which of them owns what.
 
 A connection without leases is idle, free for any caller, so no caller waits for another. One with leases is holding:
-settlements and renewals go to it, and more is fetched on it. If it breaks, all its leases are lost at once, because the
-server gives them to others; they are remembered until `lost` is called, and logged. Nothing is tried again: a kept
-connection that has died meanwhile is noticed before use.
+settlements and renewals go to it, and more is fetched on it. If it breaks, the server gives all its leases to others at
+once; they are remembered until `lost` is called, and logged. Nothing is tried again: a kept connection that has died
+meanwhile is noticed before use.
 
 A thread waits for the lock of a connection only while it holds none, except in `send_each`, which takes several locks
 in their order.
@@ -73,8 +73,8 @@ class Connections:
     def spare(self) -> Iterator[Connection]:
         """Yield an idle connection, for this block alone; leases that it then has stay with it.
 
-        Inside the block, trouble with the connection ends it and becomes `BackendUnavailable`; refusals of the server
-        become errors as in `trouble`, and ordinary answers pass through. Refusals of a `burst` are values: see `check`.
+        Inside the block, trouble with the connection ends it and becomes `BackendUnavailable`. Refusals of the server
+        become errors as in `trouble`, and ordinary answers pass through. Refusals of a `burst` are values.
 
         Raises BackendUnavailable. Blocks as long as connecting does, if no connection is idle.
         """

@@ -1,8 +1,8 @@
 """The content of a beanstalkd job: one line of our own, and below it the message's body, untouched.
 
-A job cannot be changed once it was put. So the id of a message, its counters and how it failed stand in a header: one
-line of compact JSON, with a version, not signed. A change puts a copy with a new header. A job of another program has
-no header: it is a message all the same, whose body is all of it, and as a rule a pool rejects that.
+A job cannot be changed once it was put. So the id of a message, its counters and its last failure stand in a header:
+one line of compact JSON with a version. It is not signed. A change puts a copy with a new header. A job of another
+program has no header: it is a message all the same, whose body is all of it. As a rule a pool rejects that.
 """
 
 from __future__ import annotations

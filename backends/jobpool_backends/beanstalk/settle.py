@@ -41,7 +41,7 @@ _DONE = {b"delete": b"DELETED", b"release": b"RELEASED", b"bury": b"BURIED"}
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """How a lease is settled: jobs are put, and then a command ends the original.
+    """The steps of a settlement: jobs are put, and then a command ends the original.
 
     Attributes:
         place: In the call.

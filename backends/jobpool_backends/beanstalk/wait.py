@@ -2,8 +2,8 @@
 
 A waiting reserve cannot be called off: its connection is blocked until the answer. So a thread has a connection of its
 own, without leases. It reserves for a second at a time, on the tubes of all queues that callers wait for. Reserved jobs
-are kept, and the next fetch hands them out. Those that nobody fetches in time, or that come when nobody waits, are
-released: then another pool gets them, and no counters move. An idle pool costs the server one command a second.
+are kept, and the next fetch hands them out. A job that nobody fetches in time, or that comes when nobody waits, is
+released: then another pool gets it, and no counters move. An idle pool costs the server one command a second.
 """
 
 from __future__ import annotations

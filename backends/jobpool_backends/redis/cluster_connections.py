@@ -9,8 +9,8 @@ redis-py's `RedisCluster` tries again by itself, and cannot wait in several slot
 
 BLPOP serves one slot. So a wait for queues in several slots sends one BLPOP for each slot, on connections of their own,
 and sleeps in one `poll`. When one is answered, the others are called off, because they would take elements that nobody
-hears of: by CLIENT UNBLOCK, or by closing the connection, for a user without that right. An element that they took in
-that moment is remembered for the next wait.
+hears of. That is done by CLIENT UNBLOCK, or by closing the connection, for a user without that right. An element that
+they took in that moment is remembered for the next wait.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Messages on their way in, and from one slot of a cluster to another.
 
-On a cluster a settlement writes messages for other queues, follow-ups or the message itself, into the outbox of its own
-queue, in the same step that ends the lease. They are brought to their queues right afterwards; after a crash, by the
-next reap of that queue. They are first added, then removed. So one may be added twice, which changes nothing: an added
-id is known until ten minutes after its end.
+On a cluster a settlement writes messages for other queues into the outbox of its own queue, in the same step that ends
+the lease. They are brought to their queues right afterwards; after a crash, by the next reap of that queue. They are
+first added, then removed. So one may be added twice, which changes nothing: an added id is known until ten minutes after
+its end.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from collections.abc import Collection, Iterable, Sequence
 from jobpool.broker.values import NewMessage
 from jobpool.errors import InvalidJob
 from jobpool_backends.redis.connection import Word
-from jobpool_backends.redis.connections import Link, Script
+from jobpool_backends.redis.connections import Link
 from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import PRIORITIES, due_of, places_by, read_entry, tail_of
-from jobpool_backends.redis.scripts import ENQUEUE
+from jobpool_backends.redis.scripts import ENQUEUE, OUTBOX_DROP, OUTBOX_PEEK
 
 MAX_MESSAGES_PER_CALL = 100_000
 """One script adds them, all or none, and the server does nothing else meanwhile: 10 µs for each."""
+
+ENTRIES_PER_SCRIPT = 100
+_BYTES_PER_SCRIPT = 4 * 2**20
 
 _LIST_INTERVAL_S = 60.0
 """Seconds after which a cluster is told a queue's name again: somebody may have flushed it."""
@@ -87,35 +90,6 @@ def messages_words(messages: Sequence[NewMessage], queues: Sequence[str]) -> lis
     return words
 
 
-ENTRIES_PER_SCRIPT = 100
-_BYTES_PER_SCRIPT = 4 * 2**20
-
-PEEK = Script(
-    "peek",
-    """-- The first entries of an outbox. ARGV: how many at most; after how many bytes to end
-local entries, bytes = redis.call('LRANGE', KEYS[1], 0, ARGV[1] - 1), 0
-for number, entry in ipairs(entries) do
-    bytes = bytes + #entry
-    if bytes > tonumber(ARGV[2]) then
-        return {unpack(entries, 1, number)}
-    end
-end
-return entries
-""",
-)
-
-DROP = Script(
-    "drop",
-    """-- Remove the first entries. ARGV: how the first one begins; how many
--- If it begins otherwise, somebody else has removed it, and with it those behind.
-local first = redis.call('LINDEX', KEYS[1], 0)
-if first and string.sub(first, 1, #ARGV[1]) == ARGV[1] then
-    redis.call('LTRIM', KEYS[1], ARGV[2], -1)
-end
-""",
-)
-
-
 class Outbox:
     """The outboxes of all queues."""
 
@@ -127,13 +101,13 @@ class Outbox:
     def relay(self, queues: Collection[str]) -> None:
         """Bring what stands in the outboxes of these queues on its way. Any number of relays may work at once.
 
-        Raises:
-            BackendUnavailable: A node does not answer; what is left stays where it is.
+        Raises BackendUnavailable: a node does not answer, and what is left stays where it is.
         """
         for queue in queues:
             key = self._keys.one(queue, "outbox")
             entries: list[bytes]
-            while entries := self._link.run(PEEK, [key], [ENTRIES_PER_SCRIPT, _BYTES_PER_SCRIPT]):
+            first = (ENTRIES_PER_SCRIPT, _BYTES_PER_SCRIPT)
+            while entries := OUTBOX_PEEK.run(self._link, self._keys, [], first, key):
                 self._enqueuer.add([read_entry(entry) for entry in entries])
                 head = entries[0].partition(b"\n")[0] + b"\n"  # which names the message
-                self._link.run(DROP, [key], [head, len(entries)])
+                OUTBOX_DROP.run(self._link, self._keys, [], (head, len(entries)), key)

@@ -1,6 +1,6 @@
 """The key store: guards of running messages, idempotency keys, rates, records and logs; one script or command a call.
 
-A guard has no end of its own. A place is a field in a hash, `member → holder`, and it is held while the message of that
+A guard has no end of its own. A place is a field in a hash, `member → holder`. It is held while the message of that
 member is leased to that holder: `begin.lua` looks. A settlement that carries the guards removes the fields in its own
 script, and so does the next delivery of the message. Fields of a lease that ended without a word block nobody: they are
 removed when met, and by a later `begin` of the queue. A space has its own keys in one slot, as a queue has.

@@ -72,6 +72,8 @@ _SWEPT = (
 _ENQUEUED = "ids ended queues ready delayed later record body bell"
 
 ENQUEUE = _script("enqueue", "clock bell remember beside unique add", _ENQUEUED, "last")
+OUTBOX_PEEK = _script("outboxpeek", "", "", "outbox")
+OUTBOX_DROP = _script("outboxdrop", "", "", "outbox")
 FETCH = _script("fetch", "clock promote judge remember bodies", "ready delayed later leased record body bell", "memory")
 SETTLE = _script(
     "settle",
@@ -80,11 +82,7 @@ SETTLE = _script(
     "memory last",
 )
 RENEW = _script("renew", "clock judge", "leased record")
-REAP = _script(
-    "reap",
-    f"clock {_SWEEPING} notes bury",
-    f"{_SWEPT} leased dead buried evicted",
-)
+REAP = _script("reap", f"clock {_SWEEPING} notes bury", f"{_SWEPT} leased dead buried evicted")
 LOOK = _script("look", "", "ready delayed")
 STATS = _script("stats", f"clock {_SWEEPING}", f"{_SWEPT} leased dead")
 WALK = _script("walk", f"clock {_SWEEPING}", f"{_SWEPT} buried")
