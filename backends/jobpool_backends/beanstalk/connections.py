@@ -60,9 +60,7 @@ class Connections:
         self.closed = False
         self._pid = os.getpid()
         self._changing = threading.Lock()
-        self._open_connections: set[Connection] = set()
-        self._idle: dict[Connection, None] = {}
-        self._holding: dict[Connection, None] = {}
+        self._open: dict[Connection, None] = {}
         self._owners: dict[str, Held] = {}
         self._lost: list[JobLease] = []
         self._max_job_size = 0
@@ -84,7 +82,8 @@ class Connections:
     @contextmanager
     def fetching(self) -> Iterator[Connection]:
         """Yield a connection to reserve on, as `spare`: one that has leases already, if any has room."""
-        with self.speaking(self._take_holding() or self.take_idle()) as connection:
+        with_room = self._take(lambda connection: 0 < len(connection.held) < MAX_LEASES_PER_CONNECTION)
+        with self.speaking(with_room or self.take_idle()) as connection:
             yield connection
 
     @contextmanager
@@ -107,13 +106,7 @@ class Connections:
 
     def take_idle(self) -> Connection:
         """Return a connection without leases, its lock taken, for `speaking`. Raises and blocks as `spare`."""
-        self.check_usable()
-        while (connection := self._pop_idle()) is not None:
-            if not connection.has_died():
-                return connection
-            self.drop(connection)
-            connection.lock.release()
-        return self._open()
+        return self._take(lambda connection: not connection.held) or self._connect()
 
     def check_usable(self) -> None:
         """Raise when this was closed, or inherited by a fork."""
@@ -159,10 +152,8 @@ class Connections:
 
     def close(self) -> None:
         """Close all connections; who waits on one comes back. The server gives their leases to others. Safe twice."""
-        with self._changing:
-            self.closed = True
-            open_connections = list(self._open_connections)
-        for connection in open_connections:
+        self.closed = True
+        for connection in self._all():
             connection.interrupt()
             if connection.lock.acquire(
                 blocking=False
@@ -201,10 +192,8 @@ class Connections:
 
     def tidy(self) -> None:
         """Drop connections that have died, or whose leases have all ended unsettled. No I/O that waits."""
-        with self._changing:
-            holding = list(self._holding)
-        for connection in holding:
-            if connection.lock.acquire(blocking=False):  # else the thread that speaks on it notices
+        for connection in self._all():
+            if connection.held and connection.lock.acquire(blocking=False):  # else the thread that speaks on it notices
                 if not connection.broken and connection.has_died():
                     self.drop(connection)
                 self.give_back(connection)
@@ -262,36 +251,30 @@ class Connections:
 
     # --- the set ---------------------------------------------------------------------------------------
 
-    def _pop_idle(self) -> Connection | None:
+    def _all(self) -> list[Connection]:
         with self._changing:
-            for connection in reversed(self._idle):
-                if connection.lock.acquire(blocking=False):
-                    del self._idle[connection]
-                    return connection
-        return None
+            return list(self._open)
 
-    def _take_holding(self) -> Connection | None:
-        """Return a connection with leases, and room for more, on which nobody speaks just now; its lock taken."""
+    def _take(self, fits: Callable[[Connection], bool]) -> Connection | None:
+        """Return a living connection that fits, on which nobody speaks just now; its lock taken."""
         self.check_usable()
-        with self._changing:
-            holding = list(self._holding)
-        for connection in holding:
-            if len(connection.held) < MAX_LEASES_PER_CONNECTION and connection.lock.acquire(blocking=False):
-                if connection.held and not connection.broken:
+        for connection in self._all():
+            if fits(connection) and connection.lock.acquire(blocking=False):
+                if fits(connection) and not connection.broken:
                     if not connection.has_died():
                         return connection
                     self.drop(connection)
                 connection.lock.release()
         return None
 
-    def _open(self) -> Connection:
+    def _connect(self) -> Connection:
         try:
             connection = Connection(self.address)
         except OSError as error:
             raise explain_unreached(error, self.address) from error
         connection.lock.acquire()
         with self._changing:
-            self._open_connections.add(connection)
+            self._open[connection] = None
         if self.closed:
             self.drop(connection)
             self.check_usable()
@@ -303,16 +286,11 @@ class Connections:
         One whose leases have all ended unsettled is closed: beanstalkd 1.12 may not notice that a lease has run out
         before its connection speaks again.
         """
-        surplus = self._forget_ended(connection) and not connection.held
-        with self._changing:
-            self._holding.pop(connection, None)
-            if connection.held:
-                self._holding[connection] = None
-            elif not connection.broken:
-                self._idle[connection] = None
-                surplus = surplus or self.closed or len(self._idle) > MAX_IDLE
-        if surplus and not connection.broken:
-            self.drop(connection)
+        some_ended = self._forget_ended(connection)
+        if not connection.held and not connection.broken:
+            idle = sum(not other.held and not other.lock.locked() for other in self._all())
+            if some_ended or self.closed or idle >= MAX_IDLE:
+                self.drop(connection)
         connection.lock.release()
 
     def _forget_ended(self, connection: Connection) -> bool:
@@ -344,9 +322,7 @@ class Connections:
         connection.close()
         lost = [held.lease for held in helds if not held.prefetched and now < held.lease.expires_at and not self.closed]
         with self._changing:
-            self._idle.pop(connection, None)
-            self._holding.pop(connection, None)
-            self._open_connections.discard(connection)
+            self._open.pop(connection, None)
             self._lost += lost
         if lost:
             _log.warning(

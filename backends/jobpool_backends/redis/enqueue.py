@@ -2,8 +2,8 @@
 
 On a cluster a settlement writes messages for other queues into the outbox of its own queue, in the same step that ends
 the lease. They are brought to their queues right afterwards; after a crash, by the next reap of that queue. They are
-first added, then removed. So one may be added twice, which changes nothing: an added id is known until ten minutes after
-its end.
+first added, then removed. So one may be added twice, which changes nothing: an added id is known until ten minutes
+after its end.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
 import orjson
@@ -53,19 +53,7 @@ class Row:
 
     def queue_message(self) -> QueueMessage:
         """Return the message as claims see it."""
-        seen = self.message
-        return QueueMessage(
-            id=seen.id,
-            queue=seen.queue,
-            body=seen.body,
-            handler=seen.handler,
-            priority=seen.priority,
-            enqueued_at=seen.enqueued_at,
-            claims=seen.claims,
-            claim=seen.claim,
-            ends_at=seen.ends_at,
-            cursor=seen.cursor,
-        )
+        return QueueMessage(**{field.name: getattr(self.message, field.name) for field in fields(QueueMessage)})
 
 
 def read_row(queue: str, member: str, answer: list[Any]) -> Row | None:
