@@ -6,14 +6,14 @@ and if it has a unique key. See `key_names`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import orjson
 
 from jobpool.broker.values import REMEMBER_CALLS, NewMessage
 from jobpool.clock import Clock
-from jobpool.message.guards import IDEMPOTENCY_TTL
+from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.redis.connection import Word
@@ -34,9 +34,22 @@ from jobpool_backends.redis.scripts import RENEW, SETTLE
 from jobpool_backends.shared import DeadCaps, delay_micros, micros
 
 MAX_LEASES_PER_SCRIPT = 1000
-"""Settlements or renewals a script, some 5 ms of the server's time; a larger batch is several."""
+"""Settlements or renewals, some 5 ms of the server's time; a larger batch is several."""
 
 _CALL_TTL_US = micros(REMEMBER_CALLS)
+_ANSWERS = {
+    ord("o"): Settled.OK,
+    ord("n"): Settled.NOT_IN_FLIGHT,
+    ord("e"): Settled.EXPIRED,
+    ord("w"): Settled.NOT_OWNER,
+}
+_REPEATED = _ANSWERS | {ord("o"): Settled.ALREADY}
+
+_ACKS = {"": "a", "g": "A", "u": "u", "w": "U"}
+"""By the part of the token after the member; another backend's lease, which is refused, may have anything there."""
+
+Brought = Mapping[int, Sequence[NewMessage]]
+"""Messages that settlements add, by their place in the call."""
 
 
 class Settler:
@@ -53,18 +66,13 @@ class Settler:
     ) -> list[Settled]:
         """Return the answers, in order. Each script remembers its own, by the id; of a large batch, and a number."""
         answers = [Settled.NOT_IN_FLIGHT] * len(settlements)
-        for number, places in self._parts(settlements):
-            batch = Batch(settlements, places, brought)
-            told = self._settle(batch, f"{call_id}+{number}" if number else call_id)
-            for place, answer in zip(places, told, strict=False):  # an id that is used for another batch is a mistake
-                answers[place] = answer
-        return answers
-
-    def _parts(self, settlements: Sequence[tuple[JobLease, Settlement]]) -> Iterator[tuple[int, Sequence[int]]]:
-        """Yield the places that one script settles, of one queue where keys are spread; and which part it is."""
         groups = places_by(lease.queue if self._keys.spread else "" for lease, _ in settlements)
-        for places in groups.values():
-            yield from enumerate(pieces(places, MAX_LEASES_PER_SCRIPT))
+        for group in groups.values():
+            for number, places in enumerate(pieces(group, MAX_LEASES_PER_SCRIPT)):
+                told = self._settle(Batch(settlements, places, brought), f"{call_id}+{number}" if number else call_id)
+                for place, answer in zip(places, told, strict=False):  # an id used for another batch is a mistake
+                    answers[place] = answer
+        return answers
 
     def _settle(self, batch: Batch, call_id: str) -> list[Settled]:
         if not self._keys.spread:
@@ -76,39 +84,18 @@ class Settler:
 
     def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
         """Return the leases with their new end, None for those that are lost; one script a queue."""
-        before = self._clock.boot()
+        before, length = self._clock.boot(), micros(ttl)
         renewed: list[JobLease | None] = [None] * len(leases)
-        for queue, all_places in places_by(lease.queue for lease in leases).items():
-            for places in pieces(all_places, MAX_LEASES_PER_SCRIPT):
-                answers = self._renew(queue, [leases[place] for place in places], ttl)
+        for queue, group in places_by(lease.queue for lease in leases).items():
+            for places in pieces(group, MAX_LEASES_PER_SCRIPT):
+                words: list[Word] = [length, f"{length:014d}", len(places)]
+                words += [token_of(leases[place])[:MEMBER_CHARS] for place in places]
+                words += [leases[place].owner_token[:HOLDER_CHARS] for place in places]
+                answers = _read_answers(RENEW.run(self._link, self._keys, [queue], words))
                 for place, answer in zip(places, answers, strict=True):
                     if answer is Settled.OK:
                         renewed[place] = replace(leases[place], expires_at=before + ttl)
         return renewed
-
-    def _renew(self, queue: str, leases: Sequence[JobLease], ttl: float) -> list[Settled]:
-        length = micros(ttl)
-        words: list[Word] = [length, f"{length:014d}", len(leases)]
-        words += [token_of(lease)[:MEMBER_CHARS] for lease in leases]
-        words += [lease.owner_token[:HOLDER_CHARS] for lease in leases]
-        return _read_answers(RENEW.run(self._link, self._keys, [queue], words))
-
-
-Brought = Mapping[int, Sequence[NewMessage]]
-"""Messages that settlements add, by their place in the call."""
-
-_ANSWERS = {
-    ord("o"): Settled.OK,
-    ord("n"): Settled.NOT_IN_FLIGHT,
-    ord("e"): Settled.EXPIRED,
-    ord("w"): Settled.NOT_OWNER,
-}
-_ACKS = {"": "a", "g": "A", "u": "u", "w": "U"}
-"""By the part of the token after the member; another backend's lease, which is refused, may have anything there."""
-
-_ACKS_OF_UNIQUE = frozenset("uU")
-
-_REPEATED = _ANSWERS | {ord("o"): Settled.ALREADY}
 
 
 class Batch:
@@ -136,20 +123,15 @@ class Batch:
             self._columns.setdefault(new.queue, _Columns())
 
     def words(self) -> list[Word]:
-        words: list[Word] = []
-        for columns in self._columns.values():
-            words += columns.words()
-        if len(self._columns) > 1:
+        """Return ARGV: each queue's columns, their places, and the follow-ups with the settlements that bring them."""
+        queues = self.queues
+        words = [word for columns in self._columns.values() for word in columns.words()]
+        if len(queues) > 1:
             words += [number for columns in self._columns.values() for number in columns.numbers]
         if self._followers:
-            words += self._follow_up_words()
+            added = [new if new.queue in queues else replace(new, body=write_entry(new)) for _, new in self._followers]
+            words += [*queues, *(number for number, _ in self._followers), *messages_words(added, queues)]
         return words
-
-    def _follow_up_words(self) -> list[Word]:
-        """Return the names of the queues, then which settlements bring the messages, then the messages."""
-        queues = self.queues
-        reached = [new if new.queue in queues else replace(new, body=write_entry(new)) for _, new in self._followers]
-        return [*queues, *[number for number, _ in self._followers], *messages_words(reached, queues)]
 
 
 @dataclass(slots=True)
@@ -164,43 +146,35 @@ class _Columns:
     needed: list[Word] = field(default_factory=list)
 
     def add(self, number: int, lease: JobLease, settlement: Settlement) -> None:
-        token = token_of(lease)
+        token, guards = token_of(lease), lease.guards
+        verb, needed = _encode(settlement, token[MEMBER_CHARS:], guards)
         self.numbers.append(number)
+        self.verbs.append(verb)
         self.members.append(token[:MEMBER_CHARS])
-        guards = lease.guards
         self.holders.append(lease.owner_token[:HOLDER_CHARS] if guards is None else guarded_token(lease, guards))
         self.ids.append(lease.id)
-        match settlement:
-            case Ack():
-                verb = _ACKS.get(token[MEMBER_CHARS:], "A")
-                self.verbs.append(verb)
-                if verb in _ACKS_OF_UNIQUE:
-                    self.needed.append(micros(guards.keep if guards else IDEMPOTENCY_TTL))
-            case Nack(delay, error, cause):
-                self.verbs.append("n")
-                self.needed += (delay_micros(delay), _errors(error, cause))
-            case Release(delay, begun):
-                self.verbs.append("s" if begun else "R" if guards else "r")
-                self.needed.append(delay_micros(delay))
-            case Abandon(reason, error, cause):
-                self.verbs.append("x" if settlement.attempts else "b")
-                self.needed += (encode_text(reason), _errors(error, cause))
-            case Forfeit(cause):
-                self.verbs.append("f")
-                self.needed.append(encode_text(cause))
-            case Move():
-                self.verbs.append("m")
+        self.needed += needed
 
     def words(self) -> list[Word]:
-        verbs = "".join(self.verbs)
-        return [len(verbs), verbs, *self.members, *self.holders, *self.ids, *self.needed]
+        return [len(self.verbs), "".join(self.verbs), *self.members, *self.holders, *self.ids, *self.needed]
 
 
-def _read_answers(letters: bytes) -> list[Settled]:
-    """Parse the letters of `settle.lua` and `renew.lua`."""
-    if letters[:1] == b"!":
-        return [_REPEATED[letter] for letter in letters[1:]]
-    return [_ANSWERS[letter] for letter in letters]
+def _encode(settlement: Settlement, letter: str, guards: Guards | None) -> tuple[str, Sequence[Word]]:
+    """Return the verb of a settlement, and the words that it needs. `letter` is the end of the lease's token."""
+    match settlement:
+        case Ack():
+            verb = _ACKS.get(letter, "A")
+            return verb, [micros(guards.keep if guards else IDEMPOTENCY_TTL)] if verb in "uU" else ()
+        case Nack(delay, error, cause):
+            return "n", (delay_micros(delay), _errors(error, cause))
+        case Release(delay, begun):
+            return "s" if begun else "R" if guards else "r", [delay_micros(delay)]
+        case Abandon(reason, error, cause):
+            return "x" if settlement.attempts else "b", (encode_text(reason), _errors(error, cause))
+        case Forfeit(cause):
+            return "f", [encode_text(cause)]
+        case Move():
+            return "m", ()
 
 
 def _errors(error: str | None, cause: str | None) -> bytes:
@@ -208,3 +182,10 @@ def _errors(error: str | None, cause: str | None) -> bytes:
         return b"-" if error is None else b"=" + encode_text(error)
     texts = {"error": error, "cause": cause}
     return orjson.dumps({name: readable(text) for name, text in texts.items() if text is not None})
+
+
+def _read_answers(letters: bytes) -> list[Settled]:
+    """Parse the letters of `settle.lua` and `renew.lua`."""
+    if letters[:1] == b"!":
+        return [_REPEATED[letter] for letter in letters[1:]]
+    return [_ANSWERS[letter] for letter in letters]
