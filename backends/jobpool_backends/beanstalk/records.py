@@ -60,15 +60,8 @@ class Record:
 _make_record = maker(Record)
 
 _KEYS = {
-    "attempts": "attempts",
-    "crashes": "crashes",
-    "deliveries": "deliveries",
-    "crashed_at": "crashed_at",
-    "error": "last_error",
-    "cause": "cause",
-    "reason": "reason",
-    "died_at": "died_at",
-    "begun": "begun",
+    key: "last_error" if key == "error" else key
+    for key in ("attempts", "crashes", "deliveries", "crashed_at", "error", "cause", "reason", "died_at", "begun")
 }
 """Key in the header → field; `jobpool` (the version), `id` and `at` come first, and are always there."""
 
