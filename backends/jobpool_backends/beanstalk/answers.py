@@ -1,4 +1,4 @@
-"""Answers of the server as values; refusals become the errors that they mean."""
+"""Answers of the server as values. All but `about` raise the error that a refusal means."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def read_counters(text: bytes) -> Counters:
     return _make_counters(tube.decode(), state.decode(), *map(int, numbers))
 
 
-def told(connection: Connection, answer: Answer) -> Answer | None:
-    """Return the answer; None for NOT_FOUND. Raises what any other refusal means."""
+def none_if_missing(connection: Connection, answer: Answer) -> Answer | None:
+    """Return the answer; None for NOT_FOUND."""
     return None if isinstance(answer, greenstalk.NotFoundError) else connection.check(answer)
 
 
 def job_of(connection: Connection, answer: Answer) -> greenstalk.Job[bytes] | None:
-    """Return the job that a `peek…` or `reserve…` command found; None when there is none. Raises as `told`."""
-    job = told(connection, answer)
+    """Return the job that a `peek…` or `reserve…` command found; None when there is none."""
+    job = none_if_missing(connection, answer)
     assert job is None or isinstance(job, greenstalk.Job)
     return job
 
@@ -83,25 +83,25 @@ def about(connection: Connection, command: bytes, jobs: Sequence[int]) -> list[A
 
 
 def ask_counters(connection: Connection, jobs: Sequence[int]) -> list[Counters | None]:
-    """Return the counters of each job, None for those that are gone. One round trip. Raises as `told`."""
-    answers = [told(connection, answer) for answer in about(connection, b"stats-job", jobs)]
+    """Return the counters of each job, None for those that are gone. One round trip."""
+    answers = [none_if_missing(connection, answer) for answer in about(connection, b"stats-job", jobs)]
     return [read_counters(answer) if isinstance(answer, bytes) else None for answer in answers]
 
 
 def ask_stats(connection: Connection) -> Stats:
-    """Return the answer to `stats`. Raises as `told`."""
+    """Return the answer to `stats`."""
     [text] = connection.burst([b"stats"])
     return _read_stats(connection, text)
 
 
 def ask_tube_stats(connection: Connection, tubes: Iterable[str]) -> list[Stats]:
-    """Return the answers to `stats-tube`; empty ones for tubes that do not exist. One round trip. Raises as `told`."""
+    """Return the answers to `stats-tube`; empty ones for tubes that do not exist. One round trip."""
     answers = connection.burst([b"stats-tube %b" % tube.encode() for tube in tubes])
     return [_read_stats(connection, answer) for answer in answers]
 
 
 def ask_tubes(connection: Connection) -> list[str]:
-    """Return the names of all tubes. Raises as `told`."""
+    """Return the names of all tubes."""
     [answer] = connection.burst([b"list-tubes"])
     return [line[2:].strip('"') for line in _lines(connection, answer)]
 
@@ -119,5 +119,5 @@ def _read_stats(connection: Connection, answer: Answer) -> Stats:
 
 def _lines(connection: Connection, answer: Answer) -> list[str]:
     """Return the lines of a YAML text below its head."""
-    text = told(connection, answer)
+    text = none_if_missing(connection, answer)
     return text.decode().splitlines()[1:] if isinstance(text, bytes) else []

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, groupby
+from itertools import groupby
 
 import greenstalk
 
 from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.clock import Clock
 from jobpool.errors import JobpoolError, Unsupported
-from jobpool_backends.beanstalk.answers import Counters, about, ask_counters, job_of, told
+from jobpool_backends.beanstalk.answers import Counters, about, ask_counters, job_of, none_if_missing
 from jobpool_backends.beanstalk.connection import Answer, Connection, put_command
 from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.dead_letters import Letter, Walk, read_letter
@@ -49,14 +49,14 @@ class BulkChanger:
         changed = 0
         with self._connections.spare() as connection:
             if not where.states or State.DEAD in where.states:
-                changed += self._tend(connection, where, verb, limit)
+                changed += self._change_dead(connection, where, verb, limit)
             for state in live:
-                changed += self._empty(connection, str(where.queue), state, limit - changed)
+                changed += self._delete_live(connection, str(where.queue), state, limit - changed)
         return changed
 
     # --- dead letters --------------------------------------------------------------------------------
 
-    def _tend(self, connection: Connection, where: MessageFilter, verb: Verb, limit: int) -> int:
+    def _change_dead(self, connection: Connection, where: MessageFilter, verb: Verb, limit: int) -> int:
         work = LetterChanges(self._connections, connection, verb, limit)
         try:
             self._find(connection, work, where)
@@ -91,7 +91,7 @@ class BulkChanger:
 
     # --- live messages -------------------------------------------------------------------------------
 
-    def _empty(self, connection: Connection, queue: str, state: State, limit: int) -> int:
+    def _delete_live(self, connection: Connection, queue: str, state: State, limit: int) -> int:
         """Delete up to `limit` messages of a queue in this state.
 
         A dead letter among them, just being buried or with a burial cut short, is buried.
@@ -105,10 +105,10 @@ class BulkChanger:
             if record.is_dead:
                 letter = read_letter(connection, queue, job, self._clock)
                 _, buried, answer = connection.burst([*letter.burial(), peek])
-                told(connection, buried)
+                none_if_missing(connection, buried)
             else:
                 gone, answer = connection.burst([b"delete %d" % job.id, peek])
-                changed += told(connection, gone) is not None
+                changed += none_if_missing(connection, gone) is not None
         return changed
 
 
@@ -151,7 +151,7 @@ class LetterChanges:
     def change(self, letter: Letter) -> None:
         """Delete the letter, or reserve it so that it can be raised; nothing when somebody else has it by now."""
         command = b"delete" if self._verb is Verb.DELETE else b"reserve-job"
-        answer = told(self._connection, about(self._connection, command, [letter.job])[0])
+        answer = none_if_missing(self._connection, about(self._connection, command, [letter.job])[0])
         self.changed += answer is not None
         if isinstance(answer, greenstalk.Job):
             self._taken.append((letter, answer))
@@ -176,15 +176,27 @@ class LetterChanges:
         self._connection.burst([b"bury %d %d" % (letter.job, letter.priority) for letter, _ in taken])
 
     def _raise(self, queue: str, jobs: Sequence[Job]) -> list[Answer]:
-        """Put copies, and only then delete what they are copies of; the answers that are refusals."""
+        """Put copies, and only then delete what they are copies of; return the answers that are refusals."""
         connection = self._connection
         connection.use(self._connections.address.tube(queue))
         counted = ask_counters(connection, [job.id for job in jobs])
         held = [(job, counters) for job, counters in zip(jobs, counted, strict=True) if counters is not None]
         answers = connection.burst([self._copy(job, counters) for job, counters in held])
-        then = (_then(job, counters, answer) for (job, counters), answer in zip(held, answers, strict=True))
-        connection.burst(list(chain.from_iterable(then)))
-        return [answer for answer in answers if not _is_done(answer)]
+        then: list[bytes] = []
+        refused = []
+        for (job, counters), answer in zip(held, answers, strict=True):
+            match answer:
+                case (b"INSERTED", _):
+                    then.append(b"delete %d" % job.id)
+                case (b"RELEASED",):
+                    pass
+                case _:
+                    refused.append(answer)
+                    then.append(b"bury %d %d" % (job.id, counters.priority))
+                    if isinstance(answer, tuple) and len(answer) > 1:  # a copy that was buried at once
+                        then.append(b"delete %b" % answer[1])
+        connection.burst(then)
+        return refused
 
     def _copy(self, job: Job, counters: Counters) -> bytes:
         """Return the command that raises it. A job of another program is copied unchanged."""
@@ -201,22 +213,3 @@ def raised(record: Record, verb: Verb) -> Record:
     if verb is Verb.RESUME:
         return alive
     return replace(alive, attempts=0, crashes=0, crashed_at=0.0, last_error=None, cause=None)
-
-
-def _is_done(answer: Answer) -> bool:
-    """Return whether a copy was put, or the job itself released. One that was buried at once is none."""
-    return isinstance(answer, tuple) and answer[0] in (b"INSERTED", b"RELEASED")
-
-
-def _then(job: Job, counters: Counters, answer: Answer) -> list[bytes]:
-    """Return the commands for the letter, given the answer to its copy."""
-    again = b"bury %d %d" % (job.id, counters.priority)
-    match answer:
-        case (b"INSERTED", _):
-            return [b"delete %d" % job.id]
-        case (b"RELEASED",):
-            return []
-        case (b"BURIED", copy):
-            return [again, b"delete %b" % copy]
-        case _:
-            return [again]

@@ -61,9 +61,6 @@ def put_command(priority: int, delay: int, ttr: int, packed: bytes) -> bytes:
 
 def pieces(commands: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     """Yield the commands, in their order, as they are written at once."""
-    if len(commands) <= COMMANDS_PER_WRITE and sum(map(len, commands)) <= BYTES_PER_WRITE:
-        yield commands
-        return
     start = size = 0
     for place, command in enumerate(commands):
         if place - start >= COMMANDS_PER_WRITE or (place > start and size + len(command) > BYTES_PER_WRITE):

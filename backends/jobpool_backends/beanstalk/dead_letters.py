@@ -18,7 +18,7 @@ from jobpool.broker.values import Message, MessageFilter, State
 from jobpool.clock import Clock
 from jobpool.errors import MalformedEnvelope
 from jobpool.message.envelope import JobEnvelope, decode
-from jobpool_backends.beanstalk.answers import ask_counters, ask_tube_stats, job_of, number, told
+from jobpool_backends.beanstalk.answers import ask_counters, ask_tube_stats, job_of, none_if_missing, number
 from jobpool_backends.beanstalk.connection import Answer, Connection
 from jobpool_backends.beanstalk.records import Record, from_bytes
 from jobpool_backends.shared import contains, micros
@@ -151,7 +151,7 @@ class Walk:
     def _show(self, answers: list[Answer]) -> None:
         *others, peeked = answers
         for answer in others:  # a server that cannot bury is in no state to be walked through
-            told(self._connection, answer)
+            none_if_missing(self._connection, answer)
         self._steps -= 1
         job = job_of(self._connection, peeked)
         if self._steps <= 0:
