@@ -1,6 +1,6 @@
 """`beanstalk://`: one beanstalkd, shared by any number of machines.
 
-* `backend`: the class that puts the parts together; `address`, `trouble`: URLs and errors
+* `backend`: the class that puts the parts together; `address`, `errors`: URLs and errors
 * `connection`, `connections`: one connection with its leases, and the set of them; `answers`: answers as values
 * `records`: a message as a job; `enqueue`, `fetch`, `settle`, `reap`, `wait`: the life of a message
 * `inspect`, `dead_letters`, `bulk`, `checks`: the administrator's side

@@ -23,7 +23,6 @@ from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.dead_letters import Letter, Walk, read_letter
 from jobpool_backends.beanstalk.inspect import Inspector, is_queue
 from jobpool_backends.beanstalk.records import Record, from_bytes, to_bytes
-from jobpool_backends.shared import check_positive
 
 LETTERS_RAISED_AT_ONCE = 100
 BYTES_RAISED_AT_ONCE = 4 * 2**20
@@ -44,7 +43,6 @@ class BulkChanger:
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         """Do `verb` to up to `limit` matching messages, dead letters first; how many were changed."""
-        check_positive(limit, "limit")
         live = live_states(where) if verb is Verb.DELETE else ()
         changed = 0
         with self._connections.spare() as connection:
@@ -122,8 +120,8 @@ def live_states(where: MessageFilter) -> tuple[State, ...]:
     if where.queue is None or where != MessageFilter(queue=where.queue, states=where.states):
         raise Unsupported(
             "beanstalkd cannot find single messages that are waiting or delayed, so none was deleted"
-            " (Capabilities.deletes_live): delete all of a queue, by its name and their states alone, or name the state"
-            " `dead`, of which any filter is understood"
+            " (Capabilities.keeps_records): delete all of a queue, by its name and their states alone, or name the"
+            " state `dead`, of which any filter is understood"
         )
     return meant
 

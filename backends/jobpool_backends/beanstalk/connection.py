@@ -24,8 +24,8 @@ import greenstalk
 
 from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
+from jobpool_backends.beanstalk.errors import refusal
 from jobpool_backends.beanstalk.records import Record
-from jobpool_backends.beanstalk.trouble import refusal
 
 COMMANDS_PER_WRITE = 500
 BYTES_PER_WRITE = 2**20

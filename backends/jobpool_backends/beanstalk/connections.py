@@ -24,7 +24,7 @@ from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
 from jobpool.message.lease import JobLease
 from jobpool_backends.beanstalk.address import Address
 from jobpool_backends.beanstalk.connection import COMMANDS_PER_WRITE, Answer, Connection, Held
-from jobpool_backends.beanstalk.trouble import TROUBLE, explain_break, explain_unreached, refusal
+from jobpool_backends.beanstalk.errors import TROUBLE, explain_break, explain_unreached, refusal
 
 MAX_IDLE = 4
 """Idle connections that are kept; more are closed."""
@@ -72,7 +72,7 @@ class Connections:
         """Yield an idle connection, for this block alone; leases that it then has stay with it.
 
         Inside the block, trouble with the connection ends it and becomes `BackendUnavailable`. Refusals of the server
-        become errors as in `trouble`, and ordinary answers pass through. Refusals of a `burst` are values.
+        become errors as in `errors`, and ordinary answers pass through. Refusals of a `burst` are values.
 
         Raises BackendUnavailable. Blocks as long as connecting does, if no connection is idle.
         """

@@ -21,7 +21,6 @@ from jobpool_backends.beanstalk.connection import Connection
 from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.dead_letters import Letter, Walk, read_letter
 from jobpool_backends.beanstalk.records import from_bytes
-from jobpool_backends.shared import check_page, check_positive, read_cursor
 
 MAX_REMEMBERED_PLACES = 10_000
 
@@ -51,7 +50,6 @@ class Inspector:
 
     def count(self, where: MessageFilter, cap: int) -> int:
         """Return how many dead letters match, up to `cap`."""
-        check_positive(cap, "cap")
         require_dead(where)
         if where == MessageFilter(queue=where.queue, states=where.states):
             with self._connections.spare() as connection:
@@ -94,15 +92,13 @@ class Inspector:
 
     # --- dead letters --------------------------------------------------------------------------------
 
-    def page(self, where: MessageFilter, after: str | None, limit: int) -> list[Message]:
+    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
         """Return up to `limit` dead letters after the cursor `after`, the first that died first."""
-        position = read_cursor(after)
-        check_page(limit)
         require_dead(where)
         found: list[tuple[int, Letter]] = []
         with self._connections.spare() as connection:
             for letter in self._matching(connection, where):
-                if letter.job > position:
+                if letter.job > after:
                     push = heapq.heappush if len(found) < limit else heapq.heappushpop
                     push(found, (-letter.job, letter))
         letters = [letter for _, letter in sorted(found, key=itemgetter(0), reverse=True)]

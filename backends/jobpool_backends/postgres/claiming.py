@@ -19,7 +19,7 @@ from jobpool_backends.postgres.fetching import HOLDERS
 from jobpool_backends.postgres.literals import fill
 from jobpool_backends.postgres.looking import STATS_CAP
 from jobpool_backends.postgres.producing import in_pieces
-from jobpool_backends.shared import MICRO, micros, read_cursor
+from jobpool_backends.shared import MICRO, micros
 
 _POST = """
 SELECT {schema}.post(%(queue)b, %(ids)b::text[], %(given)b::boolean[], %(bodies)b::bytea[], %(lives)b::bigint[],
@@ -128,8 +128,8 @@ class PostgresClaims(ClaimStore):
         self._sweeper.sweep()
         return [] if _is_busy(rows) else _in_order(queue, None, rows)
 
-    def _list(self, queue: str, after: str | None, limit: int, claimed: bool) -> list[QueueMessage]:
-        rows = self._ask(_LIST, queue=queue, claimed=claimed, behind=read_cursor(after), limit=limit)
+    def _list(self, queue: str, after: int, limit: int, claimed: bool) -> list[QueueMessage]:
+        rows = self._ask(_LIST, queue=queue, claimed=claimed, behind=after, limit=limit)
         return [_message(queue, claim, row) for *row, claim in rows]
 
     def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]:

@@ -21,10 +21,10 @@ from psycopg.pq import TransactionStatus
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.postgres.address import Address
+from jobpool_backends.postgres.errors import HIDDEN_POOLER, is_conflict, is_stale, raise_explained, raise_unreached
 from jobpool_backends.postgres.link import Link, connect
 from jobpool_backends.postgres.migrating import check_current
 from jobpool_backends.postgres.schema import WRONG_ISOLATION
-from jobpool_backends.postgres.trouble import HIDDEN_POOLER, is_conflict, is_stale, raise_explained, raise_unreached
 
 MOST_IDLE = 8
 """Connections kept for later calls; a server has few, and each is a process there."""

@@ -25,7 +25,7 @@ from jobpool_backends.postgres.schema import (
     WAITING,
     WINDOW,
 )
-from jobpool_backends.shared import MICRO, check_page, check_positive, contains, micros, read_cursor
+from jobpool_backends.shared import MICRO, contains, micros
 
 STATS_CAP = 10_000
 """Messages of each state that are counted. Exact counts would be rows that every fetch and settlement changes, and
@@ -86,14 +86,11 @@ class Looker:
         [(names,)] = self._database.run(self._queues)
         return list(names)
 
-    def page(self, where: MessageFilter, after: str | None, limit: int) -> list[Message]:
-        behind = read_cursor(after)
-        check_page(limit)
-        found = self.search(where, behind=behind, limit=limit, whole=True)
+    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
+        found = self.search(where, behind=after, limit=limit, whole=True)
         return [_message(row) for row in islice(found, limit)]
 
     def count(self, where: MessageFilter, cap: int) -> int:
-        check_positive(cap, "cap")
         return sum(1 for _ in islice(self.search(where, limit=cap), cap))
 
     def inspect(self, ident: str) -> Message | None:

@@ -13,7 +13,7 @@ from jobpool.broker.values import MessageFilter, Verb
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import fill, numbers
 from jobpool_backends.postgres.looking import Looker, Row
-from jobpool_backends.shared import TOUCHABLE, check_positive
+from jobpool_backends.shared import TOUCHABLE
 
 BATCH = 500
 _CHANGES = {
@@ -32,7 +32,6 @@ class Tender:
         self._changes = {verb: fill(sql, database.schema) for verb, sql in _CHANGES.items()}
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
-        check_positive(limit, "limit")
         states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)
         if not states:
             return 0

@@ -16,7 +16,7 @@ from jobpool_backends.redis.inspect import Inspector
 from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import Row
 from jobpool_backends.redis.scripts import CHANGE
-from jobpool_backends.shared import TOUCHABLE, check_positive
+from jobpool_backends.shared import TOUCHABLE
 
 MESSAGES_PER_SCRIPT = 250
 
@@ -30,7 +30,6 @@ class BulkChanger:
         self._inspector = inspector
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
-        check_positive(limit, "limit")
         states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)
         if not states:
             return 0

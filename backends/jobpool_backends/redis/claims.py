@@ -83,7 +83,7 @@ class RedisClaimStore(ClaimStore):
         answer = self._take(scripts.CLAIM_POP, queue, (limit,))
         return list(_messages(queue, None, *answer)) if answer else []
 
-    def _list(self, queue: str, after: str | None, limit: int, claimed: bool) -> list[QueueMessage]:
+    def _list(self, queue: str, after: int, limit: int, claimed: bool) -> list[QueueMessage]:
         states = (State.WAITING, State.LEASED) if claimed else (State.WAITING,)
         return [
             row.queue_message() for row in self._inspector.rows(MessageFilter(queue=queue, states=states), after, limit)

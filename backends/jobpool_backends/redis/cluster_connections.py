@@ -31,8 +31,8 @@ from jobpool.errors import BackendUnavailable, JobpoolError
 from jobpool_backends.redis.address import Address
 from jobpool_backends.redis.connection import Connection, Endpoint, Word, ask_in_turn, open_and_ask
 from jobpool_backends.redis.connections import MIN_WAIT_S, Link, Script, ServerLink, Stale, first_error
+from jobpool_backends.redis.errors import Explained
 from jobpool_backends.redis.records import places_by
-from jobpool_backends.redis.trouble import Meaning
 
 Result = TypeVar("Result")
 
@@ -119,8 +119,8 @@ class NodeLink(ServerLink):
         self._forget(connection)
         self._judge(connection, error, self._idle_listeners)
 
-    def _explain(self, error: RedisError) -> Meaning:
-        return Meaning(None, sound=True) if isinstance(error, AskError) else super()._explain(error)
+    def _explain(self, error: RedisError) -> Explained:
+        return Explained(None, sound=True) if isinstance(error, AskError) else super()._explain(error)
 
 
 Groups = Sequence[tuple[NodeLink, Sequence[str]]]

@@ -21,7 +21,7 @@ from redis.connection import SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import RedisError, ResponseError
 
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
-from jobpool_backends.redis.trouble import explain
+from jobpool_backends.redis.errors import explain
 
 Result = TypeVar("Result")
 Word = str | bytes | int | float

@@ -22,7 +22,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.redis.connection import Connection, Word
-from jobpool_backends.redis.trouble import Meaning, Place, explain
+from jobpool_backends.redis.errors import Explained, Place, explain
 
 Result = TypeVar("Result")
 
@@ -182,7 +182,7 @@ class ServerLink(Link):
         if meaning.error:
             raise meaning.error from error
 
-    def _explain(self, error: RedisError) -> Meaning:
+    def _explain(self, error: RedisError) -> Explained:
         return explain(error, self._connector)
 
     def _keep(self, connection: Connection, idle: list[Connection]) -> None:

@@ -19,7 +19,7 @@ from jobpool_backends.redis.connections import Link
 from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import TIES_PER_SEQUENCE, Row, pieces, places_by, read_row, tie_of
 from jobpool_backends.redis.scripts import READ, STATS, WALK
-from jobpool_backends.shared import MICRO, check_page, check_positive, contains, micros, read_cursor
+from jobpool_backends.shared import MICRO, contains, micros
 
 MEMBERS_PER_SCRIPT = 500
 ANY_STATE = tuple(State)
@@ -75,6 +75,12 @@ class Inspector:
 
     # --- counts ------------------------------------------------------------------------------------
 
+    def stats(self, queue: str) -> QueueStats:
+        return self.counts(queue).stats()
+
+    def evicted(self, queue: str) -> int:
+        return int(self._link.call("GET", self._keys.one(queue, "evicted")) or 0)
+
     def counts(self, queue: str) -> Counts:
         return Counts(*STATS.run(self._link, self._keys, [queue], ()))
 
@@ -91,7 +97,6 @@ class Inspector:
         return sorted(name.decode() for name in self._link.call("SMEMBERS", self._keys.queues))
 
     def count(self, where: MessageFilter, cap: int) -> int:
-        check_positive(cap, "cap")
         if where == MessageFilter(queue=where.queue, states=where.states):
             return min(cap, sum(self._count(queue, where.states) for queue in self._queues(where)))
         return sum(1 for _ in islice(self.search(where), cap))
@@ -109,8 +114,7 @@ class Inspector:
 
     # --- messages ----------------------------------------------------------------------------------
 
-    def page(self, where: MessageFilter, after: str | None, limit: int) -> list[Message]:
-        check_page(limit)
+    def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
         return [row.message for row in self.rows(where, after, limit)]
 
     def inspect(self, ident: str) -> Message | None:
@@ -123,10 +127,10 @@ class Inspector:
             before = places
         return None
 
-    def rows(self, where: MessageFilter, after: str | None, limit: int) -> Iterator[Row]:
+    def rows(self, where: MessageFilter, after: int, limit: int) -> Iterator[Row]:
         """Yield up to `limit` messages after the cursor `after`, with their bodies."""
         piece = min(limit, MEMBERS_PER_SCRIPT)
-        return islice(self.search(where, after=read_cursor(after), piece=piece, bodies=True), limit)
+        return islice(self.search(where, after=after, piece=piece, bodies=True), limit)
 
     def search(
         self, where: MessageFilter, *, after: int = 0, piece: int = MEMBERS_PER_SCRIPT, bodies: bool = False

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.broker.values import MessageFilter, State
 from jobpool.clock import Clock
-from jobpool_backends.shared import MICRO, DeadCaps, read_cursor
+from jobpool_backends.shared import MICRO, DeadCaps
 from jobpool_backends.sqlite import claimed, claiming, deleting, ending, posting
 from jobpool_backends.sqlite.calls import Sweeper
 from jobpool_backends.sqlite.database import Database
@@ -104,12 +104,11 @@ class SqliteClaims(ClaimStore):
         with self._write_cleared(queue) as step:
             return deleting.pop(step, limit)
 
-    def _list(self, queue: str, after: str | None, limit: int, with_held: bool) -> list[QueueMessage]:
-        first = read_cursor(after)
+    def _list(self, queue: str, after: int, limit: int, with_held: bool) -> list[QueueMessage]:
         with self._read_cleared(queue) as step:
             where = MessageFilter(queue=queue, states=_FREE_OR_HELD if with_held else _FREE)
             wanted = search(where, [], step.now.wall)
-            rows = find(step.connection, wanted, claimed.LISTED, first, limit)
+            rows = find(step.connection, wanted, claimed.LISTED, after, limit)
         return [claimed.message(row) for row in rows]
 
     def _stats(self, queue: str) -> ClaimStats:

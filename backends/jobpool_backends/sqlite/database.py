@@ -19,8 +19,8 @@ from typing import ParamSpec, TypeVar
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.shared import contains
+from jobpool_backends.sqlite.errors import LOCKED, is_locked, raise_explained
 from jobpool_backends.sqlite.schema import is_current, migrate
-from jobpool_backends.sqlite.trouble import LOCKED, is_locked, raise_explained
 
 PRAGMAS = (
     "synchronous = FULL",  # a commit is on the disk before it is answered

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool.clock import Clock
-from jobpool_backends.shared import TOUCHABLE, check_positive, micros
+from jobpool_backends.shared import TOUCHABLE, micros
 from jobpool_backends.sqlite import calls, removing
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.filters import LIVING
@@ -44,7 +44,6 @@ class Tender:
         self._looker = looker
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
-        check_positive(limit, "limit")
         states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)
         touchable = replace(where, states=states)
         changed = first = 0

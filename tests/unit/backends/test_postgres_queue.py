@@ -23,6 +23,7 @@ from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Set
 from jobpool_backends.postgres import PostgresBackend, looking, producing
 from jobpool_backends.postgres.calls import Sweeper
 from jobpool_backends.postgres.schema import PROMOTE_LIMIT
+from jobpool_backends.postgres.tending import Tender
 
 Connection = psycopg.Connection[Any]
 
@@ -193,10 +194,10 @@ def test_a_settlement_waits_for_a_renewal_that_is_under_way(
 def test_a_message_that_changed_after_somebody_looked_is_left_alone(backend: PostgresBackend) -> None:
     backend.enqueue_many(numbered(3))
     where = MessageFilter(queue=QUEUE)
-    found = list(backend._looker.search(where, limit=3))
+    found = list(backend._inspector.search(where, limit=3))
     [lease] = backend.fetch_many(QUEUE, limit=1)
     backend.release(lease)
-    assert backend._tender._change(Verb.DELETE, found) == 2
+    assert Tender(backend._database, backend._inspector)._change(Verb.DELETE, found) == 2
     assert [message.id for message in backend.list_messages()] == [lease.id]
 
 
