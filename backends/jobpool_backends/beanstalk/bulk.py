@@ -26,7 +26,7 @@ from jobpool_backends.beanstalk.records import Record, from_bytes, to_bytes
 
 LETTERS_RAISED_AT_ONCE = 100
 BYTES_RAISED_AT_ONCE = 4 * 2**20
-"""More, but for the last message of a piece, is never in memory."""
+"""No more is in memory, but for the last message of a piece."""
 
 Job = greenstalk.Job[bytes]
 

@@ -29,7 +29,7 @@ from jobpool_backends.beanstalk.records import Record
 
 COMMANDS_PER_WRITE = 500
 BYTES_PER_WRITE = 2**20
-"""But for a single command that has more: a write has to be over in the time of an answer."""
+"""A write has to be over in the time of an answer; a single command may have more."""
 
 Answer = greenstalk.Job[bytes] | bytes | tuple[bytes, ...] | greenstalk.Error
 """Of `reserve…` and `peek…` a job, of `stats…` and `list…` the YAML text, of others the words; or greenstalk's error.

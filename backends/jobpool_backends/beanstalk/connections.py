@@ -30,13 +30,13 @@ MAX_IDLE = 4
 """Idle connections that are kept; more are closed."""
 
 MAX_LEASES_PER_CONNECTION = 256
-"""Beyond which the next are fetched on another: the server often searches all of them for the first that ends."""
+"""More are fetched on another connection: the server often searches all of one for the first lease that ends."""
 
 _ENDED_KEPT_S = 1.0
-"""For which a lease that has ended may still be remembered: it is refused by its deadline all the same."""
+"""Time for which an ended lease may still be remembered: it is refused by its deadline all the same."""
 
 _HURRIED_TIMEOUT_S = 0.1
-"""For an answer when another connection's has not come in time, and both were asked at once."""
+"""Timeout of an answer after another connection, asked at the same time, has not answered in time."""
 
 Answers = dict[Held, Answer | BackendUnavailable]
 """Answers to a command about each lease. Missing: it had ended before. An error: the lease is lost, and nobody knows if

@@ -27,10 +27,10 @@ MAX_WALK_STEPS = 100_000
 """With more dead letters in a queue the next walk continues after them."""
 
 MAX_ORDERED_LETTERS = 1000
-"""Up to which a walk that has found what it wanted goes on to its end, for the sake of their order."""
+"""A walk over no more than these goes on to its end for the sake of their order, even if it has found enough."""
 
 FOREIGN_REASON = "buried"
-"""Of a dead letter that another program buried."""
+"""Reason of a dead letter that another program buried."""
 
 
 @dataclass(frozen=True, slots=True)

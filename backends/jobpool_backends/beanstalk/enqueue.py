@@ -21,7 +21,7 @@ from jobpool_backends.beanstalk.reap import whole_seconds
 from jobpool_backends.beanstalk.records import HEADER_ROOM, new_bytes
 
 UNBURIED_DELAY_S = 30
-"""For which a dead letter that was not buried stays out of the way."""
+"""Time for which a dead letter that was not buried stays out of the way."""
 
 
 @dataclass(frozen=True, slots=True)

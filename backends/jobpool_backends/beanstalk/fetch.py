@@ -31,10 +31,10 @@ FIRST_RESERVES = 4
 """Reserves in the first write of a fetch from a queue where the last one found nothing."""
 
 MAX_RESERVES_PER_WRITE = 128
-"""So that nobody who renews waits long for the connection."""
+"""A small number, so that nobody who renews waits long for the connection."""
 
 PUT_OFF_S = 60
-"""For which a message that is to die is put off, where the server takes no copy of it."""
+"""Delay of a message that is to die, where the server takes no copy of it."""
 
 _RESERVE = b"reserve-with-timeout 0"
 

@@ -22,19 +22,19 @@ from jobpool_backends.beanstalk.connections import Connections
 from jobpool_backends.beanstalk.fetch import Fetcher
 
 RESERVE_S = 1
-"""Whole seconds of one reserve, for which a connection is bound even when nobody waits any more."""
+"""Whole seconds of one reserve: it binds a connection even when nobody waits any more."""
 
 LATE_ANSWER_S = 2.0
-"""For which an answer may be late: nothing is lost with a connection without leases."""
+"""Time by which an answer may be late: nothing is lost with a connection without leases."""
 
 PREFETCH_KEPT_S = 1.0
-"""For which jobs are kept for those who waited."""
+"""Time for which jobs are kept for callers that waited."""
 
 IDLE_THREAD_S = 5.0
-"""After which a thread that nobody has waited for ends."""
+"""Time after which a thread that nobody has waited for ends."""
 
 MISSED_KEPT_S = 0.5
-"""For which it is remembered that something came when nobody waited: a caller that waits in glances finds that."""
+"""Time for which a job that came when nobody waited is remembered: a caller that waits in glances finds it."""
 
 _MAX_WATCHES = 100
 

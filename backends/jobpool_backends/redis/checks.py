@@ -18,7 +18,7 @@ MIN_VERSION_HEEDING_REPLICAS = (7, 0)
 """The first that refuses a script's writes when too few replicas are connected."""
 
 NEARLY_FULL_SHARE = 0.9
-"""Of `maxmemory`, from which on it deserves a word."""
+"""Share of `maxmemory` from which on it deserves a word."""
 
 _SETTINGS = ("appendonly", "appendfsync", "save", "no-appendfsync-on-rewrite", "min-replicas-to-write")
 _ASK = [("INFO",), *(("CONFIG", "GET", setting) for setting in _SETTINGS)]

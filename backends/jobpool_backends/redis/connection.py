@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 Word = str | bytes | int | float
 
 MIN_SHARE_S = 0.25
-"""For each of many servers that are asked: less would pass over those that are merely far away."""
+"""Least time for each of many servers: less would pass over servers that are merely far away."""
 
 _TCP: Any = TcpConnection  # without annotations in redis-py
 _TLS: Any = SSLConnection

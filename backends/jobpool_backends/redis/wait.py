@@ -21,7 +21,7 @@ from jobpool_backends.redis.scripts import LOOK
 from jobpool_backends.shared import MICRO
 
 LOOK_INTERVAL_S = 0.5
-"""Between two looks, for delays that were shortened meanwhile, and for a waiter that was woken and died."""
+"""Time between two looks, for delays that were shortened meanwhile, and for a waiter that was woken and died."""
 
 
 class Waiter:
