@@ -99,7 +99,7 @@ MUTATIONS = [
     ),
     Mutation(
         "beanstalk: follow-ups are lost",
-        f"{BACKENDS}/beanstalk/settling.py",
+        f"{BACKENDS}/beanstalk/settle.py",
         "elif kind is Ack and not brought:",
         "elif kind is Ack:",
         f"{LAWS}/test_follow_up_law.py {LAWS}/test_enqueue_law.py",

@@ -24,7 +24,7 @@ from jobpool.broker.opening import open_backend
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import Guards, Hold
 from jobpool.message.settlement import Abandon
-from jobpool_backends.redis.keys import Keys
+from jobpool_backends.redis.key_names import KeyNames
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -110,7 +110,7 @@ def test_every_look_into_redis_can_be_typed(redis_url: str) -> None:
 
 def type_it(line: str, url: str, ident: str) -> str:
     """What the command answers, for a message that is there."""
-    member = asked("redis-cli", "-u", url, "HGET", Keys("jobpool").one("reports", "ids"), ident).partition(" ")[0]
+    member = asked("redis-cli", "-u", url, "HGET", KeyNames("jobpool").one("reports", "ids"), ident).partition(" ")[0]
     line = line.replace("9f2c51d07a66b3e4", ident).replace("0051763719200123456", member)
     answer = asked("sh", "-c", line, URL=url)
     assert "ERR" not in answer, f"{line}: {answer}"

@@ -1,14 +1,9 @@
 """`beanstalk://`: one beanstalkd, shared by any number of machines.
 
-* `address`: URLs and options; `trouble`: errors
-* `line`, `burst`: a connection, and many commands in one write; `lines`: the set of them, and which owns what
-* `telling`: commands on the connections that own their subject
-* `records`, `held`, `counters`: a message, a lease, and the server's counts
-* `producing`, `fetching`, `settling`: the life of a message; `copying`, `dying`: messages that go on as a copy
-* `charging`, `mending`: crashes, and other repairs that a fetch makes
-* `waiting`, `stash`: sleep until something is there; jobs reserved meanwhile
-* `asking`, `looking`, `dead`, `tending`, `checks`: the administrator's side
-* `backend`: the class that puts them together
+* `backend`: the class that puts the parts together; `address`, `errors`: URLs and errors
+* `connection`, `connections`: one connection with its leases, and the set of them; `answers`: answers as values
+* `records`: a message as a job; `enqueue`, `fetch`, `settle`, `reap`, `wait`: the life of a message
+* `inspect`, `dead_letters`, `bulk`, `checks`: the administrator's side
 """
 
 from __future__ import annotations

@@ -14,20 +14,18 @@ from jobpool.message.lease import JobLease
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.beanstalk import checks
 from jobpool_backends.beanstalk.address import Address, read_address
-from jobpool_backends.beanstalk.charging import Ledger
-from jobpool_backends.beanstalk.copying import Copier
-from jobpool_backends.beanstalk.fetching import Fetcher
-from jobpool_backends.beanstalk.line import Held
-from jobpool_backends.beanstalk.lines import Lines
-from jobpool_backends.beanstalk.looking import Looker
-from jobpool_backends.beanstalk.producing import Producer
-from jobpool_backends.beanstalk.settling import Settler
-from jobpool_backends.beanstalk.stash import Stash
-from jobpool_backends.beanstalk.tending import Tender
-from jobpool_backends.beanstalk.waiting import Waiter
+from jobpool_backends.beanstalk.bulk import BulkChanger
+from jobpool_backends.beanstalk.connection import Held
+from jobpool_backends.beanstalk.connections import Connections
+from jobpool_backends.beanstalk.enqueue import Enqueuer
+from jobpool_backends.beanstalk.fetch import Fetcher
+from jobpool_backends.beanstalk.inspect import Inspector
+from jobpool_backends.beanstalk.reap import CrashLedger
+from jobpool_backends.beanstalk.settle import Copier, Settler
+from jobpool_backends.beanstalk.wait import Prefetched, Waiter
 
 FRESH = 0.8
-"""Part of its lease that a stashed message must have left to be handed out as it is."""
+"""Part of its lease that a prefetched message must have left to be handed out as it is."""
 
 
 class BeanstalkBackend(QueueBackend):
@@ -61,18 +59,18 @@ class BeanstalkBackend(QueueBackend):
 
     def __init__(self, address: Address, *, signer: EnvelopeSigner | None = None, clock: Clock | None = None) -> None:
         super().__init__(signer=signer, clock=clock)
-        self._lines = lines = Lines(address, self.clock)
-        self._ledger = Ledger()
-        self._stash = Stash()
-        producer = Producer(lines, self.clock)
-        self._fetcher = Fetcher(lines, self._ledger, self.clock, self.scheme)
-        self._settler = Settler(lines, Copier(lines, producer, self._ledger, self.clock), self._ledger, self.clock)
-        self._waiter = Waiter(lines, self._fetcher, self._stash, self.clock)
-        self._inspector = inspector = Looker(lines, self.clock)
-        self._enqueue = producer.add
+        self._connections = connections = Connections(address, self.clock)
+        self._ledger = ledger = CrashLedger()
+        self._prefetched = Prefetched()
+        enqueuer = Enqueuer(connections, self.clock)
+        self._fetcher = Fetcher(connections, ledger, self.clock, self.scheme)
+        self._settler = Settler(connections, Copier(connections, enqueuer, ledger, self.clock), ledger, self.clock)
+        self._waiter = Waiter(connections, self._fetcher, self._prefetched, self.clock)
+        self._inspector = inspector = Inspector(connections, self.clock)
+        self._enqueue = enqueuer.add
         self._wait_any = self._waiter.wait_any
         self._settle = self._settler.settle
-        self._bulk = Tender(lines, inspector, self.clock).bulk
+        self._bulk = BulkChanger(connections, inspector, self.clock).bulk
 
     @classmethod
     def _open(cls, url: str, options: dict[str, object], **common: Any) -> Self:
@@ -86,30 +84,30 @@ class BeanstalkBackend(QueueBackend):
 
     def close(self) -> None:
         """Close all connections; threads that wait come back. The leases end, and their messages go to others."""
-        if self._lines.is_inherited:  # after a fork they are the parent's
+        if self._connections.is_inherited:  # after a fork they are the parent's
             return
         self._waiter.close()
-        self._lines.close()
+        self._connections.close()
         self._waiter.join()
 
     def ping(self) -> None:
         """Ask the server for a sign of life. Raises BackendUnavailable. Blocks for one round trip."""
-        checks.ping(self._lines)
+        checks.ping(self._connections)
 
     def prepare(self) -> None:
         """Check that the server is one that jobpool can use; there is nothing to make."""
-        checks.check_version(self._lines)
+        checks.check_version(self._connections)
 
     def diagnose(self) -> list[Finding]:
         """Check what the server can lose or refuses."""
-        return checks.diagnose(self._lines)
+        return checks.diagnose(self._connections)
 
     # --- the life of a message -----------------------------------------------------------------------
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         del ttl, fetch_id
-        self._lines.check_usable()  # a parent process's stash is the parent's
-        helds = self._stashed(queue, limit)
+        self._connections.check_usable()  # what a parent process prefetched is the parent's
+        helds = self._take_prefetched(queue, limit)
         if len(helds) < limit:
             try:
                 helds += self._fetcher.fetch(queue, limit - len(helds))
@@ -117,12 +115,12 @@ class BeanstalkBackend(QueueBackend):
                 if not helds:
                     raise
         for held in helds:
-            held.stashed = False  # from here on it is told when it is lost; so the look comes after this
+            held.prefetched = False  # from here on it is told when it is lost; so the look comes after this
         return [held.lease for held in helds if held.is_owned]
 
-    def _stashed(self, queue: str, limit: int) -> list[Held]:
+    def _take_prefetched(self, queue: str, limit: int) -> list[Held]:
         """Return jobs that were reserved for a waiter, with old leases renewed."""
-        helds = self._stash.take(queue, limit)
+        helds = self._prefetched.take(queue, limit)
         now = self.clock.boot()
         old = [held for held in helds if held.lease.expires_at - now < FRESH * held.ttr]
         renewed = self._settler.touch(old) if old else {}
@@ -138,4 +136,4 @@ class BeanstalkBackend(QueueBackend):
 
     def lost(self) -> list[JobLease]:
         """Return leases whose connection broke since the last call, and before their time. No I/O."""
-        return self._lines.lost()
+        return self._connections.lost()

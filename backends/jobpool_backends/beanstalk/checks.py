@@ -1,7 +1,4 @@
-"""Checks of a beanstalkd: what it can lose or refuse, and whether it is new enough.
-
-The server has no settings to ask for, only `stats`; the decision is a function of that alone.
-"""
+"""Checks of a beanstalkd: its version, and what it can lose or refuse. Judged by its `stats` alone."""
 
 from __future__ import annotations
 
@@ -11,60 +8,54 @@ from dataclasses import replace
 from jobpool.broker.finding import Finding, Level
 from jobpool.errors import ConfigurationError
 from jobpool.message.envelope import MAX_BODY_BYTES
-from jobpool_backends.beanstalk.asking import Stats, names_of, number, stats_of
-from jobpool_backends.beanstalk.lines import Lines
+from jobpool_backends.beanstalk.answers import Stats, ask_stats, ask_tube_stats, ask_tubes, number
+from jobpool_backends.beanstalk.connections import Connections
 
-OLDEST = (1, 12)
-"""The first that reserves a job by its id, which dead letters are made and read with."""
+MIN_VERSION = (1, 12)
+"""The first that reserves a job by its number, as dead letters need."""
 
-LARGEST = MAX_BODY_BYTES + 2**16
+ROOMY_JOB_BYTES = MAX_BODY_BYTES + 2**16
 """Least value of `-z` at which every job that jobpool allows fits, with its header."""
 
 _DRAIN, _PAUSES, _PERSISTENCE = "beanstalk.drain-mode", "beanstalk.pauses", "beanstalk.persistence"
 _SERVER, _SIZE = "beanstalk.server", "beanstalk.job-size"
 
 
-def ping(lines: Lines) -> None:
+def ping(connections: Connections) -> None:
     """Ask the server for a sign of life. Raises `BackendUnavailable`. Blocks for one round trip."""
-    with lines.spare() as line:
-        line.client.using()
+    with connections.spare() as connection:
+        connection.check(connection.burst([b"list-tube-used"])[0])
 
 
-def check_version(lines: Lines) -> None:
-    """Ask the server for its version. One round trip.
-
-    Raises:
-        ConfigurationError: It is older than beanstalkd 1.12.
-        BackendUnavailable: It does not answer.
-    """
-    require_version(lines.address.title, _ask(lines))
+def check_version(connections: Connections) -> None:
+    """Ask the server for its version. Raises `ConfigurationError` if it is older than beanstalkd 1.12."""
+    require_version(connections.address.title, _ask(connections))
 
 
-def diagnose(lines: Lines) -> list[Finding]:
+def diagnose(connections: Connections) -> list[Finding]:
     """Check what the server can lose or refuse. Raises as `check_version`. Blocks for three round trips."""
-    title, stats = lines.address.title, _ask(lines)
+    title, stats = connections.address.title, _ask(connections)
     require_version(title, stats)
-    found = [*judge(stats), judge_pauses(_pauses(lines))]
+    found = [*judge(stats), judge_pauses(_pauses(connections))]
     return [replace(finding, found=f"{title}: {finding.found}") for finding in found]
 
 
-def _ask(lines: Lines) -> Stats:
-    with lines.spare() as line:
-        return stats_of(lines, line.burst([b"stats"])[0])
+def _ask(connections: Connections) -> Stats:
+    with connections.spare() as connection:
+        return ask_stats(connection)
 
 
-def _pauses(lines: Lines) -> dict[str, int]:
+def _pauses(connections: Connections) -> dict[str, int]:
     """Return tube → seconds for which it is paused, of paused tubes with our prefix."""
-    with lines.spare() as line:
-        names = [tube for tube in names_of(lines, line.burst([b"list-tubes"])[0]) if lines.address.queue(tube)]
-        answers = line.burst([b"stats-tube %b" % tube.encode() for tube in names])
-        left = [number(stats_of(lines, answer), "pause-time-left") for answer in answers]
+    with connections.spare() as connection:
+        names = [tube for tube in ask_tubes(connection) if connections.address.queue(tube)]
+        left = [number(stats, "pause-time-left") for stats in ask_tube_stats(connection, names)]
     return {tube: seconds for tube, seconds in zip(names, left, strict=True) if seconds}
 
 
 def require_version(title: str, stats: Stats) -> None:
     """Raise `ConfigurationError` when the server is too old; `title` names it."""
-    if _version(stats) < OLDEST:
+    if _version(stats) < MIN_VERSION:
         raise ConfigurationError(
             f"{title} is version {stats['version']}, and jobpool needs beanstalkd 1.12 or later: upgrade it"
         )
@@ -112,9 +103,12 @@ def _drain(stats: Stats) -> Finding:
 def _size(stats: Stats) -> Finding:
     largest = number(stats, "max-job-size")
     found = f"messages of up to {largest:,} bytes (max-job-size)"
-    if largest >= LARGEST:
+    if largest >= ROOMY_JOB_BYTES:
         return Finding(_SIZE, Level.OK, found)
-    why = f"larger ones are refused when they are enqueued, though jobpool allows 1 MiB; with -z {LARGEST} all fit in"
+    why = (
+        "larger ones are refused when they are enqueued, though jobpool allows 1 MiB;"
+        f" with -z {ROOMY_JOB_BYTES} all fit in"
+    )
     return Finding(_SIZE, Level.NOTE, found, why)
 
 

@@ -1,11 +1,8 @@
 """The content of a beanstalkd job: one line of our own, and below it the message's body, untouched.
 
-beanstalkd keeps bytes and a few counters for each job, and a job cannot be changed once it was put. So the rest of a
-message (its id, its counters, how it failed) stands in a header: one line of compact JSON, with a version. A change
-puts a copy with a new header. The header is not signed.
-
-A job of another program has no header. It is a message all the same, whose body is all of it: as a rule not a wire
-envelope, so that a pool rejects it.
+A job cannot be changed once it was put. So the id of a message, its counters and its last failure stand in a header:
+one line of compact JSON with a version. It is not signed. A change puts a copy with a new header. A job of another
+program has no header: it is a message all the same, whose body is all of it. As a rule a pool rejects that.
 """
 
 from __future__ import annotations
@@ -24,25 +21,21 @@ VERSION = 1
 HEADER_ROOM = 640
 """Bytes that a new message leaves free below the server's `max-job-size`, so that its copies have room for a header."""
 
-_SHORTEST = 16
-_LONGEST_REASON = 64
+_MIN_TEXT_CHARS = 16
+_MAX_REASON_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The header of a message. Wall-clock times are Unix seconds.
+    """The header of a message; fields as in a lease and a message. Wall-clock times are Unix seconds.
 
     Attributes:
-        id: The message's; without a header, a name made from the server's number.
+        id: Without a header, a name made from the server's number.
         enqueued_at: When it was enqueued first; its copies keep it.
-        attempts: As in a lease.
         crashes: The charged ones; further ones in the server's counters are charged by the next copy.
         deliveries: Of the jobs that this one is a copy of; the server counts on from there.
         crashed_at: When the last crash was charged; 0.0 = never.
-        last_error, cause: As in a message.
-        reason: Of a dead letter.
-        died_at: Unix time of its death; None = it is alive. This is the dead mark.
-        begun: As in a lease.
+        died_at: None = it is alive. This is the dead mark.
         ours: True if the job had a header.
     """
 
@@ -67,23 +60,16 @@ class Record:
 _make_record = maker(Record)
 
 _KEYS = {
-    "attempts": "attempts",
-    "crashes": "crashes",
-    "deliveries": "deliveries",
-    "crashed_at": "crashed_at",
-    "error": "last_error",
-    "cause": "cause",
-    "reason": "reason",
-    "died_at": "died_at",
-    "begun": "begun",
+    key: "last_error" if key == "error" else key
+    for key in ("attempts", "crashes", "deliveries", "crashed_at", "error", "cause", "reason", "died_at", "begun")
 }
 """Key in the header → field; `jobpool` (the version), `id` and `at` come first, and are always there."""
 
-_MOST = {"attempts": 2**31, "crashes": 2**31, "deliveries": 2**62}
+_LIMITS = {"attempts": 2**31, "crashes": 2**31, "deliveries": 2**62}
 _TEXTS = ("error", "cause", "reason")
 _TIMES = ("crashed_at", "died_at")
 _may_be_id = IDENTIFIER.fullmatch
-_LATEST = 253402300799.0
+_MAX_TIME_S = 253402300799.0
 """The end of the year 9999. Anyone who reaches the broker can write headers, and no number there may stop a pool."""
 
 
@@ -112,13 +98,13 @@ def to_bytes(record: Record, body: bytes, largest: int) -> bytes:
     """Return header and body to put. If they are more than `largest` bytes, the texts are cut, never the body."""
     packed = _header(record) + b"\n" + body
     room = max(len(text) for text in (record.last_error or "", record.cause or "", record.reason or ""))
-    while len(packed) > largest and room > _SHORTEST:
+    while len(packed) > largest and room > _MIN_TEXT_CHARS:
         room //= 2
         record = replace(
             record,
             last_error=_cut(record.last_error, room),
             cause=_cut(record.cause, room),
-            reason=_cut(record.reason, max(room, _LONGEST_REASON)),
+            reason=_cut(record.reason, max(room, _MAX_REASON_CHARS)),
         )
         packed = _header(record) + b"\n" + body
     return packed
@@ -138,8 +124,8 @@ def _header(record: Record) -> bytes:
     values: dict[str, Any] = {"jobpool": VERSION, "id": record.id, "at": round(record.enqueued_at, 6)}
     for key, field in _KEYS.items():
         value = getattr(record, field)
-        if key in _MOST:
-            value = min(value, _MOST[key] - 1)
+        if key in _LIMITS:
+            value = min(value, _LIMITS[key] - 1)
         if value or (field == "died_at" and value is not None):
             values[key] = _writable(value) if isinstance(value, str) else value
     return orjson.dumps(values)
@@ -163,7 +149,7 @@ def _read(head: bytes) -> Record | None:
 def _checked(values: dict[str, Any]) -> Record | None:
     """Return the record in these values; None where one is of a wrong kind, or out of any range."""
     good = (
-        all(_is_count(values.get(key, 0), most) for key, most in _MOST.items())
+        all(_is_count(values.get(key, 0), most) for key, most in _LIMITS.items())
         and all(isinstance(values.get(key, ""), str) for key in _TEXTS)
         and all(_is_time(values.get(key, 0.0)) for key in _TIMES)
         and type(values.get("begun", False)) is bool
@@ -179,7 +165,7 @@ def _is_count(value: object, most: int) -> bool:
 
 
 def _is_time(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value <= _LATEST  # type: ignore[operator]
+    return type(value) in (int, float) and 0 <= value <= _MAX_TIME_S  # type: ignore[operator]
 
 
 def _cut(text: str | None, room: int) -> str | None:

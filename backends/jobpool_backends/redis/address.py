@@ -32,7 +32,7 @@ from jobpool_backends.options import (
     text,
     whole,
 )
-from jobpool_backends.redis.wire import Endpoint
+from jobpool_backends.redis.connection import Endpoint
 from jobpool_backends.shared import DeadCaps
 
 DEFAULT_TIMEOUT = 2.0

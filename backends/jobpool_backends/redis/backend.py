@@ -14,18 +14,18 @@ from jobpool.message.settlement import Settled
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.redis import checks
 from jobpool_backends.redis.address import DEFAULT_PREFIX, read_address
-from jobpool_backends.redis.claiming import RedisClaimStore
-from jobpool_backends.redis.fetching import Fetcher
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.keystore import RedisKeyStore
-from jobpool_backends.redis.link import Link
-from jobpool_backends.redis.looking import Looker
+from jobpool_backends.redis.bulk import BulkChanger
+from jobpool_backends.redis.claims import RedisClaimStore
+from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.enqueue import Enqueuer
+from jobpool_backends.redis.fetch import Fetcher
+from jobpool_backends.redis.inspect import Inspector
+from jobpool_backends.redis.key_names import KeyNames
+from jobpool_backends.redis.keys import RedisKeyStore
 from jobpool_backends.redis.opening import open_link
-from jobpool_backends.redis.producing import Producer
-from jobpool_backends.redis.reaping import Reaper
-from jobpool_backends.redis.settling import Settler
-from jobpool_backends.redis.tending import Tender
-from jobpool_backends.redis.waiting import Waiter
+from jobpool_backends.redis.reap import Reaper
+from jobpool_backends.redis.settle import Settler
+from jobpool_backends.redis.wait import Waiter
 from jobpool_backends.shared import DeadCaps
 
 NO_CAPS = DeadCaps()
@@ -67,19 +67,19 @@ class RedisBackend(QueueBackend):
     ) -> None:
         super().__init__(signer=signer, clock=clock)
         self._link = link
-        self._names = names = Keys(prefix, spread=self.spread)
-        self._producer = Producer(link, names)
+        self._names = names = KeyNames(prefix, spread=self.spread)
+        self._enqueuer = Enqueuer(link, names)
         self._settler = Settler(link, names, self.clock, caps)
         self._reaper = Reaper(link, names, caps)
-        self._inspector = inspector = Looker(link, names)
+        self._inspector = inspector = Inspector(link, names)
         self._waiter = Waiter(link, names)
         self._keys = RedisKeyStore(link, names)
-        self._claims = RedisClaimStore(link, names, caps, self._producer, inspector)
-        self._enqueue = self._producer.add
+        self._claims = RedisClaimStore(link, names, caps, self._enqueuer, inspector)
+        self._enqueue = self._enqueuer.add
         self._fetch = Fetcher(link, names, self.clock, self.scheme).fetch
         self._renew = self._settler.renew
         self._wait_any = self._waiter.wait_any
-        self._bulk = Tender(link, names, inspector).bulk
+        self._bulk = BulkChanger(link, names, inspector).bulk
         self._evicted = inspector.evicted
         self._closers = (self._waiter.close, link.close)
 

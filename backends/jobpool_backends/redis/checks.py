@@ -1,7 +1,4 @@
-"""Checks of a server: what its settings can lose, its version, and its clock.
-
-The answers of INFO and CONFIG GET come in one round trip. The decision is a function of these facts alone.
-"""
+"""Checks of a server: its version, its clock, and what its settings can lose. Judged by INFO and CONFIG GET alone."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ from redis.exceptions import ResponseError
 
 from jobpool.broker.finding import Finding, Level
 from jobpool.errors import ConfigurationError
-from jobpool_backends.redis.link import Link
+from jobpool_backends.redis.connections import Link
 
-OLDEST = (6, 2)
+MIN_VERSION = (6, 2)
 
-HEEDS_REPLICAS = (7, 0)
+MIN_VERSION_HEEDING_REPLICAS = (7, 0)
 """The first that refuses a script's writes when too few replicas are connected."""
 
-NEARLY_FULL = 0.9
+NEARLY_FULL_SHARE = 0.9
 """Share of `maxmemory` from which on it deserves a word."""
 
 _SETTINGS = ("appendonly", "appendfsync", "save", "no-appendfsync-on-rewrite", "min-replicas-to-write")
@@ -32,28 +29,20 @@ _PERSISTENCE, _REPLICATION, _ROLE = "redis.persistence", "redis.replication", "r
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts that one server tells of itself. `config` is None where CONFIG is forbidden."""
+    """The settings of one server. `config` is None where CONFIG is forbidden."""
 
     info: Mapping[str, str]
     config: Mapping[str, str] | None
 
 
 def check_version(link: Link) -> None:
-    """Ask every server for its version.
-
-    Raises:
-        ConfigurationError: One is older than Redis 6.2.
-        BackendUnavailable: One does not answer.
-    """
+    """Ask every server for its version. Raises `ConfigurationError` where one is older than Redis 6.2."""
     for title, [info] in link.survey([("INFO", "server")]):
         require_version(title, _read_info(info))
 
 
 def diagnose(link: Link) -> list[Finding]:
-    """Return the findings of all servers; one that several share is told once, with all their names.
-
-    Raises: as `check_version`.
-    """
+    """Return the findings of all servers; one that several share comes once, with all their names."""
     found: dict[Finding, list[str]] = {}
     for title, answers in link.survey(_ASK):
         facts = read_facts(answers)
@@ -109,7 +98,7 @@ def _memory(info: Mapping[str, str]) -> Finding | None:
     if not most:
         return None
     found = f"{used / 2**20:,.0f} of {most / 2**20:,.0f} MiB (maxmemory) are used"
-    if used < NEARLY_FULL * most:
+    if used < NEARLY_FULL_SHARE * most:
         return Finding(_MEMORY, Level.OK, found)
     why = "a full server refuses what is enqueued, and settlements too, so that jobs run again"
     return Finding(_MEMORY, Level.PROBLEM, found, why, "raise maxmemory, or purge dead letters (`jobpool dead purge`)")
@@ -160,7 +149,7 @@ def _replication(facts: Facts) -> Finding | None:
         )
         mend = "set min-replicas-to-write 1"
         return Finding(_REPLICATION, Level.PROBLEM, f"{found}, min-replicas-to-write 0", why, mend)
-    if _version(facts.info) < HEEDS_REPLICAS:
+    if _version(facts.info) < MIN_VERSION_HEEDING_REPLICAS:
         why = "a failover loses what had not reached the replica"
         found = "min-replicas-to-write is not heeded by scripts before Redis 7, and so not by jobpool"
         return Finding(_REPLICATION, Level.PROBLEM, found, why, "upgrade it")
@@ -183,7 +172,7 @@ def _read_info(answer: object) -> dict[str, str]:
 
 def require_version(title: str, info: Mapping[str, str]) -> None:
     """Raise `ConfigurationError` when what INFO says is of a server that is too old."""
-    if _version(info) < OLDEST:
+    if _version(info) < MIN_VERSION:
         version = info["redis_version"]
         raise ConfigurationError(f"{title} is version {version}, and jobpool needs Redis 6.2 or later: upgrade it")
 

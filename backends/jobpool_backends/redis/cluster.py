@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from jobpool.broker.values import Capabilities, Reaped, ReapPolicy
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.redis.backend import RedisBackend
-from jobpool_backends.redis.link import Link
-from jobpool_backends.redis.outbox import Outbox
+from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.enqueue import Outbox
 
 
 class RedisClusterBackend(RedisBackend):
@@ -33,7 +33,7 @@ class RedisClusterBackend(RedisBackend):
 
     def __init__(self, link: Link, **options: Any) -> None:
         super().__init__(link, **options)
-        self._outbox = Outbox(self._link, self._names, self._producer)
+        self._outbox = Outbox(self._link, self._names, self._enqueuer)
 
     def _relay(self, queues: Collection[str]) -> None:
         with suppress(BackendUnavailable):  # the settlement is done, and is to be told so; the next reap brings them

@@ -1,132 +1,164 @@
-"""The names of jobpool's keys in Redis, and their values.
+"""The key store: guards of running messages, idempotency keys, rates, records and logs; one script or command a call.
 
-A message is known by its *member*: 19 digits, its priority (3) and its sequence (16), such as `0051763719200123456`.
-The sequence is the microsecond of its enqueue, or one more than the last, so it is never used twice. Members of equal
-score are ordered by their bytes, so a sorted set of score 0 is in the order (priority, sequence): the order of a queue.
-
-Keys of a queue, `jobpool:{reports}:…`; the braces make all of them one slot of a cluster:
-
-| key | type | what it holds |
-| --- | --- | --- |
-| `ready` | sorted set | members of the messages that wait to be fetched, score 0 |
-| `delayed` | sorted set | members that are not due, or have not been looked for since; score: when, Unix time in µs |
-| `later` | sorted set | the same members, score 0: for lists in enqueue order |
-| `leased` | sorted set | members that a pool holds; score: the deadline, Unix time in µs |
-| `dead` | sorted set | members of the dead letters; score: when they died, Unix time in µs |
-| `buried` | sorted set | the same members, score 0: for lists in enqueue order |
-| `record` | hash | by member: what changes, and the small rest; see below |
-| `body` | hash | by member: the wire bytes, exactly as they were signed, or what was posted |
-| `notes` | hash | by member, of those that failed: JSON with `error`, `reason`, `cause`, `forfeited`, `crashed` (µs) |
-| `bell` | list | one element at most; there when something may be ready: waiters block on it |
-| `evicted` | string | how many dead letters the caps `dead_max` and `dead_max_age` have removed |
-| `call:…` | string | the answer of a fetch, and its end; expires by itself after a minute |
-| `outbox` | list | on a cluster: messages that settlements bring to other queues, on their way there |
-
-Keys of claims and posted messages. A posted message stands in `record` and `body` like a job, and when it is dead in
-`dead` and `buried`, but never in the other sets above:
-
-| key | type | what it holds |
-| --- | --- | --- |
-| `posts` | sorted set | members of posted messages that are free, score 0 |
-| `postsdelayed` | sorted set | members of posted messages that are not due; score: when, Unix time in µs |
-| `postslater` | sorted set | the same members, score 0: for lists in enqueue order |
-| `postsclaimed` | sorted set | members of posted messages that claims hold, score 0 |
-| `lives` | sorted set | members of posted messages with an end, dead ones left out; score: when, Unix time in µs |
-| `claimed` | sorted set | members of the jobs that claims hold, score 0 |
-| `checkouts` | hash | by id of a claim: its end, ttl, grace and time of making or renewal, in µs; then its members |
-| `claims` | sorted set | ids of claims; score: when they end, Unix time in µs |
-| `claimids` | sorted set | the same ids, score 0: for lists in their order |
-| `expired` | string | how many posted messages have ended with their lives |
-
-Keys of the key store in a queue; `…` is a name that somebody chose:
-
-| key | type | what it holds |
-| --- | --- | --- |
-| `done:…` | string | an idempotency key that is done, and until when; expires by itself then |
-| `runs:…` | hash | the message that runs under an idempotency key: its member, and its holder |
-| `hold:…` | hash | places held under a name: by member, the holder. They count only while the lease lives |
-| `guarded` | sorted set | member, holder and guards of leases that hold something; score: when to look at them, µs |
-| `rate:…` | sorted set | owner tokens of starts that are counted; score: when, µs. Ends a minute after its window |
-| `unique:…` | string | the id of the message that has a unique key, and until when; expires after that one's end |
-| `keyed` | hash | by member, of live and dead messages that have one: their unique key |
-
-Keys of a space, `jobpool:{history}:…`:
-
-| key | type | what it holds |
-| --- | --- | --- |
-| `values` | hash | the records of the space, by their keys |
-| `names` | sorted set | the keys of the records, score 0: for lists in their order |
-| `ends` | sorted set | the keys of the records; score: when each ends, µs. All three expire with the last |
-| `log:…` | list | the lines of a log, the newest first |
-| `logs` | sorted set | the names of the logs, score 0 |
-
-Keys of the namespace, `jobpool:…`; on a cluster each queue has its own instead, `jobpool:{reports}:…`:
-
-| key | type | what it holds |
-| --- | --- | --- |
-| `ids` | hash | by id of every live or dead message: its member, a space, its queue |
-| `ended` | sorted set | ids that producers gave, of messages that are gone; score: until when they are remembered, µs |
-| `last` | string | the last sequence that was given |
-| `queues` | set | names of queues; also of some without a message. On a cluster there is one for all, too |
-| `call:…` | string | the answer of a settle call, and its end; expires by itself after a minute |
-
-A record is `deliveries attempts crashes available enqueued gID HANDLER`. First come three counters. Then come Unix
-times in µs, with `-` for a message that was available from its enqueue on. A `+` before the time means that it does not
-expire any more: a run of it was begun, or it was raised from the dead letters. `g` stands before an id that its
-producer gave, `m` before a minted one; with a unique key these are `w` and `u`. A posted message has no handler, and
-`q` or `p` for `g` or `m`. While the message is leased, `HOLDER TTL ` stands before it. That is the first half of the
-owner token (the second is the sequence), and the length of the lease in µs, 14 digits. The record of a message that was
-claimed, or has a life, is followed by a line `CLAIMS LIFE CLAIM`. It says how often the message was claimed, when its
-life ends, in µs, and the claim that holds it (`-` for none).
+A guard has no end of its own. A place is a field in a hash, `member → holder`. It is held while the message of that
+member is leased to that holder: `begin.lua` looks. A settlement that carries the guards removes the fields in its own
+script, and so does the next delivery of the message. Fields of a lease that ended without a word block nobody: they are
+removed when met, and by a later `begin` of the queue. A space has its own keys in one slot, as a queue has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-SHARED = frozenset({"ids", "ended", "last", "queues"})
-"""Kept once for the namespace, so that an id is unique and the order of enqueue holds over all queues."""
+import orjson
 
-_REMEMBERED = 10_000
-"""Lists of keys that are kept, for programs that make up queues as they go."""
+from jobpool.broker.key_store import KeyStore
+from jobpool.message.guards import Begin, Begun, Guards, Rate
+from jobpool.message.lease import JobLease
+from jobpool_backends.redis import scripts
+from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.key_names import KeyNames
+from jobpool_backends.redis.records import MEMBER_CHARS, pieces, places_by
+from jobpool_backends.shared import KEY_PLACE, MICRO, micros
+
+MAX_LEASES_PER_SCRIPT = 500
+"""Some 10 ms of the server's time when each lease asks for everything; also rates a script."""
+
+MAX_LOGS = 10_000
+"""Names of logs that are listed."""
+
+_LOST = Begun(Begin.LOST)
 
 
-class Keys:
-    """The names of the keys in one namespace.
+class RedisKeyStore(KeyStore):
+    """Keys beside the messages of a prefix. Its values are as durable as the server makes them."""
 
-    Args:
-        prefix: Of all keys.
-        spread: Each queue is by itself, with no key in common: a cluster keeps them on different servers.
-    """
+    def __init__(self, link: Link, keys: KeyNames) -> None:
+        self._link = link
+        self._keys = keys
 
-    def __init__(self, prefix: str, *, spread: bool = False) -> None:
-        self.prefix = prefix
-        self.spread = spread
-        self.queues = f"{prefix}:queues"
-        self._known: dict[tuple[str, Sequence[str]], tuple[str, ...]] = {}
+    # --- guards ------------------------------------------------------------------------------------
 
-    def of(self, queue: str, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the keys of `queue` with these names, in order; remembered, because every call asks for the same
-        few.
-        """
-        known = self._known.get((queue, names))
-        if known is None:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            known = self._known[queue, names] = tuple(self.one(queue, name) for name in names)
-        return known
+    def _begin(self, asked: Sequence[tuple[JobLease, Guards]]) -> list[Begun]:
+        """Return the answers, in order: a round trip for each 500 leases, and for each queue where keys are spread."""
+        begun = [_LOST] * len(asked)
+        groups = places_by(lease.queue if self._keys.spread else "" for lease, _ in asked)
+        for places in (piece for group in groups.values() for piece in pieces(group, MAX_LEASES_PER_SCRIPT)):
+            by_queue: dict[str, list[int]] = {}
+            for place in places:
+                by_queue.setdefault(asked[place][0].queue, []).append(place)
+            asks = list(_begin_words(asked, by_queue.values()))
+            words = scripts.BEGIN.run(self._link, self._keys, list(by_queue), asks)
+            told = (place for some in by_queue.values() for place in some)
+            for place, word in zip(told, words, strict=True):
+                begun[place] = _read_begun(word, asked[place][1])
+        return begun
 
-    def one(self, queue: str, name: str) -> str:
-        """Return one key of `queue`, or of the namespace where that holds it."""
-        if name in SHARED and not self.spread:
-            return f"{self.prefix}:{name}"
-        return f"{self.prefix}:{{{queue}}}:{name}"
+    def _first_run(self, queue: str, key: str, ttl: float) -> bool:
+        return bool(self._link.run(scripts.FIRST_RUN.script, [self._keys.one(queue, f"done:{key}")], [micros(ttl)]))
 
-    def settle_call(self, queue: str, call_id: str) -> str:
-        """Return the key that remembers a settle call."""
-        place = f"{self.prefix}:{{{queue}}}" if self.spread else self.prefix
-        return f"{place}:call:settle:{call_id}"
+    def _forget(self, queue: str, key: str) -> bool:
+        return bool(self._link.run(scripts.FORGET.script, [self._keys.one(queue, f"done:{key}")], ()))
 
-    def fetch_call(self, queue: str, fetch_id: str) -> str:
-        """Return the key that remembers a fetch."""
-        return f"{self.prefix}:{{{queue}}}:call:fetch:{fetch_id}"
+    def _take_many(self, queue: str, rates: Sequence[Rate], token: str) -> list[float]:
+        answers: list[float] = []
+        for piece in pieces(rates, MAX_LEASES_PER_SCRIPT):
+            words: list[Word] = [token, *(number for rate in piece for number in (rate.most, micros(rate.window)))]
+            left = self._link.run(
+                scripts.TAKE.script, [self._keys.one(queue, f"rate:{rate.name}") for rate in piece], words
+            )
+            answers += [micros_left / MICRO for micros_left in left]
+        return answers
+
+    def _holders(self, queue: str, name: str) -> list[str]:
+        key = name.removeprefix(KEY_PLACE)
+        places = self._keys.one(queue, f"hold:{name}" if key == name else f"runs:{key}")
+        found: list[bytes] = scripts.HOLDERS.run(self._link, self._keys, [queue], (), places)
+        return sorted(ident.decode() for ident in found)
+
+    # --- records -----------------------------------------------------------------------------------
+
+    def _put_records(self, space: str, records: Mapping[str, bytes], ttl: float) -> None:
+        words = [micros(ttl), *(word for record in records.items() for word in record)]
+        self._link.run(scripts.PUT.script, self._keys.of(space, scripts.RECORD_KEYS), words)
+
+    def _get_record(self, space: str, key: str) -> bytes | None:
+        value: bytes | None = self._link.run(scripts.GET.script, self._keys.of(space, scripts.RECORD_KEYS), (key,))
+        return value
+
+    def _list_records(self, space: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
+        """Return a page. Up to some 8 MB come in one answer; more in several, each as it is then."""
+        first, last = prefix.encode(), prefix.encode() + b"\xff"  # which no UTF-8 has
+        behind = after.encode("utf-8", "replace")
+        found: list[tuple[str, bytes]] = []
+        more = behind < last
+        while more and len(found) < limit:
+            start = b"(" + behind if behind >= first and behind else b"[" + first
+            words = (start, b"(" + last, limit - len(found))
+            more, *told = self._link.run(scripts.LIST.script, self._keys.of(space, scripts.RECORD_KEYS), words)
+            found += [(key.decode(), value) for key, value in zip(told[::2], told[1::2], strict=True)]
+            behind = told[-2] if told else behind
+        return found
+
+    def _delete_records(self, space: str, keys: Sequence[str]) -> None:
+        self._link.run(scripts.DROP.script, self._keys.of(space, scripts.RECORD_KEYS), keys)
+
+    # --- logs --------------------------------------------------------------------------------------
+
+    def _append_log(self, space: str, lines: Sequence[tuple[str, bytes]], keep: int) -> None:
+        logs: dict[str, list[bytes]] = {}
+        for name, line in lines:
+            logs.setdefault(name, []).append(line)
+        words: list[Word] = [keep]
+        for name, added in logs.items():
+            words += (name, len(added), *added)
+        keys = [self._keys.one(space, name) for name in ("logs", *(f"log:{log}" for log in logs))]
+        self._link.run(scripts.APPEND.script, keys, words)
+
+    def _read_log(self, space: str, name: str, limit: int) -> list[bytes]:
+        lines: list[bytes] = self._link.call("LRANGE", self._keys.one(space, f"log:{name}"), 0, limit - 1)
+        return lines
+
+    def _list_logs(self, space: str) -> list[str]:
+        names: list[bytes] = self._link.call("ZRANGE", self._keys.one(space, "logs"), 0, MAX_LOGS - 1)
+        return [name.decode() for name in names]
+
+
+def guarded_token(lease: JobLease, guards: Guards) -> bytes:
+    """Return the owner token, then the guards, as `begin.lua` and `settle.lua` take them: always the same bytes."""
+    rates = [(rate.name, rate.most, micros(rate.window)) for rate in guards.rates]
+    holds = [(hold.name, hold.most) for hold in guards.holds]
+    return lease.owner_token.encode() + orjson.dumps((guards.key or "", micros(guards.keep), holds, rates))
+
+
+def token_of(lease: JobLease) -> str:
+    """Return the lease's token; for another backend's lease, one that no message has."""
+    token = lease.token
+    return token if type(token) is str and token else "-"
+
+
+def _begin_words(asked: Sequence[tuple[JobLease, Guards]], groups: Iterable[list[int]]) -> Iterator[Word]:
+    for places in groups:
+        yield len(places)
+        for lease, guards in (asked[place] for place in places):
+            yield token_of(lease)[:MEMBER_CHARS]
+            yield guarded_token(lease, guards)
+
+
+def _read_begun(word: bytes, guards: Guards) -> Begun:
+    """Parse a word of `begin.lua`."""
+    match word[:1]:
+        case b"g":
+            return Begun(Begin.GRANTED)
+        case b"d":
+            return Begun(Begin.DONE, guards.key or "")
+        case b"k":
+            return Begun(Begin.HELD, guards.key or "")
+        case b"h":
+            return Begun(Begin.HELD, word[2:].decode())
+        case b"r":
+            left, _, name = word[2:].decode().partition(" ")
+            return Begun(Begin.LIMITED, name, int(left) / MICRO)
+        case _:
+            return _LOST

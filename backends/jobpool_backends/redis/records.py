@@ -1,9 +1,11 @@
-"""A message as Redis keeps it: its member, its record, its notes. `keys` describes them."""
+"""A message as Redis keeps it: its member, its record, its notes. `key_names` describes them."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+import zlib
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar
 
 import orjson
 
@@ -12,99 +14,46 @@ from jobpool.broker.values import Message, NewMessage, State
 from jobpool.errors import ConfigurationError
 from jobpool_backends.shared import MICRO, micros
 
-MEMBER = 19
-"""Characters of a member."""
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
-HOLDER = 16
+MEMBER_CHARS = 19
+HOLDER_CHARS = 16
 """Characters of an owner token that name the holder."""
 
-TAG = 32
+TAG_BYTES = 32
 """Bytes that stand before the record of a leased message: holder, ttl and two spaces."""
 
+TIES_PER_SEQUENCE = 1000
 PRIORITIES = tuple(f"{priority:03d}" for priority in range(256))
 
 _LETTERS = {(False, False): "m", (False, True): "g", (True, False): "u", (True, True): "w"}
 """By whether it has a unique key, and whether its producer gave the id."""
 
 _STATES = {b"w": State.WAITING, b"d": State.DELAYED, b"l": State.LEASED, b"c": State.LEASED, b"x": State.DEAD}
-_LAST_DUE = 9_000_000_000_000_000
-"""Unix time in µs, in the year 2255: what a sorted set's score can tell to the microsecond."""
+_MAX_DUE_US = 9_000_000_000_000_000
+"""Unix time in the year 2255: a sorted set's score cannot tell later microseconds apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The whole of one message, as `read.lua` answers. Times are Unix time in µs.
+    """One message, as `read.lua` answers.
 
     Attributes:
         stored: The record as it is, leased or not.
-        moment: The time that belongs to the state: when it is due, when its lease or claim ends, when it died.
-        body: Empty when it was not asked for.
-        claim: Id of the claim that holds it.
-        ends_at: When its life ends.
+        since: Unix time in µs of its death; of a message that is not dead, of its enqueue.
+        message: Its body is empty when it was not asked for.
     """
 
     member: str
-    queue: str
-    id: str
-    handler: str
-    state: State
     stored: bytes
-    moment: int | None
-    attempts: int
-    crashes: int
-    deliveries: int
-    enqueued_at: int
-    available_at: int
+    since: int
     notes: dict[str, str]
-    body: bytes
-    claims: int
-    claim: str | None
-    ends_at: int | None
+    message: Message
 
-    @property
-    def died_at(self) -> int | None:
-        return self.moment if self.state is State.DEAD else None
-
-    def message(self, cursor: str) -> Message:
-        """Return the message as an administrator sees it."""
-        ends = self.moment if self.state is State.LEASED else None
-        return Message(
-            id=self.id,
-            queue=self.queue,
-            state=self.state,
-            handler=self.handler,
-            priority=int(self.member[:3]),
-            attempts=self.attempts,
-            crashes=self.crashes,
-            deliveries=self.deliveries,
-            enqueued_at=self.enqueued_at / MICRO,
-            available_at=self.available_at / MICRO,
-            body=self.body,
-            reason=self.notes.get("reason"),
-            last_error=self.notes.get("error"),
-            cause=self.notes.get("forfeited") or self.notes.get("cause"),
-            died_at=None if self.died_at is None else self.died_at / MICRO,
-            expires_at=None if ends is None else ends / MICRO,
-            claim=self.claim,
-            claims=self.claims,
-            ends_at=None if self.ends_at is None else self.ends_at / MICRO,
-            cursor=cursor,
-        )
-
-    def queue_message(self, cursor: str) -> QueueMessage:
+    def queue_message(self) -> QueueMessage:
         """Return the message as claims see it."""
-        return QueueMessage(
-            id=self.id,
-            queue=self.queue,
-            body=self.body,
-            handler=self.handler,
-            priority=int(self.member[:3]),
-            enqueued_at=self.enqueued_at / MICRO,
-            claims=self.claims,
-            claim=self.claim,
-            ends_at=None if self.ends_at is None else self.ends_at / MICRO,
-            cursor=cursor,
-        )
+        return QueueMessage(**{field.name: getattr(self.message, field.name) for field in fields(QueueMessage)})
 
 
 def read_row(queue: str, member: str, answer: list[Any]) -> Row | None:
@@ -112,36 +61,57 @@ def read_row(queue: str, member: str, answer: list[Any]) -> Row | None:
 
     Raises `ConfigurationError` where its keys do not fit together: Redis has evicted some of them.
     """
-    letter, moment, stored, notes, body = answer
+    letter, moment, stored, packed, body = answer
     if stored is None:
         return None
-    record = stored[TAG:] if letter == b"l" else stored
-    if letter != b"l" and record[HOLDER : HOLDER + 1] == b" " and not record[:HOLDER].count(b" "):
+    record = stored[TAG_BYTES:] if letter == b"l" else stored
+    if letter != b"l" and record[HOLDER_CHARS : HOLDER_CHARS + 1] == b" " and not record[:HOLDER_CHARS].count(b" "):
         raise ConfigurationError(
             f"Redis has lost keys of queue {queue!r}, as it does when it evicts them: a message is leased, and the"
             " list of leases is gone. Set maxmemory-policy noeviction, and enqueue again what is missing"
         )
     deliveries, attempts, crashes, available, enqueued, ident, rest = record.decode().split(" ", 6)
     handler, claims, ends_at, claim = read_tail(rest)
-    return Row(
-        member=member,
-        queue=queue,
+    state = _STATES[letter]
+    died_at = int(moment) if state is State.DEAD and moment is not None else None
+    notes: dict[str, str] = orjson.loads(packed) if packed else {}
+    message = Message(
         id=ident[1:],
+        queue=queue,
+        state=state,
         handler=handler,
-        state=_STATES[letter],
-        stored=stored,
-        moment=None if moment is None else int(moment),
+        priority=int(member[:3]),
         attempts=int(attempts),
         crashes=int(crashes),
         deliveries=int(deliveries),
-        enqueued_at=int(enqueued),
-        available_at=int(enqueued if available == "-" else available),
-        notes=orjson.loads(notes) if notes else {},
+        enqueued_at=int(enqueued) / MICRO,
+        available_at=int(enqueued if available == "-" else available) / MICRO,
         body=body or b"",
-        claims=claims,
+        reason=notes.get("reason"),
+        last_error=notes.get("error"),
+        cause=notes.get("forfeited") or notes.get("cause"),
+        died_at=_seconds(died_at),
+        expires_at=_seconds(moment) if state is State.LEASED else None,
         claim=claim if letter == b"c" else None,
-        ends_at=ends_at,
+        claims=claims,
+        ends_at=_seconds(ends_at),
+        cursor=cursor_of(queue, member),
     )
+    return Row(member, stored, int(enqueued) if died_at is None else died_at, notes, message)
+
+
+def _seconds(moment: int | bytes | None) -> float | None:
+    return None if moment is None else int(moment) / MICRO
+
+
+def tie_of(queue: str) -> int:
+    """Return the number that tells queues apart in the enqueue order that gave the same sequence at once."""
+    return zlib.crc32(queue.encode()) % TIES_PER_SEQUENCE
+
+
+def cursor_of(queue: str, member: str) -> str:
+    """Return the cursor of this message."""
+    return f"{member[3:]}{tie_of(queue):03d}"
 
 
 def read_tail(rest: str) -> tuple[str, int, int | None, str]:
@@ -153,13 +123,26 @@ def read_tail(rest: str) -> tuple[str, int, int | None, str]:
     return handler, int(claims), None if life == "-" else int(life), claim
 
 
+def places_by(keys: Iterable[Key]) -> dict[Key, list[int]]:
+    """Return by key, in order of first appearance, the places at which it stands."""
+    places: dict[Key, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    return places
+
+
+def pieces(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    """Yield the items in order, at most `size` at a time."""
+    return (items[first : first + size] for first in range(0, len(items), size))
+
+
 def due_of(message: NewMessage) -> int | str:
-    """Return when it is due, Unix time in µs; empty for now."""
-    return "" if message.due is None else min(max(micros(message.due), 0), _LAST_DUE)
+    """Return when it is due, Unix time in µs; "" for now."""
+    return "" if message.due is None else min(max(micros(message.due), 0), _MAX_DUE_US)
 
 
 def tail_of(message: NewMessage) -> str | bytes:
-    """Return the end of its record, which never changes; with what else `add.lua` is to know of it."""
+    """Return the end of its record, which never changes; or JSON where `add.lua` is to know more."""
     if message.unique_key is None and not message.deliveries:
         return f"{'g' if message.given else 'm'}{message.id} {message.handler}"
     return b"+" + orjson.dumps(_more_of(message))
@@ -188,8 +171,7 @@ def readable(text: str) -> str:
 
 
 def write_entry(message: NewMessage) -> bytes:
-    """Return a message on its way to another queue, as one element of an outbox: a line that says what it is, then the
-    body.
+    """Return a message on its way to another queue, as one element of an outbox: a line of facts, then the body.
 
     The line is JSON only where the older form has no place for something: pools of that form may relay it too.
     """
@@ -204,9 +186,7 @@ def write_entry(message: NewMessage) -> bytes:
 
 
 def read_entry(entry: bytes) -> NewMessage:
-    """Return the message of `write_entry`; as one whose producer gave the id, so that it can be added twice without
-    harm.
-    """
+    """Return the message of `write_entry`, with an id given by its producer: so adding it twice does no harm."""
     head, _, body = entry.partition(b"\n")
     if head.startswith(b"{"):
         return NewMessage(**{"due": None, **orjson.loads(head), "given": True, "body": body})

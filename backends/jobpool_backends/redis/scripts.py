@@ -1,8 +1,8 @@
 """The Lua scripts, one for each verb, put together from the pieces in `lua/`.
 
 The first KEYS (`lead`) belong to the call. Then come the keys of each queue, always the same names in the same order.
-The header that is written here turns them into names, so that the Lua says `q.ready` and never counts. Only the keys of
-`beside.lua` are not declared: they are in the slot of declared ones.
+A header turns them into names, so that the Lua says `q.ready` and never counts. Only the keys of `beside.lua` are not
+declared: they are in the slot of declared ones.
 """
 
 from __future__ import annotations
@@ -10,32 +10,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.link import Script
+from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.connections import Link, Script
+from jobpool_backends.redis.key_names import KeyNames
 
 _FOLDER = files("jobpool_backends.redis") / "lua"
 
 
 @dataclass(frozen=True, slots=True)
-class Verb:
+class QueueScript:
     """A script, and the keys of a queue that it wants."""
 
     script: Script
     names: tuple[str, ...]
 
-    def keys(self, keys: Keys, queues: Sequence[str], *lead: str) -> list[str]:
+    def keys(self, keys: KeyNames, queues: Sequence[str], *lead: str) -> list[str]:
         """Return KEYS for these queues, `lead` before them."""
         found = list(lead)
         for queue in queues:
             found += keys.of(queue, self.names)
         return found
 
+    def run(self, link: Link, keys: KeyNames, queues: Sequence[str], words: Sequence[Word], *lead: str) -> Any:
+        """Run it on these queues. Returns and raises as `Link.run`."""
+        return link.run(self.script, self.keys(keys, queues, *lead), words)
 
-def _verb(name: str, pieces: str, names: str, lead: str = "") -> Verb:
+
+def _script(name: str, pieces: str, names: str, lead: str = "") -> QueueScript:
     wanted, first = tuple(names.split()), lead.split()
     parts = [_header(first, wanted), *(_read(piece) for piece in ("base", *pieces.split(), name))]
-    return Verb(Script(name, "\n".join(parts)), wanted)
+    return QueueScript(Script(name, "\n".join(parts)), wanted)
 
 
 def _header(lead: Sequence[str], names: Sequence[str]) -> str:
@@ -65,52 +71,51 @@ _SWEPT = (
 
 _ENQUEUED = "ids ended queues ready delayed later record body bell"
 
-ENQUEUE = _verb("enqueue", "clock bell remember beside unique add", _ENQUEUED, "last")
-FETCH = _verb("fetch", "clock promote judge remember bodies", "ready delayed later leased record body bell", "memory")
-SETTLE = _verb(
+ENQUEUE = _script("enqueue", "clock bell remember beside unique add", _ENQUEUED, "last")
+OUTBOX_PEEK = _script("outboxpeek", "", "", "outbox")
+OUTBOX_DROP = _script("outboxdrop", "", "", "outbox")
+FETCH = _script("fetch", "clock promote judge remember bodies", "ready delayed later leased record body bell", "memory")
+SETTLE = _script(
     "settle",
     "clock judge remember bell beside unique places rates letgo add notes erase bury",
     "leased record body notes ids ended queues ready delayed later dead buried evicted bell outbox",
     "memory last",
 )
-RENEW = _verb("renew", "clock judge", "leased record")
-REAP = _verb(
-    "reap",
-    f"clock {_SWEEPING} notes bury",
-    f"{_SWEPT} leased dead buried evicted",
-)
-LOOK = _verb("look", "", "ready delayed")
-STATS = _verb("stats", f"clock {_SWEEPING}", f"{_SWEPT} leased dead")
-WALK = _verb("walk", f"clock {_SWEEPING}", f"{_SWEPT} buried")
-READ = _verb("read", f"clock {_SWEEPING}", "record body notes leased delayed dead postsdelayed checkouts")
-CHANGE = _verb(
+RENEW = _script("renew", "clock judge", "leased record")
+REAP = _script("reap", f"clock {_SWEEPING} notes bury", f"{_SWEPT} leased dead buried evicted")
+LOOK = _script("look", "", "ready delayed")
+STATS = _script("stats", f"clock {_SWEEPING}", f"{_SWEPT} leased dead")
+WALK = _script("walk", f"clock {_SWEEPING}", f"{_SWEPT} buried")
+READ = _script("read", f"clock {_SWEEPING}", "record body notes leased delayed dead postsdelayed checkouts")
+CHANGE = _script(
     "change",
     "clock remember bell beside unique notes erase tail",
     "record body notes ids ended ready delayed later dead buried bell"
     " posts postsdelayed postslater postsclaimed claimed lives",
 )
 
-POST = _verb("post", f"clock {_SWEEPING} add", f"{_SWEPT} queues", "last")
-CLAIM = _verb("claim", f"clock {_SWEEPING} notes bury prolong choose", f"{_SWEPT} dead buried evicted")
-CLAIM_SHOW = _verb("claimshow", f"clock {_SWEEPING}", "record body checkouts")
-CLAIM_RENEW = _verb("claimrenew", f"clock {_SWEEPING} prolong", "record body claims lives checkouts")
-CLAIM_RELEASE = _verb(
+POST = _script("post", f"clock {_SWEEPING} add", f"{_SWEPT} queues", "last")
+CLAIM = _script("claim", f"clock {_SWEEPING} notes bury prolong choose", f"{_SWEPT} dead buried evicted")
+CLAIM_SHOW = _script("claimshow", f"clock {_SWEEPING}", "record body checkouts")
+CLAIM_RENEW = _script("claimrenew", f"clock {_SWEEPING} prolong", "record body claims lives checkouts")
+CLAIM_RELEASE = _script(
     "claimrelease", f"clock {_SWEEPING}", "record ready bell posts postsclaimed claimed claims claimids checkouts"
 )
-CLAIM_DELETE = _verb("claimdelete", f"clock {_SWEEPING}", f"{_SWEPT} leased dead")
-CLAIM_POP = _verb("claimpop", f"clock {_SWEEPING} choose", _SWEPT)
-CLAIM_LIST = _verb("claimlist", f"clock {_SWEEPING}", "claimids checkouts")
+CLAIM_DELETE = _script("claimdelete", f"clock {_SWEEPING}", f"{_SWEPT} leased dead")
+CLAIM_POP = _script("claimpop", f"clock {_SWEEPING} choose", _SWEPT)
+CLAIM_LIST = _script("claimlist", f"clock {_SWEEPING}", "claimids checkouts")
 
-BEGIN = _verb("begin", "clock judge remember beside places rates", "leased record")
-HOLDERS = _verb("holders", "clock judge places", "leased record", "places")
-FIRST_RUN = _verb("firstrun", "clock remember", "", "done")
-FORGET = _verb("forget", "clock remember", "", "done")
-TAKE = _verb("take", "clock rates", "")
+BEGIN = _script("begin", "clock judge remember beside places rates", "leased record")
+HOLDERS = _script("holders", "clock judge places", "leased record", "places")
+FIRST_RUN = _script("firstrun", "clock remember", "", "done")
+FORGET = _script("forget", "clock remember", "", "done")
+TAKE = _script("take", "clock rates", "")
 
-_RECORDS = "values names ends"
+RECORD_KEYS = ("values", "names", "ends")
+_RECORDS = " ".join(RECORD_KEYS)
 
-PUT = _verb("put", "clock", "", _RECORDS)
-GET = _verb("get", "clock", "", _RECORDS)
-LIST = _verb("list", "clock", "", _RECORDS)
-DROP = _verb("drop", "", "", _RECORDS)
-APPEND = _verb("append", "", "log", "logs")
+PUT = _script("put", "clock", "", _RECORDS)
+GET = _script("get", "clock", "", _RECORDS)
+LIST = _script("list", "clock", "", _RECORDS)
+DROP = _script("drop", "", "", _RECORDS)
+APPEND = _script("append", "", "log", "logs")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import greenstalk
@@ -22,10 +23,14 @@ class BeanstalkServer(Server):
     """A running beanstalkd, on a free port of 127.0.0.1; it keeps nothing unless asked to.
 
     beanstalkd looks at its clock when it has carried out a command. So `advance` and `turn_to` send one, and every
-    command that is sent after they have returned sees jobs that fell due ready and leases that ran out free. On a
-    turned server a `reserve-with-timeout` above 0 never gives up: its end is reckoned on the clock that stands still.
-    A lease ends a microsecond after its deadline; when time lands on the deadline itself, beanstalkd 1.12 forgets it
-    until its holder's next command.
+    command that is sent after they have returned sees jobs that fell due ready and leases that ran out free. They send
+    one before as well: after an answer beanstalkd reads its clock twice to note when the connection's first lease ends,
+    and a turn between the two readings would make that later by the turn. Once another connection is answered, it has
+    read them.
+
+    On a turned server a `reserve-with-timeout` above 0 never gives up: its end is reckoned on the clock that stands
+    still. A lease ends a microsecond after its deadline; when time lands on the deadline itself, beanstalkd 1.12
+    forgets it until its holder's next command.
 
     Args:
         folder: For its log and its binlog; made if it is missing.
@@ -62,16 +67,16 @@ class BeanstalkServer(Server):
 
     def advance(self, seconds: float) -> None:
         """Let time pass on a turned server, to the microsecond."""
-        self._turned.advance(seconds)
-        self._look()
+        with self._looking():
+            self._turned.advance(seconds)
 
     def turn_to(self, moment: float) -> None:
         """Set a turned server's clock to this Unix time in seconds; what runs in jobs is then so much longer, or over.
 
         Tubes that earlier tests left are other tubes, and their jobs' times matter to nobody.
         """
-        self._turned.turn_to(moment)
-        self._look()
+        with self._looking():
+            self._turned.turn_to(moment)
 
     def drain(self) -> None:
         """Have it take no more jobs, until it is started again; returns when that is so."""
@@ -85,8 +90,12 @@ class BeanstalkServer(Server):
             raise ValueError("only a server made with turned=True has a clock that can be turned")
         return self._time
 
-    def _look(self) -> None:
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Have it end what it is about before this block, and look at its clock after it."""
         with self.client() as client:
+            client.using()
+            yield
             client.using()
 
     def _command(self, port: int) -> list[str]:

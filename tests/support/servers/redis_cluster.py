@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from jobpool_backends.redis.slots import SLOTS, Host, read_slots
-from jobpool_backends.redis.wire import Endpoint
+from jobpool_backends.redis.cluster_connections import SLOTS, Host, read_slots
+from jobpool_backends.redis.connection import Endpoint
 from support.servers.process import LIMIT, ServerFailed, free_port
 from support.servers.redis_server import RedisServer
 from support.waiting import wait_until

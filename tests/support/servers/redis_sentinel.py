@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from redis.exceptions import ResponseError
 
-from jobpool_backends.redis.wire import Endpoint
+from jobpool_backends.redis.connection import Endpoint
 from support.servers.process import LIMIT, ServerFailed
 from support.servers.redis_server import RedisServer
 from support.waiting import wait_until

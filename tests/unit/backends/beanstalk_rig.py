@@ -13,10 +13,10 @@ from jobpool.message.definition import JobDefinition
 from jobpool.message.envelope import encode
 from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.beanstalk.address import Address, read_address
-from jobpool_backends.beanstalk.lines import Lines
-from jobpool_backends.beanstalk.looking import Looker
+from jobpool_backends.beanstalk.bulk import BulkChanger
+from jobpool_backends.beanstalk.connections import Connections
+from jobpool_backends.beanstalk.inspect import Inspector
 from jobpool_backends.beanstalk.records import Record, to_bytes
-from jobpool_backends.beanstalk.tending import Tender
 
 QUEUE = "mails"
 NOW = 1_800_000_000.0
@@ -24,12 +24,12 @@ LARGEST = 2**20
 
 
 class Administrator:
-    """One client, with lines of its own."""
+    """One client, with connections of its own."""
 
     def __init__(self, address: Address, clock: ManualClock) -> None:
-        self.lines = Lines(address, clock)
-        self.looker = Looker(self.lines, clock)
-        self.tender = Tender(self.lines, self.looker, clock)
+        self.connections = Connections(address, clock)
+        self.inspector = Inspector(self.connections, clock)
+        self.bulk_changer = BulkChanger(self.connections, self.inspector, clock)
 
 
 @dataclass
@@ -45,8 +45,8 @@ class BeanstalkRig:
         self.raw = self.server.client(self.prefix + QUEUE)
         self._administrators: list[Administrator] = []
         self.admin = self.administrator()
-        self.looker = self.admin.looker
-        self.tender = self.admin.tender
+        self.inspector = self.admin.inspector
+        self.bulk_changer = self.admin.bulk_changer
 
     def administrator(self) -> Administrator:
         self._administrators.append(Administrator(self.address, self.clock))
@@ -54,7 +54,7 @@ class BeanstalkRig:
 
     def close(self) -> None:
         for administrator in self._administrators:
-            administrator.lines.close()
+            administrator.connections.close()
         self.raw.close()
 
     # --- making ----------------------------------------------------------------------------------------

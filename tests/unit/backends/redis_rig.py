@@ -11,7 +11,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.message.lease import JobLease
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.redis.address import read_address
-from jobpool_backends.redis.keys import Keys
+from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.opening import open_link
 
 
@@ -29,7 +29,7 @@ class Rig:
     def __init__(self, server: RedisServer | None = None, kind: type[RedisBackend] = RedisBackend) -> None:
         self.server = server or shared_redis()
         self.prefix = fresh_name()
-        self.keys = Keys(self.prefix, spread=kind.spread)
+        self.keys = KeyNames(self.prefix, spread=kind.spread)
         self._kind = kind
         self._opened: list[RedisBackend] = []
         self._link = open_link(read_address(self.server.url, {}))

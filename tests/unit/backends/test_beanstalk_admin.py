@@ -16,8 +16,8 @@ from support.servers import BeanstalkServer
 from jobpool.broker.values import MessageFilter, QueueStats, State, Verb
 from jobpool.errors import BackendUnavailable, Unsupported
 from jobpool_backends.beanstalk import BeanstalkBackend
-from jobpool_backends.beanstalk.dead import Walk
-from jobpool_backends.beanstalk.raising import PIECE, Work
+from jobpool_backends.beanstalk.bulk import LETTERS_RAISED_AT_ONCE, LetterChanges
+from jobpool_backends.beanstalk.dead_letters import Walk
 from jobpool_backends.beanstalk.records import Record, from_bytes
 from jobpool_torture.network import Proxy
 
@@ -64,7 +64,7 @@ PAST = {
 
 def test_resume_goes_on_where_it_ended(rig: BeanstalkRig) -> None:
     rig.bury(died("a", **PAST), priority=17, ttr=45)
-    assert rig.tender.bulk(MINE, Verb.RESUME, 10) == 1
+    assert rig.bulk_changer.bulk(MINE, Verb.RESUME, 10) == 1
     number = rig.raw.peek_ready().id
     told = rig.raw.stats_job(number)
     assert (told["pri"], told["ttr"], told["delay"]) == (17, 45, 0)
@@ -73,24 +73,24 @@ def test_resume_goes_on_where_it_ended(rig: BeanstalkRig) -> None:
 
 def test_retry_forgets_how_it_failed(rig: BeanstalkRig) -> None:
     rig.bury(died("a", **PAST), priority=17, ttr=45)
-    assert rig.tender.bulk(MINE, Verb.RETRY, 10) == 1
+    assert rig.bulk_changer.bulk(MINE, Verb.RETRY, 10) == 1
     assert ready(rig) == [(Record("a", NOW - 60.0, deliveries=9, begun=True), body("a", priority=17))]
     assert rig.counts() == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("verb", RAISE)
 def test_more_than_a_piece_is_raised_in_its_order(rig: BeanstalkRig, verb: Verb) -> None:
-    known = [f"{place:03d}" for place in range(2 * PIECE + 7)]
+    known = [f"{place:03d}" for place in range(2 * LETTERS_RAISED_AT_ONCE + 7)]
     rig.bury_many(known)
-    assert rig.tender.bulk(MINE, verb, 1000) == len(known)
-    assert rig.tender.bulk(MINE, verb, 1000) == 0
+    assert rig.bulk_changer.bulk(MINE, verb, 1000) == len(known)
+    assert rig.bulk_changer.bulk(MINE, verb, 1000) == 0
     assert [record.id for record, _ in ready(rig)] == known
 
 
 @pytest.mark.parametrize("verb", [*RAISE, Verb.DELETE])
 def test_the_oldest_that_match_up_to_the_limit_and_the_others_stay_in_order(rig: BeanstalkRig, verb: Verb) -> None:
     numbers = [rig.bury(died(ident, reason="odd" if ident in "bdf" else "even")) for ident in "abcdef"]
-    assert rig.tender.bulk(MessageFilter(reason="odd"), verb, 2) == 2
+    assert rig.bulk_changer.bulk(MessageFilter(reason="odd"), verb, 2) == 2
     assert [record.id for record, _ in ready(rig)] == ([] if verb is Verb.DELETE else ["b", "d"])
     assert rig.buried() == [numbers[place] for place in (0, 2, 4, 5)]
 
@@ -98,30 +98,30 @@ def test_the_oldest_that_match_up_to_the_limit_and_the_others_stay_in_order(rig:
 @pytest.mark.parametrize("verb", [*RAISE, Verb.DELETE])
 def test_single_ones_by_their_ids_whether_or_not_they_were_seen(rig: BeanstalkRig, verb: Verb) -> None:
     numbers = rig.bury_many("abcde")
-    rig.looker.inspect("c")
+    rig.inspector.inspect("c")
     where = MessageFilter(ids=("c", "e", "x"), states=(State.DEAD,))
-    assert rig.tender.bulk(where, verb, 10) == 2
+    assert rig.bulk_changer.bulk(where, verb, 10) == 2
     assert rig.buried() == [numbers[place] for place in (0, 1, 3)]
 
 
 def test_one_that_was_seen_is_raised_without_a_walk(rig: BeanstalkRig) -> None:
     rig.bury_many(map(str, range(20)))
-    rig.looker.page(MINE, 0, 50)
+    rig.inspector.page(MINE, 0, 50)
     before = rig.steps()
-    assert rig.tender.bulk(MessageFilter(ids=("11", "7")), Verb.RETRY, 10) == 2
+    assert rig.bulk_changer.bulk(MessageFilter(ids=("11", "7")), Verb.RETRY, 10) == 2
     assert rig.steps() == before
 
 
 def test_letters_of_all_queues(rig: BeanstalkRig) -> None:
     for queue in ("a", "b", "c"):
         rig.bury(died(queue), queue=queue)
-    assert rig.tender.bulk(MessageFilter(), Verb.RETRY, 2) == 2
-    assert rig.tender.bulk(MessageFilter(), Verb.RETRY, 2) == 1
+    assert rig.bulk_changer.bulk(MessageFilter(), Verb.RETRY, 2) == 2
+    assert rig.bulk_changer.bulk(MessageFilter(), Verb.RETRY, 2) == 1
 
 
 def test_what_another_program_buried_is_kicked_as_it_is(rig: BeanstalkRig) -> None:
     number = rig.bury_bytes(b"foreign", priority=70_000)
-    assert rig.tender.bulk(MINE, Verb.RETRY, 10) == 1
+    assert rig.bulk_changer.bulk(MINE, Verb.RETRY, 10) == 1
     job = rig.raw.peek_ready()
     assert (job.id, job.body, rig.raw.stats_job(job)["pri"]) == (number, b"foreign", 70_000)
     assert rig.counts() == (1, 0, 0, 0)
@@ -137,9 +137,9 @@ def test_all_of_a_queue_is_deleted_but_for_what_is_leased(rig: BeanstalkRig) -> 
         rig.put(f"later {ident}", delay=60)
     rig.bury_many("de")
     rig.put("elsewhere", queue="other")
-    assert rig.tender.bulk(MINE, Verb.DELETE, 5) == 5
-    assert rig.tender.bulk(MINE, Verb.DELETE, 5) == 3
-    assert rig.tender.bulk(MINE, Verb.DELETE, 5) == 0
+    assert rig.bulk_changer.bulk(MINE, Verb.DELETE, 5) == 5
+    assert rig.bulk_changer.bulk(MINE, Verb.DELETE, 5) == 3
+    assert rig.bulk_changer.bulk(MINE, Verb.DELETE, 5) == 0
     assert rig.counts() == (0, 0, 1, 0)
     assert rig.counts("other") == (1, 0, 0, 0)
     rig.raw.delete(leased)
@@ -161,7 +161,7 @@ def test_all_of_some_states_is_deleted(
     rig.put("a")
     rig.put("b", delay=60)
     rig.bury(died("c"))
-    assert rig.tender.bulk(MessageFilter(queue=QUEUE, states=states), Verb.DELETE, 10) == 3 - sum(left)
+    assert rig.bulk_changer.bulk(MessageFilter(queue=QUEUE, states=states), Verb.DELETE, 10) == 3 - sum(left)
     assert rig.counts() == left
 
 
@@ -182,14 +182,14 @@ def test_some_of_the_live_ones_cannot_be_deleted_and_a_sentence_says_what_can(
     rig.put("a")
     rig.bury(died("b"))
     with pytest.raises(Unsupported, match=r"keeps_records.*: delete all of a queue"):
-        rig.tender.bulk(where, Verb.DELETE, 10)
+        rig.bulk_changer.bulk(where, Verb.DELETE, 10)
     assert rig.counts() == (1, 0, 0, 1)
 
 
 def test_a_reason_means_dead_letters(rig: BeanstalkRig) -> None:
     rig.put("a")
     rig.bury(died("b"))
-    assert rig.tender.bulk(MessageFilter(reason="failed"), Verb.DELETE, 10) == 1
+    assert rig.bulk_changer.bulk(MessageFilter(reason="failed"), Verb.DELETE, 10) == 1
     assert rig.counts() == (1, 0, 0, 0)
 
 
@@ -197,10 +197,10 @@ def test_a_reason_means_dead_letters(rig: BeanstalkRig) -> None:
 def test_what_is_no_name_of_a_queue_is_never_part_of_a_command(rig: BeanstalkRig, name: str) -> None:
     rig.bury(died("a"))
     where = MessageFilter(queue=name)
-    assert rig.looker.stats(name) == QueueStats()
-    assert rig.looker.page(where, 0, 9) == []
-    assert rig.looker.count(where, 9) == rig.looker.count(MessageFilter(queue=name, text="a"), 9) == 0
-    assert [rig.tender.bulk(where, verb, 9) for verb in Verb] == [0, 0, 0]
+    assert rig.inspector.stats(name) == QueueStats()
+    assert rig.inspector.page(where, 0, 9) == []
+    assert rig.inspector.count(where, 9) == rig.inspector.count(MessageFilter(queue=name, text="a"), 9) == 0
+    assert [rig.bulk_changer.bulk(where, verb, 9) for verb in Verb] == [0, 0, 0]
     assert rig.counts() == (0, 0, 0, 1)
 
 
@@ -215,10 +215,12 @@ def test_a_letter_whose_administrator_died_is_not_taken_for_a_live_message(rig: 
     rig.put("alive")
     rig.put("later", delay=10)
     rig.raw.put(rig.raw.peek(number).body, delay=3600)  # as one that was not buried in time
-    assert rig.tender.bulk(MessageFilter(queue=QUEUE, states=(State.WAITING, State.DELAYED)), Verb.DELETE, 10) == 2
+    assert (
+        rig.bulk_changer.bulk(MessageFilter(queue=QUEUE, states=(State.WAITING, State.DELAYED)), Verb.DELETE, 10) == 2
+    )
     assert rig.counts() == (0, 0, 0, 2)
     assert rig.raw.stats_job(number)["pri"] == 17
-    assert [message.id for message in rig.looker.page(MINE, 0, 9)] == ["a", "a"]
+    assert [message.id for message in rig.inspector.page(MINE, 0, 9)] == ["a", "a"]
 
 
 @pytest.mark.parametrize("lost", ["peek-buried", "reserve-job", "put", "delete"])
@@ -229,8 +231,8 @@ def test_a_connection_that_breaks_in_the_middle_loses_nothing(rig: BeanstalkRig,
         admin = Administrator(far, rig.clock)
         proxy.drop_replies(1, match=rf"(?m)^{lost} ?")
         with pytest.raises(BackendUnavailable, match="closed the connection"):
-            admin.tender.bulk(MINE, Verb.RETRY, 10)
-        admin.lines.close()
+            admin.bulk_changer.bulk(MINE, Verb.RETRY, 10)
+        admin.connections.close()
     backend = BeanstalkBackend(rig.address, clock=rig.clock)
     leases = backend.fetch_many(QUEUE, limit=9)  # what is ready, and has a dead mark, is buried again
     messages = backend.list_messages(MINE)
@@ -251,17 +253,17 @@ def test_a_server_that_takes_no_copies_keeps_its_letters(tmp_path: Path, verb: V
         rig.bury_many("abc")
         server.drain()
         with pytest.raises(BackendUnavailable, match="drain mode"):
-            rig.tender.bulk(MINE, verb, 10)
+            rig.bulk_changer.bulk(MINE, verb, 10)
         assert rig.counts() == (0, 0, 0, 3)
-        assert rig.tender.bulk(MINE, Verb.DELETE, 10) == 3
+        assert rig.bulk_changer.bulk(MINE, Verb.DELETE, 10) == 3
         rig.close()
 
 
 def test_what_was_reserved_and_cannot_be_raised_is_buried_again(rig: BeanstalkRig) -> None:
     numbers = [rig.bury(died(ident), priority=9) for ident in "ab"]
-    with rig.admin.lines.spare() as line:
-        work = Work(rig.admin.lines, line, Verb.RETRY, 10)
-        walk = Walk(line, QUEUE, rig.looker.reader)
+    with rig.admin.connections.spare() as connection:
+        work = LetterChanges(rig.admin.connections, connection, Verb.RETRY, 10)
+        walk = Walk(connection, QUEUE, rig.clock)
         while walk.letter is not None:
             work.change(walk.letter)
             walk.skip()
@@ -278,13 +280,15 @@ def test_administrators_at_once_raise_each_letter_once(rig: BeanstalkRig) -> Non
 
     def raise_all(number: int) -> int:
         changed = 0
-        while done := others[number].tender.bulk(MINE, Verb.RETRY, 7):
+        while done := others[number].bulk_changer.bulk(MINE, Verb.RETRY, 7):
             changed += done
         return changed
 
     with ThreadPoolExecutor(3) as threads:
         changed = sum(threads.map(raise_all, range(3)))
-    changed += rig.tender.bulk(MINE, Verb.RETRY, 1000)  # what was in somebody's hands when the last of them looked
+    changed += rig.bulk_changer.bulk(
+        MINE, Verb.RETRY, 1000
+    )  # what was in somebody's hands when the last of them looked
     assert changed == len(known)
     assert Counter(record.id for record, _ in ready(rig)) == Counter(known)
     assert rig.counts() == (0, 0, 0, 0)
@@ -294,10 +298,10 @@ def test_lists_while_letters_are_deleted_leave_nothing_behind(rig: BeanstalkRig)
     rig.bury_many([f"{place:03d}" for place in range(80)])
     other = rig.administrator()
     with ThreadPoolExecutor(1) as thread:
-        lists = thread.submit(lambda: [other.looker.page(MessageFilter(text="send"), 0, 9) for _ in range(10)])
+        lists = thread.submit(lambda: [other.inspector.page(MessageFilter(text="send"), 0, 9) for _ in range(10)])
         deleted = 0
         while not lists.done() or rig.counts()[3]:
-            deleted += rig.tender.bulk(MINE, Verb.DELETE, 10)
+            deleted += rig.bulk_changer.bulk(MINE, Verb.DELETE, 10)
     assert all(len(page) <= 9 for page in lists.result())
     assert deleted == 80
     assert rig.counts() == (0, 0, 0, 0)

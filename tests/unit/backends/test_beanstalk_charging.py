@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jobpool.broker.values import Reaped, ReapPolicy
-from jobpool_backends.beanstalk.charging import LONGEST_DELAY, Charge, Ledger, charge, whole_seconds
+from jobpool_backends.beanstalk.reap import MAX_DELAY_S, Charge, CrashLedger, charge, whole_seconds
 from jobpool_backends.beanstalk.records import Record
 
 NOW = 1000.0
@@ -48,8 +48,8 @@ def test_charge(before: int, at: float, new: int, policy: ReapPolicy, crashes: i
         (1e-9, 1),
         (1.0, 1),
         (1.001, 2),
-        (float("inf"), LONGEST_DELAY),
-        (1e12, LONGEST_DELAY),
+        (float("inf"), MAX_DELAY_S),
+        (1e12, MAX_DELAY_S),
     ],
 )
 def test_delays_are_rounded_up_to_whole_seconds(delay: float, seconds: int) -> None:
@@ -57,7 +57,7 @@ def test_delays_are_rounded_up_to_whole_seconds(delay: float, seconds: int) -> N
 
 
 def test_the_ledger_tells_each_charge_once_and_keeps_the_policy_of_each_queue() -> None:
-    ledger = Ledger()
+    ledger = CrashLedger()
     assert ledger.policy("mails") == ReapPolicy()
     for number in range(1200):
         ledger.note("mails", Charge(Record(str(number), 1.0, crashes=1, cause="SIGBUS"), 0))

@@ -13,16 +13,16 @@ from jobpool.broker.finding import Level, cautions_of
 from jobpool.clock import SystemClock
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.beanstalk.address import read_address
-from jobpool_backends.beanstalk.asking import Stats
+from jobpool_backends.beanstalk.answers import Stats
 from jobpool_backends.beanstalk.checks import (
-    LARGEST,
+    ROOMY_JOB_BYTES,
     check_version,
     diagnose,
     judge,
     ping,
     require_version,
 )
-from jobpool_backends.beanstalk.lines import Lines
+from jobpool_backends.beanstalk.connections import Connections
 
 GOOD: Stats = {
     "version": "1.12",
@@ -30,7 +30,7 @@ GOOD: Stats = {
     "current-connections": 3,
     "binlog-current-index": 1,
     "draining": "false",
-    "max-job-size": LARGEST,
+    "max-job-size": ROOMY_JOB_BYTES,
 }
 
 
@@ -97,14 +97,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BeanstalkServer
         yield server
 
 
-def lines_to(server: BeanstalkServer) -> Lines:
-    return Lines(read_address(server.url, {"tube_prefix": fresh_name()}), SystemClock())
+def lines_to(server: BeanstalkServer) -> Connections:
+    return Connections(read_address(server.url, {"tube_prefix": fresh_name()}), SystemClock())
 
 
 def test_a_server_with_a_binlog_gives_no_caution(server: BeanstalkServer) -> None:
-    lines = lines_to(server)
-    found = diagnose(lines)
-    lines.close()
+    connections = lines_to(server)
+    found = diagnose(connections)
+    connections.close()
     assert cautions_of(found) == []
     assert all(finding.found.startswith(f"beanstalkd at 127.0.0.1:{server.port}: ") for finding in found)
     assert "up for" in found[0].found
@@ -113,38 +113,38 @@ def test_a_server_with_a_binlog_gives_no_caution(server: BeanstalkServer) -> Non
 def test_a_server_that_forgets_and_takes_nothing_is_told(tmp_path: Path) -> None:
     with BeanstalkServer(tmp_path, max_job_size=1000) as server:
         server.drain()
-        lines = lines_to(server)
-        forgets, drains = cautions_of(diagnose(lines))
-        lines.close()
+        connections = lines_to(server)
+        forgets, drains = cautions_of(diagnose(connections))
+        connections.close()
     assert "no binlog" in forgets
     assert "drain mode" in drains
 
 
 def test_a_tube_that_is_paused_is_told_and_those_of_others_are_not(server: BeanstalkServer) -> None:
-    lines = lines_to(server)
-    with server.client(lines.address.tube("mails")) as client, server.client("others") as other:
-        client.pause_tube(lines.address.tube("mails"), 7_300)
+    connections = lines_to(server)
+    with server.client(connections.address.tube("mails")) as client, server.client("others") as other:
+        client.pause_tube(connections.address.tube("mails"), 7_300)
         other.pause_tube("others", 60)
-        [caution] = cautions_of(diagnose(lines))
-        assert f": paused: {lines.address.tube('mails')} for 2 hours: nothing is fetched" in caution
-        client.pause_tube(lines.address.tube("mails"), 0)
-        assert cautions_of(diagnose(lines)) == []
-    lines.close()
+        [caution] = cautions_of(diagnose(connections))
+        assert f": paused: {connections.address.tube('mails')} for 2 hours: nothing is fetched" in caution
+        client.pause_tube(connections.address.tube("mails"), 0)
+        assert cautions_of(diagnose(connections)) == []
+    connections.close()
 
 
 def test_a_server_that_is_there_answers(server: BeanstalkServer) -> None:
-    lines = lines_to(server)
-    ping(lines)
-    check_version(lines)
-    lines.close()
+    connections = lines_to(server)
+    ping(connections)
+    check_version(connections)
+    connections.close()
 
 
 def test_a_server_that_is_gone_does_not(tmp_path: Path) -> None:
     with BeanstalkServer(tmp_path) as server:
-        lines = lines_to(server)
-        ping(lines)
+        connections = lines_to(server)
+        ping(connections)
         server.kill()
         for question in (ping, check_version, diagnose):
             with pytest.raises(BackendUnavailable, match=str(server.port)):
-                question(lines)
-        lines.close()
+                question(connections)
+        connections.close()

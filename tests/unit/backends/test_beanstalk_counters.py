@@ -10,7 +10,7 @@ from beanstalk_clients import Clients, a_job, one
 from support.servers import BeanstalkServer
 from support.waiting import wait_until
 
-from jobpool_backends.beanstalk.counters import Counters, read_counters
+from jobpool_backends.beanstalk.answers import Counters, read_counters
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +72,8 @@ def test_each_lease_that_ended_without_a_verdict_is_a_crash(clients: Clients, de
 def asked(clients: Clients, number: int) -> Counters:
     """As the backend asks."""
     backend = clients.open()
-    with backend._lines.spare() as line:
-        [answer] = line.burst([b"stats-job %d" % number])
+    with backend._connections.spare() as connection:
+        [answer] = connection.burst([b"stats-job %d" % number])
     assert isinstance(answer, bytes)
     return read_counters(answer)
 

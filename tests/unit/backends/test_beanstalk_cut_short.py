@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from jobpool.errors import BackendUnavailable
 from jobpool.message.settlement import Abandon, Ack, Nack, Settled
-from jobpool_backends.beanstalk import line
-from jobpool_backends.beanstalk.burst import PIECE, PIECE_BYTES, Answer, pieces, read_answer
+from jobpool_backends.beanstalk import connection
+from jobpool_backends.beanstalk.connection import BYTES_PER_WRITE, COMMANDS_PER_WRITE, Answer, pieces, read_answer
 from jobpool_backends.beanstalk.records import from_bytes
 
 
@@ -37,7 +37,7 @@ def lose_answers_after(puts: int, monkeypatch: pytest.MonkeyPatch) -> None:
         left -= isinstance(answer, tuple) and answer[0] == b"INSERTED"
         return answer
 
-    monkeypatch.setattr(line, "read_answer", read)
+    monkeypatch.setattr(connection, "read_answer", read)
 
 
 def test_a_half_sent_enqueue_many_says_how_many_jobs_are_there(
@@ -89,11 +89,12 @@ def test_an_ack_whose_follow_ups_are_there_and_whose_delete_is_not_answered_is_n
 
 
 @given(
-    st.lists(st.sampled_from([1, 20, 400_000, PIECE_BYTES, 2 * PIECE_BYTES]), max_size=12), st.integers(0, 2 * PIECE)
+    st.lists(st.sampled_from([1, 20, 400_000, BYTES_PER_WRITE, 2 * BYTES_PER_WRITE]), max_size=12),
+    st.integers(0, 2 * COMMANDS_PER_WRITE),
 )
 def test_writes_are_cut_by_number_and_by_size(sizes: list[int], small: int) -> None:
     commands = [b"x" * size for size in sizes] + [b"y"] * small
     cut = list(pieces(commands))
     assert [command for piece in cut for command in piece] == commands
-    assert all(len(piece) <= PIECE for piece in cut)
-    assert all(len(piece) == 1 or sum(map(len, piece)) <= PIECE_BYTES for piece in cut)
+    assert all(len(piece) <= COMMANDS_PER_WRITE for piece in cut)
+    assert all(len(piece) == 1 or sum(map(len, piece)) <= BYTES_PER_WRITE for piece in cut)

@@ -14,7 +14,7 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.errors import BackendUnavailable, ConfigurationError, InvalidJob
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Nack
-from jobpool_backends.beanstalk.lines import MOST_HELD, SPARE
+from jobpool_backends.beanstalk.connections import MAX_IDLE, MAX_LEASES_PER_CONNECTION
 from jobpool_torture.network import Proxy
 
 
@@ -38,7 +38,7 @@ def lost(backend: QueueBackend) -> list[JobLease]:
     return wait_until(backend.lost, what="a lost lease")
 
 
-# --- a line that breaks --------------------------------------------------------------------------------------
+# --- a connection that breaks --------------------------------------------------------------------------------------
 
 
 def test_a_broken_line_loses_all_its_leases_at_once_and_loudly(
@@ -144,7 +144,7 @@ def test_a_lease_that_has_ended_here_is_refused_without_asking_and_its_line_give
         assert backend.renew_many([lease], 5.0) == [None]
         assert clients.raw.stats()["cmd-delete"] == deletes
         assert backend.lost() == [], "it was not lost before its time"
-        wait_until(lambda: clients.counts() == (1, 0, 0, 0), what="a line without living leases is closed")
+        wait_until(lambda: clients.counts() == (1, 0, 0, 0), what="a connection without living leases is closed")
 
 
 def test_a_lease_lasts_from_before_the_reserve_for_the_jobs_own_ttr() -> None:
@@ -160,14 +160,14 @@ def test_a_lease_lasts_from_before_the_reserve_for_the_jobs_own_ttr() -> None:
         assert backend.ack(lease)
 
 
-# --- many lines ------------------------------------------------------------------------------------------------
+# --- many connections ------------------------------------------------------------------------------------------------
 
 
 def test_a_refusal_of_ours_is_told_as_it_is_and_the_line_is_kept(clients: Clients) -> None:
     backend = clients.open()
     backend.ping()
     before = clients.raw.stats()["total-connections"]
-    with pytest.raises(InvalidJob, match="too large for me"), backend._lines.spare():
+    with pytest.raises(InvalidJob, match="too large for me"), backend._connections.spare():
         raise InvalidJob("too large for me")
     backend.ping()
     assert clients.raw.stats()["total-connections"] == before
@@ -176,7 +176,7 @@ def test_a_refusal_of_ours_is_told_as_it_is_and_the_line_is_kept(clients: Client
 def test_settlements_of_one_call_go_to_the_lines_that_own_them(clients: Clients) -> None:
     backend = clients.open()
     leases = []
-    for number in range(4):  # each is stashed on a line of its own by whoever waits
+    for number in range(4):  # each is prefetched on a connection of its own by whoever waits
         backend.enqueue(a_job(number))
         assert wait_until(lambda: backend.wait_any([QUEUE], 5.0)) == QUEUE
         leases += backend.fetch_many(QUEUE, limit=1)
@@ -189,11 +189,11 @@ def test_settlements_of_one_call_go_to_the_lines_that_own_them(clients: Clients)
 
 def test_idle_lines_beyond_a_few_are_closed(clients: Clients) -> None:
     backend = clients.open()
-    taken = [backend._lines.take_idle() for _ in range(SPARE + 3)]
-    for line in taken:
-        with backend._lines.speaking(line):
-            line.client.using()
-    assert sum(not line.broken for line in taken) == SPARE
+    taken = [backend._connections.take_idle() for _ in range(MAX_IDLE + 3)]
+    for connection in taken:
+        with backend._connections.speaking(connection):
+            connection.burst([b"list-tube-used"])
+    assert sum(not connection.broken for connection in taken) == MAX_IDLE
 
 
 def test_fetches_prefer_the_line_that_holds_leases_already(clients: Clients, proxy: Proxy) -> None:
@@ -206,9 +206,10 @@ def test_fetches_prefer_the_line_that_holds_leases_already(clients: Clients, pro
 
 def test_a_line_with_many_leases_gets_no_more(clients: Clients) -> None:
     backend = clients.open()
-    backend.enqueue_many([a_job(n) for n in range(2 * MOST_HELD)])
-    leases = [lease for _ in range(2) for lease in backend.fetch_many(QUEUE, limit=MOST_HELD)]
-    assert sorted(len(line.held) for line in backend._lines._holding) == [MOST_HELD, MOST_HELD]
+    backend.enqueue_many([a_job(n) for n in range(2 * MAX_LEASES_PER_CONNECTION)])
+    leases = [lease for _ in range(2) for lease in backend.fetch_many(QUEUE, limit=MAX_LEASES_PER_CONNECTION)]
+    holding = [len(connection.held) for connection in backend._connections._open if connection.held]
+    assert holding == [MAX_LEASES_PER_CONNECTION] * 2
     assert all(backend.renew_many(leases, 30.0))
     assert all(backend.settle_many([(lease, Ack()) for lease in leases]))
     assert clients.counts() == (0, 0, 0, 0)
@@ -233,9 +234,9 @@ def test_after_a_fork_the_child_is_refused_and_the_parents_leases_stand(clients:
     backend = clients.open()
     backend.enqueue(a_job())
     lease = one(backend)
-    held = backend._lines.owner(lease)
+    held = backend._connections.owner(lease)
     assert held
-    backend._stash.put([held])  # as it is when somebody waited for it
+    backend._prefetched.put([held])  # as it is when somebody waited for it
     child = os.fork()
     if child == 0:  # whatever happens here, it must not return into pytest
         os._exit(_told(backend, lease))

@@ -9,10 +9,9 @@ from beanstalk_clients import AT_ONCE, QUEUE, Clients, a_job, one
 from support.waiting import wait_until
 
 from jobpool.broker.values import Reaped, ReapPolicy
-from jobpool_backends.beanstalk.burst import Answer
-from jobpool_backends.beanstalk.charging import Charge
-from jobpool_backends.beanstalk.counters import Counters
-from jobpool_backends.beanstalk.line import Line
+from jobpool_backends.beanstalk.answers import Counters
+from jobpool_backends.beanstalk.connection import Answer, Connection
+from jobpool_backends.beanstalk.reap import Charge
 from jobpool_backends.beanstalk.records import from_bytes
 
 
@@ -58,16 +57,16 @@ def test_a_charge_is_taken_back_when_the_lease_ends_before_the_original_is_delet
         backend.reap(QUEUE, AT_ONCE)
         backend.enqueue(a_job())
         lose(clients)
-        mender = backend._fetcher._mender
-        put = mender._put
+        fetcher = backend._fetcher
+        put = fetcher._put
 
-        def put_slowly(line: Line, charged: Charge, body: bytes, counters: Counters) -> Answer:
-            answer = put(line, charged, body, counters)
+        def put_slowly(connection: Connection, charged: Charge, body: bytes, counters: Counters) -> Answer:
+            answer = put(connection, charged, body, counters)
             clients.advance(10.0)
             assert clients.raw.reserve(timeout=0).id < clients.raw.peek_ready().id, "somebody has the original"
             return answer
 
-        monkeypatch.setattr(mender, "_put", put_slowly)
+        monkeypatch.setattr(fetcher, "_put", put_slowly)
         assert backend.fetch_many(QUEUE, limit=1) == []
         assert clients.counts() == (0, 0, 1, 0)
         assert backend.reap(QUEUE) == []

@@ -11,9 +11,9 @@ from support.servers import BeanstalkServer
 
 from jobpool.errors import BackendUnavailable, InvalidJob, WriteRefused
 from jobpool.message.settlement import Abandon, Ack, Nack, Settled
-from jobpool_backends.beanstalk.line import Held
+from jobpool_backends.beanstalk.connection import Held
 from jobpool_backends.beanstalk.records import HEADER_ROOM, from_bytes
-from jobpool_backends.beanstalk.settling import Call
+from jobpool_backends.beanstalk.settle import Call
 
 LIMIT = 4096
 """Bytes a job on the small server."""

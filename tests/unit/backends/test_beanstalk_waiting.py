@@ -136,20 +136,20 @@ def test_a_lease_in_its_last_second_makes_nobody_spin() -> None:
 
 
 def soon(backend: BeanstalkBackend) -> bool:
-    """Whether the line that holds leases is told that one is about to end."""
-    with backend._lines.fetching() as line:
-        [answer] = line.burst([b"reserve-with-timeout 0"])
+    """Whether the connection that holds leases is told that one is about to end."""
+    with backend._connections.fetching() as connection:
+        [answer] = connection.burst([b"reserve-with-timeout 0"])
     return isinstance(answer, greenstalk.DeadlineSoonError)
 
 
 def test_a_lease_that_nobody_knows_of_makes_nobody_spin(clients: Clients) -> None:
     backend = clients.open()
     clients.raw.put(b"x", ttr=1)
-    with backend._lines.spare() as line:
-        line.watch([clients.prefix + QUEUE])
-        line.burst([b"reserve-with-timeout 0"])
+    with backend._connections.spare() as connection:
+        connection.watch([clients.prefix + QUEUE])
+        connection.burst([b"reserve-with-timeout 0"])
     before = reserves(clients)
-    assert backend.wait_any([QUEUE], 5.0) == QUEUE, "the line was closed, and the next one found it"
+    assert backend.wait_any([QUEUE], 5.0) == QUEUE, "the connection was closed, and the next one found it"
     assert reserves(clients) <= before + 2
 
 

@@ -14,7 +14,7 @@ from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.message.guards import Begin, Guards, Hold, Rate
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
-from jobpool_backends.redis import producing, settling
+from jobpool_backends.redis import enqueue, settle
 from jobpool_backends.redis.scripts import CHANGE
 
 AT_ONCE = ReapPolicy(back_off=0.0)
@@ -105,7 +105,7 @@ def test_sequences_go_on_when_the_clock_is_set_back(turned: Rig) -> None:
 
 
 def test_a_batch_of_several_scripts_answers_and_repeats_as_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settling, "MOST", 10)
+    monkeypatch.setattr(settle, "MAX_LEASES_PER_SCRIPT", 10)
     backend = rig.open()
     backend.enqueue_many(numbered(25))
     leases = take(backend, 25)
@@ -138,7 +138,7 @@ def test_a_page_of_large_bodies_is_whole(rig: Rig) -> None:
 
 
 def test_too_many_jobs_in_one_call_are_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producing, "MOST", 3)
+    monkeypatch.setattr(enqueue, "MAX_MESSAGES_PER_CALL", 3)
     backend = rig.open()
     with pytest.raises(InvalidJob, match="at most 3"):
         backend.enqueue_many(numbered(4))

@@ -14,8 +14,8 @@ from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Nack
 from jobpool_backends.redis import RedisBackend
-from jobpool_backends.redis.batch import Batch
-from jobpool_backends.redis.producing import messages_words
+from jobpool_backends.redis.enqueue import messages_words
+from jobpool_backends.redis.settle import Batch
 
 FEW, MANY = 300, 6000
 

@@ -17,8 +17,8 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Release, Settled
-from jobpool_backends.redis import guarding
-from jobpool_backends.redis.guarding import guarded_token
+from jobpool_backends.redis import keys
+from jobpool_backends.redis.keys import guarded_token
 
 ALL = Guards(key="order-17", keep=50.0, holds=(Hold("job:nightly"), Hold("queue", 5)), rates=(Rate("queue", 5),))
 
@@ -208,7 +208,7 @@ def test_a_server_that_forgets_its_scripts_between_two_steps_does_no_harm(rig: R
 
 
 def test_a_large_batch_is_several_scripts_and_answered_in_order(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarding, "MOST", 4)
+    monkeypatch.setattr(keys, "MAX_LEASES_PER_SCRIPT", 4)
     backend = rig.open()
     backend.enqueue_many([a_job(number, queue=f"q{number % 2}") for number in range(20)])
     leases = [lease for pair in zip(take(backend, 10, "q0"), take(backend, 10, "q1"), strict=True) for lease in pair]

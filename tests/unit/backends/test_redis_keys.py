@@ -1,4 +1,4 @@
-"""What is kept under which name: the table in `jobpool_backends.redis.keys` is what an operator goes by."""
+"""What is kept under which name: the table in `jobpool_backends.redis.key_names` is what an operator goes by."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from jobpool.broker.values import MessageFilter
 from jobpool.errors import ConfigurationError
 from jobpool.message.guards import Guards, Hold, Rate
 from jobpool.message.settlement import Abandon, Ack, Forfeit
-from jobpool_backends.redis import keys as keys_module
-from jobpool_backends.redis.keys import Keys
+from jobpool_backends.redis import key_names as keys_module
+from jobpool_backends.redis.key_names import KeyNames
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_every_key_of_a_full_life_is_in_the_table_with_its_type(rig: Rig) -> Non
 
 
 def test_keys_of_a_queue_are_in_one_slot_and_the_rest_in_the_namespace() -> None:
-    keys = Keys("shop")
+    keys = KeyNames("shop")
     assert keys.of("reports", ("ready", "ids")) == ("shop:{reports}:ready", "shop:ids")
     assert keys.settle_call("reports", "c1") == "shop:call:settle:c1"
     assert keys.fetch_call("reports", "f1") == "shop:{reports}:call:fetch:f1"
@@ -64,7 +64,7 @@ def test_keys_of_a_queue_are_in_one_slot_and_the_rest_in_the_namespace() -> None
 
 
 def test_where_queues_are_spread_every_key_of_a_call_is_in_its_queues_slot() -> None:
-    keys = Keys("shop", spread=True)
+    keys = KeyNames("shop", spread=True)
     names = (*keys.of("reports", ("ready", "ids", "ended", "last", "queues")), keys.settle_call("reports", "c1"))
     assert all(name.startswith("shop:{reports}:") for name in names)
     assert keys.queues == "shop:queues"

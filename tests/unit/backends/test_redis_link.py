@@ -17,8 +17,8 @@ from support.servers import RedisServer, fresh_name, shared_redis
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool_backends.redis.link import Link, Script, ServerLink
-from jobpool_backends.redis.wire import Endpoint
+from jobpool_backends.redis.connection import Endpoint
+from jobpool_backends.redis.connections import Link, Script, ServerLink
 
 ADD = Script("add", "return redis.call('INCRBY', KEYS[1], ARGV[1])")
 Open = Callable[..., Link]
@@ -118,33 +118,33 @@ def test_a_unix_socket(server: RedisServer) -> None:
 
 def test_a_bell_that_rang_before_is_heard_at_once_and_taken(link: Link, key: str) -> None:
     link.call("RPUSH", key, 1)
-    assert link.wait_bell(["other", key], 30.0) == key
+    assert link.wait_pop(["other", key], 30.0) == key
     assert link.call("EXISTS", key) == 0
 
 
 def test_nothing_is_heard_when_no_bell_rings(link: Link, key: str) -> None:
     began = time.monotonic()
-    assert link.wait_bell([key], 0.05) is None
+    assert link.wait_pop([key], 0.05) is None
     assert 0.04 < time.monotonic() - began < 1.0
-    assert link.wait_bell([key], 0.0) is None  # which Redis would take for "for ever"
+    assert link.wait_pop([key], 0.0) is None  # which Redis would take for "for ever"
 
 
 def test_a_bell_wakes_who_waits(link: Link, key: str) -> None:
     with ThreadPoolExecutor(1) as executor:
-        heard = executor.submit(link.wait_bell, ["other", key], 30.0)
+        heard = executor.submit(link.wait_pop, ["other", key], 30.0)
         wait_until(lambda: b"cmd=blpop" in link.call("CLIENT", "LIST"), what="the waiter waits")
         link.call("RPUSH", key, 1)
         assert heard.result(1.0) == key
 
 
 def test_a_wait_may_last_longer_than_an_answer(open_link: Open, key: str) -> None:
-    assert open_link(timeout=0.2).wait_bell([key], 0.4) is None
+    assert open_link(timeout=0.2).wait_pop([key], 0.4) is None
 
 
 def test_calls_go_on_while_a_thread_waits(open_link: Open, key: str) -> None:
     link = open_link()
     with ThreadPoolExecutor(1) as executor:
-        waiting = executor.submit(link.wait_bell, [key], 1.0)
+        waiting = executor.submit(link.wait_pop, [key], 1.0)
         wait_until(lambda: b"cmd=blpop" in link.call("CLIENT", "LIST"), what="the waiter waits")
         for _ in range(10):
             assert link.call("PING") == b"PONG"
@@ -158,7 +158,7 @@ def test_calls_go_on_while_a_thread_waits(open_link: Open, key: str) -> None:
 def test_closing_wakes_who_waits(open_link: Open, key: str) -> None:
     link, other = open_link(), open_link()
     with ThreadPoolExecutor(2) as executor:
-        waits = [executor.submit(link.wait_bell, [key], 60.0) for _ in range(2)]
+        waits = [executor.submit(link.wait_pop, [key], 60.0) for _ in range(2)]
         wait_until(lambda: other.call("CLIENT", "LIST").count(b"cmd=blpop") == 2, what="two wait")
         link.close()
         for wait in waits:
@@ -170,7 +170,7 @@ def test_a_closed_link_says_so_and_may_be_closed_again(link: Link, server: Redis
     link.call("PING")
     link.close()
     link.close()
-    for call in (lambda: link.call("PING"), lambda: link.run(ADD, ["k"], [1]), lambda: link.wait_bell(["k"], 1.0)):
+    for call in (lambda: link.call("PING"), lambda: link.run(ADD, ["k"], [1]), lambda: link.wait_pop(["k"], 1.0)):
         with pytest.raises(BackendUnavailable, match=f"Redis at 127.0.0.1:{server.port} was closed"):
             call()
 
@@ -180,7 +180,7 @@ def test_closing_leaves_no_connection_open(open_link: Open, key: str) -> None:
     before = connections(other)
     link = open_link()
     with ThreadPoolExecutor(4) as executor:
-        list(executor.map(lambda _: link.wait_bell([key], 0.05), range(4)))
+        list(executor.map(lambda _: link.wait_pop([key], 0.05), range(4)))
         list(executor.map(lambda _: link.call("PING"), range(20)))
     assert connections(other) > before
     link.close()
@@ -224,10 +224,10 @@ def test_a_connection_that_the_server_closed_is_replaced_within_the_call(open_li
     link, other = open_link(), open_link()
     for _ in range(3):
         assert link.call("PING") == b"PONG"
-        link.wait_bell([key], 0.01)
+        link.wait_pop([key], 0.01)
         other.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         assert link.call("PING") == b"PONG"
-        assert link.wait_bell([key], 0.01) is None
+        assert link.wait_pop([key], 0.01) is None
 
 
 def test_no_descriptor_is_leaked_by_two_hundred_reconnects(open_link: Open, key: str) -> None:
@@ -235,7 +235,7 @@ def test_no_descriptor_is_leaked_by_two_hundred_reconnects(open_link: Open, key:
 
     def use() -> None:
         other.call("RPUSH", key, 1)
-        assert link.wait_bell([key], 1.0) == key
+        assert link.wait_pop([key], 1.0) == key
         assert link.call("PING") == b"PONG"
 
     use()
@@ -281,12 +281,12 @@ def test_work_goes_on_when_the_server_is_back(own: RedisServer, own_link: Link) 
     assert own_link.run(ADD, ["key"], [1]) == 1
     own.restart()
     assert own_link.run(ADD, ["key"], [1]) == 1  # not one call failed: the kept connection was stale, and replaced
-    assert own_link.wait_bell(["bell"], 0.01) is None
+    assert own_link.wait_pop(["bell"], 0.01) is None
 
 
 def test_a_server_that_is_killed_while_somebody_waits_is_noticed_at_once(own: RedisServer, own_link: Link) -> None:
     with ThreadPoolExecutor(1) as executor:
-        waiting = executor.submit(own_link.wait_bell, ["bell"], 60.0)
+        waiting = executor.submit(own_link.wait_pop, ["bell"], 60.0)
         wait_until(lambda: b"cmd=blpop" in own_link.call("CLIENT", "LIST"), what="the waiter waits")
         own.kill()
         with pytest.raises(BackendUnavailable, match=r"closed the connection|refuses connections"):
@@ -302,7 +302,7 @@ def test_a_server_that_hangs_is_given_up_in_time_and_work_goes_on_when_it_moves_
     own.pause()
     for call in (
         lambda: own_link.call("PING"),
-        lambda: own_link.wait_bell(["bell"], 0.1),
+        lambda: own_link.wait_pop(["bell"], 0.1),
         lambda: own_link.call("PING"),
     ):
         began = time.monotonic()

@@ -15,8 +15,8 @@ from support.waiting import wait_until
 from jobpool.broker.finding import Finding, Level, cautions_of
 from jobpool.errors import ConfigurationError
 from jobpool_backends.redis.checks import Facts, check_version, diagnose, judge, require_version, server_time
-from jobpool_backends.redis.link import Link, ServerLink
-from jobpool_backends.redis.wire import Endpoint
+from jobpool_backends.redis.connection import Endpoint
+from jobpool_backends.redis.connections import Link, ServerLink
 
 SAFE = {"appendonly": "yes", "appendfsync": "always", "save": "", "min-replicas-to-write": "0"}
 
@@ -175,7 +175,7 @@ def test_the_defaults_of_redis_save_now_and_then(link_to: Any) -> None:
 
 def test_a_master_with_a_replica_that_it_does_not_wait_for(link_to: Any, tmp_path_factory: Any) -> None:
     link = link_to(DURABLE)
-    host, port = link._door.host, link._door.port
+    host, port = link._connector.host, link._connector.port
     with RedisServer(tmp_path_factory.mktemp("replica"), config={"replicaof": f"{host} {port}"}):
         wait_until(lambda: b"connected_slaves:1" in link.call("INFO", "replication"), what="the replica is there")
         [caution] = cautions_of(diagnose(link))
@@ -202,7 +202,7 @@ def test_info_may_be_forbidden_too(link_to: Any) -> None:
 
 def test_a_replica_is_told(link_to: Any, tmp_path_factory: Any) -> None:
     link = link_to(DURABLE)
-    door = link._door
+    door = link._connector
     config = DURABLE | {"replicaof": f"{door.host} {door.port}"}
     with RedisServer(tmp_path_factory.mktemp("replica"), config=config) as replica:
         there = ServerLink(Endpoint(replica.host, replica.port))

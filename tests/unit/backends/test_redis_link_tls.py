@@ -13,7 +13,7 @@ from support.servers import RedisServer, free_port, shared_redis
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.redis.address import read_address
-from jobpool_backends.redis.link import Link
+from jobpool_backends.redis.connections import Link
 from jobpool_backends.redis.opening import open_link
 
 PASSWORD = "hidden-from-all"

@@ -16,8 +16,8 @@ from support.servers import RedisServer, free_port, shared_redis
 from support.waiting import wait_until
 
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
-from jobpool_backends.redis.link import Link, Script, ServerLink
-from jobpool_backends.redis.wire import Endpoint
+from jobpool_backends.redis.connection import Endpoint
+from jobpool_backends.redis.connections import Link, Script, ServerLink
 from jobpool_torture.network import Proxy
 
 PASSWORD = "hidden-from-all"
@@ -82,7 +82,7 @@ def test_a_missing_password(start: Start) -> None:
         for call in (
             lambda: link.call("PING"),
             lambda: link.run(WRITE, ["k"], ["x"]),
-            lambda: link.wait_bell(["k"], 1),
+            lambda: link.wait_pop(["k"], 1),
         ):
             text = told(ConfigurationError, call)
             assert f"Redis at 127.0.0.1:{server.port} wants a password: write it into the URL" in text
@@ -220,7 +220,7 @@ def test_who_waits_is_told_when_the_server_becomes_a_replica(start: Start) -> No
     with link_to(replica) as link, link_to(replica) as other:
         halted: list[str] = []
         thread = threading.Thread(
-            target=lambda: halted.append(told(BackendUnavailable, lambda: link.wait_bell(["bell"], 60.0)))
+            target=lambda: halted.append(told(BackendUnavailable, lambda: link.wait_pop(["bell"], 60.0)))
         )
         thread.start()
         wait_until(lambda: b"cmd=blpop" in other.call("CLIENT", "LIST"), what="the waiter waits")
@@ -309,9 +309,9 @@ def test_a_black_hole_is_given_up_in_time_and_work_goes_on_behind_it(keep: bool)
     server = shared_redis()
     with Proxy(server.host, server.port) as proxy, link_to(proxy, timeout=0.3, connect_timeout=0.3) as link:
         link.call("PING")
-        link.wait_bell(["bell"], 0.01)
+        link.wait_pop(["bell"], 0.01)
         proxy.black_hole(keep=keep)
-        for call in (lambda: link.call("PING"), lambda: link.wait_bell(["bell"], 0.1), lambda: link.call("PING")):
+        for call in (lambda: link.call("PING"), lambda: link.wait_pop(["bell"], 0.1), lambda: link.call("PING")):
             began = time.monotonic()
             assert "127.0.0.1" in told(BackendUnavailable, call)
             assert time.monotonic() - began < 1.0
@@ -326,7 +326,7 @@ def test_a_reset_connection_is_replaced_within_the_call() -> None:
     with Proxy(server.host, server.port) as proxy, link_to(proxy) as link:
         for _ in range(3):
             assert link.call("PING") == b"PONG"
-            assert link.wait_bell(["bell"], 0.01) is None
+            assert link.wait_pop(["bell"], 0.01) is None
             proxy.cut()
 
 

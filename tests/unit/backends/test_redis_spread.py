@@ -127,6 +127,6 @@ def test_a_queue_is_listed_again_when_it_was_forgotten(rig: Rig, monkeypatch: py
     rig.call("DEL", rig.keys.queues)
     backend.enqueue(a_job())
     assert backend.queues() == []  # for a minute
-    monkeypatch.setattr(backend._producer, "_listed", {QUEUE: 0.0})
+    monkeypatch.setattr(backend._enqueuer, "_listed", {QUEUE: 0.0})
     backend.enqueue(a_job())
     assert backend.queues() == [QUEUE]

@@ -24,9 +24,9 @@ from jobpool.message.guards import Guards, Hold
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Move, Settled
 from jobpool_backends.redis import RedisClusterBackend
-from jobpool_backends.redis.keys import Keys
+from jobpool_backends.redis.cluster_connections import slot_of
+from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.records import write_entry
-from jobpool_backends.redis.slots import slot_of
 
 T = TypeVar("T")
 
@@ -47,8 +47,8 @@ def prefix() -> str:
 
 
 @pytest.fixture
-def keys(prefix: str) -> Keys:
-    return Keys(prefix, spread=True)
+def keys(prefix: str) -> KeyNames:
+    return KeyNames(prefix, spread=True)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_what_it_cannot_do_is_said() -> None:
 
 
 def test_follow_ups_are_in_their_queues_when_the_ack_is_answered(
-    open_one: Open, queues: list[str], keys: Keys, cluster: RedisCluster
+    open_one: Open, queues: list[str], keys: KeyNames, cluster: RedisCluster
 ) -> None:
     backend = open_one()
     backend.enqueue(a_job(queue=queues[0]))
@@ -162,7 +162,7 @@ def test_follow_ups_for_a_node_that_is_down_arrive_when_it_is_back(
 
 
 def test_an_entry_that_is_relayed_twice_is_added_once(
-    open_one: Open, queues: list[str], keys: Keys, cluster: RedisCluster
+    open_one: Open, queues: list[str], keys: KeyNames, cluster: RedisCluster
 ) -> None:
     """As when a relay dies between the two steps: even if the message has run and ended meanwhile."""
     backend = open_one()
@@ -179,7 +179,7 @@ def test_an_entry_that_is_relayed_twice_is_added_once(
 
 
 def test_a_message_that_moves_and_is_relayed_twice_is_there_once(
-    open_one: Open, queues: list[str], keys: Keys, cluster: RedisCluster
+    open_one: Open, queues: list[str], keys: KeyNames, cluster: RedisCluster
 ) -> None:
     backend = open_one()
     ident = backend.enqueue(a_job("moves", queue=queues[0]))

@@ -20,9 +20,9 @@ from jobpool.broker.finding import cautions_of
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.redis.address import read_address
 from jobpool_backends.redis.checks import check_version, diagnose
-from jobpool_backends.redis.link import Link, Script
+from jobpool_backends.redis.cluster_connections import ClusterLink, read_slots, slot_of
+from jobpool_backends.redis.connections import Link, Script
 from jobpool_backends.redis.opening import open_link
-from jobpool_backends.redis.slots import read_slots, slot_of
 
 ADD = Script("add", "return redis.call('INCRBY', KEYS[1], ARGV[1])")
 PUT_TWO = Script("put two", "redis.call('SET', KEYS[1], 1) redis.call('SET', KEYS[2], 2) return 'put'")
@@ -83,7 +83,7 @@ def test_a_node_that_does_not_know_its_own_address_is_the_one_that_was_asked() -
 
 
 def test_each_call_goes_to_the_node_that_holds_its_keys(cluster: RedisCluster, link: Link) -> None:
-    assert link.is_cluster
+    assert isinstance(link, ClusterLink)
     for key in keys(cluster, 6):
         assert link.run(ADD, [key], [2]) == 2
         assert link.run(ADD, [key.encode()], [2]) == 4
@@ -146,7 +146,7 @@ def test_a_bell_of_any_slot_is_heard_at_once(cluster: RedisCluster, link: Link, 
     some = keys(cluster, count)
     with ThreadPoolExecutor(1) as executor:
         for key in some:
-            heard = executor.submit(link.wait_bell, some, 30.0)
+            heard = executor.submit(link.wait_pop, some, 30.0)
             wait_until(lambda: blocked(cluster) == count, what="the waiter waits in all slots")
             link.call("RPUSH", key, 1)
             assert heard.result(1.0) == key
@@ -155,7 +155,7 @@ def test_a_bell_of_any_slot_is_heard_at_once(cluster: RedisCluster, link: Link, 
 
 def test_nothing_is_heard_when_no_bell_rings(cluster: RedisCluster, link: Link) -> None:
     began = time.monotonic()
-    assert link.wait_bell(keys(cluster), 0.05) is None
+    assert link.wait_pop(keys(cluster), 0.05) is None
     assert time.monotonic() - began < 1.0
 
 
@@ -163,14 +163,14 @@ def test_bells_that_ring_at_once_are_all_told(cluster: RedisCluster, link: Link)
     some = keys(cluster, 6)
     for key in some:
         link.call("RPUSH", key, 1)
-    assert {link.wait_bell(some, 0.2) for _ in some} == set(some)
-    assert link.wait_bell(some, 0.01) is None
+    assert {link.wait_pop(some, 0.2) for _ in some} == set(some)
+    assert link.wait_pop(some, 0.01) is None
 
 
 def test_several_queues_of_one_slot_share_a_connection(cluster: RedisCluster, link: Link) -> None:
     [key] = keys(cluster, 1)
     link.call("RPUSH", key + "2", 1)
-    assert link.wait_bell([key + "1", key + "2"], 30.0) == key + "2"
+    assert link.wait_pop([key + "1", key + "2"], 30.0) == key + "2"
 
 
 def test_bells_and_waiters_without_end(cluster: RedisCluster, link: Link) -> None:
@@ -180,7 +180,7 @@ def test_bells_and_waiters_without_end(cluster: RedisCluster, link: Link) -> Non
     def listen(_: int) -> int:
         heard = 0
         while not halt.is_set():
-            heard += link.wait_bell(some, 0.2) is not None
+            heard += link.wait_pop(some, 0.2) is not None
         return heard
 
     with linked(cluster.url) as ringer, ThreadPoolExecutor(4) as executor:
@@ -193,14 +193,14 @@ def test_bells_and_waiters_without_end(cluster: RedisCluster, link: Link) -> Non
         finally:
             halt.set()
         heard = sum(listener.result(5.0) for listener in listeners)
-    while link.wait_bell(some, 0.01) is not None:
+    while link.wait_pop(some, 0.01) is not None:
         heard += 1
     assert count // 2 < heard <= count  # one bell that several heard while they were called off is told once
 
 
 def test_closing_wakes_who_waits(cluster: RedisCluster) -> None:
     with linked(cluster.url) as link, ThreadPoolExecutor(2) as executor:
-        waits = [executor.submit(link.wait_bell, keys(cluster), 60.0) for _ in range(2)]
+        waits = [executor.submit(link.wait_pop, keys(cluster), 60.0) for _ in range(2)]
         wait_until(lambda: blocked(cluster) == 6, what="both wait")
         link.close()
         for wait in waits:
@@ -218,7 +218,7 @@ def test_connections_that_the_servers_closed_are_replaced(cluster: RedisCluster,
         for key in some:
             link.run(ADD, [f"{key}n"], [1])
         link.call("RPUSH", some[turn % 6], 1)
-        assert link.wait_bell(some, 1.0) == some[turn % 6]
+        assert link.wait_pop(some, 1.0) == some[turn % 6]
         before = before or len(os.listdir("/proc/self/fd"))
         for node in cluster.masters:
             node.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -240,7 +240,7 @@ def test_a_slot_that_was_moved_is_followed(cluster: RedisCluster, link: Link) ->
     finally:
         cluster.move(slot, target, source)
     assert link.call_many([("GET", key)]) == [b"2"]
-    assert link.wait_bell([key + "bell"], 0.01) is None
+    assert link.wait_pop([key + "bell"], 0.01) is None
 
 
 def test_a_slot_on_its_way(cluster: RedisCluster, link: Link) -> None:
@@ -257,7 +257,7 @@ def test_a_slot_on_its_way(cluster: RedisCluster, link: Link) -> None:
         with pytest.raises(BackendUnavailable, match=r"is moving these keys to another node: it answers when that is"):
             link.run(PUT_TWO, [key + "1", key + "2"], [])
         began = time.monotonic()
-        assert link.wait_bell([key + "bell"], 0.1) is None
+        assert link.wait_pop([key + "bell"], 0.1) is None
         assert time.monotonic() - began < 1.0
         cluster.move_keys(slot, source, target)
         cluster.end_move(slot, target)
@@ -276,7 +276,7 @@ def test_a_slot_that_is_moved_while_somebody_waits(cluster: RedisCluster, link: 
         turns = 0
         while not halt.is_set():
             turns += 1
-            if link.wait_bell([key], 0.5) is not None:
+            if link.wait_pop([key], 0.5) is not None:
                 return turns
         return -1
 
@@ -367,7 +367,7 @@ def test_a_replica_takes_over_from_a_master_that_is_gone(tmp_path_factory: pytes
         for key in some:  # the others stop for a moment too, when they learn of it
             wait_until(lambda key=key: added(link, key), 30.0, "the replica has taken over")
             assert int(link.call("GET", key)) >= 2
-        assert link.wait_bell(bells(some), 0.01) is None
+        assert link.wait_pop(bells(some), 0.01) is None
 
 
 def test_a_node_that_comes_back(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -376,25 +376,25 @@ def test_a_node_that_comes_back(tmp_path_factory: pytest.TempPathFactory) -> Non
         some = keys(cluster)
         for key in some:
             assert link.run(ADD, [key], [1]) == 1
-        link.wait_bell(bells(some), 0.01)
+        link.wait_pop(bells(some), 0.01)
         lost = cluster.masters[1]
         lost.kill()
         text = f"Redis Cluster node at 127.0.0.1:{lost.port} refuses connections: nothing listens there"
         with pytest.raises(BackendUnavailable, match=text):
             link.run(ADD, [some[1]], [1])
         with pytest.raises(BackendUnavailable, match=text):
-            link.wait_bell(bells(some), 1.0)
+            link.wait_pop(bells(some), 1.0)
         assert link.run(ADD, [some[0]], [1]) == 2  # the others go on
         lost.start()
         wait_until(lambda: lost.is_ready(3), what="the node is back")
         assert link.run(ADD, [some[1]], [1]) == 2
-        assert link.wait_bell(bells(some), 0.01) is None
+        assert link.wait_pop(bells(some), 0.01) is None
 
 
 def test_no_node_answers() -> None:
     text = r"no node of Redis Cluster \(127.0.0.1:1, 127.0.0.1:2\) answers: Redis Cluster node at 127.0.0.1:\d refuses"
     with linked("redis+cluster://127.0.0.1:1,127.0.0.1:2") as link:
-        for call in (lambda: link.call("PING"), lambda: link.wait_bell(["key"], 1.0), lambda: diagnose(link)):
+        for call in (lambda: link.call("PING"), lambda: link.wait_pop(["key"], 1.0), lambda: diagnose(link)):
             with pytest.raises(BackendUnavailable, match=text):
                 call()
 

@@ -16,7 +16,7 @@ from jobpool.broker.finding import cautions_of
 from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
 from jobpool_backends.redis.address import read_address
 from jobpool_backends.redis.checks import diagnose
-from jobpool_backends.redis.link import Link, Script
+from jobpool_backends.redis.connections import Link, Script
 from jobpool_backends.redis.opening import open_link
 
 PASSWORD = "hidden-from-all"
@@ -106,18 +106,18 @@ def test_work_goes_on_with_the_new_master_when_the_old_one_is_gone(start: Group,
         add_until_accepted(link)
         assert port_of(link) == group.master().port != old.port
         assert link.call("GET", "key") == b"2"
-        assert link.wait_bell(["bell"], 0.01) is None
+        assert link.wait_pop(["bell"], 0.01) is None
 
 
 def test_a_failover_with_both_alive_is_followed(start: Group) -> None:
     group = start()
     with linked(group.url) as link:
         add_until_accepted(link)
-        link.wait_bell(["bell"], 0.01)
+        link.wait_pop(["bell"], 0.01)
         group.fail_over()
         new = group.master().port
         wait_until(lambda: add_until_accepted(link) and port_of(link) == new, 30.0, "the new master is used")
-        assert link.wait_bell(["bell"], 0.01) is None
+        assert link.wait_pop(["bell"], 0.01) is None
 
 
 def test_a_master_that_became_a_replica_behind_our_back_is_told_and_left(start: Group) -> None:

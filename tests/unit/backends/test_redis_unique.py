@@ -189,7 +189,7 @@ def test_a_follow_up_with_the_id_of_a_message_that_moves_is_left_out(spread: boo
         entries = [read_entry(entry) for entry in rig.call("LRANGE", rig.key("outbox"), 0, -1)]
         assert [entry.last_error for entry in entries] == (["boom", None] if spread else [])
         if spread:
-            backend._producer.add(entries)  # as a relay does
+            backend._enqueuer.add(entries)  # as a relay does
         assert [lease.envelope.payload for lease in take(backend, 9, "mails")] == ["moves"]
 
 
@@ -218,5 +218,5 @@ def test_what_is_noted_of_a_message_goes_with_it_through_the_outbox() -> None:
             ("b", "newer", "cause b", 1, 2),
             ("c", "boom c", "newer", 0, 2),
         ]
-        backend._producer.add(entries)  # as a relay does
+        backend._enqueuer.add(entries)  # as a relay does
         assert [lease.deliveries for lease in take(backend, 9, "mails")] == [3, 3, 3]

@@ -13,7 +13,7 @@ import pytest
 
 from jobpool.settings import Settings, load
 from jobpool_backends.postgres import schema
-from jobpool_backends.redis import keys
+from jobpool_backends.redis import key_names
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
@@ -74,7 +74,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
 
 def test_the_scaler_for_redis_names_keys_that_the_backend_uses() -> None:
     found = re.findall(r'listName: "(.*)"', (MANIFESTS / "scale-on-redis.yaml").read_text("utf-8"))
-    ours = keys.Keys("jobpool")
+    ours = key_names.KeyNames("jobpool")
     assert found == [ours.one("reports", "ready"), ours.one("reports", "leased")]
 
 
@@ -86,7 +86,7 @@ def test_what_the_container_copies_is_there() -> None:
 
 
 def test_the_page_on_redis_shows_the_keys_as_the_code_describes_them() -> None:
-    text = (inspect.getdoc(keys) or "").partition("\n\n")[2]
+    text = (inspect.getdoc(key_names) or "").partition("\n\n")[2]
     assert text.strip() in (DOCS / "redis.md").read_text("utf-8")
 
 

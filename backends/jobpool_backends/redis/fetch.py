@@ -7,29 +7,27 @@ word a message is kept, and no two tokens are alike.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
 from itertools import repeat
-from typing import Any
 
 from jobpool.broker.values import REMEMBER_CALLS
 from jobpool.clock import Clock
 from jobpool.message.lease import JobLease, make_lease
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.link import Link
-from jobpool_backends.redis.records import HOLDER, TAG
+from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.key_names import KeyNames
+from jobpool_backends.redis.records import HOLDER_CHARS, TAG_BYTES
 from jobpool_backends.redis.scripts import FETCH
 from jobpool_backends.shared import MICRO, micros, stand_in
 
-MOST = 2000
-"""Messages a fetch, whatever was asked for: some 10 ms of the server's time."""
+MAX_MESSAGES_PER_FETCH = 2000
+"""Some 10 ms of the server's time, whatever was asked for."""
 
-_REMEMBER = micros(REMEMBER_CALLS)
+_CALL_TTL_US = micros(REMEMBER_CALLS)
 
 
 class Fetcher:
-    """Leases messages."""
+    """The leaser of messages."""
 
-    def __init__(self, link: Link, keys: Keys, clock: Clock, scheme: str) -> None:
+    def __init__(self, link: Link, keys: KeyNames, clock: Clock, scheme: str) -> None:
         self._link = link
         self._keys = keys
         self._clock = clock
@@ -38,32 +36,26 @@ class Fetcher:
     def fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         before = self._clock.boot()
         length = micros(ttl)
-        keys = FETCH.keys(self._keys, [queue], self._keys.fetch_call(queue, fetch_id))
-        tag = f"{secrets.token_hex(8)} {length:014d} "
-        answer = self._link.run(FETCH.script, keys, (min(limit, MOST), length, tag, _REMEMBER))
+        words = (min(limit, MAX_MESSAGES_PER_FETCH), length, f"{secrets.token_hex(8)} {length:014d} ", _CALL_TTL_US)
+        answer = FETCH.run(self._link, self._keys, [queue], words, self._keys.fetch_call(queue, fetch_id))
         if not answer:
             return []
         members, records, bodies, *left = answer
         ends = [before + micros_left / MICRO for micros_left in left[0]] if left else repeat(before + ttl)
-        return self._leases(queue, members, records, bodies, ends)
-
-    def _leases(
-        self, queue: str, members: list[bytes], records: list[bytes | None], bodies: list[Any], ends: Iterable[float]
-    ) -> list[JobLease]:
         scheme = self._scheme
         leases = []
         for name, record, body, expires_at in zip(members, records, bodies, ends, strict=False):
             if record is None:  # a member without a message: changed by hand
                 continue
             member, text = name.decode(), record.decode()
-            deliveries, attempts, crashes, available, enqueued, ident, _ = text[TAG:].split(" ", 6)
+            deliveries, attempts, crashes, available, enqueued, ident, _ = text[TAG_BYTES:].split(" ", 6)
             leases.append(
                 make_lease(
                     ident[1:],
                     queue,
                     body if type(body) is bytes else stand_in(body),
                     member if ident[0] == "m" else member + ident[0],
-                    text[:HOLDER] + member[3:],
+                    text[:HOLDER_CHARS] + member[3:],
                     expires_at,
                     scheme,
                     int(attempts),

@@ -1,11 +1,11 @@
-"""Sleep until a queue may have something: a look, and then the doorbell.
+"""Sleep until a queue may have something: a look, and then a blocking pop of its wake list.
 
-The bell of a queue is a list that holds one element or none. A script that makes a message fetchable puts the element
-there; a waiter takes it, with a command that blocks. It carries no message, so nothing is lost with a waiter that dies.
-An element that nobody waits for stays, so a bell that rings between the look and the sleep is heard. It wakes one
-waiter. A fetch that leaves messages rings again; one that leaves none takes the element away.
+The list `bell` of a queue holds one element or none. A script that makes a message fetchable puts the element there; a
+waiter takes it, with a command that blocks. It carries no message, so nothing is lost with a waiter that dies. An
+element that nobody waits for stays, so one that comes between the look and the sleep is found. It wakes one waiter. A
+fetch that leaves messages puts it there again; one that leaves none takes it away.
 
-A message that falls due rings no bell: a look says when the next one does, and a waiter sleeps no longer than that.
+A message that falls due wakes nobody: a look says when the next one does, and a waiter sleeps no longer than that.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import time
 from collections.abc import Sequence
 
 from jobpool.errors import BackendUnavailable
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.link import Link
+from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.key_names import KeyNames
 from jobpool_backends.redis.scripts import LOOK
 from jobpool_backends.shared import MICRO
 
-LOOK_AGAIN = 0.5
-"""Seconds between two looks, for delays that were shortened meanwhile, and for a waiter that was woken and died."""
+LOOK_INTERVAL_S = 0.5
+"""Time between two looks, for delays that were shortened meanwhile, and for a waiter that was woken and died."""
 
 
 class Waiter:
     """The wait for messages; any number of threads at once."""
 
-    def __init__(self, link: Link, keys: Keys) -> None:
+    def __init__(self, link: Link, keys: KeyNames) -> None:
         self._link = link
         self._keys = keys
         self._closed = threading.Event()
@@ -50,7 +50,7 @@ class Waiter:
         self._closed.set()
 
     def _wait(self, queues: Sequence[str], give_up: float) -> str | None:
-        bells = {self._keys.one(queue, "bell"): queue for queue in queues}
+        wakes = {self._keys.one(queue, "bell"): queue for queue in queues}
         while not self._closed.is_set():
             ready, until_due = self._look(queues)
             if ready is not None:
@@ -58,18 +58,18 @@ class Waiter:
             remaining = give_up - time.monotonic()
             if remaining <= 0:
                 return None
-            rung = self._link.wait_bell(list(bells), min(remaining, until_due, LOOK_AGAIN))
-            if rung is not None:
-                return bells[rung]
+            woken = self._link.wait_pop(list(wakes), min(remaining, until_due, LOOK_INTERVAL_S))
+            if woken is not None:
+                return wakes[woken]
             if time.monotonic() >= give_up and until_due > remaining:
                 return None  # a look here would be the next call's first, once more
         return None
 
     def _look(self, queues: Sequence[str]) -> tuple[str | None, float]:
         """Return a queue that has something now, or None and the seconds until a message falls due."""
-        soonest = LOOK_AGAIN
+        soonest = LOOK_INTERVAL_S
         for group in [[queue] for queue in queues] if self._keys.spread else [queues]:
-            number, until_due = self._link.run(LOOK.script, LOOK.keys(self._keys, group), ())
+            number, until_due = LOOK.run(self._link, self._keys, group, ())
             if number:
                 return group[number - 1], 0.0
             if until_due >= 0:

@@ -1,36 +1,30 @@
 """The administrator's view: counts, lists, single messages.
 
-A list is made in two steps. First come the members of each queue, in enqueue order. Waiting, delayed, dead and claimed
-ones come from sorted sets in that order, a piece at a time. Leased ones come all at once: nothing keeps them in order,
-and there are only as many as running jobs. Then the messages themselves are read, a piece at a time, and filtered. One
-that moved on between the two steps is seen once, as it is now. One that moves in the very moment of a step may be
-passed over.
+A list is made in two steps. First come the members of each queue in enqueue order: from sorted sets, a piece at a time.
+Leased ones come all at once: nothing keeps them in order, and there are only as many as running jobs. Then the messages
+themselves are read and filtered, a piece at a time. One that moved on between the two steps is seen once, as it is now.
+One that moves in the very moment of a step may be passed over.
 """
 
 from __future__ import annotations
 
 import heapq
-import zlib
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from jobpool.broker.claim_store import ClaimStats
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.link import Link
-from jobpool_backends.redis.records import Row, read_row
+from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.key_names import KeyNames
+from jobpool_backends.redis.records import TIES_PER_SEQUENCE, Row, pieces, places_by, read_row, tie_of
 from jobpool_backends.redis.scripts import READ, STATS, WALK
 from jobpool_backends.shared import MICRO, contains, micros
 
-PIECE = 500
-"""Members a script."""
-
+MEMBERS_PER_SCRIPT = 500
 ANY_STATE = tuple(State)
 
-
-_SEQUENCE = 16
-_TIES = 1000
+_SEQUENCE_CHARS = 16
 _LETTERS = {State.WAITING: "w", State.DELAYED: "d", State.LEASED: "l", State.DEAD: "x"}
 _JOBS = ("ready", "delayed", "leased", "dead", "claimed")
 _POSTS = ("posts", "postsdelayed", "postsclaimed")
@@ -72,10 +66,10 @@ class Place(NamedTuple):
     member: str
 
 
-class Looker:
+class Inspector:
     """The view of queues."""
 
-    def __init__(self, link: Link, keys: Keys) -> None:
+    def __init__(self, link: Link, keys: KeyNames) -> None:
         self._link = link
         self._keys = keys
 
@@ -88,7 +82,7 @@ class Looker:
         return int(self._link.call("GET", self._keys.one(queue, "evicted")) or 0)
 
     def counts(self, queue: str) -> Counts:
-        return Counts(*self._link.run(STATS.script, STATS.keys(self._keys, [queue]), ()))
+        return Counts(*STATS.run(self._link, self._keys, [queue], ()))
 
     def queues(self) -> list[str]:
         names = self.names()
@@ -121,8 +115,7 @@ class Looker:
     # --- messages ----------------------------------------------------------------------------------
 
     def page(self, where: MessageFilter, after: int, limit: int) -> list[Message]:
-        found = self.search(where, after=after, piece=min(limit, PIECE), bodies=True)
-        return [row.message(cursor_of(row.queue, row.member)) for row in islice(found, limit)]
+        return [row.message for row in self.rows(where, after, limit)]
 
     def inspect(self, ident: str) -> Message | None:
         where = MessageFilter(ids=(ident,))
@@ -130,17 +123,20 @@ class Looker:
         # Between the look at its place and that at its record it may have moved to another queue.
         while (places := self._given([ident])) and places != before:
             for found in self._read(places, where, bodies=True):
-                return found.message(cursor_of(found.queue, found.member))
+                return found.message
             before = places
         return None
 
+    def rows(self, where: MessageFilter, after: int, limit: int) -> Iterator[Row]:
+        """Yield up to `limit` messages after the cursor `after`, with their bodies."""
+        piece = min(limit, MEMBERS_PER_SCRIPT)
+        return islice(self.search(where, after=after, piece=piece, bodies=True), limit)
+
     def search(
-        self, where: MessageFilter, *, after: int = 0, piece: int = PIECE, bodies: bool = False
+        self, where: MessageFilter, *, after: int = 0, piece: int = MEMBERS_PER_SCRIPT, bodies: bool = False
     ) -> Iterator[Row]:
-        """Yield the messages that the filter finds, in enqueue order. Without `bodies` those are empty, unless it reads
-        them.
-        """
-        sequence, tie = divmod(after, _TIES)
+        """Yield the messages that the filter finds, in enqueue order; bodies if asked for, or if it reads them."""
+        sequence, tie = divmod(after, TIES_PER_SEQUENCE)
         behind = (f"{sequence:016d}", tie)
         # The sequence of the last one itself is walked again: another queue may have given it too.
         places = self._given(where.ids) if where.ids else self._all(where, f"{max(0, sequence - 1):016d}", piece)
@@ -161,45 +157,40 @@ class Looker:
         return heapq.merge(*sources)
 
     def _walk(self, queue: str, letters: str, behind: str, piece: int) -> Iterator[Place]:
-        tie = _tie(queue)
+        tie = tie_of(queue)
         more = True
         while more:
-            words = (letters, behind, piece)
-            more, *found = self._link.run(WALK.script, WALK.keys(self._keys, [queue]), words)
+            more, *found = WALK.run(self._link, self._keys, [queue], (letters, behind, piece))
             for text in map(bytes.decode, found):
-                behind = text[:_SEQUENCE]
-                yield Place(behind, tie, queue, text[_SEQUENCE:] + behind)
+                behind = text[:_SEQUENCE_CHARS]
+                yield Place(behind, tie, queue, text[_SEQUENCE_CHARS:] + behind)
 
     def _leased(self, queue: str) -> Iterator[Place]:
         """Yield all leases of a queue, read a piece at a time so that nobody waits for it."""
-        key, tie = self._keys.one(queue, "leased"), _tie(queue)
+        key, tie = self._keys.one(queue, "leased"), tie_of(queue)
         found: set[bytes] = set()
         first = 0
-        while some := self._link.call("ZRANGE", key, first, first + PIECE - 1):
+        while some := self._link.call("ZRANGE", key, first, first + MEMBERS_PER_SCRIPT - 1):
             found.update(some)
-            first += PIECE
+            first += MEMBERS_PER_SCRIPT
         yield from sorted(Place(member[3:], tie, queue, member) for member in map(bytes.decode, found))
 
     def _given(self, idents: Sequence[str]) -> list[Place]:
         """Return the places of the messages with these ids."""
         wanted = list(dict.fromkeys(idents))
         keys = [self._keys.one(name, "ids") for name in (self.names() if self._keys.spread else [""])]
-        pieces = [wanted[first : first + PIECE] for first in range(0, len(wanted), PIECE)]
-        known = self._link.call_many([("HMGET", key, *piece) for key in keys for piece in pieces])
-        found = (text.decode().split(" ") for texts in known for text in texts if text)
-        return sorted(Place(member[3:], _tie(queue), queue, member) for member, queue in found)
+        asked = [("HMGET", key, *piece) for key in keys for piece in pieces(wanted, MEMBERS_PER_SCRIPT)]
+        found = (text.decode().split(" ") for texts in self._link.call_many(asked) for text in texts if text)
+        return sorted(Place(member[3:], tie_of(queue), queue, member) for member, queue in found)
 
     def _queues(self, where: MessageFilter) -> list[str]:
         return self.names() if where.queue is None else [where.queue]
 
     def _read(self, places: Sequence[Place], where: MessageFilter, bodies: bool) -> Iterator[Row]:
         """Yield the messages at these places that match, as they are now."""
-        by_queue: dict[str, list[str]] = {}
-        for place in places:
-            by_queue.setdefault(place.queue, []).append(place.member)
         rows: dict[tuple[str, str], Row] = {}
-        for queue, members in by_queue.items():
-            for now, row in self._read_queue(queue, members, bodies):
+        for queue, some in places_by(place.queue for place in places).items():
+            for now, row in self._read_queue(queue, [places[at].member for at in some], bodies):
                 if _matches(row, where, now):
                     rows[queue, row.member] = row
         for place in places:  # one that moved between two steps may have two places
@@ -207,9 +198,8 @@ class Looker:
                 yield rows.pop((place.queue, place.member))
 
     def _read_queue(self, queue: str, members: Sequence[str], bodies: bool) -> Iterator[tuple[int, Row]]:
-        keys = READ.keys(self._keys, [queue])
         while members:
-            now, *told = self._link.run(READ.script, keys, ("b" if bodies else "r", *members))
+            now, *told = READ.run(self._link, self._keys, [queue], ("b" if bodies else "r", *members))
             answers = [told[at : at + 5] for at in range(0, len(told), 5)]
             for member, answer in zip(members, answers, strict=False):
                 row = read_row(queue, member, answer)
@@ -218,28 +208,18 @@ class Looker:
             members = members[len(answers) :]
 
 
-def _tie(queue: str) -> int:
-    return zlib.crc32(queue.encode()) % _TIES
-
-
-def cursor_of(queue: str, member: str) -> str:
-    """Return the cursor of this message."""
-    return f"{member[3:]}{_tie(queue):03d}"
-
-
 def _matches(row: Row, where: MessageFilter, now: int) -> bool:
-    age = now - (row.enqueued_at if row.died_at is None else row.died_at)
-    notes = row.notes
+    message, notes, age = row.message, row.notes, now - row.since
     return (
-        (where.queue is None or row.queue == where.queue)
-        and (where.handler is None or row.handler == where.handler)
-        and (not where.states or row.state in where.states)
-        and (where.reason is None or notes.get("reason") == where.reason)
+        (where.queue is None or message.queue == where.queue)
+        and (where.handler is None or message.handler == where.handler)
+        and (not where.states or message.state in where.states)
+        and (where.reason is None or message.reason == where.reason)
         and (where.older_than is None or age >= micros(where.older_than))
         and (where.newer_than is None or age <= micros(where.newer_than))
-        and (not where.ids or row.id in where.ids)
+        and (not where.ids or message.id in where.ids)
         and (
             where.text is None
-            or contains(where.text, row.body, notes.get("error"), notes.get("cause"), notes.get("forfeited"))
+            or contains(where.text, message.body, notes.get("error"), notes.get("cause"), notes.get("forfeited"))
         )
     )

@@ -6,37 +6,26 @@ own, so no fetch ever meets one. Claimed messages stand in none of the sets that
 message's record names the claim that holds it. So the cost of a claim does not grow with their number. Its renewal
 writes one field, and the lives that it prolongs.
 
-A claim ends at its end, because every script compares. Its messages are freed by the next script that sweeps the queue,
-before its own work: a claim, a `pop`, a post, a list, a count or a reap.
+A claim ends at its end, because every script compares. The next script that sweeps the queue frees its messages, before
+its own work: a claim, a `pop`, a post, a list, a count or a reap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.broker.values import MessageFilter, State
 from jobpool.errors import InvalidJob
 from jobpool.message.frozen import maker
-from jobpool_backends.redis.keys import Keys
-from jobpool_backends.redis.link import Link
-from jobpool_backends.redis.looking import PIECE, Looker, cursor_of
-from jobpool_backends.redis.producing import MOST, Producer
-from jobpool_backends.redis.records import read_tail
-from jobpool_backends.redis.scripts import (
-    CLAIM,
-    CLAIM_DELETE,
-    CLAIM_LIST,
-    CLAIM_POP,
-    CLAIM_RELEASE,
-    CLAIM_RENEW,
-    CLAIM_SHOW,
-    POST,
-    Verb,
-)
-from jobpool_backends.redis.wire import Word
+from jobpool_backends.redis import scripts
+from jobpool_backends.redis.connection import Word
+from jobpool_backends.redis.connections import Link
+from jobpool_backends.redis.enqueue import MAX_MESSAGES_PER_CALL, Enqueuer
+from jobpool_backends.redis.inspect import Inspector
+from jobpool_backends.redis.key_names import KeyNames
+from jobpool_backends.redis.records import cursor_of, read_tail
 from jobpool_backends.shared import MICRO, DeadCaps, micros, stand_in
 
 _AGAIN = 1
@@ -48,85 +37,79 @@ _DELETED = {ord("d"): Deleted.DONE, ord("f"): Deleted.FORBIDDEN}
 
 
 class RedisClaimStore(ClaimStore):
-    """Claims of one prefix.
+    """Claims of one prefix. `caps` bound the dead letters, for messages that were claimed too often."""
 
-    Args:
-        caps: Bounds on dead letters, for messages that were claimed too often.
-        producer: Knows where the names of queues are listed.
-        looker: Lists messages.
-    """
-
-    def __init__(self, link: Link, keys: Keys, caps: DeadCaps, producer: Producer, looker: Looker) -> None:
+    def __init__(self, link: Link, keys: KeyNames, caps: DeadCaps, enqueuer: Enqueuer, inspector: Inspector) -> None:
         self._link = link
         self._keys = keys
         self._caps = caps
-        self._producer = producer
-        self._looker = looker
+        self._enqueuer = enqueuer
+        self._inspector = inspector
 
     def _post(self, queue: str, posts: Sequence[NewPost]) -> None:
-        if len(posts) > MOST:
-            raise InvalidJob(f"{len(posts)} messages in one call are too many: at most {MOST}")
-        self._producer.list_queues([queue])
+        if len(posts) > MAX_MESSAGES_PER_CALL:
+            raise InvalidJob(f"{len(posts)} messages in one call are too many: at most {MAX_MESSAGES_PER_CALL}")
+        self._enqueuer.list_queues([queue])
         words: list[Word] = [queue, len(posts), *(post.id for post in posts)]
         for post in posts:
             life = "" if post.life is None else micros(post.life)
             words += ("q" if post.given else "p", life, micros(post.delay) or "", post.body)
-        self._link.run(POST.script, POST.keys(self._keys, [queue], self._keys.one(queue, "last")), words)
+        scripts.POST.run(self._link, self._keys, [queue], words, self._keys.one(queue, "last"))
 
     def _claim(
         self, queue: str, claim_id: str, limit: int, ttl: float, grace: float, max_claims: int
     ) -> HeldClaim | None:
         lengths = (micros(ttl), micros(grace))
         words = (claim_id, limit, *lengths, max_claims, self._caps.most, self._caps.age)
-        return _held(queue, claim_id, self._take(CLAIM, queue, words))
+        return _held(queue, claim_id, self._take(scripts.CLAIM, queue, words))
 
     def _get(self, queue: str, claim_id: str) -> HeldClaim | None:
-        return _held(queue, claim_id, self._run(CLAIM_SHOW, queue, claim_id))
+        return _held(queue, claim_id, self._run(scripts.CLAIM_SHOW, queue, claim_id))
 
     def _renew(self, queue: str, claim_id: str, ttl: float, grace: float | None) -> HeldClaim | None:
         kept = "" if grace is None else micros(grace)
-        return _held(queue, claim_id, self._run(CLAIM_RENEW, queue, claim_id, micros(ttl), kept))
+        return _held(queue, claim_id, self._run(scripts.CLAIM_RENEW, queue, claim_id, micros(ttl), kept))
 
     def _release(self, queue: str, claim_id: str) -> int:
-        freed: int = self._run(CLAIM_RELEASE, queue, claim_id)
+        freed: int = self._run(scripts.CLAIM_RELEASE, queue, claim_id)
         return freed
 
     def _delete(self, queue: str, idents: Sequence[str], claim_id: str | None) -> list[Deleted] | None:
         asked = [ident.encode("utf-8", "replace") for ident in idents]
-        letters: bytes | None = self._run(CLAIM_DELETE, queue, claim_id or "", queue, *asked)
+        letters: bytes | None = self._run(scripts.CLAIM_DELETE, queue, claim_id or "", queue, *asked)
         return None if letters is None else [_DELETED[letter] for letter in letters]
 
     def _pop(self, queue: str, limit: int) -> list[QueueMessage]:
-        answer = self._take(CLAIM_POP, queue, (limit,))
+        answer = self._take(scripts.CLAIM_POP, queue, (limit,))
         return list(_messages(queue, None, *answer)) if answer else []
 
     def _list(self, queue: str, after: int, limit: int, claimed: bool) -> list[QueueMessage]:
         states = (State.WAITING, State.LEASED) if claimed else (State.WAITING,)
-        where = MessageFilter(queue=queue, states=states)
-        found = self._looker.search(where, after=after, piece=min(limit, PIECE), bodies=True)
-        return [row.queue_message(cursor_of(queue, row.member)) for row in islice(found, limit)]
+        return [
+            row.queue_message() for row in self._inspector.rows(MessageFilter(queue=queue, states=states), after, limit)
+        ]
 
     def _list_claims(self, queue: str, after: str, limit: int) -> list[HeldClaim]:
         claims: list[HeldClaim] = []
         behind: bytes | None = after.encode("utf-8", "replace")
         while behind is not None and len(claims) < limit:
-            now, more, *told = self._run(CLAIM_LIST, queue, behind, limit - len(claims))
+            now, more, *told = self._run(scripts.CLAIM_LIST, queue, behind, limit - len(claims))
             for ident, head, count in zip(told[::3], told[1::3], told[2::3], strict=True):
                 claims.append(_read_claim(queue, ident.decode(), now, head, (), count))
             behind = more or None
         return claims
 
     def _stats(self, queue: str) -> ClaimStats:
-        return self._looker.counts(queue).claim_stats()
+        return self._inspector.counts(queue).claim_stats()
 
-    def _run(self, verb: Verb, queue: str, *words: Word) -> Any:
-        return self._link.run(verb.script, verb.keys(self._keys, [queue]), words)
+    def _run(self, script: scripts.QueueScript, queue: str, *words: Word) -> Any:
+        return script.run(self._link, self._keys, [queue], words)
 
-    def _take(self, verb: Verb, queue: str, words: Sequence[Word]) -> Any:
+    def _take(self, script: scripts.QueueScript, queue: str, words: Sequence[Word]) -> Any:
         """Return the messages that a script took, None for none. Each further run of it removes what was in the way."""
         answer = _AGAIN
         while answer == _AGAIN:
-            answer = self._run(verb, queue, *words)
+            answer = self._run(script, queue, *words)
         return answer or None
 
 

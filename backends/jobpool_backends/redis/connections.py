@@ -1,9 +1,8 @@
 """Links to the server: scripts and commands, each call on a connection of its own.
 
-Connections are kept in a small stack and taken by one thread at a time, so no call waits for another. A connection that
-fails is thrown away together with all idle ones, which will have broken too. Nothing is retried, with one exception: a
-kept connection that the server had closed (it was restarted, or closes idle clients) is replaced at once, once. Calls
-may be repeated safely, because they carry ids.
+Connections are kept in a small stack and taken by one thread at a time, so no call waits for another. One that fails is
+thrown away together with all idle ones, which will have broken too. Nothing is retried, with one exception: a kept
+connection that the server had closed is replaced at once, once. Calls may be repeated safely, because they carry ids.
 
 Blocks: a call takes `timeout` seconds at most for its answer, and `connect_timeout` before that when it has to connect.
 """
@@ -17,18 +16,18 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
+from jobpool_backends.redis.connection import Connection, Word
 from jobpool_backends.redis.errors import Explained, Place, explain
-from jobpool_backends.redis.wire import Wire, Word
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
-SHORTEST_WAIT = 0.01
-"""Seconds; BLPOP takes 0 for "forever", and Redis 6.2 takes 0.001 for 0."""
+MIN_WAIT_S = 0.01
+"""BLPOP takes 0 for "forever", and Redis 6.2 takes 0.001 for 0."""
 
 
 class Script:
@@ -42,25 +41,19 @@ class Script:
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
-class Door(Place, Protocol):
+class Connector(Place, Protocol):
     """The source of connections: one server, or the current master."""
 
-    def open(self) -> Wire:
+    def open(self) -> Connection:
         """Return a new connection. Raises redis-py's errors, or ours."""
 
 
 class Link(ABC):
     """A link to Redis of any kind; shared by any number of threads, never across a fork.
 
-    Answers are bytes, integers, lists of them, or None. Errors of all methods:
-
-    Raises:
-        BackendUnavailable: Nothing is known; the text names cause and mend.
-        ConfigurationError: The server refuses us, or lacks what we need.
-        redis.exceptions.ResponseError: A script's own error, or a command that is wrong: a fault of ours.
+    Answers are bytes, integers, lists of them, or None. All methods raise `BackendUnavailable` (nothing is known),
+    `ConfigurationError` (the server refuses us, or lacks what we need), or redis-py's `ResponseError`: a fault of ours.
     """
-
-    is_cluster: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -69,10 +62,7 @@ class Link(ABC):
 
     @abstractmethod
     def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
-        """Run a script on the server. One that it does not know (it was restarted, or flushed) is sent whole.
-
-        On a cluster all keys are in one slot.
-        """
+        """Run a script; one that the server does not know is sent whole. On a cluster all keys are in one slot."""
 
     @abstractmethod
     def call(self, *words: Word) -> Any:
@@ -80,21 +70,18 @@ class Link(ABC):
 
     @abstractmethod
     def call_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
-        """Run several plain commands in one round trip; not atomic. The first error is raised when all were
-        answered.
-        """
+        """Run plain commands in one round trip; not atomic. Raise the first error when all were answered."""
 
     @abstractmethod
     def survey(self, commands: Sequence[Sequence[Word]]) -> list[tuple[str, list[Any]]]:
-        """Ask every server there is: its title, and its answers, among which refusals are values."""
+        """Ask every server; return its title, and its answers, among which refusals are values."""
 
     @abstractmethod
-    def wait_bell(self, keys: Sequence[str], timeout: float) -> str | None:
-        """Wait until one of these lists has an element, and take it: the list's key; None after `timeout` seconds.
+    def wait_pop(self, keys: Sequence[str], timeout: float) -> str | None:
+        """Take an element from one of these lists as soon as there is any: its key; None after `timeout` seconds.
 
-        On a connection kept for this. None comes up to 0.1 s late, because an idle server looks at its clock that
-        often. A silent server is noticed the link's own timeout later. `close` in another thread ends the wait with
-        `BackendUnavailable`.
+        None comes up to 0.1 s late: an idle server looks at its clock that often. A silent server is noticed the
+        link's own timeout later. `close` in another thread ends the wait with `BackendUnavailable`.
         """
 
     @abstractmethod
@@ -103,40 +90,40 @@ class Link(ABC):
 
 
 class ServerLink(Link):
-    """Connections to one server at a time: to that which the door leads to."""
+    """Connections to one server at a time: to that which the connector leads to."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
         self._pid = os.getpid()
-        self._idle: list[Wire] = []
-        self._idle_listeners: list[Wire] = []
-        self._listening: set[Wire] = set()
+        self._idle: list[Connection] = []
+        self._idle_listeners: list[Connection] = []
+        self._listening: set[Connection] = set()
         self._changing = threading.Lock()
         self.closed = False
 
     @property
     def title(self) -> str:
-        return self._door.title
+        return self._connector.title
 
     def run(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Word]) -> Any:
         words = (len(keys), *keys, *args)
         try:
-            return self._use(lambda wire: wire.ask(("EVALSHA", script.sha, *words)))
+            return self._use(lambda connection: connection.ask(("EVALSHA", script.sha, *words)))
         except NoScriptError:
-            return self._use(lambda wire: wire.ask(("EVAL", script.source, *words)))
+            return self._use(lambda connection: connection.ask(("EVAL", script.source, *words)))
 
     def call(self, *words: Word) -> Any:
-        return self._use(lambda wire: wire.ask(words))
+        return self._use(lambda connection: connection.ask(words))
 
     def call_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
-        return self._use(lambda wire: first_error(wire.ask_many(commands))) if commands else []
+        return self._use(lambda connection: first_error(connection.ask_many(commands))) if commands else []
 
     def survey(self, commands: Sequence[Sequence[Word]]) -> list[tuple[str, list[Any]]]:
-        return [(self.title, self._use(lambda wire: wire.ask_many(commands)))]
+        return [(self.title, self._use(lambda connection: connection.ask_many(commands)))]
 
-    def wait_bell(self, keys: Sequence[str], timeout: float) -> str | None:
+    def wait_pop(self, keys: Sequence[str], timeout: float) -> str | None:
         give_up = time.monotonic() + timeout
-        answer = self._use(lambda wire: self._listen(wire, keys, give_up), self._idle_listeners)
+        answer = self._use(lambda connection: self._listen(connection, keys, give_up), self._idle_listeners)
         return None if answer is None else answer[0].decode()
 
     def close(self) -> None:
@@ -144,8 +131,8 @@ class ServerLink(Link):
             return
         with self._changing:
             self.closed = True
-            for wire in self._listening:
-                wire.interrupt()
+            for connection in self._listening:
+                connection.interrupt()
         self.drop_idle()
 
     def drop_idle(self) -> None:
@@ -157,8 +144,8 @@ class ServerLink(Link):
 
     # --- connections -------------------------------------------------------------------------------
 
-    def _use(self, work: Callable[[Wire], T], idle: list[Wire] | None = None) -> T:
-        """Do `work` on a kept connection, or on a new one; on a new one too when the kept one turns out to be stale."""
+    def _use(self, work: Callable[[Connection], Result], idle: list[Connection] | None = None) -> Result:
+        """Do `work` on a kept connection, or on a new one where there is none, or it turns out to be stale."""
         self._check_usable()
         idle = self._idle if idle is None else idle
         try:
@@ -169,62 +156,63 @@ class ServerLink(Link):
             return self._work(kept, work, idle)
         return self._work(self._open(), work, idle)
 
-    def _work(self, wire: Wire, work: Callable[[Wire], T], idle: list[Wire]) -> T:
+    def _work(self, connection: Connection, work: Callable[[Connection], Result], idle: list[Connection]) -> Result:
         try:
-            answer = work(wire)
+            answer = work(connection)
         except RedisError as error:
-            self._judge(wire, error, idle)
+            self._judge(connection, error, idle)
             raise
-        except BaseException:  # in the middle of an exchange: the next answer on this wire would be the wrong one
-            wire.close()
+        except BaseException:  # in the middle of an exchange: the next answer on this connection would be the wrong one
+            connection.close()
             raise
-        self._keep(wire, idle)
+        self._keep(connection, idle)
         return answer
 
-    def _judge(self, wire: Wire, error: RedisError, idle: list[Wire]) -> None:
+    def _judge(self, connection: Connection, error: RedisError, idle: list[Connection]) -> None:
         """Raise what the error means; return when it is a fault of ours. Keep the connection if it is sound."""
         meaning = self._explain(error)
         if meaning.sound:
-            self._keep(wire, idle)
+            self._keep(connection, idle)
         else:
-            wire.close()
+            connection.close()
             self.drop_idle()
             self._check_usable()  # closed by us meanwhile: say so
-        if meaning.hung_up and wire.used:
+        if meaning.hung_up and connection.used:
             raise Stale from error
         if meaning.error:
             raise meaning.error from error
 
     def _explain(self, error: RedisError) -> Explained:
-        return explain(error, self._door)
+        return explain(error, self._connector)
 
-    def _keep(self, wire: Wire, idle: list[Wire]) -> None:
-        wire.used = True
-        idle.append(wire)
+    def _keep(self, connection: Connection, idle: list[Connection]) -> None:
+        connection.used = True
+        idle.append(connection)
         if self.closed:
             self.drop_idle()
 
-    def _listen(self, wire: Wire, keys: Sequence[str], give_up: float) -> Any:
-        remaining = max(give_up - time.monotonic(), SHORTEST_WAIT)
-        self._announce(wire)
+    def _listen(self, connection: Connection, keys: Sequence[str], give_up: float) -> Any:
+        remaining = max(give_up - time.monotonic(), MIN_WAIT_S)
+        self._announce(connection)
         try:
-            return wire.ask_slowly(("BLPOP", *keys, remaining), remaining + self._door.timeout)
+            connection.send(("BLPOP", *keys, remaining))
+            return connection.receive(remaining + self._connector.timeout)
         finally:
-            self._forget(wire)
+            self._forget(connection)
 
-    def _announce(self, wire: Wire) -> None:
-        """Let `close` interrupt this wire, on which a thread is about to wait."""
+    def _announce(self, connection: Connection) -> None:
+        """Let `close` interrupt this connection, on which a thread is about to wait."""
         with self._changing:
             self._check_usable()
-            self._listening.add(wire)
+            self._listening.add(connection)
 
-    def _forget(self, wire: Wire) -> None:
+    def _forget(self, connection: Connection) -> None:
         with self._changing:
-            self._listening.discard(wire)
+            self._listening.discard(connection)
 
-    def _open(self) -> Wire:
+    def _open(self) -> Connection:
         try:
-            return self._door.open()
+            return self._connector.open()
         except RedisError as error:
             raise (self._explain(error).error or error) from error
 

@@ -1,32 +1,40 @@
-"""One connection to one Redis server, and how to make one.
+"""One connection to one Redis server: how to make it, and how to ask several servers in turn.
 
-redis-py's `Connection` connects, speaks TLS, authenticates and frames; its clients are left out. Measured with an
-EVALSHA of 500 arguments (a batch of about a hundred messages): `redis.Redis` costs 143 µs of CPU a call, and its
-`Connection` 110 µs. `Connection` with commands packed by hiredis, as here, costs 61 µs, as a bare socket does. The
-clients also retry ten times with back-off, ping before a call and hold locks, which a caller with call ids does not
-need. `Connection` by itself does none of it.
+redis-py's `Connection` connects, speaks TLS, authenticates and frames; its clients are left out. For an EVALSHA of 500
+arguments (some hundred messages) `redis.Redis` takes 143 µs of CPU, and its `Connection` 110 µs. `Connection` with
+commands packed by hiredis, as here, takes 61 µs, as a bare socket does. The clients also retry with back-off, ping
+before a call and hold locks, which a caller with call ids does not need.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from hiredis import pack_command
-from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import ResponseError
+from redis.connection import Connection as TcpConnection
+from redis.connection import SSLConnection, UnixDomainSocketConnection
+from redis.exceptions import RedisError, ResponseError
 
+from jobpool.errors import BackendUnavailable, ConfigurationError, JobpoolError
+from jobpool_backends.redis.errors import explain
+
+Result = TypeVar("Result")
 Word = str | bytes | int | float
 
-_TCP: Any = Connection  # without annotations in redis-py
+MIN_SHARE_S = 0.25
+"""Least time for each of many servers: less would pass over servers that are merely far away."""
+
+_TCP: Any = TcpConnection  # without annotations in redis-py
 _TLS: Any = SSLConnection
 _UNIX: Any = UnixDomainSocketConnection
 
 
-class Wire:
+class Connection:
     """A connection. For one thread at a time, except `interrupt`. Raises redis-py's errors; broken, it stays so.
 
     Attributes:
@@ -44,22 +52,23 @@ class Wire:
         self.ident = 0
 
     def ask(self, words: Sequence[Word]) -> Any:
-        """Send one command and return its answer, within the endpoint's `timeout`."""
+        """Return the answer to one command, within the endpoint's `timeout`."""
         self.send(words)
         return self._connection.read_response()
 
     def ask_many(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
         """Send all commands at once and return their answers, among which refusals are values, not raised."""
         self._connection.send_packed_command((b"".join(map(_pack, commands)),), False)
-        return [self._read_answer() for _ in commands]
-
-    def ask_slowly(self, words: Sequence[Word], limit: float) -> Any:
-        """Ask with a command that blocks: its answer may take `limit` seconds."""
-        self.send(words)
-        return self.receive(limit)
+        answers = []
+        for _ in commands:
+            try:
+                answers.append(self._connection.read_response())
+            except ResponseError as error:
+                answers.append(error)
+        return answers
 
     def send(self, words: Sequence[Word]) -> None:
-        """Send one command; its answer is to be received."""
+        """Send one command; `receive` its answer."""
         self._connection.send_packed_command((_pack(words),), False)
 
     def receive(self, limit: float) -> Any:
@@ -71,21 +80,13 @@ class Wire:
         return self._socket.fileno()
 
     def interrupt(self) -> None:
-        """Wake the thread that waits on this wire, with its end. Any thread may call it. Does not close it: the number
-        may be reused.
-        """
+        """Wake the thread that waits on this connection, from any other. Not a close: the number may be reused."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection. Safe to call twice."""
         self._connection.disconnect()
-
-    def _read_answer(self) -> Any:
-        try:
-            return self._connection.read_response()
-        except ResponseError as error:
-            return error
 
 
 def _pack(words: Sequence[Word]) -> bytes:
@@ -98,15 +99,12 @@ class Endpoint:
     """One server, and how to connect to it.
 
     Attributes:
-        host: Name or address; empty when `path` is set.
-        path: Of a Unix socket.
-        db: The database's index.
-        password: None = do not authenticate.
-        username: None = Redis's `default`.
+        host: Name or address; empty when `path`, of a Unix socket, is set.
+        password: None = do not authenticate. `username` None = Redis's `default`.
         timeout: Seconds for an answer, and for a TLS or authentication step.
         connect_timeout: Seconds for a connection, to each address that the host name has.
         tls: redis-py's `ssl_…` options; None = no TLS.
-        role: Its role in error texts.
+        role: In error texts.
     """
 
     host: str = ""
@@ -137,7 +135,7 @@ class Endpoint:
         """True if it is spoken to through TLS."""
         return self.tls is not None
 
-    def open(self) -> Wire:
+    def open(self) -> Connection:
         """Return a new connection, ready for commands. Raises redis-py's errors."""
         common: dict[str, Any] = {
             "db": self.db,
@@ -149,6 +147,40 @@ class Endpoint:
             "driver_info": None,  # nor CLIENT SETINFO
         }
         if self.path:
-            return Wire(_UNIX(path=self.path, **common))
+            return Connection(_UNIX(path=self.path, **common))
         common |= {"host": self.host, "port": self.port}
-        return Wire(_TCP(**common) if self.tls is None else _TLS(**self.tls, **common))
+        return Connection(_TCP(**common) if self.tls is None else _TLS(**self.tls, **common))
+
+
+def open_and_ask(endpoint: Endpoint, *words: Word) -> tuple[Connection, Any]:
+    """Return a new connection, and the answer to a first command on it. Raises as a link's calls do."""
+    try:
+        connection = endpoint.open()
+        try:
+            return connection, connection.ask(words)
+        except BaseException:
+            connection.close()
+            raise
+    except RedisError as error:
+        raise (explain(error, endpoint).error or error) from error
+
+
+def ask_in_turn(servers: Sequence[Endpoint], ask: Callable[[Endpoint], Result], what: str) -> tuple[int, Result]:
+    """Return the first answer that `ask` gets, and the place of the server that gave it.
+
+    Blocks for little longer than one server may take to connect, however many are silent: they share that time.
+    Raises `ConfigurationError` where one refuses us, else `BackendUnavailable`: `what`, and the trouble of each.
+    """
+    timeout = servers[0].connect_timeout
+    share = min(timeout, max(timeout / len(servers), MIN_SHARE_S))
+    give_up = time.monotonic() + timeout
+    troubles: list[JobpoolError] = []
+    for place, server in enumerate(servers):
+        try:
+            return place, ask(replace(server, connect_timeout=share, timeout=share))
+        except JobpoolError as trouble:
+            troubles.append(trouble)
+        if time.monotonic() >= give_up:
+            break
+    refusal = next((trouble for trouble in troubles if isinstance(trouble, ConfigurationError)), None)
+    raise refusal or BackendUnavailable(f"{what}: {'; '.join(map(str, troubles))}")

@@ -13,18 +13,13 @@ from jobpool_backends.reaping import NativeReaping
 CRASH_LIMIT = "crash-limit"
 EXPIRED = "lease expired"
 
-LONGEST_DELAY = 2**32 - 1
-"""Seconds that beanstalkd takes."""
+MAX_DELAY_S = 2**32 - 1
+"""The longest that beanstalkd takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """The message as it goes on.
-
-    Attributes:
-        record: Its new header; dead past the limit.
-        delay: Whole seconds until it may be fetched.
-    """
+    """The message as it goes on: its new header, dead past the limit, and whole seconds until it may be fetched."""
 
     record: Record
     delay: int
@@ -33,15 +28,9 @@ class Charge:
 def charge(
     record: Record, crashes: int, cause: str, policy: ReapPolicy, now: float, draw: Callable[[float, float], float]
 ) -> Charge:
-    """Charge one or more crashes, the last of which had this cause.
+    """Charge crashes that were not charged before, at this Unix time. The last of them had this cause.
 
-    Args:
-        record: The header, with all deliveries counted.
-        crashes: Number of crashes not charged before; they are charged at one moment.
-        cause: The text to keep.
-        policy: Of its queue.
-        now: Unix time.
-        draw: `random.uniform`.
+    `record` has all deliveries counted; `draw` is `random.uniform`.
     """
     long_ago = now - record.crashed_at > policy.window
     total = crashes if long_ago else record.crashes + crashes
@@ -53,10 +42,10 @@ def charge(
 
 def whole_seconds(delay: float) -> int:
     """Return a delay as beanstalkd takes it: rounded up."""
-    return math.ceil(min(delay, LONGEST_DELAY)) if delay > 0 else 0
+    return math.ceil(min(delay, MAX_DELAY_S)) if delay > 0 else 0
 
 
-class Ledger(NativeReaping):
+class CrashLedger(NativeReaping):
     """The policy of each queue, and the charges that nobody has asked for yet."""
 
     def note(self, queue: str, charged: Charge) -> None:

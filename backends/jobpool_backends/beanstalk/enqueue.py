@@ -1,0 +1,124 @@
+"""Messages on their way in, and copies: one put for each, all of a call in one write a queue.
+
+A header cannot be changed, so a dead letter is a copy; and only reserved jobs can be buried. So the copy is put with a
+delay, reserved by its number, and buried. A crash in between leaves a job with a dead mark that is due some day: the
+next client to meet it buries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import greenstalk
+
+from jobpool.broker.values import NewMessage
+from jobpool.clock import Clock
+from jobpool.errors import BackendUnavailable, InvalidJob, JobpoolError
+from jobpool_backends.beanstalk.connection import Answer, Connection, put_command
+from jobpool_backends.beanstalk.connections import Connections
+from jobpool_backends.beanstalk.reap import whole_seconds
+from jobpool_backends.beanstalk.records import HEADER_ROOM, new_bytes
+
+UNBURIED_DELAY_S = 30
+"""Time for which a dead letter that was not buried stays out of the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A job to put. `delay` and `ttr` in whole seconds; a dead one has no delay of its own."""
+
+    tube: str
+    priority: int
+    delay: int
+    ttr: int
+    packed: bytes
+    dead: bool = False
+
+    def command(self) -> bytes:
+        return put_command(self.priority, UNBURIED_DELAY_S if self.dead else self.delay, self.ttr, self.packed)
+
+
+def put_copies(connection: Connection, copies: Sequence[Copy], answers: dict[int, Answer]) -> None:
+    """Put these jobs, of any tubes, and bury the dead ones. Called with the connection's lock taken.
+
+    `answers` takes the answer to each put, its refusal as a value, by the copy's place. After a break those that came
+    before it are there. One round trip, two more for dead ones, and one for each tube after the first.
+    """
+    by_tube: dict[str, list[int]] = {}
+    for place, copy in enumerate(copies):
+        by_tube.setdefault(copy.tube, []).append(place)
+    for tube, places in by_tube.items():
+        connection.use(tube)
+        told: list[Answer] = []
+        try:
+            connection.burst([copies[place].command() for place in places], told)
+        finally:
+            answers |= zip(places, told, strict=False)
+    dead = [
+        (n, copy) for place, copy in enumerate(copies) if copy.dead and (n := number_of(answers[place])) is not None
+    ]
+    # One that cannot be reserved is held by another client, which buries it too.
+    reserved = connection.burst([b"reserve-job %d" % number for number, _ in dead])
+    mine = (one for one, answer in zip(dead, reserved, strict=True) if isinstance(answer, greenstalk.Job))
+    connection.burst([b"bury %d %d" % (number, copy.priority) for number, copy in mine])
+
+
+def number_of(answer: Answer) -> int | None:
+    """Return the server's number of what was put; None when it was refused.
+
+    A server that is out of memory buries what it has put: that is a refusal too, and the caller says so.
+    """
+    return int(answer[1]) if isinstance(answer, tuple) and answer[0] == b"INSERTED" else None
+
+
+class Enqueuer:
+    """The adder of messages. Its wall clock tells what is due, and dates enqueues."""
+
+    def __init__(self, connections: Connections, clock: Clock) -> None:
+        self._connections = connections
+        self._clock = clock
+
+    def add(self, messages: Sequence[NewMessage]) -> None:
+        """Put these messages, in their order.
+
+        Raises:
+            InvalidJob: One is larger than the server takes; nothing was put.
+            BackendUnavailable: The text says how many are there for certain.
+        """
+        copies = self.copies(messages)
+        answers: dict[int, Answer] = {}
+        try:
+            with self._connections.spare() as connection:
+                put_copies(connection, copies, answers)
+        except BackendUnavailable as error:
+            raise _partly(error, answers, len(messages)) from error
+        refused = [answer for answer in answers.values() if number_of(answer) is None]
+        if refused:
+            raise _partly(self._connections.put_refusal(refused[0]), answers, len(messages))
+
+    def copies(self, messages: Sequence[NewMessage], since: float | None = None) -> list[Copy]:
+        """Return the jobs to put for these messages, enqueued at this Unix time, or now. Raises as `add`."""
+        largest = self._connections.max_job_size()
+        if any(len(message.body) + HEADER_ROOM > largest for message in messages):
+            largest = self._connections.max_job_size(anew=True)  # somebody may have raised -z meanwhile
+        now = self._clock.wall()
+        return [self._copy(message, now, now if since is None else since, largest) for message in messages]
+
+    def _copy(self, message: NewMessage, now: float, since: float, largest: int) -> Copy:
+        address = self._connections.address
+        if len(message.body) + HEADER_ROOM > largest:
+            raise InvalidJob(
+                f"the body of job {message.id} for {message.handler!r} has {len(message.body)} bytes, and"
+                f" {address.title} takes {max(0, largest - HEADER_ROOM)} at most: make its payload smaller, or start"
+                " the server with a larger -z"
+            )
+        delay = 0 if message.due is None else whole_seconds(round(message.due - now, 6))
+        packed = new_bytes(message, since, now, largest)
+        return Copy(address.tube(message.queue), message.priority, delay, address.ttr, packed)
+
+
+def _partly(error: JobpoolError, answers: Mapping[int, Answer], total: int) -> JobpoolError:
+    """Return the error, with how many of a call's jobs are there all the same."""
+    done = sum(number_of(answer) is not None for answer in answers.values())
+    return error if total == 1 else type(error)(f"{error}; of {total} jobs {done} are enqueued for certain")
