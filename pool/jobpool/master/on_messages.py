@@ -11,7 +11,7 @@ from jobpool.master import events as ev
 from jobpool.master.slots import Delivery
 from jobpool.master.state import Pool
 from jobpool.message.death import cause_headline
-from jobpool.message.definition import capped
+from jobpool.message.definition import timeout_of
 from jobpool.message.headline import headline
 from jobpool.message.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
 from jobpool.message.settlement import Abandon, Ack, Move, Release, Settled, Settlement
@@ -98,9 +98,8 @@ def _prepare(pool: Pool, delivery: Delivery) -> Outcome | None:
     if info is None:
         return _unknown(pool, delivery, envelope.job)
     delivery.acks_itself = info.ack_in_transaction
-    timeout = envelope.timeout if envelope.timeout is not None else info.timeout
-    timeout = pool.settings.default_timeout if timeout is None else timeout
-    delivery.timeout = capped(timeout, pool.settings.max_timeout)
+    settings = pool.settings
+    delivery.timeout = timeout_of(envelope.timeout, info.timeout, settings.default_timeout, settings.max_timeout)
     return None
 
 

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from jobpool.broker.values import QueueStats
 from jobpool.errors import JobpoolError
@@ -21,18 +21,12 @@ from jobpool.message.outcome import NotRun, Outcome
 from jobpool.message.settlement import Release, Settlement
 from jobpool.policy.counters import LEASE_LOST, SUCCEEDED, Counters
 from jobpool.policy.lookahead import LookAhead
-from jobpool.policy.retry import BackOff
+from jobpool.policy.retry import BackOff, remember
 from jobpool.settings import Settings
-
-V = TypeVar("V")
 
 FIRST_BOOT_PAUSE_S = 0.1
 MAX_BOOT_PAUSE_S = 30.0
 """Between two tries of what does not come up; doubles from the first to the last."""
-
-REMEMBERED_IDS = 10_000
-"""How many message ids a pool remembers for "third time in a row" and "first seen"."""
-
 
 ANSWER_GRACE_S = 0.5
 """Seconds past the stop's grace for which the last settlements may wait for the broker; the reaper has them later."""
@@ -272,10 +266,3 @@ class Pool:
 
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
-
-
-def remember(memory: dict[str, V], key: str, value: V) -> V:
-    memory[key] = value
-    if len(memory) > REMEMBERED_IDS:
-        del memory[next(iter(memory))]
-    return value

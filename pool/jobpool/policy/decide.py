@@ -142,12 +142,13 @@ def _failed(
 ) -> Settlement:
     """One attempt is spent: try again, or give up when it was the last."""
     failures = lease.attempts + 1
-    if failures >= _budget(lease, rules, retry):
+    if failures >= budget(lease, rules, retry):
         return Abandon(reason, error, cause)
     return Nack(retry.delay(failures) if delay is None else delay, error, cause)
 
 
-def _budget(lease: JobLease, rules: Rules, retry: RetryPolicy) -> int:
+def budget(lease: JobLease, rules: Rules, retry: RetryPolicy) -> int:
+    """Return how many attempts the message gets in all, 1 or more."""
     asked = lease.envelope.max_retries
     return retry.budget(rules.max_retries if asked is None else asked)
 
@@ -155,7 +156,7 @@ def _budget(lease: JobLease, rules: Rules, retry: RetryPolicy) -> int:
 def _outgrown(error: str, cause: str | None, lease: JobLease, rules: Rules, retry: RetryPolicy) -> Settlement:
     """Too large for these machines: it gets one run on larger ones, also when this was its last attempt."""
     queue = rules.on_memory_limit_queue
-    if queue is None or not _can_go(lease, queue) or lease.attempts >= _budget(lease, rules, retry) + MAX_EXTRA_MOVES:
+    if queue is None or not _can_go(lease, queue) or lease.attempts >= budget(lease, rules, retry) + MAX_EXTRA_MOVES:
         return _failed("memory-limit", error, lease, rules, retry, cause=cause)
     return Move(queue, attempts=1, error=error, cause=cause)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from jobpool.broker.backend import QueueBackend
@@ -16,10 +17,28 @@ from jobpool.message.outcome import Crashed, Outcome
 from jobpool.message.result import Status, WorkerResult
 from jobpool.message.settlement import Forfeit, Settled, Settlement
 from jobpool.testing.faults import BrokerDown, Crash, FaultPlan, LoseLease, Point
-from jobpool.testing.runs import Run
 from jobpool.testing.sabotage import Sabotage
 
 SILENT = "the broker does not answer: a test has told it so"
+
+
+@dataclass(frozen=True, slots=True)
+class Run(WorkerResult):
+    """One delivery of one message, in the order in which they happened.
+
+    Attributes:
+        id: The message's.
+        queue: Where it was fetched from.
+        handler: Its handler's name; "" for a body that is not a wire object.
+        output: The handler's result and printed text, as the pool keeps it; "" when it did not come to its end.
+        at: Unix time, in virtual seconds, at which it was fetched.
+    """
+
+    id: str = ""
+    queue: str = ""
+    handler: str = ""
+    output: str = ""
+    at: float = 0.0
 
 
 class FaultyWorker(QueueWorker):
