@@ -50,7 +50,7 @@ log = logging.getLogger("jobpool.pool")
 
 
 class Receiver(Protocol):
-    """What a thread tells its events: the loop's inbox, or `QueueWorker`'s keeper of one lease."""
+    """A receiver of a thread's events: the loop's inbox, or `QueueWorker`'s keeper of one lease."""
 
     def put(self, event: Event) -> None: ...
 
