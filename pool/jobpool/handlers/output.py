@@ -11,15 +11,6 @@ from jobpool.message.capped_text import cap_text
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
-def compose(value: object, printed: str, cap: int) -> str:
-    """Return the output of an attempt, of about `cap` bytes at most.
-
-    None leaves the printed text alone. A string comes first and the text on the next line. Any other value is written
-    as JSON, with the text in the same way.
-    """
-    return join(render(value, cap), printed, cap)
-
-
 def render(value: object, cap: int) -> str:
     """Return a returned value as text; "" for None. Runs code of the value's class, so it belongs under the alarm.
 

@@ -121,11 +121,6 @@ class LostLease:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelledByPerson:
-    """A person cancelled the job."""
-
-
-@dataclass(frozen=True, slots=True)
 class Rejected:
     """Bad signature, foreign queue, body that is not a wire object, or is too large or too deep.
 
@@ -175,14 +170,6 @@ class Expired:
     """`expires_in` ran out before the job was started."""
 
 
-@dataclass(frozen=True, slots=True)
-class CrashLimit:
-    """More crashes than `max_crashes`, found at fetch (brokers that reap natively)."""
-
-    crashes: int
-    cause: str
-
-
 Outcome = (
     Succeeded
     | Failed
@@ -195,7 +182,6 @@ Outcome = (
     | NeverStarted
     | NotRun
     | LostLease
-    | CancelledByPerson
     | Rejected
     | NewerWire
     | UnknownHandler
@@ -203,5 +189,4 @@ Outcome = (
     | AlreadyDone
     | Contended
     | Expired
-    | CrashLimit
 )

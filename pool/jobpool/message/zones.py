@@ -7,8 +7,6 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from jobpool.errors import InvalidJob
 
-UTC_NAME = "UTC"
-
 _OF_THE_MACHINE = ("localtime", "posixrules", "Factory")
 """Keys that some machines have, with a meaning of their own or none."""
 

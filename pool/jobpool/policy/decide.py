@@ -15,10 +15,8 @@ from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import (
     AlreadyDone,
-    CancelledByPerson,
     Contended,
     Crashed,
-    CrashLimit,
     Expired,
     Failed,
     HandlerNotAllowed,
@@ -185,20 +183,15 @@ def _unknown(handler: str, seen_for: float, rules: Rules) -> Settlement:
     return Abandon("unknown-handler", f"{waited}; import the module that defines it with --app, then retry the message")
 
 
-def _given_up(outcome: CancelledByPerson | Rejected | HandlerNotAllowed | Expired | CrashLimit) -> Abandon:
+def _given_up(outcome: Rejected | HandlerNotAllowed | Expired) -> Abandon:
     """Give up what no further attempt can change."""
     match outcome:
-        case CancelledByPerson():
-            return Abandon("cancelled", "cancelled by a person")
         case Rejected(why):
             return Abandon("rejected", why)
         case HandlerNotAllowed(handler):
             return Abandon("handler-not-allowed", f"handler {handler!r} is not allowed on this queue")
         case Expired():
             return Abandon("expired", "not started before it expired")
-        case CrashLimit(crashes, cause):
-            last = cause_headline(cause)
-            return Abandon("crash-limit", f"{crashes} deliveries ended with no verdict, the last one: {last}", cause)
         case _:
             assert_never(outcome)
 

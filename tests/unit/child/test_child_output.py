@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobpool.handlers.output import compose, render
+from jobpool.handlers.output import join, render
 
 CAP = 1000
 
@@ -61,7 +61,7 @@ class Shy:
     ],
 )
 def test_output_is_composed(value: object, printed: str, output: str) -> None:
-    assert compose(value, printed, CAP) == output
+    assert join(render(value, CAP), printed, CAP) == output
 
 
 def test_what_json_does_not_know_is_shown() -> None:
@@ -69,7 +69,7 @@ def test_what_json_does_not_know_is_shown() -> None:
 
 
 def test_value_and_text_are_capped_together() -> None:
-    output = compose("x" * 600, "y" * 600, CAP)
+    output = join("x" * 600, "y" * 600, CAP)
     assert len(output) < CAP + 50
     assert output.startswith("xxx")
     assert output.endswith("yyy")

@@ -13,10 +13,8 @@ from jobpool.message.envelope import MAX_BODY_BYTES, encode
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import (
     AlreadyDone,
-    CancelledByPerson,
     Contended,
     Crashed,
-    CrashLimit,
     Expired,
     Failed,
     HandlerNotAllowed,
@@ -125,8 +123,7 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
         pytest.param(LostLease(), FIRST, Rules(), Leave("lease lost"), id="lease lost"),
         pytest.param(LostLease("not renewed"), FIRST, Rules(), Leave("not renewed"), id="lease lost, with the reason"),
         pytest.param(
-            CancelledByPerson(),
-            FIRST,
+                    FIRST,
             Rules(),
             Abandon("cancelled", "cancelled by a person"),
             id="cancelled by a person",
@@ -159,8 +156,7 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
         pytest.param(Contended(1.5), LAST, Rules(), Release(1.5, begun=False), id="held elsewhere"),
         pytest.param(Expired(), FIRST, Rules(), Abandon("expired", "not started before it expired"), id="expired"),
         pytest.param(
-            CrashLimit(6, "SIGSEGV"),
-            FIRST,
+                    FIRST,
             Rules(),
             Abandon("crash-limit", "6 deliveries ended with no verdict, the last one: SIGSEGV", "SIGSEGV"),
             id="crash limit found at fetch",
@@ -278,7 +274,6 @@ ONE_OF_EACH: list[Outcome] = [
     NeverStarted(3, "SIGKILL"),
     NotRun(),
     LostLease(),
-    CancelledByPerson(),
     Rejected("no JSON"),
     NewerWire(2),
     UnknownHandler("gone", 700.0),
@@ -286,7 +281,6 @@ ONE_OF_EACH: list[Outcome] = [
     AlreadyDone(),
     Contended(1.0),
     Expired(),
-    CrashLimit(6, "SIGSEGV"),
 ]
 
 
@@ -385,7 +379,6 @@ def test_a_no_op_job_costs_no_new_object() -> None:
         (NeverStarted(3, "SIGKILL"), FIRST, Status.CRASHED, ["jobs_crashed"]),
         (LostLease(), FIRST, Status.LOST, ["jobs_lease_lost"]),
         (LostLease("not renewed"), FIRST, Status.LOST, ["jobs_lease_lost"]),
-        (CancelledByPerson(), FIRST, Status.DEAD_LETTERED, ["jobs_failed_permanently"]),
         (Rejected("no JSON"), RUBBISH, Status.REJECTED, ["jobs_rejected_payload"]),
         (Rejected("forged", signature=True), FIRST, Status.REJECTED, ["jobs_rejected_signature"]),
         (UnknownHandler("gone", 700.0), FIRST, Status.DEAD_LETTERED, ["jobs_failed_permanently"]),
@@ -393,7 +386,6 @@ def test_a_no_op_job_costs_no_new_object() -> None:
         (AlreadyDone(), FIRST, Status.SKIPPED_IDEMPOTENT, ["jobs_skipped_idempotent"]),
         (Contended(1.0), FIRST, Status.RELEASED, ["jobs_released"]),
         (Expired(), FIRST, Status.DEAD_LETTERED, ["jobs_failed_permanently"]),
-        (CrashLimit(6, "SIGSEGV"), FIRST, Status.DEAD_LETTERED, ["jobs_failed_permanently"]),
     ],
     ids=lambda value: repr(value) if isinstance(value, get_args(Outcome)) else "",
 )
