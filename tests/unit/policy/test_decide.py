@@ -122,12 +122,6 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
         pytest.param(NotRun(), FIRST, Rules(), NOT_BEGUN, id="leased and not run"),
         pytest.param(LostLease(), FIRST, Rules(), Leave("lease lost"), id="lease lost"),
         pytest.param(LostLease("not renewed"), FIRST, Rules(), Leave("not renewed"), id="lease lost, with the reason"),
-        pytest.param(
-                    FIRST,
-            Rules(),
-            Abandon("cancelled", "cancelled by a person"),
-            id="cancelled by a person",
-        ),
         pytest.param(Rejected("no JSON"), RUBBISH, Rules(), Abandon("rejected", "no JSON"), id="rejected, undecodable"),
         pytest.param(
             Rejected("bad signature", signature=True),
@@ -155,12 +149,6 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
         pytest.param(AlreadyDone(), FIRST, Rules(), Ack(), id="idempotency key done"),
         pytest.param(Contended(1.5), LAST, Rules(), Release(1.5, begun=False), id="held elsewhere"),
         pytest.param(Expired(), FIRST, Rules(), Abandon("expired", "not started before it expired"), id="expired"),
-        pytest.param(
-                    FIRST,
-            Rules(),
-            Abandon("crash-limit", "6 deliveries ended with no verdict, the last one: SIGSEGV", "SIGSEGV"),
-            id="crash limit found at fetch",
-        ),
         pytest.param(
             TimedOut("stack", KILLED), FIRST, Rules(), Nack(5.0, "stack", KILLED), id="timeout with its record"
         ),
