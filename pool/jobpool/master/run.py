@@ -239,7 +239,6 @@ def fork_server_config(settings: Settings) -> ForkServerConfig:
         title=settings.name,
         sys_path=list(settings.sys_path) or [os.getcwd()],
         queue_handlers={queue: list(names) for queue, names in settings.queue_handlers.items()},
-        queues=list(settings.queue_names),
         enqueue_to=list(settings.enqueue_to),
         allowances=asdict(settings.allowances),
     )

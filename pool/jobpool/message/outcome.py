@@ -117,8 +117,6 @@ class NotRun:
 class LostLease:
     """The lease could not be renewed in time."""
 
-    why: str = "lease lost"
-
 
 @dataclass(frozen=True, slots=True)
 class Rejected:

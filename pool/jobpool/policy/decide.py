@@ -46,6 +46,9 @@ MAX_EXTRA_MOVES = 8
 SIGNATURE_CHARS = 64
 """Characters that signing adds to a body."""
 
+LOOK_AGAIN_AFTER_S = 5.0
+"""Seconds between two looks at a message whose handler, or wire version, this pool does not know."""
+
 # Shared by all decisions: a no-op job costs no new object here.
 ACK = Ack()
 RELEASE = Release()
@@ -60,8 +63,6 @@ class Rules:
     Attributes:
         max_retries: The handler's own, for jobs that set none; None = the retry policy's.
         unknown_handler_grace: Seconds since a message was first seen for which an unknown handler is waited for.
-        unknown_handler_delay: Seconds between two looks at such a message.
-        newer_wire_delay: Seconds between two looks at a message of a newer wire version.
         on_crash: `forfeit` ends a crashed message's lease at once; `expire` lets it run out.
         can_forfeit: `Capabilities.forfeit` of the backend.
         on_crash_queue: Where a crashed message goes on, unless it is there; None = it stays in its queue.
@@ -71,8 +72,6 @@ class Rules:
 
     max_retries: int | None = None
     unknown_handler_grace: float = 600.0
-    unknown_handler_delay: float = 5.0
-    newer_wire_delay: float = 5.0
     on_crash: Literal["forfeit", "expire"] = "forfeit"
     can_forfeit: bool = True
     on_crash_queue: str | None = None
@@ -117,12 +116,12 @@ def decide(outcome: Outcome, lease: JobLease, rules: Rules, retry: RetryPolicy, 
             return _no_verdict(cause, lease, rules)
         case NeverStarted(times, cause):
             return _no_verdict(cause, lease, rules) if times >= NEVER_STARTED_LIMIT else NOT_BEGUN
-        case LostLease(why):
-            return Leave(why)
+        case LostLease():
+            return LEASE_LOST
         case AlreadyDone():
             return ACK
         case NewerWire():
-            return Release(rules.newer_wire_delay, begun=False)
+            return Release(LOOK_AGAIN_AFTER_S, begun=False)
         case UnknownHandler(handler, seen_for):
             return _unknown(handler, seen_for, rules)
         case _:
@@ -178,7 +177,7 @@ def _unknown(handler: str, seen_for: float, rules: Rules) -> Settlement:
     """A deploy is rolling: another pool may know the handler, or this one soon."""
     remaining = rules.unknown_handler_grace - seen_for
     if remaining > 0:
-        return Release(min(rules.unknown_handler_delay, remaining), begun=False)
+        return Release(min(LOOK_AGAIN_AFTER_S, remaining), begun=False)
     waited = f"no handler {handler!r} here, after {seen_for:.0f} s of waiting for one"
     return Abandon("unknown-handler", f"{waited}; import the module that defines it with --app, then retry the message")
 

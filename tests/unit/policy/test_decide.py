@@ -121,7 +121,6 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
         ),
         pytest.param(NotRun(), FIRST, Rules(), NOT_BEGUN, id="leased and not run"),
         pytest.param(LostLease(), FIRST, Rules(), Leave("lease lost"), id="lease lost"),
-        pytest.param(LostLease("not renewed"), FIRST, Rules(), Leave("not renewed"), id="lease lost, with the reason"),
         pytest.param(Rejected("no JSON"), RUBBISH, Rules(), Abandon("rejected", "no JSON"), id="rejected, undecodable"),
         pytest.param(
             Rejected("bad signature", signature=True),
@@ -366,7 +365,6 @@ def test_a_no_op_job_costs_no_new_object() -> None:
         (Stopped(), FIRST, Status.RELEASED, ["jobs_released"]),
         (NeverStarted(3, "SIGKILL"), FIRST, Status.CRASHED, ["jobs_crashed"]),
         (LostLease(), FIRST, Status.LOST, ["jobs_lease_lost"]),
-        (LostLease("not renewed"), FIRST, Status.LOST, ["jobs_lease_lost"]),
         (Rejected("no JSON"), RUBBISH, Status.REJECTED, ["jobs_rejected_payload"]),
         (Rejected("forged", signature=True), FIRST, Status.REJECTED, ["jobs_rejected_signature"]),
         (UnknownHandler("gone", 700.0), FIRST, Status.DEAD_LETTERED, ["jobs_failed_permanently"]),

@@ -97,10 +97,6 @@ class MemoryMetrics(MetricsCollector):
             found = histograms[labels] = Histogram(metric.buckets)
         found.add(value)
 
-    def forget(self, metric: Metric) -> None:
-        """Remove all values of a gauge: those that are set next are all there are."""
-        self._values.pop(metric, None)
-
     def _bounded(self, known: dict[Labels, float] | dict[Labels, Histogram], labels: Labels) -> Labels:
         if labels in known or len(known) < self._most:
             return labels
