@@ -130,7 +130,7 @@ class QueueWorker:
         lease = self._backend.fetch(queue, ttl=self._ttl)
         if lease is None:
             return WorkerResult(Status.EMPTY)
-        self._count(queue, ("jobs_fetched",))
+        self._count(queue, ("fetched",))
         inspected = self._inspector.inspect(lease, self._backend.time.guess)
         self._guard(inspected)
         lease, outcome, handler = inspected.lease, inspected.outcome, None
@@ -219,7 +219,7 @@ class QueueWorker:
         time.sleep(seconds)
 
     def _count(self, queue: str, names: tuple[str, ...]) -> None:
-        self.counters.setdefault(queue, Counter()).update(names)
+        self.counters.setdefault(queue, Counter()).update(f"jobs_{name}" for name in names)
 
     def _log(self, result: WorkerResult, lease: JobLease) -> None:
         if result.status is Status.DEAD_LETTERED:
