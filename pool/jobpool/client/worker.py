@@ -108,7 +108,9 @@ class QueueWorker:
         self._default_timeout = check_seconds(default_timeout, "default_timeout")
         self._max_timeout = check_seconds(max_timeout, "max_timeout")
         self._inspector = Inspector(backend.signer, queue_handlers or {})
-        self._acquirer = Acquirer(backend, _usable(Limits() if limits is None else limits, backend))
+        limits = Limits() if limits is None else limits
+        check_key_store(limits, backend)
+        self._acquirer = Acquirer(backend, limits)
         self._grace = unknown_handler_grace
         self._unknown_since: dict[str, float] = {}
         self._rejected_logged_at = -math.inf
@@ -359,11 +361,6 @@ def _ruled(
     if allowances is None and queue_handlers is None:
         return handlers
     return handlers.with_rules(allowances, queue_handlers)
-
-
-def _usable(limits: Limits, backend: QueueBackend) -> Limits:
-    check_key_store(limits, backend)
-    return limits
 
 
 def _find(registry: HandlerRegistry, name: str, queue: str) -> AnyHandler | None:
