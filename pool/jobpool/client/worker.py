@@ -248,7 +248,8 @@ class LeaseKeeper:
         self.lost = False
         self._delivery = Delivery(lease, 0, 0.0, "", backend.clock.mono())
         renewer = RenewThread(backend, ttl, lambda: [self._delivery], self)
-        renewer.expect(lease.expires_at - backend.clock.boot())
+        if (lasts := lease.expires_at - backend.clock.boot()) < ttl / 2:
+            renewer.expect(lasts)  # else its first look is early enough, and this would cost a wake-up
         self._threads: list[MasterThread] = [renewer]
         if not backend.capabilities.lasting_leases:
             self._threads.append(LostLeaseThread(backend, self))
