@@ -61,7 +61,7 @@ def run(workers: int, jobs: int, depth: int, bare: bool = False) -> dict[str, An
 
 
 def _config() -> ForkServerConfig:
-    options = ChildOptions(apps=["bench.apps"], sys_path=[str(ROOT)], queues=["bench"])
+    options = ChildOptions(apps=["bench.apps"], sys_path=[str(ROOT)])
     return ForkServerConfig(options, child_main="jobpool.child.main:run", app_loader="jobpool.handlers.app:load")
 
 

@@ -19,8 +19,7 @@ from support.waiting import wait_until
 from jobpool.master.run import BROKER_INTERVAL_S
 from jobpool.ops.health import look
 from jobpool.telemetry.history.places import InFile
-from jobpool.telemetry.metrics.reader import rollups
-from jobpool.telemetry.metrics.rollup import HOUR
+from jobpool.telemetry.metrics.rollup import HOUR, rollups
 
 KILLS = 3
 BEHIND = 2.0

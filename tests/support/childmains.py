@@ -30,9 +30,9 @@ GENERATOR = random.Random(1)
 # --- apps --------------------------------------------------------------------------------------------
 
 
-def plain(options: ChildOptions) -> list[HandlerInfo]:
+def plain(_: ChildOptions) -> list[HandlerInfo]:
     print("this was printed at the import and must be printed once")
-    return [HandlerInfo("demo", queues=options.queues)]
+    return [HandlerInfo("demo", max_retries=3)]
 
 
 def missing(_: ChildOptions) -> list[HandlerInfo]:

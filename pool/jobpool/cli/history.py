@@ -174,7 +174,7 @@ def _show_rollups(session: Session, asked: dict[str, Any], json_: bool) -> None:
 
 def _rolled(keys: KeyStore, asked: dict[str, Any]) -> list[Row]:
     from jobpool.message.units import parse_duration
-    from jobpool.telemetry.metrics.reader import rollups
+    from jobpool.telemetry.metrics.rollup import rollups
 
     try:
         back = parse_duration(asked["since"])

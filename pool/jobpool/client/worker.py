@@ -9,8 +9,8 @@ that crashes takes the caller with it. Its lease then expires, and the reaper of
 from __future__ import annotations
 
 import logging
+import math
 import secrets
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -21,44 +21,33 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.values import Leases, check_ttl
 from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.child.transaction import own_ack
-from jobpool.errors import BackendUnavailable, JobpoolError, LeaseLost, Unsupported
+from jobpool.errors import BackendUnavailable, JobpoolError, Unsupported
 from jobpool.handlers.registry import DEFAULT, AnyHandler, HandlerRegistry
 from jobpool.master.acquire import Acquirer, check_key_store
-from jobpool.master.threads import LOST_LOOK_EVERY_S
+from jobpool.master.events import Event, LeasesBroke, Renewed, ThreadDied
+from jobpool.master.slots import Delivery
+from jobpool.master.threads import LostLeaseThread, MasterThread, RenewThread
 from jobpool.message.allowances import Allowances
-from jobpool.message.definition import JobDefinition, capped, check_seconds
+from jobpool.message.definition import JobDefinition, check_seconds, timeout_of
 from jobpool.message.envelope import JobEnvelope, decode, encode
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import (
-    Contended,
-    Failed,
-    LostLease,
-    MemoryExceeded,
-    Outcome,
-    ResultKind,
-    RetryAsked,
-    Succeeded,
-    TimedOut,
-)
+from jobpool.message.outcome import Contended, LostLease, Outcome, ResultKind, Succeeded
 from jobpool.message.result import ExecutionResult, Status, WorkerResult
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Leave, Nack, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
-from jobpool.policy.counters import counters_of, status_of
-from jobpool.policy.decide import Rules, decide
+from jobpool.policy.counters import counters_of, counts_as_attempt, status_of
+from jobpool.policy.decide import Rules, budget, decide
 from jobpool.policy.inspection import Inspected, Inspector
 from jobpool.policy.limits import Limits
 from jobpool.policy.outcomes import checked, outcome_of
-from jobpool.policy.retry import RetryPolicy
+from jobpool.policy.retry import RetryPolicy, remember
 
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT = 3600.0
 """Seconds for a handler when neither the job nor the handler says."""
 
-MOST_SEEN = 10_000
-"""Messages with an unknown handler whose first sight is remembered."""
-
-REJECTED_EVERY = 60.0
+REJECTED_EVERY_S = 60.0
 """Seconds between two log lines about rejected messages, so that forged ones cannot fill the log."""
 
 logger = logging.getLogger("jobpool.worker")
@@ -119,10 +108,12 @@ class QueueWorker:
         self._default_timeout = check_seconds(default_timeout, "default_timeout")
         self._max_timeout = check_seconds(max_timeout, "max_timeout")
         self._inspector = Inspector(backend.signer, queue_handlers or {})
-        self._acquirer = Acquirer(backend, _usable(Limits() if limits is None else limits, backend))
+        limits = Limits() if limits is None else limits
+        check_key_store(limits, backend)
+        self._acquirer = Acquirer(backend, limits)
         self._grace = unknown_handler_grace
-        self._seen = _FirstSeen()
-        self._rejected_logged_at: float | None = None
+        self._unknown_since: dict[str, float] = {}
+        self._rejected_logged_at = -math.inf
         self.counters: dict[str, Counter[str]] = {}
 
     def process_once(self, queue: str) -> WorkerResult:
@@ -141,14 +132,13 @@ class QueueWorker:
         lease = self._backend.fetch(queue, ttl=self._ttl)
         if lease is None:
             return WorkerResult(Status.EMPTY)
-        self._count(queue, ("jobs_fetched",))
+        self._count(queue, ("fetched",))
         inspected = self._inspector.inspect(lease, self._backend.time.guess)
         self._guard(inspected)
-        lease = inspected.lease
-        if inspected.outcome is not None:
-            return self._conclude(inspected.outcome, lease, None)
-        handler = _find(self._registry, lease.envelope.job, queue)
-        outcome, lease = self._run(lease, handler)
+        lease, outcome, handler = inspected.lease, inspected.outcome, None
+        if outcome is None:
+            handler = _find(self._registry, lease.envelope.job, queue)
+            outcome, lease = self._run(lease, handler)
         return self._conclude(outcome, lease, handler)
 
     def _guard(self, inspected: Inspected) -> None:
@@ -165,31 +155,36 @@ class QueueWorker:
 
     def _run(self, lease: JobLease, handler: AnyHandler | None) -> tuple[Outcome, JobLease]:
         """Run one attempt; return its outcome, and the lease as it was last renewed."""
-        envelope = lease.envelope
-        job = JobToRun(
-            envelope,
-            lease.queue,
-            fence=lease.deliveries,
-            crashes=lease.crashes,
-            timeout=capped(_timeout(envelope, handler, self._default_timeout), self._max_timeout),
-            max_retries=self._retry.budget(_max_retries(envelope, handler)) - 1,
-        )
+        job = _job_to_run(lease.envelope, lease.queue, handler, self._default_timeout, self._max_timeout)
+        job.fence, job.crashes = lease.deliveries, lease.crashes
+        job.max_retries = budget(lease, self._rules(handler), self._retry) - 1
         if handler is not None and handler.ack_in_transaction:
             job.ack = own_ack(self._backend.ticket(lease), lambda jobs: [self._backend.pack(each) for each in jobs])
         with LeaseKeeper(self._backend, lease, self._ttl) as keeper:
             attempt = self._attempt(job)
         if keeper.lost:
             return LostLease(), keeper.lease
-        seen_for = self._seen.seconds(lease.id, self._clock.mono(), handler is None)
         outcome = outcome_of(
             attempt.kind,
             handler=attempt.handler,
             error=attempt.error,
             after=attempt.after,
             follow_ups=tuple(attempt.follow_ups),
-            seen_for=seen_for,
+            seen_for=self._unknown_for(lease.id) if handler is None else 0.0,
         )
         return checked(outcome, self._backend.pack), keeper.lease
+
+    def _unknown_for(self, ident: str) -> float:
+        """Return the seconds since this worker first met the message without a handler."""
+        now = self._clock.mono()
+        return now - remember(self._unknown_since, ident, self._unknown_since.get(ident, now))
+
+    def _rules(self, handler: AnyHandler | None) -> Rules:
+        return Rules(
+            max_retries=handler.max_retries if handler else None,
+            unknown_handler_grace=self._grace,
+            can_forfeit=bool(self._backend.capabilities.leases),
+        )
 
     def _attempt(self, job: JobToRun) -> Attempt:
         """Run the handler. `jobpool.testing` injects its faults here and in `_nap`."""
@@ -197,12 +192,7 @@ class QueueWorker:
 
     def _conclude(self, outcome: Outcome, lease: JobLease, handler: AnyHandler | None) -> WorkerResult:
         """Decide, settle, count and log."""
-        rules = Rules(
-            max_retries=handler.max_retries if handler else None,
-            unknown_handler_grace=self._grace,
-            can_forfeit=bool(self._backend.capabilities.leases),
-        )
-        settlement = decide(outcome, lease, rules, self._retry, self._clock.boot())
+        settlement = decide(outcome, lease, self._rules(handler), self._retry, self._clock.boot())
         own = handler is not None and handler.ack_in_transaction and isinstance(settlement, Ack)
         call_id = f"ack:{lease.owner_token}" if own else secrets.token_hex(8)
         settled = Settled.OK if isinstance(settlement, Leave) else self._settle(lease, settlement, call_id)
@@ -231,80 +221,72 @@ class QueueWorker:
         time.sleep(seconds)
 
     def _count(self, queue: str, names: tuple[str, ...]) -> None:
-        self.counters.setdefault(queue, Counter()).update(names)
+        self.counters.setdefault(queue, Counter()).update(f"jobs_{name}" for name in names)
 
     def _log(self, result: WorkerResult, lease: JobLease) -> None:
         if result.status is Status.DEAD_LETTERED:
             name = lease.envelope.name or lease.envelope.job
             text = "job %s (%s) of queue %s is a dead letter after %d attempts: %s"
             logger.critical(text, lease.id, name, lease.queue, result.attempts, result.error)
-        elif result.status is Status.REJECTED and self._may_log_rejected(time.monotonic()):
+        elif result.status is Status.REJECTED and time.monotonic() - self._rejected_logged_at >= REJECTED_EVERY_S:
+            self._rejected_logged_at = time.monotonic()
             # No name: nothing in the body of a rejected message is to be believed.
             logger.critical("message %s of queue %s is rejected: %s", lease.id, lease.queue, result.error)
 
-    def _may_log_rejected(self, now: float) -> bool:
-        if self._rejected_logged_at is not None and now - self._rejected_logged_at < REJECTED_EVERY:
-            return False
-        self._rejected_logged_at = now
-        return True
-
 
 class LeaseKeeper:
-    """A renewer of one lease from a thread of its own, while the caller's thread runs the handler.
+    """A lease that the pool's own threads renew, and watch for breaks, while the caller's thread runs the handler.
 
-    It goes by how long the lease holds, which is not always what was asked for (`Leases.BROKER`). If leases
-    break with their connection, the thread looks for that too. Of several keepers on one backend, some find out only at
-    their next renewal, because another one was told.
+    Of several keepers on one backend, some find out only at their next renewal that their lease broke, because another
+    one was told.
 
     Attributes:
-        lease: As it was last renewed.
         lost: The backend said that the lease has ended.
     """
 
     def __init__(self, backend: QueueBackend, lease: JobLease, ttl: float) -> None:
-        self.lease = lease
         self.lost = False
-        self._backend = backend
-        self._ttl = ttl
-        self._lasts = lease.expires_at - backend.clock.boot()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name=f"jobpool-renew-{lease.id}", daemon=True)
+        self._delivery = Delivery(lease, 0, 0.0, "", backend.clock.mono())
+        renewer = RenewThread(backend, ttl, lambda: [self._delivery], self)
+        if (lasts := lease.expires_at - backend.clock.boot()) < ttl / 2:
+            renewer.expect(lasts)  # else its first look is early enough, and this would cost a wake-up
+        self._threads: list[MasterThread] = [renewer]
+        if backend.capabilities.leases is Leases.CONNECTION:
+            self._threads.append(LostLeaseThread(backend, self))
+
+    @property
+    def lease(self) -> JobLease:
+        """Return the lease as it was last renewed."""
+        return self._delivery.lease
+
+    def put(self, event: Event) -> None:
+        """Note what one of the threads tells."""
+        match event:
+            case Renewed([(_, JobLease() as lease)]):
+                self._delivery.lease = lease
+            case Renewed([(_, None)]):
+                self._lose()
+            case LeasesBroke(leases) if any(lease.owner_token == self.lease.owner_token for lease in leases):
+                self._lose()
+            case ThreadDied(trace=trace):
+                logger.error("a lease is renewed no more: %s", trace)
+
+    def _lose(self) -> None:
+        self.lost = True
+        for thread in self._threads:
+            thread.stop()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop renewing. Blocks for the round trip that is under way, if there is one."""
-        self._stop.set()
-        self._thread.join()
-
-    def _keep(self) -> None:
-        pause = self._lasts / 3
-        while not self._has_ended(pause):
-            asked_at = self._backend.clock.boot()
-            try:
-                self.lease = self._backend.renew(self.lease, self._ttl)
-                self._lasts = self.lease.expires_at - asked_at
-                pause = self._lasts / 3
-            except BackendUnavailable:
-                pause = min(1.0, self._lasts / 10)  # the lease still runs: there is time for several tries
-            except LeaseLost:
-                self.lost = True
-                return
-
-    def _has_ended(self, pause: float) -> bool:
-        """Wait for `pause` seconds; return whether the end of the attempt, or of the lease, cut that short."""
-        if self._backend.capabilities.leases is not Leases.CONNECTION:
-            return self._stop.wait(pause)
-        until = time.monotonic() + pause
-        while (left := until - time.monotonic()) > 0:
-            if self._stop.wait(min(left, LOST_LOOK_EVERY_S)):
-                return True
-            self.lost = any(lease.owner_token == self.lease.owner_token for lease in self._backend.lost())
-            if self.lost:
-                return True
-        return False
+        """Stop the threads. Blocks for the round trip that is under way, if there is one."""
+        for thread in self._threads:
+            thread.stop()
+        for thread in self._threads:
+            thread.join()
 
 
 def inline_runner(
@@ -355,8 +337,7 @@ def run_inline(definition: JobDefinition, registry: HandlerRegistry, default_tim
     body = encode(definition, identifier=ident, queue=queue, signer=EnvelopeSigner(), now=time.time())
     envelope = decode(body, attempts=0)  # the handler meets its payload as it would come off the wire
     handler = _find(registry, envelope.job, queue)
-    timeout = _timeout(envelope, handler, default_timeout)
-    attempt = run_attempt(JobToRun(envelope, queue, timeout=timeout), registry)
+    attempt = run_attempt(_job_to_run(envelope, queue, handler, default_timeout), registry)
     if attempt.kind is not ResultKind.SUCCEEDED:
         raise JobFailedError(attempt.result)
     return attempt
@@ -383,11 +364,6 @@ def _ruled(
     return handlers.with_rules(allowances, queue_handlers)
 
 
-def _usable(limits: Limits, backend: QueueBackend) -> Limits:
-    check_key_store(limits, backend)
-    return limits
-
-
 def _find(registry: HandlerRegistry, name: str, queue: str) -> AnyHandler | None:
     try:
         return registry.resolve(name, queue)
@@ -395,23 +371,15 @@ def _find(registry: HandlerRegistry, name: str, queue: str) -> AnyHandler | None
         return None  # the attempt finds the same, and says which of the two reasons it is
 
 
-def _timeout(envelope: JobEnvelope, handler: AnyHandler | None, default: float) -> float:
-    """Return the timeout in seconds, 0 = unlimited: the job's, else the handler's, else the default."""
-    if envelope.timeout is not None:
-        return envelope.timeout
-    if handler is not None and handler.timeout is not None:
-        return handler.timeout
-    return default
-
-
-def _max_retries(envelope: JobEnvelope, handler: AnyHandler | None) -> int | None:
-    if envelope.max_retries is not None or handler is None:
-        return envelope.max_retries
-    return handler.max_retries
+def _job_to_run(
+    envelope: JobEnvelope, queue: str, handler: AnyHandler | None, default_timeout: float, max_timeout: float = 0.0
+) -> JobToRun:
+    timeout = timeout_of(envelope.timeout, handler.timeout if handler else None, default_timeout, max_timeout)
+    return JobToRun(envelope, queue, timeout=timeout)
 
 
 def _result(settlement: Settlement | Leave, outcome: Outcome, settled: Settled, lease: JobLease) -> WorkerResult:
-    ran = isinstance(outcome, Succeeded | Failed | RetryAsked | TimedOut | MemoryExceeded)
+    ran = isinstance(outcome, Succeeded) or counts_as_attempt(outcome)
     status = status_of(settlement, outcome, settled)
     return WorkerResult(status, lease.attempts + ran, _error(settlement, settled))
 
@@ -426,20 +394,3 @@ def _error(settlement: Settlement | Leave, settled: Settled) -> str | None:
             return text
         case _:
             return None
-
-
-class _FirstSeen:
-    """The times when this worker first met messages with an unknown handler. Old ones are forgotten before new ones."""
-
-    def __init__(self) -> None:
-        self._times: dict[str, float] = {}
-
-    def seconds(self, ident: str, now: float, unknown: bool) -> float:
-        """Return how long ago the message was first met without a handler; forgets it when there is one now."""
-        if not unknown:
-            self._times.pop(ident, None)
-            return 0.0
-        first = self._times.setdefault(ident, now)
-        if len(self._times) > MOST_SEEN:
-            del self._times[next(iter(self._times))]
-        return now - first

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.client.worker import DEFAULT_TIMEOUT, JobFailedError, run_inline
+from jobpool.cron.firing import Firing, FiringStatus
 from jobpool.cron.stopping import signals_kept
 from jobpool.errors import JobpoolError
 from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.message.definition import JobDefinition
 from jobpool.message.printable import headline
-from jobpool.message.result import ExecutionResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,8 @@ class Inline:
     registry: HandlerRegistry = DEFAULT
     default_timeout: float = DEFAULT_TIMEOUT
 
-    def run(self, definition: JobDefinition) -> tuple[ExecutionResult | None, str | None]:
-        """Run an inline job; return the result, and why it failed; None = it succeeded. Never raises a handler's
-        errors.
+    def fire(self, name: str, definition: JobDefinition, at: datetime, lateness: float) -> Firing:
+        """Run the inline job of schedule `name`. Never raises a handler's errors; `InvalidJob` for the job's own.
 
         Blocks for the handler, for its timeout at most if it heeds the alarm.
         """
@@ -38,10 +38,13 @@ class Inline:
             with signals_kept():
                 attempt = run_inline(definition, self.registry.with_rules(queue_handlers={}), self.default_timeout)
         except JobFailedError as failed:
-            return failed.result, headline(failed.result.error) or "failed"
+            why = headline(failed.result.error) or "failed"
+            return Firing(name, at, FiringStatus.FAILED, lateness, why=why, took=failed.result.duration_seconds())
+        took = attempt.result.duration_seconds()
         if attempt.follow_ups:
             try:
                 self.backend.enqueue_many(attempt.follow_ups)
             except JobpoolError as error:
-                return attempt.result, f"its follow-ups were not enqueued: {error}"
-        return attempt.result, None
+                why = f"its follow-ups were not enqueued: {error}"
+                return Firing(name, at, FiringStatus.FAILED, lateness, why=why, took=took)
+        return Firing(name, at, FiringStatus.FIRED, lateness, took=took)

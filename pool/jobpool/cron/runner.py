@@ -17,16 +17,15 @@ from datetime import UTC, datetime, timedelta
 from jobpool.broker.backend import QueueBackend
 from jobpool.client.worker import DEFAULT_TIMEOUT
 from jobpool.clock import Clock
-from jobpool.cron.firing import Firing
+from jobpool.cron.firing import Firing, FiringStatus
 from jobpool.cron.inline import Inline
 from jobpool.cron.memory import Memory
 from jobpool.cron.misfire import GRACE
 from jobpool.cron.records import Owner, Records
 from jobpool.cron.scheduler import Planned, Scheduler, plan
-from jobpool.cron.tick import Means, Tick
+from jobpool.cron.tick import Means, Tick, for_instant
 from jobpool.cron.timing import CronTime
-from jobpool.cron.trial import try_out
-from jobpool.errors import ConfigurationError
+from jobpool.errors import ConfigurationError, JobpoolError
 from jobpool.handlers.registry import DEFAULT, HandlerRegistry
 from jobpool.message.definition import JobDefinition, check_seconds, rfc3339
 
@@ -174,7 +173,17 @@ class CronRunner:
 
         Blocks for the inline jobs, and a round trip a firing.
         """
-        return try_out(self._plan, self._means, _aware(now))
+        at_most = _aware(now)
+        firings: list[Firing] = []
+        bad: set[str] = set()
+        for planned in self._plan:
+            at = planned.schedule.previous(at_most) if planned.schedule.is_due(at_most) else None
+            if at is not None:
+                firing = _try(planned, self._means, at, bad)
+                firings.append(firing)
+                if planned.is_inline and self.serves(planned) and firing.status is not FiringStatus.FIRED:
+                    bad.add(planned.name)
+        return firings
 
     def _note_ahead(self, now: datetime) -> None:
         """Say once of each schedule that is silent for long, because a clock was ahead and has been put back."""
@@ -185,6 +194,20 @@ class CronRunner:
             elif planned.name not in self._told_ahead and self.serves(planned):
                 self._told_ahead.add(planned.name)
                 _tell_ahead(planned.name, seen, now)
+
+
+def _try(planned: Planned, means: Means, at: datetime, bad: set[str]) -> Firing:
+    """Fire it in truth; skip it when one of `bad`, the jobs that have failed, is what it depends on."""
+    failed = [f"{name} failed" for name in planned.definition.depends_on if name in bad]
+    if why := planned.why_not(means.environment) or next(iter(failed), None):
+        return Firing(planned.name, at, FiringStatus.SKIPPED, why=why)
+    try:
+        definition = for_instant(planned.entry.definition(), at)
+        if planned.is_inline:
+            return means.inline.fire(planned.name, definition, at, 0.0)
+        return Firing(planned.name, at, FiringStatus.FIRED, id=means.backend.enqueue(definition))
+    except JobpoolError as error:
+        return Firing(planned.name, at, FiringStatus.FAILED, why=str(error))
 
 
 def check_grace(grace: float) -> float:

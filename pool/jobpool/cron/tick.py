@@ -237,7 +237,7 @@ class Tick:
         if not self._memory.may_run(key):
             return self._ended(planned, at, FiringStatus.ALREADY)
         late = self._late(at)
-        return run_inline(self._means.inline, planned, replace(definition, identifier=once_id(key)), at, late)
+        return self._means.inline.fire(planned.name, replace(definition, identifier=once_id(key)), at, late)
 
     # --- dependents ---------------------------------------------------------------------------------
 
@@ -279,14 +279,6 @@ class Tick:
 
     def _late(self, at: datetime) -> float:
         return max(0.0, (self._clock() - at).total_seconds())
-
-
-def run_inline(inline: Inline, planned: Planned, definition: JobDefinition, at: datetime, lateness: float) -> Firing:
-    """Run one attempt of a job without a queue."""
-    result, why = inline.run(definition)
-    took = result.duration_seconds() if result else None
-    status = FiringStatus.FIRED if why is None else FiringStatus.FAILED
-    return Firing(planned.name, at, status, lateness, why=why, took=took)
 
 
 def for_instant(definition: JobDefinition, at: datetime) -> JobDefinition:

@@ -111,7 +111,7 @@ class Handler(Generic[P, R]):
     @property
     def info(self) -> HandlerInfo:
         """Return the handler's description for the master."""
-        return HandlerInfo(self.name, list(self.queues), self.max_retries, self.timeout, self.ack_in_transaction)
+        return HandlerInfo(self.name, self.max_retries, self.timeout, self.ack_in_transaction)
 
     def __repr__(self) -> str:
         return f"<Handler {self.name!r} at {self.place}>"

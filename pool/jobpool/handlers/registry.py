@@ -249,7 +249,7 @@ class HandlerRegistry:
     def _built_in_info(self, name: str) -> HandlerInfo:
         options = self._kit.options.get(name, {})
         enabled = name in kinds.OPEN or bool(kinds.enabled_by(name, self._kit))
-        return HandlerInfo(name, [], options.get("max_retries"), options.get("timeout"), enabled=enabled)
+        return HandlerInfo(name, options.get("max_retries"), options.get("timeout"), enabled=enabled)
 
 
 def _caller() -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from jobpool.message.counts import SUMS
+
 VERSION = 3
 """Raise it with any change of a table below."""
 
@@ -98,7 +100,7 @@ HEADER = Layout(
     "the master",
     counts("pid workers ready boot_failures draining generation"),
     reals("started started_wall loop_at broker_ok_at broker_interval reaped_at reap_interval"),
-    counts("fetched succeeded failed requeued dead skipped rejected timed_out crashed released lost reaped moved"),
+    counts(" ".join(SUMS)),
     texts(64, "name version"),
     texts(512, "queues backend problem"),
 )

@@ -129,7 +129,8 @@ class HeaderPart(_NamedPart):
 
     def read(self) -> HeaderView:
         """Read what it says now. Blocks for `READ_LIMIT_S` seconds at most."""
-        return HeaderView(*read_part(HEADER, self._memory))
+        *values, torn = read_part(HEADER, self._memory)
+        return HeaderView(**dict(zip(HEADER.fields, values, strict=True)), torn=torn)
 
 
 class MasterPart(_NamedPart):

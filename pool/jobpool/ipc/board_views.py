@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from jobpool.message.counts import Counts
+
 
 class ChildState(IntEnum):
     """The state that a child says it is in."""
@@ -83,9 +85,9 @@ class MasterView:
     torn: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HeaderView:
-    """The master's record of the pool.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeaderView(Counts):
+    """The master's record of the pool: its counts, and these.
 
     Attributes:
         workers: How many children are wanted.
@@ -96,7 +98,6 @@ class HeaderView:
         loop_at: When the master's loop last turned.
         broker_ok_at: When the broker last answered; it is asked at least every `broker_interval` seconds.
         reaped_at: When the reaper last ran; it runs every `reap_interval` seconds.
-        fetched … moved: Counters since the start (SEMANTICS "Worker pipeline").
         queues: Names, with a space between two.
         backend: Its URL without secrets.
         problem: One sentence on why the pool is not well; "" = it is.
@@ -115,19 +116,6 @@ class HeaderView:
     broker_interval: float
     reaped_at: float
     reap_interval: float
-    fetched: int
-    succeeded: int
-    failed: int
-    requeued: int
-    dead: int
-    skipped: int
-    rejected: int
-    timed_out: int
-    crashed: int
-    released: int
-    lost: int
-    reaped: int
-    moved: int
     name: str
     version: str
     queues: str

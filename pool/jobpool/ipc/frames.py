@@ -175,13 +175,12 @@ def size_of(definition: dict[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HandlerInfo:
-    """The master's knowledge of a handler. `queues` empty = any; None = the job's or the pool's value applies.
+    """The master's knowledge of a handler. None = the job's or the pool's value applies.
 
     `enabled` False: a built-in one that refuses every job, because nothing allows it any.
     """
 
     name: str
-    queues: list[str] = field(default_factory=list)
     max_retries: int | None = None
     timeout: float | None = None
     ack_in_transaction: bool = False

@@ -44,7 +44,6 @@ class ChildOptions:
         preload: True: the app was imported before the fork. False: the child imports it itself, after the fork.
         sys_path: Put in front of `sys.path` by the fork server, before anything of the app is imported.
         queue_handlers: Queue to the only handlers it may run; a queue that is absent is free.
-        queues: What the pool serves; () = anything.
         enqueue_to: The only queues that handlers may enqueue to; empty = any. The master enforces it, too.
         allowances: What the built-in handlers may do: arguments of `jobpool.allowances.Allowances`; {} = nothing.
     """
@@ -61,7 +60,6 @@ class ChildOptions:
     preload: bool = True
     sys_path: list[str] = field(default_factory=list)
     queue_handlers: dict[str, list[str]] = field(default_factory=dict)
-    queues: list[str] = field(default_factory=list)
     enqueue_to: list[str] = field(default_factory=list)
     allowances: dict[str, Any] = field(default_factory=dict)
 

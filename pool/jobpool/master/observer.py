@@ -1,21 +1,19 @@
-"""Numbers and history of a pool. The observer sees each event before it is applied, and decides nothing.
+"""Measurements and history of a pool. The observer sees some events before they are applied, and decides nothing.
 
-A settlement is counted when the broker has accepted it. All of it runs on the loop's thread, so nothing is locked;
-others ask the loop for a `snapshot` (`LoopCalls`). What comes once a job is in `_ended`, and kept short. The
-attempts that history keeps are made from a `Recorded` on the writer's thread, not the loop's.
+Jobs are counted where the pool's state changes (`Pool.metrics`). All of it runs on the loop's thread, so nothing is
+locked; others ask the loop for a `snapshot` (`LoopCalls`). The attempts that history keeps are made from a `Recorded`
+on the writer's thread, not the loop's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import signal
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -25,31 +23,17 @@ from jobpool.master import events as ev
 from jobpool.master.scheduler import SchedulerFired
 from jobpool.master.slots import Delivery, Slot, SlotState
 from jobpool.master.state import Pool
-from jobpool.message.lease import JobLease
 from jobpool.message.outcome import EndReason, Rejected, Snoozed
 from jobpool.message.settlement import Abandon, Forfeit, Move, Nack, Release, Settled, Settlement
-from jobpool.policy import counters as counted
 from jobpool.policy.counters import status_of
 from jobpool.policy.outcomes import signal_name
 from jobpool.telemetry.history.feed import Feed
 from jobpool.telemetry.history.row import UNNAMED, Attempt
 from jobpool.telemetry.metrics import catalogue as names
-from jobpool.telemetry.metrics.collector import MetricsCollector
-from jobpool.telemetry.metrics.memory import OTHER, MemoryMetrics, Snapshot
+from jobpool.telemetry.metrics.memory import UNCOUNTED, Snapshot
 
 REMEMBER_DEAD_S = 60.0
 """Seconds for which an ended child counts in `child_peak_rss_bytes`."""
-
-SUCCEEDED: tuple[str, ...] = ("succeeded",)
-LOST = ("lease_lost",)
-REAPED = ("reaped",)
-REAPED_DEAD = ("reaped", "failed_permanently")
-
-MAX_RUN_S = 1e9
-"""Seconds. A child says how long its handler ran, and user code shares its process: what cannot be is not believed."""
-
-
-UNCOUNTED = "an event of the pool could not be counted"
 
 log = logging.getLogger("jobpool.metrics")
 
@@ -58,101 +42,60 @@ class Observer:
     """See the module.
 
     Args:
-        memory: Where numbers are kept.
         clock: The backend's.
         version: Of jobpool.
-        also: A collector of the user's own, which is told the same.
         feed: Where attempts are gathered for history; None = there is no history.
         unwritten: Rows that history's writer has had to leave out.
     """
 
     def __init__(
         self,
-        memory: MemoryMetrics,
         clock: Clock,
         version: str,
         *,
-        also: MetricsCollector | None = None,
         feed: Feed[Recorded] | None = None,
         unwritten: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._memory = memory
-        self._to: tuple[MetricsCollector, ...] = (memory,) if also is None else (memory, also)
         self._clock = clock
         self._version = version
         self.feed = feed
         self._unwritten = unwritten
-        self._offset = 0.0
         self._dead: deque[tuple[float, int]] = deque(maxlen=1000)
         self._on: dict[type[Any], Callable[[Pool, Any], None]] = {
             ev.Answered: self._answered,
-            ev.Leased: self._leased,
-            ev.ReapDone: self._reaped,
             ev.Renewed: self._renewed,
             ev.ChildDied: self._child_died,
             SchedulerFired: self._fired,
         }
 
     def attend(self, pool: Pool) -> None:
-        """Be told of the pool's events before they are applied, and of each delivery that ends."""
+        """Be told of the pool's events before they are applied."""
         pool.observers = {kind: partial(_try, seen) for kind, seen in self._on.items()}
-        pool.on_end = partial(self._ended, pool)
 
     # --- messages -----------------------------------------------------------------------------------
 
-    def _leased(self, _: Pool, event: ev.Leased) -> None:
-        for to in self._to:
-            if event.leases:
-                to.fetched(event.leases[0].lease.queue, len(event.leases))  # a fetch is from one queue
-            for _lease in range(event.late):
-                to.ended("", "", LOST)
-
-    def _answered(self, _: Pool, event: ev.Answered) -> None:
-        self._offset = time.time() - time.monotonic()
+    def _answered(self, pool: Pool, event: ev.Answered) -> None:
         if event.took:
-            for to in self._to:
-                to.observe(names.SETTLE, event.took)
+            pool.metrics.observe(names.SETTLE, event.took)
         if self.feed is not None:
-            self._record(self.feed, event, self._offset)
-
-    def _ended(self, pool: Pool, delivery: Delivery, counters: tuple[str, ...], answered: bool) -> None:
-        try:  # as in `_try`, a call less for each job
-            lease, handler, ran = delivery.lease, delivery.handler, delivery.ran
-            words = SUCCEEDED if counters is counted.SUCCEEDED else tuple(c.removeprefix("jobs_") for c in counters)
-            run = wait = None
-            if answered and ran is not None:
-                run = ran if 0.0 <= ran < MAX_RUN_S else 0.0
-                if not (lease.attempts or lease.crashes):
-                    wait = _waited(lease, delivery.began + self._offset)
-            label = handler if handler in pool.handlers else _label(pool, handler)
-            for to in self._to:
-                to.ended(lease.queue, label, words, run, wait)
-        except Exception:
-            log.exception(UNCOUNTED, extra={"limit": "metrics"})
+            self._record(self.feed, event, time.time() - time.monotonic())
 
     def _record(self, feed: Feed[Recorded], event: ev.Answered, offset: float) -> None:
         for delivery, settlement, answer in event.answers:
             if is_history(delivery, settlement, answer):
                 feed.add(name_of(delivery), Recorded(delivery, settlement, answer, offset), size_of(delivery))
 
-    def _reaped(self, _: Pool, event: ev.ReapDone) -> None:
-        for to in self._to:
-            for reaped in event.reaped:
-                to.ended(reaped.queue, "", REAPED_DEAD if reaped.dead else REAPED)
-
-    def _renewed(self, _: Pool, event: ev.Renewed) -> None:
+    def _renewed(self, pool: Pool, event: ev.Renewed) -> None:
         now = self._clock.boot()
-        margins = [delivery.lease.expires_at - now for delivery, lease in event.renewals if lease is not None]
-        for to in self._to:
-            for margin in margins:
-                to.observe(names.MARGIN, max(0.0, margin))
+        for delivery, lease in event.renewals:
+            if lease is not None:
+                pool.metrics.observe(names.MARGIN, max(0.0, delivery.lease.expires_at - now))
 
     # --- schedules ----------------------------------------------------------------------------------
 
-    def _fired(self, _: Pool, event: SchedulerFired) -> None:
-        for to in self._to:
-            for seconds in event.lateness:
-                to.observe(names.CRON_LATENESS, seconds)
+    def _fired(self, pool: Pool, event: SchedulerFired) -> None:
+        for seconds in event.lateness:
+            pool.metrics.observe(names.CRON_LATENESS, seconds)
 
     # --- children -----------------------------------------------------------------------------------
 
@@ -162,12 +105,10 @@ class Observer:
             return
         now = time.monotonic()
         self._dead.append((now, max(event.exited.peak_rss, slot.peak_rss)))
-        for to in self._to:
-            to.count(names.EXITS, (cause_of_exit(slot, event),))
+        pool.metrics.count(names.EXITS, (cause_of_exit(slot, event),))
         deadline = slot.deadline()
         if slot.ending is EndReason.TIMEOUT and deadline is not None:
-            for to in self._to:
-                to.observe(names.OVERRUN, max(0.0, now - deadline))
+            pool.metrics.observe(names.OVERRUN, max(0.0, now - deadline))
         if slot.deliveries and slot.deliveries[0].nonce == event.started:
             # The attempt has no result of its own; what it ran and printed belongs to its record all the same.
             head = slot.deliveries[0]
@@ -178,10 +119,10 @@ class Observer:
     def snapshot(self, pool: Pool) -> Snapshot:
         """All numbers of this moment. Only on the loop's thread."""
         self._set_gauges(pool, time.monotonic())
-        return self._memory.snapshot()
+        return pool.metrics.snapshot()
 
     def _set_gauges(self, pool: Pool, now: float) -> None:
-        gauge = self._memory.gauge
+        gauge = pool.metrics.gauge
         for queue, stats in pool.stats.items():
             for state in ("waiting", "delayed", "leased", "dead"):
                 gauge(names.MESSAGES, getattr(stats, state), (queue, state))
@@ -201,34 +142,11 @@ class Observer:
 
 
 def _try(count: Callable[..., None], *what: Any) -> None:
-    """Count it. A collector of the user's may raise anything: what is counted wrongly harms no job."""
+    """Measure it. An error of ours here harms no job."""
     try:
         count(*what)
     except Exception:
         log.exception(UNCOUNTED, extra={"limit": "metrics"})
-
-
-def _label(pool: Pool, handler: str) -> str:
-    """Only names that the app knows: anybody can enqueue any other."""
-    return handler if handler in pool.handlers or not handler else OTHER
-
-
-def _waited(lease: JobLease, began: float) -> float:
-    """Seconds from the enqueue, or from when it was due, to the start; 0 where the clocks disagree, or it is absurd."""
-    since = lease.enqueued_at
-    schedule = lease.envelope.schedule
-    if schedule is not None:
-        since = max(since, _unix(schedule))
-    waited = began - since
-    return waited if 0.0 <= waited < MAX_RUN_S else 0.0
-
-
-def _unix(schedule: str) -> float:
-    """Unix time of an RFC 3339 text; it is not signed, so it may be anything."""
-    try:
-        return datetime.fromisoformat(schedule).timestamp()
-    except (ValueError, OverflowError, OSError):
-        return -math.inf
 
 
 def cause_of_exit(slot: Slot, event: ev.ChildDied) -> str:

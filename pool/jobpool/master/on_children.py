@@ -13,7 +13,7 @@ from jobpool.ipc.frames import Result
 from jobpool.ipc.postfork import BROKEN
 from jobpool.master import events as ev
 from jobpool.master.slots import Delivery, Slot, SlotState
-from jobpool.master.state import BROKEN_GRACE_S, Pool, ServerState, remember
+from jobpool.master.state import BROKEN_GRACE_S, Pool, ServerState
 from jobpool.message.death import Death, innermost
 from jobpool.message.definition import JobDefinition
 from jobpool.message.outcome import (
@@ -29,6 +29,7 @@ from jobpool.message.outcome import (
     Succeeded,
 )
 from jobpool.policy.outcomes import death_of, outcome_of, outcome_of_death
+from jobpool.policy.retry import remember
 
 ORPHANED_LIMIT = 3
 """How many attempts of one message in a row die with their fork server until one that ran alone there is a crash."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,11 @@ from jobpool.master import events as ev
 from jobpool.master.slots import Delivery
 from jobpool.master.state import Pool
 from jobpool.message.death import cause_headline
-from jobpool.message.definition import capped
+from jobpool.message.definition import timeout_of
 from jobpool.message.outcome import NewerWire, NotRun, Outcome, Succeeded, UnknownHandler
 from jobpool.message.printable import headline
 from jobpool.message.settlement import Abandon, Ack, Move, Release, Settled, Settlement
-from jobpool.policy.counters import LEASE_LOST, SUCCEEDED, counters_of
+from jobpool.policy.counters import LEASE_LOST, REAPED, REAPED_DEAD, SUCCEEDED, counters_of
 from jobpool.policy.inspection import Inspected
 from jobpool.telemetry.metrics.probes import BOOT_LOOP
 
@@ -35,14 +36,16 @@ REMEMBER_BROKEN_S = 30.0
 
 
 def _leased(pool: Pool, event: ev.Leased) -> None:
-    pool.counters.fetched += len(event.leases)
+    if event.leases:
+        pool.metrics.fetched(event.leases[0].lease.queue, len(event.leases))  # a fetch is from one queue
     pool.leased_total += len(event.leases)
     pool.lookahead.broker_took(event.took)
     pool.fetch_came = True
     if event.lasts:
         pool.shortest_lease = min(event.lasts, pool.shortest_lease or event.lasts)
     if event.late:
-        pool.counters.lost += event.late
+        for _ in range(event.late):
+            pool.metrics.ended("", "", LEASE_LOST)
         pool.note("warning", "leases had ended before they came", count=event.late, took=event.took)
     if event.lasts and not pool.told_short and event.lasts < pool.settings.ttl / MUCH_SHORTER_FACTOR:
         _note_short(pool, event.lasts)
@@ -98,9 +101,8 @@ def _prepare(pool: Pool, delivery: Delivery) -> Outcome | None:
     if info is None:
         return _unknown(pool, delivery, envelope.job)
     delivery.acks_itself = info.ack_in_transaction
-    timeout = envelope.timeout if envelope.timeout is not None else info.timeout
-    timeout = pool.settings.default_timeout if timeout is None else timeout
-    delivery.timeout = capped(timeout, pool.settings.max_timeout)
+    settings = pool.settings
+    delivery.timeout = timeout_of(envelope.timeout, info.timeout, settings.default_timeout, settings.max_timeout)
     return None
 
 
@@ -159,6 +161,7 @@ def _breaker_closed(pool: Pool, event: ev.BreakerClosed) -> None:
 
 
 def _answered(pool: Pool, event: ev.Answered) -> None:
+    pool.wall_ahead = time.time() - time.monotonic()
     for delivery, settlement, answer in event.answers:
         outcome = delivery.outcome
         if answer is OK and type(settlement) is Ack and type(outcome) is Succeeded:
@@ -244,10 +247,9 @@ def _lose_broken(pool: Pool) -> None:
 
 
 def _reap_done(pool: Pool, event: ev.ReapDone) -> None:
-    pool.counters.reaped += len(event.reaped)
     for reaped in event.reaped:
+        pool.metrics.ended(reaped.queue, "", REAPED_DEAD if reaped.dead else REAPED)
         if reaped.dead:
-            pool.counters.dead += 1
             pool.note(
                 "critical",
                 "a message is dead: crash limit",

@@ -36,6 +36,7 @@ from jobpool.message.signing import EnvelopeSigner
 from jobpool.policy.inspection import Inspector
 from jobpool.settings import Settings
 from jobpool.telemetry.metrics.collector import MetricsCollector
+from jobpool.telemetry.metrics.memory import MemoryMetrics, RelayedMetrics
 
 COUNT_EVERY_UNTIL_EMPTY_S = 0.2
 """Seconds between two looks at the counts when the pool ends as soon as they are 0."""
@@ -110,7 +111,12 @@ def _run(
 ) -> int:
     linux.become_subreaper()
     setproctitle(f"jobpool: master [{settings.name}] {' '.join(settings.queue_names)}")
-    pool = Pool(settings, now=backend.clock.mono(), acks_in_transaction=backend.capabilities.transactions)
+    pool = Pool(
+        settings,
+        now=backend.clock.mono(),
+        acks_in_transaction=backend.capabilities.transactions,
+        metrics=MemoryMetrics() if collector is None else RelayedMetrics(collector),
+    )
     inbox = Inbox()
     watched = make_telemetry(settings, backend, board, inbox, _version(), collector)
     children = ChildProcesses(fork_server_config(settings), board, _environ_of_children(backend))
@@ -239,7 +245,6 @@ def fork_server_config(settings: Settings) -> ForkServerConfig:
         title=settings.name,
         sys_path=list(settings.sys_path) or [os.getcwd()],
         queue_handlers={queue: list(names) for queue, names in settings.queue_handlers.items()},
-        queues=list(settings.queue_names),
         enqueue_to=list(settings.enqueue_to),
         allowances=asdict(settings.allowances),
     )

@@ -9,30 +9,31 @@ import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from jobpool.broker.values import QueueStats
 from jobpool.errors import JobpoolError
 from jobpool.ipc.frames import Ask, HandlerInfo, Reply
 from jobpool.master.scheduler import Schedulers
 from jobpool.master.slots import Delivery, Slots, SlotState, nonces
+from jobpool.message.counts import Counts
+from jobpool.message.lease import JobLease
 from jobpool.message.outcome import NotRun, Outcome
 from jobpool.message.settlement import Release, Settlement
-from jobpool.policy.counters import LEASE_LOST, SUCCEEDED, Counters
+from jobpool.policy.counters import LEASE_LOST
 from jobpool.policy.lookahead import LookAhead
-from jobpool.policy.retry import BackOff
+from jobpool.policy.retry import BackOff, remember
 from jobpool.settings import Settings
-
-V = TypeVar("V")
+from jobpool.telemetry.metrics.memory import OTHER, MemoryMetrics
 
 FIRST_BOOT_PAUSE_S = 0.1
 MAX_BOOT_PAUSE_S = 30.0
 """Between two tries of what does not come up; doubles from the first to the last."""
 
-REMEMBERED_IDS = 10_000
-"""How many message ids a pool remembers for "third time in a row" and "first seen"."""
-
+MAX_RUN_S = 1e9
+"""Seconds. What a child says beyond this is not believed."""
 
 ANSWER_GRACE_S = 0.5
 """Seconds past the stop's grace for which the last settlements may wait for the broker; the reaper has them later."""
@@ -78,6 +79,22 @@ class Note:
     fields: dict[str, Any]
 
 
+def _due_at(lease: JobLease) -> float:
+    """Return the Unix time of the enqueue, or when it was due if that was later. Its schedule may be anything."""
+    schedule = lease.envelope.schedule
+    if schedule is None:
+        return lease.enqueued_at
+    try:
+        return max(lease.enqueued_at, datetime.fromisoformat(schedule).timestamp())
+    except (ValueError, OverflowError, OSError):
+        return lease.enqueued_at
+
+
+def _believable(seconds: float) -> float:
+    """Return a time that a child has told, or 0 for what cannot be: user code shares its process, and clocks differ."""
+    return seconds if 0.0 <= seconds < MAX_RUN_S else 0.0
+
+
 def slot_count(workers: int) -> int:
     """Slots to lay out for `workers` children: room for TTIN, and for a reload's spare."""
     return max(2 * workers, workers + 16) + 1
@@ -108,7 +125,8 @@ class Pool:
     """Of children and fork servers that do not come up."""
     schedulers: Schedulers = field(default_factory=Schedulers)
     """Of the schedulers beside the pool, where there are any."""
-    counters: Counters = field(default_factory=Counters)
+    metrics: MemoryMetrics = field(default_factory=MemoryMetrics)
+    """The one place where events are counted: scoreboard, log, metrics and rollups read it."""
     stats: dict[str, QueueStats] = field(default_factory=dict)
     stopping: Stopping = Stopping.NO
     stop_by: float = 0.0
@@ -136,6 +154,8 @@ class Pool:
     leased_total: int = 0
     ended_total: int = 0
     checked_at: float = 0.0
+    wall_ahead: float = 0.0
+    """Unix time less CLOCK_MONOTONIC: seconds, at the last answer to a settlement."""
     boot_ahead: float = 0.0
     """CLOCK_BOOTTIME, by which leases end, less CLOCK_MONOTONIC: seconds, at the last turn."""
     changed: bool = True
@@ -145,8 +165,6 @@ class Pool:
     _generation: int = 0
     observers: dict[type[Any], Callable[[Pool, Any], None]] = field(default_factory=dict)
     """By kind of event: called before it is applied."""
-    on_end: Callable[[Delivery, tuple[str, ...], bool], None] | None = None
-    """Called with each delivery that has ended, its counters, and whether the broker has answered a settlement."""
     never_started: dict[str, int] = field(default_factory=dict)
     unsettled: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Id → handler, name and attempts of jobs whose leases ended here without a verdict: a reaper knows only the id."""
@@ -189,6 +207,11 @@ class Pool:
         return self.servers.get(self.generation)
 
     @property
+    def counters(self) -> Counts:
+        """Return the counts since the start. Costs about a microsecond for each handler on each queue."""
+        return self.metrics.totals()
+
+    @property
     def limited(self) -> bool:
         """Return whether a queue has a limit of its own."""
         return bool(self.settings.concurrency_limits or self.settings.rate_limits)
@@ -229,14 +252,19 @@ class Pool:
             self.leased_total -= 1
         else:
             self.ended_total += 1
-        if counters is SUCCEEDED:  # nearly all
-            self.counters.succeeded += 1
-        else:
-            self.counters.add(counters)
         if settlement is None:
             self.remember_unsettled(delivery)
-        if self.on_end is not None:
-            self.on_end(delivery, counters, settlement is not None)
+        self._count(delivery, counters, settlement is not None)
+
+    def _count(self, delivery: Delivery, counters: tuple[str, ...], answered: bool) -> None:
+        """Count an end. Handlers that the app does not know share a label, for anybody can enqueue any name."""
+        lease, handler, run, wait = delivery.lease, delivery.handler, None, None
+        if answered and delivery.ran is not None:
+            run = _believable(delivery.ran)
+            if not (lease.attempts or lease.crashes):
+                wait = _believable(delivery.began + self.wall_ahead - _due_at(lease))
+        label = handler if handler in self.handlers or not handler else OTHER
+        self.metrics.ended(lease.queue, label, counters, run, wait)
 
     def remember_unsettled(self, delivery: Delivery) -> None:
         """Keep what the log should say of this job if its next crash is one too many."""
@@ -272,10 +300,3 @@ class Pool:
 
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
-
-
-def remember(memory: dict[str, V], key: str, value: V) -> V:
-    memory[key] = value
-    if len(memory) > REMEMBERED_IDS:
-        del memory[next(iter(memory))]
-    return value

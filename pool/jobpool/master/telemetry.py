@@ -31,7 +31,6 @@ from jobpool.telemetry.history.writer import Writer
 from jobpool.telemetry.masking import Masker
 from jobpool.telemetry.metrics.collector import MetricsCollector
 from jobpool.telemetry.metrics.exposition import MEND, expose, require_client
-from jobpool.telemetry.metrics.memory import MemoryMetrics
 from jobpool.telemetry.metrics.pages import Page, View, text_page
 from jobpool.telemetry.metrics.probes import Probe, live, ready
 from jobpool.telemetry.metrics.rollup_thread import Counts, RollupThread
@@ -119,14 +118,8 @@ def make_telemetry(
     calls = LoopCalls(inbox)
     feed: Feed[Recorded] | None = None if place is None else Feed(settings.history.keep)
     writer = None if place is None or feed is None else _writer(settings, place, calls, feed)
-    observer = Observer(
-        MemoryMetrics(),
-        backend.clock,
-        version,
-        also=also,
-        feed=feed,
-        unwritten=(lambda: writer.dropped) if writer else (lambda: 0),
-    )
+    unwritten = (lambda: writer.dropped) if writer else (lambda: 0)
+    observer = Observer(backend.clock, version, feed=feed, unwritten=unwritten)
     return Telemetry(
         observer,
         calls,

@@ -9,13 +9,13 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import Event as Flag
+from typing import Protocol
 
 import psutil
 
 from jobpool.broker.backend import QueueBackend
 from jobpool.errors import AccessRefused, BackendUnavailable, JobpoolError
-from jobpool.master.events import BrokerAnswered, BrokerSilent, LeasesBroke, Renewed, Sampled, ThreadDied
-from jobpool.master.inbox import Inbox
+from jobpool.master.events import BrokerAnswered, BrokerSilent, Event, LeasesBroke, Renewed, Sampled, ThreadDied
 from jobpool.master.slots import Delivery
 
 OUTAGES = (BackendUnavailable, AccessRefused)
@@ -49,13 +49,19 @@ IDLE_SAMPLE_ROUNDS = 5
 log = logging.getLogger("jobpool.pool")
 
 
+class Receiver(Protocol):
+    """A receiver of a thread's events: the loop's inbox, or `QueueWorker`'s keeper of one lease."""
+
+    def put(self, event: Event) -> None: ...
+
+
 class MasterThread(threading.Thread, ABC):
     """Runs `serve`; an error that leaves it ends the pool in good order.
 
     It is a fault of ours, or the broker's last word, such as that a queue is not there any more.
     """
 
-    def __init__(self, name: str, inbox: Inbox) -> None:
+    def __init__(self, name: str, inbox: Receiver) -> None:
         super().__init__(name=name, daemon=True)
         self._inbox = inbox
         self._halt = threading.Event()
@@ -91,7 +97,7 @@ class BrokerRetry:
         thread: Its name.
     """
 
-    def __init__(self, inbox: Inbox, stop: Flag, thread: str = "") -> None:
+    def __init__(self, inbox: Receiver, stop: Flag, thread: str = "") -> None:
         self._inbox = inbox
         self._stop = stop
         self._thread = thread
@@ -151,7 +157,7 @@ class RenewThread(MasterThread):
     `held` is asked for a snapshot of the deliveries whose settlement was not yet answered.
     """
 
-    def __init__(self, backend: QueueBackend, ttl: float, held: Callable[[], list[Delivery]], inbox: Inbox) -> None:
+    def __init__(self, backend: QueueBackend, ttl: float, held: Callable[[], list[Delivery]], inbox: Receiver) -> None:
         super().__init__("renew", inbox)
         self._backend = backend
         self._ttl = ttl
@@ -224,7 +230,7 @@ class LostLeaseThread(MasterThread):
     silent broker may keep for seconds.
     """
 
-    def __init__(self, backend: QueueBackend, inbox: Inbox) -> None:
+    def __init__(self, backend: QueueBackend, inbox: Receiver) -> None:
         super().__init__("losses", inbox)
         self._backend = backend
 
@@ -242,7 +248,7 @@ class SampleThread(MasterThread):
     `children` is asked for (child, pid, busy) of each living child.
     """
 
-    def __init__(self, children: Callable[[], list[tuple[int, int, bool]]], inbox: Inbox) -> None:
+    def __init__(self, children: Callable[[], list[tuple[int, int, bool]]], inbox: Receiver) -> None:
         super().__init__("sample", inbox)
         self._children = children
         self._known: dict[int, psutil.Process] = {}

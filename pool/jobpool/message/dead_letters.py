@@ -20,8 +20,8 @@ from jobpool.message.settlement import Abandon
 METADATA = "_dlq_metadata"
 """The key in a copy's payload."""
 
-NEVER_COPIED = frozenset({"rejected", "cancelled"})
-"""Reasons that forward nothing: what nobody has verified, and what a person has thrown away."""
+NEVER_COPIED = frozenset({"rejected"})
+"""Reasons that forward nothing: nobody has verified such a body."""
 
 logger = logging.getLogger("jobpool.deadletters")
 

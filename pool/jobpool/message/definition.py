@@ -258,8 +258,13 @@ def check_seconds(value: float, what: str) -> float:
     return float(value)
 
 
-def capped(timeout: float, most: float) -> float:
-    """Return a timeout under the pool's `max_timeout`, in seconds. 0 = unlimited, either of them."""
+def timeout_of(job: float | None, handler: float | None, default: float, most: float) -> float:
+    """Return the timeout of an attempt: the job's, else its handler's, else the default, and `most` at most.
+
+    All in seconds; 0 = unlimited, any of them.
+    """
+    asked = handler if job is None else job
+    timeout = default if asked is None else asked
     return min(timeout or most, most) if most else timeout
 
 

@@ -117,13 +117,6 @@ class NotRun:
 class LostLease:
     """The lease could not be renewed in time."""
 
-    why: str = "lease lost"
-
-
-@dataclass(frozen=True, slots=True)
-class CancelledByPerson:
-    """A person cancelled the job."""
-
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
@@ -175,14 +168,6 @@ class Expired:
     """`expires_in` ran out before the job was started."""
 
 
-@dataclass(frozen=True, slots=True)
-class CrashLimit:
-    """More crashes than `max_crashes`, found at fetch (brokers that reap natively)."""
-
-    crashes: int
-    cause: str
-
-
 Outcome = (
     Succeeded
     | Failed
@@ -195,7 +180,6 @@ Outcome = (
     | NeverStarted
     | NotRun
     | LostLease
-    | CancelledByPerson
     | Rejected
     | NewerWire
     | UnknownHandler
@@ -203,5 +187,4 @@ Outcome = (
     | AlreadyDone
     | Contended
     | Expired
-    | CrashLimit
 )

@@ -12,7 +12,7 @@ from jobpool.ipc.board_views import HeaderView
 from jobpool.ipc.scoreboard import Scoreboard
 from jobpool.message.units import format_duration
 from jobpool.ops.runtime_dir import PoolFile
-from jobpool.telemetry.metrics.probes import BOOT_LOOP, LOOP_LIMIT, MISSED
+from jobpool.telemetry.metrics.probes import BOOT_LOOP, LOOP_LIMIT, MISSED, seconds_since
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def look(pool: PoolFile, now: float | None = None) -> Health:
 
 
 def _loop(header: HeaderView, pool: PoolFile, now: float) -> Check:
-    silent = _since(header.loop_at, header, now)
+    silent = seconds_since(header.loop_at, header, now)
     master, ago = f"the master (pid {pool.pid})", format_duration(silent)
     if silent > LOOP_LIMIT:
         return Check("loop", False, f"{master} has not turned its loop for {ago}")
@@ -74,7 +74,7 @@ def _children(header: HeaderView) -> Check:
 
 
 def _broker(header: HeaderView, now: float) -> Check:
-    silent = _since(header.broker_ok_at, header, now)
+    silent = seconds_since(header.broker_ok_at, header, now)
     ago = format_duration(silent)
     if silent > MISSED * header.broker_interval:
         every = format_duration(header.broker_interval)
@@ -83,7 +83,7 @@ def _broker(header: HeaderView, now: float) -> Check:
 
 
 def _reaper(header: HeaderView, now: float) -> Check:
-    silent = _since(header.reaped_at, header, now)
+    silent = seconds_since(header.reaped_at, header, now)
     ago = format_duration(silent)
     if silent > MISSED * header.reap_interval:
         every = format_duration(header.reap_interval)
@@ -96,10 +96,3 @@ def _boot(header: HeaderView) -> Check:
         why = f": {header.problem}" if header.problem else ""
         return Check("boot", False, f"{header.boot_failures} children in a row could not boot{why}")
     return Check("boot", True, "children boot")
-
-
-def _since(moment: float, header: HeaderView, now: float) -> float:
-    """Return seconds since `moment`; what has not happened yet counts from the start, so that a young pool is not
-    ill.
-    """
-    return max(0.0, now - (moment or header.started))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from jobpool.message.outcome import (
     AlreadyDone,
     Crashed,
@@ -46,35 +44,34 @@ def status_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settled
             return _STATUS[type(settlement)]
 
 
-SUCCEEDED: tuple[str, ...] = ("jobs_succeeded",)
-LEASE_LOST: tuple[str, ...] = ("jobs_lease_lost",)
+SUCCEEDED: tuple[str, ...] = ("succeeded",)
+LEASE_LOST: tuple[str, ...] = ("lease_lost",)
+REAPED: tuple[str, ...] = ("reaped",)
+REAPED_DEAD: tuple[str, ...] = ("reaped", "failed_permanently")
 
 
 def counters_of(settlement: Settlement | Leave, outcome: Outcome, settled: Settled = Settled.OK) -> tuple[str, ...]:
-    """The names of the counters to add, label `queue`, once the backend has answered `settled`.
-
-    `jobs_fetched` is counted at the fetch and `jobs_reaped` by the reaper.
-    """
+    """Return what the delivery counts as, some of `counts.OUTCOMES`, once the backend has answered `settled`."""
     if type(outcome) is Succeeded and type(settlement) is Ack and settled:
         return SUCCEEDED  # nearly all messages, once each
     match status_of(settlement, outcome, settled):
         case Status.REQUEUED:
-            return ("jobs_failed", "jobs_requeued", *_timed_out(outcome))
+            return ("failed", "requeued", *_timed_out(outcome))
         case Status.DEAD_LETTERED:
-            return (*_attempt_failed(outcome), "jobs_failed_permanently", *_timed_out(outcome))
+            return (*_attempt_failed(outcome), "failed_permanently", *_timed_out(outcome))
         case Status.MOVED:
-            return (*(_attempt_failed(outcome) or ("jobs_crashed",)), "jobs_moved")
+            return (*(_attempt_failed(outcome) or ("crashed",)), "moved")
         case Status.REJECTED:
-            return ("jobs_rejected_signature" if _is_about_signature(outcome) else "jobs_rejected_payload",)
+            return ("rejected_signature" if _is_about_signature(outcome) else "rejected_payload",)
         case other:
             return _PLAIN_COUNTERS.get(other, ())
 
 
 _PLAIN_COUNTERS: dict[Status, tuple[str, ...]] = {
-    Status.SKIPPED_IDEMPOTENT: ("jobs_skipped_idempotent",),
-    Status.RELEASED: ("jobs_released",),
+    Status.SKIPPED_IDEMPOTENT: ("skipped_idempotent",),
+    Status.RELEASED: ("released",),
     Status.LOST: LEASE_LOST,
-    Status.CRASHED: ("jobs_crashed",),
+    Status.CRASHED: ("crashed",),
 }
 
 
@@ -84,54 +81,13 @@ def counts_as_attempt(outcome: Outcome) -> bool:
 
 
 def _attempt_failed(outcome: Outcome) -> tuple[str, ...]:
-    """A dead letter whose handler never ran, or was cancelled, is no failed attempt."""
-    return ("jobs_failed",) if counts_as_attempt(outcome) else ()
+    """Return nothing for a message whose handler never ran: that is not a failed attempt."""
+    return ("failed",) if counts_as_attempt(outcome) else ()
 
 
 def _timed_out(outcome: Outcome) -> tuple[str, ...]:
-    return ("jobs_timed_out",) if isinstance(outcome, TimedOut) else ()
+    return ("timed_out",) if isinstance(outcome, TimedOut) else ()
 
 
 def _is_about_signature(outcome: Outcome) -> bool:
     return isinstance(outcome, Rejected) and outcome.signature
-
-
-_FIELD = {
-    "jobs_succeeded": "succeeded",
-    "jobs_failed": "failed",
-    "jobs_requeued": "requeued",
-    "jobs_failed_permanently": "dead",
-    "jobs_skipped_idempotent": "skipped",
-    "jobs_rejected_signature": "rejected",
-    "jobs_rejected_payload": "rejected",
-    "jobs_timed_out": "timed_out",
-    "jobs_crashed": "crashed",
-    "jobs_released": "released",
-    "jobs_lease_lost": "lost",
-    "jobs_moved": "moved",
-}
-
-
-@dataclass(slots=True)
-class Counters:
-    """Settlements are counted when the backend has accepted them, not when they were sent."""
-
-    fetched: int = 0
-    succeeded: int = 0
-    failed: int = 0
-    requeued: int = 0
-    dead: int = 0
-    skipped: int = 0
-    rejected: int = 0
-    timed_out: int = 0
-    crashed: int = 0
-    released: int = 0
-    lost: int = 0
-    reaped: int = 0
-    moved: int = 0
-
-    def add(self, names: tuple[str, ...]) -> None:
-        """Add 1 to each counter, by its metric name (`jobs_…`)."""
-        for name in names:
-            field = _FIELD[name]
-            setattr(self, field, getattr(self, field) + 1)

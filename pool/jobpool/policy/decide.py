@@ -15,10 +15,8 @@ from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import (
     AlreadyDone,
-    CancelledByPerson,
     Contended,
     Crashed,
-    CrashLimit,
     Expired,
     Failed,
     HandlerNotAllowed,
@@ -48,6 +46,9 @@ MAX_EXTRA_MOVES = 8
 SIGNATURE_CHARS = 64
 """Characters that signing adds to a body."""
 
+LOOK_AGAIN_AFTER_S = 5.0
+"""Seconds between two looks at a message whose handler, or wire version, this pool does not know."""
+
 # Shared by all decisions: a no-op job costs no new object here.
 ACK = Ack()
 RELEASE = Release()
@@ -62,8 +63,6 @@ class Rules:
     Attributes:
         max_retries: The handler's own, for jobs that set none; None = the retry policy's.
         unknown_handler_grace: Seconds since a message was first seen for which an unknown handler is waited for.
-        unknown_handler_delay: Seconds between two looks at such a message.
-        newer_wire_delay: Seconds between two looks at a message of a newer wire version.
         on_crash: `forfeit` ends a crashed message's lease at once; `expire` lets it run out.
         can_forfeit: The backend has leases (`Capabilities.leases`).
         on_crash_queue: Where a crashed message goes on, unless it is there; None = it stays in its queue.
@@ -73,8 +72,6 @@ class Rules:
 
     max_retries: int | None = None
     unknown_handler_grace: float = 600.0
-    unknown_handler_delay: float = 5.0
-    newer_wire_delay: float = 5.0
     on_crash: Literal["forfeit", "expire"] = "forfeit"
     can_forfeit: bool = True
     on_crash_queue: str | None = None
@@ -119,12 +116,12 @@ def decide(outcome: Outcome, lease: JobLease, rules: Rules, retry: RetryPolicy, 
             return _no_verdict(cause, lease, rules)
         case NeverStarted(times, cause):
             return _no_verdict(cause, lease, rules) if times >= NEVER_STARTED_LIMIT else NOT_BEGUN
-        case LostLease(why):
-            return Leave(why)
+        case LostLease():
+            return LEASE_LOST
         case AlreadyDone():
             return ACK
         case NewerWire():
-            return Release(rules.newer_wire_delay, begun=False)
+            return Release(LOOK_AGAIN_AFTER_S, begun=False)
         case UnknownHandler(handler, seen_for):
             return _unknown(handler, seen_for, rules)
         case _:
@@ -142,12 +139,13 @@ def _failed(
 ) -> Settlement:
     """One attempt is spent: try again, or give up when it was the last."""
     failures = lease.attempts + 1
-    if failures >= _budget(lease, rules, retry):
+    if failures >= budget(lease, rules, retry):
         return Abandon(reason, error, cause)
     return Nack(retry.delay(failures) if delay is None else delay, error, cause)
 
 
-def _budget(lease: JobLease, rules: Rules, retry: RetryPolicy) -> int:
+def budget(lease: JobLease, rules: Rules, retry: RetryPolicy) -> int:
+    """Return how many attempts the message gets in all, 1 or more."""
     asked = lease.envelope.max_retries
     return retry.budget(rules.max_retries if asked is None else asked)
 
@@ -155,7 +153,7 @@ def _budget(lease: JobLease, rules: Rules, retry: RetryPolicy) -> int:
 def _outgrown(error: str, cause: str | None, lease: JobLease, rules: Rules, retry: RetryPolicy) -> Settlement:
     """Too large for these machines: it gets one run on larger ones, also when this was its last attempt."""
     queue = rules.on_memory_limit_queue
-    if queue is None or not _can_go(lease, queue) or lease.attempts >= _budget(lease, rules, retry) + MAX_EXTRA_MOVES:
+    if queue is None or not _can_go(lease, queue) or lease.attempts >= budget(lease, rules, retry) + MAX_EXTRA_MOVES:
         return _failed("memory-limit", error, lease, rules, retry, cause=cause)
     return Move(queue, attempts=1, error=error, cause=cause)
 
@@ -179,25 +177,20 @@ def _unknown(handler: str, seen_for: float, rules: Rules) -> Settlement:
     """A deploy is rolling: another pool may know the handler, or this one soon."""
     remaining = rules.unknown_handler_grace - seen_for
     if remaining > 0:
-        return Release(min(rules.unknown_handler_delay, remaining), begun=False)
+        return Release(min(LOOK_AGAIN_AFTER_S, remaining), begun=False)
     waited = f"no handler {handler!r} here, after {seen_for:.0f} s of waiting for one"
     return Abandon("unknown-handler", f"{waited}; import the module that defines it with --app, then retry the message")
 
 
-def _given_up(outcome: CancelledByPerson | Rejected | HandlerNotAllowed | Expired | CrashLimit) -> Abandon:
+def _given_up(outcome: Rejected | HandlerNotAllowed | Expired) -> Abandon:
     """Give up what no further attempt can change."""
     match outcome:
-        case CancelledByPerson():
-            return Abandon("cancelled", "cancelled by a person")
         case Rejected(why):
             return Abandon("rejected", why)
         case HandlerNotAllowed(handler):
             return Abandon("handler-not-allowed", f"handler {handler!r} is not allowed on this queue")
         case Expired():
             return Abandon("expired", "not started before it expired")
-        case CrashLimit(crashes, cause):
-            last = cause_headline(cause)
-            return Abandon("crash-limit", f"{crashes} deliveries ended with no verdict, the last one: {last}", cause)
         case _:
             assert_never(outcome)
 

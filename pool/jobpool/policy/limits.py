@@ -14,6 +14,7 @@ from jobpool.errors import ConfigurationError, InvalidJob, MalformedEnvelope
 from jobpool.message.envelope import JobEnvelope
 from jobpool.message.guards import IDEMPOTENCY_TTL, MOST_PLACES, Guards, Hold, Rate, check_keep
 from jobpool.message.names import LONGEST_NAME, check_queue, is_name
+from jobpool.policy.retry import remember
 
 QUEUE = "queue"
 """Under this name a queue's own places and starts are counted."""
@@ -28,9 +29,6 @@ FIRST_CONTENTION_DELAY_S = 1.0
 
 MAX_CONTENTION_DELAY_S = 30.0
 """Seconds: the upper edges of the first delay and of every later one (SEMANTICS §6)."""
-
-REMEMBERED_MESSAGES = 10_000
-"""Messages whose contentions are counted; the one first met is forgotten first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +198,7 @@ class Contentions:
 
     def met(self, ident: str) -> int:
         """Count one more; how many that makes."""
-        times = self._times.pop(ident, 0) + 1
-        self._times[ident] = times
-        if len(self._times) > REMEMBERED_MESSAGES:
-            del self._times[next(iter(self._times))]
-        return times
+        return remember(self._times, ident, self._times.get(ident, 0) + 1)
 
     def forget(self, ident: str) -> None:
         """The message got what it asked for, or is done."""

@@ -11,7 +11,7 @@ import os
 import random
 from dataclasses import dataclass, field, replace
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from jobpool.errors import ConfigurationError
 from jobpool.message.definition import LONGEST
@@ -19,6 +19,20 @@ from jobpool.message.setting_types import parse_count, parse_number, parse_share
 from jobpool.message.units import parse_duration
 
 Strategy = Literal["none", "fixed", "exponential"]
+
+V = TypeVar("V")
+
+REMEMBERED_MESSAGES = 10_000
+"""Messages of which a pool remembers since when, or how often in a row, they were met."""
+
+
+def remember(memory: dict[str, V], ident: str, value: V) -> V:
+    """Note `value` of a message, and return it; of more than `REMEMBERED_MESSAGES` the oldest note is dropped."""
+    memory.pop(ident, None)
+    memory[ident] = value
+    if len(memory) > REMEMBERED_MESSAGES:
+        del memory[next(iter(memory))]
+    return value
 
 
 def attempts_from_retries(max_retries: int) -> int:

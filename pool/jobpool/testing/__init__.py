@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from jobpool.testing.faults import POINTS, BrokerDown, Crash, Fault, LoseLease, Point, Timeout
 from jobpool.testing.pool import VirtualPool
-from jobpool.testing.runs import Run
+from jobpool.testing.worker import Run
 
 __all__ = [
     "POINTS",

@@ -23,8 +23,7 @@ from jobpool.message.signing import EnvelopeSigner, Key
 from jobpool.policy.limits import Limits
 from jobpool.policy.retry import RetryPolicy
 from jobpool.testing.faults import Fault, FaultPlan, Injection, Point
-from jobpool.testing.runs import Run
-from jobpool.testing.worker import FaultyWorker
+from jobpool.testing.worker import FaultyWorker, Run
 
 OUTAGE_PAUSE = 1.0
 """Virtual seconds after which a fetch that was not answered is tried again."""

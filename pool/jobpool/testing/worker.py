@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from jobpool.broker.backend import QueueBackend
-from jobpool.child.attempt import Attempt, JobToRun
+from jobpool.child.attempt import Attempt, JobToRun, run_attempt
 from jobpool.client.worker import QueueWorker
 from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, MalformedEnvelope
+from jobpool.handlers.ending import timeout_text
 from jobpool.handlers.registry import AnyHandler, HandlerRegistry
+from jobpool.message.capped_text import DEFAULT_CAP
+from jobpool.message.context import JobContext
 from jobpool.message.lease import JobLease
-from jobpool.message.outcome import Crashed, Outcome
-from jobpool.message.result import Status, WorkerResult
+from jobpool.message.outcome import Crashed, Outcome, ResultKind
+from jobpool.message.result import ExecutionResult, Status, WorkerResult
 from jobpool.message.settlement import Forfeit, Settled, Settlement
-from jobpool.testing.faults import BrokerDown, Crash, FaultPlan, LoseLease, Point
-from jobpool.testing.runs import Run
-from jobpool.testing.sabotage import Sabotage
+from jobpool.testing.faults import BrokerDown, Crash, Fault, FaultPlan, LoseLease, Point, Timeout
 
 SILENT = "the broker does not answer: a test has told it so"
+
+
+@dataclass(frozen=True, slots=True)
+class Run(WorkerResult):
+    """One delivery of one message, in the order in which they happened.
+
+    Attributes:
+        id: The message's.
+        queue: Where it was fetched from.
+        handler: Its handler's name; "" for a body that is not a wire object.
+        output: The handler's result and printed text, as the pool keeps it; "" when it did not come to its end.
+        at: Unix time, in virtual seconds, at which it was fetched.
+    """
+
+    id: str = ""
+    queue: str = ""
+    handler: str = ""
+    output: str = ""
+    at: float = 0.0
+
+
+class Struck(BaseException):
+    """Raised in a handler that crashes or is out of time. `except Exception` does not swallow it."""
 
 
 class FaultyWorker(QueueWorker):
@@ -31,6 +57,9 @@ class FaultyWorker(QueueWorker):
         plan: The faults.
         registry: The handlers; None = those of `@jobpool.handler`.
         options: As `QueueWorker` takes them.
+
+    Attributes:
+        struck: The fault that struck the handler of the last attempt.
     """
 
     def __init__(
@@ -46,7 +75,7 @@ class FaultyWorker(QueueWorker):
         self._plan = plan
         self._outage = 0
         self._lease: JobLease | None = None
-        self._sabotage: Sabotage | None = None
+        self.struck: Fault | None = None
         self._output = ""
         self._fetched_at = 0.0
 
@@ -97,7 +126,7 @@ class FaultyWorker(QueueWorker):
         if fault is not None:
             self._lose(lease)
         outcome, lease = super()._run(lease, handler)
-        struck = self._sabotage.fault if self._sabotage else None
+        struck = self.struck
         fault = struck or self._plan.take("before_settle", lease, Crash, LoseLease)
         if isinstance(fault, Crash):
             self._output = ""
@@ -107,15 +136,44 @@ class FaultyWorker(QueueWorker):
         return outcome, lease
 
     def _attempt(self, job: JobToRun) -> Attempt:
+        """Run the handler; a fault that strikes it decides the attempt, whatever the handler did about it."""
         assert self._lease is not None
-        self._sabotage = None
-        if not self._plan.concerns_handler(self._lease):
-            attempt = super()._attempt(job)
+        self.struck = None
+        if self._plan.concerns_handler(self._lease):
+            attempt = run_attempt(job, _Sabotaged(self._registry, self), progress=self._report)
         else:
-            self._sabotage = Sabotage(self._plan, self._lease, self._lose)
-            attempt = self._sabotage.run(job, self._registry)
+            attempt = super()._attempt(job)
+        if isinstance(self.struck, Timeout):
+            name = job.envelope.name or job.envelope.job
+            attempt.kind = ResultKind.TIMEOUT
+            attempt.error = timeout_text(name, job.timeout, None, DEFAULT_CAP)
+            attempt.follow_ups = ()
         self._output = attempt.output
         return attempt
+
+    def enter(self) -> None:
+        """Note that the handler begins."""
+        assert self._lease is not None
+        self._strike(self._plan.take("in_handler", self._lease, Crash, Timeout, LoseLease))
+
+    def _report(self, fraction: float, text: str) -> None:
+        """Note that the handler reports progress."""
+        del text
+        assert self._lease is not None
+        # Nothing more is taken from the plan after the end: the handler has swallowed it, and meets it again.
+        self._strike(None if self._is_over else self._plan.take_at_progress(fraction, self._lease))
+
+    def _strike(self, fault: Fault | None) -> None:
+        self.struck = fault or self.struck
+        if isinstance(fault, LoseLease) and self._lease is not None:
+            self._lose(self._lease)
+        if self._is_over:
+            raise Struck("stopped by a test")
+
+    @property
+    def _is_over(self) -> bool:
+        """True if the handler was stopped: then nothing of the user's runs any more."""
+        return isinstance(self.struck, Crash | Timeout)
 
     def _conclude(self, outcome: Outcome, lease: JobLease, handler: AnyHandler | None) -> WorkerResult:
         self._lease = lease
@@ -166,3 +224,28 @@ def _handler(lease: JobLease) -> str:
         return lease.envelope.job
     except MalformedEnvelope:
         return ""
+
+
+class _Sabotaged(HandlerRegistry):
+    """A registry that resolves as the real one does; its handler has the fault after its `before_run`."""
+
+    def __init__(self, real: HandlerRegistry, worker: FaultyWorker) -> None:
+        super().__init__()
+        self._real = real
+        self._worker = worker
+
+    def resolve(self, name: str, queue: str) -> AnyHandler:
+        handler = copy.copy(self._real.resolve(name, queue))
+        before, after, worker = handler.before_run, handler.after_run, self._worker
+
+        def before_run(ctx: JobContext) -> None:
+            if before is not None:
+                before(ctx)
+            worker.enter()
+
+        def after_run(result: ExecutionResult) -> None:
+            if after is not None and not isinstance(worker.struck, Crash):
+                after(result)
+
+        handler.before_run, handler.after_run = before_run, after_run
+        return handler

@@ -24,9 +24,9 @@ def command_line(pid: int) -> str:
 
 
 def test_the_table_of_handlers_is_reported_and_the_title_names_the_pool() -> None:
-    with Nurse(queues=["reports"]) as nurse:
+    with Nurse() as nurse:
         loaded = nurse.hear(Loaded)
-        assert loaded.handlers == [HandlerInfo("demo", ["reports"])]
+        assert loaded.handlers == [HandlerInfo("demo", max_retries=3)]
         assert (loaded.preloaded, loaded.threads) == (True, [])
         assert 0 <= loaded.seconds < LIMIT
         assert command_line(nurse.server.pid) == "jobpool: fork server [test]"

@@ -14,8 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from support.poolrig import PoolProcess, Rig
 from support.waiting import wait_until
 
-from jobpool.telemetry.metrics.reader import rollups
-from jobpool.telemetry.metrics.rollup import HOUR, summed
+from jobpool.telemetry.metrics.rollup import HOUR, rollups, summed
 
 Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -47,7 +47,7 @@ def own(infos: list[HandlerInfo]) -> list[HandlerInfo]:
 def test_a_module_in_the_working_directory_is_found(tmp_path: Path) -> None:
     write(tmp_path / "shop_a/jobs.py", GOOD.format(name="report"))
     [info] = own(app.load(ChildOptions(apps=["shop_a.jobs"])))
-    assert (info.name, info.queues, info.timeout) == ("report", ["reports"], 5.0)
+    assert (info.name, info.timeout) == ("report", 5.0)
     assert sys.path[0] == str(tmp_path)
 
 

@@ -19,7 +19,7 @@ from support.servers.ports import free_port
 from jobpool.broker.config_file import find_config
 from jobpool.broker.finding import Finding, Level, cautions_of
 from jobpool.ipc.frames import HandlerInfo
-from jobpool.ops.doctor import broker, configuration, handlers, machine, stopping
+from jobpool.ops.doctor import broker, configuration, handlers, machine
 from jobpool.ops.doctor.examination import examine, is_well
 from jobpool.ops.doctor.surroundings import (
     Supervisor,
@@ -219,7 +219,7 @@ def test_settings_that_do_not_fit_together(settings: Any, flags: dict[str, Any],
     ids=str,
 )
 def test_the_grace_of_a_stop(supervisor: Supervisor | None, stop_grace: float, level: Level) -> None:
-    found = stopping.judge(stop_grace, replace(WELL, supervisor=supervisor))
+    found = machine.judge_stop(stop_grace, replace(WELL, supervisor=supervisor))
     assert levels([found]) == [level]
     if found.is_bad:
         assert supervisor is not None
@@ -248,7 +248,7 @@ def test_systemd_is_asked_for_its_unit(root: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", environ["PATH"])
     found = find_supervisor(environ, root)
     assert found == Supervisor("systemd (jobpool@reports.service)", 90.0, "TimeoutStopSec")
-    assert levels([stopping.judge(120.0, replace(WELL, supervisor=found))]) == [Level.PROBLEM]
+    assert levels([machine.judge_stop(120.0, replace(WELL, supervisor=found))]) == [Level.PROBLEM]
 
 
 def test_systemd_that_does_not_answer_is_passed_over(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from jobpool.clock import ManualClock
 from jobpool.errors import BackendUnavailable, InvalidJob
 from jobpool.master.dead_letter_copies import DeadLetterCopies
 from jobpool.message.definition import JobDefinition
-from jobpool.message.outcome import CancelledByPerson, Expired, Outcome, Rejected, ResultKind
+from jobpool.message.outcome import Expired, Outcome, Rejected, ResultKind
 from jobpool.message.settlement import Abandon, Nack
 from jobpool.message.signing import EnvelopeSigner
 
@@ -61,8 +61,8 @@ def test_a_failure_with_budget_left_carries_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("outcome", "copies"),
-    [(Rejected("forged", signature=True), 0), (Rejected("no JSON"), 0), (CancelledByPerson(), 0), (Expired(), 1)],
-    ids=["forged", "no wire object", "cancelled", "expired"],
+    [(Rejected("forged", signature=True), 0), (Rejected("no JSON"), 0), (Expired(), 1)],
+    ids=["forged", "no wire object", "expired"],
 )
 def test_what_is_forwarded_of_what_never_ran(outcome: Outcome, copies: int) -> None:
     stage = Stage(workers=1, dead_letter_queue="failures").boot()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jobpool.policy.limits import REMEMBERED_MESSAGES, Contentions, contention_delay
+from jobpool.policy.limits import Contentions, contention_delay
+from jobpool.policy.retry import REMEMBERED_MESSAGES
 
 DRAWN = 400
 

@@ -13,10 +13,8 @@ from jobpool.message.envelope import MAX_BODY_BYTES, encode
 from jobpool.message.lease import JobLease
 from jobpool.message.outcome import (
     AlreadyDone,
-    CancelledByPerson,
     Contended,
     Crashed,
-    CrashLimit,
     Expired,
     Failed,
     HandlerNotAllowed,
@@ -123,14 +121,6 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
         ),
         pytest.param(NotRun(), FIRST, Rules(), NOT_BEGUN, id="leased and not run"),
         pytest.param(LostLease(), FIRST, Rules(), Leave("lease lost"), id="lease lost"),
-        pytest.param(LostLease("not renewed"), FIRST, Rules(), Leave("not renewed"), id="lease lost, with the reason"),
-        pytest.param(
-            CancelledByPerson(),
-            FIRST,
-            Rules(),
-            Abandon("cancelled", "cancelled by a person"),
-            id="cancelled by a person",
-        ),
         pytest.param(Rejected("no JSON"), RUBBISH, Rules(), Abandon("rejected", "no JSON"), id="rejected, undecodable"),
         pytest.param(
             Rejected("bad signature", signature=True),
@@ -158,13 +148,6 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
         pytest.param(AlreadyDone(), FIRST, Rules(), Ack(), id="idempotency key done"),
         pytest.param(Contended(1.5), LAST, Rules(), Release(1.5, begun=False), id="held elsewhere"),
         pytest.param(Expired(), FIRST, Rules(), Abandon("expired", "not started before it expired"), id="expired"),
-        pytest.param(
-            CrashLimit(6, "SIGSEGV"),
-            FIRST,
-            Rules(),
-            Abandon("crash-limit", "6 deliveries ended with no verdict, the last one: SIGSEGV", "SIGSEGV"),
-            id="crash limit found at fetch",
-        ),
         pytest.param(
             TimedOut("stack", KILLED), FIRST, Rules(), Nack(5.0, "stack", KILLED), id="timeout with its record"
         ),
@@ -278,7 +261,6 @@ ONE_OF_EACH: list[Outcome] = [
     NeverStarted(3, "SIGKILL"),
     NotRun(),
     LostLease(),
-    CancelledByPerson(),
     Rejected("no JSON"),
     NewerWire(2),
     UnknownHandler("gone", 700.0),
@@ -286,7 +268,6 @@ ONE_OF_EACH: list[Outcome] = [
     AlreadyDone(),
     Contended(1.0),
     Expired(),
-    CrashLimit(6, "SIGSEGV"),
 ]
 
 
@@ -300,7 +281,7 @@ def test_too_late_whatever_happened(outcome: Outcome, now: float) -> None:
     settlement = decide(outcome, FIRST, Rules(), RETRY, now)
     assert settlement == Leave("lease lost")
     assert status_of(settlement, outcome) is Status.LOST
-    assert counters_of(settlement, outcome) == ("jobs_lease_lost",)
+    assert counters_of(settlement, outcome) == ("lease_lost",)
 
 
 def test_just_in_time() -> None:
@@ -371,29 +352,26 @@ def test_a_no_op_job_costs_no_new_object() -> None:
 @pytest.mark.parametrize(
     ("outcome", "lease", "status", "counters"),
     [
-        (Succeeded(), FIRST, Status.ACKED, ["jobs_succeeded"]),
-        (Failed("boom"), FIRST, Status.REQUEUED, ["jobs_failed", "jobs_requeued"]),
-        (Failed("boom"), LAST, Status.DEAD_LETTERED, ["jobs_failed", "jobs_failed_permanently"]),
-        (Failed("boom", permanent=True), FIRST, Status.DEAD_LETTERED, ["jobs_failed", "jobs_failed_permanently"]),
-        (RetryAsked(1.0, "later"), FIRST, Status.REQUEUED, ["jobs_failed", "jobs_requeued"]),
-        (TimedOut("stack"), FIRST, Status.REQUEUED, ["jobs_failed", "jobs_requeued", "jobs_timed_out"]),
-        (TimedOut("stack"), LAST, Status.DEAD_LETTERED, ["jobs_failed", "jobs_failed_permanently", "jobs_timed_out"]),
-        (MemoryExceeded("2 GiB"), LAST, Status.DEAD_LETTERED, ["jobs_failed", "jobs_failed_permanently"]),
-        (Snoozed(1.0), FIRST, Status.RELEASED, ["jobs_released"]),
-        (Crashed("SIGSEGV"), FIRST, Status.CRASHED, ["jobs_crashed"]),
-        (Stopped(), FIRST, Status.RELEASED, ["jobs_released"]),
-        (NeverStarted(3, "SIGKILL"), FIRST, Status.CRASHED, ["jobs_crashed"]),
-        (LostLease(), FIRST, Status.LOST, ["jobs_lease_lost"]),
-        (LostLease("not renewed"), FIRST, Status.LOST, ["jobs_lease_lost"]),
-        (CancelledByPerson(), FIRST, Status.DEAD_LETTERED, ["jobs_failed_permanently"]),
-        (Rejected("no JSON"), RUBBISH, Status.REJECTED, ["jobs_rejected_payload"]),
-        (Rejected("forged", signature=True), FIRST, Status.REJECTED, ["jobs_rejected_signature"]),
-        (UnknownHandler("gone", 700.0), FIRST, Status.DEAD_LETTERED, ["jobs_failed_permanently"]),
-        (HandlerNotAllowed("shell"), FIRST, Status.DEAD_LETTERED, ["jobs_failed_permanently"]),
-        (AlreadyDone(), FIRST, Status.SKIPPED_IDEMPOTENT, ["jobs_skipped_idempotent"]),
-        (Contended(1.0), FIRST, Status.RELEASED, ["jobs_released"]),
-        (Expired(), FIRST, Status.DEAD_LETTERED, ["jobs_failed_permanently"]),
-        (CrashLimit(6, "SIGSEGV"), FIRST, Status.DEAD_LETTERED, ["jobs_failed_permanently"]),
+        (Succeeded(), FIRST, Status.ACKED, ["succeeded"]),
+        (Failed("boom"), FIRST, Status.REQUEUED, ["failed", "requeued"]),
+        (Failed("boom"), LAST, Status.DEAD_LETTERED, ["failed", "failed_permanently"]),
+        (Failed("boom", permanent=True), FIRST, Status.DEAD_LETTERED, ["failed", "failed_permanently"]),
+        (RetryAsked(1.0, "later"), FIRST, Status.REQUEUED, ["failed", "requeued"]),
+        (TimedOut("stack"), FIRST, Status.REQUEUED, ["failed", "requeued", "timed_out"]),
+        (TimedOut("stack"), LAST, Status.DEAD_LETTERED, ["failed", "failed_permanently", "timed_out"]),
+        (MemoryExceeded("2 GiB"), LAST, Status.DEAD_LETTERED, ["failed", "failed_permanently"]),
+        (Snoozed(1.0), FIRST, Status.RELEASED, ["released"]),
+        (Crashed("SIGSEGV"), FIRST, Status.CRASHED, ["crashed"]),
+        (Stopped(), FIRST, Status.RELEASED, ["released"]),
+        (NeverStarted(3, "SIGKILL"), FIRST, Status.CRASHED, ["crashed"]),
+        (LostLease(), FIRST, Status.LOST, ["lease_lost"]),
+        (Rejected("no JSON"), RUBBISH, Status.REJECTED, ["rejected_payload"]),
+        (Rejected("forged", signature=True), FIRST, Status.REJECTED, ["rejected_signature"]),
+        (UnknownHandler("gone", 700.0), FIRST, Status.DEAD_LETTERED, ["failed_permanently"]),
+        (HandlerNotAllowed("shell"), FIRST, Status.DEAD_LETTERED, ["failed_permanently"]),
+        (AlreadyDone(), FIRST, Status.SKIPPED_IDEMPOTENT, ["skipped_idempotent"]),
+        (Contended(1.0), FIRST, Status.RELEASED, ["released"]),
+        (Expired(), FIRST, Status.DEAD_LETTERED, ["failed_permanently"]),
     ],
     ids=lambda value: repr(value) if isinstance(value, get_args(Outcome)) else "",
 )
@@ -407,15 +385,15 @@ def test_status_and_counters(outcome: Outcome, lease: JobLease, status: Status, 
 def test_a_crash_that_is_left_to_expire_counts_as_a_crash(outcome: Outcome) -> None:
     settlement = decide(outcome, FIRST, EXPIRING, RETRY, NOW)
     assert status_of(settlement, outcome) is Status.CRASHED
-    assert counters_of(settlement, outcome) == ("jobs_crashed",)
+    assert counters_of(settlement, outcome) == ("crashed",)
 
 
 @pytest.mark.parametrize(
     ("outcome", "counters"),
     [
-        (Crashed("SIGSEGV"), ("jobs_crashed", "jobs_moved")),
-        (NeverStarted(3, "SIGKILL"), ("jobs_crashed", "jobs_moved")),
-        (MemoryExceeded("2 GiB"), ("jobs_failed", "jobs_moved")),
+        (Crashed("SIGSEGV"), ("crashed", "moved")),
+        (NeverStarted(3, "SIGKILL"), ("crashed", "moved")),
+        (MemoryExceeded("2 GiB"), ("failed", "moved")),
     ],
     ids=["crashed", "never started", "memory limit"],
 )
@@ -429,7 +407,7 @@ def test_what_moves_is_counted_as_what_it_was_and_as_moved(outcome: Outcome, cou
 @pytest.mark.parametrize("answer", [Settled.NOT_IN_FLIGHT, Settled.EXPIRED, Settled.NOT_OWNER])
 def test_what_the_backend_refused_is_lost(answer: Settled) -> None:
     assert status_of(Ack(), Succeeded(), answer) is Status.LOST
-    assert counters_of(Ack(), Succeeded(), answer) == ("jobs_lease_lost",)
+    assert counters_of(Ack(), Succeeded(), answer) == ("lease_lost",)
 
 
 def test_a_repeat_that_was_answered_already_counts_as_done() -> None:

@@ -27,7 +27,7 @@ from jobpool.telemetry.metrics import catalogue as names
 from jobpool.telemetry.metrics.catalogue import Metric
 from jobpool.telemetry.metrics.collector import Labels
 from jobpool.telemetry.metrics.histogram import Histogram
-from jobpool.telemetry.metrics.memory import OTHER, MemoryMetrics
+from jobpool.telemetry.metrics.memory import OTHER, MemoryMetrics, RelayedMetrics
 
 STALE = 0.2
 """Seconds after which what was leased and not begun is given back."""
@@ -39,7 +39,7 @@ class Watched(Stage):
     def __init__(self, **settings: object) -> None:
         super().__init__(**settings)  # type: ignore[arg-type]
         self.feed: Feed[Recorded] = Feed(keep=100)
-        self.observer = Observer(MemoryMetrics(), SystemClock(), "1.2.3", feed=self.feed)
+        self.observer = Observer(SystemClock(), "1.2.3", feed=self.feed)
         self.observer.attend(self.pool)
         self.says = Settled.OK
 
@@ -316,8 +316,7 @@ def test_the_state_of_the_pool_is_told(stage: Watched) -> None:
 
 def test_a_collector_of_ones_own_is_told_the_same(stage: Watched) -> None:
     mine = MemoryMetrics()
-    stage.observer = Observer(MemoryMetrics(), SystemClock(), "1", also=mine)
-    stage.observer.attend(stage.pool)
+    stage.pool.metrics = RelayedMetrics(mine)
     run_one(stage)
     assert mine.snapshot().ended["reports", "report"].outcomes == {"succeeded": 1}
     assert stage.observer.snapshot(stage.pool).ended["reports", "report"].outcomes == {"succeeded": 1}
@@ -384,8 +383,7 @@ class Broken(MemoryMetrics):
 
 def test_a_users_collector_that_raises_harms_no_job(caplog: pytest.LogCaptureFixture) -> None:
     stage = Watched()
-    stage.observer = Observer(MemoryMetrics(), SystemClock(), "1.2.3", also=Broken())
-    stage.observer.attend(stage.pool)
+    stage.pool.metrics = RelayedMetrics(Broken())
     stage.boot()
     run_one(stage)
     assert stage.pool.counters.succeeded == 1

@@ -14,11 +14,10 @@ from jobpool.broker.backend import QueueBackend
 from jobpool.broker.key_store import KeyStore
 from jobpool.broker.opening import open_backend
 from jobpool.errors import BackendUnavailable
-from jobpool.telemetry.metrics.catalogue import OUTCOMES
+from jobpool.message.counts import OUTCOMES
 from jobpool.telemetry.metrics.histogram import Histogram
 from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Ended, MemoryMetrics
-from jobpool.telemetry.metrics.reader import rollups
-from jobpool.telemetry.metrics.rollup import HOUR, MINUTE, Row, decode, key, minute_of, rows, stamp, summed
+from jobpool.telemetry.metrics.rollup import HOUR, MINUTE, Row, decode, key, minute_of, rollups, rows, stamp, summed
 from jobpool.telemetry.metrics.rollup_thread import RollupThread
 
 NOON = 1_790_000_040
@@ -191,7 +190,7 @@ def test_what_an_outage_held_up_is_written_after_it_and_the_outage_is_said_once(
 
 
 def test_the_reader_goes_through_more_than_one_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobpool.telemetry.metrics.reader.PAGE", 7)
+    monkeypatch.setattr("jobpool.telemetry.metrics.rollup.PAGE_ROWS", 7)
     with closing(open_backend("memory://")) as backend:
         every = [a_row(NOON + MINUTE * minute, handler=handler) for minute in range(10) for handler in "abc"]
         backend.keys.put_records("rollups", {key(row, "x"): row.encode() for row in every}, 60.0)

@@ -23,11 +23,11 @@ from jobpool.master.inbox import Inbox
 from jobpool.master.observer import Observer
 from jobpool.master.state import Pool
 from jobpool.master.telemetry import NO_ANSWER, LoopCalls, Telemetry, make_telemetry, metrics_page, probe_page
+from jobpool.message.counts import OUTCOMES
 from jobpool.message.setting_types import Address, History
 from jobpool.settings import Settings
 from jobpool.telemetry.history.row import FIELDS
-from jobpool.telemetry.metrics.catalogue import METRICS, OUTCOMES
-from jobpool.telemetry.metrics.memory import MemoryMetrics
+from jobpool.telemetry.metrics.catalogue import METRICS
 from jobpool.telemetry.metrics.probes import live, ready
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -133,7 +133,7 @@ def test_the_end_lets_go_of_those_who_wait_and_refuses_those_who_come(inbox: Inb
 @pytest.fixture
 def observer() -> Observer:
     with closing(open_backend("memory://")) as backend:
-        return Observer(MemoryMetrics(), backend.clock, "9.9")
+        return Observer(backend.clock, "9.9")
 
 
 def test_the_metrics_page(inbox: Inbox, observer: Observer) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jobpool.broker.config_file import ConfigFile
 from jobpool.broker.finding import Finding, Level
-from jobpool.ops.doctor import broker, configuration, handlers, machine, stopping
+from jobpool.ops.doctor import broker, configuration, handlers, machine
 from jobpool.ops.doctor.surroundings import look_around
 from jobpool.settings import Settings
 
@@ -28,7 +28,6 @@ def examine(
     yield from configuration.judge(settings)
     if config is not None:
         yield from configuration.judge_file(config)
-    yield stopping.judge(settings.stop_grace, around)
     yield from machine.judge(settings, around)
     yield from broker.examine(settings)
     yield from handlers.examine(settings, [str(path) for path in sys_path])

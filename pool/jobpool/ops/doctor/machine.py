@@ -1,7 +1,8 @@
-"""Checks of the machine: kernel, open files, memory, clock."""
+"""Checks of the machine: time for a stop, kernel, open files, memory, clock."""
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -11,8 +12,11 @@ from jobpool.broker.finding import Finding, Level
 from jobpool.master.run import DESCRIPTORS_A_CHILD, DESCRIPTORS_BESIDES
 from jobpool.master.state import slot_count
 from jobpool.message.units import format_size
-from jobpool.ops.doctor.surroundings import Surroundings
+from jobpool.ops.doctor.surroundings import Supervisor, Surroundings
 from jobpool.settings import Settings
+
+STOP_MARGIN_S = 2.0
+"""Seconds that a stop takes beyond `stop_grace`: kills, releases, goodbyes."""
 
 EARLIEST = datetime(2024, 1, 1, tzinfo=UTC).timestamp()
 LATEST = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
@@ -21,11 +25,39 @@ LATEST = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
 
 def judge(settings: Settings, around: Surroundings) -> Iterator[Finding]:
     """Yield every check of the machine."""
+    yield judge_stop(settings.stop_grace, around)
     yield judge_kernel(around)
     yield judge_open_files(settings.workers, around)
     yield judge_memory(settings.workers, settings.memory_limit, around, settings.on_memory_limit_queue)
     yield judge_clock(around)
     yield judge_zone(around)
+
+
+def judge_stop(stop_grace: float, around: Surroundings) -> Finding:
+    """Compare `stop_grace` with the time that the supervisor waits."""
+    supervisor = around.supervisor
+    if supervisor is None:
+        return Finding("stop-grace", Level.OK, f"stop_grace is {stop_grace:g} s, and no supervisor is seen")
+    if supervisor.seconds >= stop_grace + STOP_MARGIN_S:
+        return Finding("stop-grace", Level.OK, f"{_waits(supervisor)}, and stop_grace is {stop_grace:g} s")
+    return Finding(
+        "stop-grace",
+        Level.PROBLEM if supervisor.known else Level.WARNING,
+        f"{_waits(supervisor)}, and stop_grace is {stop_grace:g} s",
+        "it kills the pool in the middle of its stop: a crash for what runs, which then waits for its lease to end",
+        _mend(supervisor, stop_grace),
+    )
+
+
+def _waits(supervisor: Supervisor) -> str:
+    waits = f"{supervisor.name} waits {supervisor.seconds:g} s for a stop"
+    return waits if supervisor.known else f"{waits} unless told otherwise"
+
+
+def _mend(supervisor: Supervisor, stop_grace: float) -> str:
+    lower = supervisor.seconds - STOP_MARGIN_S
+    raised = f"set {supervisor.setting} to {math.ceil(stop_grace + 5)} s or more"
+    return f"{raised}, or stop_grace to {lower:g} or less" if lower > 0 else raised
 
 
 def judge_kernel(around: Surroundings) -> Finding:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from jobpool.broker.key_store import KeyStore
@@ -33,21 +32,14 @@ class Place(ABC):
         """Return the names that have rows, sorted. Raises as `append`."""
 
 
-class InFile(Place):
+class InFile(HistoryFile, Place):
     """A history in a file of its own (file.py)."""
 
-    def __init__(self, path: Path, keep: int) -> None:
-        self._path = path
-        self._file = HistoryFile(path, keep)
-
-    def append(self, lines: Sequence[Line]) -> None:
-        self._file.append(lines)
-
     def read(self, name: str, limit: int) -> list[dict[str, Any]]:
-        return file.read(self._path, name, limit)
+        return file.read(self.path, name, limit)
 
     def names(self) -> list[str]:
-        return file.names(self._path)
+        return file.names(self.path)
 
 
 class InTable(Place):

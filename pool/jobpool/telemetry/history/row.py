@@ -52,7 +52,6 @@ class Attempt:
     start: float | None = None
     duration: float | None = None
     cause: str | None = None
-    source: str = SOURCE
 
 
 def row_of(attempt: Attempt, masker: Masker) -> dict[str, Any]:
@@ -64,7 +63,7 @@ def row_of(attempt: Attempt, masker: Masker) -> dict[str, Any]:
         "id": attempt.id,
         "attempt": attempt.attempt,
         "queue": attempt.queue,
-        "source": attempt.source,
+        "source": SOURCE,
         "payload": masker.value(attempt.payload),
         "output": masker.text(attempt.output),
         "error": None if attempt.error is None else masker.text(attempt.error),

@@ -12,12 +12,6 @@ SETTLE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 OVERRUN_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 MARGIN_BUCKETS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 300.0)
 
-OUTCOMES = (
-    *("succeeded", "failed", "requeued", "failed_permanently", "skipped_idempotent", "rejected_signature"),
-    *("rejected_payload", "timed_out", "crashed", "moved", "released", "lease_lost", "reaped"),
-)
-"""Values of the label `outcome`: each counter `jobs_…` of the worker pipeline."""
-
 PREFIX = "jobpool_"
 
 

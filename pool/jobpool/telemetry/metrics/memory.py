@@ -5,10 +5,15 @@ It has no lock. One thread writes, and the same thread makes the `snapshot` that
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from jobpool.telemetry.metrics.catalogue import JOBS, LABELS_DROPPED, RUN, RUN_BUCKETS, WAIT, Metric
+from jobpool.message.counts import SUMS, Counts
+from jobpool.telemetry.metrics.catalogue import FETCHED, JOBS, LABELS_DROPPED, RUN, RUN_BUCKETS, WAIT, Metric
 from jobpool.telemetry.metrics.collector import Labels, MetricsCollector
 from jobpool.telemetry.metrics.histogram import Histogram
 
@@ -16,6 +21,10 @@ MOST_SERIES = 1000
 """Sets of labels that a metric, or that queues and handlers together, can have; more go under `other`."""
 
 OTHER = "other"
+
+UNCOUNTED = "an event of the pool could not be counted"
+
+log = logging.getLogger("jobpool.metrics")
 
 FINE_BUCKETS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0),
@@ -97,10 +106,6 @@ class MemoryMetrics(MetricsCollector):
             found = histograms[labels] = Histogram(metric.buckets)
         found.add(value)
 
-    def forget(self, metric: Metric) -> None:
-        """Remove all values of a gauge: those that are set next are all there are."""
-        self._values.pop(metric, None)
-
     def _bounded(self, known: dict[Labels, float] | dict[Labels, Histogram], labels: Labels) -> Labels:
         if labels in known or len(known) < self._most:
             return labels
@@ -148,6 +153,15 @@ class MemoryMetrics(MetricsCollector):
 
     # --- reading ------------------------------------------------------------------------------------
 
+    def totals(self) -> Counts:
+        """Sum up over all queues and handlers. Only the thread that writes may call it."""
+        found: Counter[str] = Counter()
+        for by_handler in self._series.values():
+            for series in by_handler.values():
+                found.update(series.outcomes)
+        sums = {name: sum(found[outcome] for outcome in outcomes) for name, outcomes in SUMS.items()}
+        return Counts(**sums | {"fetched": int(sum(self._values.get(FETCHED, {}).values()))})
+
     def snapshot(self) -> Snapshot:
         """Return a copy of everything. Only the thread that writes may call it; about 5 µs a handler and queue."""
         every = [series for by_handler in self._series.values() for series in by_handler.values()]
@@ -162,6 +176,39 @@ class MemoryMetrics(MetricsCollector):
         }
         samples += [_jobs(ended), _runs(ended), Sample(WAIT, histograms=waits)]
         return Snapshot(samples, ended)
+
+
+class RelayedMetrics(MemoryMetrics):
+    """The pool's counts in memory, each told to a collector of the user's too, whatever that one raises."""
+
+    def __init__(self, also: MetricsCollector) -> None:
+        super().__init__()
+        self._also = also
+
+    def count(self, metric: Metric, labels: Labels = (), by: int = 1) -> None:
+        super().count(metric, labels, by)
+        self._relay(self._also.count, metric, labels, by)
+
+    def observe(self, metric: Metric, value: float, labels: Labels = ()) -> None:
+        super().observe(metric, value, labels)
+        self._relay(self._also.observe, metric, value, labels)
+
+    def fetched(self, queue: str, count: int) -> None:
+        super().count(FETCHED, (queue,), count)
+        self._relay(self._also.fetched, queue, count)
+
+    def ended(
+        self, queue: str, handler: str, outcomes: tuple[str, ...], run: float | None = None, wait: float | None = None
+    ) -> None:
+        super().ended(queue, handler, outcomes, run, wait)
+        self._relay(self._also.ended, queue, handler, outcomes, run, wait)
+
+    @staticmethod
+    def _relay(tell: Callable[..., object], *what: Any) -> None:
+        try:
+            tell(*what)
+        except Exception:
+            log.exception(UNCOUNTED, extra={"limit": "metrics"})
 
 
 def _jobs(ended: dict[tuple[str, str], Ended]) -> Sample:

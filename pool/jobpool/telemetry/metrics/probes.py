@@ -31,7 +31,7 @@ class Probe:
 
 def live(header: HeaderView, now: float) -> Probe:
     """Check whether the loop turns. `now`: CLOCK_MONOTONIC seconds, as the times in the header."""
-    silent = _since(header.loop_at, header, now)
+    silent = seconds_since(header.loop_at, header, now)
     if silent > LOOP_LIMIT:
         return Probe(False, f"the master has not turned its loop for {format_duration(silent)}")
     return Probe(True, "live")
@@ -45,13 +45,13 @@ def ready(header: HeaderView, now: float) -> Probe:
     children = f"{header.ready} of {header.workers} children ready"
     if header.ready < 1 or header.boot_failures >= BOOT_LOOP:
         return Probe(False, f"not ready: {children}" + (f"; {header.problem}" if header.problem else ""))
-    silent = _since(header.broker_ok_at, header, now)
+    silent = seconds_since(header.broker_ok_at, header, now)
     if silent > MISSED * header.broker_interval:
         return Probe(False, f"degraded: the broker last answered {format_duration(silent)} ago; {children}")
     return Probe(True, f"ready: {children}" + (", draining" if header.draining else ""))
 
 
-def _since(moment: float, header: HeaderView, now: float) -> float:
+def seconds_since(moment: float, header: HeaderView, now: float) -> float:
     """Return seconds since `moment`; what has not happened yet counts from the start, so that a young pool is not
     ill.
     """

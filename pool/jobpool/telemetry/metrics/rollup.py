@@ -1,4 +1,4 @@
-"""Rows of the past: what one pool did with one handler's jobs on one queue in one minute. Pure.
+"""Rows of the past: what one pool did with one handler's jobs on one queue in one minute.
 
 A row is a few numbers, however many jobs there were, so that weeks of them can be kept after the jobs are gone. Each
 lies under a key that begins with its minute, so that rows can be read from any moment on. `Row.plus` adds rows up.
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from jobpool.broker.key_store import KeyStore
 from jobpool.telemetry.metrics.histogram import Histogram
 from jobpool.telemetry.metrics.memory import FINE_BUCKETS, Ended
 
 SPACE = "rollups"
+PAGE_ROWS = 5_000
+"""Rows that are read back in one round trip."""
+
 MINUTE = 60
 HOUR = 3600
 
@@ -28,7 +32,7 @@ Place = tuple[str, str]
 class Row:
     """The counts of jobs of `handler` on `queue` in the `seconds` from `start` (Unix time) on.
 
-    `outcomes`: as in `catalogue.OUTCOMES`. `run`: how long the handler ran, in the buckets `FINE_BUCKETS`.
+    `outcomes`: as in `counts.OUTCOMES`. `run`: how long the handler ran, in the buckets `FINE_BUCKETS`.
     """
 
     start: int
@@ -108,3 +112,25 @@ def summed(every: Iterable[Row], seconds: int) -> list[Row]:
         place = (start, row.queue, row.handler)
         found[place] = found[place].plus(whole) if place in found else whole
     return [found[place] for place in sorted(found)]
+
+
+def rollups(keys: KeyStore, since: float, until: float) -> Iterator[Row]:
+    """Yield the rows of the minutes that begin in [since, until), Unix times, in their order; of all pools.
+
+    Raises:
+        BackendUnavailable: The broker does not answer.
+
+    Blocks for a round trip each `PAGE_ROWS` rows.
+    """
+    after, end = stamp(since), stamp(until)
+    while True:
+        page = keys.list_records(SPACE, after=after, limit=PAGE_ROWS)
+        for name, value in page:
+            if name >= end:
+                return
+            row = decode(value)
+            if row is not None:
+                yield row
+        if len(page) < PAGE_ROWS:
+            return
+        after = page[-1][0]
