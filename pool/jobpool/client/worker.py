@@ -183,7 +183,6 @@ class QueueWorker:
         return Rules(
             max_retries=handler.max_retries if handler else None,
             unknown_handler_grace=self._grace,
-            can_forfeit=bool(self._backend.capabilities.leases),
         )
 
     def _attempt(self, job: JobToRun) -> Attempt:

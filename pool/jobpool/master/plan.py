@@ -43,7 +43,6 @@ class Planner:
 
     retry: RetryPolicy
     check: Callable[[JobDefinition], object]
-    can_forfeit: bool = True
     _rules: dict[str, Rules] = field(default_factory=dict)
     _generation: int = 0
 
@@ -100,7 +99,6 @@ class Planner:
         rules = Rules(
             max_retries=info.max_retries if info else None,
             unknown_handler_grace=pool.settings.unknown_handler_grace,
-            can_forfeit=self.can_forfeit,
             on_crash=pool.settings.on_crash.how,
             on_crash_queue=pool.settings.on_crash.queue,
             on_memory_limit_queue=pool.settings.on_memory_limit_queue,

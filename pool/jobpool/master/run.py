@@ -203,7 +203,7 @@ def _master(
     )
     return Master(
         pool=pool,
-        planner=Planner(settings.retry, backend.pack, bool(backend.capabilities.leases)),
+        planner=Planner(settings.retry, backend.pack),
         backend=backend,
         children=children,
         inbox=inbox,

@@ -208,8 +208,7 @@ class SettleThread(MasterThread):
         """
         if len(batch) == 1:
             [(delivery, settlement)] = batch
-            can_forfeit = bool(self._backend.capabilities.leases)
-            batch = [(delivery, _without_company(settlement, error, can_forfeit))]
+            batch = [(delivery, _without_company(settlement, error))]
         self._call([([work], secrets.token_hex(8)) for work in batch])
 
     # --- what the broker refuses to write -------------------------------------------------------------
@@ -340,7 +339,7 @@ def _is_plain_ack(work: Work) -> bool:
     return type(work[1]) is Ack and not work[1].follow_ups
 
 
-def _without_company(settlement: Settlement, error: JobpoolError, can_forfeit: bool) -> Settlement:
+def _without_company(settlement: Settlement, error: JobpoolError) -> Settlement:
     """Return the stand-in for a settlement that is refused even alone. Raise `error` if it brings nothing along."""
     match settlement:
         case Ack(follow_ups=()) | Abandon(follow_ups=()):
@@ -348,7 +347,7 @@ def _without_company(settlement: Settlement, error: JobpoolError, can_forfeit: b
         case Abandon():
             logger.warning("a dead letter is not forwarded", extra={"fields": {"error": str(error)}})
             return replace(settlement, follow_ups=())
-        case Move(crashes=crashes, cause=cause) if crashes and can_forfeit:
+        case Move(crashes=crashes, cause=cause) if crashes:
             logger.warning("a crashed message stays in its queue", extra={"fields": {"error": str(error)}})
             return Forfeit(cause or "")
         case _:

@@ -64,7 +64,6 @@ class Rules:
         max_retries: The handler's own, for jobs that set none; None = the retry policy's.
         unknown_handler_grace: Seconds since a message was first seen for which an unknown handler is waited for.
         on_crash: `forfeit` ends a crashed message's lease at once; `expire` lets it run out.
-        can_forfeit: The backend has leases (`Capabilities.leases`).
         on_crash_queue: Where a crashed message goes on, unless it is there; None = it stays in its queue.
         on_memory_limit_queue: The same after a kill for the memory limit, whatever its budget.
         max_crashes: A crash beyond this many moves nothing: the reaper makes a dead letter of it. 0 = no limit.
@@ -73,7 +72,6 @@ class Rules:
     max_retries: int | None = None
     unknown_handler_grace: float = 600.0
     on_crash: Literal["forfeit", "expire"] = "forfeit"
-    can_forfeit: bool = True
     on_crash_queue: str | None = None
     on_memory_limit_queue: str | None = None
     max_crashes: int = 5
@@ -163,7 +161,7 @@ def _no_verdict(cause: str, lease: JobLease, rules: Rules) -> Settlement | Leave
     is_last = 0 < rules.max_crashes <= lease.crashes
     if queue is not None and _can_go(lease, queue) and not is_last:
         return Move(queue, crashes=1, cause=cause)
-    if rules.can_forfeit and rules.on_crash == "forfeit":
+    if rules.on_crash == "forfeit":
         return Forfeit(cause)
     return Leave(f"left to expire: {cause_headline(cause)}")
 

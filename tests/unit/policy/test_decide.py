@@ -44,7 +44,6 @@ EXPIRES_AT = 1030.0
 RETRY = RetryPolicy("exponential", base=5, max_delay=300, jitter=0, resolution=1)
 FOLLOW_UP = JobDefinition("mail", {"to": 7})
 EXPIRING = Rules(on_crash="expire")
-UNABLE = Rules(can_forfeit=False)
 NOT_BEGUN = Release(begun=False)
 DEATH = Death("killed by SIGSEGV", "itself", peak_memory=2**20).to_text()
 KILLED = Death("memory limit", "the pool: memory limit").to_text()
@@ -110,15 +109,11 @@ UNKNOWN_TEXT = "no handler 'gone' here, after 600 s of waiting for one"
         pytest.param(
             Crashed("SIGSEGV"), FIRST, EXPIRING, Leave("left to expire: SIGSEGV"), id="crash, on_crash expire"
         ),
-        pytest.param(Crashed("SIGSEGV"), FIRST, UNABLE, Leave("left to expire: SIGSEGV"), id="crash, broker cannot"),
         pytest.param(Stopped(), LAST, Rules(), Release(), id="killed by a stop"),
         pytest.param(Stopped(4.0), LAST, Rules(), Release(4.0), id="killed with its fork server again"),
         pytest.param(NeverStarted(1, "SIGKILL"), FIRST, Rules(), NOT_BEGUN, id="never started"),
         pytest.param(NeverStarted(2, "SIGKILL"), FIRST, Rules(), NOT_BEGUN, id="never started twice"),
         pytest.param(NeverStarted(3, "SIGKILL"), FIRST, Rules(), Forfeit("SIGKILL"), id="never started thrice"),
-        pytest.param(
-            NeverStarted(3, "SIGKILL"), FIRST, UNABLE, Leave("left to expire: SIGKILL"), id="thrice, broker cannot"
-        ),
         pytest.param(NotRun(), FIRST, Rules(), NOT_BEGUN, id="leased and not run"),
         pytest.param(LostLease(), FIRST, Rules(), Leave("lease lost"), id="lease lost"),
         pytest.param(Rejected("no JSON"), RUBBISH, Rules(), Abandon("rejected", "no JSON"), id="rejected, undecodable"),
