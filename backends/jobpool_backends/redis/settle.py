@@ -6,7 +6,7 @@ and if it has a unique key. See `key_names`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import orjson
@@ -66,8 +66,10 @@ class Settler:
     ) -> list[Settled]:
         """Return the answers, in order. Each script remembers its own, by the id; of a large batch, and a number."""
         answers = [Settled.NOT_IN_FLIGHT] * len(settlements)
-        groups = places_by(lease.queue if self._keys.spread else "" for lease, _ in settlements)
-        for group in groups.values():
+        groups: Iterable[Sequence[int]] = [range(len(settlements))]
+        if self._keys.spread:
+            groups = places_by(lease.queue for lease, _ in settlements).values()
+        for group in groups:
             for number, places in enumerate(pieces(group, MAX_LEASES_PER_SCRIPT)):
                 told = self._settle(Batch(settlements, places, brought), f"{call_id}+{number}" if number else call_id)
                 for place, answer in zip(places, told, strict=False):  # an id used for another batch is a mistake
@@ -125,7 +127,9 @@ class Batch:
     def words(self) -> list[Word]:
         """Return ARGV: each queue's columns, their places, and the follow-ups with the settlements that bring them."""
         queues = self.queues
-        words = [word for columns in self._columns.values() for word in columns.words()]
+        words: list[Word] = []
+        for columns in self._columns.values():
+            words += columns.words()
         if len(queues) > 1:
             words += [number for columns in self._columns.values() for number in columns.numbers]
         if self._followers:
@@ -153,7 +157,8 @@ class _Columns:
         self.members.append(token[:MEMBER_CHARS])
         self.holders.append(lease.owner_token[:HOLDER_CHARS] if guards is None else guarded_token(lease, guards))
         self.ids.append(lease.id)
-        self.needed += needed
+        if needed:
+            self.needed += needed
 
     def words(self) -> list[Word]:
         return [len(self.verbs), "".join(self.verbs), *self.members, *self.holders, *self.ids, *self.needed]
