@@ -36,10 +36,9 @@ def capabilities() -> str:
 def settings() -> str:
     """Return a row for each setting. Its flag is its name with dashes, so it has no column."""
     rows = (
-        [f"`{key}`", f"`{one.default}`" if one.default else "not set", one.kind.unit, one.means]
-        for key, one in SETTINGS.items()
+        [f"`{key}`", f"`{one.default}`" if one.default else "not set", one.means] for key, one in SETTINGS.items()
     )
-    return table(["setting", "default", "a number is in", "means"], rows)
+    return table(["setting", "default", "means"], rows)
 
 
 PAGES: dict[str, Callable[[], str]] = {"backends.md": capabilities, "operating.md": settings}
