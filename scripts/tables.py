@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,14 @@ BEGIN, END = "<!-- made by scripts/tables.py -->", "<!-- end of what scripts/tab
 
 
 def capabilities() -> str:
-    """Return a row for each capability, a column for each backend: several schemes may lead to one."""
+    """Return a row for each capability, with the backends that have it: several schemes may lead to one."""
     backends = {point.load() for point in entry_points(group="jobpool.backends")}
-    brokers = {backend.scheme: backend.capabilities for backend in backends}
+    brokers = {backend.scheme: backend.capabilities for backend in backends if backend.capabilities.leases}
     schemes = sorted(brokers)
     meaning = texts_below_fields(Capabilities)
     return table(
-        ["capability", *(f"`{scheme}://`" for scheme in schemes), "means"],
-        ([f"`{name}`", *(_shown(getattr(brokers[s], name)) for s in schemes), meaning[name]] for name in meaning),
+        ["capability", "on", "means"],
+        ([f"`{name}`", _where({s: getattr(brokers[s], name) for s in schemes}), meaning[name]] for name in meaning),
     )
 
 
@@ -46,8 +47,8 @@ PAGES: dict[str, Callable[[], str]] = {"backends.md": capabilities, "operating.m
 
 def table(head: list[str], rows: Iterable[list[str]]) -> str:
     """Return a table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
+    lines = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def texts_below_fields(owner: type[Any]) -> dict[str, str]:
@@ -94,10 +95,17 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g} s" if isinstance(value, float) else str(value)
+def _where(values: Mapping[str, object]) -> str:
+    """Return the backends with a capability, or those without it if they are fewer."""
+    usual, *others = [value for value, _ in Counter(values.values()).most_common()]
+    if isinstance(usual, bool):
+        having = [f"`{scheme}`" for scheme, value in values.items() if value]
+        lacking = [f"`{scheme}`" for scheme, value in values.items() if not value]
+        if len(having) > len(lacking):
+            return f"all but {', '.join(lacking)}" if lacking else "all"
+        return ", ".join(having)
+    exceptions = [f"{value:g} s on `{scheme}`" for scheme, value in values.items() if value in others]
+    return ", ".join([*exceptions, f"{usual:g} s else"])
 
 
 if __name__ == "__main__":
