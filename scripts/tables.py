@@ -36,9 +36,7 @@ def capabilities() -> str:
 
 def settings() -> str:
     """Return a row for each setting. Its flag is its name with dashes, so it has no column."""
-    rows = (
-        [f"`{key}`", f"`{one.default}`" if one.default else "not set", one.means] for key, one in SETTINGS.items()
-    )
+    rows = ([f"`{key}`", f"`{one.default}`" if one.default else "not set", one.means] for key, one in SETTINGS.items())
     return table(["setting", "default", "means"], rows)
 
 
