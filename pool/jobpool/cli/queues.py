@@ -34,7 +34,7 @@ POSTED = Column("POSTED", right=True)
 @as_json
 @common
 def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
-    """Count what is waiting, delayed, leased and dead, in these queues or in all; and what was posted for claims."""
+    """Count waiting, delayed, leased, dead and posted messages, in these queues or in all."""
     with session.broker() as backend:
         found = {queue: backend.stats(queue) for queue in _queues(session, backend, names + more)}
         tell_of_stats(backend)
@@ -50,7 +50,7 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
         note("every queue is empty")
 
 
-@click.command("reap", cls=Command, short_help="Give back what has an expired lease.")
+@click.command("reap", cls=Command, short_help="Give back messages whose lease has expired.")
 @click.argument("names", nargs=-1, metavar="[QUEUE]...")
 @option("-Q", "--queue", "more", multiple=True, metavar="NAME", help="The same as QUEUE.")
 @as_json

@@ -27,7 +27,7 @@ SILENT = 3.0
 
 
 def headline(sample: PoolSample) -> str:
-    """One pool in one line or two: who, how long, how much, and what is wrong."""
+    """Return one pool in one line or two: who, how long, how much, and what is wrong."""
     pool, header = sample.pool, sample.header
     who = one_line(f"{pool.name}  pid {pool.pid}  {', '.join(pool.queues)}  {pool.backend}")
     if header is None:
@@ -52,7 +52,7 @@ def _worries(sample: PoolSample) -> list[str]:
 
 
 def cells(row: SlotRow) -> list[str]:
-    """One slot as the cells of `COLUMNS`, safe for a terminal."""
+    """Return one slot as the cells of `COLUMNS`, safe for a terminal."""
     shown = [
         *(str(row.slot), str(row.pid or "-"), row.state + ("?" if row.torn else ""), row.handler, row.job, row.queue),
         str(row.attempt) if row.attempt else "-",
@@ -64,7 +64,7 @@ def cells(row: SlotRow) -> list[str]:
 
 
 def fitting(width: int) -> list[int]:
-    """Which columns a window of `width` characters has room for; the least telling ones go first."""
+    """Return the columns that fit into `width` characters; the least telling ones go first."""
     kept = list(range(len(COLUMNS)))
     for title in FIRST_TO_GO:
         if sum(ROOM[index] + 1 for index in kept) <= width:
@@ -74,7 +74,7 @@ def fitting(width: int) -> list[int]:
 
 
 def screen(samples: list[PoolSample], width: int, height: int, nobody: str) -> RenderableType:
-    """Everything that fits in the window; each pool gets its share of the lines."""
+    """Return everything that fits in the window; each pool gets its share of the lines."""
     from rich.console import Group
     from rich.text import Text
 
@@ -85,7 +85,7 @@ def screen(samples: list[PoolSample], width: int, height: int, nobody: str) -> R
 
 
 def _pool(sample: PoolSample, width: int, lines: int) -> list[RenderableType]:
-    """One pool in at most `lines` lines: headline, head of the table, rows, and how many rows there was no room for."""
+    """Return one pool in at most `lines` lines: headline, head of the table, rows, and how many rows are left out."""
     from rich.text import Text
 
     first, *rest = headline(sample).splitlines()
@@ -119,7 +119,7 @@ def _table(rows: tuple[SlotRow, ...], kept: list[int]) -> RenderableType:
 
 
 def _progress(row: SlotRow) -> str:
-    """How far the job is; of a slot without one, how its last child died."""
+    """Return how far the job is; of a slot without one, how its last child died."""
     if not row.progress and not row.progress_text:
         return f"last death: {row.last_death}" if row.last_death and row.state != "busy" else ""
     return f"{row.progress:.0%} {row.progress_text}".rstrip()
