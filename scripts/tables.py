@@ -1,4 +1,4 @@
-"""Write the tables of the docs that come from the code: what each broker can do, and every setting.
+"""Write the lists of the docs that come from the code: what each broker can do, and every setting.
 
 python scripts/tables.py            write
 python scripts/tables.py --check    exit 1 when a page is not current
@@ -10,7 +10,7 @@ import ast
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -23,30 +23,26 @@ BEGIN, END = "<!-- made by scripts/tables.py -->", "<!-- end of what scripts/tab
 
 
 def capabilities() -> str:
-    """Return a row for each capability, with the backends that have it: several schemes may lead to one."""
+    """Return an item for each capability, with the backends that have it: several schemes may lead to one."""
     backends = {point.load() for point in entry_points(group="jobpool.backends")}
     brokers = {backend.scheme: backend.capabilities for backend in backends if backend.capabilities.leases}
-    schemes = sorted(brokers)
-    meaning = texts_below_fields(Capabilities)
-    return table(
-        ["capability", "on", "means"],
-        ([f"`{name}`", _where({s: getattr(brokers[s], name) for s in schemes}), meaning[name]] for name in meaning),
-    )
+    items = []
+    for name, means in texts_below_fields(Capabilities).items():
+        where = _where({scheme: getattr(brokers[scheme], name) for scheme in sorted(brokers)})
+        items.append(f"* `{name}` ({where}): {means}")
+    return "\n".join(items)
 
 
 def settings() -> str:
-    """Return a row for each setting. Its flag is its name with dashes, so it has no column."""
-    rows = ([f"`{key}`", f"`{one.default}`" if one.default else "not set", one.means] for key, one in SETTINGS.items())
-    return table(["setting", "default", "means"], rows)
+    """Return an item for each setting, below its section's name. Its flag is its name with dashes."""
+    sections: dict[str, list[str]] = {}
+    for key, one in SETTINGS.items():
+        default = f" (`{one.default}`)" if one.default else ""
+        sections.setdefault(one.section, []).append(f"* `{key}`{default}: {one.means}")
+    return "\n\n".join("\n".join([f"**{name.partition('  ')[0]}**\n", *items]) for name, items in sections.items())
 
 
 PAGES: dict[str, Callable[[], str]] = {"backends.md": capabilities, "operating.md": settings}
-
-
-def table(head: list[str], rows: Iterable[list[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in (head, *rows)]
-    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def texts_below_fields(owner: type[Any]) -> dict[str, str]:

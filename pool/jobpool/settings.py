@@ -181,7 +181,7 @@ class Settings:
 
     Attributes:
         max_total: Stop after this many messages were settled, or lost by the child that had them; 0 = no limit.
-        until_empty: Stop when no message is waiting, delayed or leased.
+        until_empty: Stop when nothing is left to do.
         fail_on_dead: Exit with 1 if a message became a dead letter.
         board_path: Where the scoreboard lies; None = in memory only, invisible from outside.
         sys_path: Where apps are looked for.
@@ -189,7 +189,7 @@ class Settings:
 
     workers: int = _setting(
         Kind(parse_workers, "N|auto"),
-        "Number of worker processes; `auto` = one for each usable CPU.",
+        "Worker processes; `auto` = one a usable CPU.",
         "auto",
         section=POOL,
         flags=("-w", "--workers", "-c", "--concurrency"),
@@ -197,14 +197,14 @@ class Settings:
     )
     queues: tuple[tuple[str, float], ...] = _setting(
         Kind(parse_queues, "NAME[=WEIGHT]", repeats=True),
-        "Queue to work on, with its weight; may be repeated.",
+        "Queue to work on, and its weight; repeatable.",
         "default",
         section=POOL,
         flags=("-Q", "--queue"),
     )
     apps: tuple[str, ...] = _setting(
         NAMES,
-        "Module or .py file that registers handlers; may be repeated.",
+        "Module or .py file with handlers; repeatable.",
         section=POOL,
         flags=("-A", "--app"),
         metavar="MODULE",
@@ -219,7 +219,7 @@ class Settings:
         "Queues that handlers may enqueue to; all if not set.",
         section=POOL,
     )
-    cron: bool = _setting(SWITCH, "Run a scheduler beside the pool, for the app's schedules.", "false", section=POOL)
+    cron: bool = _setting(SWITCH, "Run a scheduler of the app beside the pool.", "false", section=POOL)
     cron_environment: str | None = _setting(
         TEXT,
         "Environment whose schedules fire too, beside those that name none.",
@@ -269,7 +269,7 @@ class Settings:
     kill_grace: float = _setting(
         TIME, "Time from the timeout's alarm in the handler to the kill of its processes.", "1s", section=TIMES
     )
-    stop_grace: float = _setting(TIME, "Time that running jobs get to end when the pool stops.", "25s", section=TIMES)
+    stop_grace: float = _setting(TIME, "Time that a stop gives running jobs to end.", "25s", section=TIMES)
     boot_timeout: float = _setting(
         TIME, "Time for the import of the app, and for the start of a child.", "60s", section=TIMES, above=0
     )
@@ -283,7 +283,7 @@ class Settings:
 
     retry: RetryPolicy = _setting(
         Kind(parse_retry, "WORDS"),
-        "Retries: `none`, `fixed` or `exponential`, with base=TIME, multiplier=X, max=TIME, jitter=SHARE, attempts=N.",
+        "Retries: `none`, `fixed` or `exponential`, with base=TIME max=TIME multiplier=X jitter=SHARE attempts=N.",
         "none",
         section=FAILURES,
     )
@@ -367,7 +367,7 @@ class Settings:
 
     backend: str = _setting(
         TEXT,
-        "URL of the broker; the default file is beside the configuration file.",
+        "URL of the broker; the default lies beside the configuration file.",
         "sqlite:///jobpool.db",
         section=COMMON,
         flags=("-b", "--backend", "--broker"),

@@ -140,7 +140,7 @@ def schedules() -> None:
 
 @cli.group(cls=Verbs)
 def message() -> None:
-    """Post, list, pop and delete messages that are worked on by hand."""
+    """Post, list, pop and delete messages by hand."""
 
 
 for command in (claims.create, claims.show, claims.renew, claims.release, claims.list_):

@@ -31,7 +31,7 @@ def _stop(*names: str, **kwargs: Any) -> Callable[[options.Function], options.Fu
 
 @click.command("run", cls=Command, short_help="Run a pool; the same as `jobpool` without a verb.")
 @options.settings
-@_stop("--until-empty", "--burst", is_flag=True, help="Stop when no message is waiting, delayed or leased.")
+@_stop("--until-empty", "--burst", is_flag=True, help="Stop when nothing is left to do.")
 @_stop("--once", "--one-shot", is_flag=True, help="Stop after one job.")
 @_stop("--max", "max_", type=click.IntRange(min=0), default=0, metavar="N", help="Stop after N jobs; 0 = no limit.")
 @_stop("--fail-on-dead", is_flag=True, help="Exit with 1 if a job became a dead letter.")
