@@ -96,11 +96,17 @@ def _prepare(config: ForkServerConfig, control: socket.socket) -> None:
     sys.path[:0] = [path for path in config.options.sys_path if path not in known]
 
 
-def _ignore_signals() -> None:
+def _reset_and_ignore_signals() -> None:
     """Children reset this. A handler would not do: when many signals come at once, its calls overflow the small stack
-    that the fault handler has them run on."""
+    that the fault handler has them run on.
+
+    One that comes between the reset and the ignoring would end this process, so all wait meanwhile.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+    reset_signals(IGNORED)  # had the app ignored SIGCHLD, the kernel would collect the dead before this process does
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
@@ -156,6 +162,7 @@ def _execute_anew(*fds: int) -> NoReturn:
     for fd in fds:
         os.set_inheritable(fd, True)
     flush_streams()
+    signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)  # the new program has no handlers until `_prepare`
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], NO_PRELOAD])
 
 
@@ -165,8 +172,7 @@ def _serve(
     options = dataclasses.replace(config.options, preload=preloaded)
     inheritance.app_is_imported()
     fork_server = ForkServer(control, ChildPages(board_fd), options, resolve(config.child_main), inheritance)
-    reset_signals()  # had the app ignored SIGCHLD, the kernel would collect the dead behind our back
-    _ignore_signals()
+    _reset_and_ignore_signals()
     warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)
     flush_streams()  # or every child would print what the import left in the buffer
     gc.collect()

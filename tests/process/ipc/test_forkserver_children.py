@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import time
@@ -87,12 +88,21 @@ def test_a_signal_from_a_stranger_ends_a_child_and_is_reported(number: signal.Si
         assert (exited.pid, exited.signal, exited.code) == (child.pid, number, None)
 
 
+@pytest.mark.parametrize("preload", [True, False])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_the_fork_server_ignores_what_is_meant_for_the_master(number: signal.Signals) -> None:
-    with Nurse() as nurse:
+def test_the_fork_server_ignores_what_is_meant_for_the_master(number: signal.Signals, preload: bool) -> None:
+    """At every moment: it changes the treatment of signals, and executes itself anew, after it has said `Loaded`."""
+    with Nurse(preload=preload) as nurse:
         nurse.hear(Loaded)
-        os.kill(nurse.server.pid, number)
-        nurse.bear()
+        child = nurse.spawn()
+        poll = select.poll()
+        poll.register(nurse.server, select.POLLIN)
+        give_up = time.monotonic() + 20.0
+        while not poll.poll(0):
+            assert time.monotonic() < give_up, "no child"
+            os.kill(nurse.server.pid, number)
+        nurse.hear(Spawned, child)
+        child.wait_ready()
 
 
 @pytest.mark.parametrize("status", [0, 3, 255])
