@@ -142,7 +142,7 @@ def _dead(where: MessageFilter) -> MessageFilter:
     from jobpool.broker.values import State
 
     if where.states not in ((), (State.DEAD,)):
-        raise click.UsageError("only dead letters are meant here: leave the term state: out")
+        raise click.UsageError("this verb is for dead letters only: leave out the term state:")
     return replace(where, states=(State.DEAD,))
 
 
@@ -159,7 +159,11 @@ def _carry_out(sweep: Sweep, word: str, *, yes: bool, dry_run: bool) -> None:
     count = sweep.count()
     _check_ids(sweep, count)
     if not count:
-        note(none_matches(sweep.backend, sweep.where) if not sweep.keep else "no message is beyond those to keep")
+        note(
+            none_matches(sweep.backend, sweep.where)
+            if not sweep.keep
+            else "no message is older than the newest to keep"
+        )
         return
     _preview(sweep, f"would {word}" if dry_run else word, count, say if dry_run else note)
     if dry_run:
@@ -214,7 +218,7 @@ def _preview(sweep: Sweep, word: str, count: int, tell: Callable[[str], None]) -
 
 def _ask(question: str) -> None:
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} Nobody can be asked here: give --yes, or --dry-run to look only")
+        raise click.UsageError(f"{question} There is no terminal to ask on: give --yes, or --dry-run")
     if not click.confirm(question, err=True):
         note("nothing was changed")
         raise click.exceptions.Exit(1)

@@ -60,7 +60,7 @@ def doctor(
     else:
         note(_summary(found))
     if missed := sorted(set(ignore) - ignored):
-        note(f"nothing was found to ignore as {', '.join(missed)}")
+        note(f"no check to ignore is called {', '.join(missed)}")
     ctx.exit(0 if well else ILL)
 
 

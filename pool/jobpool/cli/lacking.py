@@ -41,7 +41,7 @@ def meet_queues(session: Session, backend: QueueBackend, queue: str | None = Non
             backend.stats(name)
         except ConfigurationError as error:
             raise click.UsageError(f"name the queue: {cannot}, and of the setting `queues`: {error}") from None
-    note(f"{cannot}: this is about {', '.join(names)}, of the setting `queues`; name others to see them")
+    note(f"{cannot}: shown are {', '.join(names)}, of the setting `queues`; name others to see them")
     return names
 
 
@@ -99,7 +99,7 @@ def goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
 def tell_of_stats(backend: QueueBackend) -> None:
     """Say which counts are not exact."""
     if not backend.capabilities.exact_stats:
-        note(f"{backend.scheme}:// counts what others have leased as waiting (Capabilities.exact_stats)")
+        note(f"{backend.scheme}:// counts messages that others have leased as waiting (Capabilities.exact_stats)")
 
 
 def tell_of_job(backend: QueueBackend, job: JobDefinition) -> None:
@@ -107,6 +107,6 @@ def tell_of_job(backend: QueueBackend, job: JobDefinition) -> None:
     from jobpool.message.definition import JobDefinition
 
     if job.priority != JobDefinition(job.handler).priority and not backend.capabilities.priorities:
-        note(f"{backend.scheme}:// knows no priorities (Capabilities.priorities): the job waits behind those before it")
+        note(f"{backend.scheme}:// knows no priorities (Capabilities.priorities): the job waits for those before it")
     if job.identifier is not None and not backend.capabilities.known_ids:
         note(f"{backend.scheme}:// knows no ids (Capabilities.known_ids): enqueued again, it is a second message")

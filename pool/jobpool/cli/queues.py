@@ -64,7 +64,7 @@ def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_:
     with session.broker() as backend:
         reaped = [one for queue in _queues(session, backend, names + more) for one in _reap(backend, queue, policy)]
         if backend.capabilities.native_reap:
-            note(f"{backend.scheme}:// gives back what has an expired lease by itself (Capabilities.native_reap)")
+            note(f"{backend.scheme}:// gives back messages with an expired lease by itself (Capabilities.native_reap)")
     if json_:
         answer_json([{**asdict(one), "cause": cause_values(one.cause)} for one in reaped])
         return
