@@ -1,4 +1,4 @@
-"""Put results of scripts/soak into the table of docs/faults.md.
+"""Put results of scripts/soak into the table of tests/faults/rows.md.
 
 for broker in sqlite redis postgres; do
     scripts/soak $broker --minutes 20 --seed 9 --json >$broker.json 2>$broker.log &
@@ -18,7 +18,7 @@ from typing import Any
 
 from jobpool_torture.schedule import KINDS
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "faults.md"
+PAGE = Path(__file__).resolve().parents[1] / "tests" / "faults" / "rows.md"
 BEGIN, END = "<!-- soaked: begin -->\n", "<!-- soaked: end -->\n"
 NAMES = {"sqlite": "SQLite", "redis": "Redis", "postgresql": "Postgres", "beanstalk": "beanstalkd"}
 Run = dict[str, Any]

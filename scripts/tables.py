@@ -1,4 +1,4 @@
-"""Write the tables of the docs that come from the code: what each broker can do, and every setting.
+"""Write the lists of the docs that come from the code: what each broker can do, and every setting.
 
 python scripts/tables.py            write
 python scripts/tables.py --check    exit 1 when a page is not current
@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -22,33 +23,26 @@ BEGIN, END = "<!-- made by scripts/tables.py -->", "<!-- end of what scripts/tab
 
 
 def capabilities() -> str:
-    """Return a row for each capability, a column for each backend: several schemes may lead to one."""
+    """Return an item for each capability, with the backends that have it: several schemes may lead to one."""
     backends = {point.load() for point in entry_points(group="jobpool.backends")}
-    brokers = {backend.scheme: backend.capabilities for backend in backends}
-    schemes = sorted(brokers)
-    meaning = texts_below_fields(Capabilities)
-    return table(
-        ["capability", *(f"`{scheme}://`" for scheme in schemes), "means"],
-        ([f"`{name}`", *(_shown(getattr(brokers[s], name)) for s in schemes), meaning[name]] for name in meaning),
-    )
+    brokers = {backend.scheme: backend.capabilities for backend in backends if backend.capabilities.leases}
+    items = []
+    for name, means in texts_below_fields(Capabilities).items():
+        where = _where({scheme: getattr(brokers[scheme], name) for scheme in sorted(brokers)})
+        items.append(f"* `{name}` ({where}): {means}")
+    return "\n".join(items)
 
 
 def settings() -> str:
-    """Return a row for each setting. Its flag is its name with dashes, so it has no column."""
-    rows = (
-        [f"`{key}`", f"`{one.default}`" if one.default else "not set", one.kind.unit, one.means]
-        for key, one in SETTINGS.items()
-    )
-    return table(["setting", "default", "a number is in", "means"], rows)
+    """Return an item for each setting, below its section's name. Its flag is its name with dashes."""
+    sections: dict[str, list[str]] = {}
+    for key, one in SETTINGS.items():
+        default = f" (`{one.default}`)" if one.default else ""
+        sections.setdefault(one.section, []).append(f"* `{key}`{default}: {one.means}")
+    return "\n\n".join("\n".join([f"**{name.partition('  ')[0]}**\n", *items]) for name, items in sections.items())
 
 
 PAGES: dict[str, Callable[[], str]] = {"backends.md": capabilities, "operating.md": settings}
-
-
-def table(head: list[str], rows: Iterable[list[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
 
 
 def texts_below_fields(owner: type[Any]) -> dict[str, str]:
@@ -95,9 +89,20 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _where(values: Mapping[str, object]) -> str:
+    """Return the backends with a capability, or those without it if they are fewer."""
+    usual, *others = [value for value, _ in Counter(values.values()).most_common()]
+    if isinstance(usual, bool):
+        having = [f"`{scheme}`" for scheme, value in values.items() if value]
+        lacking = [f"`{scheme}`" for scheme, value in values.items() if not value]
+        if len(having) > len(lacking):
+            return f"all but {', '.join(lacking)}" if lacking else "all"
+        return ", ".join(having)
+    exceptions = [f"{_shown(value)} on `{scheme}`" for scheme, value in values.items() if value in others]
+    return ", ".join([*exceptions, f"{_shown(usual)} else"])
+
+
 def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
     return f"{value:g} s" if isinstance(value, float) else str(value) or "none"
 
 

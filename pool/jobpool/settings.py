@@ -71,7 +71,6 @@ class Kind:
     Attributes:
         read: Makes a value of a text or of a TOML value, or raises `ValueError` with a sentence.
         metavar: Stands for a value in `--help`.
-        unit: Of the value that `read` returns; "" = none.
         empty: The value of a setting that has no default.
         repeats: Its flag may be repeated.
         is_switch: Its flag takes no value.
@@ -79,21 +78,20 @@ class Kind:
 
     read: Callable[[Any], Any]
     metavar: str
-    unit: str = ""
     empty: Any = None
     repeats: bool = False
     is_switch: bool = False
 
 
-TIME = Kind(parse_duration, "TIME", "seconds")
-SIZE = Kind(parse_size, "SIZE", "bytes")
+TIME = Kind(parse_duration, "TIME")
+SIZE = Kind(parse_size, "SIZE")
 COUNT = Kind(parse_count, "N")
 TEXT = Kind(parse_text, "TEXT")
 PATH = Kind(lambda value: Path(parse_text(value)), "FILE")
 SWITCH = Kind(parse_switch, "", is_switch=True)
 QUEUE = Kind(parse_queue_name, "QUEUE")
 NAMES = Kind(parse_names, "NAME,…", empty=(), repeats=True)
-LIMITS = Kind(parse_limits, "QUEUE=N", "jobs", empty={}, repeats=True)
+LIMITS = Kind(parse_limits, "QUEUE=N", empty={}, repeats=True)
 
 
 def one_of(*words: str) -> Kind:
@@ -183,7 +181,7 @@ class Settings:
 
     Attributes:
         max_total: Stop after this many messages were settled, or lost by the child that had them; 0 = no limit.
-        until_empty: Stop when nothing is waiting, delayed or leased any more.
+        until_empty: Stop when nothing is left to do.
         fail_on_dead: Exit with 1 if a message became a dead letter.
         board_path: Where the scoreboard lies; None = in memory only, invisible from outside.
         sys_path: Where apps are looked for.
@@ -191,7 +189,7 @@ class Settings:
 
     workers: int = _setting(
         Kind(parse_workers, "N|auto"),
-        "Child processes; `auto` = one a usable CPU.",
+        "Worker processes; `auto` = one a usable CPU.",
         "auto",
         section=POOL,
         flags=("-w", "--workers", "-c", "--concurrency"),
@@ -199,32 +197,32 @@ class Settings:
     )
     queues: tuple[tuple[str, float], ...] = _setting(
         Kind(parse_queues, "NAME[=WEIGHT]", repeats=True),
-        "Queues to work on, with weights; repeat it.",
+        "Queue to work on, and its weight; repeatable.",
         "default",
         section=POOL,
         flags=("-Q", "--queue"),
     )
     apps: tuple[str, ...] = _setting(
         NAMES,
-        "Modules, or .py files, that register handlers; repeat it.",
+        "Module or .py file with handlers; repeatable.",
         section=POOL,
         flags=("-A", "--app"),
         metavar="MODULE",
     )
     queue_handlers: dict[str, list[str]] = _setting(
         Kind(parse_handlers, "QUEUE=HANDLER,…", empty={}, repeats=True),
-        "The only handlers that may run on a queue; a queue that is not named is free.",
+        "Handlers that may run on a queue; other queues are not restricted.",
         section=POOL,
     )
     enqueue_to: tuple[str, ...] = _setting(
         names_of(parse_queue_name, "QUEUE,…"),
-        "The only queues that handlers of this pool may enqueue to; any when not set.",
+        "Queues that handlers may enqueue to; all if not set.",
         section=POOL,
     )
-    cron: bool = _setting(SWITCH, "Run a scheduler beside the pool, for what the app schedules.", "false", section=POOL)
+    cron: bool = _setting(SWITCH, "Run a scheduler of the app beside the pool.", "false", section=POOL)
     cron_environment: str | None = _setting(
         TEXT,
-        "Fire the schedules of this environment too; without it, only those that name none.",
+        "Environment whose schedules fire too, beside those that name none.",
         section=POOL,
         flags=("--environment", "--cron-environment"),
         metavar="NAME",
@@ -234,82 +232,82 @@ class Settings:
     )
 
     allowed_callables: tuple[str, ...] = _setting(
-        names_of(check_callable, "MODULE:FUNCTION,…"), "Functions that `callable` may call.", section=BUILT_IN
+        names_of(check_callable, "MODULE:FUNCTION,…"),
+        "Functions that the handler `callable` may run.",
+        section=BUILT_IN,
     )
     allowed_shell_commands: tuple[str, ...] = _setting(
         names_of(check_shell_command, "PROGRAM,…"),
-        "Programs that `shell` may start, by name or absolute path; `*` allows any.",
+        "Programs that the handler `shell` may start, by name or absolute path; `*` = any.",
         section=BUILT_IN,
     )
     allowed_events: tuple[str, ...] = _setting(
-        names_of(check_event, "EVENT,…"), "Events that `event` may fire.", section=BUILT_IN
+        names_of(check_event, "EVENT,…"), "Events that the handler `event` may fire.", section=BUILT_IN
     )
     allowed_url_networks: tuple[str, ...] = _setting(
         names_of(check_network, "CIDR,…"),
-        "Networks that `url` may call beside public addresses.",
+        "Networks that the handler `url` may call, beside public addresses.",
         section=BUILT_IN,
     )
     url_limits: UrlLimits = _setting(
         Kind(parse_url_limits, "WORDS"),
-        "Longest call of `url` in all, and largest body that it sends or takes.",
+        "Longest call of the handler `url`, and largest body that it sends or takes.",
         "timeout=30s body=1M",
         section=BUILT_IN,
     )
 
     ttl: float = _setting(
         TIME,
-        "Time that a lease is asked to hold; it is renewed every third of it.",
+        "Length of a lease; it is renewed after each third.",
         "30s",
         section=TIMES,
         above=0,
         most=366 * 86400 - 1,
     )
-    default_timeout: float = _setting(TIME, "Timeout of jobs that name none; 0 = unlimited.", "1h", section=TIMES)
-    max_timeout: float = _setting(
-        TIME, "Longest timeout of a job, whatever it or its handler asks for; 0 = no limit.", "0", section=TIMES
-    )
+    default_timeout: float = _setting(TIME, "Timeout of jobs that set none; 0 = unlimited.", "1h", section=TIMES)
+    max_timeout: float = _setting(TIME, "Upper limit of every job's timeout; 0 = no limit.", "0", section=TIMES)
     kill_grace: float = _setting(
-        TIME, "Time between the alarm in the handler and the kill of its process group.", "1s", section=TIMES
+        TIME, "Time from the timeout's alarm in the handler to the kill of its processes.", "1s", section=TIMES
     )
-    stop_grace: float = _setting(TIME, "Time that a stop lets running jobs go on.", "25s", section=TIMES)
+    stop_grace: float = _setting(TIME, "Time that a stop gives running jobs to end.", "25s", section=TIMES)
     boot_timeout: float = _setting(
         TIME, "Time for the import of the app, and for the start of a child.", "60s", section=TIMES, above=0
     )
 
     broker_refusal_timeout: float = _setting(
         TIME,
-        "Time for which a pool that has worked waits while its broker refuses it (password, rights); 0 = forever.",
+        "Time that a running pool waits while its broker refuses it (password, rights); 0 = forever.",
         "30m",
         section=TIMES,
     )
 
     retry: RetryPolicy = _setting(
         Kind(parse_retry, "WORDS"),
-        "Retries: `none`, `fixed` or `exponential`, then base=TIME, multiplier=X, max=TIME, jitter=SHARE, attempts=N.",
+        "Retries: `none`, `fixed` or `exponential`, with base=TIME max=TIME multiplier=X jitter=SHARE attempts=N.",
         "none",
         section=FAILURES,
     )
     max_crashes: int = _setting(
-        COUNT, "Crashes of a message beyond which it is dead, forgotten after 72h; 0 = no limit.", "5", section=FAILURES
+        COUNT, "Number of crashes that a message survives; 0 = no limit.", "5", section=FAILURES
     )
     on_crash: OnCrash = _setting(
         Kind(parse_on_crash, "WORDS"),
-        "Recover a crashed message at once (`forfeit`) or after its lease (`expire`); queue=NAME moves it there.",
+        "Recovery of a crashed message: at once (`forfeit`) or after its lease (`expire`); queue=NAME moves it.",
         "forfeit",
         section=FAILURES,
     )
     on_memory_limit_queue: str | None = _setting(
-        QUEUE, "Queue for a message that was killed for `memory_limit`; its own when not set.", section=FAILURES
+        QUEUE, "Queue for jobs that were killed for `memory_limit`; their own if not set.", section=FAILURES
     )
     dead_letter_queue: str | None = _setting(
-        QUEUE, "Queue for a copy of each payload that failed for good; none when not set.", section=FAILURES
+        QUEUE, "Queue for a copy of each payload that failed for good; none if not set.", section=FAILURES
     )
     unknown_handler_grace: float = _setting(
-        TIME, "Time that a message waits for its handler to be deployed, before it is dead.", "10m", section=FAILURES
+        TIME, "Time that a message waits for an unknown handler to be deployed.", "10m", section=FAILURES
     )
     on_lease_lost: str = _setting(
         one_of("kill", "finish"),
-        "Fate of a child whose lease is lost; its result is dropped either way.",
+        "Kill a job whose lease is lost, or let it finish; its result is dropped.",
         "kill",
         section=FAILURES,
     )
@@ -328,7 +326,7 @@ class Settings:
     )
     idempotency_ttl: float = _setting(
         TIME,
-        "Time that a done idempotency key is remembered; its duplicates are skipped.",
+        "Time that the key of a done job is remembered, and duplicates are skipped.",
         "24h",
         section=SHARED,
         above=0,
@@ -336,33 +334,33 @@ class Settings:
     )
 
     memory_limit: int = _setting(
-        SIZE, "Kill a child above this, as a failed attempt; 0 = no limit.", "0", section=CHILD
+        SIZE, "Memory above which a child is killed, as a failed attempt; 0 = no limit.", "0", section=CHILD
     )
     output_cap: int = _setting(
-        SIZE, "Captured output of one attempt; head and tail are kept.", "64K", section=CHILD, least=1024
+        SIZE, "Longest captured output of an attempt; beginning and end are kept.", "64K", section=CHILD, least=1024
     )
     recycle: Recycle = _setting(
         Kind(parse_recycle, "WORDS"),
-        "Replace a child after jobs=N, above memory=SIZE, after a failure=suspect|always|never; 0 = never.",
+        "Replacement of a child: after jobs=N, above memory=SIZE (0 = never), after a failure=suspect, always, never.",
         "jobs=0 memory=0 failure=suspect",
         section=CHILD,
     )
 
     metrics: Address | None = _setting(
         Kind(parse_address, "[HOST:]PORT"),
-        "Serve /metrics, /livez and /readyz there; 127.0.0.1 without a host, any free port for 0.",
+        "Address of the pages /metrics, /livez and /readyz; host 127.0.0.1 by default, port 0 = any.",
         section=WATCH,
     )
     rollups: float = _setting(
         TIME,
-        "Time that each minute's sums are kept in the broker; 0 = none are made.",
+        "Time that sums of each minute are kept in the broker; 0 = off.",
         "30d",
         section=WATCH,
         most=LONGEST_KEPT,
     )
     history: History = _setting(
         Kind(parse_history, "WHERE"),
-        "Record attempts: `off`, `table` (in the broker) or `file:PATH`, then keep=N of each name, mask=KEY,….",
+        "History of attempts: `off`, `table` (in the broker) or `file:PATH`, with keep=N of each name, mask=KEY,….",
         "off",
         section=WATCH,
     )
@@ -378,7 +376,7 @@ class Settings:
     )
     broker_timeout: float | None = _setting(
         TIME,
-        "Time that one call to the broker may take; its backend's own limit when not set.",
+        "Timeout of a call to the broker; the backend's own if not set.",
         section=COMMON,
         above=0,
     )
@@ -390,11 +388,11 @@ class Settings:
         flags=("-n", "--name"),
     )
     runtime_dir: Path | None = _setting(
-        PATH, "Directory of the files that pools leave for `top` and `health`.", section=COMMON, metavar="DIR"
+        PATH, "Directory of the files that `top` and `health` read.", section=COMMON, metavar="DIR"
     )
     signing_key: tuple[str, ...] = _setting(
         Kind(parse_keys, "KEY", empty=()),
-        "Keys of the signatures: the first signs, all verify; unsigned when not set.",
+        "Signing keys: the first signs, all verify; messages are unsigned if not set.",
         section=COMMON,
         flags=(),  # a key on the command line can be read by everybody on the machine
         is_secret=True,
@@ -404,14 +402,14 @@ class Settings:
     )
     log_level: str = _setting(
         one_of("debug", "info", "warning", "error", "critical"),
-        "Level of the log.",
+        "Lowest level of log lines.",
         "info",
         section=COMMON,
         flags=("-l", "--log-level"),
         metavar="LEVEL",
     )
     log_format: str = _setting(
-        one_of("text", "json"), "Format of the log: lines for people, or a JSON object a line.", "text", section=COMMON
+        one_of("text", "json"), "Format of the log: text, or one JSON object a line.", "text", section=COMMON
     )
 
     max_total: int = 0

@@ -34,19 +34,26 @@ OF_THE_RUN = ("minutes", "seed", "pools", "workers", "ttl", "rate", "faults")
 
 
 @click.command("torture", cls=Command, short_help="Run pools under faults on your broker; count every job.")
-@option("--minutes", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Of faults.  [default: 5]")
-@option("--seed", type=click.IntRange(min=0), metavar="N", help="Of faults and jobs.  [default: another each time]")
-@option("--pools", type=int, metavar="N", help="[default: 3]")
-@option("-w", "--workers", type=int, metavar="N", help="Children of each pool.  [default: 4]")
-@option("-Q", "--queue", metavar="NAME", help="An empty one.  [default: torture-…, a new one]")
-@option("--ttl", metavar="TIME", help="How long a lease holds.  [default: 5s]")
-@option("--rate", type=float, metavar="N", help="Jobs a second.  [default: 20]")
+@option(
+    "--minutes", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Length of the faults.  [default: 5]"
+)
+@option("--seed", type=click.IntRange(min=0), metavar="N", help="Seed of faults and jobs.  [default: random]")
+@option("--pools", type=int, metavar="N", help="Number of pools.  [default: 3]")
+@option("-w", "--workers", type=int, metavar="N", help="Worker processes of each pool.  [default: 4]")
+@option("-Q", "--queue", metavar="NAME", help="Empty queue to use.  [default: a new one, torture-…]")
+@option("--ttl", metavar="TIME", help="Length of a lease.  [default: 5s]")
+@option("--rate", type=float, metavar="N", help="Jobs enqueued each second.  [default: 20]")
 @option("--faults", metavar="KIND,…|all", help="Kinds of faults; `--faults help` lists them.  [default: all]")
-@option("--replay", type=click.Path(dir_okay=False), metavar="FILE", help="Strike the schedule of an earlier run.")
-@option("--shrink", is_flag=True, help="After a violation look for a shorter schedule that still fails.")
-@option("--restart-broker", metavar="COMMAND", help="A shell command; the broker may be restarted by it.")
-@option("--directory", type=click.Path(file_okay=False), metavar="DIR", help="An empty one, which is left.")
-@option("--keep-all", is_flag=True, help="Leave folder, jobs and dead letters as they are.")
+@option(
+    "--replay",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="File with the faults of an earlier run, to repeat.",
+)
+@option("--shrink", is_flag=True, help="After a violation, look for a shorter schedule that still fails.")
+@option("--restart-broker", metavar="COMMAND", help="Shell command that restarts the broker.")
+@option("--directory", type=click.Path(file_okay=False), metavar="DIR", help="Empty folder for the run, which is kept.")
+@option("--keep-all", is_flag=True, help="Keep folder, jobs and dead letters.")
 @as_json
 @click.pass_context
 def torture(

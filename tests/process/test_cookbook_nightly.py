@@ -16,10 +16,6 @@ SECTION = (DOCS / "cookbook.md").read_text("utf-8").partition("\n## Run somethin
 SECTION = SECTION.partition("\n## ")[0]
 
 
-def test_the_page_shows_the_program_as_it_is() -> None:
-    assert f"```python\n{PROGRAM.read_text('utf-8').rstrip()}\n```" in SECTION
-
-
 def test_what_the_page_says_to_type_sums_up_the_day_before_the_night(tmp_path: Path) -> None:
     shutil.copy(PROGRAM, tmp_path)
     (tmp_path / "sales.csv").write_text("day,amount\n2026-05-31,19.99\n2026-06-01,5.00\n2026-05-31,0.01\n")

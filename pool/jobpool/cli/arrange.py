@@ -3,7 +3,7 @@
     jobpool -w 4 -Q reports        →  run -w 4 -Q reports
     jobpool -C prod.toml dead list →  dead list -C prod.toml
 
-Words only move; click parses them, once they stand behind their verb. Which word is the verb depends on which options
+Words only move; click parses them after their verb. Which word is the verb depends on which options
 take a value (`-Q stats` is a queue), so that is asked of the commands themselves.
 """
 
@@ -19,17 +19,17 @@ FOR_THE_GROUP = frozenset({"-h", "--help", "-V", "--version"})
 DESTRUCTIVE_VERBS = frozenset({"purge", "delete", "pop"})
 NEAR, VERY_NEAR = 0.5, 0.8
 """How alike a word and a verb must be (difflib) for a hint. A destructive verb is only named for its own misspelling:
-whoever writes `pause` does not mean `purge`."""
+`pause` does not mean `purge`."""
 
 
 def arrange(group: click.Group, words: Sequence[str], default: str, *, complete: bool = False) -> list[str]:
-    """`words` with the verb in front, `default` where none is given, and options that stood before it behind it.
+    """Return `words` with the verb (or `default`) in front, and options that preceded it after it.
 
     Args:
         complete: The words are an unfinished line: where nothing is written yet, any verb may follow.
 
     Raises:
-        click.UsageError: The first word that is no option is no verb; the text names the nearest one.
+        click.UsageError: The first word after the options is not a verb; the text names the nearest one.
     """
     place = _first_plain(words, _values_taken(group))
     if place is None:
@@ -46,7 +46,7 @@ def arrange(group: click.Group, words: Sequence[str], default: str, *, complete:
 
 
 def unknown_verb(word: str, verbs: Iterable[str]) -> str:
-    """The sentence for a word that is no verb."""
+    """Return the sentence for a word that is not a verb."""
     verbs = sorted(verbs)
     near = [verb for verb in difflib.get_close_matches(word, verbs, cutoff=NEAR) if _may_be_meant(word, verb)]
     hint = f"did you mean {near[0]!r}?" if near else f"the verbs are {', '.join(verbs)}"
@@ -58,7 +58,7 @@ def _may_be_meant(word: str, verb: str) -> bool:
 
 
 def _first_plain(words: Sequence[str], takes: dict[str, bool]) -> int | None:
-    """The place of the first word that is neither an option nor its value; None: none, or behind an unknown one."""
+    """Return the place of the first word that is neither an option nor its value; None if there is none."""
     place = 0
     while place < len(words):
         word = words[place]
@@ -72,7 +72,7 @@ def _first_plain(words: Sequence[str], takes: dict[str, bool]) -> int | None:
 
 
 def _split(word: str, takes: dict[str, bool]) -> tuple[str, bool]:
-    """The option that decides about the next word, and whether its value is in this word already."""
+    """Return the option that decides about the next word, and True if its value is in this word already."""
     if word.startswith("--"):
         name, sign, _ = word.partition("=")
         return name, bool(sign)
@@ -84,7 +84,7 @@ def _split(word: str, takes: dict[str, bool]) -> tuple[str, bool]:
 
 
 def _values_taken(group: click.Group) -> dict[str, bool]:
-    """Every option of every verb, with whether it takes a value."""
+    """Return every option of every verb, and whether it takes a value."""
     takes = dict.fromkeys(FOR_THE_GROUP, False)
     for command in walk(group):
         for option in command.params:
@@ -95,7 +95,7 @@ def _values_taken(group: click.Group) -> dict[str, bool]:
 
 
 def walk(group: click.Group) -> Iterator[click.Command]:
-    """The group, its commands, and theirs."""
+    """Yield the group, its commands, and theirs."""
     yield group
     for command in group.commands.values():
         if isinstance(command, click.Group):

@@ -28,25 +28,25 @@ MOST_KEPT = 1_000_000
 """The largest --keep: what is kept is counted."""
 
 queue_option = option("-Q", "--queue", metavar="NAME", help="The same as queue:NAME.")
-all_option = option("--all", "all_", is_flag=True, help="Every message, when there is no FILTER.")
+all_option = option("--all", "all_", is_flag=True, help="Select every message, in place of a FILTER.")
 
 
 @click.command("list", cls=Command)
 @click.argument("terms", nargs=-1, metavar="[FILTER]...")
 @queue_option
-@option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show so many; 0 = all.")
+@option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show at most this number; 0 = all.")
 @as_json
 def dead_list(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
-    """List dead letters: why each died, and of what; FILTER as in `jobpool list`, such as reason:timeout "age:<1h"."""
+    """List dead letters with reason and cause. FILTER as in `jobpool list`, such as reason:timeout "age:<1h"."""
     show(session, _dead(read_filter(terms, queue)), limit, json_, dead=True)
 
 
-@click.command("retry", cls=Command, short_help="Make dead letters wait again.")
+@click.command("retry", cls=Command, short_help="Retry dead letters.")
 @click.argument("terms", nargs=-1, metavar="[FILTER|ID]...")
 @queue_option
 @all_option
-@option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="So many a minute, spread evenly.")
-@option("--keep-counters", is_flag=True, help="Leave attempts, crashes and the last error as they are.")
+@option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Retry at most N a minute, evenly.")
+@option("--keep-counters", is_flag=True, help="Keep attempts, crashes and the last error.")
 @confirmed
 def dead_retry(
     session: Session,
@@ -58,9 +58,9 @@ def dead_retry(
     yes: bool,
     dry_run: bool,
 ) -> None:
-    """Make dead letters wait again, under their ids, with all counters at 0; FILTER as in `jobpool list`.
+    """Retry dead letters under their ids, with all counters at 0; FILTER as in `jobpool list`.
 
-    A letter that dies again meanwhile is left for the next time. Ctrl-C ends it; the same command goes on.
+    A letter that dies again meanwhile waits for the next run of the command. After Ctrl-C, the same command goes on.
     """
     from jobpool.broker.values import Verb
 
@@ -78,8 +78,8 @@ def dead_retry(
 @click.argument("terms", nargs=-1, metavar="[FILTER|ID]...")
 @queue_option
 @all_option
-@option("--older-than", metavar="TIME", help="Dead for longer than this; the same as age:>TIME.")
-@option("--keep", type=click.IntRange(0, MOST_KEPT), default=0, metavar="N", help="Keep the N that are newest.")
+@option("--older-than", metavar="TIME", help="Select letters that died longer ago; the same as age:>TIME.")
+@option("--keep", type=click.IntRange(0, MOST_KEPT), default=0, metavar="N", help="Keep the newest N.")
 @confirmed
 def dead_purge(
     session: Session,
@@ -91,7 +91,7 @@ def dead_purge(
     yes: bool,
     dry_run: bool,
 ) -> None:
-    """Throw dead letters away, the oldest first; FILTER as in `jobpool list`."""
+    """Delete dead letters, the oldest first; FILTER as in `jobpool list`."""
     from jobpool.broker.values import Verb
 
     _require(terms, queue, all_, bounded=bool(keep) or older_than is not None)
@@ -105,13 +105,13 @@ def dead_purge(
         _carry_out(sweep, "purge", yes=yes, dry_run=dry_run)
 
 
-@click.command("purge", cls=Command, short_help="Throw messages away.")
+@click.command("purge", cls=Command, short_help="Delete messages.")
 @click.argument("terms", nargs=-1, metavar="[FILTER]...")
 @queue_option
 @all_option
 @confirmed
 def purge(session: Session, terms: tuple[str, ...], queue: str | None, all_: bool, yes: bool, dry_run: bool) -> None:
-    """Throw messages away that wait, are delayed or dead; leased ones are left alone. FILTER as in `jobpool list`."""
+    """Delete waiting, delayed and dead messages, not leased ones. FILTER as in `jobpool list`."""
     from jobpool.broker.values import Verb
 
     _require(terms, queue, all_)
@@ -127,7 +127,7 @@ def purge(session: Session, terms: tuple[str, ...], queue: str | None, all_: boo
 
 
 def _require(terms: tuple[str, ...], queue: str | None, all_: bool, *, bounded: bool = False) -> None:
-    """`bounded`: another option says which messages, so that no filter is needed."""
+    """Refuse a verb without a filter, unless `bounded` by another option."""
     if not (terms or queue or all_ or bounded):
         raise click.UsageError("say which messages: a FILTER such as queue:reports reason:timeout, or --all")
     if terms and all_:
@@ -138,7 +138,7 @@ def _dead(where: MessageFilter) -> MessageFilter:
     from jobpool.broker.values import State
 
     if where.states not in ((), (State.DEAD,)):
-        raise click.UsageError("only dead letters are meant here: leave the term state: out")
+        raise click.UsageError("this verb is for dead letters only: leave out the term state:")
     return replace(where, states=(State.DEAD,))
 
 
@@ -155,7 +155,11 @@ def _carry_out(sweep: Sweep, word: str, *, yes: bool, dry_run: bool) -> None:
     count = sweep.count()
     _check_ids(sweep, count)
     if not count:
-        note(none_matches(sweep.backend, sweep.where) if not sweep.keep else "no message is beyond those to keep")
+        note(
+            none_matches(sweep.backend, sweep.where)
+            if not sweep.keep
+            else "no message is older than the newest to keep"
+        )
         return
     _preview(sweep, f"would {word}" if dry_run else word, count, say if dry_run else note)
     if dry_run:
@@ -169,7 +173,7 @@ DONE = {"retry": "retried", "purge": "purged"}
 
 
 def _check_ids(sweep: Sweep, count: int) -> None:
-    """An id that was named and is not meant is somebody's mistake: say which, and why, before anything is changed."""
+    """Refuse ids that the filter does not match, before anything is changed."""
     where = sweep.where
     if sweep.keep or count >= len(set(where.ids)):
         return
@@ -180,7 +184,7 @@ def _check_ids(sweep: Sweep, count: int) -> None:
 
 
 def _why_not(backend: QueueBackend, ident: str, where: MessageFilter) -> str:
-    """Why this message is not among those that are meant; "" = it is."""
+    """Return why the filter does not match this message; "" = it does."""
     message = backend.inspect(ident)
     if message is None:
         return f"there is no such message: {unseen(backend)}"
@@ -210,7 +214,7 @@ def _preview(sweep: Sweep, word: str, count: int, tell: Callable[[str], None]) -
 
 def _ask(question: str) -> None:
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} Nobody can be asked here: give --yes, or --dry-run to look only")
+        raise click.UsageError(f"{question} There is no terminal to ask on: give --yes, or --dry-run")
     if not click.confirm(question, err=True):
         note("nothing was changed")
         raise click.exceptions.Exit(1)

@@ -36,16 +36,16 @@ claim_argument = click.argument("ident", metavar="CLAIM")
 
 @click.command("create", cls=Command, short_help="Claim the oldest free messages of a queue.")
 @queue_argument
-@option("--limit", type=int, default=10, show_default=True, metavar="N", help="At most so many; 1 to 20.")
+@option("--limit", type=int, default=10, show_default=True, metavar="N", help="Largest number of messages, 1 to 20.")
 @option("--ttl", metavar="TIME", default="5m", show_default=True, help=HOLD)
 @option("--grace", metavar="TIME", default="60s", show_default=True, help=OUTLIVE)
-@option("--max-claims", type=int, default=0, metavar="N", help="What was claimed N times already dies.  [default: 0]")
+@option("--max-claims", type=int, default=0, metavar="N", help="Claims that a message survives.  [default: no limit]")
 @as_json
 def create(session: Session, queue: str, limit: int, ttl: str, grace: str, max_claims: int, json_: bool) -> None:
     """Claim the oldest free messages of a queue, and show them.
 
-    Nobody else gets them until the claim ends. Delete each one when it is done; renew the claim if it takes longer;
-    release what is left. With --json and nothing to claim the answer is null.
+    Nobody else gets them until the claim ends. Delete each one when it is done, renew the claim if it takes longer, and
+    release the rest. With --json the answer is null if no message is free.
     """
     with session.broker() as backend:
         with wrong_usage():
@@ -76,7 +76,7 @@ def show(session: Session, queue: str, ident: str, json_: bool) -> None:
 @option("--grace", metavar="TIME", help=f"{OUTLIVE}  [default: as before]")
 @as_json
 def renew(session: Session, queue: str, ident: str, ttl: str | None, grace: str | None, json_: bool) -> None:
-    """Hold what is still in a claim for its TTL once more, counted from now. After its end it is too late."""
+    """Hold the messages of a claim for its TTL once more, counted from now. After its end it is too late."""
     with session.broker() as backend:
         claim = selected(backend, queue).get_claim(ident)
         with wrong_usage():
@@ -87,12 +87,12 @@ def renew(session: Session, queue: str, ident: str, ttl: str | None, grace: str 
     note(f"{plural(len(claim), 'message')} held for {format_duration(claim.ttl)} from now")
 
 
-@click.command("release", cls=Command, short_help="Free what is left in claims.")
+@click.command("release", cls=Command, short_help="Free the remaining messages of claims.")
 @queue_argument
 @click.argument("idents", nargs=-1, required=True, metavar="CLAIM...")
 @as_json
 def release(session: Session, queue: str, idents: tuple[str, ...], json_: bool) -> None:
-    """Free what is left in claims. Those that have ended, or never were, are ignored."""
+    """Free the remaining messages of claims. Claims that have ended, or never were, are ignored."""
     with session.broker() as backend:
         selected(backend, queue)
         freed = sum(backend.claims.release(queue, ident) for ident in idents)
@@ -143,5 +143,5 @@ def _row(held: HeldClaim) -> list[str]:
 
 
 def _age(seconds: int) -> str:
-    """In whole seconds, as the broker tells it."""
+    """Return an age in whole seconds, as the broker tells it."""
     return f"{seconds}s" if seconds < 60 else format_duration(seconds)

@@ -25,29 +25,27 @@ FIRED = columns("NAME!, INSTANT, STATUS, MESSAGE, SECONDS>, WHY~")
 
 
 def app(function: Function) -> Function:
-    """The app whose schedules are meant, and where they fire."""
+    """Add the options of the app, and of the environment in which its schedules fire."""
     return setting("apps", "Options")(setting("cron_environment", "Options")(function))
 
 
-@click.command("run", cls=Command, short_help="Fire what is due, until told to stop.")
-@option("--once", is_flag=True, help="Fire what is due now, and end.")
-@option("--test-time", metavar="TIME", help="Do what is due in that minute, ISO 8601, and end; leaves no record.")
-@option("--only-scheduler", is_flag=True, help="There is no other one: for brokers that keep no keys.")
+@click.command("run", cls=Command, short_help="Run a scheduler until told to stop.")
+@option("--once", is_flag=True, help="Fire due and missed schedules, and exit.")
+@option("--test-time", metavar="TIME", help="Fire the schedules of this minute (ISO 8601) off the record, and exit.")
+@option("--only-scheduler", is_flag=True, help="Assert that no other scheduler runs, for brokers without keys.")
 @setting("cron_grace", "Options")
 @app
 @as_json
 @click.pass_context
 def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | None, json_: bool, **flags: Any) -> None:
-    """Fire what the app has scheduled, beside or without pools. Run as many of them as you like: each instant of a
-    schedule fires once.
+    """Run the app's schedules, beside or without pools. Of any number of schedulers, one fires each instant.
 
     \b
       jobpool cron run --app myapp.jobs
       jobpool cron run --app myapp.jobs --test-time 2026-03-29T02:30+01:00
 
-    Without --once or --test-time, it runs until SIGTERM or SIGINT; a second one ends an inline job, too. The broker has
-    to answer at the start; later it is waited for when it is silent. --test-time enqueues and runs in truth, but does
-    not count as a firing.
+    Without --once or --test-time it runs until SIGTERM or SIGINT; a second one ends an inline job, too. The broker must
+    answer at the start; a later outage is waited out. --test-time really enqueues and runs the jobs.
     """
     at = None if test_time is None else parse_time(test_time)
     start = _start(session, flags)
@@ -63,7 +61,7 @@ def run(ctx: click.Context, /, session: Session, once: bool, test_time: str | No
 @app
 @as_json
 def list_(session: Session, json_: bool, **flags: Any) -> None:
-    """Show the app's schedules: where each fires, when it fired last and who did it, and when it fires next here."""
+    """Show the app's schedules: where each fires, when it fired last and by whom, when it fires next here."""
     start = _start(session, flags)
     plan = _plan(start)
     now, records = _asked(start, plan)
@@ -73,12 +71,12 @@ def list_(session: Session, json_: bool, **flags: Any) -> None:
 
 @click.command("next", cls=Command, short_help="Show the next instants of schedules.")
 @click.argument("schedule", required=False, metavar="[NAME]")
-@option("--limit", type=click.IntRange(1, 1000), default=5, metavar="N", help="How many.  [default: 5]")
+@option("--limit", type=click.IntRange(1, 1000), default=5, metavar="N", help="Show the next N instants.  [default: 5]")
 @app
 @as_json
 def next_(session: Session, schedule: str | None, limit: int, json_: bool, **flags: Any) -> None:
-    """Show when a schedule is due next, or all of them. What is disabled, or meant for other environments, is left out.
-    Asks no broker: the clock is this machine's.
+    """Show when one or all schedules are due next, by this machine's clock. Schedules that are disabled, or of other
+    environments, are left out.
     """
     start = _start(session, flags)
     plan = _plan(start)
@@ -92,7 +90,7 @@ def next_(session: Session, schedule: str | None, limit: int, json_: bool, **fla
 
 
 def parse_time(text: str) -> datetime:
-    """An ISO 8601 moment; without an offset, UTC. Raises `click.UsageError`."""
+    """Return an ISO 8601 moment; without an offset, UTC. Raises `click.UsageError`."""
     try:
         moment = datetime.fromisoformat(text)
         return moment.replace(tzinfo=UTC) if moment.utcoffset() is None else moment.astimezone(UTC)
@@ -144,7 +142,7 @@ def _fire(start: CronStart, at: datetime | None) -> list[Firing]:
 
 
 def _asked(start: CronStart, plan: list[Planned]) -> tuple[datetime, dict[str, Record]]:
-    """The time, and what is recorded of these schedules; nothing where the broker keeps no records."""
+    """Return the time and the records of these schedules, if the broker keeps any."""
     from jobpool.cron.records import Records
     from jobpool.cron.service import opened
     from jobpool.cron.timing import CronTime
@@ -167,7 +165,7 @@ def _named(plan: list[Planned], name: str) -> Planned:
 
 
 def _coming(plan: list[Planned], count: int) -> list[tuple[datetime, Planned]]:
-    """The first `count` instants of all of them together, from now on."""
+    """Return the first `count` instants of all of them together, from now on."""
     from heapq import heapify, heappop, heapreplace
 
     now = datetime.now(UTC)

@@ -24,9 +24,9 @@ _NAME_WIDTH = 28
 _STYLES: dict[str, dict[str, Any]] = {"warning": {"fg": "yellow"}, "problem": {"fg": "red", "bold": True}}
 
 
-@click.command("doctor", cls=Command, short_help="Check configuration, machine and broker for what loses jobs.")
+@click.command("doctor", cls=Command, short_help="Find settings that lose jobs.")
 @option("--strict", is_flag=True, help="Exit with 1 on warnings too.")
-@option("--ignore", multiple=True, metavar="CHECK", help="Leave out a check, by its name; repeat it.")
+@option("--ignore", multiple=True, metavar="CHECK", help="Name of a check to leave out; repeatable.")
 @as_json
 @options.settings
 @click.pass_context
@@ -59,12 +59,12 @@ def doctor(
     else:
         note(_summary(found))
     if missed := sorted(set(ignore) - ignored):
-        note(f"nothing was found to ignore as {', '.join(missed)}")
+        note(f"no check to ignore is called {', '.join(missed)}")
     ctx.exit(0 if well else ILL)
 
 
 def _with_apps(settings: Settings, sys_path: tuple[str, ...]) -> Settings:
-    """The settings with absolute paths of app files, as a pool gets them; one that is not there is a finding."""
+    """Return the settings with absolute paths of app files, as a pool gets them; a missing file is a finding."""
     from jobpool.cli.startup import find_app
     from jobpool.errors import ConfigurationError
 

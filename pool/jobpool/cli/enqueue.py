@@ -25,18 +25,18 @@ BATCH_JOBS = 1000
 @click.argument("handler", required=False)
 @click.argument("payload", nargs=-1)
 @option("-Q", "--queue", metavar="NAME", help="[default: default]")
-@option("-p", "--priority", type=int, metavar="N", help="0 to 255; a smaller number runs sooner.  [default: 5]")
-@option("--delay", metavar="TIME", help="Not before this long from now.")
-@option("--max-retries", type=int, metavar="N", help="Runs after the first that fails.")
+@option("-p", "--priority", type=int, metavar="N", help="Priority, 0 to 255; smaller runs sooner.  [default: 5]")
+@option("--delay", metavar="TIME", help="Time from now before which it does not run.")
+@option("--max-retries", type=int, metavar="N", help="Number of retries after a failed first run.")
 @option("--timeout", metavar="TIME", help="Hard timeout of an attempt; 0 = unlimited.")
-@option("--id", "ident", metavar="ID", help="Of the message; enqueueing it again changes nothing.")
-@option("--job-name", metavar="NAME", help="Shown in logs; single instances share it.  [default: HANDLER]")
-@option("--expires-in", metavar="TIME", help="Not started by then, it is dead: expired.")
-@option("--idempotency-key", metavar="KEY", help="Once a job with the key is done, others of its queue are skipped.")
+@option("--id", "ident", metavar="ID", help="Id of the message; to enqueue a known id again changes nothing.")
+@option("--job-name", metavar="NAME", help="Name of the job, in logs and for --single-instance.  [default: HANDLER]")
+@option("--expires-in", metavar="TIME", help="Time from now after which it is not started any more, but dead.")
+@option("--idempotency-key", metavar="KEY", help="Key under which one job succeeds; later ones are skipped.")
 @option("--unique", is_flag=True, default=None, help="Enqueue only if the queue knows no job with this key.")
-@option("--single-instance", is_flag=True, default=None, help="Only one of this name runs at a time.")
-@option("--concurrency-key", metavar="KEY", help="Jobs that share it share the pool's limits per key.")
-@option("--file", "file", type=click.File("rb"), metavar="FILE", help="Many jobs, a JSON value a line; - = stdin.")
+@option("--single-instance", is_flag=True, default=None, help="Run one job of this name at a time.")
+@option("--concurrency-key", metavar="KEY", help="Key for the pool's limits per key.")
+@option("--file", "file", type=click.File("rb"), metavar="FILE", help="File of jobs, one JSON value a line; - = stdin.")
 @as_json
 def enqueue(
     session: Session, handler: str | None, payload: tuple[str, ...], file: IO[bytes] | None, json_: bool, **options: Any
@@ -49,8 +49,8 @@ def enqueue(
       jobpool enqueue report '{"customer": 7, "month": "2026-06"}'
       jobpool enqueue report customer=7 month=2026-06 --queue reports
 
-    With --file each line is one payload for HANDLER; without HANDLER it is an object with "handler", "payload" and, if
-    need be, "queue", "priority", "max_retries", "timeout", "delay", "expires_in", "id", "name", "idempotency_key",
+    With --file each line is one payload for HANDLER. Without HANDLER it is an object with "handler" and "payload". It
+    may have "queue", "priority", "max_retries", "timeout", "delay", "expires_in", "id", "name", "idempotency_key",
     "unique", "single_instance" and "concurrency_key".
     """
     defaults = _defaults(options)
@@ -66,7 +66,7 @@ def enqueue(
 
 
 def read_payload(words: tuple[str, ...]) -> Any:
-    """The payload that these words spell: one JSON value, or key=value words; none = an empty object.
+    """Return the payload that these words spell: one JSON value, or key=value words; none = an empty object.
 
     Raises:
         click.UsageError: They are neither.

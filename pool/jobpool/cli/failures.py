@@ -23,7 +23,7 @@ INTERRUPTED = 130
 
 
 def guarded(run: Callable[[], object], words: Sequence[str]) -> int:
-    """Run it; the exit code. Whatever it raises becomes a sentence on stderr."""
+    """Run it and return the exit code. An exception becomes a sentence on stderr."""
     try:
         result = run()
     except click.exceptions.Exit as error:
@@ -42,7 +42,7 @@ def guarded(run: Callable[[], object], words: Sequence[str]) -> int:
 
 
 def wants_traceback(words: Sequence[str]) -> bool:
-    """Whether the person asked for tracebacks: -vv, or JOBPOOL_DEBUG set to anything."""
+    """Return True if the person asked for tracebacks: -vv, or JOBPOOL_DEBUG set to anything."""
     letters = sum(word.count("v") for word in words if re.fullmatch(r"-[vq]+", word))
     return bool(os.environ.get("JOBPOOL_DEBUG")) or letters + list(words).count("--verbose") >= 2
 

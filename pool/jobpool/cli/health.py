@@ -40,7 +40,7 @@ def health(ctx: click.Context, session: Session, json_: bool) -> None:
 
 
 def no_pool(name: str | None, directory: str) -> str:
-    """The sentence for when there is none."""
+    """Return the sentence for a machine without pools."""
     called = f" called {name!r}" if name else ""
     return f"no pool{called} runs on this machine as far as {directory} tells; `jobpool run` starts one"
 

@@ -33,20 +33,22 @@ OTHERS = ("skipped_idempotent", "rejected_signature", "rejected_payload", "moved
 """`requeued`, `timed_out` and `reaped` say more of what is counted already."""
 
 
-@click.command("history", cls=Command, short_help="Show attempts that were recorded.")
+@click.command("history", cls=Command, short_help="Show recorded attempts.")
 @click.argument("job", required=False, metavar="[NAME]")
-@option("--limit", type=click.IntRange(1, 100_000), default=20, metavar="N", help="The newest N.  [default: 20]")
-@option("--status", metavar="WORD", help="Only those that ended so: acked, requeued, dead-lettered, crashed, …")
-@option("--full", is_flag=True, help="Show all of each attempt, uncut.")
-@option("--history", "where", metavar="WHERE", help="Where they were recorded: table or file:PATH.")
-@option("--rollup", is_flag=True, help="Sums by queue and handler, of all pools.")
-@option("--by", type=click.Choice(list(SPANS)), default="minute", help="With --rollup.  [default: minute]")
+@option("--limit", type=click.IntRange(1, 100_000), default=20, metavar="N", help="Show the newest N.  [default: 20]")
+@option("--status", metavar="WORD", help="Show attempts with this end: acked, requeued, dead-lettered, crashed, …")
+@option("--full", is_flag=True, help="Show long fields uncut.")
+@option("--history", "where", metavar="WHERE", help="Place of the history: table or file:PATH.")
+@option("--rollup", is_flag=True, help="Show sums by queue and handler, of all pools.")
+@option(
+    "--by", type=click.Choice(list(SPANS)), default="minute", help="With --rollup: span of a row.  [default: minute]"
+)
 @option("--since", default="1h", metavar="TIME", help="With --rollup: how far back.  [default: 1h]")
-@option("-Q", "--queue", metavar="QUEUE", help="Only of this queue.")
-@option("--handler", metavar="HANDLER", help="With --rollup: only of this handler.")
+@option("-Q", "--queue", metavar="QUEUE", help="Show this queue only.")
+@option("--handler", metavar="HANDLER", help="With --rollup: show this handler only.")
 @as_json
 def history(session: Session, job: str | None, rollup: bool, json_: bool, **asked: Any) -> None:
-    """Show the attempts that were recorded under NAME, the newest first; without NAME, the names.
+    """Show the recorded attempts of NAME, the newest first; without NAME, the names.
 
     \b
       jobpool history monthly-report --status dead-lettered --full
@@ -111,7 +113,7 @@ def _show_attempts(place: Place, name: str, asked: dict[str, Any], json_: bool) 
 
 
 def _wanted(place: Place, name: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """A status is looked for among all that is kept, so that rare ones are found."""
+    """Return how many rows to read: all, if a status is wanted, so that rare ones are found."""
     from jobpool.message.guards import MOST_LINES
 
     status, queue = asked["status"], asked["queue"]

@@ -21,14 +21,12 @@ DEFAULT_BACKEND = 'backend = "sqlite:///jobpool.db"'
 
 @click.command("init", cls=Command, short_help="Write a first configuration and a first handler.")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=Path())
-@option("--force", is_flag=True, help="Overwrite files that are there.")
-@option(
-    "--broker-only", is_flag=True, help="Write no files; only prepare the configured broker (tables), for a deploy."
-)
+@option("--force", is_flag=True, help="Overwrite existing files.")
+@option("--broker-only", is_flag=True, help="Only prepare the configured broker (make its tables), and write no files.")
 def init(session: Session, directory: Path, force: bool, broker_only: bool) -> None:
     """Write a commented jobpool.toml and a first handler, jobs.py, into DIRECTORY (default: this one).
 
-    With --backend URL the file names that broker, and what it needs (tables, say) is made there.
+    With --backend URL the file names that broker, whose tables are made.
     """
     if broker_only:
         _prepare(session)
@@ -73,7 +71,7 @@ def _write_file(path: Path, text: str, *, secret: bool) -> None:
 
 
 def _line(url: str) -> str:
-    """A TOML line; JSON writes strings as TOML does."""
+    """Return a TOML line; JSON writes strings as TOML does."""
     return f"backend = {json.dumps(url)}"
 
 

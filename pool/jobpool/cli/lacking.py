@@ -1,7 +1,7 @@
-"""What verbs do where a broker can do less than others: they use what there is, and say what they cannot tell.
+"""Verbs on brokers that can do less than others: they use what there is, and say what they cannot tell.
 
-Each case is a field of `Capabilities`. What is refused is an `Unsupported` with the mend; what is only less than asked
-for is said on stderr.
+Each case is a field of `Capabilities`. A refusal is an `Unsupported` with the mend. An answer that is
+less than asked for is told on stderr.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def meet_queues(session: Session, backend: QueueBackend, queue: str | None = None) -> list[str]:
-    """The queues that a verb is about which names none; a broker that cannot list them is told of the settings'.
+    """Return the queues for a verb that names none; a broker that cannot list queues is told of the settings'.
 
     Raises:
         click.UsageError: One of those is not there.
@@ -41,12 +41,12 @@ def meet_queues(session: Session, backend: QueueBackend, queue: str | None = Non
             backend.stats(name)
         except ConfigurationError as error:
             raise click.UsageError(f"name the queue: {cannot}, and of the setting `queues`: {error}") from None
-    note(f"{cannot}: this is about {', '.join(names)}, of the setting `queues`; name others to see them")
+    note(f"{cannot}: shown are {', '.join(names)}, of the setting `queues`; name others to see them")
     return names
 
 
 def listable(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
-    """`where`, less what the broker cannot list. Raises `Unsupported` when nothing is left."""
+    """Return `where`, less the states that the broker cannot list. Raises `Unsupported` when nothing is left."""
     from jobpool.broker.values import State
     from jobpool.errors import Unsupported
 
@@ -60,7 +60,7 @@ def listable(backend: QueueBackend, where: MessageFilter) -> MessageFilter:
 
 
 def find(backend: QueueBackend, ident: str, queue: str | None) -> Message | None:
-    """The message with this id, in this queue or in any; None when it cannot be seen."""
+    """Return the message with this id, in this queue or in any; None when it cannot be seen."""
     from jobpool.broker.values import MessageFilter, State
 
     if queue is None:
@@ -71,7 +71,7 @@ def find(backend: QueueBackend, ident: str, queue: str | None) -> Message | None
 
 
 def unseen(backend: QueueBackend) -> str:
-    """What it means that a message with some id was not found."""
+    """Return why a message with some id may not be found."""
     if backend.capabilities.lists_live:
         return "it is done and gone, or never was on this broker"
     only = f"{backend.scheme}:// shows dead letters alone"
@@ -79,7 +79,7 @@ def unseen(backend: QueueBackend) -> str:
 
 
 def goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
-    """Whether what is to be purged can be deleted by whole queues only.
+    """Return True if the broker can purge these messages by whole queues only.
 
     Raises `Unsupported` if `where` picks out some of the messages that are not dead.
     """
@@ -97,16 +97,16 @@ def goes_whole(backend: QueueBackend, where: MessageFilter) -> bool:
 
 
 def tell_of_stats(backend: QueueBackend) -> None:
-    """What the counts cannot tell."""
+    """Say which counts are not exact."""
     if not backend.capabilities.exact_counts:
-        note(f"{backend.scheme}:// counts what others have leased as waiting (Capabilities.exact_counts)")
+        note(f"{backend.scheme}:// counts messages that others have leased as waiting (Capabilities.exact_counts)")
 
 
 def tell_of_job(backend: QueueBackend, job: JobDefinition) -> None:
-    """What of a job's wishes has no meaning there."""
+    """Say which options of a job the broker ignores."""
     from jobpool.message.definition import JobDefinition
 
     if job.priority != JobDefinition(job.handler).priority and not backend.capabilities.priorities:
-        note(f"{backend.scheme}:// knows no priorities (Capabilities.priorities): the job waits behind those before it")
+        note(f"{backend.scheme}:// knows no priorities (Capabilities.priorities): the job waits for those before it")
     if job.identifier is not None and not backend.capabilities.keeps_records:
         note(f"{backend.scheme}:// knows no ids (Capabilities.keeps_records): enqueued again, it is a second message")

@@ -130,17 +130,17 @@ def dead() -> None:
 
 @cli.group(cls=Verbs)
 def claim() -> None:
-    """Check messages out by hand, renew, release and list claims."""
+    """Check messages out by hand; renew, release and list claims."""
 
 
 @cli.group("cron", cls=Verbs)
 def schedules() -> None:
-    """Fire what the app has scheduled, and show when that is."""
+    """Run the app's schedules, and show when they are due."""
 
 
 @cli.group(cls=Verbs)
 def message() -> None:
-    """Post messages that no pool runs; list, delete and pop messages."""
+    """Post, list, pop and delete messages by hand."""
 
 
 for command in (claims.create, claims.show, claims.renew, claims.release, claims.list_):
@@ -160,7 +160,7 @@ for command in (
 
 
 def main() -> None:
-    """The entry point of the console script."""
+    """Run the console script."""
     cli()
 
 

@@ -33,7 +33,7 @@ TIMES = ("enqueued_at", "available_at", "expires_at", "died_at", "ends_at")
 @click.command("list", cls=Command, short_help="List messages.")
 @click.argument("terms", nargs=-1, metavar="[FILTER]...")
 @option("-Q", "--queue", metavar="NAME", help="The same as queue:NAME.")
-@option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show so many; 0 = all.")
+@option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show at most this number; 0 = all.")
 @as_json
 def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: int, json_: bool) -> None:
     """List messages in the order of their enqueue.
@@ -46,7 +46,7 @@ def list_(session: Session, terms: tuple[str, ...], queue: str | None, limit: in
 
 @click.command("inspect", cls=Command, short_help="Show everything about one message.")
 @click.argument("ident", metavar="ID")
-@option("-Q", "--queue", metavar="NAME", help="Where it is, for brokers that cannot look in all queues.")
+@option("-Q", "--queue", metavar="NAME", help="Queue of the message, for brokers that cannot look in all queues.")
 @as_json
 def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> None:
     """Show everything about one message: counters, times, payload, last error, and how its last attempt was killed."""
@@ -63,7 +63,7 @@ def inspect(session: Session, ident: str, queue: str | None, json_: bool) -> Non
 
 
 def read_filter(terms: tuple[str, ...], queue: str | None = None) -> MessageFilter:
-    """The filter that these shell words mean. Raises `BadFilter`.
+    """Return the filter that these shell words mean. Raises `BadFilter`.
 
     The shell has eaten the quotes of `"disk full"`, so a word with spaces and nothing else special is one text.
     """
@@ -92,7 +92,7 @@ def show(session: Session, where: MessageFilter, limit: int, json_: bool, *, dea
 
 
 def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
-    """That nothing was found; with the queues there are, when the one that was meant holds nothing."""
+    """Say that nothing was found, and which queues there are if the chosen one is empty."""
     if where.queue is None or not backend.capabilities.makes_queues or where.queue in (known := backend.queues()):
         return "no message matches"
     there = f"those that do: {', '.join(known)}" if known else "nor does any other"
@@ -100,7 +100,7 @@ def none_matches(backend: QueueBackend, where: MessageFilter) -> str:
 
 
 def row(message: Message) -> list[str]:
-    """One message as the cells of `COLUMNS`."""
+    """Return a message as the cells of `COLUMNS`."""
     return [
         *(message.id, message.state.value, message.queue, message.handler or "-", str(message.priority)),
         *(str(message.attempts), str(message.crashes), age(message), _why(message)),
@@ -108,7 +108,7 @@ def row(message: Message) -> list[str]:
 
 
 def dead_row(message: Message) -> list[str]:
-    """One dead letter as the cells of `DEAD_COLUMNS`."""
+    """Return a dead letter as the cells of `DEAD_COLUMNS`."""
     from jobpool.message.death import short_cause
 
     return [
@@ -127,7 +127,7 @@ def age(message: Message) -> str:
 
 
 def as_values(message: Message) -> dict[str, Any]:
-    """One message as JSON values: times in RFC 3339, the body decoded where it is an envelope of ours, or a post."""
+    """Return a message as JSON values: times in RFC 3339, bodies of envelopes and posts decoded."""
     from jobpool.message.death import cause_values
 
     names = ("id", "queue", "handler", "priority", "attempts", "crashes", "deliveries", "claims", "claim", "reason")
@@ -141,7 +141,7 @@ def as_values(message: Message) -> dict[str, Any]:
 
 
 def shown_value(body: bytes) -> Any:
-    """What was posted, as a JSON value; bytes that are none as text."""
+    """Return a posted message as a JSON value; other bytes as text."""
     from jobpool.client.claims import posted_value
 
     value = posted_value(body)
@@ -170,7 +170,7 @@ def _term(term: str) -> str:
 
 
 def _why(message: Message) -> str:
-    """The reason of a dead letter, and the end of the last error: the line that names the exception."""
+    """Return the reason of a dead letter, and the end of the last error: the line that names the exception."""
     from jobpool.message.death import cause_headline
 
     said = headline(message.last_error) or cause_headline(message.cause)

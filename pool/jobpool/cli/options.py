@@ -1,4 +1,4 @@
-"""The options of the verbs. Those of settings are made from settings.py; their values reach `load` as typed."""
+"""The options of the verbs. Options of settings are made from settings.py; their values reach `load` as typed."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class Command(click.Command):
 
 
 def option(*names: str, **kwargs: Any) -> Callable[[Function], Function]:
-    """As `click.option`, with `section`."""
+    """Return an option as `click.option` does, with `section`."""
     return click.option(*names, cls=Option, **kwargs)
 
 
 def settings(function: Function) -> Function:
-    """The options of the pool, each a setting."""
+    """Add the options of the pool, each a setting."""
     return _stack(function, [setting(key) for key, one in SETTINGS.items() if one.flags and key not in COMMON_KEYS])
 
 
@@ -75,13 +75,13 @@ def setting(key: str, section: str = "") -> Callable[[Function], Function]:
 
 
 def as_json(function: Function) -> Function:
-    """`--json`, for every verb that reads."""
+    """Add `--json`, for every verb that reads."""
     return option("--json", "json_", is_flag=True, help="Answer with one JSON document.")(function)
 
 
 def confirmed(function: Function) -> Function:
-    """`--yes` and `--dry-run`, for every verb that destroys."""
-    function = option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")(function)
+    """Add `--yes` and `--dry-run`, for every verb that destroys."""
+    function = option("--dry-run", is_flag=True, help="Show the effect, and change nothing.")(function)
     return option("-y", "--yes", is_flag=True, help="Do not ask.")(function)
 
 
@@ -98,6 +98,6 @@ _OTHERS = [
         metavar="FILE",
         help="Configuration file.  [default: the nearest jobpool.toml or pyproject.toml]",
     ),
-    option("-v", "--verbose", section=COMMON, count=True, help="Log more; twice: tracebacks of errors too."),
+    option("-v", "--verbose", section=COMMON, count=True, help="Log more; -vv logs tracebacks of errors too."),
     option("-q", "--quiet", section=COMMON, count=True, help="Log less."),
 ]

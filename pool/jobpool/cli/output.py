@@ -1,6 +1,6 @@
 """How answers look: tables on a terminal, plain aligned text in a pipe, JSON when asked for. Answers go to stdout.
 
-What a message, an error or a name holds is made safe for a terminal here; colours are added after that.
+Texts of messages, errors and names are made safe for a terminal here; colours are added after that.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def note(text: str) -> None:
 
 
 def answer_json(value: Any) -> None:
-    """One JSON document: indented on a terminal, one line in a pipe."""
+    """Print one JSON document: indented on a terminal, one line in a pipe."""
     click.echo(json_text(value, indent=2 if sys.stdout.isatty() else None))
 
 
@@ -118,12 +118,12 @@ def aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int 
 
 
 def plural(count: int, word: str) -> str:
-    """`1 job`, `2,000 jobs`."""
+    """Return `1 job`, `2,000 jobs`."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def fit(columns: Sequence[Column], widths: list[int], room: int) -> list[int]:
-    """`widths` with the flexible columns cut, the widest first, until all fit into `room`; ids are never cut."""
+    """Return `widths` with the flexible columns cut, the widest first, until all fit into `room`; ids are never cut."""
     fitted = list(widths)
     flexible = [index for index, column in enumerate(columns) if column.flexible]
     while sum(fitted) > room and flexible:

@@ -36,9 +36,11 @@ queue_argument = click.argument("queue", metavar="QUEUE")
 @click.command("post", cls=Command, short_help="Add messages that no pool runs.")
 @queue_argument
 @click.argument("messages", nargs=-1, metavar="[MESSAGE]...")
-@option("--ttl", metavar="TIME", help="What nobody deleted by then is gone; 60s to 14d.  [default: never]")
-@option("--delay", metavar="TIME", default="0", help="Not to be claimed before; up to 15m.  [default: 0]")
-@option("--file", "file", type=click.File("rb"), metavar="FILE", help="Many, a JSON value a line; - = stdin.")
+@option("--ttl", metavar="TIME", help="Life of a message, 60s to 14d; then it is deleted.  [default: no end]")
+@option("--delay", metavar="TIME", default="0", help="Time before it can be claimed, up to 15m.  [default: 0]")
+@option(
+    "--file", "file", type=click.File("rb"), metavar="FILE", help="File of messages, one JSON value a line; - = stdin."
+)
 @as_json
 def post(
     session: Session,
@@ -49,7 +51,7 @@ def post(
     file: IO[bytes] | None,
     json_: bool,
 ) -> None:
-    """Add messages to a queue, for whoever claims them, and print their ids.
+    """Add messages to a queue, to be claimed, and print their ids.
 
     Each MESSAGE is one JSON value where it can be read as JSON, else text:
 
@@ -67,8 +69,8 @@ def post(
 
 @click.command("list", cls=Command, short_help="List the free messages of a queue.")
 @queue_argument
-@option("--claimed", is_flag=True, help="Also those that a claim or a pool holds.")
-@option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show so many; 0 = all.")
+@option("--claimed", is_flag=True, help="Show claimed and leased messages too.")
+@option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Show at most this number; 0 = all.")
 @as_json
 def list_(session: Session, queue: str, claimed: bool, limit: int, json_: bool) -> None:
     """List the messages of a queue that a claim could take, jobs too, in the order of their enqueue."""
@@ -85,12 +87,12 @@ def list_(session: Session, queue: str, claimed: bool, limit: int, json_: bool) 
 @click.command("delete", cls=Command, short_help="Delete messages by id.")
 @queue_argument
 @click.argument("idents", nargs=-1, required=True, metavar="ID...")
-@option("--claim", metavar="CLAIM", help="The claim that holds them.")
+@option("--claim", metavar="CLAIM", help="Claim that holds the messages.")
 @as_json
 def delete(session: Session, queue: str, idents: tuple[str, ...], claim: str | None, json_: bool) -> None:
-    """Delete messages: free ones, or with --claim those that it holds. Those that are gone already are no error.
+    """Delete messages: free ones, or with --claim those that it holds. To delete one again is not an error.
 
-    What somebody else holds is left alone; the others are deleted all the same, and the exit code is 1.
+    Messages that somebody else holds are left alone, and the exit code is 1; the others are deleted.
     """
     with session.broker() as backend:
         selected(backend, queue)
@@ -107,7 +109,7 @@ def delete(session: Session, queue: str, idents: tuple[str, ...], claim: str | N
 
 @click.command("pop", cls=Command, short_help="Take messages and delete them at once.")
 @queue_argument
-@option("--limit", type=int, default=1, show_default=True, metavar="N", help="At most so many; 1 to 20.")
+@option("--limit", type=int, default=1, show_default=True, metavar="N", help="Largest number of messages, 1 to 20.")
 @as_json
 def pop(session: Session, queue: str, limit: int, json_: bool) -> None:
     """Take the oldest free messages, delete them, and print them, one a line. Nothing brings them back.
@@ -127,7 +129,7 @@ def pop(session: Session, queue: str, limit: int, json_: bool) -> None:
 
 
 def selected(backend: QueueBackend, queue: str, max_claims: int = 0) -> Queue:
-    """This queue of that broker. Raises `InvalidJob`, or `Unsupported` where the broker has no claims."""
+    """Return this queue of that broker. Raises `InvalidJob`, or `Unsupported` where the broker has no claims."""
     from jobpool.client.claims import Queue
 
     _ = backend.claims
@@ -136,7 +138,7 @@ def selected(backend: QueueBackend, queue: str, max_claims: int = 0) -> Queue:
 
 @contextmanager
 def wrong_usage() -> Iterator[None]:
-    """A number that is out of its bounds was typed: `click.UsageError`, with the bound."""
+    """Raise `click.UsageError`, with the bound, for a number out of its bounds."""
     try:
         yield
     except JobpoolError:
@@ -146,7 +148,7 @@ def wrong_usage() -> Iterator[None]:
 
 
 def seconds(text: str, flag: str) -> float:
-    """`90`, `5m`, `1h` in seconds. Raises `click.UsageError` naming the flag."""
+    """Return `90`, `5m`, `1h` in seconds. Raises `click.UsageError` naming the flag."""
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -154,12 +156,12 @@ def seconds(text: str, flag: str) -> float:
 
 
 def given(text: str | None, flag: str) -> float | None:
-    """The same of a flag that may be left out; None = it was."""
+    """Return the same of a flag that may be left out; None = it was."""
     return None if text is None else seconds(text, flag)
 
 
 def message_row(message: ClaimMessage) -> list[str]:
-    """One message as the cells of `MESSAGES`."""
+    """Return a message as the cells of `MESSAGES`."""
     now = time.time()
     left = "" if message.ends_at is None else format_duration(max(0.0, message.ends_at - now))
     age = format_duration(max(0.0, now - message.enqueued_at))
@@ -173,7 +175,7 @@ def _listed_row(message: ClaimMessage) -> list[str]:
 
 
 def message_values(message: ClaimMessage) -> dict[str, Any]:
-    """One message as JSON values: its payload, or why that cannot be trusted; bytes that are no JSON as text.
+    """Return a message as JSON values: its payload, or why that cannot be trusted; bytes that are not JSON as text.
 
     Where neither tells all of the body, it stands beside in Base64: what was popped is nowhere else.
     """
@@ -204,7 +206,7 @@ def _exact(body: bytes) -> dict[str, str]:
 
 
 def _print(body: bytes) -> None:
-    """One line: the bytes themselves, but on a terminal, which they might steer, with escapes in their place."""
+    """Print one line: the bytes themselves, but on a terminal, which they might steer, their escapes."""
     if not sys.stdout.isatty():
         click.echo(body)
         return
@@ -231,7 +233,7 @@ def _json_or_text(word: str) -> Any:
 
 
 def _read_json(text: str | bytes) -> Any:
-    """Raises `ValueError`; for NaN and Infinity too, which Python reads, and nobody else."""
+    """Return a JSON value. Raises `ValueError`, also for NaN and Infinity, which only Python reads."""
     return json.loads(text, parse_constant=_refuse)
 
 

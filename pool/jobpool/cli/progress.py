@@ -66,7 +66,7 @@ class Progress:
 
 
 def bar(header: HeaderView, total: int, seconds: float) -> str:
-    """The line: how many messages reached their end, of how many, how fast, and what went wrong on the way."""
+    """Return the line: how many messages reached their end, of how many, how fast, and what went wrong on the way."""
     done = header.succeeded + header.dead + header.skipped + header.rejected
     total = max(total, done)
     filled = BAR_CHARS * done // total if total else BAR_CHARS

@@ -30,7 +30,7 @@ POSTED = columns("POSTED>")
 @option("-Q", "--queue", "more", multiple=True, metavar="NAME", help="The same as QUEUE.")
 @as_json
 def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_: bool) -> None:
-    """Count what is waiting, delayed, leased and dead, in these queues or in all; and what was posted for claims."""
+    """Count waiting, delayed, leased, dead and posted messages, in these queues or in all."""
     with session.broker() as backend:
         found = {queue: backend.stats(queue) for queue in _queues(session, backend, names + more)}
         tell_of_stats(backend)
@@ -46,7 +46,7 @@ def stats(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_
         note("every queue is empty")
 
 
-@click.command("reap", cls=Command, short_help="Give back what has an expired lease.")
+@click.command("reap", cls=Command, short_help="Give back messages whose lease has expired.")
 @click.argument("names", nargs=-1, metavar="[QUEUE]...")
 @option("-Q", "--queue", "more", multiple=True, metavar="NAME", help="The same as QUEUE.")
 @as_json
@@ -59,7 +59,7 @@ def reap(session: Session, names: tuple[str, ...], more: tuple[str, ...], json_:
     with session.broker() as backend:
         reaped = [one for queue in _queues(session, backend, names + more) for one in _reap(backend, queue, policy)]
         if backend.capabilities.leases is not Leases.OURS:
-            note(f"{backend.scheme}:// gives back what has an expired lease by itself (Capabilities.leases)")
+            note(f"{backend.scheme}:// gives back messages with an expired lease by itself (Capabilities.leases)")
     if json_:
         answer_json([{**asdict(one), "cause": cause_values(one.cause)} for one in reaped])
         return

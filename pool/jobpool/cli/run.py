@@ -31,7 +31,7 @@ def _stop(*names: str, **kwargs: Any) -> Callable[[options.Function], options.Fu
 
 @click.command("run", cls=Command, short_help="Run a pool; the same as `jobpool` without a verb.")
 @options.settings
-@_stop("--until-empty", "--burst", is_flag=True, help="Stop when nothing is waiting, delayed or leased any more.")
+@_stop("--until-empty", "--burst", is_flag=True, help="Stop when nothing is left to do.")
 @_stop("--once", "--one-shot", is_flag=True, help="Stop after one job.")
 @_stop("--max", "max_", type=click.IntRange(min=0), default=0, metavar="N", help="Stop after N jobs; 0 = no limit.")
 @_stop("--fail-on-dead", is_flag=True, help="Exit with 1 if a job became a dead letter.")
@@ -54,8 +54,8 @@ def run(
       jobpool --workers 16 --queue reports --app myapp.jobs
       jobpool -Q reports=8,mail=1 -A myapp.jobs --until-empty --fail-on-dead
 
-    SIGTERM and SIGINT drain, a second one kills; SIGHUP loads the app anew; SIGTTIN and SIGTTOU add and remove a
-    child; SIGQUIT logs every child's stack.
+    SIGTERM and SIGINT drain; a second one kills. SIGHUP reloads the app. SIGTTIN and SIGTTOU add and remove a worker
+    process. SIGQUIT logs the stack of each.
     """
     if once and max_ > 1:
         raise click.UsageError("--once and --max exclude each other")
@@ -128,7 +128,7 @@ def _published(pool: Settings) -> Iterator[Settings]:
 
 
 def _run(pool: Settings, lines: LineHandler | None, wrap: Callable[[QueueBackend], QueueBackend] | None) -> int:
-    """Run it; with `lines`, under a progress bar; with `wrap` round its broker."""
+    """Run it: with `lines` under a progress bar, with `wrap` round its broker."""
     from jobpool.master.run import run_pool
 
     if lines is None or pool.board_path is None:

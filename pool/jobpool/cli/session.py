@@ -1,4 +1,4 @@
-"""What a verb works with: the settings that apply and the broker, each made when first asked for."""
+"""The things that a verb works with: the settings that apply and the broker, each made when first asked for."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Session:
         return find_config(self._config)
 
     def config_directory(self) -> Path:
-        """That of the configuration file, or the working directory. Raises `ConfigurationError`."""
+        """Return the folder of the configuration file, or the working directory. Raises `ConfigurationError`."""
         return self.config_file().directory
 
     def log_level(self, configured: str) -> str:
-        """The level that -v and -q make of `configured`; -l is final."""
+        """Return the level that -v and -q make of `configured`; -l is final."""
         if self._logging["log_level"] is not None or not self._louder:
             return configured
         place = LEVELS.index(configured) - self._louder
@@ -65,7 +65,7 @@ class Session:
 
     @contextlib.contextmanager
     def broker(self) -> Iterator[QueueBackend]:
-        """The configured broker, open for the block, with a log for a command (warnings only, unless asked)."""
+        """Open the configured broker for the block, with a log for a command (warnings only, unless asked)."""
         from jobpool.broker.opening import open_backend
         from jobpool.message.signing import EnvelopeSigner
         from jobpool.telemetry.logs import configure
@@ -81,17 +81,17 @@ class Session:
             backend.close()
 
     def backend_flag(self) -> str | None:
-        """The broker's URL as it was typed; None = not given."""
+        """Return the broker's URL as it was typed; None = not given."""
         return self._flags.get("backend")
 
     def runtime_dir(self) -> Path:
-        """The runtime directory, without reading the settings as a whole: health probes come often."""
+        """Return the runtime directory, without reading the settings as a whole: health probes come often."""
         from jobpool.ops.runtime_dir import runtime_dir
 
         return runtime_dir(self._peek("runtime_dir"))
 
     def pool_name(self) -> str | None:
-        """The name that was asked for on the command line; None = every pool."""
+        """Return the name that was asked for on the command line; None = every pool."""
         return self._flags.get("name")
 
     def _peek(self, key: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What must be known and well before a pool starts: its settings, its app's place, its broker."""
+"""Checks before a pool starts: its settings, its app's place, its broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_pool(session: Session, flags: dict[str, Any], **mode: Any) -> Settings:
 
 
 def check_apps(pool: Settings) -> Settings:
-    """`pool` with absolute paths of app files. Only looks for modules; importing them is the fork server's work.
+    """Return `pool` with absolute paths of app files. Only looks for modules: the fork server imports them.
 
     A pool that may run programs or call functions by the built-in handlers needs no app.
 
@@ -58,7 +58,7 @@ def _check_file(app: str, sys_path: tuple[str, ...]) -> str:
 
 
 def backlog(pool: Settings) -> int:
-    """How many messages wait, are delayed or leased in the pool's queues. Raises `BackendUnavailable`."""
+    """Count the messages that wait, are delayed or leased in the pool's queues. Raises `BackendUnavailable`."""
     from jobpool.broker.opening import open_backend
 
     backend = open_backend(pool.backend, timeout=pool.broker_timeout)
@@ -69,7 +69,7 @@ def backlog(pool: Settings) -> int:
 
 
 def search_path(config_directory: Path) -> tuple[str, ...]:
-    """Where apps are looked for: the working directory and that of the configuration file."""
+    """Return the folders of apps: the working directory and that of the configuration file."""
     return tuple(dict.fromkeys(map(str, (Path.cwd(), config_directory))))
 
 

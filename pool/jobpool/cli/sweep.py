@@ -1,7 +1,7 @@
 """One verb over many messages: in batches, or slowly, at a rate; and when it is cut short, it says how far it came.
 
-Only what was there at the start is touched: a dead letter that is retried and dies again is younger than the command,
-and waits for the next one. So a job that fails at once never takes the turn of the others.
+Only messages that were there at the start are touched. A dead letter that is retried and dies again waits for the next
+command. So a job that fails at once never takes the turn of the others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TICK = 0.25
 
 @dataclass(slots=True)
 class Sweep:
-    """Does `verb` to what `where` matched when this was made, the oldest first, and leaves the newest `keep`.
+    """`verb` for the messages that `where` matched when this was made, the oldest first, but for the newest `keep`.
 
     `rate`: messages a minute, > 0; None = as quickly as it goes.
     """
@@ -48,14 +48,14 @@ class Sweep:
     begun: float = field(default_factory=time.monotonic)
 
     def count(self) -> int:
-        """How many it means, now; `CAP` = at least so many."""
+        """Count the matching messages; `CAP` = at least that number."""
         return max(0, self.backend.count(self._still_there(), cap=CAP + self.keep) - self.keep)
 
     def run(self, count: int, word: str) -> int:
         """Do it to all of them, `count` by the last look; how many it changed. Blocks for as long as the rate says.
 
         Raises:
-            JobpoolError: The broker is away. What is done is done, and said.
+            JobpoolError: The broker is away. The number of those done is told.
             click.exceptions.Exit: Ctrl-C; the same.
         """
         try:
@@ -73,7 +73,7 @@ class Sweep:
         return self.done
 
     def _round(self, most: int, tell: Callable[[int], None]) -> bool:
-        """Up to `most` messages; whether there were so many."""
+        """Do up to `most` messages, and return True if there were that many."""
         size = BATCH if self.rate is None else max(1, int(self.rate / 60 * TICK))
         left = most
         while left > 0:
@@ -90,7 +90,7 @@ class Sweep:
         return True
 
     def _still_there(self) -> MessageFilter:
-        """The filter, less what has come since the start: ages are taken as they were then."""
+        """Return the filter, less messages that came since the start: ages are taken as they were then."""
         passed = time.monotonic() - self.begun
         older = (self.where.older_than or 0.0) + passed
         newer = None if self.where.newer_than is None else self.where.newer_than + passed
@@ -117,7 +117,7 @@ class WholeQueues(Sweep):
     is_capped: bool = False
 
     def count(self) -> int:
-        """How many there are now, or at least how many. Blocks for a round trip a queue."""
+        """Count the messages, or the least number. Blocks for a round trip a queue."""
         self.counted, total = [], 0
         for queue in self.queues:
             stats = self.backend.stats(queue)
@@ -130,7 +130,7 @@ class WholeQueues(Sweep):
         return total
 
     def _round(self, most: int, tell: Callable[[int], None]) -> bool:
-        """All in one: there is no other round behind it."""
+        """Carry out all in one round: there is no other after it."""
         for queue in self.queues:
             whole = self._whole(queue)
             while changed := self.backend.bulk(whole, self.verb, limit=self._batch(most)):
@@ -144,7 +144,7 @@ class WholeQueues(Sweep):
         return BATCH if self.is_capped else min(BATCH, most - self.done)
 
     def _whole(self, queue: str) -> MessageFilter:
-        """All that is meant of a queue; every state that can be purged is no state named."""
+        """Return the filter of a queue; to purge every state, it names none."""
         from jobpool.broker.values import MessageFilter, State
 
         purged = {State.WAITING, State.DELAYED, State.DEAD}
@@ -156,4 +156,4 @@ def _bar(count: int) -> contextlib.AbstractContextManager[Any]:
 
 
 def _nobody(_: int) -> None:
-    """Without a terminal nobody watches a bar."""
+    """Ignore the progress: without a terminal nobody watches a bar."""

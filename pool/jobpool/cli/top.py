@@ -27,8 +27,8 @@ FAILED = 1
 
 
 @click.command("top", cls=Command, short_help="Watch the pools of this machine, slot by slot.")
-@option("--once", is_flag=True, help="Print once and exit.  [default when stdout is no terminal]")
-@option("-d", "--interval", type=click.FloatRange(min=0.1), default=0.5, show_default=True, help="Seconds.")
+@option("--once", is_flag=True, help="Print once and exit.  [default when stdout is not a terminal]")
+@option("-d", "--interval", type=click.FloatRange(min=0.1), default=0.5, show_default=True, help="Pause in seconds.")
 @as_json
 @click.pass_context
 def top(ctx: click.Context, session: Session, once: bool, interval: float, json_: bool) -> None:
@@ -85,7 +85,7 @@ def _window() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[int | None]:
-    """The keyboard, key by key and without echo, for the block; None when stdin is no terminal."""
+    """Yield the keyboard, key by key and without echo, for the block; None when stdin is not a terminal."""
     if not sys.stdin.isatty():
         yield None
         return

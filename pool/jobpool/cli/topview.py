@@ -31,7 +31,7 @@ MAX_SILENCE_S = 3.0
 
 
 def headline(sample: PoolSample) -> str:
-    """One pool in one line or two: who, how long, how much, and what is wrong."""
+    """Return one pool in one line or two: who, how long, how much, and what is wrong."""
     pool, header = sample.pool, sample.header
     who = one_line(f"{pool.name}  pid {pool.pid}  {', '.join(pool.queues)}  {pool.backend}")
     if header is None:
@@ -56,7 +56,7 @@ def _worries(sample: PoolSample) -> list[str]:
 
 
 def cells(row: SlotRow) -> list[str]:
-    """One slot as the cells of `COLUMNS`, safe for a terminal."""
+    """Return one slot as the cells of `COLUMNS`, safe for a terminal."""
     shown = [
         *(str(row.slot), str(row.pid or "-"), row.state + ("?" if row.torn else ""), row.handler, row.job, row.queue),
         str(row.attempt) if row.attempt else "-",
@@ -68,7 +68,7 @@ def cells(row: SlotRow) -> list[str]:
 
 
 def fitting(width: int) -> list[int]:
-    """Which columns a window of `width` characters has room for; the least telling ones go first."""
+    """Return the columns that fit into `width` characters; the least telling ones go first."""
     kept = list(range(len(COLUMNS)))
     for title in FIRST_TO_GO:
         if sum(COLUMN_CHARS[index] + 1 for index in kept) <= width:
@@ -112,7 +112,7 @@ def _table(rows: tuple[SlotRow, ...], width: int) -> list[str]:
 
 
 def _progress(row: SlotRow) -> str:
-    """How far the job is; of a slot without one, how its last child died."""
+    """Return how far the job is; of a slot without one, how its last child died."""
     if not row.progress and not row.progress_text:
         return f"last death: {row.last_death}" if row.last_death and row.state != "busy" else ""
     return f"{row.progress:.0%} {row.progress_text}".rstrip()

@@ -1,8 +1,8 @@
 """Harnesses of the Service Bus backend: a peer whose clock is turned, or a real namespace where one is named.
 
 With `JOBPOOL_TEST_SERVICEBUS` the tests run on what its connection string leads to: a namespace, or the official
-emulator. `docs/testing.md` says which queues it must have. Nobody turns a clock there: short times are waited for, and
-a test that needs longer ones is skipped, saying so.
+emulator. `docs/contributing.md` says which queues it must have. Nobody turns a clock there: short times are waited for,
+and a test that needs longer ones is skipped, saying so.
 """
 
 from __future__ import annotations

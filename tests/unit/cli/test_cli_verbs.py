@@ -208,7 +208,7 @@ def test_without_a_terminal_and_without_yes_it_refuses(jobpool: Jobpool, broker:
     enqueue(jobpool, "a")
     result = jobpool("purge", "queue:default", input="y\n")
     assert result.exit_code == 2
-    assert "purge 1 message? Nobody can be asked here: give --yes, or --dry-run" in result.stderr
+    assert "purge 1 message? There is no terminal to ask on: give --yes, or --dry-run" in result.stderr
     assert broker.stats("default").waiting == 1
 
 
@@ -239,7 +239,7 @@ def test_dead_letters_are_retried_by_reason_and_purged(jobpool: Jobpool, broker:
         (["purge"], "say which messages: a FILTER such as queue:reports reason:timeout, or --all"),
         (["dead", "retry"], "say which messages"),
         (["dead", "purge", "queue:x", "--all"], "a FILTER and --all exclude each other"),
-        (["dead", "list", "state:waiting"], "only dead letters are meant here"),
+        (["dead", "list", "state:waiting"], "this verb is for dead letters only"),
         (["purge", "state:leased"], "leased messages cannot be purged"),
         (["list", "colour:red"], "there is no filter key 'colour'"),
         (["list", "age:old"], "age:old is not clear: write age:>1h"),

@@ -240,7 +240,7 @@ def test_purge_keeps_the_newest(jobpool: Jobpool, broker: QueueBackend) -> None:
     assert preview.count("\n") == 5, "those to keep are not among the examples"
     assert jobpool("dead", "purge", "--keep", "2", "-y").stdout == "4 messages purged\n"
     assert [broker.inspect(ident) is None for ident in idents] == [True] * 4 + [False] * 2
-    assert jobpool("dead", "purge", "--keep", "2", "-y").stderr == "no message is beyond those to keep\n"
+    assert jobpool("dead", "purge", "--keep", "2", "-y").stderr == "no message is older than the newest to keep\n"
 
 
 def test_purge_keeps_the_newest_of_those_that_match(jobpool: Jobpool, broker: QueueBackend) -> None:
@@ -305,7 +305,7 @@ def test_the_wrong_queue_is_answered_with_those_there_are(jobpool: Jobpool, brok
         (["dead", "purge", "--keep", "-1"], "--keep"),
         (["dead", "purge", "--older-than", "soon"], "age:>soon is not clear"),
         (["dead", "purge", "--older-than", "1h", "age:>2h"], "more than one age:> term"),
-        (["dead", "retry", "state:waiting"], "only dead letters are meant here"),
+        (["dead", "retry", "state:waiting"], "this verb is for dead letters only"),
     ],
 )
 def test_what_is_not_clear_is_refused(jobpool: Jobpool, words: list[str], sentence: str) -> None:

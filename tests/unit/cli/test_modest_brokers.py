@@ -79,10 +79,8 @@ def test_stats_without_a_name_are_of_the_settings_queues_and_say_what_they_canno
         ("default", 0, 0),
         ("reports", 3, 0),
     ]
-    assert (
-        "modest:// cannot list its queues (Capabilities.makes_queues): this is about default, reports" in result.stderr
-    )
-    assert "counts what others have leased as waiting (Capabilities.exact_counts)" in result.stderr
+    assert "modest:// cannot list its queues (Capabilities.makes_queues): shown are default, reports" in result.stderr
+    assert "counts messages that others have leased as waiting (Capabilities.exact_counts)" in result.stderr
     assert "makes_queues" not in ask("stats", "reports").stderr
 
 
@@ -132,7 +130,7 @@ def test_a_dead_letter_is_inspected_with_its_queue_or_without(ask: Ask, broker: 
 def test_a_reap_says_that_the_broker_does_it(ask: Ask) -> None:
     result = ask("reap", "reports")
     assert result.exit_code == 0
-    assert "modest:// gives back what has an expired lease by itself (Capabilities.leases)" in result.stderr
+    assert "modest:// gives back messages with an expired lease by itself (Capabilities.leases)" in result.stderr
 
 
 # --- changing -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The section of docs/faults.md that runs of scripts/soak fill: it can be found, and made anew of their documents."""
+"""The section of tests/faults/rows.md that runs of scripts/soak fill: it is found, and made anew of their documents."""
 
 from __future__ import annotations
 
