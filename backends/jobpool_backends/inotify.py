@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Listener:
-    """A listener for `ring(path)` from any process. For one thread at a time; close it.
+    """A listener for `wake(path)` from any process. For one thread at a time; close it.
 
     Raises:
         OSError: The file is not there, or the kernel's limit of listeners is reached.
@@ -59,7 +59,7 @@ class Listener:
             self._fd = -1
 
 
-def ring(path: str) -> None:
+def wake(path: str) -> None:
     """Wake every listener of `path`. A missing file has none, and raises nothing."""
     try:
         os.utime(path)

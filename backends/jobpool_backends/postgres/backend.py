@@ -25,20 +25,20 @@ from jobpool.clock import Clock
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
-from jobpool_backends.postgres import checks, intransaction
+from jobpool_backends.postgres import checks, in_transaction
 from jobpool_backends.postgres.address import Address, read_address
+from jobpool_backends.postgres.bulk import BulkChanges
 from jobpool_backends.postgres.calls import Sweeper
 from jobpool_backends.postgres.capping import Caps
-from jobpool_backends.postgres.claiming import PostgresClaims
+from jobpool_backends.postgres.claims import PostgresClaims
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.fetching import Fetcher, holder_of, number_of
+from jobpool_backends.postgres.enqueue import Producer
+from jobpool_backends.postgres.fetch import Fetcher, holder_of, number_of
+from jobpool_backends.postgres.inspect import Inspector
 from jobpool_backends.postgres.keys import PostgresKeys
-from jobpool_backends.postgres.looking import Looker
-from jobpool_backends.postgres.producing import Producer
-from jobpool_backends.postgres.reaping import Reaper
-from jobpool_backends.postgres.settling import Settler, to_be_done
-from jobpool_backends.postgres.tending import Tender
-from jobpool_backends.postgres.waiting import Waiter
+from jobpool_backends.postgres.reap import Reaper
+from jobpool_backends.postgres.settle import Settler, to_be_done
+from jobpool_backends.postgres.wait import Waiter
 from jobpool_backends.shared import brought_by_each
 
 
@@ -76,8 +76,8 @@ class PostgresBackend(QueueBackend):
         self._caps = Caps(self._database)
         self._keys = PostgresKeys(self._database, sweeper)
         self._claims = PostgresClaims(self._database, sweeper)
-        self._looker = Looker(self._database)
-        self._tender = Tender(self._database, self._looker)
+        self._inspector = Inspector(self._database)
+        self._bulk_changes = BulkChanges(self._database, self._inspector)
         self._waiter = Waiter(self._database, listen=address.listen)
 
     @classmethod
@@ -131,7 +131,7 @@ class PostgresBackend(QueueBackend):
 
     def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing | None:
         self._database.ensure_current()
-        return intransaction.enqueue(connection, self._database.schema, messages)
+        return in_transaction.enqueue(connection, self._database.schema, messages)
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         return self._fetcher.fetch(queue, limit, ttl, fetch_id)
@@ -152,7 +152,7 @@ class PostgresBackend(QueueBackend):
     def ticket(self, lease: JobLease) -> Ticket:
         """Return what `ctx.ack` needs to ack this message on a psycopg 3 connection to the queue's database."""
         key, keep = to_be_done(lease.guards)
-        return intransaction.make_ticket(
+        return in_transaction.make_ticket(
             self._database.schema,
             ident=lease.id,
             queue=lease.queue,
@@ -186,29 +186,29 @@ class PostgresBackend(QueueBackend):
 
     def stats(self, queue: str) -> QueueStats:
         """Return counts of one queue, each up to 10,000."""
-        return self._looker.stats(queue)
+        return self._inspector.stats(queue)
 
     def queues(self) -> list[str]:
         """Return the names of all queues that hold a message, sorted."""
-        return self._looker.queues()
+        return self._inspector.queues()
 
     def list_messages(
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
     ) -> list[Message]:
         """Return one page in enqueue order; a statement for each 20,000 messages that are looked at in vain."""
-        return self._looker.page(where or MessageFilter(), after, limit)
+        return self._inspector.page(where or MessageFilter(), after, limit)
 
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
         """Return how many messages match, up to `cap`."""
-        return self._looker.count(where, cap)
+        return self._inspector.count(where, cap)
 
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
         """Do `verb` to up to `limit` matching messages, 500 a transaction."""
-        return self._tender.bulk(where, verb, limit)
+        return self._bulk_changes.bulk(where, verb, limit)
 
     def inspect(self, ident: str) -> Message | None:
         """Return the message with this id, live or dead."""
-        return self._looker.inspect(ident)
+        return self._inspector.inspect(ident)
 
     def evicted(self, queue: str) -> int:
         """Return how many dead letters of the queue the caps `dead_max` and `dead_max_age` have removed, ever."""

@@ -12,8 +12,8 @@ from jobpool.message.settlement import Settled
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import fill
 
-_SWEEP_BATCH = 2000
-_SWEEP_EVERY = 5.0
+_SWEEP_BATCH_ROWS = 2000
+_SWEEP_INTERVAL_S = 5.0
 _SWEEP = "SELECT {schema}.sweep(%(most)b)"
 
 _ANSWERS = {
@@ -46,10 +46,10 @@ class Sweeper:
         now = time.monotonic()
         if now < self._next:
             return
-        self._next = now + _SWEEP_EVERY
+        self._next = now + _SWEEP_INTERVAL_S
         try:
-            [(swept,)] = self._database.run(self._sweep, {"most": _SWEEP_BATCH})
+            [(swept,)] = self._database.run(self._sweep, {"most": _SWEEP_BATCH_ROWS})
         except (BackendUnavailable, AccessRefused):
             return  # the call that brought us here was answered; the next one will meet the error
-        if swept >= _SWEEP_BATCH:
+        if swept >= _SWEEP_BATCH_ROWS:
             self._next = now

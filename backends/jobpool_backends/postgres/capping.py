@@ -8,8 +8,8 @@ from jobpool.errors import AccessRefused, BackendUnavailable
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import fill
 
-_BATCH = 1000
-_MOST_ROUNDS = 5
+_EVICT_BATCH_MESSAGES = 1000
+_MAX_ROUNDS = 5
 """Statements for one queue after one call. The next call goes on: somebody has set a cap on a long list."""
 
 _EVICT = "SELECT {schema}.evict(%(queue)b, %(kept)b::bigint, %(age)b::bigint, %(most)b)"
@@ -27,7 +27,7 @@ class Caps:
         self._database = database
         self._evict, self._evicted = (fill(sql, database.schema) for sql in (_EVICT, _EVICTED))
         caps = database.address.caps
-        self._asked = {"kept": caps.most or None, "age": caps.age or None, "most": _BATCH}
+        self._asked = {"kept": caps.most or None, "age": caps.age or None, "most": _EVICT_BATCH_MESSAGES}
         self.any = bool(caps)
 
     def enforce(self, queues: Iterable[str]) -> None:
@@ -45,7 +45,7 @@ class Caps:
         return count
 
     def _shorten(self, queue: str) -> None:
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             [(gone,)] = self._database.run(self._evict, self._asked | {"queue": queue})
-            if gone < _BATCH:
+            if gone < _EVICT_BATCH_MESSAGES:
                 return

@@ -20,7 +20,7 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)b AND c.relkind = 'r' ORDER BY c.relname
 """
 
-_LARGE = 16 * 1024 * 1024
+_LARGE_TABLE_BYTES = 16 * 1024 * 1024
 """Bytes of a table that was never analysed, from which on the server's guesses about it hurt."""
 
 _HOLDERS = """
@@ -32,7 +32,7 @@ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <
 ORDER BY xact_start LIMIT 10
 """
 
-LONG_TRANSACTION = 300.0
+LONG_TRANSACTION_S = 300.0
 """Seconds for which somebody's transaction may be open before it is told."""
 
 _MISTAKES = {
@@ -112,7 +112,7 @@ _POOLED = Finding(
 _DIRECT = Finding("postgres.pooler", Level.OK, "no pooler in between")
 
 
-def diagnose(database: Database, *, long_transaction: float = LONG_TRANSACTION) -> list[Finding]:
+def diagnose(database: Database, *, long_transaction: float = LONG_TRANSACTION_S) -> list[Finding]:
     """Return the findings, check by check.
 
     Args:
@@ -156,7 +156,7 @@ def _of_setting(name: str, value: str | None) -> Finding:
 
 def _of_tables(database: Database) -> Iterator[Finding]:
     found = []
-    for name, unswept, unknown in database.run(_TABLES, {"schema": database.schema, "large": _LARGE}):
+    for name, unswept, unknown in database.run(_TABLES, {"schema": database.schema, "large": _LARGE_TABLE_BYTES}):
         table = f"{database.schema}.{name}"
         if unswept:
             why = "dead rows pile up, and fetching slows down within minutes under load"

@@ -21,21 +21,21 @@ from psycopg.pq import TransactionStatus
 
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.postgres.address import Address
-from jobpool_backends.postgres.link import Link, connect
-from jobpool_backends.postgres.migrating import check_current
+from jobpool_backends.postgres.connection import Connection, connect
+from jobpool_backends.postgres.migrate import check_current
 from jobpool_backends.postgres.schema import WRONG_ISOLATION
 from jobpool_backends.postgres.trouble import HIDDEN_POOLER, is_conflict, is_stale, raise_explained, raise_unreached
 
-MOST_IDLE = 8
+MAX_IDLE_CONNECTIONS = 8
 """Connections kept for later calls; a server has few, and each is a process there."""
 
-_SHORTEST_NAP = 0.001
-_LONGEST_NAP = 0.1
-_MOST_TRIES = 20
+_MIN_NAP_S = 0.001
+_MAX_NAP_S = 0.1
+_MAX_TRIES = 20
 """After a serialization failure or a dead-lock: naps of 1 ms to 100 ms, twice as long each time, with full jitter."""
 
 Parameters = Sequence[Any] | Mapping[str, Any]
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 
 class Database:
@@ -57,7 +57,7 @@ class Database:
         self.pooled = False
         self.closed = False
         self._pid = os.getpid()
-        self._idle: list[Link] = []
+        self._idle: list[Connection] = []
         self._current = False
         self._isolated = False
         self._checking = threading.Lock()
@@ -87,7 +87,7 @@ class Database:
 
         Blocks for `timeout`, and as long again as it takes to connect; a little longer when transactions collide.
         """
-        return self._call(lambda link: run_on(link, sql, parameters, prepare), repeatable)
+        return self._call(lambda connection: run_on(connection, sql, parameters, prepare), repeatable)
 
     def run_committed(self, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
         """Run as `run`, under READ COMMITTED; with another isolation level in three statements, and two trips.
@@ -101,20 +101,22 @@ class Database:
                 if error.sqlstate != WRONG_ISOLATION:
                     raise
                 self._isolated = True
-        return self.transaction(lambda link: _run_committed(link, sql, parameters))
+        return self.transaction(lambda connection: _run_committed(connection, sql, parameters))
 
-    def transaction(self, work: Callable[[Link], T], *, pipelined: bool = True, patience: float | None = None) -> T:
+    def transaction(
+        self, work: Callable[[Connection], Result], *, pipelined: bool = True, answer_timeout: float | None = None
+    ) -> Result:
         """Return the result of `work(connection)` in one transaction: committed when it returns, undone when it raises.
 
         Args:
             work: Only statements on the connection, because it may be called again.
             pipelined: Send statements without waiting for answers that `work` does not look at, the first together with
                 BEGIN. COPY is not possible then. Ignored with a pooler.
-            patience: Seconds for each answer; None = `timeout`.
+            answer_timeout: Seconds for each answer; None = `timeout`.
 
         Raises as `run`.
         """
-        return self._call(lambda link: _in_transaction(link, work, pipelined, patience))
+        return self._call(lambda connection: _in_transaction(connection, work, pipelined, answer_timeout))
 
     def prepare(self) -> None:
         """Make the schema current, or see that it is. Safe to call again, and in several processes. Raises as `run`."""
@@ -126,25 +128,25 @@ class Database:
         if not self._current:
             self.prepare()
 
-    def connect(self) -> Link:
+    def connect(self) -> Connection:
         """Return a new connection that the caller owns and closes; the schema has been checked.
 
         Raises as `run`.
         """
         self.check_usable()
         try:
-            link = connect(self.address)
+            connection = connect(self.address)
         except psycopg.Error as error:
             raise_unreached(error, self.address)
         try:
-            self._greet(link)
+            self._greet(connection)
         except psycopg.Error as error:
-            link.close()
+            connection.close()
             raise_explained(error, self.address)
         except BaseException:
-            link.close()
+            connection.close()
             raise
-        return link
+        return connection
 
     def check_usable(self) -> None:
         """Raise when this database was closed, or inherited by a fork."""
@@ -164,59 +166,59 @@ class Database:
 
     # --- calls -------------------------------------------------------------------------------------
 
-    def _call(self, step: Callable[[Link], T], repeatable: bool = True) -> T:
+    def _call(self, step: Callable[[Connection], Result], repeatable: bool = True) -> Result:
         """Do one transaction, and again when the server made it give way to another."""
         self.check_usable()
         give_up = time.monotonic() + self.address.timeout
-        nap = _SHORTEST_NAP
+        nap = _MIN_NAP_S
         tries = 1
         while True:
             try:
                 return self._once(step, repeatable)
             except psycopg.Error as error:
-                if not is_conflict(error) or tries >= _MOST_TRIES or time.monotonic() >= give_up:
+                if not is_conflict(error) or tries >= _MAX_TRIES or time.monotonic() >= give_up:
                     raise_explained(error, self.address)
             tries += 1
             time.sleep(random.uniform(0.0, nap))
-            nap = min(nap * 2, _LONGEST_NAP)
+            nap = min(nap * 2, _MAX_NAP_S)
 
-    def _once(self, step: Callable[[Link], T], repeatable: bool) -> T:
-        link = self._idle_one()
-        if link is not None:
+    def _once(self, step: Callable[[Connection], Result], repeatable: bool) -> Result:
+        connection = self._idle_one()
+        if connection is not None:
             try:
-                return self._use(link, step)
+                return self._use(connection, step)
             except psycopg.Error as error:
-                if link.closed:
+                if connection.closed:
                     self._close_idle()  # the others have most likely broken too
                 if not is_stale(error) or not (repeatable or error.sqlstate):
                     raise
                 self.pooled = self.pooled or error.sqlstate in HIDDEN_POOLER
         return self._use(self.connect(), step)
 
-    def _use(self, link: Link, step: Callable[[Link], T]) -> T:
+    def _use(self, connection: Connection, step: Callable[[Connection], Result]) -> Result:
         try:
-            return step(link)
+            return step(connection)
         except psycopg.Error as error:
             if is_stale(error):
-                link.close()
+                connection.close()
             raise
         finally:
-            self._give_back(link)
+            self._give_back(connection)
 
     # --- connections -------------------------------------------------------------------------------
 
-    def _idle_one(self) -> Link | None:
+    def _idle_one(self) -> Connection | None:
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
-    def _give_back(self, link: Link) -> None:
+    def _give_back(self, connection: Connection) -> None:
         """Keep it for the next call, if it is at rest: what was interrupted, or timed out, is closed."""
-        if link.pgconn.transaction_status != TransactionStatus.IDLE or len(self._idle) >= MOST_IDLE:
-            link.close()
+        if connection.pgconn.transaction_status != TransactionStatus.IDLE or len(self._idle) >= MAX_IDLE_CONNECTIONS:
+            connection.close()
             return
-        self._idle.append(link)
+        self._idle.append(connection)
         if self.closed:
             self._close_idle()
 
@@ -225,44 +227,46 @@ class Database:
             while True:
                 self._idle.pop().close()
 
-    def _greet(self, link: Link) -> None:
-        self.pooled = self.pooled or link.pooled
+    def _greet(self, connection: Connection) -> None:
+        self.pooled = self.pooled or connection.pooled
         if self.pooled:
-            link.prepare_threshold = None
+            connection.prepare_threshold = None
         if not self._current:
             with self._checking:
-                check_current(link, self.schema)
+                check_current(connection, self.schema)
             self._current = True
 
 
 def run_on(
-    link: Link, sql: str, parameters: Parameters | None = None, prepare: bool | None = None
+    connection: Connection, sql: str, parameters: Parameters | None = None, prepare: bool | None = None
 ) -> list[tuple[Any, ...]]:
     """Return the rows that one statement gives on this connection; none for one that gives no rows."""
-    cursor = link.execute(sql, parameters, prepare=prepare, binary=True)
+    cursor = connection.execute(sql, parameters, prepare=prepare, binary=True)
     return cursor.fetchall() if cursor.description else []
 
 
-def _run_committed(link: Link, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
-    link.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", prepare=False)
-    return link.execute(sql, parameters, binary=True).fetchall()
+def _run_committed(connection: Connection, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
+    connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", prepare=False)
+    return connection.execute(sql, parameters, binary=True).fetchall()
 
 
-def _in_transaction(link: Link, work: Callable[[Link], T], pipelined: bool, patience: float | None) -> T:
-    usual = link.patience
-    link.patience = patience or usual
+def _in_transaction(
+    connection: Connection, work: Callable[[Connection], Result], pipelined: bool, answer_timeout: float | None
+) -> Result:
+    usual = connection.answer_timeout
+    connection.answer_timeout = answer_timeout or usual
     try:
-        if not pipelined or link.pooled:
-            with link.transaction():
-                _be_patient(link, patience)
-                return work(link)
-        with link.pipeline(), link.transaction():
-            _be_patient(link, patience)
-            return work(link)
+        if not pipelined or connection.pooled:
+            with connection.transaction():
+                _limit_statement(connection, answer_timeout)
+                return work(connection)
+        with connection.pipeline(), connection.transaction():
+            _limit_statement(connection, answer_timeout)
+            return work(connection)
     finally:
-        link.patience = usual
+        connection.answer_timeout = usual
 
 
-def _be_patient(link: Link, patience: float | None) -> None:
-    if patience is not None:
-        link.execute("SELECT set_config('statement_timeout', %s, true)", (str(round(patience * 1000)),))
+def _limit_statement(connection: Connection, answer_timeout: float | None) -> None:
+    if answer_timeout is not None:
+        connection.execute("SELECT set_config('statement_timeout', %s, true)", (str(round(answer_timeout * 1000)),))

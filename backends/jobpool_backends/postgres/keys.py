@@ -15,11 +15,11 @@ from jobpool.message.lease import JobLease
 from jobpool.message.names import storable
 from jobpool_backends.postgres.calls import Sweeper
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.fetching import holder_of, number_of
+from jobpool_backends.postgres.fetch import holder_of, number_of
 from jobpool_backends.postgres.literals import fill, names, numbers
 from jobpool_backends.shared import KEY_PLACE, MICRO, micros
 
-MOST_LOGS = 10_000
+MAX_LISTED_LOGS = 10_000
 
 _BEGIN = """
 SELECT * FROM {schema}.begin_leases(%(queues)s, %(seqs)s, %(holders)s, %(wants)b::text[], %(scopes)b::text[],
@@ -124,7 +124,7 @@ class PostgresKeys(KeyStore):
         return [line for (line,) in self._run(_READ, {"space": space, "name": storable(name), "most": limit})]
 
     def _list_logs(self, space: str) -> list[str]:
-        return list(self._one(_LOGS, space=space, most=MOST_LOGS))
+        return list(self._one(_LOGS, space=space, most=MAX_LISTED_LOGS))
 
     # --- asking --------------------------------------------------------------------------------------
 

@@ -151,7 +151,7 @@ WINDOW = 20_000
 _FLOOR_STEP = 1000
 """Sequence numbers that a fetch may walk over in vain before the floor follows: some ten index pages."""
 
-_FLOOR_RESET = 60 * MICRO
+_FLOOR_RESET_US = 60 * MICRO
 
 # A plan is made once a session, often while the tables are empty or before the server has looked what is in them, and
 # must still be right when they are full. So every statement is written to leave one index that gives its order, and
@@ -162,7 +162,7 @@ _PLANNER = """
     SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 """
 
-_PATIENCE = "500 milliseconds"
+_ROW_LOCK_TIMEOUT = "500 milliseconds"
 """How long a settlement waits for messages of its own that another transaction has locked."""
 
 _TURNS = 256
@@ -171,7 +171,7 @@ _TURNS = 256
 WRONG_ISOLATION = "JP001"
 """The server's word for it, when what needs READ COMMITTED is asked for under another isolation level."""
 
-_LOOK_AGAIN = 60 * MICRO
+_LOOK_AGAIN_US = 60 * MICRO
 """After which a place whose lease goes on is looked at again, whether it can be forgotten."""
 
 _KEEPS_SHORT = {
@@ -243,7 +243,7 @@ _WORDS = {
     "{body}": _BODY,
     "{planner}": " ".join(_PLANNER.split()),
     "{no_lease}": _NO_LEASE,
-    "{patience}": _PATIENCE,
+    "{row_lock_timeout}": _ROW_LOCK_TIMEOUT,
     "{wanted}": " ".join(_WANTED.split()),
     "{shown}": ", ".join(_SHOWN.values()),
     "{shown_columns}": ", ".join(["seq bigint", *_SHOWN]),
@@ -260,14 +260,14 @@ _WORDS = {
     "{promote_limit}": str(PROMOTE_LIMIT),
     "{window}": str(WINDOW),
     "{floor_step}": str(_FLOOR_STEP),
-    "{floor_reset}": str(_FLOOR_RESET),
+    "{floor_reset}": str(_FLOOR_RESET_US),
     "{remember_calls}": str(micros(REMEMBER_CALLS)),
     "{enqueue_memory}": str(micros(ENQUEUE_MEMORY)),
     "{unique_memory}": str(micros(IDEMPOTENCY_TTL)),
     "{keeps_short}": ", ".join(f"{name} = {value}" for name, value in _KEEPS_SHORT.items()),
     "{turns}": str(_TURNS),
     "{wrong_isolation}": WRONG_ISOLATION,
-    "{look_again}": str(_LOOK_AGAIN),
+    "{look_again}": str(_LOOK_AGAIN_US),
 }
 
 

@@ -26,23 +26,23 @@ from jobpool.errors import ConfigurationError
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
-from jobpool_backends.inotify import ring
+from jobpool_backends.inotify import wake
 from jobpool_backends.shared import DeadCaps, brought_by_each, micros, read_caps, refuse_options, split_query
-from jobpool_backends.sqlite import checks, intransaction, producing
+from jobpool_backends.sqlite import checks, enqueue, in_transaction
+from jobpool_backends.sqlite.bulk import BulkChanges
 from jobpool_backends.sqlite.calls import Sweeper
 from jobpool_backends.sqlite.claims import SqliteClaims
+from jobpool_backends.sqlite.clock import this_boot
+from jobpool_backends.sqlite.counts import Counts
 from jobpool_backends.sqlite.database import PRAGMAS, Database
-from jobpool_backends.sqlite.fetching import Fetcher
+from jobpool_backends.sqlite.fetch import Fetcher
+from jobpool_backends.sqlite.inspect import Inspector
 from jobpool_backends.sqlite.keys import SqliteKeys
-from jobpool_backends.sqlite.looking import Looker
-from jobpool_backends.sqlite.moment import this_boot
-from jobpool_backends.sqlite.reaping import Reaper
-from jobpool_backends.sqlite.settling import Settler
-from jobpool_backends.sqlite.tally import Tally
-from jobpool_backends.sqlite.tending import Tender
-from jobpool_backends.sqlite.waiting import Waiter
+from jobpool_backends.sqlite.reap import Reaper
+from jobpool_backends.sqlite.settle import Settler
+from jobpool_backends.sqlite.wait import Waiter
 
-DEFAULT_TIMEOUT = 5.0
+DEFAULT_TIMEOUT_S = 5.0
 
 
 class SqliteBackend(QueueBackend):
@@ -74,7 +74,7 @@ class SqliteBackend(QueueBackend):
         self,
         path: str,
         *,
-        timeout: float = DEFAULT_TIMEOUT,
+        timeout: float = DEFAULT_TIMEOUT_S,
         signer: EnvelopeSigner | None = None,
         clock: Clock | None = None,
         boot: int | None = None,
@@ -91,9 +91,9 @@ class SqliteBackend(QueueBackend):
         self._settler = Settler(self._database, self.clock, boot, sweeper, caps)
         self._reaper = Reaper(self._database, self.clock, boot, caps)
         self._keys = SqliteKeys(self._database, self.clock, boot, of_keys)
-        self._claims = SqliteClaims(self._database, self.clock, boot, sweeper, caps, self._ring)
-        self._looker = Looker(self._database, self.clock)
-        self._tender = Tender(self._database, self.clock, self._looker)
+        self._claims = SqliteClaims(self._database, self.clock, boot, sweeper, caps, self._wake)
+        self._inspector = Inspector(self._database, self.clock)
+        self._bulk_changes = BulkChanges(self._database, self.clock, self._inspector)
         self._waiter = Waiter(self._database, self.clock)
 
     @classmethod
@@ -118,7 +118,7 @@ class SqliteBackend(QueueBackend):
         del runner  # only sync:// has a use for one
         path, found = _split(url)
         options = found | options
-        timeout = _read_timeout(options.pop("timeout", DEFAULT_TIMEOUT))
+        timeout = _read_timeout(options.pop("timeout", DEFAULT_TIMEOUT_S))
         caps = read_caps(cls.scheme, options)
         refuse_options(cls.scheme, options)
         return cls(path, timeout=timeout, signer=signer, clock=clock, caps=caps)
@@ -136,20 +136,20 @@ class SqliteBackend(QueueBackend):
 
     def _enqueue(self, messages: Sequence[NewMessage]) -> Existing:
         with self._database.write() as connection:
-            tally = Tally()
-            existing = producing.add(connection, messages, micros(self.clock.wall()), tally)
-            tally.write(connection)
-        self._ring()
+            counts = Counts()
+            existing = enqueue.add(connection, messages, micros(self.clock.wall()), counts)
+            counts.write(connection)
+        self._wake()
         return existing
 
     def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing:
-        return intransaction.enqueue(connection, self._database.path, messages, self.clock)
+        return in_transaction.enqueue(connection, self._database.path, messages, self.clock)
 
     def ticket(self, lease: JobLease) -> Ticket:
         """Return what a child needs to ack in its handler's own transaction, on an `sqlite3` connection to this
         file.
         """
-        return intransaction.make_ticket(lease, self._database.path, self._boot)
+        return in_transaction.make_ticket(lease, self._database.path, self._boot)
 
     def _fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         return self._fetcher.fetch(queue, limit, ttl, fetch_id)
@@ -161,7 +161,7 @@ class SqliteBackend(QueueBackend):
         brought = brought_by_each(self, settlements)
         answers, brings_work = self._settler.settle(settlements, brought, call_id)
         if brings_work:
-            self._ring()
+            self._wake()
         return answers
 
     def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
@@ -170,7 +170,7 @@ class SqliteBackend(QueueBackend):
     def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         reaped, brings_work = self._reaper.reap(queue, policy, visibility_timeout)
         if brings_work:
-            self._ring()
+            self._wake()
         return reaped
 
     @property
@@ -183,45 +183,45 @@ class SqliteBackend(QueueBackend):
         """Claims and posted messages, in the same file."""
         return self._claims
 
-    def _ring(self) -> None:
-        ring(self._database.path)
+    def _wake(self) -> None:
+        wake(self._database.path)
 
     # --- looking and tending -------------------------------------------------------------------------
 
     def evicted(self, queue: str) -> int:
         """Return how many dead letters of a queue the caps have removed, ever."""
-        return self._looker.evicted(queue)
+        return self._inspector.evicted(queue)
 
     def stats(self, queue: str) -> QueueStats:
         """Return counts of one queue, O(1); delayed messages that fell due while nobody fetched are counted to
         10,000.
         """
-        return self._looker.stats(queue)
+        return self._inspector.stats(queue)
 
     def queues(self) -> list[str]:
         """Return the names of all queues that hold a message, sorted."""
-        return self._looker.queues()
+        return self._inspector.queues()
 
     def list_messages(
         self, where: MessageFilter | None = None, *, after: str | None = None, limit: int = 50
     ) -> list[Message]:
         """Return one page in enqueue order."""
-        return self._looker.page(where or MessageFilter(), after, limit)
+        return self._inspector.page(where or MessageFilter(), after, limit)
 
     def count(self, where: MessageFilter, *, cap: int = 10_000) -> int:
         """Return how many messages match, up to `cap`."""
-        return self._looker.count(where, cap)
+        return self._inspector.count(where, cap)
 
     def bulk(self, where: MessageFilter, verb: Verb, *, limit: int = 1000) -> int:
         """Do `verb` to up to `limit` matching messages, 500 a transaction."""
-        changed = self._tender.bulk(where, verb, limit)
+        changed = self._bulk_changes.bulk(where, verb, limit)
         if changed and verb is not Verb.DELETE:
-            self._ring()
+            self._wake()
         return changed
 
     def inspect(self, ident: str) -> Message | None:
         """Return the message with this id, live or dead."""
-        return self._looker.inspect(ident)
+        return self._inspector.inspect(ident)
 
 
 def _split(url: str) -> tuple[str, dict[str, object]]:

@@ -15,7 +15,7 @@ from jobpool_backends.shared import MICRO, micros
 _LETTERS = {Settled.OK: "o", Settled.NOT_IN_FLIGHT: "n", Settled.EXPIRED: "e", Settled.NOT_OWNER: "w"}
 _REPEATED = {letter: answer for answer, letter in _LETTERS.items()} | {"o": Settled.ALREADY}
 
-SWEEP_BATCH = 2000
+SWEEP_BATCH_ROWS = 2000
 
 
 def recall(connection: sqlite3.Connection, call: str, now: int) -> str | None:
@@ -45,7 +45,7 @@ def repeat_answers(text: str) -> list[Settled]:
 
 def sweeping(table: str, key: str) -> str:
     """Return SQL that drops a piece of the rows past their `until`; `key` is the table's primary key."""
-    oldest = f"SELECT {key} FROM {table} WHERE until <= ? ORDER BY until LIMIT {SWEEP_BATCH}"
+    oldest = f"SELECT {key} FROM {table} WHERE until <= ? ORDER BY until LIMIT {SWEEP_BATCH_ROWS}"
     return f"DELETE FROM {table} WHERE ({key}) IN ({oldest})"
 
 
@@ -67,5 +67,5 @@ class Sweeper:
         if now < self._next <= now + MICRO:
             return False
         swept = max(connection.execute(sql, (now,)).rowcount for sql in self._statements)
-        self._next = now if swept >= SWEEP_BATCH else now + MICRO
+        self._next = now if swept >= SWEEP_BATCH_ROWS else now + MICRO
         return True

@@ -13,11 +13,11 @@ from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settlement
 from jobpool_backends.shared import DeadCaps, delay_micros, micros
-from jobpool_backends.sqlite import calls, producing, removing
+from jobpool_backends.sqlite import calls, enqueue, removing
+from jobpool_backends.sqlite.clock import Moment
+from jobpool_backends.sqlite.counts import Counts
 from jobpool_backends.sqlite.facts import Fact
-from jobpool_backends.sqlite.moment import Moment
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, NO_LEASE, WAITING
-from jobpool_backends.sqlite.tally import Tally
 
 _NACK = f"""
 UPDATE messages
@@ -48,7 +48,7 @@ class Changes:
 
     now: Moment
     caps: DeadCaps
-    tally: Tally = field(default_factory=Tally)
+    counts: Counts = field(default_factory=Counts)
     acked: list[int] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     nacked: list[Row] = field(default_factory=list)
@@ -79,21 +79,21 @@ class Changes:
             case Abandon(reason, error, cause):
                 self.abandoned.append((reason, settlement.attempts, error, cause, self.now.wall, seq))
                 self.buried_in.add(queue)
-                self.tally.move(queue, LEASED, DEAD)
+                self.counts.move(queue, LEASED, DEAD)
             case Forfeit(cause):
                 self.forfeited.append((self.now.boot, self.now.boottime, self.now.wall, cause, seq))
             case Move():
-                self.tally.remove(queue, LEASED)
+                self.counts.remove(queue, LEASED)
 
     def _place(self, queue: str, delay: float) -> tuple[int, int]:
         later = delay_micros(delay)
         state = DELAYED if later else WAITING
-        self.tally.move(queue, LEASED, state)
+        self.counts.move(queue, LEASED, state)
         return state, self.now.wall + later
 
     def ack(self, fact: Fact, lease: JobLease) -> None:
         self.acked.append(fact.seq)
-        self.tally.remove(fact.queue, LEASED)
+        self.counts.remove(fact.queue, LEASED)
         if fact.given:
             self.ended.append(lease.id)
         if fact.unique_key is not None:
@@ -133,17 +133,17 @@ class Changes:
         if self.moved:
             self._write_moves(connection)
         if self.buried_in and self.caps:
-            self.tally.write(connection)
+            self.counts.write(connection)
             removing.evict(connection, sorted(self.buried_in), self.caps, self.now.wall)
         if self.new:
-            producing.add(connection, self.new, self.now.wall, self.tally)
-        self.tally.write(connection)
+            enqueue.add(connection, self.new, self.now.wall, self.counts)
+        self.counts.write(connection)
 
     def _write_moves(self, connection: sqlite3.Connection) -> None:
         """Write moves, even of known ids: a message that moves is never lost."""
         moved = [_with_past(connection, seq, new) for seq, new in self.moved]
         removing.delete(connection, [seq for seq, _ in self.moved])
-        producing.insert(connection, moved, self.now.wall, self.tally)
+        enqueue.insert(connection, moved, self.now.wall, self.counts)
 
 
 def _with_past(connection: sqlite3.Connection, seq: int, new: NewMessage) -> NewMessage:

@@ -21,10 +21,10 @@ NETWORK = re.compile(r"nfs\d?|cifs|smb\w*|9p|afs|ncpfs?|ceph|gfs2?|ocfs2|lustre|
 
 IN_MEMORY = re.compile(r"tmpfs|ramfs")
 
-LEAST_FREE = 64 * 2**20
+LEAST_FREE_BYTES = 64 * 2**20
 """Bytes: about what the write-ahead log may grow to."""
 
-LITTLE_FREE = 512 * 2**20
+LITTLE_FREE_BYTES = 512 * 2**20
 
 _SYNCHRONOUS = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
 _ESCAPED = re.compile(r"\\(\d{3})")
@@ -104,10 +104,10 @@ def judge_place(path: str, mount: Mount | None) -> Finding:
 def judge_space(path: str, free: int) -> Finding:
     """Judge the free bytes that this user may still write there."""
     found = f"{free / 2**20:,.0f} MiB are free for {path}"
-    if free >= LITTLE_FREE:
+    if free >= LITTLE_FREE_BYTES:
         return Finding("sqlite.space", Level.OK, found)
     why = "on a full disk nothing can be enqueued or settled, and what ran meanwhile runs again"
-    level = Level.PROBLEM if free < LEAST_FREE else Level.WARNING
+    level = Level.PROBLEM if free < LEAST_FREE_BYTES else Level.WARNING
     return Finding("sqlite.space", level, found, why, "free some space, or purge dead letters (`jobpool dead purge`)")
 
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from jobpool.broker.claim_store import ClaimStats, HeldClaim, QueueMessage
 from jobpool_backends.shared import MICRO, stand_in
-from jobpool_backends.sqlite.fetching import BODY
+from jobpool_backends.sqlite.clock import Moment
+from jobpool_backends.sqlite.fetch import BODY
 from jobpool_backends.sqlite.filters import living
-from jobpool_backends.sqlite.looking import STATS_CAP
-from jobpool_backends.sqlite.moment import Moment
+from jobpool_backends.sqlite.inspect import STATS_CAP
 
 LIVING = living(":wall")
 

@@ -14,16 +14,16 @@ from jobpool.broker.claim_store import CLAIM_LIMIT, MOST_LIFE, HeldClaim
 from jobpool_backends.shared import DeadCaps, micros
 from jobpool_backends.sqlite import claimed, removing
 from jobpool_backends.sqlite.claimed import COLUMNS, LIVING, Claim
-from jobpool_backends.sqlite.fetching import PROMOTE_LIMIT, promote
-from jobpool_backends.sqlite.moment import Moment
+from jobpool_backends.sqlite.clock import Moment
+from jobpool_backends.sqlite.counts import counted_as
+from jobpool_backends.sqlite.fetch import PROMOTE_LIMIT, promote
 from jobpool_backends.sqlite.schema import DEAD, LEASED, POST_DELAYED, POSTED, WAITING
 from jobpool_backends.sqlite.step import Step
-from jobpool_backends.sqlite.tally import counted_as
 
 BURY_LIMIT = 1000
 """Messages that one call makes dead letters because they were claimed too often."""
 
-_FURTHER = 200
+_FURTHER_MESSAGES = 200
 """Messages looked at in each step after the first."""
 
 _BEFORE_ALL = (-(2**63), 0)
@@ -96,7 +96,7 @@ def take(step: Step, claim: Claim, limit: int, max_claims: int, caps: DeadCaps) 
     rows = step.connection.execute(_TAKE, terms | {"numbers": numbers(taken)}).fetchall()
     step.connection.execute(_KEEP, terms)
     for message in taken:
-        step.tally.move(step.queue, message.state, counted_as(LEASED, message.handler))
+        step.counts.move(step.queue, message.state, counted_as(LEASED, message.handler))
     return claimed.held(step.queue, claim, in_order(rows), step.now)
 
 
@@ -110,9 +110,9 @@ def prolong(step: Step, claim: Claim) -> HeldClaim:
 
 def promote_all(step: Step) -> None:
     """Let due messages, jobs and posts, join the others."""
-    promote(step.connection, step.queue, step.now.wall, step.tally)
+    promote(step.connection, step.queue, step.now.wall, step.counts)
     due = step.connection.execute(_PROMOTE, (step.queue, step.now.wall)).rowcount
-    step.tally.move(step.queue, POST_DELAYED, POSTED, due)
+    step.counts.move(step.queue, POST_DELAYED, POSTED, due)
 
 
 def look(step: Step, limit: int, behind: tuple[int, int] = _BEFORE_ALL) -> list[Free]:
@@ -147,7 +147,7 @@ def _choose(step: Step, limit: int, max_claims: int) -> tuple[list[Free], list[F
                 return taken, over
         if len(found) < size:
             return taken, over
-        behind, size = (found[-1].priority, found[-1].seq), _FURTHER
+        behind, size = (found[-1].priority, found[-1].seq), _FURTHER_MESSAGES
 
 
 def _bury(step: Step, over: list[Free], caps: DeadCaps) -> None:
@@ -155,9 +155,9 @@ def _bury(step: Step, over: list[Free], caps: DeadCaps) -> None:
         return
     step.connection.execute(_BURY, (step.now.wall, numbers(over)))
     for message in over:
-        step.tally.move(step.queue, message.state, DEAD)
+        step.counts.move(step.queue, message.state, DEAD)
     if caps:
-        step.tally.write(step.connection)
+        step.counts.write(step.connection)
         removing.evict(step.connection, [step.queue], caps, step.now.wall)
 
 

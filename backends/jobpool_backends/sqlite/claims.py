@@ -11,10 +11,10 @@ from jobpool.clock import Clock
 from jobpool_backends.shared import MICRO, DeadCaps, read_cursor
 from jobpool_backends.sqlite import claimed, claiming, deleting, ending, posting
 from jobpool_backends.sqlite.calls import Sweeper
+from jobpool_backends.sqlite.clock import Moment, read_moment
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.filters import search
-from jobpool_backends.sqlite.looking import find
-from jobpool_backends.sqlite.moment import Moment, read_moment
+from jobpool_backends.sqlite.inspect import find
 from jobpool_backends.sqlite.step import Step
 
 _WORTH_A_TRANSACTION = f"""
@@ -34,18 +34,18 @@ class SqliteClaims(ClaimStore):
     """The claims of one database; the calls that would meet ended ones clear them.
 
     Args:
-        ring: Wakes the threads that wait for jobs.
+        wake: Wakes the threads that wait for jobs.
     """
 
     def __init__(
-        self, database: Database, clock: Clock, boot: int, sweeper: Sweeper, caps: DeadCaps, ring: Callable[[], None]
+        self, database: Database, clock: Clock, boot: int, sweeper: Sweeper, caps: DeadCaps, wake: Callable[[], None]
     ) -> None:
         self._database = database
         self._clock = clock
         self._boot = boot
         self._sweeper = sweeper
         self._caps = caps
-        self._ring = ring
+        self._wake = wake
 
     # --- transactions --------------------------------------------------------------------------------
 
@@ -57,15 +57,15 @@ class SqliteClaims(ClaimStore):
         with self._database.write() as connection:
             step = Step(connection, queue, self._now())
             yield step
-            step.tally.write(connection)
+            step.counts.write(connection)
             self._sweeper.sweep(connection, step.now.wall)
         if step.frees_jobs:
-            self._ring()
+            self._wake()
 
     @contextmanager
     def _write_cleared(self, queue: str) -> Iterator[Step]:
         with self._write(queue) as step:
-            step.frees_jobs = ending.clear(step.connection, queue, step.now, step.tally)
+            step.frees_jobs = ending.clear(step.connection, queue, step.now, step.counts)
             yield step
 
     @contextmanager
@@ -77,7 +77,7 @@ class SqliteClaims(ClaimStore):
                 yield step
                 return
         with self._write_cleared(queue) as step:
-            step.tally.write(step.connection)
+            step.counts.write(step.connection)
             yield step
 
     def _has_work(self, queue: str, claim_id: str = "") -> bool:
@@ -90,7 +90,7 @@ class SqliteClaims(ClaimStore):
 
     def _post(self, queue: str, posts: Sequence[NewPost]) -> None:
         with self._write(queue) as step:
-            posting.add(step.connection, queue, posts, step.now.wall, step.tally)
+            posting.add(step.connection, queue, posts, step.now.wall, step.counts)
 
     def _delete(self, queue: str, idents: Sequence[str], claim_id: str | None) -> list[Deleted] | None:
         with self._write(queue) as step:
@@ -128,7 +128,7 @@ class SqliteClaims(ClaimStore):
             if known and known.lives(step.now):
                 return claimed.show(step.connection, queue, known, step.now)
             if known:  # ended, and not cleared, because there was so much
-                ending.free(step.connection, queue, [claim_id], step.tally, step.now)
+                ending.free(step.connection, queue, [claim_id], step.counts, step.now)
             claim = claiming.begin(claim_id, ttl, grace, step.now)
             return claiming.take(step, claim, limit, max_claims, self._caps)
 
@@ -150,7 +150,7 @@ class SqliteClaims(ClaimStore):
         with self._write(queue) as step:
             if not claimed.read_live(step.connection, queue, claim_id, step.now):
                 return 0
-            freed = ending.free(step.connection, queue, [claim_id], step.tally, step.now)
+            freed = ending.free(step.connection, queue, [claim_id], step.counts, step.now)
             step.frees_jobs = any(message.is_job for message in freed)
             return sum(message.lives(step.now) for message in freed)
 

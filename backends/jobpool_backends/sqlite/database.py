@@ -32,16 +32,16 @@ PRAGMAS = (
 OLDEST_SQLITE = (3, 35, 0)
 """The first that has RETURNING."""
 
-P = ParamSpec("P")
-T = TypeVar("T")
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
 
 _GONE = (
     "database file {path} was removed or replaced while it was in use: what is written now, others do not see. Stop all"
     " that use the database, then start them again"
 )
 
-_SHORTEST_NAP = 0.0002
-_LONGEST_NAP = 0.005
+_MIN_NAP_S = 0.0002
+_MAX_NAP_S = 0.005
 
 
 class Database:
@@ -155,7 +155,7 @@ class Database:
         )
         try:
             for pragma in self._pragmas:
-                self.patiently(connection.execute, f"PRAGMA {pragma}")
+                self.retry_locked(connection.execute, f"PRAGMA {pragma}")
             connection.create_function("jobpool_contains", -1, contains, deterministic=True)
         except BaseException:
             connection.close()
@@ -169,8 +169,8 @@ class Database:
         except sqlite3.Error as error:
             raise_explained(error, self.path, self._timeout)
         try:
-            self.patiently(self._switch_to_wal, connection)
-            if not self.patiently(is_current, connection, self.path):
+            self.retry_locked(self._switch_to_wal, connection)
+            if not self.retry_locked(is_current, connection, self.path):
                 with self._transaction(connection, "BEGIN IMMEDIATE"):
                     migrate(connection, self.path)
         except sqlite3.Error as error:
@@ -205,7 +205,7 @@ class Database:
 
     @contextmanager
     def _transaction(self, connection: sqlite3.Connection, begin: str) -> Iterator[None]:
-        self.patiently(_begin, connection, begin)
+        self.retry_locked(_begin, connection, begin)
         try:
             yield
             connection.execute("COMMIT")
@@ -214,10 +214,10 @@ class Database:
                 connection.execute("ROLLBACK")
             raise
 
-    def patiently(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def retry_locked(self, step: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs) -> Result:
         """Do `step`, again and again while another process holds the lock, within the time limit."""
         give_up = time.monotonic() + self._timeout
-        nap = _SHORTEST_NAP
+        nap = _MIN_NAP_S
         while True:
             try:
                 return step(*args, **kwargs)
@@ -225,7 +225,7 @@ class Database:
                 if not is_locked(error) or time.monotonic() >= give_up:
                     raise
             time.sleep(nap * random.uniform(0.5, 1.5))
-            nap = min(nap * 1.5, _LONGEST_NAP)
+            nap = min(nap * 1.5, _MAX_NAP_S)
 
 
 def _begin(connection: sqlite3.Connection, begin: str) -> None:

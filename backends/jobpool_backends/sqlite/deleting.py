@@ -10,9 +10,9 @@ from jobpool.broker.claim_store import Deleted, QueueMessage
 from jobpool_backends.sqlite import calls, claimed, removing
 from jobpool_backends.sqlite.claimed import COLUMNS, LIVING
 from jobpool_backends.sqlite.claiming import look, numbers, promote_all
+from jobpool_backends.sqlite.counts import counted_as
 from jobpool_backends.sqlite.schema import LEASED
 from jobpool_backends.sqlite.step import Step
-from jobpool_backends.sqlite.tally import counted_as
 
 _FACTS = "id, seq, state, handler, given, claim"
 _NAMED = f"""
@@ -78,4 +78,4 @@ def _remove(step: Step, facts: Iterable[_Fact]) -> None:
     removing.delete(step.connection, [fact.seq for fact in gone])
     calls.remember_ended(step.connection, [fact.id for fact in gone if fact.given], step.now.wall)
     for fact in gone:
-        step.tally.remove(step.queue, counted_as(fact.state, fact.handler))
+        step.counts.remove(step.queue, counted_as(fact.state, fact.handler))

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from jobpool.broker.claim_store import MOST_MESSAGES
 from jobpool_backends.sqlite import calls, removing
-from jobpool_backends.sqlite.moment import Moment
+from jobpool_backends.sqlite.clock import Moment
+from jobpool_backends.sqlite.counts import EXPIRED, POST_CLAIMED, Counts, counted_as
 from jobpool_backends.sqlite.schema import LEASED, NO_LEASE, POSTED, WAITING
-from jobpool_backends.sqlite.tally import EXPIRED, POST_CLAIMED, Tally, counted_as
 
 CLEAR_LIMIT = 1000
 """Messages freed, posts removed, and empty claims dropped, in one call."""
@@ -91,7 +91,7 @@ def is_any(connection: sqlite3.Connection, queue: str, now: Moment) -> bool:
     return bool(connection.execute(_ANY_ENDED, now.arguments(queue)).fetchone()[0])
 
 
-def clear(connection: sqlite3.Connection, queue: str, now: Moment, tally: Tally, limit: int = CLEAR_LIMIT) -> bool:
+def clear(connection: sqlite3.Connection, queue: str, now: Moment, counts: Counts, limit: int = CLEAR_LIMIT) -> bool:
     """Free what ended claims hold, up to `limit` messages, and remove ended posts; whether a job is free again."""
     if not is_any(connection, queue, now):
         return False
@@ -101,39 +101,39 @@ def clear(connection: sqlite3.Connection, queue: str, now: Moment, tally: Tally,
         claims = [row[0] for row in connection.execute(_SOME_CLAIMS, asked | {"most": left // MOST_MESSAGES})]
         if not claims:
             break
-        freed = free(connection, queue, claims, tally, now)
+        freed = free(connection, queue, claims, counts, now)
         left -= max(len(freed), len(claims))
         frees_jobs = frees_jobs or any(message.is_job for message in freed)
-    remove_posts(connection, [EndedPost._make(row) for row in connection.execute(_SOME_POSTS, asked)], tally)
+    remove_posts(connection, [EndedPost._make(row) for row in connection.execute(_SOME_POSTS, asked)], counts)
     connection.execute(_DROP_EMPTY, asked)
     return frees_jobs
 
 
 def clear_at_once(connection: sqlite3.Connection, queue: str, now: Moment, limit: int = CLEAR_LIMIT) -> bool:
     """Clear at once, with counts of its own."""
-    tally = Tally()
-    frees_jobs = clear(connection, queue, now, tally, limit)
-    tally.write(connection)
+    counts = Counts()
+    frees_jobs = clear(connection, queue, now, counts, limit)
+    counts.write(connection)
     return frees_jobs
 
 
-def free(connection: sqlite3.Connection, queue: str, claims: Sequence[str], tally: Tally, now: Moment) -> list[Freed]:
+def free(connection: sqlite3.Connection, queue: str, claims: Sequence[str], counts: Counts, now: Moment) -> list[Freed]:
     """End these claims: what they hold goes to its old place."""
     ids = json.dumps(claims)
     freed = [Freed._make(row) for row in connection.execute(_FREE, (now.wall, queue, ids))]
     connection.execute(_DROP, (queue, ids))
     jobs = sum(message.is_job for message in freed)
-    tally.move(queue, LEASED, WAITING, jobs)
-    tally.move(queue, POST_CLAIMED, POSTED, len(freed) - jobs)
+    counts.move(queue, LEASED, WAITING, jobs)
+    counts.move(queue, POST_CLAIMED, POSTED, len(freed) - jobs)
     return freed
 
 
-def remove_posts(connection: sqlite3.Connection, ended: Sequence[EndedPost], tally: Tally) -> None:
+def remove_posts(connection: sqlite3.Connection, ended: Sequence[EndedPost], counts: Counts) -> None:
     """Remove these; ids that were given are remembered from the end of the life on, whenever that is noticed."""
     if not ended:
         return
     removing.delete(connection, [post.seq for post in ended])
     for post in ended:
-        tally.move(post.queue, counted_as(post.state, ""), EXPIRED)
+        counts.move(post.queue, counted_as(post.state, ""), EXPIRED)
         if post.given:
             calls.remember_ended(connection, [post.id], post.ends_at)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled
-from jobpool_backends.sqlite.fetching import owner_token
-from jobpool_backends.sqlite.moment import Moment
+from jobpool_backends.sqlite.clock import Moment
+from jobpool_backends.sqlite.fetch import owner_token
 from jobpool_backends.sqlite.schema import LEASED
 
 _FACTS = """

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from jobpool.message.guards import Begin, Begun, Guards
 from jobpool.message.lease import JobLease
 from jobpool_backends.shared import KEY_PLACE, MICRO, longest_windows
+from jobpool_backends.sqlite.clock import Moment
 from jobpool_backends.sqlite.facts import Fact, judge, number, read_facts
-from jobpool_backends.sqlite.moment import Moment
 from jobpool_backends.sqlite.places import Places
 from jobpool_backends.sqlite.rates import Rates
 

@@ -13,8 +13,8 @@ from jobpool.message.lease import JobLease
 from jobpool_backends.shared import MICRO, micros
 from jobpool_backends.sqlite import guarding, notes, places
 from jobpool_backends.sqlite.calls import Sweeper
+from jobpool_backends.sqlite.clock import Moment, read_moment
 from jobpool_backends.sqlite.database import Database
-from jobpool_backends.sqlite.moment import Moment, read_moment
 from jobpool_backends.sqlite.places import Places
 from jobpool_backends.sqlite.rates import Rates
 

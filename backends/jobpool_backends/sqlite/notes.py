@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 
-MOST_LOGS = 10_000
+MAX_LISTED_LOGS = 10_000
 """Names in one list of logs."""
 
 _PUT = """
@@ -32,9 +32,9 @@ WITH RECURSIVE names (name) AS (
     SELECT min(name) FROM logs WHERE space = :space
     UNION ALL
     SELECT (SELECT min(name) FROM logs WHERE space = :space AND name > names.name)
-    FROM names WHERE names.name IS NOT NULL LIMIT {MOST_LOGS + 1}
+    FROM names WHERE names.name IS NOT NULL LIMIT {MAX_LISTED_LOGS + 1}
 )
-SELECT name FROM names WHERE name IS NOT NULL LIMIT {MOST_LOGS}
+SELECT name FROM names WHERE name IS NOT NULL LIMIT {MAX_LISTED_LOGS}
 """
 
 

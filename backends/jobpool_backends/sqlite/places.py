@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sqlite3
 
+from jobpool_backends.sqlite.clock import Moment
 from jobpool_backends.sqlite.facts import Fact
-from jobpool_backends.sqlite.moment import Moment
 from jobpool_backends.sqlite.schema import LEASED
 
 _IS_DONE = "SELECT 1 FROM done WHERE queue = ? AND key = ? AND until > ?"
@@ -23,11 +23,11 @@ WHERE holds.queue = ? AND holds.name = ?
 _OCCUPY = "INSERT OR REPLACE INTO holds (seq, name, queue, holder) VALUES (?, ?, ?, ?)"
 _LEAVE = "DELETE FROM holds WHERE seq = ? AND name = ?"
 
-PAGE = 200
+HOLD_SWEEP_PAGE = 200
 """Holds that one sweep looks at."""
 _PAGE = f"""
 SELECT page.seq, page.name, messages.state IS {LEASED} AND messages.holder = page.holder
-FROM (SELECT seq, name, holder FROM holds WHERE (seq, name) > (?, ?) ORDER BY seq, name LIMIT {PAGE}) AS page
+FROM (SELECT seq, name, holder FROM holds WHERE (seq, name) > (?, ?) ORDER BY seq, name LIMIT {HOLD_SWEEP_PAGE}) AS page
 LEFT JOIN messages ON messages.seq = page.seq
 """
 
@@ -90,4 +90,4 @@ def sweep(connection: sqlite3.Connection, after: tuple[int, str]) -> tuple[int, 
     ended = [row[:2] for row in rows if not row[2]]
     if ended:
         connection.executemany(_LEAVE, ended)
-    return rows[-1][:2] if len(rows) == PAGE else (0, "")
+    return rows[-1][:2] if len(rows) == HOLD_SWEEP_PAGE else (0, "")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass, field
 
-from jobpool_backends.sqlite.moment import Moment
-from jobpool_backends.sqlite.tally import Tally
+from jobpool_backends.sqlite.clock import Moment
+from jobpool_backends.sqlite.counts import Counts
 
 
 @dataclass(slots=True)
 class Step:
-    """A write transaction that serves one queue. Its end writes the tally.
+    """A write transaction that serves one queue. Its end writes the counts.
 
     Attributes:
         frees_jobs: Somebody who waits for jobs should look.
@@ -20,5 +20,5 @@ class Step:
     connection: sqlite3.Connection
     queue: str
     now: Moment
-    tally: Tally = field(default_factory=Tally)
+    counts: Counts = field(default_factory=Counts)
     frees_jobs: bool = False

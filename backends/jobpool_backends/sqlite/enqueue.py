@@ -11,9 +11,9 @@ from jobpool.broker.claim_store import NewPost
 from jobpool.broker.values import NewMessage
 from jobpool_backends.shared import micros
 from jobpool_backends.sqlite.calls import sweeping
+from jobpool_backends.sqlite.counts import Counts
 from jobpool_backends.sqlite.ending import EndedPost, remove_posts
 from jobpool_backends.sqlite.schema import DELAYED, WAITING
-from jobpool_backends.sqlite.tally import Tally
 
 _LIVE_OR_DEAD = """
 SELECT seq, queue, state, id, given, ends_at FROM messages WHERE id IN (SELECT value FROM json_each(?))
@@ -44,15 +44,15 @@ _SWEEP = sweeping("spent", "queue, key")
 New = TypeVar("New", NewMessage, NewPost)
 
 
-def add(connection: sqlite3.Connection, messages: Sequence[NewMessage], now: int, tally: Tally) -> dict[str, str]:
+def add(connection: sqlite3.Connection, messages: Sequence[NewMessage], now: int, counts: Counts) -> dict[str, str]:
     """Insert those that are not known yet, in their order; the id of each whose unique key is known → who has it."""
-    fresh = leave_out_known(connection, messages, now, tally)
+    fresh = leave_out_known(connection, messages, now, counts)
     existing = _leave_out(connection, fresh, now)
-    insert(connection, list(fresh.values()), now, tally)
+    insert(connection, list(fresh.values()), now, counts)
     return existing
 
 
-def insert(connection: sqlite3.Connection, messages: Sequence[NewMessage], now: int, tally: Tally) -> None:
+def insert(connection: sqlite3.Connection, messages: Sequence[NewMessage], now: int, counts: Counts) -> None:
     """Insert these, whatever is known."""
     first = next_seq(connection)
     rows = [_row(seq, message, now) for seq, message in enumerate(messages, first)]
@@ -62,7 +62,7 @@ def insert(connection: sqlite3.Connection, messages: Sequence[NewMessage], now: 
     if endowed:
         connection.executemany(_ENDOW, endowed)
     for row in rows:
-        tally.add(row[3], row[6])
+        counts.add(row[3], row[6])
 
 
 def next_seq(connection: sqlite3.Connection) -> int:
@@ -95,20 +95,22 @@ def _endowment(seq: int, message: NewMessage, now: int) -> tuple[str | int | Non
     return message.unique_key, *counters, message.last_error, message.cause, last_crash, seq
 
 
-def leave_out_known(connection: sqlite3.Connection, messages: Iterable[New], now: int, tally: Tally) -> dict[str, New]:
+def leave_out_known(
+    connection: sqlite3.Connection, messages: Iterable[New], now: int, counts: Counts
+) -> dict[str, New]:
     """Return the messages whose id is not known, by their ids."""
     by_id: dict[str, New] = {}
     for message in messages:
         by_id.setdefault(message.id, message)
-    for ident in _known(connection, by_id.values(), now, tally):
+    for ident in _known(connection, by_id.values(), now, counts):
         del by_id[ident]
     return by_id
 
 
-def _known(connection: sqlite3.Connection, messages: Iterable[New], now: int, tally: Tally) -> set[str]:
+def _known(connection: sqlite3.Connection, messages: Iterable[New], now: int, counts: Counts) -> set[str]:
     rows = connection.execute(_LIVE_OR_DEAD, (json.dumps([new.id for new in messages]),)).fetchall()
     ended = [EndedPost._make(row) for row in rows if row[5] is not None and row[5] <= now]
-    remove_posts(connection, ended, tally)
+    remove_posts(connection, ended, counts)
     known = {row[3] for row in rows} - {post.id for post in ended}
     given = [message.id for message in messages if message.given]
     if given:

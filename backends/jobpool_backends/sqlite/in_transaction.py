@@ -19,18 +19,18 @@ from jobpool.message.guards import Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack
 from jobpool_backends.shared import MICRO, DeadCaps, micros
-from jobpool_backends.sqlite import producing
-from jobpool_backends.sqlite.moment import read_moment
-from jobpool_backends.sqlite.settling import settle_within
-from jobpool_backends.sqlite.tally import Tally
+from jobpool_backends.sqlite.clock import read_moment
+from jobpool_backends.sqlite.counts import Counts
+from jobpool_backends.sqlite.enqueue import add
+from jobpool_backends.sqlite.settle import settle_within
 
 
 def enqueue(connection: object, path: str, messages: Sequence[NewMessage], clock: Clock) -> Existing:
     """Enqueue on the caller's connection. Raises `ConfigurationError`, or what sqlite3 raises."""
     with _ours(connection, path) as own:
-        tally = Tally()
-        existing = producing.add(own, messages, micros(clock.wall()), tally)
-        tally.write(own)
+        counts = Counts()
+        existing = add(own, messages, micros(clock.wall()), counts)
+        counts.write(own)
     return existing
 
 

@@ -10,7 +10,7 @@ import psycopg
 from jobpool.broker.claim_store import NewPost
 from jobpool.broker.values import Existing, NewMessage
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.intransaction import all_columns, columns, is_plain
+from jobpool_backends.postgres.in_transaction import all_columns, columns, is_plain
 from jobpool_backends.postgres.literals import fill
 from jobpool_backends.shared import micros
 

@@ -14,13 +14,13 @@ from jobpool.broker.values import MessageFilter, Verb
 from jobpool.clock import Clock
 from jobpool_backends.shared import TOUCHABLE, check_positive, micros
 from jobpool_backends.sqlite import calls, removing
+from jobpool_backends.sqlite.counts import Counts
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.filters import LIVING
-from jobpool_backends.sqlite.looking import Looker, find
+from jobpool_backends.sqlite.inspect import Inspector, find
 from jobpool_backends.sqlite.schema import DEAD, POSTED, WAITING
-from jobpool_backends.sqlite.tally import Tally
 
-BATCH = 500
+BULK_BATCH_MESSAGES = 500
 _FREE = f"CASE handler WHEN '' THEN {POSTED} ELSE {WAITING} END"
 _RETRY = f"""
 UPDATE messages SET state = {_FREE}, available_at = ?, attempts = 0, crashes = 0, claims = 0,
@@ -35,13 +35,13 @@ WHERE seq IN (SELECT value FROM json_each(?))
 Rows = list[tuple[int, str, int, str, int, str]]
 
 
-class Tender:
+class BulkChanges:
     """The bulk changes of one database."""
 
-    def __init__(self, database: Database, clock: Clock, looker: Looker) -> None:
+    def __init__(self, database: Database, clock: Clock, inspector: Inspector) -> None:
         self._database = database
         self._clock = clock
-        self._looker = looker
+        self._inspector = inspector
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         check_positive(limit, "limit")
@@ -49,7 +49,7 @@ class Tender:
         touchable = replace(where, states=states)
         changed = first = 0
         while states and changed < limit:
-            found = self._find(touchable, first, min(BATCH, limit - changed))
+            found = self._find(touchable, first, min(BULK_BATCH_MESSAGES, limit - changed))
             if not found:
                 break
             changed += self._change(touchable, verb, found)
@@ -58,13 +58,13 @@ class Tender:
 
     def _find(self, where: MessageFilter, first: int, limit: int) -> list[int]:
         with self._database.read() as connection:
-            wanted = self._looker.search(connection, where, micros(self._clock.wall()))
+            wanted = self._inspector.search(connection, where, micros(self._clock.wall()))
             return [row[0] for row in find(connection, wanted, "seq", first, limit)]
 
     def _change(self, where: MessageFilter, verb: Verb, found: list[int]) -> int:
         with self._database.write() as connection:
             now = micros(self._clock.wall())
-            wanted = self._looker.search(connection, where, now)
+            wanted = self._inspector.search(connection, where, now)
             sql = (
                 "SELECT seq, queue, state, id, given, handler FROM messages"
                 f" WHERE seq IN (SELECT value FROM json_each(:found)) AND {LIVING} AND {wanted.where}"
@@ -78,17 +78,17 @@ class Tender:
 
 
 def _revive(connection: sqlite3.Connection, sql: str, rows: Rows, now: int) -> None:
-    tally = Tally()
+    counts = Counts()
     for _, queue, _, _, _, handler in rows:
-        tally.move(queue, DEAD, WAITING if handler else POSTED)
+        counts.move(queue, DEAD, WAITING if handler else POSTED)
     connection.execute(sql, (now, json.dumps([row[0] for row in rows])))
-    tally.write(connection)
+    counts.write(connection)
 
 
 def _delete(connection: sqlite3.Connection, rows: Rows, now: int) -> None:
-    tally = Tally()
+    counts = Counts()
     for _, queue, state, *_ in rows:
-        tally.remove(queue, state)
+        counts.remove(queue, state)
     removing.delete(connection, [row[0] for row in rows])
     calls.remember_ended(connection, [ident for _, _, _, ident, given, _ in rows if given], now)
-    tally.write(connection)
+    counts.write(connection)

@@ -13,13 +13,13 @@ from typing import Any
 import psycopg
 
 from jobpool.errors import ConfigurationError
-from jobpool_backends.postgres.link import Link
+from jobpool_backends.postgres.connection import Connection
 from jobpool_backends.postgres.literals import quoted
 from jobpool_backends.postgres.schema import MIGRATIONS
 
 VERSION = len(MIGRATIONS)
 
-PATIENCE = 300.0
+MIGRATION_TIMEOUT_S = 300.0
 """Seconds for a statement of a migration, or for another process that migrates: tables may be large."""
 
 _VERSIONS = """
@@ -32,23 +32,23 @@ _READ = "SELECT coalesce(max(version), 0) FROM {schema}.migrations"
 _NOTE = "INSERT INTO {schema}.migrations (version) VALUES ({version})"
 
 
-def check_current(link: Link, schema: str) -> None:
+def check_current(connection: Connection, schema: str) -> None:
     """Make sure that the schema is that of this code, and migrate it if it is older or not there.
 
     Raises:
         ConfigurationError: It is newer, holds tables of another program, or this user may not create it.
         psycopg.Error: Any other error of the server.
 
-    Blocks for one round trip when it is current; else up to `PATIENCE` for each step.
+    Blocks for one round trip when it is current; else up to `MIGRATION_TIMEOUT_S` for each step.
     """
-    if _read_version(link, schema) == VERSION:
+    if _read_version(connection, schema) == VERSION:
         return
-    usual = link.patience
-    link.patience = PATIENCE
+    usual = connection.answer_timeout
+    connection.answer_timeout = MIGRATION_TIMEOUT_S
     try:
-        _migrate(link, schema)
+        _migrate(connection, schema)
     finally:
-        link.patience = usual
+        connection.answer_timeout = usual
 
 
 def _statements(schema: str, version: int) -> list[str]:
@@ -59,10 +59,10 @@ def _statements(schema: str, version: int) -> list[str]:
     return [statement.replace("{schema}", quoted(schema)) for statement in found]
 
 
-def _read_version(link: Link, schema: str) -> int:
+def _read_version(connection: Connection, schema: str) -> int:
     """Return the schema's version, 0 when it is not there."""
     try:
-        version: int = _ask(link, _READ.replace("{schema}", quoted(schema)))[0][0]
+        version: int = _ask(connection, _READ.replace("{schema}", quoted(schema)))[0][0]
     except psycopg.errors.UndefinedTable:
         return 0
     if version > VERSION:
@@ -73,42 +73,42 @@ def _read_version(link: Link, schema: str) -> int:
     return version
 
 
-def _migrate(link: Link, schema: str) -> None:
+def _migrate(connection: Connection, schema: str) -> None:
     try:
-        with link.transaction():
-            _prepare(link, schema)
-            version = _version_under_lock(link, schema)
+        with connection.transaction():
+            _prepare(connection, schema)
+            version = _version_under_lock(connection, schema)
             for statement in _statements(schema, version) if version < VERSION else ():
-                _ask(link, statement)
+                _ask(connection, statement)
     except (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateObject, psycopg.errors.DuplicateFunction) as error:
         raise ConfigurationError(
             f"schema {schema!r} holds tables of another program ({_first_line(error)}): name another in the URL,"
             " such as ?schema=jobpool2"
         ) from error
     except psycopg.errors.InsufficientPrivilege as error:
-        raise ConfigurationError(_mend_of_rights(link, schema, error)) from error
+        raise ConfigurationError(_mend_of_rights(connection, schema, error)) from error
 
 
-def _prepare(link: Link, schema: str) -> None:
+def _prepare(connection: Connection, schema: str) -> None:
     """Take the lock that lets one process at a time migrate, and see what the one before has done."""
-    _ask(link, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-    _ask(link, "SET LOCAL statement_timeout = 0")
-    _ask(link, "SELECT pg_advisory_xact_lock(%s)", [_lock_number(schema)])
+    _ask(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    _ask(connection, "SET LOCAL statement_timeout = 0")
+    _ask(connection, "SELECT pg_advisory_xact_lock(%s)", [_lock_number(schema)])
 
 
-def _version_under_lock(link: Link, schema: str) -> int:
+def _version_under_lock(connection: Connection, schema: str) -> int:
     """Return the version, locked against changes; create the schema if it is missing.
 
     CREATE SCHEMA IF NOT EXISTS would want rights on the database even if an administrator has created it.
     """
-    if not _ask(link, "SELECT 1 FROM pg_namespace WHERE nspname = %s", [schema]):
-        _ask(link, f"CREATE SCHEMA {quoted(schema)}")
-    there = _ask(link, "SELECT to_regclass(%s) IS NOT NULL", [f"{quoted(schema)}.migrations"])[0][0]
-    return _read_version(link, schema) if there else 0
+    if not _ask(connection, "SELECT 1 FROM pg_namespace WHERE nspname = %s", [schema]):
+        _ask(connection, f"CREATE SCHEMA {quoted(schema)}")
+    there = _ask(connection, "SELECT to_regclass(%s) IS NOT NULL", [f"{quoted(schema)}.migrations"])[0][0]
+    return _read_version(connection, schema) if there else 0
 
 
-def _mend_of_rights(link: Link, schema: str, error: psycopg.Error) -> str:
-    user = link.info.user
+def _mend_of_rights(connection: Connection, schema: str, error: psycopg.Error) -> str:
+    user = connection.info.user
     return (
         f"user {user!r} may not create or migrate schema {schema!r} ({_first_line(error)}): run `jobpool init` as one"
         f' who may, or let an administrator run CREATE SCHEMA {quoted(schema)} AUTHORIZATION "{user}"'
@@ -126,6 +126,6 @@ def _first_line(error: psycopg.Error) -> str:
     return str(error).partition("\n")[0]
 
 
-def _ask(link: Link, sql: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
-    cursor = link.execute(sql, parameters, prepare=False)
+def _ask(connection: Connection, sql: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+    cursor = connection.execute(sql, parameters, prepare=False)
     return cursor.fetchall() if cursor.description else []

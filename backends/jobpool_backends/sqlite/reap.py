@@ -16,10 +16,10 @@ from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool.clock import Clock
 from jobpool_backends.shared import DeadCaps, delay_micros, micros, more_than
 from jobpool_backends.sqlite import ending, removing
+from jobpool_backends.sqlite.clock import Moment, read_moment
+from jobpool_backends.sqlite.counts import Counts
 from jobpool_backends.sqlite.database import Database
-from jobpool_backends.sqlite.moment import Moment, read_moment
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, NO_LEASE, WAITING
-from jobpool_backends.sqlite.tally import Tally
 
 REAP_LIMIT = 1000
 UNKNOWN_CAUSE = "lease expired"
@@ -62,7 +62,7 @@ UPDATE messages SET state = 3, died_at = ?, reason = 'crash-limit', crashes = ?,
 WHERE seq = ?
 """
 _LEAVE = "DELETE FROM holds WHERE seq IN (SELECT value FROM json_each(?))"
-_NEVER = 2**61
+_NEVER_US = 2**61
 """Microseconds: longer ago than any lease was taken."""
 
 
@@ -86,7 +86,7 @@ class Reaper:
 
     def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> tuple[list[Reaped], bool]:
         """Return the charged messages, and whether a waiter should look."""
-        visibility = _NEVER if visibility_timeout is None else more_than(visibility_timeout)
+        visibility = _NEVER_US if visibility_timeout is None else more_than(visibility_timeout)
         sql = _EXPIRED if visibility_timeout is None else _TAKEN_LONG_AGO
         with self._database.read() as connection:
             arguments = self._arguments(visibility) | {"queue": queue}
@@ -112,7 +112,7 @@ class Reaper:
         self, connection: sqlite3.Connection, queue: str, expired: Sequence[_Expired], policy: ReapPolicy, now: int
     ) -> list[Reaped]:
         connection.execute(_LEAVE, (json.dumps([message.seq for message in expired]),))
-        tally = Tally()
+        counts = Counts()
         reaped = []
         for message in expired:
             crashes = _count(message, policy, now)
@@ -120,14 +120,14 @@ class Reaper:
             dead = policy.is_over(crashes)
             if dead:
                 connection.execute(_BURY, (now, crashes, now, cause, message.seq))
-                tally.move(queue, LEASED, DEAD)
+                counts.move(queue, LEASED, DEAD)
             else:
                 delay = delay_micros(self._random.uniform(0.0, policy.ceiling(crashes)))
                 state = DELAYED if delay else WAITING
                 connection.execute(_RECOVER, (state, now + delay, crashes, now, cause, message.seq))
-                tally.move(queue, LEASED, state)
+                counts.move(queue, LEASED, state)
             reaped.append(Reaped(message.id, queue, crashes, cause, dead))
-        tally.write(connection)
+        counts.write(connection)
         return reaped
 
 

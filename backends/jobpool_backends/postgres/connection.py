@@ -52,22 +52,22 @@ class AnswerTimeout(psycopg.OperationalError):
     """The server has not answered in time: whether it did what it was asked is not known."""
 
 
-class Link(psycopg.Connection[TupleRow]):
+class Connection(psycopg.Connection[TupleRow]):
     """A connection, for one thread at a time.
 
     Attributes:
-        patience: Seconds to wait for each answer.
+        answer_timeout: Seconds to wait for each answer.
         pooled: True if there is a pooler, so that each transaction may meet another session.
     """
 
-    patience: float = 3.0
+    answer_timeout: float = 3.0
     pooled: bool = False
 
     def wait(self, gen: PQGen[RV], interval: float = 0.0, timeout: float | None = None) -> RV:
         """Drive `gen`, psycopg's side of one exchange, to its end; `AnswerTimeout` when that takes too long."""
         del interval  # of looking for signals: they interrupt a poll by themselves
-        patience = self.patience if timeout is None else timeout
-        give_up = time.monotonic() + patience
+        answer_timeout = self.answer_timeout if timeout is None else timeout
+        give_up = time.monotonic() + answer_timeout
         poll = select.poll()
         socket = self.pgconn.socket
         try:
@@ -77,7 +77,7 @@ class Link(psycopg.Connection[TupleRow]):
                 found = poll.poll(max(0.0, give_up - time.monotonic()) * 1000)
                 if not found:
                     self.close()
-                    raise AnswerTimeout(f"no answer within {patience:g} s")
+                    raise AnswerTimeout(f"no answer within {answer_timeout:g} s")
                 wanted = gen.send(_ready(found[0][1], wanted))
         except StopIteration as end:
             answer: RV = end.value
@@ -92,7 +92,7 @@ def _ready(events: int, wanted: Wait) -> int:
     return ready or wanted
 
 
-def connect(address: Address) -> Link:
+def connect(address: Address) -> Connection:
     """Return a new connection in autocommit, ready for use.
 
     Raises:
@@ -101,31 +101,33 @@ def connect(address: Address) -> Link:
 
     Blocks for `connect_timeout` for each host in turn, and for `timeout` after that.
     """
-    link = Link.connect(make_conninfo(**address.parameters), autocommit=True, prepare_threshold=PREPARE_AFTER)
+    connection = Connection.connect(
+        make_conninfo(**address.parameters), autocommit=True, prepare_threshold=PREPARE_AFTER
+    )
     try:
-        link.patience = address.timeout
-        _check_version(link, address)
-        _greet(link, address.timeout)
+        connection.answer_timeout = address.timeout
+        _check_version(connection, address)
+        _greet(connection, address.timeout)
     except BaseException:
-        link.close()
+        connection.close()
         raise
-    return link
+    return connection
 
 
-def _greet(link: Link, timeout: float) -> None:
+def _greet(connection: Connection, timeout: float) -> None:
     limits = {
-        "pid": link.info.backend_pid,
+        "pid": connection.info.backend_pid,
         "statement": str(round(timeout * _SERVER_GIVES_UP * 1000)),
         "idle": str(_IDLE_IN_TRANSACTION),
     }
-    row = link.execute(_GREET, limits, prepare=False).fetchone()
-    link.pooled = not (row and row[0])
-    if link.pooled:
-        link.prepare_threshold = None
+    row = connection.execute(_GREET, limits, prepare=False).fetchone()
+    connection.pooled = not (row and row[0])
+    if connection.pooled:
+        connection.prepare_threshold = None
 
 
-def _check_version(link: Link, address: Address) -> None:
-    version = link.info.server_version
+def _check_version(connection: Connection, address: Address) -> None:
+    version = connection.info.server_version
     if version < OLDEST_SERVER:
         raise ConfigurationError(
             f"the server at {address.where} is Postgres {version // 10000}, and postgresql:// needs"

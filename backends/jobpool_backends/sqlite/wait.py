@@ -19,14 +19,14 @@ from jobpool_backends.inotify import Listener
 from jobpool_backends.shared import MICRO, micros
 from jobpool_backends.sqlite.database import Database
 
-LOOK_AGAIN = 0.5
+LOOK_INTERVAL_S = 0.5
 """Seconds between two looks when no bell rings."""
 
-WITHOUT_BELL = 0.02
+UNNOTIFIED_LOOK_INTERVAL_S = 0.02
 """The same, where there is no listener."""
 
-_SHORTEST_REST = 0.001
-_LONGEST_REST = 0.008
+_MIN_REST_S = 0.001
+_MAX_REST_S = 0.008
 """Seconds to rest after bells that brought nothing for us: other queues' traffic must not keep this thread busy."""
 
 _STATE = """
@@ -71,7 +71,7 @@ class Waiter:
         seen = due = None
         rest = 0.0
         while not self._database.closed:
-            version = self._database.patiently(_change_counter, connection)
+            version = self._database.retry_locked(_change_counter, connection)
             if version != seen or (due is not None and due <= self._now()):
                 seen = version
                 ready, due = self._look(connection, queues)
@@ -88,7 +88,7 @@ class Waiter:
         now = self._now()
         next_due = None
         for queue in queues:
-            ready, due = self._database.patiently(_state, connection, queue)
+            ready, due = self._database.retry_locked(_state, connection, queue)
             if ready or (due is not None and due <= now):
                 return queue, None
             if due is not None:
@@ -99,7 +99,7 @@ class Waiter:
         return micros(self._clock.wall())
 
     def _until(self, due: int | None) -> float:
-        return LOOK_AGAIN if due is None else max(0.0, (due - self._now()) / MICRO)
+        return LOOK_INTERVAL_S if due is None else max(0.0, (due - self._now()) / MICRO)
 
     def _idle_one(self) -> Listener | None:
         try:
@@ -122,14 +122,14 @@ class Waiter:
 def _sleep(listener: Listener | None, seconds: float, rest: float) -> float:
     """Sleep until the bell or for `seconds`; how long to rest after the next bell, if this one brings nothing."""
     if listener is None:
-        time.sleep(min(seconds, WITHOUT_BELL))
+        time.sleep(min(seconds, UNNOTIFIED_LOOK_INTERVAL_S))
         return 0.0
-    if not listener.wait(min(seconds, LOOK_AGAIN)):
+    if not listener.wait(min(seconds, LOOK_INTERVAL_S)):
         return 0.0
     if rest:
         time.sleep(rest)
         listener.clear()
-    return min(_LONGEST_REST, rest * 2 or _SHORTEST_REST)
+    return min(_MAX_REST_S, rest * 2 or _MIN_REST_S)
 
 
 def _change_counter(connection: sqlite3.Connection) -> int:

@@ -31,7 +31,7 @@ ON CONFLICT (name) DO UPDATE SET
 """
 
 
-class Tally:
+class Counts:
     """Moves of one transaction. Collect, then `write` before the commit."""
 
     def __init__(self) -> None:

@@ -11,11 +11,11 @@ from itertools import islice
 
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool_backends.postgres.database import Database
+from jobpool_backends.postgres.inspect import Inspector, Row
 from jobpool_backends.postgres.literals import fill, numbers
-from jobpool_backends.postgres.looking import Looker, Row
 from jobpool_backends.shared import TOUCHABLE, check_positive
 
-BATCH = 500
+BULK_BATCH_MESSAGES = 500
 _CHANGES = {
     Verb.DELETE: "SELECT {schema}.discard(%(places)b::text[]::tid[], %(seqs)s)",
     Verb.RETRY: "SELECT {schema}.retry(%(places)b::text[]::tid[], %(seqs)s)",
@@ -23,12 +23,12 @@ _CHANGES = {
 }
 
 
-class Tender:
+class BulkChanges:
     """The bulk changes of one database."""
 
-    def __init__(self, database: Database, looker: Looker) -> None:
+    def __init__(self, database: Database, inspector: Inspector) -> None:
         self._database = database
-        self._looker = looker
+        self._inspector = inspector
         self._changes = {verb: fill(sql, database.schema) for verb, sql in _CHANGES.items()}
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
@@ -36,9 +36,9 @@ class Tender:
         states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)
         if not states:
             return 0
-        found = self._looker.search(replace(where, states=states), limit=min(limit, BATCH))
+        found = self._inspector.search(replace(where, states=states), limit=min(limit, BULK_BATCH_MESSAGES))
         changed = 0
-        while changed < limit and (piece := list(islice(found, min(BATCH, limit - changed)))):
+        while changed < limit and (piece := list(islice(found, min(BULK_BATCH_MESSAGES, limit - changed)))):
             changed += self._change(verb, piece)
         return changed
 

@@ -18,10 +18,10 @@ from jobpool.message.lease import JobLease, make_lease
 from jobpool_backends.shared import MICRO, micros, stand_in
 from jobpool_backends.sqlite import calls
 from jobpool_backends.sqlite.calls import Sweeper
+from jobpool_backends.sqlite.clock import Moment, read_moment
+from jobpool_backends.sqlite.counts import Counts
 from jobpool_backends.sqlite.database import Database
-from jobpool_backends.sqlite.moment import Moment, read_moment
 from jobpool_backends.sqlite.schema import DELAYED, LEASED, WAITING
-from jobpool_backends.sqlite.tally import Tally
 
 PROMOTE_LIMIT = 5000
 
@@ -91,17 +91,17 @@ class Fetcher:
         """Look without the lock if there is work: an empty queue costs no transaction."""
         arguments = {"queue": queue, "wall": micros(self._clock.wall()), "call": call}
         with self._database.session() as connection:
-            return bool(self._database.patiently(_first, connection, _WORTH_A_TRANSACTION, arguments))
+            return bool(self._database.retry_locked(_first, connection, _WORTH_A_TRANSACTION, arguments))
 
     def _take(
         self, connection: sqlite3.Connection, queue: str, limit: int, ttl: int, holder: str, now: Moment
     ) -> list[tuple[Any, ...]]:
-        tally = Tally()
-        promote(connection, queue, now.wall, tally)
+        counts = Counts()
+        promote(connection, queue, now.wall, counts)
         deadlines = (now.boottime + ttl, now.wall + ttl)
         rows = connection.execute(_TAKE, (holder, self._boot, *deadlines, ttl, queue, limit)).fetchall()
-        tally.move(queue, WAITING, LEASED, len(rows))
-        tally.write(connection)
+        counts.move(queue, WAITING, LEASED, len(rows))
+        counts.write(connection)
         return rows
 
     def _remember(
@@ -137,9 +137,9 @@ class Fetcher:
         ]
 
 
-def promote(connection: sqlite3.Connection, queue: str, now: int, tally: Tally) -> None:
+def promote(connection: sqlite3.Connection, queue: str, now: int, counts: Counts) -> None:
     """Let due jobs join the others."""
-    tally.move(queue, DELAYED, WAITING, connection.execute(_PROMOTE, (queue, now)).rowcount)
+    counts.move(queue, DELAYED, WAITING, connection.execute(_PROMOTE, (queue, now)).rowcount)
 
 
 def owner_token(holder: str, seq: int) -> str:

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 import psycopg
 
 from jobpool.errors import JobpoolError
+from jobpool_backends.postgres.connection import Connection
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.link import Link
 
-LISTEN_AGAIN = 3.0
+LISTEN_RETRY_S = 3.0
 """Seconds before the next try, when the server gives no connection to listen on."""
 
-_RECONNECT = 1.0
+_RECONNECT_S = 1.0
 """The same, after the one that listened broke."""
 
 
@@ -35,10 +35,10 @@ class Sleeper:
 
     def __init__(self, queues: Iterable[str]) -> None:
         self.queues = frozenset(queues)
-        self.rung = False
+        self.woken = False
 
 
-class Bell:
+class Notifications:
     """Wake-ups for the threads of this process.
 
     Args:
@@ -49,7 +49,7 @@ class Bell:
         self._database = database
         self._turn = threading.Condition(threading.Lock())
         self._sleepers: set[Sleeper] = set()
-        self._link: Link | None = None
+        self._connection: Connection | None = None
         self._attended = False
         self._listen_next = 0.0
 
@@ -68,104 +68,104 @@ class Bell:
     @property
     def would_connect(self) -> bool:
         """True if nobody listens, and it is time to try."""
-        return self._link is None and not self._database.pooled and time.monotonic() >= self._listen_next
+        return self._connection is None and not self._database.pooled and time.monotonic() >= self._listen_next
 
     def listen(self) -> bool:
         """Return whether rings are heard from now on; connects if need be. A look must follow, for what came before."""
         with self._turn:
-            if self._link is not None:
+            if self._connection is not None:
                 return True
             if self._attended or not self.would_connect:
                 return False
             self._attended = True
-        link = None
+        connection = None
         try:
-            link = self._connect()
+            connection = self._connect()
         finally:
-            self._leave(link)
-        return link is not None
+            self._leave(connection)
+        return connection is not None
 
     def wait(self, sleeper: Sleeper, seconds: float) -> bool:
         """Return whether the bell rang for this sleeper within `seconds`."""
         give_up = time.monotonic() + seconds
-        while not sleeper.rung and not self._database.closed:
+        while not sleeper.woken and not self._database.closed:
             remaining = give_up - time.monotonic()
             if remaining <= 0:
                 break
-            link = self._attend(remaining)
-            if link is not None:
-                self._hear(link, remaining)
-        return sleeper.rung
+            connection = self._attend(remaining)
+            if connection is not None:
+                self._hear(connection, remaining)
+        return sleeper.woken
 
     def close(self) -> None:
         """Wake all sleepers, once the database is closed. The listening thread closes the connection within half a
         second.
         """
         with self._turn:
-            if self._link is not None and not self._attended:
-                self._link.close()
-                self._link = None
+            if self._connection is not None and not self._attended:
+                self._connection.close()
+                self._connection = None
             self._turn.notify_all()
 
-    def _connect(self) -> Link | None:
+    def _connect(self) -> Connection | None:
         """Return a connection that listens; None where there is none to be had, or a pooler would swallow what it
         hears.
         """
-        self._listen_next = time.monotonic() + LISTEN_AGAIN
+        self._listen_next = time.monotonic() + LISTEN_RETRY_S
         try:
-            link = self._database.connect()
+            connection = self._database.connect()
         except JobpoolError:
             return None  # a server that is down is for the next look to tell; one that is full still answers looks
         try:
-            if not link.pooled:
-                link.execute(f'LISTEN "{channel(self._database.schema)}"')
-                self._listen_next = time.monotonic() + _RECONNECT
-                return link
+            if not connection.pooled:
+                connection.execute(f'LISTEN "{channel(self._database.schema)}"')
+                self._listen_next = time.monotonic() + _RECONNECT_S
+                return connection
         except psycopg.Error:
             pass
-        link.close()
+        connection.close()
         return None
 
-    def _attend(self, seconds: float) -> Link | None:
+    def _attend(self, seconds: float) -> Connection | None:
         """Return the connection, for this thread to listen on; None after another thread has listened, or nobody
         could.
         """
         with self._turn:
-            if self._link is not None and not self._attended:
+            if self._connection is not None and not self._attended:
                 self._attended = True
-                return self._link
+                return self._connection
             self._turn.wait(seconds)
         return None
 
-    def _hear(self, link: Link, seconds: float) -> None:
+    def _hear(self, connection: Connection, seconds: float) -> None:
         """Listen, and tell the sleepers what rang. When the connection breaks, they must all look for themselves."""
         names = None
         try:
-            names = _listen_on(link, seconds)
+            names = _listen_on(connection, seconds)
         except psycopg.Error:
-            link.close()
+            connection.close()
         finally:
-            self._leave(link if names is not None else None, names)
+            self._leave(connection if names is not None else None, names)
 
-    def _leave(self, link: Link | None, names: set[str] | None = None) -> None:
+    def _leave(self, connection: Connection | None, names: set[str] | None = None) -> None:
         with self._turn:
             self._attended = False
-            self._link = link
+            self._connection = connection
             for sleeper in self._sleepers:
-                sleeper.rung = sleeper.rung or names is None or not names.isdisjoint(sleeper.queues)
+                sleeper.woken = sleeper.woken or names is None or not names.isdisjoint(sleeper.queues)
             self._turn.notify_all()
         if self._database.closed:
             self.close()
 
 
-def _listen_on(link: Link, seconds: float) -> set[str]:
+def _listen_on(connection: Connection, seconds: float) -> set[str]:
     """Return the queues that rang."""
     poll = select.poll()
-    poll.register(link.pgconn.socket, select.POLLIN)
+    poll.register(connection.pgconn.socket, select.POLLIN)
     if not poll.poll(seconds * 1000):
         return set()
-    link.pgconn.consume_input()
+    connection.pgconn.consume_input()
     names = set()
-    while notification := link.pgconn.notifies():
+    while notification := connection.pgconn.notifies():
         names.add(notification.extra.decode())
     return names

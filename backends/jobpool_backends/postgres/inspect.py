@@ -31,7 +31,7 @@ STATS_CAP = 10_000
 """Messages of each state that are counted. Exact counts would be rows that every fetch and settlement changes, and
 those of all pools would wait for each other's commits."""
 
-_TEXT_WINDOW = 256
+_TEXT_WINDOW_MESSAGES = 256
 """Messages, with their bodies, that are fetched at once to look for a text in them."""
 
 _STATS = """
@@ -62,7 +62,7 @@ _STATES = {number: state for state, numbers in _STORED.items() for number in num
 Row = tuple[Any, ...]
 
 
-class Looker:
+class Inspector:
     """The view of one database."""
 
     def __init__(self, database: Database) -> None:
@@ -112,7 +112,7 @@ class Looker:
         if where.text is None:
             yield from self._search(where, behind, min(limit, WINDOW), whole)
             return
-        for row in self._search(where, behind, _TEXT_WINDOW, True):
+        for row in self._search(where, behind, _TEXT_WINDOW_MESSAGES, True):
             if _mentions(row, where.text):
                 yield row
 

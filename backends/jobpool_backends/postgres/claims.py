@@ -15,10 +15,10 @@ from jobpool.message.envelope import OVERSIZED
 from jobpool.message.names import storable
 from jobpool_backends.postgres.calls import Sweeper
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.fetching import HOLDERS
+from jobpool_backends.postgres.enqueue import in_pieces
+from jobpool_backends.postgres.fetch import HOLDERS
+from jobpool_backends.postgres.inspect import STATS_CAP
 from jobpool_backends.postgres.literals import fill
-from jobpool_backends.postgres.looking import STATS_CAP
-from jobpool_backends.postgres.producing import in_pieces
 from jobpool_backends.shared import MICRO, micros, read_cursor
 
 _POST = """
@@ -38,17 +38,17 @@ _LIST = "SELECT * FROM {schema}.list_free(%(queue)b, %(claimed)b, %(behind)b::bi
 _CLAIMS = "SELECT * FROM {schema}.list_claims(%(queue)b, %(after)b, %(limit)b)"
 _STATS = "SELECT * FROM {schema}.claim_stats(%(queue)b, %(most)b)"
 
-PATIENCE = 0.5
+BUSY_RETRY_S = 0.5
 """Seconds for which a call asks again, when others have a hand on what it could take: they are quick, mostly."""
 
-_SHORTEST_NAP = 0.002
-_LONGEST_NAP = 0.02
+_MIN_NAP_S = 0.002
+_MAX_NAP_S = 0.02
 
 _ANSWERS = {"d": Deleted.DONE, "f": Deleted.FORBIDDEN, "?": Deleted.FORBIDDEN}
 _BUSY = "?"
 
 Row = tuple[Any, ...]
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 
 class PostgresClaims(ClaimStore):
@@ -144,15 +144,15 @@ class PostgresClaims(ClaimStore):
         return ClaimStats(*counts)
 
 
-def _persist(ask: Callable[[], T], is_busy: Callable[[T], bool]) -> T:
+def _persist(ask: Callable[[], Result], is_busy: Callable[[Result], bool]) -> Result:
     """Repeat `ask()` until its answer is not busy, or time is up; return the last answer."""
     answer = ask()
     if is_busy(answer):
-        give_up = time.monotonic() + PATIENCE
-        nap = _SHORTEST_NAP
+        give_up = time.monotonic() + BUSY_RETRY_S
+        nap = _MIN_NAP_S
         while is_busy(answer) and time.monotonic() < give_up:
             time.sleep(random.uniform(0.0, nap))
-            nap = min(nap * 2, _LONGEST_NAP)
+            nap = min(nap * 2, _MAX_NAP_S)
             answer = ask()
     return answer
 

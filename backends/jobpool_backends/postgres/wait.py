@@ -13,26 +13,26 @@ import time
 from collections.abc import Sequence
 
 from jobpool.errors import BackendUnavailable
-from jobpool_backends.postgres.bell import Bell, Sleeper
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.literals import quoted
+from jobpool_backends.postgres.notify import Notifications, Sleeper
 from jobpool_backends.shared import MICRO
 
-LOOK_AGAIN = 0.5
+LOOK_INTERVAL_S = 0.5
 """Seconds between two looks of somebody who hears the bell, when all is quiet."""
 
-WITHOUT_BELL = 0.25
+UNNOTIFIED_LOOK_INTERVAL_S = 0.25
 """The same, of somebody who hears nothing."""
 
-_FIRST_LOOK = 0.01
-_HOPEFUL = 0.1
+_FIRST_LOOK_S = 0.01
+_HOPEFUL_S = 0.1
 """Seconds after a find for which the next is likely to be there already."""
 
-_SHORTEST_REST = 0.001
-_LONGEST_REST = 0.008
+_MIN_REST_S = 0.001
+_MAX_REST_S = 0.008
 """Seconds to rest after bells that brought nothing: messages that others take must not keep this thread busy."""
 
-_MOST_NAMES = 100
+_MAX_QUIET_ENTRIES = 100
 
 _LOOK = """
 WITH clock AS MATERIALIZED (SELECT {schema}.moment() AS now){lie_down}
@@ -64,7 +64,7 @@ class Waiter:
 
     def __init__(self, database: Database, *, listen: bool = True) -> None:
         self._database = database
-        self._bell = Bell(database)
+        self._notifications = Notifications(database)
         self._may_listen = listen
         self._quiet: dict[tuple[str, ...], float] = {}
         just_look = _LOOK.replace("{lie_down}", "").replace("{lain}", "false")
@@ -77,7 +77,7 @@ class Waiter:
         give_up = time.monotonic() + timeout
         names = tuple(queues)
         try:
-            with self._bell.sleeper(names) as sleeper:
+            with self._notifications.sleeper(names) as sleeper:
                 return self._wait(names, sleeper, give_up)
         except BackendUnavailable:
             if self._database.closed:  # here, just before a look
@@ -86,16 +86,16 @@ class Waiter:
 
     def close(self) -> None:
         """Call it when the database has been closed: who waits comes back within half a second."""
-        self._bell.close()
+        self._notifications.close()
 
     def _wait(self, names: tuple[str, ...], sleeper: Sleeper, give_up: float) -> str | None:
         rest = 0.0
         # To lie down is a write, and makes somebody ring: not while something is likely to be there. Nor is the last
         # connection that a server has left taken to listen on, when there is none to look with.
-        hopeful = self._quiet_for(names) < _HOPEFUL or (self._may_listen and self._bell.would_connect)
+        hopeful = self._quiet_for(names) < _HOPEFUL_S or (self._may_listen and self._notifications.would_connect)
         while not self._database.closed:
-            hears = not hopeful and self._may_listen and self._bell.listen()
-            sleeper.rung = False
+            hears = not hopeful and self._may_listen and self._notifications.listen()
+            sleeper.woken = False
             ready, due = self._look(names, asleep=hears)
             remaining = give_up - time.monotonic()
             if ready is not None or remaining <= 0:
@@ -104,8 +104,8 @@ class Waiter:
                 hopeful = False
                 time.sleep(rest)
                 continue
-            hopeful = self._bell.wait(sleeper, min(remaining, due, self._pause(names, hears)))
-            rest = min(_LONGEST_REST, rest * 2 or _SHORTEST_REST) if hopeful else 0.0
+            hopeful = self._notifications.wait(sleeper, min(remaining, due, self._pause(names, hears)))
+            rest = min(_MAX_REST_S, rest * 2 or _MIN_REST_S) if hopeful else 0.0
             if not hopeful and time.monotonic() >= give_up:
                 break
         return None
@@ -127,17 +127,17 @@ class Waiter:
             if ready:
                 return name, 0.0
             until = min(until, until if due is None else due)
-        return None, max(_SHORTEST_REST, until / MICRO)
+        return None, max(_MIN_REST_S, until / MICRO)
 
     def _pause(self, names: tuple[str, ...], hears: bool) -> float:
         """Return seconds until the next look: as long as it has been quiet."""
-        return min(max(self._quiet_for(names), _FIRST_LOOK), LOOK_AGAIN if hears else WITHOUT_BELL)
+        return min(max(self._quiet_for(names), _FIRST_LOOK_S), LOOK_INTERVAL_S if hears else UNNOTIFIED_LOOK_INTERVAL_S)
 
     def _quiet_for(self, names: tuple[str, ...]) -> float:
         """Return seconds since a look found something, or since we lay down: somebody may not have seen that, and not
         ring.
         """
-        if len(self._quiet) > _MOST_NAMES:
+        if len(self._quiet) > _MAX_QUIET_ENTRIES:
             self._quiet.clear()
         now = time.monotonic()
         return now - self._quiet.setdefault(names, now)

@@ -55,7 +55,7 @@ _STATES = {
 }
 
 
-class Looker:
+class Inspector:
     """The view of one database."""
 
     def __init__(self, database: Database, clock: Clock) -> None:

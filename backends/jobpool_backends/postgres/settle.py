@@ -21,9 +21,9 @@ from jobpool.message.names import storable
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.postgres.calls import Sweeper, read_answers
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.fetching import holder_of, number_of
+from jobpool_backends.postgres.enqueue import Producer
+from jobpool_backends.postgres.fetch import holder_of, number_of
 from jobpool_backends.postgres.literals import fill, names, numbers
-from jobpool_backends.postgres.producing import Producer
 from jobpool_backends.shared import delay_micros, micros
 
 _ACK = "SELECT {schema}.settle(%(call)b, %(ack_queues)s, %(ack_seqs)s, %(ack_holders)s)"
@@ -129,7 +129,9 @@ class Settler:
         order = [handle[1] for handle in acks + rest.handles]
         if brought:
             answers = self._database.transaction(
-                lambda link: self._and_bring(link, sql, asked, order, self._with_pasts(link, settlements, brought))
+                lambda connection: self._and_bring(
+                    connection, sql, asked, order, self._with_pasts(connection, settlements, brought)
+                )
             )
         else:
             answers = _in_order(self._database.run(sql, asked), order)
@@ -143,14 +145,14 @@ class Settler:
         return [_renewed(lease, letter, before + ttl) for lease, letter in zip(leases, letters, strict=True)]
 
     def _with_pasts(
-        self, link: psycopg.Connection[Any], settlements: Settlements, brought: dict[int, list[NewMessage]]
+        self, connection: psycopg.Connection[Any], settlements: Settlements, brought: dict[int, list[NewMessage]]
     ) -> dict[int, list[NewMessage]]:
         """Return `brought`, with the last error and cause of messages that move without new ones."""
         whole = dict(brought)
         for place, messages in brought.items():
             lease, settlement = settlements[place]
             if isinstance(settlement, Move) and (settlement.error is None or settlement.cause is None):
-                row = link.execute(self._past, {"queue": lease.queue, "seq": number_of(lease)}).fetchone()
+                row = connection.execute(self._past, {"queue": lease.queue, "seq": number_of(lease)}).fetchone()
                 error, cause = row or (None, None)  # without a row the move is refused
                 error = error if settlement.error is None else settlement.error
                 cause = cause if settlement.cause is None else settlement.cause
@@ -159,16 +161,16 @@ class Settler:
 
     def _and_bring(
         self,
-        link: psycopg.Connection[Any],
+        connection: psycopg.Connection[Any],
         sql: str,
         asked: dict[str, Any],
         order: list[int],
         brought: dict[int, list[NewMessage]],
     ) -> list[Settled]:
-        answers = _in_order(link.execute(sql, asked).fetchall(), order)
+        answers = _in_order(connection.execute(sql, asked).fetchall(), order)
         new = [message for place, messages in brought.items() if answers[place] is Settled.OK for message in messages]
         if new:
-            self._producer.add_on(link, new)
+            self._producer.add_on(connection, new)
         return answers
 
 

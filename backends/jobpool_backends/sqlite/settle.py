@@ -18,9 +18,9 @@ from jobpool_backends.shared import DeadCaps, micros
 from jobpool_backends.sqlite import calls
 from jobpool_backends.sqlite.calls import Sweeper
 from jobpool_backends.sqlite.changes import Changes
+from jobpool_backends.sqlite.clock import Moment, read_moment
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.facts import Fact, judge, number, read_facts
-from jobpool_backends.sqlite.moment import Moment, read_moment
 
 _RENEW = "UPDATE messages SET boot = ?, deadline = ?, deadline_wall = ?, ttl = ? WHERE seq = ?"
 
