@@ -26,20 +26,19 @@ from jobpool.errors import ConfigurationError
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Settled, Settlement
 from jobpool.message.signing import EnvelopeSigner
-from jobpool_backends.inotify import wake
-from jobpool_backends.shared import DeadCaps, brought_by_each, micros, read_caps, refuse_options, split_query
-from jobpool_backends.sqlite import checks, enqueue, in_transaction
+from jobpool_backends.shared import DeadCaps, brought_by_each, read_caps, refuse_options, split_query
+from jobpool_backends.sqlite import checks, in_transaction
 from jobpool_backends.sqlite.bulk import BulkChanges
-from jobpool_backends.sqlite.calls import Sweeper
 from jobpool_backends.sqlite.claims import SqliteClaims
-from jobpool_backends.sqlite.clock import this_boot
-from jobpool_backends.sqlite.counts import Counts
 from jobpool_backends.sqlite.database import PRAGMAS, Database
+from jobpool_backends.sqlite.enqueue import add
 from jobpool_backends.sqlite.fetch import Fetcher
 from jobpool_backends.sqlite.inspect import Inspector
 from jobpool_backends.sqlite.keys import SqliteKeys
 from jobpool_backends.sqlite.reap import Reaper
+from jobpool_backends.sqlite.retention import Sweeper
 from jobpool_backends.sqlite.settle import Settler
+from jobpool_backends.sqlite.step import this_boot
 from jobpool_backends.sqlite.wait import Waiter
 
 DEFAULT_TIMEOUT_S = 5.0
@@ -86,15 +85,15 @@ class SqliteBackend(QueueBackend):
         caps = caps or DeadCaps()
         sweeper = Sweeper({"calls": "id", "ended": "id"})
         of_keys = Sweeper({"done": "queue, key", "starts": "queue, name, token", "records": "number"})
-        self._database = Database(path, timeout=timeout, pragmas=pragmas)
-        self._fetcher = Fetcher(self._database, self.clock, boot, sweeper, self.scheme)
-        self._settler = Settler(self._database, self.clock, boot, sweeper, caps)
-        self._reaper = Reaper(self._database, self.clock, boot, caps)
-        self._keys = SqliteKeys(self._database, self.clock, boot, of_keys)
-        self._claims = SqliteClaims(self._database, self.clock, boot, sweeper, caps, self._wake)
-        self._inspector = Inspector(self._database, self.clock)
-        self._bulk_changes = BulkChanges(self._database, self.clock, self._inspector)
-        self._waiter = Waiter(self._database, self.clock)
+        self._database = Database(path, self.clock, boot, timeout=timeout, pragmas=pragmas)
+        self._fetcher = Fetcher(self._database, sweeper, self.scheme)
+        self._settler = Settler(self._database, sweeper, caps)
+        self._reaper = Reaper(self._database, caps)
+        self._keys = SqliteKeys(self._database, of_keys)
+        self._claims = SqliteClaims(self._database, sweeper, caps)
+        self._inspector = Inspector(self._database)
+        self._bulk_changes = BulkChanges(self._database, self._inspector)
+        self._waiter = Waiter(self._database)
 
     @classmethod
     def from_url(
@@ -135,11 +134,9 @@ class SqliteBackend(QueueBackend):
     # --- the life of a message -----------------------------------------------------------------------
 
     def _enqueue(self, messages: Sequence[NewMessage]) -> Existing:
-        with self._database.write() as connection:
-            counts = Counts()
-            existing = enqueue.add(connection, messages, micros(self.clock.wall()), counts)
-            counts.write(connection)
-        self._wake()
+        with self._database.write() as step:
+            existing = add(step, messages)
+        self._database.wake()
         return existing
 
     def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing:
@@ -161,7 +158,7 @@ class SqliteBackend(QueueBackend):
         brought = brought_by_each(self, settlements)
         answers, brings_work = self._settler.settle(settlements, brought, call_id)
         if brings_work:
-            self._wake()
+            self._database.wake()
         return answers
 
     def _renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
@@ -170,7 +167,7 @@ class SqliteBackend(QueueBackend):
     def _reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         reaped, brings_work = self._reaper.reap(queue, policy, visibility_timeout)
         if brings_work:
-            self._wake()
+            self._database.wake()
         return reaped
 
     @property
@@ -182,9 +179,6 @@ class SqliteBackend(QueueBackend):
     def claims(self) -> SqliteClaims:
         """Claims and posted messages, in the same file."""
         return self._claims
-
-    def _wake(self) -> None:
-        wake(self._database.path)
 
     # --- looking and tending -------------------------------------------------------------------------
 
@@ -216,7 +210,7 @@ class SqliteBackend(QueueBackend):
         """Do `verb` to up to `limit` matching messages, 500 a transaction."""
         changed = self._bulk_changes.bulk(where, verb, limit)
         if changed and verb is not Verb.DELETE:
-            self._wake()
+            self._database.wake()
         return changed
 
     def inspect(self, ident: str) -> Message | None:

@@ -1,8 +1,8 @@
 """Connections to one database file, and transactions on them.
 
-A connection is used by one thread at a time, and goes back to a stack when its transaction has ended; none crosses a
-fork. Threads of this process take turns by a lock, because waiting for SQLite's own means sleeping and trying again;
-that is left for other processes.
+A connection is used by one thread at a time, and goes back to a stack when its transaction has ended. Threads of this
+process take turns by a lock, because waiting for SQLite's own means sleeping and trying again; that is left for other
+processes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable, ConfigurationError
-from jobpool_backends.shared import contains
+from jobpool_backends.inotify import wake
+from jobpool_backends.shared import contains, micros
+from jobpool_backends.sql import IdleConnections
 from jobpool_backends.sqlite.schema import is_current, migrate
+from jobpool_backends.sqlite.step import Moment, Step, read_moment
 from jobpool_backends.sqlite.trouble import LOCKED, is_locked, raise_explained
 
 PRAGMAS = (
@@ -44,11 +48,13 @@ _MIN_NAP_S = 0.0002
 _MAX_NAP_S = 0.005
 
 
-class Database:
+class Database(IdleConnections[sqlite3.Connection]):
     """One file.
 
     Args:
         path: Of the file; it is created for this user alone when it is not there, its directory is not.
+        clock: Tells all times.
+        boot: Names the boot in which `clock.boot()` counts.
         timeout: Seconds that a transaction waits for its turn.
         pragmas: Run on each new connection.
 
@@ -60,14 +66,16 @@ class Database:
         BackendUnavailable: SQLite cannot open it; the text says why and what to do.
     """
 
-    def __init__(self, path: str, *, timeout: float, pragmas: tuple[str, ...] = PRAGMAS) -> None:
+    def __init__(
+        self, path: str, clock: Clock, boot: int, *, timeout: float, pragmas: tuple[str, ...] = PRAGMAS
+    ) -> None:
         self.path = path = os.path.abspath(path)  # a later change of the working directory must not change the file
+        super().__init__(f"database {path}")
+        self.clock = clock
+        self._boot = boot
         self._timeout = timeout
         self._pragmas = pragmas
-        self._pid = os.getpid()
-        self._idle: list[sqlite3.Connection] = []
         self._writing = threading.Lock()
-        self.closed = False
         self.found_journal = "wal"
         _check_library()
         _check_place(path)
@@ -77,16 +85,18 @@ class Database:
         self._files = {name: os.stat(name).st_ino for name in (path, f"{real}-wal", f"{real}-shm")}
 
     @contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
+    def write(self) -> Iterator[Step]:
         """Yield a write transaction: committed to the disk when the block ends, undone when it raises.
 
         Raises:
             BackendUnavailable: No turn within the time limit, or SQLite failed. Unless a commit failed, nothing was
                 changed.
         """
-        self._check_usable()  # before the lock: after a fork it may be held by a thread that is not there
+        self.check_usable()  # before the lock: after a fork it may be held by a thread that is not there
         with self._turn(), self.session() as connection, self._transaction(connection, "BEGIN IMMEDIATE"):
-            yield connection
+            step = Step(connection, self.moment())
+            yield step
+            step.counts.write(connection)
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
@@ -97,7 +107,7 @@ class Database:
     @contextmanager
     def session(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection for this thread alone, outside any transaction."""
-        self._check_usable()
+        self.check_usable()
         try:
             connection = self._idle_one() or self._connect()
         except sqlite3.Error as error:
@@ -109,22 +119,21 @@ class Database:
         finally:
             self._give_back(connection)
 
-    def close(self) -> None:
-        """Close the connections; one that is in use is closed when its user is done with it. Safe to call twice."""
-        self.closed = True
-        if os.getpid() == self._pid:
-            self._close_idle()
+    def moment(self) -> Moment:
+        return read_moment(self.clock, self._boot)
+
+    def wall(self) -> int:
+        return micros(self.clock.wall())
+
+    def wake(self) -> None:
+        """Wake the threads of all processes that wait for this database."""
+        wake(self.path)
 
     # --- connections -------------------------------------------------------------------------------
 
-    def _check_usable(self) -> None:
-        if self.closed:
-            raise BackendUnavailable(f"database {self.path} was closed: open the backend again")
-        if os.getpid() != self._pid:
-            raise ConfigurationError(
-                f"database {self.path} was opened by process {self._pid}, before a fork: SQLite's connections do not"
-                " survive that. Open the backend after the fork, in the process that uses it"
-            )
+    def check_usable(self) -> None:
+        """Raise when this database was closed or inherited by a fork, or its files are not there."""
+        super().check_usable()
         for name, inode in self._files.items():
             try:
                 same = os.stat(name).st_ino == inode
@@ -132,22 +141,6 @@ class Database:
                 same = False
             if not same:
                 raise BackendUnavailable(_GONE.format(path=name))
-
-    def _idle_one(self) -> sqlite3.Connection | None:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
-
-    def _give_back(self, connection: sqlite3.Connection) -> None:
-        self._idle.append(connection)
-        if self.closed:
-            self._close_idle()
-
-    def _close_idle(self) -> None:
-        with suppress(IndexError):  # several threads may close: each pops its own
-            while True:
-                self._idle.pop().close()
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(

@@ -1,19 +1,18 @@
-"""Messages on their way in."""
+"""Messages on their way in: jobs, and posted messages."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from jobpool.broker.claim_store import NewPost
+from jobpool.broker.claim_store import POST_PRIORITY, NewPost
 from jobpool.broker.values import NewMessage
-from jobpool_backends.shared import micros
-from jobpool_backends.sqlite.calls import sweeping
-from jobpool_backends.sqlite.counts import Counts
-from jobpool_backends.sqlite.ending import EndedPost, remove_posts
-from jobpool_backends.sqlite.schema import DELAYED, WAITING
+from jobpool_backends.shared import delay_micros, micros
+from jobpool_backends.sqlite.claim_rows import EndedPost, remove_posts
+from jobpool_backends.sqlite.retention import sweeping
+from jobpool_backends.sqlite.schema import DELAYED, POST_DELAYED, POSTED, WAITING
+from jobpool_backends.sqlite.step import Step
 
 _LIVE_OR_DEAD = """
 SELECT seq, queue, state, id, given, ends_at FROM messages WHERE id IN (SELECT value FROM json_each(?))
@@ -24,7 +23,11 @@ _INSERT = """
 INSERT INTO messages (seq, id, given, queue, handler, priority, state, enqueued_at, available_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
-INSERT_BODY = "INSERT INTO bodies (seq, body) VALUES (?, ?)"
+_INSERT_POST = f"""
+INSERT INTO messages (seq, id, given, queue, handler, priority, state, enqueued_at, available_at, ends_at)
+VALUES (?, ?, ?, ?, '', {POST_PRIORITY}, ?, ?, ?, ?)
+"""
+_INSERT_BODY = "INSERT INTO bodies (seq, body) VALUES (?, ?)"
 _ENDOW = """
 UPDATE messages
 SET unique_key = ?, attempts = ?, crashes = ?, deliveries = ?, last_error = ?, cause = ?, last_crash = ?
@@ -44,30 +47,42 @@ _SWEEP = sweeping("spent", "queue, key")
 New = TypeVar("New", NewMessage, NewPost)
 
 
-def add(connection: sqlite3.Connection, messages: Sequence[NewMessage], now: int, counts: Counts) -> dict[str, str]:
+def add(step: Step, messages: Sequence[NewMessage]) -> dict[str, str]:
     """Insert those that are not known yet, in their order; the id of each whose unique key is known → who has it."""
-    fresh = leave_out_known(connection, messages, now, counts)
-    existing = _leave_out(connection, fresh, now)
-    insert(connection, list(fresh.values()), now, counts)
+    fresh = _leave_out_known(step, messages)
+    existing = _leave_out_unique(step, fresh)
+    insert(step, list(fresh.values()))
     return existing
 
 
-def insert(connection: sqlite3.Connection, messages: Sequence[NewMessage], now: int, counts: Counts) -> None:
-    """Insert these, whatever is known."""
-    first = next_seq(connection)
+def insert(step: Step, messages: Sequence[NewMessage]) -> None:
+    """Insert these, even if their ids are known."""
+    first, now = _next_seq(step), step.now.wall
     rows = [_row(seq, message, now) for seq, message in enumerate(messages, first)]
-    connection.executemany(_INSERT, rows)
-    connection.executemany(INSERT_BODY, [(seq, message.body) for seq, message in enumerate(messages, first)])
+    step.connection.executemany(_INSERT, rows)
+    step.connection.executemany(_INSERT_BODY, [(seq, message.body) for seq, message in enumerate(messages, first)])
     endowed = [_endowment(seq, message, now) for seq, message in enumerate(messages, first) if _is_endowed(message)]
     if endowed:
-        connection.executemany(_ENDOW, endowed)
+        step.connection.executemany(_ENDOW, endowed)
     for row in rows:
-        counts.add(row[3], row[6])
+        step.counts.add(row[3], row[6])
 
 
-def next_seq(connection: sqlite3.Connection) -> int:
-    """Return the number of the next message, within a write transaction."""
-    row = connection.execute(_LAST_SEQ).fetchone()
+def post(step: Step, queue: str, posts: Sequence[NewPost]) -> None:
+    """Insert those that are not known yet, in their order."""
+    fresh = list(_leave_out_known(step, posts).values())
+    now = step.now.wall
+    for seq, new in enumerate(fresh, _next_seq(step)):
+        delay = delay_micros(new.delay)
+        state = POST_DELAYED if delay else POSTED
+        ends_at = None if new.life is None else now + micros(new.life)
+        step.connection.execute(_INSERT_POST, (seq, new.id, new.given, queue, state, now, now + delay, ends_at))
+        step.connection.execute(_INSERT_BODY, (seq, new.body))
+        step.counts.add(queue, state)
+
+
+def _next_seq(step: Step) -> int:
+    row = step.connection.execute(_LAST_SEQ).fetchone()
     return row[0] + 1 if row else 1
 
 
@@ -95,37 +110,33 @@ def _endowment(seq: int, message: NewMessage, now: int) -> tuple[str | int | Non
     return message.unique_key, *counters, message.last_error, message.cause, last_crash, seq
 
 
-def leave_out_known(
-    connection: sqlite3.Connection, messages: Iterable[New], now: int, counts: Counts
-) -> dict[str, New]:
+def _leave_out_known(step: Step, messages: Iterable[New]) -> dict[str, New]:
     """Return the messages whose id is not known, by their ids."""
     by_id: dict[str, New] = {}
     for message in messages:
         by_id.setdefault(message.id, message)
-    for ident in _known(connection, by_id.values(), now, counts):
+    now = step.now.wall
+    rows = step.connection.execute(_LIVE_OR_DEAD, (json.dumps(list(by_id)),)).fetchall()
+    ended = [EndedPost._make(row) for row in rows if row[5] is not None and row[5] <= now]
+    remove_posts(step, ended)
+    known = {row[3] for row in rows} - {gone.id for gone in ended}
+    given = [message.id for message in by_id.values() if message.given]
+    if given:
+        known.update(row[0] for row in step.connection.execute(_ENDED, (json.dumps(given), now)))
+    for ident in known:
         del by_id[ident]
     return by_id
 
 
-def _known(connection: sqlite3.Connection, messages: Iterable[New], now: int, counts: Counts) -> set[str]:
-    rows = connection.execute(_LIVE_OR_DEAD, (json.dumps([new.id for new in messages]),)).fetchall()
-    ended = [EndedPost._make(row) for row in rows if row[5] is not None and row[5] <= now]
-    remove_posts(connection, ended, counts)
-    known = {row[3] for row in rows} - {post.id for post in ended}
-    given = [message.id for message in messages if message.given]
-    if given:
-        known.update(row[0] for row in connection.execute(_ENDED, (json.dumps(given), now)))
-    return known
-
-
-def _leave_out(connection: sqlite3.Connection, fresh: dict[str, NewMessage], now: int) -> dict[str, str]:
+def _leave_out_unique(step: Step, fresh: dict[str, NewMessage]) -> dict[str, str]:
     """Take out of `fresh` what has the unique key of another; those ids → the ids that have the keys."""
     asking = [message for message in fresh.values() if message.unique_key is not None]
     if not asking:
         return {}
-    connection.execute(_SWEEP, (now,))
+    now = step.now.wall
+    step.connection.execute(_SWEEP, (now,))
     keys = [(message.queue, message.unique_key) for message in asking]
-    rows = connection.execute(_HAS_KEY, {"keys": json.dumps(keys), "now": now})
+    rows = step.connection.execute(_HAS_KEY, {"keys": json.dumps(keys), "now": now})
     known = {keys[place]: ident for place, ident in rows}
     existing = {}
     for message, key in zip(asking, keys, strict=True):

@@ -12,16 +12,13 @@ import secrets
 import sqlite3
 from typing import Any
 
-from jobpool.clock import Clock
 from jobpool.message.envelope import MAX_BODY_BYTES
 from jobpool.message.lease import JobLease, make_lease
 from jobpool_backends.shared import MICRO, micros, stand_in
-from jobpool_backends.sqlite import calls
-from jobpool_backends.sqlite.calls import Sweeper
-from jobpool_backends.sqlite.clock import Moment, read_moment
-from jobpool_backends.sqlite.counts import Counts
 from jobpool_backends.sqlite.database import Database
+from jobpool_backends.sqlite.retention import Sweeper, recall, remember
 from jobpool_backends.sqlite.schema import DELAYED, LEASED, WAITING
+from jobpool_backends.sqlite.step import Step
 
 PROMOTE_LIMIT = 5000
 
@@ -64,56 +61,37 @@ WHERE seq IN (SELECT value FROM json_each(?)) AND state = 2 AND holder = ? AND b
 class Fetcher:
     """Leases messages of one database."""
 
-    def __init__(self, database: Database, clock: Clock, boot: int, sweeper: Sweeper, scheme: str) -> None:
+    def __init__(self, database: Database, sweeper: Sweeper, scheme: str) -> None:
         self._database = database
-        self._clock = clock
-        self._boot = boot
         self._sweeper = sweeper
         self._scheme = scheme
 
     def fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         call = f"fetch:{queue}:{fetch_id}"
-        before = self._clock.boot()
+        before = self._database.clock.boot()
         if not self._has_work(queue, call):
             return []
-        with self._database.write() as connection:
-            now = read_moment(self._clock, self._boot)
-            known = calls.recall(connection, call, now.wall)
+        with self._database.write() as step:
+            known = recall(step, call)
             if known is not None:
-                return self._fetch_again(connection, queue, known, now)
+                return self._fetch_again(step, queue, known)
             holder = secrets.token_hex(8)
-            rows = self._take(connection, queue, limit, micros(ttl), holder, now)
+            rows = _take(step, queue, limit, micros(ttl), holder)
             if rows:
-                self._remember(connection, call, holder, rows, now)
+                remember(step, call, f"{holder} {json.dumps([row[0] for row in rows])}")
+                self._sweeper.sweep(step)
         return self._leases(queue, holder, rows, before + ttl)
 
     def _has_work(self, queue: str, call: str) -> bool:
         """Look without the lock if there is work: an empty queue costs no transaction."""
-        arguments = {"queue": queue, "wall": micros(self._clock.wall()), "call": call}
+        arguments = {"queue": queue, "wall": self._database.wall(), "call": call}
         with self._database.session() as connection:
             return bool(self._database.retry_locked(_first, connection, _WORTH_A_TRANSACTION, arguments))
 
-    def _take(
-        self, connection: sqlite3.Connection, queue: str, limit: int, ttl: int, holder: str, now: Moment
-    ) -> list[tuple[Any, ...]]:
-        counts = Counts()
-        promote(connection, queue, now.wall, counts)
-        deadlines = (now.boottime + ttl, now.wall + ttl)
-        rows = connection.execute(_TAKE, (holder, self._boot, *deadlines, ttl, queue, limit)).fetchall()
-        counts.move(queue, WAITING, LEASED, len(rows))
-        counts.write(connection)
-        return rows
-
-    def _remember(
-        self, connection: sqlite3.Connection, call: str, holder: str, rows: list[tuple[Any, ...]], now: Moment
-    ) -> None:
-        calls.remember(connection, call, f"{holder} {json.dumps([row[0] for row in rows])}", now.wall)
-        self._sweeper.sweep(connection, now.wall)
-
-    def _fetch_again(self, connection: sqlite3.Connection, queue: str, known: str, now: Moment) -> list[JobLease]:
+    def _fetch_again(self, step: Step, queue: str, known: str) -> list[JobLease]:
         holder, _, sequence = known.partition(" ")
-        rows = connection.execute(_STILL_HELD, (sequence, holder, now.boot, now.boottime)).fetchall()
-        return self._leases(queue, holder, rows, None)
+        asked = (sequence, holder, step.now.boot, step.now.boottime)
+        return self._leases(queue, holder, step.connection.execute(_STILL_HELD, asked).fetchall(), None)
 
     def _leases(self, queue: str, holder: str, rows: list[tuple[Any, ...]], expires_at: float | None) -> list[JobLease]:
         rows.sort(key=_place)  # RETURNING promises no order
@@ -137,14 +115,23 @@ class Fetcher:
         ]
 
 
-def promote(connection: sqlite3.Connection, queue: str, now: int, counts: Counts) -> None:
+def promote(step: Step, queue: str) -> None:
     """Let due jobs join the others."""
-    counts.move(queue, DELAYED, WAITING, connection.execute(_PROMOTE, (queue, now)).rowcount)
+    step.counts.move(queue, DELAYED, WAITING, step.connection.execute(_PROMOTE, (queue, step.now.wall)).rowcount)
 
 
 def owner_token(holder: str, seq: int) -> str:
     """Return 32 hex characters: one random half for each fetch, and the message's number, so that no two are alike."""
     return f"{holder}{seq:016x}"
+
+
+def _take(step: Step, queue: str, limit: int, ttl: int, holder: str) -> list[tuple[Any, ...]]:
+    promote(step, queue)
+    now = step.now
+    asked = (holder, now.boot, now.boottime + ttl, now.wall + ttl, ttl, queue, limit)
+    rows = step.connection.execute(_TAKE, asked).fetchall()
+    step.counts.move(queue, WAITING, LEASED, len(rows))
+    return rows
 
 
 def _first(connection: sqlite3.Connection, sql: str, arguments: dict[str, object]) -> Any:

@@ -19,19 +19,16 @@ from jobpool.message.guards import Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack
 from jobpool_backends.shared import MICRO, DeadCaps, micros
-from jobpool_backends.sqlite.clock import read_moment
-from jobpool_backends.sqlite.counts import Counts
+from jobpool_backends.sql import number_of
 from jobpool_backends.sqlite.enqueue import add
 from jobpool_backends.sqlite.settle import settle_within
+from jobpool_backends.sqlite.step import Step, read_moment
 
 
 def enqueue(connection: object, path: str, messages: Sequence[NewMessage], clock: Clock) -> Existing:
     """Enqueue on the caller's connection. Raises `ConfigurationError`, or what sqlite3 raises."""
-    with _ours(connection, path) as own:
-        counts = Counts()
-        existing = add(own, messages, micros(clock.wall()), counts)
-        counts.write(own)
-    return existing
+    with _ours(connection, path, clock) as step:
+        return add(step, messages)
 
 
 def make_ticket(lease: JobLease, path: str, boot: int) -> Ticket:
@@ -41,7 +38,7 @@ def make_ticket(lease: JobLease, path: str, boot: int) -> Ticket:
         "boot": boot,
         "id": lease.id,
         "queue": lease.queue,
-        "seq": lease.token if isinstance(lease.token, int) else 0,
+        "seq": number_of(lease),
         "owner": lease.owner_token,
     }
     if lease.guards is not None:
@@ -63,13 +60,12 @@ def ack(
         ConfigurationError: It is not a connection to the queue's file.
     """
     lease = _lease(ticket)
-    with _ours(connection, str(ticket["path"])) as own:
-        now = read_moment(clock or SystemClock(), int(ticket["boot"]))
+    with _ours(connection, str(ticket["path"]), clock or SystemClock(), int(ticket["boot"])) as step:
         brought = {0: list(messages)} if messages else {}
-        [answer], _ = settle_within(own, now, [(lease, Ack())], brought, f"ack:{lease.owner_token}", DeadCaps())
+        [answer], _ = settle_within(step, [(lease, Ack())], brought, f"ack:{lease.owner_token}", DeadCaps())
     if not answer:
         raise LeaseLost(f"the lease of message {lease.id} in queue {lease.queue!r} has ended: {answer.value}")
-    return lambda: _is_open(own)
+    return lambda: _is_open(step.connection)
 
 
 def _lease(ticket: Ticket) -> JobLease:
@@ -91,16 +87,19 @@ def _is_open(connection: sqlite3.Connection) -> bool:
 
 
 @contextmanager
-def _ours(connection: object, path: str) -> Iterator[sqlite3.Connection]:
-    """Yield the caller's connection, in a write transaction, with rows as plain tuples for as long as we use it."""
+def _ours(connection: object, path: str, clock: Clock, boot: int = 0) -> Iterator[Step]:
+    """Yield a step on the caller's connection, with rows as plain tuples for as long as we use it."""
     if not isinstance(connection, sqlite3.Connection):
-        raise ConfigurationError(f"sqlite:// needs a connection of the sqlite3 module, not a {_kind(connection)}")
+        kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
+        raise ConfigurationError(f"sqlite:// needs a connection of the sqlite3 module, not a {kind}")
     rows, texts = connection.row_factory, connection.text_factory
     connection.row_factory, connection.text_factory = None, str
     try:
         _check_file(connection, path)
         _begin(connection)
-        yield connection
+        step = Step(connection, read_moment(clock, boot))
+        yield step
+        step.counts.write(connection)
     finally:
         connection.row_factory, connection.text_factory = rows, texts
 
@@ -122,8 +121,3 @@ def _begin(connection: sqlite3.Connection) -> None:
             "the connection is in autocommit, with no transaction open: execute BEGIN IMMEDIATE first"
         )
     connection.execute("BEGIN IMMEDIATE")
-
-
-def _kind(connection: object) -> str:
-    kind = type(connection)
-    return f"{kind.__module__}.{kind.__qualname__}"

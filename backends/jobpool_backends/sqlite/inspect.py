@@ -1,15 +1,21 @@
-"""The administrator's view: counts, lists, single messages. Reads only, and never waits for a writer."""
+"""The administrator's view: counts, lists, single messages. Reads only, and never waits for a writer.
+
+A filter becomes SQL and index ranges. Every range is read in enqueue order, and bounded by the page, so one page costs
+the same at any length of the queue, if the filter asks for queues and states. A handler, a reason, an age or a text is
+looked for message by message.
+"""
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from dataclasses import dataclass, field
 from typing import Any
 
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State
-from jobpool.clock import Clock
 from jobpool_backends.shared import MICRO, check_page, check_positive, micros, read_cursor
+from jobpool_backends.sql import read_message
 from jobpool_backends.sqlite.database import Database
-from jobpool_backends.sqlite.filters import LIVING, Search, search
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, POST_DELAYED, POSTED, WAITING
 
 STATS_CAP = 10_000
@@ -39,35 +45,49 @@ _ENDED = f"""
 SELECT count(*) FROM (SELECT 1 FROM messages INDEXED BY messages_ending WHERE queue = ? AND ends_at <= ?
                       LIMIT {STATS_CAP})
 """
+
+
+def living(now: str) -> str:
+    """Return SQL that holds for messages without an end, or not yet at it."""
+    return f"(ends_at IS NULL OR ends_at > {now})"
+
+
+LIVING = living(":now")
+"""Left out where only jobs or dead letters can be met, so that these are counted without a look at each."""
 _COLUMNS = """
-seq, id, queue, state, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at,
+seq, id, queue, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at,
 (SELECT body FROM bodies WHERE bodies.seq = messages.seq), reason, last_error, coalesce(nullif(forfeited, ''), cause),
-died_at, deadline_wall, claim, claims, ends_at
+died_at, deadline_wall, claim, claims, ends_at, state
 """
 _INSPECT = f"SELECT {_COLUMNS} FROM messages WHERE id = :id AND {LIVING}"
-_STATES = {
-    WAITING: State.WAITING,
-    DELAYED: State.DELAYED,
-    LEASED: State.LEASED,
-    DEAD: State.DEAD,
-    POSTED: State.WAITING,
-    POST_DELAYED: State.DELAYED,
+_STORED = {
+    State.WAITING: (WAITING, POSTED),
+    State.DELAYED: (DELAYED, POST_DELAYED),
+    State.LEASED: (LEASED,),
+    State.DEAD: (DEAD,),
+}
+_STATES = {number: state for state, numbers in _STORED.items() for number in numbers}
+_CAN_END = (POSTED, POST_DELAYED, LEASED)
+_CONDITIONS = {
+    State.WAITING: "(state IN (0, 4) OR (state IN (1, 5) AND available_at <= :now))",
+    State.DELAYED: "(state IN (1, 5) AND available_at > :now)",
+    State.LEASED: "state = 2",
+    State.DEAD: "state = 3",
 }
 
 
 class Inspector:
     """The view of one database."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._clock = clock
 
     def stats(self, queue: str) -> QueueStats:
         with self._database.read() as connection:
             row = connection.execute(_COUNTS, (queue,)).fetchone()
             if row is None:
                 return QueueStats()
-            now = micros(self._clock.wall())
+            now = self._database.wall()
             due, first_due = connection.execute(_FALLEN_DUE, (queue, now)).fetchone()
             oldest = _oldest(connection, queue, first_due)
             waiting, delayed, leased, dead, posted = row
@@ -89,20 +109,20 @@ class Inspector:
 
     def queues(self) -> list[str]:
         with self._database.read() as connection:
-            return [name for (name,) in connection.execute(_BUSY_QUEUES, {"now": micros(self._clock.wall())})]
+            return [name for (name,) in connection.execute(_BUSY_QUEUES, {"now": self._database.wall()})]
 
     def page(self, where: MessageFilter, after: str | None, limit: int) -> list[Message]:
         first = read_cursor(after)
         check_page(limit)
         with self._database.read() as connection:
-            now = micros(self._clock.wall())
+            now = self._database.wall()
             rows = find(connection, self.search(connection, where, now), _COLUMNS, first, limit)
         return [_message(row, now) for row in rows]
 
     def count(self, where: MessageFilter, cap: int) -> int:
         check_positive(cap, "cap")
         with self._database.read() as connection:
-            wanted = self.search(connection, where, micros(self._clock.wall()))
+            wanted = self.search(connection, where, self._database.wall())
             found = 0
             for source in wanted.ranges:
                 sql = f"SELECT count(*) FROM (SELECT 1 FROM {source} {wanted.where} LIMIT :left)"
@@ -111,7 +131,7 @@ class Inspector:
 
     def inspect(self, ident: str) -> Message | None:
         with self._database.read() as connection:
-            now = micros(self._clock.wall())
+            now = self._database.wall()
             row = connection.execute(_INSPECT, {"id": ident, "now": now}).fetchone()
         return _message(row, now) if row else None
 
@@ -142,29 +162,86 @@ def _oldest(connection: sqlite3.Connection, queue: str, first_due: int | None) -
 
 
 def _message(row: tuple[Any, ...], now: int) -> Message:
-    (seq, ident, queue, stored, handler, priority, attempts, crashes, deliveries) = row[:9]
-    (enqueued_at, available_at, body, reason, last_error, cause, died_at, deadline_wall) = row[9:17]
-    claim, claims, ends_at = row[17:]
-    state = _STATES[stored]
-    return Message(
-        id=ident,
-        queue=queue,
-        state=State.WAITING if state is State.DELAYED and available_at <= now else state,
-        handler=handler,
-        priority=priority,
-        attempts=attempts,
-        crashes=crashes,
-        deliveries=deliveries,
-        enqueued_at=enqueued_at / MICRO,
-        available_at=available_at / MICRO,
-        body=body,
-        reason=reason,
-        last_error=last_error,
-        cause=cause,
-        died_at=None if died_at is None else died_at / MICRO,
-        expires_at=None if deadline_wall is None else deadline_wall / MICRO,
-        claim=claim if claim is not None and now < deadline_wall else None,
-        claims=claims,
-        ends_at=None if ends_at is None else ends_at / MICRO,
-        cursor=str(seq),
-    )
+    *columns, stored = row
+    state, available_at, deadline, claim = _STATES[stored], row[9], row[15], row[16]
+    if state is State.DELAYED and available_at <= now:
+        state = State.WAITING
+    return read_message(columns, state, claim if claim is not None and now < deadline else None)
+
+
+@dataclass(slots=True)
+class Search:
+    """`where` holds for each living message that is wanted; `ranges` are FROM clauses that together hold them all."""
+
+    where: str
+    ranges: list[str]
+    arguments: dict[str, object] = field(default_factory=dict)
+
+
+def search(wanted: MessageFilter, queues: list[str], now: int) -> Search:
+    """Return the search for `wanted`.
+
+    Args:
+        wanted: The filter.
+        queues: All queues, for a filter that names none.
+        now: Unix time in microseconds.
+    """
+    arguments: dict[str, object] = {"now": now}
+    conditions = list(_conditions(wanted, arguments))
+    return Search(" AND ".join(["1", *conditions]), _ranges(wanted, queues, arguments), arguments)
+
+
+def _conditions(wanted: MessageFilter, arguments: dict[str, object]) -> list[str]:
+    conditions = []
+
+    def require(condition: str, **values: object) -> None:
+        conditions.append(condition)
+        arguments.update(values)
+
+    if wanted.queue is not None:
+        require("queue = :queue", queue=wanted.queue)
+    if wanted.handler is not None:
+        require("handler = :handler", handler=wanted.handler)
+    if wanted.reason is not None:
+        require("reason = :reason", reason=wanted.reason)
+    if wanted.states:
+        require("(" + " OR ".join(_CONDITIONS[State(state)] for state in wanted.states) + ")")
+    if wanted.older_than is not None:
+        require("coalesce(died_at, enqueued_at) <= :now - :older", older=micros(wanted.older_than))
+    if wanted.newer_than is not None:
+        require("coalesce(died_at, enqueued_at) >= :now - :newer", newer=micros(wanted.newer_than))
+    if wanted.ids:
+        require("id IN (SELECT value FROM json_each(:ids))", ids=json.dumps(wanted.ids))
+    if wanted.text is not None:
+        body = "(SELECT body FROM bodies WHERE bodies.seq = messages.seq)"
+        require(f"jobpool_contains(:text, {body}, last_error, cause, forfeited)", text=wanted.text)
+    return conditions
+
+
+def _ranges(wanted: MessageFilter, queues: list[str], arguments: dict[str, object]) -> list[str]:
+    if wanted.ids:
+        return [f"messages INDEXED BY messages_by_id WHERE {LIVING} AND"]
+    if wanted.queue is None and not wanted.states:
+        return [f"messages NOT INDEXED WHERE {LIVING} AND"]
+    ranges = []
+    for number, queue in enumerate(queues if wanted.queue is None else [wanted.queue]):
+        name = f"range{number}"
+        arguments[name] = queue
+        ranges += [source.format(name=name) for source in _sources(wanted.states or tuple(State))]
+    return ranges
+
+
+def _sources(states: tuple[State, ...]) -> list[str]:
+    sources = [_listed(stored) for state in dict.fromkeys(states) for stored in _STORED[State(state)]]
+    if State.WAITING in states and State.DELAYED not in states:  # delayed, fallen due, and not fetched since
+        sources += [
+            "messages INDEXED BY messages_due WHERE queue = :{name} AND state = 1 AND available_at <= :now AND",
+            "messages INDEXED BY messages_posts_due WHERE queue = :{name} AND state = 5 AND available_at <= :now"
+            f" AND {LIVING} AND",
+        ]
+    return sources
+
+
+def _listed(stored: int) -> str:
+    living = f"{LIVING} AND" if stored in _CAN_END else ""
+    return f"messages INDEXED BY messages_listed WHERE queue = :{{name}} AND state = {stored} AND {living}"

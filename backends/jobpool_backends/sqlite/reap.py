@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 import random
-import sqlite3
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from jobpool.broker.values import Reaped, ReapPolicy
-from jobpool.clock import Clock
 from jobpool_backends.shared import DeadCaps, delay_micros, micros, more_than
-from jobpool_backends.sqlite import ending, removing
-from jobpool_backends.sqlite.clock import Moment, read_moment
-from jobpool_backends.sqlite.counts import Counts
+from jobpool_backends.sqlite.claim_rows import ANY_ENDED, clear
 from jobpool_backends.sqlite.database import Database
+from jobpool_backends.sqlite.retention import evict, is_over
 from jobpool_backends.sqlite.schema import DEAD, DELAYED, LEASED, NO_LEASE, WAITING
+from jobpool_backends.sqlite.step import Step
 
 REAP_LIMIT = 1000
 UNKNOWN_CAUSE = "lease expired"
@@ -28,7 +26,7 @@ _HELD = "SELECT seq FROM messages INDEXED BY messages_held WHERE queue = :queue 
 _SOMETHING_TO_CLEAR = 0
 """Found beside the candidates: a number that no message has."""
 
-_CLEAR = f"SELECT {_SOMETHING_TO_CLEAR} AS seq WHERE {ending.ANY_ENDED}"
+_CLEAR = f"SELECT {_SOMETHING_TO_CLEAR} AS seq WHERE {ANY_ENDED}"
 # Leases of this boot by its own clock, in the order of their deadlines; those of another boot by the wall clock.
 # Claimed messages have no boot, and are not among them.
 _EXPIRED = f"""
@@ -77,57 +75,46 @@ class _Expired(NamedTuple):
 class Reaper:
     """The reaper of one database's queues."""
 
-    def __init__(self, database: Database, clock: Clock, boot: int, caps: DeadCaps) -> None:
+    def __init__(self, database: Database, caps: DeadCaps) -> None:
         self._database = database
-        self._clock = clock
-        self._boot = boot
         self._caps = caps
         self._random = random.SystemRandom()
 
     def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> tuple[list[Reaped], bool]:
         """Return the charged messages, and whether a waiter should look."""
-        visibility = _NEVER_US if visibility_timeout is None else more_than(visibility_timeout)
+        visibility = {"visibility": _NEVER_US if visibility_timeout is None else more_than(visibility_timeout)}
         sql = _EXPIRED if visibility_timeout is None else _TAKEN_LONG_AGO
         with self._database.read() as connection:
-            arguments = self._arguments(visibility) | {"queue": queue}
-            candidates = [row[0] for row in connection.execute(sql, arguments)]
-            over = bool(self._caps) and removing.is_over(connection, queue, self._caps, micros(self._clock.wall()))
+            now = self._database.moment()
+            candidates = [row[0] for row in connection.execute(sql, now.arguments(queue) | visibility)]
+            over = bool(self._caps) and is_over(connection, queue, self._caps, now.wall)
         if not candidates and not over:
             return [], False
-        with self._database.write() as connection:
-            now = read_moment(self._clock, self._boot)
-            arguments = self._arguments(visibility, now) | {"candidates": json.dumps(candidates)}
-            expired = [_Expired._make(row) for row in connection.execute(_STILL, arguments)]
-            reaped = self._charge(connection, queue, expired, policy, now.wall)
-            frees_jobs = ending.clear_at_once(connection, queue, now, REAP_LIMIT - len(reaped))
-            if self._caps:
-                removing.evict(connection, [queue], self._caps, now.wall)
-        return reaped, frees_jobs or not all(message.dead for message in reaped)
+        with self._database.write() as step:
+            arguments = step.now.arguments(queue) | visibility | {"candidates": json.dumps(candidates)}
+            expired = [_Expired._make(row) for row in step.connection.execute(_STILL, arguments)]
+            reaped = self._charge(step, queue, expired, policy)
+            clear(step, queue, REAP_LIMIT - len(reaped))
+            evict(step, [queue], self._caps)
+        return reaped, step.frees_jobs or not all(message.dead for message in reaped)
 
-    def _arguments(self, visibility: int, now: Moment | None = None) -> dict[str, int | str]:
-        now = now or read_moment(self._clock, self._boot)
-        return {"boot": now.boot, "boottime": now.boottime, "wall": now.wall, "visibility": visibility}
-
-    def _charge(
-        self, connection: sqlite3.Connection, queue: str, expired: Sequence[_Expired], policy: ReapPolicy, now: int
-    ) -> list[Reaped]:
-        connection.execute(_LEAVE, (json.dumps([message.seq for message in expired]),))
-        counts = Counts()
+    def _charge(self, step: Step, queue: str, expired: Sequence[_Expired], policy: ReapPolicy) -> list[Reaped]:
+        step.connection.execute(_LEAVE, (json.dumps([message.seq for message in expired]),))
+        now = step.now.wall
         reaped = []
         for message in expired:
             crashes = _count(message, policy, now)
             cause = message.forfeited or UNKNOWN_CAUSE
             dead = policy.is_over(crashes)
             if dead:
-                connection.execute(_BURY, (now, crashes, now, cause, message.seq))
-                counts.move(queue, LEASED, DEAD)
+                step.connection.execute(_BURY, (now, crashes, now, cause, message.seq))
+                step.counts.move(queue, LEASED, DEAD)
             else:
                 delay = delay_micros(self._random.uniform(0.0, policy.ceiling(crashes)))
                 state = DELAYED if delay else WAITING
-                connection.execute(_RECOVER, (state, now + delay, crashes, now, cause, message.seq))
-                counts.move(queue, LEASED, state)
+                step.connection.execute(_RECOVER, (state, now + delay, crashes, now, cause, message.seq))
+                step.counts.move(queue, LEASED, state)
             reaped.append(Reaped(message.id, queue, crashes, cause, dead))
-        counts.write(connection)
         return reaped
 
 

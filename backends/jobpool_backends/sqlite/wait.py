@@ -13,10 +13,9 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from jobpool.clock import Clock
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.inotify import Listener
-from jobpool_backends.shared import MICRO, micros
+from jobpool_backends.shared import MICRO
 from jobpool_backends.sqlite.database import Database
 
 LOOK_INTERVAL_S = 0.5
@@ -39,9 +38,8 @@ SELECT EXISTS (SELECT 1 FROM messages INDEXED BY messages_ready WHERE queue = :q
 class Waiter:
     """The wait on one database; any number of threads at once."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._clock = clock
         self._listeners: list[Listener] = []
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
@@ -72,7 +70,7 @@ class Waiter:
         rest = 0.0
         while not self._database.closed:
             version = self._database.retry_locked(_change_counter, connection)
-            if version != seen or (due is not None and due <= self._now()):
+            if version != seen or (due is not None and due <= self._database.wall()):
                 seen = version
                 ready, due = self._look(connection, queues)
                 if ready:
@@ -85,7 +83,7 @@ class Waiter:
 
     def _look(self, connection: sqlite3.Connection, queues: Sequence[str]) -> tuple[str | None, int | None]:
         """Return a queue that has something now, or None and when the next message falls due."""
-        now = self._now()
+        now = self._database.wall()
         next_due = None
         for queue in queues:
             ready, due = self._database.retry_locked(_state, connection, queue)
@@ -95,11 +93,8 @@ class Waiter:
                 next_due = min(due, next_due or due)
         return None, next_due
 
-    def _now(self) -> int:
-        return micros(self._clock.wall())
-
     def _until(self, due: int | None) -> float:
-        return LOOK_INTERVAL_S if due is None else max(0.0, (due - self._now()) / MICRO)
+        return LOOK_INTERVAL_S if due is None else max(0.0, (due - self._database.wall()) / MICRO)
 
     def _idle_one(self) -> Listener | None:
         try:

@@ -18,7 +18,7 @@ from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Ack, Settled
 from jobpool_backends.sqlite import SqliteBackend
 from jobpool_backends.sqlite.in_transaction import ack
-from jobpool_backends.sqlite.places import HOLD_SWEEP_PAGE
+from jobpool_backends.sqlite.keys import HOLD_SWEEP_PAGE
 
 Open = Callable[..., SqliteBackend]
 

@@ -286,9 +286,9 @@ DIE_IN_A_TRANSACTION = """
 import sys, os, signal
 from jobpool_backends.sqlite import SqliteBackend
 backend = SqliteBackend(sys.argv[1])
-with backend._database.write() as connection:
-    connection.execute("DELETE FROM messages")
-    connection.execute("UPDATE queues SET waiting = 0")
+with backend._database.write() as step:
+    step.connection.execute("DELETE FROM messages")
+    step.connection.execute("UPDATE queues SET waiting = 0")
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
