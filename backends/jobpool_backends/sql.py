@@ -47,7 +47,7 @@ class IdleConnections(Generic[C]):
         if os.getpid() != self._pid:
             raise ConfigurationError(
                 f"{self._place} was opened by process {self._pid}, before a fork, and connections do not survive"
-                " that. Open the backend after the fork, in the process that uses it"
+                " that: open the backend after the fork, in the process that uses it"
             )
 
     def close(self) -> None:

@@ -28,18 +28,18 @@ from jobpool.message.signing import EnvelopeSigner
 from jobpool_backends.postgres import checks, in_transaction
 from jobpool_backends.postgres.address import Address, read_address
 from jobpool_backends.postgres.bulk import BulkChanges
-from jobpool_backends.postgres.calls import Sweeper
-from jobpool_backends.postgres.capping import Caps
 from jobpool_backends.postgres.claims import PostgresClaims
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.enqueue import Producer
-from jobpool_backends.postgres.fetch import Fetcher, holder_of, number_of
+from jobpool_backends.postgres.enqueue import Enqueuer
+from jobpool_backends.postgres.fetch import Fetcher, holder_of
 from jobpool_backends.postgres.inspect import Inspector
 from jobpool_backends.postgres.keys import PostgresKeys
 from jobpool_backends.postgres.reap import Reaper
+from jobpool_backends.postgres.retention import Caps, Sweeper
 from jobpool_backends.postgres.settle import Settler, to_be_done
 from jobpool_backends.postgres.wait import Waiter
 from jobpool_backends.shared import brought_by_each
+from jobpool_backends.sql import number_of
 
 
 class PostgresBackend(QueueBackend):
@@ -69,9 +69,9 @@ class PostgresBackend(QueueBackend):
             self.credential_variables = ("PGPASSWORD",)
         self._database = Database(address)
         sweeper = Sweeper(self._database)
-        self._producer = Producer(self._database)
+        self._enqueuer = Enqueuer(self._database)
         self._fetcher = Fetcher(self._database, self.clock, sweeper, self.scheme)
-        self._settler = Settler(self._database, self.clock, sweeper, self._producer)
+        self._settler = Settler(self._database, self.clock, sweeper, self._enqueuer)
         self._reaper = Reaper(self._database)
         self._caps = Caps(self._database)
         self._keys = PostgresKeys(self._database, sweeper)
@@ -127,7 +127,7 @@ class PostgresBackend(QueueBackend):
     # --- the life of a message -----------------------------------------------------------------------
 
     def _enqueue(self, messages: Sequence[NewMessage]) -> Existing | None:
-        return self._producer.add(messages)
+        return self._enqueuer.add(messages)
 
     def _enqueue_in(self, connection: object, messages: Sequence[NewMessage]) -> Existing | None:
         self._database.ensure_current()

@@ -6,14 +6,14 @@ any way is left alone. Leased ones are never touched.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
 
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool_backends.postgres.database import Database
+from jobpool_backends.postgres.fetch import numbers
 from jobpool_backends.postgres.inspect import Inspector, Row
-from jobpool_backends.postgres.literals import fill, numbers
-from jobpool_backends.shared import TOUCHABLE, check_positive
+from jobpool_backends.shared import check_positive
+from jobpool_backends.sql import touchable
 
 BULK_BATCH_MESSAGES = 500
 _CHANGES = {
@@ -29,21 +29,20 @@ class BulkChanges:
     def __init__(self, database: Database, inspector: Inspector) -> None:
         self._database = database
         self._inspector = inspector
-        self._changes = {verb: fill(sql, database.schema) for verb, sql in _CHANGES.items()}
 
     def bulk(self, where: MessageFilter, verb: Verb, limit: int) -> int:
         check_positive(limit, "limit")
-        states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)
-        if not states:
+        wanted = touchable(where, verb)
+        if wanted is None:
             return 0
-        found = self._inspector.search(replace(where, states=states), limit=min(limit, BULK_BATCH_MESSAGES))
+        found = self._inspector.search(wanted, limit=min(limit, BULK_BATCH_MESSAGES))
         changed = 0
         while changed < limit and (piece := list(islice(found, min(BULK_BATCH_MESSAGES, limit - changed)))):
             changed += self._change(verb, piece)
         return changed
 
     def _change(self, verb: Verb, rows: list[Row]) -> int:
-        asked = {"places": [row[3] for row in rows], "seqs": numbers([row[0] for row in rows])}
+        asked = {"places": [row[-1] for row in rows], "seqs": numbers([row[0] for row in rows])}
         changed: int
-        [(changed,)] = self._database.run(self._changes[verb], asked)
+        [(changed,)] = self._database.run(_CHANGES[verb], asked)
         return changed

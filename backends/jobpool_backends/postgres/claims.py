@@ -13,13 +13,13 @@ import psycopg
 from jobpool.broker.claim_store import ClaimStats, ClaimStore, Deleted, HeldClaim, NewPost, QueueMessage
 from jobpool.message.envelope import OVERSIZED
 from jobpool.message.names import storable
-from jobpool_backends.postgres.calls import Sweeper
 from jobpool_backends.postgres.database import Database
 from jobpool_backends.postgres.enqueue import in_pieces
 from jobpool_backends.postgres.fetch import HOLDERS
 from jobpool_backends.postgres.inspect import STATS_CAP
-from jobpool_backends.postgres.literals import fill
+from jobpool_backends.postgres.retention import Sweeper
 from jobpool_backends.shared import MICRO, micros, read_cursor
+from jobpool_backends.sql import read_queue_message
 
 _POST = """
 SELECT {schema}.post(%(queue)b, %(ids)b::text[], %(given)b::boolean[], %(bodies)b::bytea[], %(lives)b::bigint[],
@@ -63,13 +63,9 @@ class PostgresClaims(ClaimStore):
         self._database = database
         self._sweeper = sweeper
         self._caps = database.address.caps
-        self._sql = {
-            sql: fill(sql, database.schema)
-            for sql in (_POST, _CLAIM, _GET, _RENEW, _RELEASE, _DELETE, _POP, _LIST, _CLAIMS, _STATS)
-        }
 
     def _ask(self, sql: str, repeatable: bool = True, **asked: Any) -> list[Row]:
-        return self._database.run(self._sql[sql], asked, repeatable=repeatable)
+        return self._database.run(sql, asked, repeatable=repeatable)
 
     def _post(self, queue: str, posts: Sequence[NewPost]) -> None:
         pieces = [_columns(queue, piece) for piece in in_pieces(posts)]
@@ -81,7 +77,7 @@ class PostgresClaims(ClaimStore):
 
     def _post_on(self, connection: psycopg.Connection[Any], pieces: list[dict[str, Any]]) -> None:
         for piece in pieces:
-            connection.execute(self._sql[_POST], piece)
+            connection.execute(self._database.fill(_POST), piece)
 
     def _claim(
         self, queue: str, claim_id: str, limit: int, ttl: float, grace: float, max_claims: int
@@ -196,19 +192,7 @@ def _place(row: Row) -> tuple[int, int]:
 
 
 def _message(queue: str, claim: str | None, row: Sequence[Any]) -> QueueMessage:
-    seq, ident, body, handler, priority, enqueued_at, claims, ends_at = row
-    return QueueMessage(
-        ident,
-        queue,
-        OVERSIZED if body is None else body,
-        handler,
-        priority,
-        enqueued_at / MICRO,
-        claims,
-        claim,
-        None if ends_at is None else ends_at / MICRO,
-        str(seq),
-    )
+    return read_queue_message(queue, claim, row, OVERSIZED if row[2] is None else row[2])
 
 
 def _age(since: int, now: int) -> int:

@@ -1,30 +1,27 @@
 """Connections to one database, and recovery when they break.
 
-Each call has a connection of its own, in autocommit: one statement is one transaction. Idle connections wait on a stack
-for the next call, whatever thread makes it; none crosses a fork. If a connection broke while it was idle (the server
-was restarted), a call goes on with a new one, once and at once. Every call of the contract can be repeated without
-harm.
+Each call has a connection of its own, in autocommit: one statement is one transaction. If a connection broke while it
+was idle (the server was restarted), a call goes on with a new one, once and at once. Every call of the contract can be
+repeated without harm.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool_backends.postgres.address import Address
 from jobpool_backends.postgres.connection import Connection, connect
 from jobpool_backends.postgres.migrate import check_current
-from jobpool_backends.postgres.schema import WRONG_ISOLATION
+from jobpool_backends.postgres.schema import WRONG_ISOLATION, fill
 from jobpool_backends.postgres.trouble import HIDDEN_POOLER, is_conflict, is_stale, raise_explained, raise_unreached
+from jobpool_backends.sql import IdleConnections
 
 MAX_IDLE_CONNECTIONS = 8
 """Connections kept for later calls; a server has few, and each is a process there."""
@@ -38,7 +35,7 @@ Parameters = Sequence[Any] | Mapping[str, Any]
 Result = TypeVar("Result")
 
 
-class Database:
+class Database(IdleConnections[Connection]):
     """One database of a server, safe to share between threads. Connects when it is first asked.
 
     Args:
@@ -48,24 +45,24 @@ class Database:
         schema: The name of our schema, unquoted.
         pooled: True once connections turned out to lead through a pooler. Then statements are not prepared, sessions
             are not ours, and LISTEN would hear nothing.
-        closed: True once `close` was called.
     """
 
     def __init__(self, address: Address) -> None:
+        super().__init__(f"Postgres at {address.where}")
         self.address = address
         self.schema = address.schema
         self.pooled = False
-        self.closed = False
-        self._pid = os.getpid()
-        self._idle: list[Connection] = []
+        self._filled: dict[str, str] = {}
         self._current = False
         self._isolated = False
         self._checking = threading.Lock()
 
-    @property
-    def prepares(self) -> bool:
-        """True if statements are prepared."""
-        return not self.pooled
+    def fill(self, sql: str) -> str:
+        """Return a statement with the name of the schema for `{schema}`. Call it with few texts: they are kept."""
+        filled = self._filled.get(sql)
+        if filled is None:
+            filled = self._filled[sql] = fill(sql, self.schema)
+        return filled
 
     def run(
         self,
@@ -87,7 +84,8 @@ class Database:
 
         Blocks for `timeout`, and as long again as it takes to connect; a little longer when transactions collide.
         """
-        return self._call(lambda connection: run_on(connection, sql, parameters, prepare), repeatable)
+        filled = self.fill(sql)
+        return self._call(lambda connection: run_on(connection, filled, parameters, prepare), repeatable)
 
     def run_committed(self, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
         """Run as `run`, under READ COMMITTED; with another isolation level in three statements, and two trips.
@@ -101,7 +99,7 @@ class Database:
                 if error.sqlstate != WRONG_ISOLATION:
                     raise
                 self._isolated = True
-        return self.transaction(lambda connection: _run_committed(connection, sql, parameters))
+        return self.transaction(lambda connection: _run_committed(connection, self.fill(sql), parameters))
 
     def transaction(
         self, work: Callable[[Connection], Result], *, pipelined: bool = True, answer_timeout: float | None = None
@@ -148,22 +146,6 @@ class Database:
             raise
         return connection
 
-    def check_usable(self) -> None:
-        """Raise when this database was closed, or inherited by a fork."""
-        if self.closed:
-            raise BackendUnavailable(f"Postgres at {self.address.where} was closed here: open the backend again")
-        if os.getpid() != self._pid:
-            raise ConfigurationError(
-                f"the connections to Postgres at {self.address.where} were made by process {self._pid}, before a fork,"
-                " and do not survive that: open the backend after the fork, in the process that uses it"
-            )
-
-    def close(self) -> None:
-        """Close the connections; one that is in use is closed when its user is done with it. Safe to call twice."""
-        self.closed = True
-        if os.getpid() == self._pid:
-            self._close_idle()
-
     # --- calls -------------------------------------------------------------------------------------
 
     def _call(self, step: Callable[[Connection], Result], repeatable: bool = True) -> Result:
@@ -207,25 +189,12 @@ class Database:
 
     # --- connections -------------------------------------------------------------------------------
 
-    def _idle_one(self) -> Connection | None:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
-
     def _give_back(self, connection: Connection) -> None:
         """Keep it for the next call, if it is at rest: what was interrupted, or timed out, is closed."""
         if connection.pgconn.transaction_status != TransactionStatus.IDLE or len(self._idle) >= MAX_IDLE_CONNECTIONS:
             connection.close()
             return
-        self._idle.append(connection)
-        if self.closed:
-            self._close_idle()
-
-    def _close_idle(self) -> None:
-        with suppress(IndexError):  # several threads may close: each pops its own
-            while True:
-                self._idle.pop().close()
+        super()._give_back(connection)
 
     def _greet(self, connection: Connection) -> None:
         self.pooled = self.pooled or connection.pooled

@@ -10,8 +10,7 @@ import psycopg
 from jobpool.broker.claim_store import NewPost
 from jobpool.broker.values import Existing, NewMessage
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.in_transaction import all_columns, columns, is_plain
-from jobpool_backends.postgres.literals import fill
+from jobpool_backends.postgres.in_transaction import BRING, ENQUEUE, all_columns, columns, is_plain
 from jobpool_backends.shared import micros
 
 COPY_FROM = 50
@@ -25,15 +24,8 @@ _ONE = """
 SELECT {schema}.enqueue_one(
     %(id)b, %(given)b, %(queue)b, %(handler)b, %(priority)b::smallint, %(due)b::bigint, %(body)b)
 """
-_FEW = """
-SELECT {schema}.enqueue(%(ids)b::text[], %(given)b::boolean[], %(queues)b::text[], %(handlers)b::text[],
-    %(priorities)b::smallint[], %(dues)b::bigint[], %(bodies)b::bytea[])
-"""
-_BRING = """
-SELECT * FROM {schema}.bring(%(ids)b::text[], %(given)b::boolean[], %(queues)b::text[], %(handlers)b::text[],
-    %(priorities)b::smallint[], %(dues)b::bigint[], %(bodies)b::bytea[], %(unique_keys)b::text[],
-    %(attempts)b::integer[], %(crashes)b::integer[], %(deliveries)b::bigint[], %(errors)b::text[], %(causes)b::text[])
-"""
+_FEW = ENQUEUE.replace("{eager}", "")
+_BRING = BRING.replace("{eager}", "")
 _BEGIN = "SELECT {schema}.begin_enqueue()"
 _COPY = """
 COPY {schema}.messages (enqueued_at, available_at, priority, state, given, fresh, id, queue, handler, body)
@@ -45,23 +37,20 @@ _FINISH = "SELECT {schema}.finish_enqueue(%(given)b::text[], %(ready)b::text[], 
 Sized = TypeVar("Sized", NewMessage, NewPost)
 
 
-class Producer:
+class Enqueuer:
     """The adder of messages to one database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._one, self._few, self._bring, self._begin, self._copy, self._finish = (
-            fill(sql, database.schema) for sql in (_ONE, _FEW, _BRING, _BEGIN, _COPY, _FINISH)
-        )
 
     def add(self, messages: Sequence[NewMessage]) -> Existing | None:
         """Add those whose id or unique key is not known yet, in their order, all or none; what is known instead."""
         if not all(map(is_plain, messages)):
             return self._add_unique(messages)
         if len(messages) == 1:
-            self._database.run(self._one, _fields(messages[0]))
+            self._database.run(_ONE, _fields(messages[0]))
         elif len(messages) < COPY_FROM:
-            self._database.run(self._few, columns(messages))
+            self._database.run(_FEW, columns(messages))
         else:
             self._add_many(messages)
         return None
@@ -71,16 +60,16 @@ class Producer:
         known: dict[str, str] = {}
         for piece in in_pieces(messages):
             if all(map(is_plain, piece)):
-                connection.execute(self._few, columns(piece))
+                connection.execute(self._database.fill(_FEW), columns(piece))
             else:
-                known.update(connection.execute(self._bring, all_columns(piece)).fetchall())
+                known.update(connection.execute(self._database.fill(_BRING), all_columns(piece)).fetchall())
         return known
 
     def _add_unique(self, messages: Sequence[NewMessage]) -> Existing:
         """Enqueue a pool's own messages: one statement, unless they are very many."""
         pieces = list(in_pieces(messages))
         if len(pieces) == 1:
-            return dict(self._database.run(self._bring, all_columns(messages)))
+            return dict(self._database.run(_BRING, all_columns(messages)))
         return self._database.transaction(lambda connection: self.add_on(connection, messages))
 
     def _add_many(self, messages: Sequence[NewMessage]) -> None:
@@ -96,10 +85,10 @@ class Producer:
 
     def _copy_on(self, connection: psycopg.Connection[Any], messages: Sequence[NewMessage]) -> None:
         with psycopg.Cursor(connection) as cursor:
-            [(now,)] = cursor.execute(self._begin).fetchall()
+            [(now,)] = cursor.execute(self._database.fill(_BEGIN)).fetchall()
             ready: set[str] = set()
             for piece in in_pieces(messages):
-                with cursor.copy(self._copy) as copy:
+                with cursor.copy(self._database.fill(_COPY)) as copy:
                     copy.set_types(_TYPES)
                     for message in piece:
                         due = now if message.due is None else micros(message.due)
@@ -107,7 +96,7 @@ class Producer:
                         if due <= now:
                             ready.add(message.queue)
             given = [message.id for message in messages if message.given]
-            cursor.execute(self._finish, {"given": given, "ready": sorted(ready), "now": now})
+            cursor.execute(self._database.fill(_FINISH), {"given": given, "ready": sorted(ready), "now": now})
 
 
 def _fields(message: NewMessage) -> dict[str, Any]:
@@ -124,18 +113,8 @@ def _fields(message: NewMessage) -> dict[str, Any]:
 
 def _row(message: NewMessage, due: int, now: int) -> tuple[Any, ...]:
     later = due > now
-    return (
-        now,
-        due if later else now,
-        message.priority,
-        1 if later else 0,
-        message.given,
-        not later,
-        message.id,
-        message.queue,
-        message.handler,
-        message.body,
-    )
+    names = message.id, message.queue, message.handler
+    return now, due if later else now, message.priority, int(later), message.given, not later, *names, message.body
 
 
 def in_pieces(messages: Sequence[Sized]) -> Iterator[Sequence[Sized]]:

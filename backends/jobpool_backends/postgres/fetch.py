@@ -1,17 +1,18 @@
-"""Leasing: what the function `lease` returns, as leases."""
+"""Leasing: what the function `lease` returns, as leases; and leases as parameters of other functions."""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jobpool.clock import Clock
 from jobpool.message.envelope import OVERSIZED
 from jobpool.message.lease import JobLease
-from jobpool_backends.postgres.calls import Sweeper
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.literals import fill
+from jobpool_backends.postgres.retention import Sweeper
 from jobpool_backends.shared import MICRO, micros
+from jobpool_backends.sql import number_of
 
 _FETCH = "SELECT * FROM {schema}.lease(%(queue)b, %(limit)b, %(ttl)b, %(call)b, %(holder)b)"
 
@@ -27,7 +28,6 @@ class Fetcher:
         self._clock = clock
         self._sweeper = sweeper
         self._scheme = scheme
-        self._fetch = fill(_FETCH, database.schema)
 
     def fetch(self, queue: str, limit: int, ttl: float, fetch_id: str) -> list[JobLease]:
         before = self._clock.boot()
@@ -38,7 +38,7 @@ class Fetcher:
             "call": fetch_id,
             "holder": secrets.randbelow(HOLDERS),
         }
-        rows = self._database.run(self._fetch, asked)
+        rows = self._database.run(_FETCH, asked)
         if not rows:
             return []
         self._sweeper.sweep()
@@ -76,6 +76,29 @@ def holder_of(lease: JobLease) -> int:
     return holder if 0 <= holder < HOLDERS else _NOBODY
 
 
-def number_of(lease: JobLease) -> int:
-    """Return the message's sequence number; 0, which no message has, for a lease of another backend."""
-    return lease.token if isinstance(lease.token, int) else 0
+def lease_columns(leases: Sequence[JobLease], prefix: str = "") -> dict[str, str]:
+    """Return the parameters `queues`, `seqs` and `holders` of functions that take leases."""
+    return {
+        f"{prefix}queues": _names([lease.queue for lease in leases]),
+        f"{prefix}seqs": numbers(map(number_of, leases)),
+        f"{prefix}holders": numbers(map(holder_of, leases)),
+    }
+
+
+def numbers(values: Iterable[int]) -> str:
+    """Return an array of integers as Postgres reads it: a fifth of what psycopg takes to adapt a list."""
+    return f"{{{','.join(map(str, values))}}}"
+
+
+def _names(values: Sequence[str]) -> str:
+    """Return an array of queue names as Postgres reads it; most often all names are the same."""
+    if not values:
+        return "{}"
+    if values.count(values[0]) == len(values):
+        return f"{{{','.join([_quoted(values[0])] * len(values))}}}"
+    return f"{{{','.join(map(_quoted, values))}}}"
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -21,16 +21,17 @@ from jobpool.errors import ConfigurationError, LeaseLost
 from jobpool.message.names import storable
 from jobpool_backends.shared import micros
 
-_ENQUEUE = """
+ENQUEUE = """
 SELECT {schema}.enqueue(%(ids)b::text[], %(given)b::boolean[], %(queues)b::text[], %(handlers)b::text[],
-    %(priorities)b::smallint[], %(dues)b::bigint[], %(bodies)b::bytea[], eager => true)
+    %(priorities)b::smallint[], %(dues)b::bigint[], %(bodies)b::bytea[]{eager})
 """
-_BRING = """
+BRING = """
 SELECT * FROM {schema}.bring(%(ids)b::text[], %(given)b::boolean[], %(queues)b::text[], %(handlers)b::text[],
     %(priorities)b::smallint[], %(dues)b::bigint[], %(bodies)b::bytea[], %(unique_keys)b::text[],
-    %(attempts)b::integer[], %(crashes)b::integer[], %(deliveries)b::bigint[], %(errors)b::text[], %(causes)b::text[],
-    eager => true)
+    %(attempts)b::integer[], %(crashes)b::integer[], %(deliveries)b::bigint[], %(errors)b::text[],
+    %(causes)b::text[]{eager})
 """
+_EAGER = ", eager => true"
 _ACK = """
 SELECT {schema}.settle(%(call)b::text, ARRAY[%(queue)b::text], ARRAY[%(seq)b::bigint], ARRAY[%(holder)b::bigint])
 """
@@ -54,9 +55,9 @@ def enqueue(connection: object, schema: str, messages: Sequence[NewMessage]) -> 
     Raises `ConfigurationError`, or what psycopg raises.
     """
     if all(map(is_plain, messages)):
-        _ask(connection, schema, _ENQUEUE, columns(messages))
+        _ask(connection, schema, ENQUEUE.replace("{eager}", _EAGER), columns(messages))
         return {}
-    return dict(_ask(connection, schema, _BRING, all_columns(messages)))
+    return dict(_ask(connection, schema, BRING.replace("{eager}", _EAGER), all_columns(messages)))
 
 
 def make_ticket(

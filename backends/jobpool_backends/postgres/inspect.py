@@ -13,7 +13,6 @@ from typing import Any
 
 from jobpool.broker.values import Message, MessageFilter, QueueStats, State
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.literals import fill
 from jobpool_backends.postgres.schema import (
     DEAD,
     DELAYED,
@@ -26,6 +25,7 @@ from jobpool_backends.postgres.schema import (
     WINDOW,
 )
 from jobpool_backends.shared import MICRO, check_page, check_positive, contains, micros, read_cursor
+from jobpool_backends.sql import read_message
 
 STATS_CAP = 10_000
 """Messages of each state that are counted. Exact counts would be rows that every fetch and settlement changes, and
@@ -42,14 +42,17 @@ _FILTER = """
     %(queues)b::text[], %(kinds)b::smallint[], %(due)b, %(later)b, %(handler)b::text, %(reason)b::text,
     %(older)b::bigint, %(newer)b::bigint, %(behind)b::bigint, %(most)b, %(bodies)b
 """
-_THROUGH = f"SELECT {{columns}} FROM {{schema}}.look_through({_FILTER}, %(share)b)"
-_UP = f"SELECT {{columns}} FROM {{schema}}.look_up(%(ids)b::text[], {_FILTER})"
-
-_PLACE = "seq, id, state, place"
-_SHOWN = f"""
-    {_PLACE}, queue, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at, body, reason,
-    last_error, cause, forfeited, died_at, deadline, claim, claims, ends_at
+_PLACE = "seq, place"
+_SHOWN = """
+    seq, id, queue, handler, priority, attempts, crashes, deliveries, enqueued_at, available_at, body, reason,
+    last_error, coalesce(nullif(forfeited, ''), cause), died_at, deadline, claim, claims, ends_at, cause, state, place
 """
+_THROUGH, _THROUGH_WHOLE = (
+    f"SELECT {columns} FROM {{schema}}.look_through({_FILTER}, %(share)b)" for columns in (_PLACE, _SHOWN)
+)
+_UP, _UP_WHOLE = (
+    f"SELECT {columns} FROM {{schema}}.look_up(%(ids)b::text[], {_FILTER})" for columns in (_PLACE, _SHOWN)
+)
 
 _STORED = {
     State.WAITING: (WAITING, POSTED, POSTED_AGAIN),
@@ -67,12 +70,9 @@ class Inspector:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._stats, self._queues, self._through, self._up = (
-            fill(sql, database.schema) for sql in (_STATS, _QUEUES, _THROUGH, _UP)
-        )
 
     def stats(self, queue: str) -> QueueStats:
-        [row] = self._database.run(self._stats, {"queue": queue, "most": STATS_CAP})
+        [row] = self._database.run(_STATS, {"queue": queue, "most": STATS_CAP})
         waiting, due, delayed, leased, dead, age, posted = row
         counts = (min(waiting + due, STATS_CAP), delayed, leased, dead)
         return QueueStats(
@@ -83,7 +83,7 @@ class Inspector:
         )
 
     def queues(self) -> list[str]:
-        [(names,)] = self._database.run(self._queues)
+        [(names,)] = self._database.run(_QUEUES)
         return list(names)
 
     def page(self, where: MessageFilter, after: str | None, limit: int) -> list[Message]:
@@ -101,13 +101,13 @@ class Inspector:
         return next(map(_message, found), None)
 
     def search(self, where: MessageFilter, *, limit: int, behind: int = 0, whole: bool = False) -> Iterator[Row]:
-        """Yield the messages that match, in enqueue order: rows that begin with the columns `_PLACE`.
+        """Yield the messages that match, in enqueue order: rows of `_PLACE`, or of `_SHOWN`.
 
         Args:
             where: The filter.
             limit: The number of messages wanted.
             behind: Sequence number; only messages with a higher one.
-            whole: With all columns.
+            whole: With all columns; so it is if the filter asks for a text.
         """
         if where.text is None:
             yield from self._search(where, behind, min(limit, WINDOW), whole)
@@ -118,7 +118,8 @@ class Inspector:
 
     def _search(self, where: MessageFilter, behind: int, limit: int, whole: bool) -> Iterator[Row]:
         asked = _arguments(where) | {"most": limit, "bodies": whole}
-        sql = (self._up if where.ids else self._through).replace("{columns}", _SHOWN if whole else _PLACE)
+        up, through = (_UP_WHOLE, _THROUGH_WHOLE) if whole else (_UP, _THROUGH)
+        sql = up if where.ids else through
         on: int | None = behind
         share = limit  # enough where each message matches; where few do, more are looked at from time to time
         while on is not None:
@@ -149,33 +150,9 @@ def _last(rows: list[Row], limit: int) -> int | None:
 
 
 def _mentions(row: Row, text: str) -> bool:
-    body, last_error, cause, forfeited = row[12], *row[14:17]
-    return contains(text, body, last_error, cause, forfeited)
+    body, last_error, shown_cause, cause = row[10], row[12], row[13], row[19]
+    return contains(text, body, last_error, shown_cause, cause)
 
 
 def _message(row: Row) -> Message:
-    (seq, ident, stored, _, queue, handler, priority, attempts, crashes, deliveries) = row[:10]
-    (enqueued_at, available_at, body, reason, last_error, cause, forfeited, died_at, deadline) = row[10:19]
-    (claim, claims, ends_at) = row[19:]
-    return Message(
-        id=ident,
-        queue=queue,
-        state=_STATES[stored],
-        handler=handler,
-        priority=priority,
-        attempts=attempts,
-        crashes=crashes,
-        deliveries=deliveries,
-        enqueued_at=enqueued_at / MICRO,
-        available_at=available_at / MICRO,
-        body=body,
-        reason=reason,
-        last_error=last_error,
-        cause=forfeited or cause,
-        died_at=None if died_at is None else died_at / MICRO,
-        expires_at=None if deadline is None else deadline / MICRO,
-        claim=claim,
-        claims=claims,
-        ends_at=None if ends_at is None else ends_at / MICRO,
-        cursor=str(seq),
-    )
+    return read_message(row, _STATES[row[20]], row[16])

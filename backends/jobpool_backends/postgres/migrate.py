@@ -14,8 +14,7 @@ import psycopg
 
 from jobpool.errors import ConfigurationError
 from jobpool_backends.postgres.connection import Connection
-from jobpool_backends.postgres.literals import quoted
-from jobpool_backends.postgres.schema import MIGRATIONS
+from jobpool_backends.postgres.schema import MIGRATIONS, fill, quoted
 
 VERSION = len(MIGRATIONS)
 
@@ -56,13 +55,13 @@ def _statements(schema: str, version: int) -> list[str]:
     found = [] if version else [_VERSIONS]
     for number, statements in enumerate(MIGRATIONS[version:], start=version + 1):
         found += [*statements, _NOTE.replace("{version}", str(number))]
-    return [statement.replace("{schema}", quoted(schema)) for statement in found]
+    return [fill(statement, schema) for statement in found]
 
 
 def _read_version(connection: Connection, schema: str) -> int:
     """Return the schema's version, 0 when it is not there."""
     try:
-        version: int = _ask(connection, _READ.replace("{schema}", quoted(schema)))[0][0]
+        version: int = _ask(connection, fill(_READ, schema))[0][0]
     except psycopg.errors.UndefinedTable:
         return 0
     if version > VERSION:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from jobpool.broker.values import Reaped, ReapPolicy
 from jobpool.message.definition import LONGEST
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.literals import fill
 from jobpool_backends.postgres.schema import REAP_LIMIT
 from jobpool_backends.shared import micros, more_than
 
@@ -20,7 +19,6 @@ class Reaper:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._reap = fill(_REAP, database.schema)
 
     def reap(self, queue: str, policy: ReapPolicy, visibility_timeout: float | None) -> list[Reaped]:
         asked = {
@@ -34,5 +32,5 @@ class Reaper:
         }
         return [
             Reaped(ident, queue, crashes, cause, dead)
-            for ident, crashes, cause, dead in self._database.run(self._reap, asked)
+            for ident, crashes, cause, dead in self._database.run(_REAP, asked)
         ]

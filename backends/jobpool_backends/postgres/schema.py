@@ -299,6 +299,17 @@ _FUNCTIONS = (
     "listing",
 )
 
+
+def quoted(schema: str) -> str:
+    """Return the schema's name as it stands in SQL. It has been checked: there is no quote in it."""
+    return f'"{schema}"'
+
+
+def fill(sql: str, schema: str) -> str:
+    """Fill in the quoted name of the schema for `{schema}`."""
+    return sql.replace("{schema}", quoted(schema))
+
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (_read("tables"),),
     (_read("tables_2"),),

@@ -8,8 +8,8 @@ messages that move are a second statement of the same transaction.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -19,12 +19,12 @@ from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.names import storable
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
-from jobpool_backends.postgres.calls import Sweeper, read_answers
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.enqueue import Producer
-from jobpool_backends.postgres.fetch import holder_of, number_of
-from jobpool_backends.postgres.literals import fill, names, numbers
+from jobpool_backends.postgres.enqueue import Enqueuer
+from jobpool_backends.postgres.fetch import lease_columns, numbers
+from jobpool_backends.postgres.retention import Sweeper
 from jobpool_backends.shared import delay_micros, micros
+from jobpool_backends.sql import number_of
 
 _ACK = "SELECT {schema}.settle(%(call)b, %(ack_queues)s, %(ack_seqs)s, %(ack_holders)s)"
 _SETTLE = """
@@ -39,95 +39,50 @@ _PAST = "SELECT last_error, cause FROM {schema}.messages WHERE queue = %(queue)s
 _STAYS = -1
 """Instead of a delay, of what does not come back by this."""
 
+_ANSWERS = {
+    "o": Settled.OK,
+    "a": Settled.ALREADY,
+    "n": Settled.NOT_IN_FLIGHT,
+    "e": Settled.EXPIRED,
+    "w": Settled.NOT_OWNER,
+}
+
 Settlements = Sequence[tuple[JobLease, Settlement]]
-Handle = tuple[int, int, int, str]
-"""Of a lease: sequence number, place in the call, holder, queue."""
 
 
-@dataclass(slots=True)
-class _Rest:
-    """Settlements that go one by one."""
+class _Term(NamedTuple):
+    """A settlement that goes by itself, as the columns of the function `settle`."""
 
-    handles: list[Handle] = field(default_factory=list)
-    verbs: list[str] = field(default_factory=list)
-    delays: list[int] = field(default_factory=list)
-    reasons: list[str | None] = field(default_factory=list)
-    errors: list[str | None] = field(default_factory=list)
-    causes: list[str | None] = field(default_factory=list)
-    keys: list[str | None] = field(default_factory=list)
-    keeps: list[int | None] = field(default_factory=list)
-    starts: list[str | None] = field(default_factory=list)
-
-    def add(self, handle: Handle, settlement: Settlement, guards: Guards | None) -> None:
-        self.handles.append(handle)
-        key = keep = starts = None
-        match settlement:
-            case Ack():
-                self._say("a")
-                key, keep = to_be_done(guards)
-            case Nack(delay, error, cause):
-                self._say("n", delay_micros(delay), error=error, cause=cause)
-            case Release(delay, begun):
-                self._say("s" if begun else "r", delay_micros(delay))
-                starts = None if begun else _given_back(guards)
-            case Abandon(reason, error, cause):
-                self._say("x" if settlement.attempts else "b", reason=reason, error=error, cause=cause)
-            case Forfeit(cause):
-                self._say("f", reason=cause)
-            case Move():
-                self._say("m")
-        self.keys.append(key)
-        self.keeps.append(keep)
-        self.starts.append(starts)
-
-    def _say(
-        self,
-        verb: str,
-        delay: int = _STAYS,
-        *,
-        reason: str | None = None,
-        error: str | None = None,
-        cause: str | None = None,
-    ) -> None:
-        self.verbs.append(verb)
-        self.delays.append(delay)
-        for told, text in ((self.reasons, reason), (self.errors, error), (self.causes, cause)):
-            told.append(text)
-
-    def arguments(self) -> dict[str, Any]:
-        return _arguments(self.handles) | {
-            "verbs": "".join(self.verbs),
-            "delays": numbers(self.delays),
-            "reasons": self.reasons,
-            "errors": self.errors,
-            "causes": self.causes,
-            "keys": self.keys,
-            "keeps": self.keeps,
-            "starts": self.starts,
-        }
+    verb: str
+    delay: int = _STAYS
+    reason: str | None = None
+    error: str | None = None
+    cause: str | None = None
+    key: str | None = None
+    keep: int | None = None
+    starts: str | None = None
 
 
 class Settler:
     """The settler and renewer of one database's leases."""
 
-    def __init__(self, database: Database, clock: Clock, sweeper: Sweeper, producer: Producer) -> None:
+    def __init__(self, database: Database, clock: Clock, sweeper: Sweeper, enqueuer: Enqueuer) -> None:
         self._database = database
         self._clock = clock
         self._sweeper = sweeper
-        self._producer = producer
-        self._ack, self._settle, self._renew = (fill(sql, database.schema) for sql in (_ACK, _SETTLE, _RENEW))
-        self._past = fill(_PAST, database.schema)
+        self._enqueuer = enqueuer
 
     def settle(self, settlements: Settlements, brought: dict[int, list[NewMessage]], call_id: str) -> list[Settled]:
         """Return the answers. `brought`: what each settlement adds to queues, by its place."""
         acks, rest = _sort_out(settlements)
-        asked = {"call": call_id} | _arguments(acks, "ack_")
-        sql = self._ack
-        if rest.handles:
-            asked |= rest.arguments()
-            sql = self._settle
-        order = [handle[1] for handle in acks + rest.handles]
+        sql, asked = _ACK, {"call": call_id} | lease_columns([settlements[place][0] for place in acks], "ack_")
+        if rest:
+            sql = _SETTLE
+            asked |= lease_columns([settlements[place][0] for place in rest])
+            asked |= _columns([_term(settlements[place][1], settlements[place][0].guards) for place in rest])
+        order = acks + rest
         if brought:
+            sql = self._database.fill(sql)
             answers = self._database.transaction(
                 lambda connection: self._and_bring(
                     connection, sql, asked, order, self._with_pasts(connection, settlements, brought)
@@ -140,8 +95,7 @@ class Settler:
 
     def renew(self, leases: Sequence[JobLease], ttl: float) -> list[JobLease | None]:
         before = self._clock.boot()
-        handles = [(number_of(lease), place, holder_of(lease), lease.queue) for place, lease in enumerate(leases)]
-        [(letters,)] = self._database.run(self._renew, _arguments(handles) | {"length": micros(ttl)})
+        [(letters,)] = self._database.run(_RENEW, lease_columns(leases) | {"length": micros(ttl)})
         return [_renewed(lease, letter, before + ttl) for lease, letter in zip(leases, letters, strict=True)]
 
     def _with_pasts(
@@ -152,7 +106,9 @@ class Settler:
         for place, messages in brought.items():
             lease, settlement = settlements[place]
             if isinstance(settlement, Move) and (settlement.error is None or settlement.cause is None):
-                row = connection.execute(self._past, {"queue": lease.queue, "seq": number_of(lease)}).fetchone()
+                row = connection.execute(
+                    self._database.fill(_PAST), {"queue": lease.queue, "seq": number_of(lease)}
+                ).fetchone()
                 error, cause = row or (None, None)  # without a row the move is refused
                 error = error if settlement.error is None else settlement.error
                 cause = cause if settlement.cause is None else settlement.cause
@@ -170,22 +126,42 @@ class Settler:
         answers = _in_order(connection.execute(sql, asked).fetchall(), order)
         new = [message for place, messages in brought.items() if answers[place] is Settled.OK for message in messages]
         if new:
-            self._producer.add_on(connection, new)
+            self._enqueuer.add_on(connection, new)
         return answers
 
 
-def _sort_out(settlements: Settlements) -> tuple[list[Handle], _Rest]:
-    """Split settlements into plain acks and all others. If a message comes twice, everything is in the second."""
-    handles = [(number_of(lease), place, holder_of(lease), lease.queue) for place, (lease, _) in enumerate(settlements)]
-    alone = len({handle[0] for handle in handles}) == len(handles)
-    acks: list[Handle] = []
-    rest = _Rest()
-    for handle, (lease, settlement) in zip(handles, settlements, strict=True):
-        if alone and type(settlement) is Ack and (lease.guards is None or not _says_more(lease.guards)):
-            acks.append(handle)
-        else:
-            rest.add(handle, settlement, lease.guards)
+def _sort_out(settlements: Settlements) -> tuple[list[int], list[int]]:
+    """Return the places of plain acks and of all others. If a message comes twice, everything is in the second."""
+    alone = len({number_of(lease) for lease, _ in settlements}) == len(settlements)
+    acks: list[int] = []
+    rest: list[int] = []
+    for place, (lease, settlement) in enumerate(settlements):
+        plain = type(settlement) is Ack and (lease.guards is None or not _says_more(lease.guards))
+        (acks if alone and plain else rest).append(place)
     return acks, rest
+
+
+def _term(settlement: Settlement, guards: Guards | None) -> _Term:
+    match settlement:
+        case Ack():
+            key, keep = to_be_done(guards)
+            return _Term("a", key=key, keep=keep)
+        case Nack(delay, error, cause):
+            return _Term("n", delay_micros(delay), error=error, cause=cause)
+        case Release(delay, begun):
+            return _Term("s" if begun else "r", delay_micros(delay), starts=None if begun else _given_back(guards))
+        case Abandon(reason, error, cause):
+            return _Term("x" if settlement.attempts else "b", reason=reason, error=error, cause=cause)
+        case Forfeit(cause):
+            return _Term("f", reason=cause)
+        case Move():
+            return _Term("m")
+
+
+def _columns(terms: list[_Term]) -> dict[str, Any]:
+    verbs, delays, *texts = map(list, zip(*terms, strict=True))
+    named = zip(("reasons", "errors", "causes", "keys", "keeps", "starts"), texts, strict=True)
+    return {"verbs": "".join(verbs), "delays": numbers(delays), **dict(named)}
 
 
 def _says_more(guards: Guards) -> bool:
@@ -205,18 +181,10 @@ def _given_back(guards: Guards | None) -> str | None:
     return "\n".join(rate.name for rate in guards.rates) if guards is not None and guards.rates else None
 
 
-def _arguments(handles: Sequence[Handle], prefix: str = "") -> dict[str, Any]:
-    return {
-        f"{prefix}queues": names([handle[3] for handle in handles]),
-        f"{prefix}seqs": numbers([handle[0] for handle in handles]),
-        f"{prefix}holders": numbers([handle[2] for handle in handles]),
-    }
-
-
 def _in_order(rows: list[tuple[Any, ...]], order: list[int]) -> list[Settled]:
     """Return the answers in the order of the call; `order` has the place of each."""
     [(letters,)] = rows
-    answers = read_answers(letters)
+    answers = [_ANSWERS[letter] for letter in letters]
     return [answer for _, answer in sorted(zip(order, answers, strict=True), key=_first)]
 
 

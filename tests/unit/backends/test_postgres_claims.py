@@ -24,8 +24,8 @@ from jobpool.broker.values import MessageFilter, State, Verb
 from jobpool.errors import BackendUnavailable, ClaimNotFound, LeaseLost
 from jobpool.message.settlement import Ack, Nack, Release
 from jobpool_backends.postgres import PostgresBackend, claims, in_transaction
-from jobpool_backends.postgres.notify import channel
 from jobpool_backends.postgres.schema import PAGE_BYTES, TIDY_LIMIT
+from jobpool_backends.postgres.wait import channel
 
 Connection = psycopg.Connection[Any]
 

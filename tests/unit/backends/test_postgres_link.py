@@ -92,7 +92,7 @@ def test_a_transaction_may_be_given_more_patience(rig: Rig) -> None:
 
 def test_statements_are_prepared_and_connections_kept(rig: Rig) -> None:
     database = rig.database()
-    assert database.prepares
+    assert not database.pooled
     assert len({session(database) for _ in range(5)}) == 1
     assert database.run("SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%%backend_pid()'") == [(1,)]
 
@@ -377,7 +377,7 @@ def test_prepared_statements_that_vanish_give_a_pooler_away(rig: Rig) -> None:
     [link] = database._idle
     link.pgconn.exec_(b"DEALLOCATE ALL")  # as when another session is lent, unseen by psycopg
     session(database)
-    assert not database.prepares
+    assert database.pooled
     for _ in range(5):
         session(database)
     assert database.run("SELECT count(*) FROM pg_prepared_statements") == [(0,)]

@@ -21,8 +21,7 @@ from jobpool.message.guards import Begin, Begun, Guards, Hold, Rate
 from jobpool.message.settlement import Ack, Move, Release, Settled
 from jobpool_backends.postgres import PostgresBackend
 from jobpool_backends.postgres.connection import Connection
-from jobpool_backends.postgres.notify import channel
-from jobpool_backends.postgres.wait import UNNOTIFIED_LOOK_INTERVAL_S
+from jobpool_backends.postgres.wait import UNNOTIFIED_LOOK_INTERVAL_S, channel
 
 SLACK = 0.5
 """Seconds that a busy machine may add."""
@@ -50,7 +49,7 @@ def test_a_pooler_is_recognised_and_nothing_prepared(rig: Rig, pooler: Pgbouncer
     for database in (direct, through):
         for _ in range(5):
             database.run("SELECT 'how often'")
-    assert (direct.prepares, through.prepares) == (True, False)
+    assert (direct.pooled, through.pooled) == (False, True)
     assert through.run("SELECT count(*) FROM pg_prepared_statements") == [(0,)]
 
 

@@ -21,7 +21,7 @@ from jobpool.broker.values import MessageFilter, ReapPolicy, State, Verb
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Nack, Release, Settled, Settlement
 from jobpool_backends.postgres import PostgresBackend, enqueue, inspect
-from jobpool_backends.postgres.calls import Sweeper
+from jobpool_backends.postgres.retention import Sweeper
 from jobpool_backends.postgres.schema import PROMOTE_LIMIT
 
 Connection = psycopg.Connection[Any]

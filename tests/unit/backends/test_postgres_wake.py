@@ -17,8 +17,7 @@ from support.waiting import wait_until
 from jobpool.broker.values import MessageFilter, Verb
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.postgres import PostgresBackend
-from jobpool_backends.postgres.notify import channel
-from jobpool_backends.postgres.wait import LOOK_INTERVAL_S, UNNOTIFIED_LOOK_INTERVAL_S
+from jobpool_backends.postgres.wait import LOOK_INTERVAL_S, UNNOTIFIED_LOOK_INTERVAL_S, channel
 
 SLACK = 0.5
 """Seconds that a busy machine may add."""

@@ -272,7 +272,7 @@ def test_a_backend_is_not_used_across_a_fork(open_sqlite: Open) -> None:
         try:
             backend.stats(QUEUE)
         except ConfigurationError as error:
-            os._exit(0 if "Open the backend after the fork" in str(error) else 2)
+            os._exit(0 if "open the backend after the fork" in str(error) else 2)
         finally:
             os._exit(1)
     assert os.waitpid(child, 0)[1] == 0

@@ -1,12 +1,16 @@
-"""A bound on the dead letters of a queue, where the URL sets one."""
+"""What is kept for how long: outdated rows are swept, and dead letters beyond the URL's caps removed."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from jobpool.errors import AccessRefused, BackendUnavailable
 from jobpool_backends.postgres.database import Database
-from jobpool_backends.postgres.literals import fill
+
+_SWEEP_BATCH_ROWS = 2000
+_SWEEP_INTERVAL_S = 5.0
+_SWEEP = "SELECT {schema}.sweep(%(most)b)"
 
 _EVICT_BATCH_MESSAGES = 1000
 _MAX_ROUNDS = 5
@@ -14,6 +18,30 @@ _MAX_ROUNDS = 5
 
 _EVICT = "SELECT {schema}.evict(%(queue)b, %(kept)b::bigint, %(age)b::bigint, %(most)b)"
 _EVICTED = "SELECT {schema}.evicted(%(queue)b)"
+
+
+class Sweeper:
+    """A sweeper of outdated rows, a bounded piece at a time, between the calls that add to it.
+
+    Shared by threads without a lock: all that a race can do is sweep once too often.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._next = 0.0
+
+    def sweep(self) -> None:
+        """Delete a piece, when five seconds have passed since the last or that one was full."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _SWEEP_INTERVAL_S
+        try:
+            [(swept,)] = self._database.run(_SWEEP, {"most": _SWEEP_BATCH_ROWS})
+        except (BackendUnavailable, AccessRefused):
+            return  # the call that brought us here was answered; the next one will meet the error
+        if swept >= _SWEEP_BATCH_ROWS:
+            self._next = now
 
 
 class Caps:
@@ -25,7 +53,6 @@ class Caps:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._evict, self._evicted = (fill(sql, database.schema) for sql in (_EVICT, _EVICTED))
         caps = database.address.caps
         self._asked = {"kept": caps.most or None, "age": caps.age or None, "most": _EVICT_BATCH_MESSAGES}
         self.any = bool(caps)
@@ -41,11 +68,11 @@ class Caps:
     def evicted(self, queue: str) -> int:
         """Return how many of a queue were removed."""
         count: int
-        [(count,)] = self._database.run(self._evicted, {"queue": queue})
+        [(count,)] = self._database.run(_EVICTED, {"queue": queue})
         return count
 
     def _shorten(self, queue: str) -> None:
         for _ in range(_MAX_ROUNDS):
-            [(gone,)] = self._database.run(self._evict, self._asked | {"queue": queue})
+            [(gone,)] = self._database.run(_EVICT, self._asked | {"queue": queue})
             if gone < _EVICT_BATCH_MESSAGES:
                 return
