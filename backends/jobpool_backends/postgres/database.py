@@ -65,12 +65,7 @@ class Database(IdleConnections[Connection]):
         return filled
 
     def run(
-        self,
-        sql: str,
-        parameters: Parameters | None = None,
-        *,
-        prepare: bool | None = None,
-        repeatable: bool = True,
+        self, sql: str, parameters: Parameters | None = None, *, prepare: bool | None = None, repeatable: bool = True
     ) -> list[tuple[Any, ...]]:
         """Return the rows that one statement gives: one transaction, one round trip. Results travel in binary.
 

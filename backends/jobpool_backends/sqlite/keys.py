@@ -259,13 +259,7 @@ class _Rates:
         return bool(self._connection.execute(_IS_KNOWN, (queue, rate.name, token)).fetchone())
 
     def _arguments(self, queue: str, rate: Rate) -> dict[str, str | int]:
-        return {
-            "queue": queue,
-            "name": rate.name,
-            "now": self._now,
-            "window": micros(rate.window),
-            "most": rate.most,
-        }
+        return {"queue": queue, "name": rate.name, "now": self._now, "window": micros(rate.window), "most": rate.most}
 
 
 def _all_holds(guards: Guards) -> Iterator[tuple[str, int, str]]:
