@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from jobpool.broker.claim_store import QueueMessage
-from jobpool.broker.values import Message, MessageFilter, State, Verb
+from jobpool.broker.values import Message, MessageFilter, NewMessage, State, Verb
 from jobpool.errors import BackendUnavailable, ConfigurationError
 from jobpool.message.lease import JobLease
 from jobpool_backends.shared import MICRO, TOUCHABLE
@@ -82,6 +82,16 @@ def touchable(where: MessageFilter, verb: Verb) -> MessageFilter | None:
     """Return the filter without the states in which a verb may not meet a message; None if none are left."""
     states = tuple(state for state in TOUCHABLE[verb] if not where.states or state in where.states)
     return replace(where, states=states) if states else None
+
+
+def with_past(message: NewMessage, past: Sequence[str | None]) -> NewMessage:
+    """Return a message that moves with the last error and cause that it has, unless it brings newer ones."""
+    error, cause = past
+    return replace(
+        message,
+        last_error=error if message.last_error is None else message.last_error,
+        cause=cause if message.cause is None else message.cause,
+    )
 
 
 def read_message(row: Sequence[Any], state: State, claim: str | None) -> Message:

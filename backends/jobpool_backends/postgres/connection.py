@@ -85,9 +85,7 @@ class Connection(psycopg.Connection[TupleRow]):
 
 
 def _ready(events: int, wanted: Wait) -> int:
-    """Return what can be done now. After an error or a hang-up that is all of `wanted`: libpq then meets the error and
-    names it.
-    """
+    """Return what can be done now. After an error or a hang-up that is all of `wanted`: libpq then names the error."""
     ready = (Ready.R if events & select.POLLIN else 0) | (Ready.W if events & select.POLLOUT else 0)
     return ready or wanted
 
@@ -95,11 +93,8 @@ def _ready(events: int, wanted: Wait) -> int:
 def connect(address: Address) -> Connection:
     """Return a new connection in autocommit, ready for use.
 
-    Raises:
-        psycopg.Error: The server cannot be reached, or refuses us; see `trouble`.
-        ConfigurationError: The server is too old.
-
-    Blocks for `connect_timeout` for each host in turn, and for `timeout` after that.
+    Raises `psycopg.Error` (see `trouble`), or `ConfigurationError` for a server that is too old. Blocks for
+    `connect_timeout` for each host in turn, and for `timeout` after that.
     """
     connection = Connection.connect(
         make_conninfo(**address.parameters), autocommit=True, prepare_threshold=PREPARE_AFTER

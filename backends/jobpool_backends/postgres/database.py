@@ -38,9 +38,6 @@ Result = TypeVar("Result")
 class Database(IdleConnections[Connection]):
     """One database of a server, safe to share between threads. Connects when it is first asked.
 
-    Args:
-        address: Where it is.
-
     Attributes:
         schema: The name of our schema, unquoted.
         pooled: True once connections turned out to lead through a pooler. Then statements are not prepared, sessions
@@ -73,14 +70,11 @@ class Database(IdleConnections[Connection]):
         `prepare=False` plans the statement anew for the current tables; else its plan is kept. A statement that is not
         `repeatable` is sent again after a break only if the server has undone it.
 
-        Raises:
-            BackendUnavailable: Nothing is known; safe to call again.
-            AccessRefused: The server refuses us; the text names the mend.
-
-        Blocks for `timeout`, and as long again as it takes to connect; a little longer when transactions collide.
+        Raises `BackendUnavailable` (nothing is known; safe to call again) or `AccessRefused`. Blocks for `timeout`, and
+        as long again as it takes to connect; a little longer when transactions collide.
         """
         filled = self.fill(sql)
-        return self._call(lambda connection: run_on(connection, filled, parameters, prepare), repeatable)
+        return self._call(lambda connection: _run_on(connection, filled, parameters, prepare), repeatable)
 
     def run_committed(self, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
         """Run as `run`, under READ COMMITTED; with another isolation level in three statements, and two trips.
@@ -96,20 +90,13 @@ class Database(IdleConnections[Connection]):
                 self._isolated = True
         return self.transaction(lambda connection: _run_committed(connection, self.fill(sql), parameters))
 
-    def transaction(
-        self, work: Callable[[Connection], Result], *, pipelined: bool = True, answer_timeout: float | None = None
-    ) -> Result:
+    def transaction(self, work: Callable[[Connection], Result], *, pipelined: bool = True) -> Result:
         """Return the result of `work(connection)` in one transaction: committed when it returns, undone when it raises.
 
-        Args:
-            work: Only statements on the connection, because it may be called again.
-            pipelined: Send statements without waiting for answers that `work` does not look at, the first together with
-                BEGIN. COPY is not possible then. Ignored with a pooler.
-            answer_timeout: Seconds for each answer; None = `timeout`.
-
-        Raises as `run`.
+        `work` may be called again. `pipelined`: send statements without waiting for answers that `work` does not look
+        at, the first together with BEGIN. COPY is not possible then. Ignored with a pooler. Raises as `run`.
         """
-        return self._call(lambda connection: _in_transaction(connection, work, pipelined, answer_timeout))
+        return self._call(lambda connection: _in_transaction(connection, work, pipelined))
 
     def prepare(self) -> None:
         """Make the schema current, or see that it is. Safe to call again, and in several processes. Raises as `run`."""
@@ -122,10 +109,7 @@ class Database(IdleConnections[Connection]):
             self.prepare()
 
     def connect(self) -> Connection:
-        """Return a new connection that the caller owns and closes; the schema has been checked.
-
-        Raises as `run`.
-        """
+        """Return a new connection that the caller owns and closes; the schema has been checked. Raises as `run`."""
         self.check_usable()
         try:
             connection = connect(self.address)
@@ -201,10 +185,9 @@ class Database(IdleConnections[Connection]):
             self._current = True
 
 
-def run_on(
-    connection: Connection, sql: str, parameters: Parameters | None = None, prepare: bool | None = None
+def _run_on(
+    connection: Connection, sql: str, parameters: Parameters | None, prepare: bool | None
 ) -> list[tuple[Any, ...]]:
-    """Return the rows that one statement gives on this connection; none for one that gives no rows."""
     cursor = connection.execute(sql, parameters, prepare=prepare, binary=True)
     return cursor.fetchall() if cursor.description else []
 
@@ -214,23 +197,9 @@ def _run_committed(connection: Connection, sql: str, parameters: Parameters) -> 
     return connection.execute(sql, parameters, binary=True).fetchall()
 
 
-def _in_transaction(
-    connection: Connection, work: Callable[[Connection], Result], pipelined: bool, answer_timeout: float | None
-) -> Result:
-    usual = connection.answer_timeout
-    connection.answer_timeout = answer_timeout or usual
-    try:
-        if not pipelined or connection.pooled:
-            with connection.transaction():
-                _limit_statement(connection, answer_timeout)
-                return work(connection)
-        with connection.pipeline(), connection.transaction():
-            _limit_statement(connection, answer_timeout)
+def _in_transaction(connection: Connection, work: Callable[[Connection], Result], pipelined: bool) -> Result:
+    if not pipelined or connection.pooled:
+        with connection.transaction():
             return work(connection)
-    finally:
-        connection.answer_timeout = usual
-
-
-def _limit_statement(connection: Connection, answer_timeout: float | None) -> None:
-    if answer_timeout is not None:
-        connection.execute("SELECT set_config('statement_timeout', %s, true)", (str(round(answer_timeout * 1000)),))
+    with connection.pipeline(), connection.transaction():
+        return work(connection)

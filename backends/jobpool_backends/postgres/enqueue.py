@@ -22,7 +22,7 @@ _PIECE_BYTES = 16 * 1024 * 1024
 
 _ONE = """
 SELECT {schema}.enqueue_one(
-    %(id)b, %(given)b, %(queue)b, %(handler)b, %(priority)b::smallint, %(due)b::bigint, %(body)b)
+    %(ids)b, %(given)b, %(queues)b, %(handlers)b, %(priorities)b::smallint, %(dues)b::bigint, %(bodies)b)
 """
 _FEW = ENQUEUE.replace("{eager}", "")
 _BRING = BRING.replace("{eager}", "")
@@ -48,7 +48,7 @@ class Enqueuer:
         if not all(map(is_plain, messages)):
             return self._add_unique(messages)
         if len(messages) == 1:
-            self._database.run(_ONE, _fields(messages[0]))
+            self._database.run(_ONE, {name: value for name, [value] in columns(messages).items()})
         elif len(messages) < COPY_FROM:
             self._database.run(_FEW, columns(messages))
         else:
@@ -97,18 +97,6 @@ class Enqueuer:
                             ready.add(message.queue)
             given = [message.id for message in messages if message.given]
             cursor.execute(self._database.fill(_FINISH), {"given": given, "ready": sorted(ready), "now": now})
-
-
-def _fields(message: NewMessage) -> dict[str, Any]:
-    return {
-        "id": message.id,
-        "given": message.given,
-        "queue": message.queue,
-        "handler": message.handler,
-        "priority": message.priority,
-        "due": None if message.due is None else micros(message.due),
-        "body": message.body,
-    }
 
 
 def _row(message: NewMessage, due: int, now: int) -> tuple[Any, ...]:

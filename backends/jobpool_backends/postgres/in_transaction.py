@@ -1,10 +1,8 @@
 """Within a transaction of the caller's own: enqueueing, and a handler's ack of its own message.
 
 Works on a connection of psycopg 3 to the queue's database. Nothing is committed here, and nothing about the connection
-is changed: its row factory, its cursors, whether it prepares statements. On a connection in autocommit with no
-transaction open, each call is a transaction of its own.
-
-A handler imports this module in a child, and the child stays small: nothing else of the backend comes with it.
+is changed. In autocommit with no transaction open, each call is a transaction of its own. A handler imports this module
+in a child, and the child stays small: nothing else of the backend comes with it.
 """
 
 from __future__ import annotations
@@ -43,15 +41,14 @@ _SNAPSHOT = (
     "jobpool: the lease was renewed after this transaction had taken its snapshot. Ack in a transaction with isolation"
     " level READ COMMITTED, or ack first"
 )
+_FIELDS = {"ids": "id", "queues": "queue", "handlers": "handler", "priorities": "priority", "bodies": "body"}
 _ANSWERS = {"n": "not in flight", "e": "expired", "w": "not the owner"}
 
 
 def enqueue(connection: object, schema: str, messages: Sequence[NewMessage]) -> dict[str, str]:
-    """Add messages on the caller's connection; the commit wakes waiters.
+    """Add messages on the caller's connection; return the ids left out because of a unique key → the ids that have it.
 
-    Returns which ids were left out because their unique keys are known, and the ids that are known. Waits for another
-    transaction that has claimed such a key, as with any unique index.
-
+    The commit wakes waiters. Waits for another transaction that has claimed such a key, as with any unique index.
     Raises `ConfigurationError`, or what psycopg raises.
     """
     if all(map(is_plain, messages)):
@@ -92,11 +89,8 @@ def ack(connection: object, ticket: Ticket, messages: Sequence[NewMessage] = ())
 
     From here to its end the transaction locks the message: renewals and reaps pass it by.
 
-    Raises:
-        LeaseLost: Somebody else holds the message, or nobody: roll back.
-        ConfigurationError: It is not a connection to the queue's database.
-        psycopg.Error: As psycopg raises it, for the transaction is the handler's. With an isolation level above READ
-            COMMITTED that is a `SerializationFailure` when the lease was renewed since the transaction began.
+    Raises `LeaseLost`, `ConfigurationError` for a connection that leads elsewhere, or what psycopg raises. Above READ
+    COMMITTED that is a `SerializationFailure` when the lease was renewed since the transaction began.
     """
     schema = str(ticket["schema"])
     lease = {"call": f"ack:{ticket['owner']}", "key": None, **ticket}
@@ -121,18 +115,10 @@ def _is_open(connection: Any) -> bool:
 
 
 def columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
-    """Return the parameters of the function `enqueue`. They are made here, because a child imports only this module of
-    the backend.
-    """
-    return {
-        "ids": [message.id for message in messages],
-        "given": [message.given for message in messages],
-        "queues": [message.queue for message in messages],
-        "handlers": [message.handler for message in messages],
-        "priorities": [message.priority for message in messages],
-        "dues": [None if message.due is None else micros(message.due) for message in messages],
-        "bodies": [message.body for message in messages],
-    }
+    """Return the parameters of the function `enqueue`."""
+    found = {name: [getattr(message, field) for message in messages] for name, field in _FIELDS.items()}
+    found["given"] = [message.given for message in messages]
+    return found | {"dues": [None if message.due is None else micros(message.due) for message in messages]}
 
 
 def is_plain(message: NewMessage) -> bool:
@@ -142,18 +128,14 @@ def is_plain(message: NewMessage) -> bool:
 
 def all_columns(messages: Sequence[NewMessage]) -> dict[str, list[Any]]:
     """Return the parameters of the function `bring`."""
-    return columns(messages) | {
-        "unique_keys": [_storable(message.unique_key) for message in messages],
-        "attempts": [message.attempts for message in messages],
-        "crashes": [message.crashes for message in messages],
-        "deliveries": [message.deliveries for message in messages],
-        "errors": [_storable(message.last_error) for message in messages],
-        "causes": [_storable(message.cause) for message in messages],
-    }
-
-
-def _storable(text: str | None) -> str | None:
-    return None if text is None else storable(text)
+    texts = {"unique_keys": "unique_key", "errors": "last_error", "causes": "cause"}
+    found = columns(messages)
+    for name in ("attempts", "crashes", "deliveries"):
+        found[name] = [getattr(message, name) for message in messages]
+    for name, field in texts.items():
+        values = [getattr(message, field) for message in messages]
+        found[name] = [None if text is None else storable(text) for text in values]
+    return found
 
 
 def _ask(connection: object, schema: str, sql: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:

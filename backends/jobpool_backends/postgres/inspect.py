@@ -101,13 +101,9 @@ class Inspector:
         return next(map(_message, found), None)
 
     def search(self, where: MessageFilter, *, limit: int, behind: int = 0, whole: bool = False) -> Iterator[Row]:
-        """Yield the messages that match, in enqueue order: rows of `_PLACE`, or of `_SHOWN`.
+        """Yield the messages that match, in enqueue order, from the one after number `behind` on.
 
-        Args:
-            where: The filter.
-            limit: The number of messages wanted.
-            behind: Sequence number; only messages with a higher one.
-            whole: With all columns; so it is if the filter asks for a text.
+        Rows are of `_SHOWN` if `whole`, or if the filter asks for a text; else of `_PLACE`. More than `limit` may come.
         """
         if where.text is None:
             yield from self._search(where, behind, min(limit, WINDOW), whole)

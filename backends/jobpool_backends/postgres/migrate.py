@@ -1,7 +1,6 @@
-"""How an older schema becomes a current one: each migration once, in order, all in one transaction under a lock.
+"""How an older schema becomes a current one: each of `schema.MIGRATIONS` once, all in one transaction under a lock.
 
-`schema.MIGRATIONS` holds the statements, with `{schema}` where the quoted name of the schema stands. A table of the
-schema holds the versions that it has been through.
+A table of the schema holds the versions that it has been through.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ _NOTE = "INSERT INTO {schema}.migrations (version) VALUES ({version})"
 def check_current(connection: Connection, schema: str) -> None:
     """Make sure that the schema is that of this code, and migrate it if it is older or not there.
 
-    Raises:
-        ConfigurationError: It is newer, holds tables of another program, or this user may not create it.
-        psycopg.Error: Any other error of the server.
-
+    Raises `ConfigurationError`: it is newer, or another program's, or this user may not create it; or `psycopg.Error`.
     Blocks for one round trip when it is current; else up to `MIGRATION_TIMEOUT_S` for each step.
     """
     if _read_version(connection, schema) == VERSION:
@@ -115,9 +111,7 @@ def _mend_of_rights(connection: Connection, schema: str, error: psycopg.Error) -
 
 
 def _lock_number(schema: str) -> int:
-    """Return the number of the advisory lock; such locks belong to the database, so other programs must not use the
-    same.
-    """
+    """Return the number of the advisory lock, which other programs of the same database must not use."""
     return int.from_bytes(hashlib.sha256(f"jobpool schema {schema}".encode()).digest()[:8], "big", signed=True)
 
 

@@ -1,4 +1,4 @@
-"""What is kept for how long: outdated rows are swept, and dead letters beyond the URL's caps removed."""
+"""Retention: outdated rows are swept, and dead letters beyond the URL's caps removed."""
 
 from __future__ import annotations
 
@@ -45,11 +45,7 @@ class Sweeper:
 
 
 class Caps:
-    """`dead_max` and `dead_max_age` of one database's address.
-
-    Attributes:
-        any: True if there is a cap.
-    """
+    """`dead_max` and `dead_max_age` of one database's address; `any`: there is a cap."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -24,7 +24,7 @@ from jobpool_backends.postgres.enqueue import Enqueuer
 from jobpool_backends.postgres.fetch import lease_columns, numbers
 from jobpool_backends.postgres.retention import Sweeper
 from jobpool_backends.shared import delay_micros, micros
-from jobpool_backends.sql import number_of
+from jobpool_backends.sql import number_of, with_past
 
 _ACK = "SELECT {schema}.settle(%(call)b, %(ack_queues)s, %(ack_seqs)s, %(ack_holders)s)"
 _SETTLE = """
@@ -106,13 +106,9 @@ class Settler:
         for place, messages in brought.items():
             lease, settlement = settlements[place]
             if isinstance(settlement, Move) and (settlement.error is None or settlement.cause is None):
-                row = connection.execute(
-                    self._database.fill(_PAST), {"queue": lease.queue, "seq": number_of(lease)}
-                ).fetchone()
-                error, cause = row or (None, None)  # without a row the move is refused
-                error = error if settlement.error is None else settlement.error
-                cause = cause if settlement.cause is None else settlement.cause
-                whole[place] = [replace(message, last_error=error, cause=cause) for message in messages]
+                asked = {"queue": lease.queue, "seq": number_of(lease)}
+                past = connection.execute(self._database.fill(_PAST), asked).fetchone()
+                whole[place] = [with_past(message, past or (None, None)) for message in messages]  # None: it is refused
         return whole
 
     def _and_bring(

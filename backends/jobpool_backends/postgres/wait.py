@@ -6,8 +6,7 @@ makes commits wait for each other, so nobody notifies unless the table `sleepers
 looked there just before we lay down, and commits just after we looked, notifies nobody. So the first looks come soon
 after each other, and then ever more seldom.
 
-One connection a process listens, by a thread that sleeps anyway; it tells the others. Who sleeps alone, as a pool does,
-hears without the detour through another thread.
+One connection a process listens, read by a thread that sleeps anyway; it tells the others.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ _RECONNECT_S = 1.0
 """Before the next try, after the connection that listened broke."""
 
 LOOK_INTERVAL_S = 0.5
-"""Seconds between two looks of somebody who hears the bell, when all is quiet."""
+"""Between two looks of a sleeper who listens, when all is quiet."""
 
 UNNOTIFIED_LOOK_INTERVAL_S = 0.25
-"""The same, of somebody who hears nothing."""
+"""The same, where nobody can listen."""
 
 _FIRST_LOOK_S = 0.01
 _HOPEFUL_S = 0.1
-"""Seconds after a find for which the next is likely to be there already."""
+"""After a find, for which the next is likely to be there already."""
 
 _MIN_REST_S = 0.001
 _MAX_REST_S = 0.008
-"""Seconds to rest after bells that brought nothing: messages that others take must not keep this thread busy."""
+"""Rest after wake-ups that brought nothing: messages that others take must not keep this thread busy."""
 
 _MAX_QUIET_ENTRIES = 100
 
@@ -61,22 +60,17 @@ _LIE_DOWN = """,
     lain AS (
         INSERT INTO {schema}.sleepers (queue) SELECT unnest(%(queues)b::text[]) FROM hasty ON CONFLICT DO NOTHING
         RETURNING queue)"""
-"""With a look: messages of these queues shall ring from now on. Waits for no disk: after a crash nobody sleeps."""
+"""With a look: enqueues to these queues notify from now on. Waits for no disk: after a crash nobody sleeps."""
 
 _LAIN = "EXISTS (SELECT FROM lain)"
-"""Check whether nobody had been asleep for one of them."""
+"""True if nobody had been asleep for one of them."""
 
 _JUST_LOOK = _LOOK.replace("{lie_down}", "").replace("{lain}", "false")
 _LIE_DOWN_AND_LOOK = _LOOK.replace("{lie_down}", _LIE_DOWN).replace("{lain}", _LAIN)
 
 
 class Waiter:
-    """The wait on one database; any number of threads at once.
-
-    Args:
-        database: Asked for what is ready.
-        listen: True if LISTEN may be used.
-    """
+    """The wait on one database; any number of threads at once. `listen`: LISTEN may be used."""
 
     def __init__(self, database: Database, *, listen: bool = True) -> None:
         self._database = database
@@ -97,12 +91,12 @@ class Waiter:
             raise
 
     def close(self) -> None:
-        """Call it when the database has been closed: who waits comes back within half a second."""
+        """Wake the sleepers. Call it when the database has been closed."""
         self._notifications.close()
 
     def _wait(self, names: tuple[str, ...], sleeper: Sleeper, give_up: float) -> str | None:
         rest = 0.0
-        # To lie down is a write, and makes somebody ring: not while something is likely to be there. Nor is the last
+        # To lie down is a write, and makes enqueues notify: not while something is likely to be there. Nor is the last
         # connection that a server has left taken to listen on, when there is none to look with.
         hopeful = self._quiet_for(names) < _HOPEFUL_S or (self._may_listen and self._notifications.would_connect)
         while not self._database.closed:
@@ -125,9 +119,7 @@ class Waiter:
     def _look(self, names: tuple[str, ...], *, asleep: bool) -> tuple[str | None, float]:
         """Return a queue that has something now, or None and the seconds until a message falls due.
 
-        Args:
-            names: The queues.
-            asleep: Ask for the bell to be rung when there is something.
+        `asleep`: ask to be notified when there is something.
         """
         sql = _LIE_DOWN_AND_LOOK if asleep else _JUST_LOOK
         # A plan that was made while nothing was delayed, and kept, would read the whole table when a million are.
@@ -146,9 +138,7 @@ class Waiter:
         return min(max(self._quiet_for(names), _FIRST_LOOK_S), LOOK_INTERVAL_S if hears else UNNOTIFIED_LOOK_INTERVAL_S)
 
     def _quiet_for(self, names: tuple[str, ...]) -> float:
-        """Return seconds since a look found something, or since we lay down: somebody may not have seen that, and not
-        ring.
-        """
+        """Return seconds since a look found something, or since we lay down: an enqueue may not have seen that."""
         if len(self._quiet) > _MAX_QUIET_ENTRIES:
             self._quiet.clear()
         now = time.monotonic()
@@ -161,7 +151,7 @@ def channel(schema: str) -> str:
 
 
 class Sleeper:
-    """One thread that waits for some queues, and whether the bell has rung for one of them."""
+    """One thread that waits for some queues, and whether it was notified of one of them."""
 
     def __init__(self, queues: Iterable[str]) -> None:
         self.queues = frozenset(queues)
@@ -169,11 +159,7 @@ class Sleeper:
 
 
 class Notifications:
-    """Wake-ups for the threads of this process.
-
-    Args:
-        database: Connects, and says when it has been closed.
-    """
+    """Wake-ups for the threads of this process."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -185,7 +171,7 @@ class Notifications:
 
     @contextmanager
     def sleeper(self, queues: Iterable[str]) -> Iterator[Sleeper]:
-        """Yield a sleeper that hears every ring from here on."""
+        """Yield a sleeper that hears every notification from here on."""
         sleeper = Sleeper(queues)
         with self._turn:
             self._sleepers.add(sleeper)
@@ -201,7 +187,7 @@ class Notifications:
         return self._connection is None and not self._database.pooled and time.monotonic() >= self._listen_next
 
     def listen(self) -> bool:
-        """Return whether rings are heard from now on; connects if need be. A look must follow, for what came before."""
+        """Listen, if possible; return whether somebody does. A look must follow, for what came before."""
         with self._turn:
             if self._connection is not None:
                 return True
@@ -216,7 +202,7 @@ class Notifications:
         return connection is not None
 
     def wait(self, sleeper: Sleeper, seconds: float) -> bool:
-        """Return whether the bell rang for this sleeper within `seconds`."""
+        """Return whether this sleeper is notified within `seconds`."""
         give_up = time.monotonic() + seconds
         while not sleeper.woken and not self._database.closed:
             remaining = give_up - time.monotonic()
@@ -228,9 +214,7 @@ class Notifications:
         return sleeper.woken
 
     def close(self) -> None:
-        """Wake all sleepers, once the database is closed. The listening thread closes the connection within half a
-        second.
-        """
+        """Wake all sleepers; the listening thread closes its connection within half a second."""
         with self._turn:
             if self._connection is not None and not self._attended:
                 self._connection.close()
@@ -238,9 +222,7 @@ class Notifications:
             self._turn.notify_all()
 
     def _connect(self) -> Connection | None:
-        """Return a connection that listens; None where there is none to be had, or a pooler would swallow what it
-        hears.
-        """
+        """Return a connection that listens; None if the server gives none, or a pooler is in between."""
         self._listen_next = time.monotonic() + LISTEN_RETRY_S
         try:
             connection = self._database.connect()
@@ -257,9 +239,7 @@ class Notifications:
         return None
 
     def _attend(self, seconds: float) -> Connection | None:
-        """Return the connection, for this thread to listen on; None after another thread has listened, or nobody
-        could.
-        """
+        """Return the connection, for this thread to listen on; None after another thread has listened, or tried."""
         with self._turn:
             if self._connection is not None and not self._attended:
                 self._attended = True
@@ -268,7 +248,7 @@ class Notifications:
         return None
 
     def _hear(self, connection: Connection, seconds: float) -> None:
-        """Listen, and tell the sleepers what rang. When the connection breaks, they must all look for themselves."""
+        """Listen, and tell the sleepers. When the connection breaks, they must all look for themselves."""
         names = None
         try:
             names = _listen_on(connection, seconds)
@@ -289,7 +269,7 @@ class Notifications:
 
 
 def _listen_on(connection: Connection, seconds: float) -> set[str]:
-    """Return the queues that rang."""
+    """Return the queues of which notifications came."""
     poll = select.poll()
     poll.register(connection.pgconn.socket, select.POLLIN)
     if not poll.poll(seconds * 1000):

@@ -1,7 +1,4 @@
-"""Checks of a database file's place and settings: journal, disk, file system, free space, readers.
-
-The looks at the machine are arguments, because no test can mount a network file system.
-"""
+"""Checks of a database file's place and settings: journal, disk, file system, free space, readers."""
 
 from __future__ import annotations
 
@@ -39,11 +36,7 @@ class Mount:
 
 
 def diagnose(database: Database, *, mounts: Path = MOUNTS) -> list[Finding]:
-    """Return the findings, check by check. Raises BackendUnavailable. Blocks for no longer than a read.
-
-    Args:
-        mounts: The kernel's table of file systems.
-    """
+    """Return the findings, check by check. Raises BackendUnavailable. `mounts`: the kernel's table of file systems."""
     with database.session() as connection:
         [(mode,)] = connection.execute("PRAGMA journal_mode").fetchall()
         [(synchronous,)] = connection.execute("PRAGMA synchronous").fetchall()

@@ -49,11 +49,9 @@ _MAX_NAP_S = 0.005
 
 
 class Database(IdleConnections[sqlite3.Connection]):
-    """One file.
+    """One file, created for this user alone when it is not there; its directory is not.
 
     Args:
-        path: Of the file; it is created for this user alone when it is not there, its directory is not.
-        clock: Tells all times.
         boot: Names the boot in which `clock.boot()` counts.
         timeout: Seconds that a transaction waits for its turn.
         pragmas: Run on each new connection.
@@ -61,9 +59,7 @@ class Database(IdleConnections[sqlite3.Connection]):
     Attributes:
         found_journal: The journal mode in which the file was when it was opened; `wal` for a new one.
 
-    Raises:
-        ConfigurationError: The directory is missing, the path does not name a file, or the tables are not ours.
-        BackendUnavailable: SQLite cannot open it; the text says why and what to do.
+    Raises `ConfigurationError` or `BackendUnavailable`; the text says why and what to do.
     """
 
     def __init__(
@@ -88,9 +84,7 @@ class Database(IdleConnections[sqlite3.Connection]):
     def write(self) -> Iterator[Step]:
         """Yield a write transaction: committed to the disk when the block ends, undone when it raises.
 
-        Raises:
-            BackendUnavailable: No turn within the time limit, or SQLite failed. Unless a commit failed, nothing was
-                changed.
+        Raises `BackendUnavailable`: no turn in time, or SQLite failed. Unless a commit failed, nothing was changed.
         """
         self.check_usable()  # before the lock: after a fork it may be held by a thread that is not there
         with self._turn(), self.session() as connection, self._transaction(connection, "BEGIN IMMEDIATE"):

@@ -1,7 +1,7 @@
 """Enqueue, and a handler's ack of its own message, within a transaction of the caller.
 
 The caller's tables must be in the queue's file: SQLite commits over several files are not atomic in WAL mode. Waiters
-hear no bell, because it could only be rung before the commit. They find the messages by the change counter, half a
+are not woken, because that could only be done before the commit. They find the messages by the change counter, half a
 second late at most.
 """
 
@@ -53,11 +53,7 @@ def ack(
 ) -> Callable[[], bool]:
     """Ack the ticket's message on the handler's connection, enqueue its follow-ups and mark its key done.
 
-    See `QueueBackend.ticket`.
-
-    Raises:
-        LeaseLost: Somebody else holds the message, or nobody: roll back.
-        ConfigurationError: It is not a connection to the queue's file.
+    See `QueueBackend.ticket`. Raises `LeaseLost`, or `ConfigurationError` for a connection that leads elsewhere.
     """
     lease = _lease(ticket)
     with _ours(connection, str(ticket["path"]), clock or SystemClock(), int(ticket["boot"])) as step:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,6 +170,21 @@ def _message(row: tuple[Any, ...], now: int) -> Message:
     return read_message(columns, state, claim if claim is not None and now < deadline else None)
 
 
+_ASKED = {
+    "queue": "queue = :queue",
+    "handler": "handler = :handler",
+    "reason": "reason = :reason",
+    "older_than": "coalesce(died_at, enqueued_at) <= :now - :older_than",
+    "newer_than": "coalesce(died_at, enqueued_at) >= :now - :newer_than",
+    "ids": "id IN (SELECT value FROM json_each(:ids))",
+    "text": "jobpool_contains(:text, (SELECT body FROM bodies WHERE bodies.seq = messages.seq), last_error, cause,"
+    " forfeited)",
+}
+"""Conditions of a filter's fields."""
+
+_CONVERTED: dict[str, Callable[[Any], object]] = {"older_than": micros, "newer_than": micros, "ids": json.dumps}
+
+
 @dataclass(slots=True)
 class Search:
     """`where` holds for each living message that is wanted; `ranges` are FROM clauses that together hold them all."""
@@ -179,43 +195,22 @@ class Search:
 
 
 def search(wanted: MessageFilter, queues: list[str], now: int) -> Search:
-    """Return the search for `wanted`.
-
-    Args:
-        wanted: The filter.
-        queues: All queues, for a filter that names none.
-        now: Unix time in microseconds.
-    """
+    """Return the search for `wanted`; `queues`: all there are, for a filter that names none."""
     arguments: dict[str, object] = {"now": now}
     conditions = list(_conditions(wanted, arguments))
     return Search(" AND ".join(["1", *conditions]), _ranges(wanted, queues, arguments), arguments)
 
 
-def _conditions(wanted: MessageFilter, arguments: dict[str, object]) -> list[str]:
-    conditions = []
-
-    def require(condition: str, **values: object) -> None:
-        conditions.append(condition)
-        arguments.update(values)
-
-    if wanted.queue is not None:
-        require("queue = :queue", queue=wanted.queue)
-    if wanted.handler is not None:
-        require("handler = :handler", handler=wanted.handler)
-    if wanted.reason is not None:
-        require("reason = :reason", reason=wanted.reason)
+def _conditions(wanted: MessageFilter, arguments: dict[str, object]) -> Iterator[str]:
+    """Yield the conditions of the filter, and add their arguments."""
     if wanted.states:
-        require("(" + " OR ".join(_CONDITIONS[State(state)] for state in wanted.states) + ")")
-    if wanted.older_than is not None:
-        require("coalesce(died_at, enqueued_at) <= :now - :older", older=micros(wanted.older_than))
-    if wanted.newer_than is not None:
-        require("coalesce(died_at, enqueued_at) >= :now - :newer", newer=micros(wanted.newer_than))
-    if wanted.ids:
-        require("id IN (SELECT value FROM json_each(:ids))", ids=json.dumps(wanted.ids))
-    if wanted.text is not None:
-        body = "(SELECT body FROM bodies WHERE bodies.seq = messages.seq)"
-        require(f"jobpool_contains(:text, {body}, last_error, cause, forfeited)", text=wanted.text)
-    return conditions
+        yield "(" + " OR ".join(_CONDITIONS[State(state)] for state in wanted.states) + ")"
+    for name, condition in _ASKED.items():
+        value = getattr(wanted, name)
+        if value is not None and value != ():
+            convert = _CONVERTED.get(name)
+            arguments[name] = convert(value) if convert else value
+            yield condition
 
 
 def _ranges(wanted: MessageFilter, queues: list[str], arguments: dict[str, object]) -> list[str]:

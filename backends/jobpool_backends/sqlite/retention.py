@@ -1,4 +1,4 @@
-"""What is kept for how long: answers of calls, ids of ended messages, dead letters; and how messages are deleted.
+"""Retention of answers of calls, of ids of ended messages, and of dead letters; and how messages are deleted.
 
 A repeated request is harmless because a call is remembered for a minute, and an id that a producer gave for ten. That
 is one row a call, not a message, written in the transaction of the call itself.
@@ -58,10 +58,7 @@ def sweeping(table: str, key: str) -> str:
 class Sweeper:
     """A sweeper of outdated rows, a bounded piece at a time, within write transactions.
 
-    Shared by threads without a lock: all that a race can do is sweep once too often.
-
-    Args:
-        tables: Each with its primary key; what has reached its `until` is dropped.
+    Shared by threads without a lock: all that a race can do is sweep once too often. `tables` → their primary keys.
     """
 
     def __init__(self, tables: Mapping[str, str]) -> None:

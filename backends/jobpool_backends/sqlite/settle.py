@@ -8,7 +8,6 @@ leases, unique keys, moves) only if there are any.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from jobpool.message.guards import IDEMPOTENCY_TTL, Guards
 from jobpool.message.lease import JobLease
 from jobpool.message.settlement import Abandon, Ack, Forfeit, Move, Nack, Release, Settled, Settlement
 from jobpool_backends.shared import DeadCaps, delay_micros, micros
-from jobpool_backends.sql import number_of
+from jobpool_backends.sql import number_of, with_past
 from jobpool_backends.sqlite import enqueue
 from jobpool_backends.sqlite.database import Database
 from jobpool_backends.sqlite.fetch import owner_token
@@ -231,20 +230,10 @@ class _Changes:
         for sql, rows in self.rows.items():
             step.connection.executemany(sql, rows)
         if self.moved:  # even under known ids: a message that moves is never lost
-            moved = [_with_past(step.connection, seq, new) for seq, new in self.moved]
+            moved = [with_past(new, step.connection.execute(_PAST, (seq,)).fetchone()) for seq, new in self.moved]
             delete(step.connection, [seq for seq, _ in self.moved])
             enqueue.insert(step, moved)
         if self.buried_in:
             evict(step, sorted(self.buried_in), caps)
         if self.new:
             enqueue.add(step, self.new)
-
-
-def _with_past(connection: sqlite3.Connection, seq: int, new: NewMessage) -> NewMessage:
-    """Return `new` with the last error and cause that the message has, unless it brings newer ones."""
-    error, cause = connection.execute(_PAST, (seq,)).fetchone()
-    return replace(
-        new,
-        last_error=new.last_error if new.last_error is not None else error,
-        cause=new.cause if new.cause is not None else cause,
-    )

@@ -93,11 +93,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Step:
-    """A write transaction. Its end writes the counts.
-
-    Attributes:
-        frees_jobs: Threads that wait for jobs should look.
-    """
+    """A write transaction. Its end writes the counts. `frees_jobs`: threads that wait for jobs should look."""
 
     connection: sqlite3.Connection
     now: Moment
@@ -116,9 +112,7 @@ def read_moment(clock: Clock, boot: int) -> Moment:
 
 @cache
 def this_boot() -> int:
-    """Return a positive number for this boot of this machine, and for this time namespace, which may shift
-    CLOCK_BOOTTIME.
-    """
+    """Return a positive number for this boot, and for this time namespace, which may shift CLOCK_BOOTTIME."""
     try:
         name = _BOOT_ID.read_text("utf-8").strip()
     except OSError:

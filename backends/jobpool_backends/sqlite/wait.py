@@ -1,9 +1,8 @@
 """Sleep until a queue may have something, without polling.
 
-A producer rings a bell after its commit (see `jobpool_backends.inotify`), and waiters hear it at once. The write-ahead
-log is not watched instead. Its last write comes before the sync that makes the commit visible, so a waiter would look
-too early and then hear nothing more. SQLite's own change counter is looked at as well, for commits without a bell
-(another program's), and for when the kernel has no listener left.
+A producer wakes waiters after its commit (see `jobpool_backends.inotify`). The write-ahead log is not watched instead:
+its last write comes before the sync that makes the commit visible, so a waiter would look too early. SQLite's own
+change counter is looked at as well, for commits of other programs, and for when the kernel has no listener left.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from jobpool_backends.shared import MICRO
 from jobpool_backends.sqlite.database import Database
 
 LOOK_INTERVAL_S = 0.5
-"""Seconds between two looks when no bell rings."""
+"""Between two looks when nothing wakes us."""
 
 UNNOTIFIED_LOOK_INTERVAL_S = 0.02
 """The same, where there is no listener."""
 
 _MIN_REST_S = 0.001
 _MAX_REST_S = 0.008
-"""Seconds to rest after bells that brought nothing for us: other queues' traffic must not keep this thread busy."""
+"""Rest after wake-ups that brought nothing for us: other queues' traffic must not keep this thread busy."""
 
 _STATE = """
 SELECT EXISTS (SELECT 1 FROM messages INDEXED BY messages_ready WHERE queue = :queue AND state = 0),
@@ -115,7 +114,7 @@ class Waiter:
 
 
 def _sleep(listener: Listener | None, seconds: float, rest: float) -> float:
-    """Sleep until the bell or for `seconds`; how long to rest after the next bell, if this one brings nothing."""
+    """Sleep until woken or for `seconds`; return the rest after the next wake-up, if this one brings nothing."""
     if listener is None:
         time.sleep(min(seconds, UNNOTIFIED_LOOK_INTERVAL_S))
         return 0.0

@@ -84,12 +84,6 @@ def test_a_transaction_is_done_whole_or_not_at_all(rig: Rig, pipelined: bool) ->
     assert database.run(f"SELECT name FROM {rig.schema}.things ORDER BY name") == [("one",), ("two",)]
 
 
-def test_a_transaction_may_be_given_more_patience(rig: Rig) -> None:
-    database = rig.database(timeout=0.3)
-    database.transaction(lambda link: link.execute("SELECT pg_sleep(0.5)"), answer_timeout=10.0)
-    assert database.run("SHOW statement_timeout") == [("270ms",)]
-
-
 def test_statements_are_prepared_and_connections_kept(rig: Rig) -> None:
     database = rig.database()
     assert not database.pooled
