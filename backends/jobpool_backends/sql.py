@@ -56,13 +56,15 @@ class IdleConnections(Generic[C]):
         if os.getpid() == self._pid:
             self._close_idle()
 
-    def _idle_one(self) -> C | None:
+    def take(self) -> C | None:
+        """Return an idle connection, None if there is none."""
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
-    def _give_back(self, connection: C) -> None:
+    def give_back(self, connection: C) -> None:
+        """Keep it for its next use."""
         self._idle.append(connection)
         if self.closed:
             self._close_idle()

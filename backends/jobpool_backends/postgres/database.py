@@ -144,7 +144,7 @@ class Database(IdleConnections[Connection]):
             nap = min(nap * 2, _MAX_NAP_S)
 
     def _once(self, step: Callable[[Connection], Result], repeatable: bool) -> Result:
-        connection = self._idle_one()
+        connection = self.take()
         if connection is not None:
             try:
                 return self._use(connection, step)
@@ -164,16 +164,16 @@ class Database(IdleConnections[Connection]):
                 connection.close()
             raise
         finally:
-            self._give_back(connection)
+            self.give_back(connection)
 
     # --- connections -------------------------------------------------------------------------------
 
-    def _give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: Connection) -> None:
         """Keep it for the next call, if it is at rest: what was interrupted, or timed out, is closed."""
         if connection.pgconn.transaction_status != TransactionStatus.IDLE or len(self._idle) >= MAX_IDLE_CONNECTIONS:
             connection.close()
             return
-        super()._give_back(connection)
+        super().give_back(connection)
 
     def _greet(self, connection: Connection) -> None:
         self.pooled = self.pooled or connection.pooled

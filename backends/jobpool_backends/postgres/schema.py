@@ -146,10 +146,9 @@ _FLOOR_STEP = 1000
 
 _FLOOR_RESET_US = 60 * MICRO
 
-# A plan is made once a session, often while the tables are empty or before the server has looked what is in them, and
-# must still be right when they are full. So every statement is written to leave one index that gives its order, and
-# whatever would be cheaper only for a few rows is off. Without `jit = off`, the high costs by which the server avoids
-# what is off, where it cannot be avoided (a sort of a page), would make it compile.
+# A plan is made once a session, often while the tables are empty, and must still be right when they are full. So every
+# statement is written to leave one index that gives its order, and plans that are cheaper only for a few rows are off.
+# Where such a plan cannot be avoided (a sort of a page), its high cost would make the server compile: `jit = off`.
 _PLANNER = """
     SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
     SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off

@@ -103,7 +103,7 @@ class Database(IdleConnections[sqlite3.Connection]):
         """Yield a connection for this thread alone, outside any transaction."""
         self.check_usable()
         try:
-            connection = self._idle_one() or self._connect()
+            connection = self.take() or self._connect()
         except sqlite3.Error as error:
             raise_explained(error, self.path, self._timeout)
         try:
@@ -111,7 +111,7 @@ class Database(IdleConnections[sqlite3.Connection]):
         except sqlite3.Error as error:
             raise_explained(error, self.path, self._timeout)
         finally:
-            self._give_back(connection)
+            self.give_back(connection)
 
     def moment(self) -> Moment:
         return read_moment(self.clock, self._boot)

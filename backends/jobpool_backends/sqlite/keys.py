@@ -182,7 +182,7 @@ class SqliteKeys(KeyStore):
 
 
 class _Grants:
-    """What one call sees and grants. Places under a name are read once, and then kept up to date."""
+    """The grants of one call. Places under a name are read once, and then kept up to date."""
 
     def __init__(self, step: Step) -> None:
         self._step = step

@@ -1,7 +1,7 @@
 """Sleep until a queue may have something, without polling.
 
-A producer wakes waiters after its commit (see `jobpool_backends.inotify`). The write-ahead log is not watched instead:
-its last write comes before the sync that makes the commit visible, so a waiter would look too early. SQLite's own
+A producer wakes waiters after its commit (see `jobpool_backends.inotify`). The write-ahead log is not watched instead.
+Its last write comes before the sync that makes the commit visible, so a waiter would look too early. SQLite's own
 change counter is looked at as well, for commits of other programs, and for when the kernel has no listener left.
 """
 
@@ -10,11 +10,11 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
 from jobpool.errors import BackendUnavailable
 from jobpool_backends.inotify import Listener
 from jobpool_backends.shared import MICRO
+from jobpool_backends.sql import IdleConnections
 from jobpool_backends.sqlite.database import Database
 
 LOOK_INTERVAL_S = 0.5
@@ -39,12 +39,12 @@ class Waiter:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._listeners: list[Listener] = []
+        self._listeners = IdleConnections[Listener](database.path)
 
     def wait_any(self, queues: Sequence[str], timeout: float) -> str | None:
         """See `QueueBackend.wait_any`."""
         give_up = time.monotonic() + timeout
-        listener = self._idle_one() or self._listen()
+        listener = self._listeners.take() or self._listen()
         try:
             with self._database.session() as connection:
                 return self._wait(connection, listener, queues, give_up)
@@ -54,13 +54,11 @@ class Waiter:
             raise
         finally:
             if listener:
-                self._put_away(listener)
+                self._listeners.give_back(listener)
 
     def close(self) -> None:
         """Close the listeners that nobody uses; one in use is closed when its user is done."""
-        with suppress(IndexError):
-            while True:
-                self._listeners.pop().close()
+        self._listeners.close()
 
     def _wait(
         self, connection: sqlite3.Connection, listener: Listener | None, queues: Sequence[str], give_up: float
@@ -95,22 +93,11 @@ class Waiter:
     def _until(self, due: int | None) -> float:
         return LOOK_INTERVAL_S if due is None else max(0.0, (due - self._database.wall()) / MICRO)
 
-    def _idle_one(self) -> Listener | None:
-        try:
-            return self._listeners.pop()
-        except IndexError:
-            return None
-
     def _listen(self) -> Listener | None:
         try:
             return Listener(self._database.path)
         except OSError:
             return None
-
-    def _put_away(self, listener: Listener) -> None:
-        self._listeners.append(listener)
-        if self._database.closed:
-            self.close()
 
 
 def _sleep(listener: Listener | None, seconds: float, rest: float) -> float:
