@@ -1,7 +1,7 @@
 """The administrator's view: counts, lists, single messages. Reads only, and never waits for a writer.
 
-A filter becomes SQL and index ranges. A range is read in enqueue order, and bounded by the page. So a page of queues and
-states costs the same at any length of the queue. A handler, an age or a text is looked for message by message.
+A filter becomes SQL and index ranges. A range is read in enqueue order, and bounded by the page. So a page of queues
+and states costs the same at any length of the queue. A handler, an age or a text is looked for message by message.
 """
 
 from __future__ import annotations
