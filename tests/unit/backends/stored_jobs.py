@@ -25,10 +25,11 @@ import redis
 from support.harnesses.postgres import PostgresHarness
 from support.harnesses.redis import RedisHarness
 from support.jobs import QUEUE, a_job, at
-from support.servers import shared_postgres
+from support.servers import BeanstalkServer, shared_postgres
 
 from jobpool import JobLease, QueueBackend
 from jobpool.clock import ManualClock
+from jobpool_backends.beanstalk import BeanstalkBackend
 from jobpool_backends.redis import RedisBackend
 from jobpool_backends.sqlite import SqliteBackend
 
@@ -55,7 +56,7 @@ RECORDS = {"one": b"1", "bytes": bytes(range(256))}
 
 
 def fill(backend: QueueBackend) -> dict[str, JobLease]:
-    """Bring messages into every state; return the leases that are still held."""
+    """Bring messages into every state; return the leases that are still held (beanstalkd keeps none)."""
 
     def take(name: str, ttl: float = 600.0, **fields: Any) -> JobLease:
         backend.enqueue(a_job({"name": name}, identifier=name, **fields))
@@ -65,16 +66,18 @@ def fill(backend: QueueBackend) -> dict[str, JobLease]:
 
     assert backend.settle_many([(take("dead"), Abandon("failed", "boom", "exit status 3"))]) != []
     backend.settle_many([(take("retried"), Nack(5.0, "not yet"))])
+    backend.forfeit(take("crashed", priority=200), "signal 11")
+    assert len(backend.reap(QUEUE, ReapPolicy(back_off=0.0))) == 1
+    backend.enqueue(a_job({"text": "Grüße"}, identifier="waiting", priority=9, meta={"trace": "abc"}))
+    backend.enqueue(a_job(identifier="delayed", scheduled_at=at(START + 60)))
+    if not backend.capabilities.key_store:
+        return {}
     backend.settle_many([(take("acked", unique=True, idempotency_key="order-1"), Ack())])
     held = {"answered": take("answered")}
     backend.settle_many([(held["answered"], Ack())], call_id=CALL)
-    backend.forfeit(take("crashed", priority=200), "signal 11")
-    assert len(backend.reap(QUEUE, ReapPolicy(back_off=0.0))) == 1
     guarded = take("guarded").guarded(GUARDS)
     backend.keys.begin_many([(guarded, GUARDS)])
     held |= {"guarded": guarded, "leased": take("leased"), "refetched": take("refetched"), "lost": take("lost", 10.0)}
-    backend.enqueue(a_job({"text": "Grüße"}, identifier="waiting", priority=9, meta={"trace": "abc"}))
-    backend.enqueue(a_job(identifier="delayed", scheduled_at=at(START + 60)))
     backend.enqueue(a_job(identifier="unique", priority=10, unique=True, idempotency_key="order-2"))
     assert backend.keys.first_run(QUEUE, "seen", 3600.0)
     backend.keys.put_records("pool", RECORDS, 3600.0)
@@ -89,11 +92,20 @@ def fill(backend: QueueBackend) -> dict[str, JobLease]:
 
 def snapshot(backend: QueueBackend) -> dict[str, Any]:
     """Return all that a person can see of it, as JSON has it."""
-    keys, claims = backend.keys, backend.claims
     seen = {
         "queues": backend.queues(),
         "messages": {message.id: _plain(message) for message in backend.list_messages(limit=1000)},
         "stats": {queue: _plain(backend.stats(queue)) for queue in (QUEUE, POSTS)},
+    }
+    if backend.capabilities.key_store:
+        seen |= _kept(backend)
+    found: dict[str, Any] = json.loads(json.dumps(seen, default=_encoded))
+    return found
+
+
+def _kept(backend: QueueBackend) -> dict[str, Any]:
+    keys, claims = backend.keys, backend.claims
+    return {
         "claim": _plain(claims.get(POSTS, CLAIM)),
         "claims": [_plain(claim) for claim in claims.list_claims(POSTS)],
         "free": [_plain(message) for message in claims.list_free(POSTS, claimed=True)],
@@ -103,8 +115,6 @@ def snapshot(backend: QueueBackend) -> dict[str, Any]:
         "log": keys.read_log("pool", "log"),
         "logs": keys.list_logs("pool"),
     }
-    found: dict[str, Any] = json.loads(json.dumps(seen, default=_encoded))
-    return found
 
 
 def leases(stored: dict[str, Any]) -> dict[str, JobLease]:
@@ -165,7 +175,18 @@ def _write_redis(folder: Path) -> str:
     return found
 
 
-WRITERS = {"sqlite": _write_sqlite, "postgres": _write_postgres, "redis": _write_redis}
+def _write_beanstalk(folder: Path) -> str:
+    with tempfile.TemporaryDirectory() as scratch:
+        with BeanstalkServer(Path(scratch), turned=True, binlog=True) as server:
+            with closing(BeanstalkBackend.from_url(server.url, clock=ManualClock())) as backend:
+                found = _described(backend)
+            server.kill()
+        binlog = Path(scratch, "binlog", "binlog.1").read_bytes()
+    (folder / "beanstalk.binlog.gz").write_bytes(gzip.compress(binlog, mtime=0))
+    return found
+
+
+WRITERS = {"sqlite": _write_sqlite, "postgres": _write_postgres, "redis": _write_redis, "beanstalk": _write_beanstalk}
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
