@@ -103,6 +103,13 @@ holds locks the row first; see `sql/holding.sql`. Messages name their claim.
 advisory locks first, see `take_turns` in `sql/guarding.sql`.
 
 `migrations` belongs to `migrate`.
+
+Functions that others call: moment, begin_enqueue, enqueue, enqueue_one, bring, finish_enqueue, lease, is_ready, settle,
+renew, reap, stats, queue_names, look_through, look_up, discard, retry, resume, evict, evicted, begin_leases,
+leave_places, take_starts, first_run, forget, holders, put_records, get_record, list_records, delete_records,
+append_log, read_log, list_logs, post, check_out, pop_messages, show_claim, prolong_claim, release_claim,
+delete_messages, list_free, list_claims, claim_stats, count_posted, sweep, ring. The rest are their parts, and run under
+their settings.
 """
 
 from __future__ import annotations
